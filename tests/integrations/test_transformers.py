@@ -322,7 +322,7 @@ def test_snapshots_hold_what_a_run_up_to_them_leaves() -> None:
         (ms.Redirect(every=4), ms.PingPong(every=4), ms.LazyPingPong(every=4)), ("gathered", "slots")
     ):
         mem = managed(model, tracking=tracking)
-        with mst.StateCache(model, mem, kernels=kernels) as cache:
+        with mst.StateCache(model, mem, kernels=kernels, ends=[]) as cache:
             steps(model, cache, forwards)  # 7 + 5 = 12 tokens
             kept = cache.close(publish=True)
         assert [snapshot.length for snapshot in kept if snapshot] == [12, 12]

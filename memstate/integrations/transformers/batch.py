@@ -92,6 +92,7 @@ class Batches:
         states: the states of its layers.
         found: where they lie.
         kv: the KV pages; None: no layer attends.
+        takes_positions: whether the forward names `position_ids`.
 
     Raises:
         ConfigurationError: the manager has no KV pages; a layer keeps KV in a way that pages cannot hold; or the
@@ -106,8 +107,8 @@ class Batches:
         parameters = inspect.signature(model.forward).parameters
         self._keep = [name for name in ("logits_to_keep",) if name in parameters]
         self._columns: Columns | None = None  # of the last forward
-        self._takes_positions = "position_ids" in parameters
-        if self.kv is not None and not self._takes_positions:
+        self.takes_positions = "position_ids" in parameters
+        if self.kv is not None and not self.takes_positions:
             raise ConfigurationError(
                 f"{type(model).__name__}.forward names no argument position_ids, and rows of several lengths share a "
                 "forward: add it, or use generate with a StateCache without prompt="
@@ -225,7 +226,7 @@ class Batches:
         self.cache.place(columns)
         inputs = {"use_cache": True, self.found.argument: self.cache}
         padded = min(lengths) < 0
-        if self._takes_positions:
+        if self.takes_positions:
             inputs["position_ids"] = columns.positions.clamp(min=0) if padded else columns.positions
         if (padded or self.kv is not None) and columns.mask is not None:
             inputs["attention_mask"] = columns.mask

@@ -1,20 +1,20 @@
 """Makes the manager of a model, and remembers where the model's states and KV lie in it."""
 
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from threading import RLock, Thread
+from threading import RLock, Thread, current_thread
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from memstate.engine.manager import StateManager
 from memstate.engine.settings import Pages
-from memstate.errors import ConfigurationError, LayoutMismatch, StaleHandle
+from memstate.errors import ConfigurationError, LayoutMismatch
 from memstate.integrations.transformers.kv import KvPages
 from memstate.integrations.transformers.layout import ModelLayout
+from memstate.integrations.transformers.left import Left, release
 from memstate.integrations.transformers.reading import layout
 from memstate.integrations.transformers.weights import weights_of
 from memstate.kernels.dispatch import Backend
-from memstate.requests.handles import Row, Snapshot
 
 PAGE: Final = 16  # tokens
 LONGEST: Final = 2048  # tokens of a request with a prefix cache
@@ -28,7 +28,8 @@ class Bound:
         found: where the states lie.
         weights: name of the weights that the states were computed with.
         kv: the KV pages; None until a server attends to them.
-        left: rows and snapshots of caches that were forgotten without `close`.
+        left: what caches left behind that were forgotten without `close`.
+        begun: the cache whose forward has begun last, as a weak reference, and the thread; None: it has ended.
         lock: held by the step of a server.
         runs: the thread in which a server's `run` drives the manager, or None.
     """
@@ -36,7 +37,8 @@ class Bound:
     found: ModelLayout
     weights: str
     kv: KvPages | None = None
-    left: list[tuple[list[Row], list[Snapshot | None]]] = field(default_factory=list)
+    left: list[Left] = field(default_factory=list)
+    begun: tuple[Callable[[], Any], Thread] | None = None
     lock: Any = field(default_factory=RLock)  # a second call of its thread after an interrupt opens it again
     runs: Thread | None = None
 
@@ -140,22 +142,25 @@ def kv_of(bound: Bound, mem: StateManager) -> KvPages | None:
     return bound.kv
 
 
-def leave(mem: StateManager, rows: list[Row], snapshots: list[Snapshot | None]) -> None:
-    """Notes what a cache leaves behind that is forgotten without `close`. It may be forgotten inside any call.
+def leave(mem: StateManager, left: Left) -> None:
+    """Notes what a cache leaves behind, which the next cache or server releases. Calls nothing of the manager.
 
     Args:
         mem: the manager.
-        rows: its rows.
-        snapshots: its snapshots.
+        left: what it leaves.
     """
-    if rows and mem in _BOUND:
-        _BOUND[mem].left.append((rows, snapshots))
+    if mem in _BOUND:
+        _BOUND[mem].left.append(left)
 
 
 def release_left(mem: StateManager) -> None:
-    """Releases what forgotten caches left behind. Syncs: no."""
-    while mem in _BOUND and (left := _BOUND[mem].left):
-        rows, snapshots = left.pop()
-        with suppress(StaleHandle):  # a reset of the manager ended them
-            mem.end(rows)
-            mem.drop(snapshots)
+    """Releases what caches left behind, and the rows of a forward that this thread has left. Syncs: no."""
+    bound = _BOUND.get(mem)
+    if bound is None:
+        return
+    if bound.begun is not None and bound.begun[1] is current_thread():
+        cache, bound.begun = bound.begun[0](), None
+        if cache is not None:
+            cache.end(failed=True)
+    if number := len(bound.left):
+        bound.left[:number] = [one for one in bound.left[:number] if not release(mem, one)]

@@ -1,19 +1,22 @@
 """`StateCache`: the cache that a model of Transformers gets for `generate`, with its states in slots."""
 
+import weakref
 from collections.abc import Callable, Sequence
+from threading import current_thread
 from typing import Any, Self
-from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from memstate.engine.manager import StateManager
-from memstate.errors import ConfigurationError, InvalidArgument
+from memstate.errors import ConfigurationError, InvalidArgument, StaleHandle
 from memstate.integrations.transformers.batch import Batches
 from memstate.integrations.transformers.binding import bound_to, leave, release_left
-from memstate.integrations.transformers.lengths import Lengths, ends_of
+from memstate.integrations.transformers.left import Left, release
+from memstate.integrations.transformers.lengths import Ends, Lengths, Seen, ends_of
 from memstate.integrations.transformers.paged import Columns
 from memstate.integrations.transformers.prefill import read_prompts, texts_of
 from memstate.integrations.transformers.probe import own_cache
@@ -26,9 +29,13 @@ NO_WAY_BACK = (
     "a recurrent state has no way back to an earlier token, unless tails keep the tokens behind it: give prompt=, "
     "kernels='slots' and a manager with forward=ms.Forward(tail=16)"
 )
+_ASSISTED: weakref.WeakKeyDictionary[Any, set[int]] = (
+    weakref.WeakKeyDictionary()
+)  # model -> open caches that take assistants
 
 
-_ASSISTED: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # model -> open caches that take assistants
+def _length(snapshot: Snapshot | None) -> int:
+    return -1 if snapshot is None else snapshot.length
 
 
 class StateCache(Cache):
@@ -48,6 +55,12 @@ class StateCache(Cache):
             column and from the longest cached states on, and `generate` reads the rest. KV then lies in the pages of
             the manager, and `close` leaves states and KV in the prefix cache.
         prompt_mask: which of them are tokens; None: all. Pads are at the left.
+        ends: the token or tokens that end a row, as `generate` gets them in `eos_token_id=`. None: those of
+            `model.generation_config`. Nothing tells a cache what `generate` is given.
+        pad: what `generate` feeds to rows that have ended, its `pad_token_id=`. None: as `ends`.
+
+    A row stops counting for good when a forward brings it a pad behind a token, or any pad if
+    `mst.layout(model).takes_pads` is False. What it has until then is kept, and no later state of it is ever published.
 
     With `prompt=`, on slots and with tails, `generate` can be assisted: a forward then reads guesses, and `crop` says
     how many of them were wrong. As long as such a cache is open, the model does not refuse assistants by itself.
@@ -62,7 +75,7 @@ class StateCache(Cache):
         ConfigurationError: the manager was made for other weights; the model is in training mode, keeps no recurrent
             state in a cache, or cannot do what `kernels` asks for; or with `prompt` the manager has no KV pages, or a
             layer keeps KV in a way that pages cannot hold.
-        InvalidArgument: prompt and mask are not a batch padded at the left.
+        InvalidArgument: prompt and mask are not a batch padded at the left, or `ends` are no tokens.
         OutOfSlots, OutOfRows, OutOfPages: back-pressure; there is no room for the prompt, and nothing was admitted.
 
     Example:
@@ -72,8 +85,13 @@ class StateCache(Cache):
 
     def __init__(
         self, model: Any, mem: StateManager, *, kernels: Kernels = "auto", prompt: Tensor | None = None,
-        prompt_mask: Tensor | None = None,
+        prompt_mask: Tensor | None = None, ends: Ends | None = None, pad: int | None = None,
     ) -> None:  # fmt: skip
+        self.mem, self.rows, self.cached = mem, list[Row](), list[int]()
+        self._step: Step | None = None
+        self._checked: Step | None = None  # whose forward has read guesses, until `crop` says which were right
+        self._torn = False  # while rows and what is known of them do not fit; an interrupt leaves it so
+        self._closed = ""
         bound, texts = bound_to(model, mem), None if prompt is None else texts_of(model, prompt, prompt_mask)
         if texts is not None and bound.found.argument != "past_key_values":
             raise ConfigurationError(
@@ -82,33 +100,32 @@ class StateCache(Cache):
             )
         self._batches = None if texts is None else Batches(model, mem, bound, kernels)  # that read the prompt
         super().__init__(layers=self._batches.cache.layers if self._batches else own_cache(model).layers)
-        self.mem, self.rows, self.cached = mem, list[Row](), list[int]()
-        self._found, self._model = bound.found, model
+        self._bound, self._found, self._model = bound, bound.found, model
+        self._me = weakref.ref(self)
         own = self._batches.states if self._batches else None
         self._states = own or States(model, mem, bound.found, self.layers, kernels)
+        self._ends, self._pad = ends_of(model, ends, pad)
         self._begin_batch(0)
-        self._step: Step | None = None
-        self._checked: Step | None = None  # whose forward has read guesses, until `crop` says which were right
         self._guesses = False
         self._texts: list[list[int]] = []  # tokens of each row, with a prompt
         self._columns = 0
-        self._closed = ""
         self._last: list[int] | None = None  # the tokens that the first forward must read, behind a prompt
         if self._batches is not None and texts is not None and prompt is not None:
             release_left(mem)
             self.rows, self.cached = read_prompts(self._batches, texts)
             self._texts = [text[:-1] for text in texts]
             self._begin_batch(len(texts))
-            self._lengths.tokens += [len(text) - 1 for text in texts]
+            self._lengths.tokens = np.array([len(text) - 1 for text in texts])
             self._columns, self._last = prompt.shape[1] - 1, [text[-1] for text in texts]
         self._unwatch: Callable[[], object] | None = watch(model, self, bound.found.argument)
         if self._goes_back:
-            _ASSISTED[model] = _ASSISTED.get(model, 0) + 1
+            _ASSISTED.setdefault(model, set()).add(id(self))
             model._is_stateful = False  # of this instance, so that generate takes assistants; its class keeps its own
 
     def _begin_batch(self, batch: int) -> None:
-        self._lengths = Lengths(batch, *ends_of(self._model))
-        self._kept: list[Snapshot | None] = [None] * batch  # of rows that are fed pads: their last state without a pad
+        found, filed = self._found, self._batches is not None
+        self._lengths = Lengths(batch, self._ends, self._pad, found.takes_pads, bool(found.attended), filed)
+        self._kept: list[Snapshot | None] = [None] * batch  # of rows that stopped counting: the last that counted
 
     def __repr__(self) -> str:
         return f"StateCache({len(self.rows)} rows, {self._columns} columns{', closed' if self._closed else ''})"
@@ -125,20 +142,20 @@ class StateCache(Cache):
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each row, pads left out."""
+        """Tokens of each row, pads left out, up to where a row stopped counting."""
         lengths: list[int] = self._lengths.tokens.tolist()
         return lengths
 
     def _stop(self) -> None:
         """Lets the model go; the second time nothing happens."""
-        unwatch, self._unwatch = self._unwatch, None
-        if unwatch is None:
+        if self._unwatch is None:
             return
-        unwatch()
+        self._unwatch()
         if self._goes_back:
-            _ASSISTED[self._model] -= 1
+            _ASSISTED[self._model].discard(id(self))
             if not _ASSISTED[self._model]:
                 vars(self._model).pop("_is_stateful", None)
+        self._unwatch = None
 
     @property
     def _goes_back(self) -> bool:
@@ -157,59 +174,78 @@ class StateCache(Cache):
             return 0
         return self._columns if ids[:, : self._columns].tolist() == self._texts else 0
 
-    def begin(self, call: Call) -> None:
+    def begin(self, call: Call) -> dict[str, Any]:
         """Plans the step of a forward and hands the states of its rows to the layers.
 
         Args:
             call: what the forward reads.
 
+        Returns:
+            What else the forward is given: with a prompt the positions of its tokens, where they were left out.
+
         Raises:
             OutOfSlots, OutOfRows, OutOfPages: back-pressure; no row was admitted and the cache is as it was.
             InvalidArgument: the cache is closed, the batch has another size, or the model cannot continue a prompt.
 
-        Syncs: yes, for one token a row.
+        Syncs: yes.
         """
-        if self._step is not None:  # a forward was interrupted, and nobody said so
-            self.end(failed=True)
+        if self._step is not None or self._torn:
+            self._abort()
+        release_left(self.mem)
         if self._closed:
-            return  # the layers say why
+            return {}  # the layers say why
         self._accept(0)
-        real = [call.columns] * call.batch if call.real is None else call.real.sum(1).tolist()
         self._go_on(call)
+        self._require_batch(call)
         admitted = not self.rows
         if admitted:
-            release_left(self.mem)
-            self.rows = list(self.mem.admit([Request(f"generate {entry}") for entry in range(call.batch)]))
             self._begin_batch(call.batch)
+            self.rows = list(self.mem.admit([Request(f"generate {entry}") for entry in range(call.batch)]))
+        seen = self._lengths.look(call, self._columns)
+        self._bound.begun = self._me, current_thread()
         try:
-            self._step = self._plan(call, real)
+            self._step = self._plan(call, seen.read.tolist())
         except BaseException:
             if admitted:
                 self._release(False)
             raise
-        for entry in self._lengths.first_pads(call):  # before the state with the pad is confirmed
-            if self._batches is not None and self.mem.prefix is not None:
-                self.mem.publish([self.rows[entry]], keep="cache", tokens=[self._texts[entry]])
-            else:
-                (self._kept[entry],) = self.mem.publish([self.rows[entry]])
-        if self._batches is not None:
-            self._note(call)
-            certain = 1 if self._drafts(call) else call.columns  # tokens that are in the lengths
-            starts = [self.mem.info(row).length - certain for row in self.rows]  # below 0 at pads
-            table, numbers, size = self.mem.device.page_table, [row.index for row in self.rows], self.mem.pages.size
-            columns = Columns(table, numbers, starts, call.columns, size, keep=False, past=self._columns)
-            self._batches.cache.place(columns)
+        for entry in np.flatnonzero(seen.stop).tolist():  # before what it reads now is confirmed
+            self._keep(entry, int(seen.certain[entry]))
+        self._lengths.add(call, seen)
+        more = {} if self._batches is None else self._place(call, self._batches, seen)
         self._states.begin(self._step, call.columns, drafts=self._drafts(call) > 0)
-        self._lengths.add(call, real)
         self._columns += call.columns
+        return more
 
-    def _note(self, call: Call) -> None:
-        """Notes the tokens of a forward. Syncs: yes."""
+    def _keep(self, entry: int, length: int) -> None:
+        """Keeps the newest state of a row that stops counting, of at most so many tokens."""
+        row = self.rows[entry]
+        if self._batches is not None and self.mem.prefix is not None:
+            if length:
+                self.mem.publish([row], keep="cache", tokens=[self._texts[entry][:length]])
+            return
+        (self._kept[entry],) = self.mem.publish([row])
+        if (kept := self._kept[entry]) is not None and kept.length > length:
+            self.mem.drop([kept])
+            self._kept[entry] = None
+
+    def _place(self, call: Call, batches: Batches, seen: Seen) -> dict[str, Any]:
+        """Notes the tokens of a forward and says where its KV lies. Returns what `begin` does."""
+        self._note(call, seen)
+        certain = 1 if self._drafts(call) else call.columns  # tokens that are in the lengths
+        starts = [self.mem.info(row).length - certain for row in self.rows]  # below 0 at pads
+        table, numbers, size = self.mem.device.page_table, [row.index for row in self.rows], self.mem.pages.size
+        columns = Columns(table, numbers, starts, call.columns, size, keep=False, past=self._columns)
+        batches.cache.place(columns)
+        fill = call.positions is None and batches.takes_positions
+        return {"position_ids": columns.positions.clamp(min=0)} if fill else {}
+
+    def _note(self, call: Call, seen: Seen) -> None:
+        """Notes the tokens of a forward, and the pads of rows that do not count. Syncs: yes."""
         assert call.ids is not None
-        real = torch.ones_like(call.ids) if call.real is None else call.real
         self._texts = self._texts or [[] for _ in range(call.batch)]
-        for text, ids, known in zip(self._texts, call.ids.tolist(), real.tolist(), strict=True):
-            text += [token for token, is_real in zip(ids, known, strict=True) if is_real]
+        for text, ids, read in zip(self._texts, call.ids.tolist(), seen.read.tolist(), strict=True):
+            text += ids[call.columns - read :]
 
     def _go_on(self, call: Call) -> None:
         """Requires that the first forward behind a prompt reads its last tokens. Beams and samples repeat rows."""
@@ -234,24 +270,26 @@ class StateCache(Cache):
             self.batch_repeat_interleave(times)
         self._last = None
 
-    def _plan(self, call: Call, real: Sequence[int]) -> Step:
-        if call.batch != len(self.rows):
+    def _require_batch(self, call: Call) -> None:
+        if self.rows and call.batch != len(self.rows):
             raise InvalidArgument(
                 f"a batch of {call.batch}, and the cache has {len(self.rows)} rows: call reset() between batches"
             )
+
+    def _plan(self, call: Call, read: Sequence[int]) -> Step:
         if call.columns > 1 and self._columns and not self._found.continues:
             raise InvalidArgument(
                 f"{call.columns} tokens behind {self._columns}: the scan of this model starts from zeros, so a chunk "
                 "behind the first must have one token; give one token at a time, or call reset() and give all"
             )
-        # an entry whose columns are all pads keeps its state: it is padding in this step
-        batch = [row if tokens else None for row, tokens in zip(self.rows, real, strict=True)]
+        # an entry that has read nothing but pads so far has no state: it is padding in this step
+        batch = [row if tokens else None for row, tokens in zip(self.rows, read, strict=True)]
         if self.mem.device.page_table.numel():
-            lengths = [self.mem.info(row).length + tokens for row, tokens in zip(self.rows, real, strict=True)]
+            lengths = [self.mem.info(row).length + tokens for row, tokens in zip(self.rows, read, strict=True)]
             self.mem.extend(self.rows, lengths)
         if self._batches is not None and call.columns > 1 and not self._drafts(call):
             self._batches.fold(self.rows)  # a chunk starts from a state with all tokens before
-        return self.mem.plan(batch, list(real), drafts=self._drafts(call))
+        return self.mem.plan(batch, list(read), drafts=self._drafts(call))
 
     def _drafts(self, call: Call) -> int:
         """Returns how many tokens of a forward are guesses; those of a longer one are the next turn's."""
@@ -272,22 +310,27 @@ class StateCache(Cache):
 
         Syncs: no.
         """
-        step, self._step = self._step, None
+        step = self._step
         if step is None:
             return
         if failed:
-            self._states.drop()
-            self.mem.cancel(step)
-            entries = zip(self.rows, step.numbers.tolist(), strict=True)
-            self.rows = [row for row, number in entries if not number]  # those were padding, so they still run
-            self._release(False)
-            self._closed = "a forward raised an exception, so its rows ended"
+            self._abort()
             return
         self._states.end(step)
         if step.batch.drafts is None:
             self.mem.settle(step)
         else:  # which of them are right is not known yet
             self._checked = step
+        self._step = self._bound.begun = None  # not before: an exception here leaves the step to the next call
+
+    def _abort(self) -> None:
+        """Ends the rows of a forward that raised or was interrupted. The cache is closed."""
+        self._closed = self._closed or "a forward raised an exception, so its rows ended"
+        left = Left(self.rows, self._kept, self._step or self._checked)
+        self._states.drop()
+        if not release(self.mem, left):
+            leave(self.mem, left)
+        self.rows, self._kept, self._step, self._checked, self._torn = [], [], None, None, False
 
     def close(self, publish: bool = False) -> list[Snapshot | None]:
         """Releases the rows. The model no longer calls this cache. A second call does nothing.
@@ -297,10 +340,20 @@ class StateCache(Cache):
 
         Returns:
             With `publish`, one snapshot for each row, or None. You must drop them. With `prompt=` the state of a row
-            that was fed pads went to the prefix cache before, and a snapshot shares the KV pages of its row.
+            that stopped counting went to the prefix cache before, and a snapshot shares the KV pages of its row.
+
+        Raises:
+            InvalidArgument: `publish` of more than one row, and nothing names the tokens that end a row, so that pads
+                behind an end may count as tokens. The cache stays open, and `close()` releases the rows.
 
         Syncs: no.
         """
+        if publish and self._ends is None and len(self.rows) > 1:
+            raise InvalidArgument(
+                f"publish=True of {len(self.rows)} rows, and neither StateCache(ends=) nor generation_config names the "
+                "tokens that end a row, so pads may count as tokens: call close(), and make the cache with ends= and "
+                "pad= as generate gets them, or with ends=[] if no row ends before the others"
+            )
         try:
             return self._release(publish)
         finally:
@@ -317,31 +370,44 @@ class StateCache(Cache):
             layer.reset()
 
     def _release(self, publish: bool) -> list[Snapshot | None]:
-        self._accept(0)
-        rows, kept, lengths = self.rows, self._kept, self.lengths
-        self.rows, self._kept, self._columns, self._last = [], [], 0, None
-        if not rows:
+        if self._step is not None or self._torn:
+            self._abort()
+        try:
+            return self._end_rows(publish)
+        except StaleHandle:  # a reset or a recovery of the manager has ended the rows
+            self._abort()
+            if publish:
+                raise
             return []
-        if self._batches is not None:
+
+    def _end_rows(self, publish: bool) -> list[Snapshot | None]:
+        self._accept(0)
+        rows, lengths = self.rows, self.lengths
+        if rows and self._batches is not None:
             try:
                 self._batches.fold(rows)
-            except BaseException:  # the rows have ended
-                self.mem.drop(kept)
+            except BaseException:
+                self._abort()
                 raise
-        texts = self._texts if self.mem.prefix is not None else []
-        if len(texts) == len(rows) and not publish:  # else some rows ended in a forward that failed
-            known = zip(texts, lengths, strict=True)
-            found = self.mem.end(rows, keep="cache", lengths=lengths, tokens=[text[:length] for text, length in known])
-        else:
-            found = self.mem.end(rows, keep="handle", lengths=lengths) if publish else self.mem.end(rows)
-        if publish:
-            kept, found = [], [one or other for one, other in zip(kept, found, strict=True)]
-        self.mem.drop(kept)
+        texts = [text[:length] for text, length in zip(self._texts, lengths, strict=False)]
+        found = list[Snapshot | None]()
+        if rows and publish:
+            kept = self._kept
+            self._kept, self.rows = kept + self.mem.end(rows, keep="handle", lengths=lengths), []
+            found = [max(two, key=_length) for two in zip(kept, self._kept[len(kept) :], strict=True)]
+        elif rows and self.mem.prefix is not None and len(texts) == len(rows):
+            _, self.rows = self.mem.end(rows, keep="cache", lengths=lengths, tokens=texts), []
+        elif rows:
+            _, self.rows = self.mem.end(rows), []
+        release(self.mem, Left([], [one for one in self._kept if one not in found], None))
+        self._kept, self._columns, self._last = [], 0, None
         return found
 
     def __del__(self) -> None:
-        if getattr(self, "rows", None):
-            leave(self.mem, self.rows, self._kept)
+        left = Left(getattr(self, "rows", []), getattr(self, "_kept", []), getattr(self, "_step", None))
+        left = left if left.step else left._replace(step=getattr(self, "_checked", None))
+        if left.rows or left.step or any(left.snapshots):
+            leave(self.mem, left)
         if getattr(self, "_unwatch", None):
             self._stop()
 
@@ -402,20 +468,21 @@ class StateCache(Cache):
         self._take([entry for entry in range(len(self.rows)) for _ in range(repeats)])
 
     def _take(self, entries: list[int]) -> None:
-        fork = self.mem.reorder(self.rows, entries)
-        self.rows = list(fork.rows)
+        self.rows, self._torn = list((fork := self.mem.reorder(self.rows, entries)).rows), True
         self._lengths.take(entries)
         kept = dict(enumerate(self._kept))
-        self._kept = [kept.pop(entry, None) for entry in entries]
-        self.mem.drop(list(kept.values()))
+        taken = [kept.pop(entry, None) for entry in entries]
+        release(self.mem, Left([], list(kept.values()), None))
+        self._kept = taken
         if self._batches is not None:
             self._texts = [list(self._texts[entry]) for entry in entries]
             if self._batches.kv is not None:
                 self._batches.kv.copy(fork.page_copies)
-            return
-        for layer in self.layers:
-            if isinstance(layer, CacheLayerMixin):
-                layer.reorder_cache(torch.LongTensor(entries))
+        else:
+            for layer in self.layers:
+                if isinstance(layer, CacheLayerMixin):
+                    layer.reorder_cache(torch.LongTensor(entries))
+        self._torn = False
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forgets the last tokens of the last forward, which were wrong guesses.
@@ -442,11 +509,17 @@ class StateCache(Cache):
         step = self._checked
         if step is None:
             return
-        self.mem.accept(step, [step.batch.most - wrong] * len(self.rows))
+        self._torn = True
+        try:
+            self.mem.accept(step, [step.batch.most - wrong] * len(self.rows))
+        except InvalidArgument:  # an older step of somebody else comes first
+            self._torn = False
+            raise
         self._checked = None
         self._lengths.forget(wrong)
         self._columns -= wrong
         self._texts = [text[: len(text) - wrong] for text in self._texts]
+        self._torn = False
 
     def activate_past_recording(self) -> None:
         """Says that forwards of up to `tail` tokens read guesses behind the first. Raises: InvalidArgument."""

@@ -1,76 +1,182 @@
-"""Counts the tokens of each row of a batch that `generate` runs. Pads that follow the end of a row are no tokens."""
+"""Counts the tokens of each row of a batch, as long as nothing but its tokens went through the layers."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memstate.errors import InvalidArgument
 from memstate.integrations.transformers.watch import Call
 
+Ends = int | Sequence[int]
 
-def ends_of(model: Any) -> tuple[frozenset[int], int | None]:
-    """Returns the tokens that end a row, and the token that `generate` feeds behind the end."""
+
+def ends_of(model: Any, ends: Ends | None, pad: int | None) -> tuple[frozenset[int] | None, int | None]:
+    """Returns the tokens that end a row, and the token that `generate` feeds behind the end.
+
+    Args:
+        model: the model, whose generation_config names what is not given.
+        ends: a token or several; None: not given.
+        pad: the token behind an end; None: not given.
+
+    Returns:
+        Tokens that end a row, None if nothing names them, and the pad: if nothing names it, the first of them.
+
+    Raises:
+        InvalidArgument: they are no tokens.
+    """
     config = getattr(model, "generation_config", None)
-    end, pad = getattr(config, "eos_token_id", None), getattr(config, "pad_token_id", None)
-    ends = frozenset(end if isinstance(end, list) else [] if end is None else [end])
-    return ends, min(ends) if pad is None and ends else pad
+    ends = getattr(config, "eos_token_id", None) if ends is None else ends
+    pad = getattr(config, "pad_token_id", None) if pad is None else pad
+    named = [ends] if isinstance(ends, int) else ends
+    try:
+        known = None if named is None else [int(one) for one in named]
+        return None if known is None else frozenset(known), known[0] if known and pad is None else pad
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"ends={ends!r}: expected a token or a list of tokens") from None
+
+
+class Seen(NamedTuple):
+    """What a forward brings to each entry, from `Lengths.look` to `Lengths.add`.
+
+    Attributes:
+        stop: whether the row stops counting with it.
+        certain: tokens of the row before it, of a row that stops without those that its mask takes back.
+        new: tokens among its columns.
+        read: columns that the step of the row reads: pads too, where the row does not count.
+    """
+
+    stop: NDArray[np.bool_]
+    certain: NDArray[np.int64]
+    new: NDArray[np.int64]
+    read: NDArray[np.int64]
 
 
 class Lengths:
     """How many tokens of each row are certain to be its own.
 
-    `generate` feeds pads to rows that have ended while others go on, and tells nobody. A row that is fed a pad stops
-    counting for good, even if the pad was a token that the model chose: then a snapshot is shorter than it could be.
+    A state can stand for tokens only if no pad went through the layers among them. A row stops counting for good when a
+    forward brings it
+
+    a pad behind a token    by its mask, or fed by `generate`, which tells nobody, to a row that has ended while others
+                            go on. A token that is named as the pad counts as one even if the model chose it
+    any pad                 if layers let pads change states
+    another past            a mask over the earlier columns that hides tokens or shows pads; one that cannot be read
+    something else          where tokens are filed: other positions than theirs, or more than tokens, such as pictures
+
+    From then on the row reads pads as it reads tokens.
 
     Args:
         batch: entries of the batch.
         ends: tokens that end a row.
         pad: the token that follows an end.
+        takes_pads: whether pads before the first token leave the same states.
+        attends: whether layers look at earlier columns.
+        filed: whether states are filed under the tokens.
 
     Attributes:
         tokens: tokens of each row.
     """
 
-    def __init__(self, batch: int, ends: frozenset[int], pad: int | None) -> None:
+    def __init__(
+        self, batch: int, ends: frozenset[int] | None, pad: int | None, takes_pads: bool, attends: bool, filed: bool
+    ) -> None:
         self.tokens = np.zeros(batch, np.int64)
         self._ended = np.zeros(batch, np.bool_)
-        self._padded = np.zeros(batch, np.bool_)
-        self._ends, self._pad = ends, pad
+        self._stopped = np.zeros(batch, np.bool_)
+        self._ends, self._pad = list(ends or ()), pad
+        self._takes_pads, self._attends, self._filed = takes_pads, attends, filed
 
-    def first_pads(self, call: Call) -> list[int]:
-        """Returns the entries that are fed a pad for the first time. Changes nothing. Syncs: as `add`."""
-        if call.columns > 1 or call.ids is None:
-            return []
-        return np.flatnonzero(self._pads(call.ids[:, 0].cpu().numpy()) & ~self._padded).tolist()
+    def look(self, call: Call, past: int) -> Seen:
+        """Returns what a forward brings. Changes nothing.
 
-    def _pads(self, fed: NDArray[np.integer]) -> NDArray[np.bool_]:
-        pads: NDArray[np.bool_] = (fed == self._pad) | (self._ended & np.isin(fed, list(self._ends)))
-        return pads
+        Args:
+            call: the forward.
+            past: columns before it.
 
-    def add(self, call: Call, real: Sequence[int]) -> None:
+        Syncs: yes.
+        """
+        certain, new = self.tokens, np.full(call.batch, call.columns)
+        earlier = 0 if call.mask is None else call.mask.shape[1] - call.columns
+        stop = np.zeros(call.batch, np.bool_)
+        if not call.readable or (call.mask is not None and earlier != past and (earlier or self._attends)):
+            stop[:] = True
+        elif call.mask is not None:
+            certain, new, stop = self._masked(call, earlier)
+        elif self._attends:  # without a mask all earlier columns are tokens
+            stop = certain != past
+        if past and call.ids is not None:
+            stop = stop | self._fed_pads(call)
+        if self._filed:
+            stop = stop | ~self._as_filed(call, new)
+        stop = stop & ~self._stopped
+        return Seen(stop, certain, new, np.where(self._stopped | stop, call.columns, new))
+
+    def _masked(self, call: Call, earlier: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """Returns the tokens before a forward, its tokens, and the rows that stop, as its mask says."""
+        assert call.mask is not None
+        real, running = call.mask.ne(0), ~self._stopped
+        known, new = (one.sum(1).cpu().numpy() for one in (real[:, :earlier], real[:, earlier:]))
+        other = running & (known != self.tokens) & (self._attends or earlier > 0)
+        pads = running & (new < call.columns)
+        if not (pads | other).any():
+            return self.tokens, new, pads
+        columns = real.cpu().numpy()
+        up_to, _ = _first_pads(columns[:, :earlier])
+        _, behind = _first_pads(columns[:, earlier:])
+        stop = other | (pads & (behind | (self.tokens > 0) | (not self._takes_pads)))
+        return np.where(other, np.minimum(self.tokens, up_to), self.tokens), new, stop
+
+    def _as_filed(self, call: Call, new: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether the rows read tokens alone, at positions behind those before."""
+        if not call.plain or call.positions is None:
+            return np.full(call.batch, call.plain)
+        given = call.positions.cpu().numpy()  # of some models on several axes
+        expected = (self.tokens - (call.columns - new))[:, None] + np.arange(call.columns)
+        right = (given == expected) | (expected < self.tokens[:, None])
+        found: NDArray[np.bool_] = right.reshape(-1, *expected.shape).all((0, 2))
+        return found
+
+    def _fed_pads(self, call: Call) -> NDArray[np.bool_]:
+        """Which rows are fed a pad first: of several columns, rows that have ended."""
+        assert call.ids is not None
+        fed = call.ids[:, 0].cpu().numpy()
+        named: NDArray[np.bool_] = fed == self._pad
+        return (self._ended & (named | np.isin(fed, self._ends))) | (named & (call.columns == 1))
+
+    def add(self, call: Call, seen: Seen) -> None:
         """Counts the tokens of a forward.
 
         Args:
             call: the forward.
-            real: tokens of each row, pads of the attention mask left out.
+            seen: what `look` returned.
 
         Syncs: yes, for one token a row.
         """
+        self._stopped = self._stopped | seen.stop
+        self.tokens = np.where(seen.stop, seen.certain, self.tokens + np.where(self._stopped, 0, seen.new))
         if call.columns > 1 or call.ids is None:  # a prompt, or another turn
-            self.tokens += np.where(self._padded, 0, real)
-            self._ended[:] = False
-            return
-        fed = call.ids[:, 0].cpu().numpy()
-        self._padded |= self._pads(fed)
-        self.tokens += np.where(self._padded, 0, real)
-        self._ended |= np.isin(fed, list(self._ends))
+            self._ended = np.zeros(call.batch, np.bool_)
+        else:
+            self._ended = self._ended | np.isin(call.ids[:, 0].cpu().numpy(), self._ends)
+
+    def counts(self, entry: int) -> bool:
+        """Returns whether a row still counts."""
+        return not self._stopped[entry]
 
     def forget(self, tokens: int) -> None:
         """Takes back the last tokens of a forward, which `add` has counted."""
-        self.tokens -= np.where(self._padded, 0, tokens)
+        self.tokens = self.tokens - np.where(self._stopped, 0, tokens)
 
     def take(self, entries: Sequence[int]) -> None:
         """Reorders the rows: entry i becomes what entry `entries[i]` was."""
         chosen = list(entries)
-        self.tokens, self._ended, self._padded = self.tokens[chosen], self._ended[chosen], self._padded[chosen]
+        self.tokens, self._ended, self._stopped = self.tokens[chosen], self._ended[chosen], self._stopped[chosen]
+
+
+def _first_pads(real: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Returns the tokens of each entry up to its first pad behind a token, and whether it has such a pad."""
+    began = np.logical_or.accumulate(real, 1)
+    over = np.logical_or.accumulate(began & ~real, 1)
+    return (real & ~over).sum(1), over.any(1)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from memstate.errors import InvalidArgument
 from memstate.integrations.transformers.batch import Batches
+from memstate.integrations.transformers.left import end_rows
 from memstate.integrations.transformers.prompts import checked
 from memstate.requests.handles import Request, Row
 
@@ -55,9 +56,10 @@ def read_prompts(batches: Batches, texts: Sequence[list[int]]) -> tuple[list[Row
     Syncs: no.
     """
     mem = batches.mem
-    rows = list(mem.admit([Request(f"generate {entry}", tokens=text) for entry, text in enumerate(texts)]))
-    cached, batch = [mem.info(row).length for row in rows], list[int]()
+    requests, rows = [Request(f"generate {entry}", tokens=text) for entry, text in enumerate(texts)], list[Row]()
     try:
+        rows = list(mem.admit(requests))
+        cached = [mem.info(row).length for row in rows]
         while groups := _chunks(batches, rows, texts):
             for tokens, _, *batch in groups:
                 starts = [mem.info(rows[entry]).length for entry in batch]
@@ -65,11 +67,11 @@ def read_prompts(batches: Batches, texts: Sequence[list[int]]) -> tuple[list[Row
                 batches.run([rows[entry] for entry in batch], given, starts)
             if mem.prefix is not None:
                 mem.publish(rows, keep="cache", tokens=texts)
-    except BaseException:  # the rows of the batch have ended
-        mem.end([row for entry, row in enumerate(rows) if entry not in batch])
+        batches.states.drop()
+        return rows, cached
+    except BaseException:  # some rows ended with their forward
+        end_rows(mem, rows)
         raise
-    batches.states.drop()
-    return rows, cached
 
 
 def _chunks(batches: Batches, rows: Sequence[Row], texts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:

@@ -9,6 +9,10 @@ import torch
 from torch import Tensor
 
 BY_COLUMN: Final = ("input_ids", "position_ids")  # of what a forward is given, `... column` of its tokens alone
+TEXT: Final = {  # tensors that say nothing about tokens but what they are and where
+    *BY_COLUMN, "inputs_embeds", "attention_mask", "cache_position", "labels", "logits_to_keep", "token_type_ids",
+    "mm_token_type_ids",
+}  # fmt: skip
 
 
 class Call(NamedTuple):
@@ -18,13 +22,19 @@ class Call(NamedTuple):
         ids: the tokens, `batch column`; None where embeddings are given.
         batch: entries of the batch.
         columns: tokens and pads of each entry.
-        real: which of them are tokens, `batch column`; None: all.
+        mask: which columns are tokens, those of earlier forwards too, `batch column`; None: all.
+        readable: whether this is so. False for a mask of another shape, which may say anything.
+        positions: of the tokens, `... batch column`; None: not given.
+        plain: whether it is given nothing beside tokens, such as pictures.
     """
 
     ids: Tensor | None
     batch: int
     columns: int
-    real: Tensor | None
+    mask: Tensor | None
+    readable: bool = True
+    positions: Tensor | None = None
+    plain: bool = True
 
 
 def watch(model: Any, cache: Any, argument: str) -> Callable[[], None]:
@@ -32,12 +42,13 @@ def watch(model: Any, cache: Any, argument: str) -> Callable[[], None]:
 
     Args:
         model: the model.
-        cache: the cache: `begin(call)` is called before a forward, and `end(failed)` after it. First `known(ids)` says
-            how many of its columns the cache has read; the forward is not given these.
+        cache: the cache: `begin(call)` is called before a forward, and returns what else the forward is given;
+            `end(failed)` is called after it, but not behind an interrupt. First `known(ids)` says how many of its
+            columns the cache has read; the forward is not given these.
         argument: the name under which the forward takes a cache.
 
     Returns:
-        A function that ends this.
+        A function that ends this. A second call does nothing.
     """
     signature = inspect.signature(model.forward)
     watched = weakref.ref(cache)
@@ -53,8 +64,7 @@ def watch(model: Any, cache: Any, argument: str) -> Callable[[], None]:
             return None
         known = mine.known(given.get("input_ids"))
         new = {name: given[name][..., known:] for name in BY_COLUMN if known and given.get(name) is not None}
-        mine.begin(_call(given | new))
-        return args, kwargs | new
+        return args, kwargs | new | mine.begin(_call(given | new))
 
     def after(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         mine, _ = inputs(args, kwargs)
@@ -75,10 +85,11 @@ def watch(model: Any, cache: Any, argument: str) -> Callable[[], None]:
 
 
 def _call(given: dict[str, Any]) -> Call:
-    ids, mask = given.get("input_ids"), given.get("attention_mask")
+    ids, mask, positions = given.get("input_ids"), given.get("attention_mask"), given.get("position_ids")
     shown = ids if ids is not None else given["inputs_embeds"]
     batch, columns = shown.shape[:2]
-    real = None
-    if isinstance(mask, Tensor) and mask.dim() == 2 and not torch.all(mask[:, -columns:]):
-        real = mask[:, -columns:].bool()
-    return Call(ids, batch, columns, real)
+    readable = mask is None or (isinstance(mask, Tensor) and mask.dim() == 2)
+    unnamed = [value for name, value in given.items() if isinstance(value, dict) and name not in TEXT]  # **kwargs
+    more = [item for one in (given, *unnamed) for item in one.items()]
+    plain = not any(isinstance(value, Tensor) and name not in TEXT for name, value in more)
+    return Call(ids, batch, columns, mask if readable else None, readable, positions, plain)

@@ -104,6 +104,8 @@ class StateCache(Cache):
         self._me = weakref.ref(self)
         own = self._batches.states if self._batches else None
         self._states = own or States(model, mem, bound.found, self.layers, kernels)
+        gathered = weakref.WeakMethod(self._gathered)  # layers that outlive their cache have nothing to show
+        self._states.show(lambda: method() if (method := gathered()) is not None else None)
         self._ends, self._pad = ends_of(model, ends, pad)
         self._begin_batch(0)
         self._guesses = False
@@ -217,6 +219,15 @@ class StateCache(Cache):
         self._columns += call.columns
         return more
 
+    def _gathered(self) -> dict[str, Tensor] | None:
+        """Returns copies of the states of all rows, by plane; None if there are none. Syncs: yes."""
+        if not self.rows or self._step is not None:
+            return None
+        found = self.mem.device.read_slots(self.rows).wait()
+        slots = [slot if self.mem.info(row).length else 0 for slot, row in zip(found, self.rows, strict=True)]
+        planes = self.mem.planes
+        return {name: planes.gather(name, torch.tensor(slots, device=planes.device)) for name in planes}
+
     def _keep(self, entry: int, length: int) -> None:
         """Keeps the newest state of a row that stops counting, of at most so many tokens."""
         row = self.rows[entry]
@@ -327,7 +338,7 @@ class StateCache(Cache):
         """Ends the rows of a forward that raised or was interrupted. The cache is closed."""
         self._closed = self._closed or "a forward raised an exception, so its rows ended"
         left = Left(self.rows, self._kept, self._step or self._checked)
-        self._states.drop()
+        self._states.hide()
         if not release(self.mem, left):
             leave(self.mem, left)
         self.rows, self._kept, self._step, self._checked, self._torn = [], [], None, None, False
@@ -400,6 +411,7 @@ class StateCache(Cache):
         elif rows:
             _, self.rows = self.mem.end(rows), []
         release(self.mem, Left([], [one for one in self._kept if one not in found], None))
+        self._states.hide()
         self._kept, self._columns, self._last = [], 0, None
         return found
 
@@ -419,13 +431,21 @@ class StateCache(Cache):
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
         """Returns a window of the batch, as Transformers does; None if no row has a state. Raises: InvalidArgument."""
-        self._require_step()
+        if not self.rows:
+            self._require_step()
         return super().get_conv_state(layer_idx, state_idx)
 
     def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any) -> Tensor:
         """Moves a window on, as Transformers does. Raises: InvalidArgument."""
         self._require_step()
         return super().update_conv_state(conv_states, layer_idx, state_idx, **kwargs)
+
+    def update_recurrent_state(
+        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> Tensor:
+        """Stores a recurrent state, as Transformers does. Raises: InvalidArgument."""
+        self._require_step()
+        return super().update_recurrent_state(recurrent_states, layer_idx, state_idx, **kwargs)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -479,9 +499,12 @@ class StateCache(Cache):
             if self._batches.kv is not None:
                 self._batches.kv.copy(fork.page_copies)
         else:
+            self._states.hide()  # the slots have the states
             for layer in self.layers:
                 if isinstance(layer, CacheLayerMixin):
                     layer.reorder_cache(torch.LongTensor(entries))
+            self._states.drop()
+        self._states.uncover()
         self._torn = False
 
     def crop(self, tokens_to_remove: int) -> None:

@@ -179,4 +179,6 @@ def _first_pads(real: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.
     """Returns the tokens of each entry up to its first pad behind a token, and whether it has such a pad."""
     began = np.logical_or.accumulate(real, 1)
     over = np.logical_or.accumulate(began & ~real, 1)
-    return (real & ~over).sum(1), over.any(1)
+    tokens: NDArray[np.int64] = (real & ~over).sum(1)
+    behind: NDArray[np.bool_] = np.logical_or.reduce(over, 1)
+    return tokens, behind

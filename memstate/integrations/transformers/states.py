@@ -1,16 +1,21 @@
 """Hands the states of a batch to the layers of a cache, on slots or as copies, and stores what the layers leave."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Literal, get_args
+from weakref import ref
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from memstate.engine.manager import StateManager
 from memstate.errors import ConfigurationError
+from memstate.integrations.transformers.between import Between, Found
 from memstate.integrations.transformers.layout import ModelLayout, Place
 from memstate.integrations.transformers.on_slots import Reference, install
-from memstate.integrations.transformers.probe import states_of
+from memstate.integrations.transformers.probe import KINDS, states_of
 from memstate.kernels.dispatch import Backend
 from memstate.requests.steps import Step
 from memstate.requests.tracking import NoTracking, Redirect
@@ -56,8 +61,45 @@ class States:
         self._batch: dict[str, Tensor] = {}  # copies by plane; none while layers have references
         self._given: list[tuple[dict[int, Tensor | None], int, Tensor]] = []  # states of a layer, number, what it got
         self._kept: Step | None = None  # whose states the layers keep
+        self._gather: Callable[[], dict[str, Tensor] | None] | None = None
+        self._looked: dict[tuple[int, str], Found] = {}
+        self._views: list[tuple[Any, tuple[Any, Any], tuple[Any, Any]]] = []  # a layer, its own states, those to show
         if wanted:
             install(model)
+
+    def show(self, gather: Callable[[], dict[str, Tensor] | None]) -> None:
+        """Lets the layers show their states between two forwards, to those who look.
+
+        Args:
+            gather: returns copies of the states, plane name -> `layer batch ...`; None: there are none.
+        """
+        self._gather, me = gather, ref(self)
+        for number in dict.fromkeys(place.layer for place in self._found.places):
+            layer = self._layers[number]
+            looks = (partial(_look, me, number, kind) for kind in KINDS)
+            own = layer.conv_states, layer.recurrent_states
+            self._views.append((layer, own, (Between(next(looks)), Between(next(looks)))))
+
+    def look(self, layer: int, kind: str) -> Found:
+        """Returns copies of the states of one kind of a layer, by number. Syncs: yes, at the first look."""
+        if not self._looked and self._gather is not None and (batch := self._gather()) is not None:
+            for place in self._found.places:
+                state, short = place.of(batch[place.plane]), self._found.on_slots and place.kind == "conv"
+                found = self._looked.setdefault((place.layer, place.kind), {})
+                found[place.state] = pad(state, (1, 0)) if short else state
+        return self._looked.get((layer, kind), dict.fromkeys(range(self._layers[layer].number_of_states)))
+
+    def hide(self) -> None:
+        """Lets the layers show no states, as before the first forward."""
+        self.drop()
+        for place in self._found.places:
+            _initialized(self._layers[place.layer], place.kind)[place.state] = False
+
+    def uncover(self, own: bool = False) -> None:
+        """Gives the layers the states to show, or their own, which a forward works with."""
+        self._looked = {}
+        for layer, mine, shown in self._views:
+            layer.conv_states, layer.recurrent_states = mine if own else shown
 
     def begin(self, step: Step, columns: int, drafts: bool = False) -> bool:
         """Hands the states of a step to the layers: references, or copies in one launch for each plane.
@@ -73,6 +115,7 @@ class States:
         Syncs: no.
         """
         kept, self._kept = self._kept, None
+        self.uncover(own=True)
         if kept is not None and goes_on(kept, step):
             return True
         fresh, planes, with_grad = not step.before.any(), self._mem.planes, torch.is_grad_enabled()
@@ -107,6 +150,7 @@ class States:
             self._kept = step
         else:
             self.drop()
+        self.uncover()
 
     def collect(self) -> dict[str, Tensor]:
         """Returns the copies as the layers left them, without grad: plane name -> `layer batch ...`. Syncs: no."""
@@ -133,11 +177,17 @@ class States:
 
     def drop(self) -> None:
         """Takes the states away from the layers."""
+        self.uncover(own=True)
         self._batch, self._given, self._kept = {}, [], None
         for place in self._found.places:
             layer = self._layers[place.layer]
             states_of(layer, place.kind)[place.state] = None
-            _initialized(layer, place.kind)[place.state] = False
+            _initialized(layer, place.kind)[place.state] = bool(self._views)  # as the layers of the own cache
+
+
+def _look(states: ref[States], layer: int, kind: str) -> Found:
+    found = states()
+    return {} if found is None else found.look(layer, kind)
 
 
 def goes_on(last: Step, step: Step) -> bool:

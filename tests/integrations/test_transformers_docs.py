@@ -41,7 +41,7 @@ def test_blocks_of_the_page_run_one_after_the_other(capsys: pytest.CaptureFixtur
     assert [line[0] for line in said.splitlines()[-4:-1]] == ["0", "1", "2"]
     assert said.splitlines()[-1].endswith("guesses were right")
     assert any(path.is_file() for path in tmp_path.rglob("*"))  # states that a store keeps
-    assert len(blocks) == 10
+    assert len(blocks) == 11
 
 
 def parts(page: str) -> tuple[str, str, str]:

@@ -161,10 +161,6 @@ class Lengths:
         else:
             self._ended = self._ended | np.isin(call.ids[:, 0].cpu().numpy(), self._ends)
 
-    def counts(self, entry: int) -> bool:
-        """Returns whether a row still counts."""
-        return not self._stopped[entry]
-
     def forget(self, tokens: int) -> None:
         """Takes back the last tokens of a forward, which `add` has counted."""
         self.tokens = self.tokens - np.where(self._stopped, 0, tokens)

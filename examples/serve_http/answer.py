@@ -1,8 +1,9 @@
-"""Runs one request, and makes OpenAI's objects from its events. A client that goes away aborts it."""
+"""Runs the prompts of a request, and makes OpenAI's objects from their events. A client that goes away aborts them."""
 
 import json
 import time
-from asyncio import CancelledError, ensure_future
+from asyncio import CancelledError, Queue, ensure_future, get_running_loop
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Final
 
@@ -10,7 +11,7 @@ from fastapi import HTTPException, Response
 from fastapi.responses import JSONResponse
 
 from examples.serve_http.asked import Chat, Completion
-from memstate.integrations.transformers import Prompt, Server, Token
+from memstate.integrations.transformers import Event, Prompt, Served, Server, Token
 
 STATUS: Final = {"too_large": 400, "invalid": 400, "failed": 500, "no_room": 503, "aborted": 503, "timeout": 504}
 START: Final = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
@@ -27,15 +28,19 @@ class Answer(Response):
 
     Args:
         server: runs it.
-        prompt: the request.
+        prompts: those of the request.
         asked: what the client has sent.
         tokenizer: for the text of single tokens.
+
+    Attributes:
+        over: is done when the answer has ended.
     """
 
     background = None
 
-    def __init__(self, server: Server, prompt: Prompt, asked: Chat | Completion, tokenizer: Any) -> None:
-        self._server, self._prompt, self._asked, self._tokenizer = server, prompt, asked, tokenizer
+    def __init__(self, server: Server, prompts: Sequence[Prompt], asked: Chat | Completion, tokenizer: Any) -> None:
+        self._server, self._prompts, self._asked, self._tokenizer = server, prompts, asked, tokenizer
+        self.over = get_running_loop().create_future()
         self._chat, self._stream = isinstance(asked, Chat), asked.stream
         kind = "chat.completion" + ".chunk" * asked.stream if self._chat else "text_completion"
         self._head = {"id": f"{time.time_ns():x}", "object": kind, "created": int(time.time()), "model": asked.model}
@@ -46,11 +51,33 @@ class Answer(Response):
         work, gone = ensure_future(self._answer(scope, receive, send)), ensure_future(receive())
         gone.add_done_callback(lambda _: work.cancel())
         work.add_done_callback(lambda _: gone.cancel())
-        with suppress(CancelledError):
-            await work
+        try:
+            with suppress(CancelledError):
+                await work
+        finally:
+            self.over.set_result(None)
+
+    async def _events(self) -> AsyncIterator[tuple[int, Event]]:
+        """Runs the prompts together, and yields their events, each with the number of its choice."""
+        events, loop, ids = Queue[tuple[int, Event]](), get_running_loop(), list[Any]()
+        left = self._asked.n * len(self._prompts)
+        try:
+            for number, prompt in enumerate(self._prompts):
+
+                def put(event: Event, first: int = number * self._asked.n) -> None:
+                    loop.call_soon_threadsafe(events.put_nowait, (first + event.sample, event))
+
+                ids.append(self._server.submit(prompt, to=put))
+            while left:
+                index, event = await events.get()
+                left -= isinstance(event, Served)
+                yield index, event
+        finally:
+            for id in ids if left else ():
+                self._server.abort(id)
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
-        found, parts = dict[int, list[Any]](), list[Any]()  # events by sample; of a stream, what is not sent yet
+        found, parts = dict[int, list[Any]](), list[Any]()  # events by choice; of a stream, what is not sent yet
 
         async def say(last: bool = False) -> None:
             body = "".join(f"data: {json.dumps(part)}\n\n" for part in parts) + "data: [DONE]\n\n" * last
@@ -58,43 +85,46 @@ class Answer(Response):
             await send({"type": "http.response.body", "body": body.encode(), "more_body": not last})
 
         try:
-            async with aclosing(self._server.stream(self._prompt)) as events:
-                async for event in events:
+            async with aclosing(self._events()) as events:
+                async for index, event in events:
                     if (reason := getattr(event, "reason", None)) in STATUS:
                         code = "context_length_exceeded" if reason == "too_large" else reason
                         raise problem(STATUS[reason], event.error or f"the request has ended: {reason}", code)
                     if self._stream:
                         if not found:
                             await send({**START})
-                        parts.append({**self._head, "choices": [self._choice([event], event.sample not in found)]})
+                        parts.append({**self._head, "choices": [self._choice(index, [event], index not in found)]})
                         if reason is None:  # the end of a sample goes with what comes next
                             await say()
-                    found.setdefault(event.sample, []).append(event)
+                    found.setdefault(index, []).append(event)
         except HTTPException as error:
             if not (found and self._stream):
                 raise
             parts.append(error.detail)
         else:
-            ends = [events[-1] for events in found.values()]
-            prompt, new = len(self._prompt.tokens), sum(len(end.tokens) for end in ends)
+            ends, n = [events[-1] for _, events in sorted(found.items())], self._asked.n
+            prompt, new = sum(len(one.tokens) for one in self._prompts), sum(len(end.tokens) for end in ends)
+            cached = sum(max(end.cached for end in ends[at : at + n]) for at in range(0, len(ends), n))
             usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
-            usage["prompt_tokens_details"] = {"cached_tokens": max(e.cached for e in ends), "missed": ends[0].missed}
+            usage["prompt_tokens_details"] = {"cached_tokens": cached, "missed": ends[0].missed}
             if not self._stream:
-                choices = [self._choice(events) for _, events in sorted(found.items())]
+                choices = [self._choice(*one) for one in sorted(found.items())]
                 return await JSONResponse({**self._head, "choices": choices, "usage": usage})(scope, receive, send)
             if self._asked.stream_options.get("include_usage"):
                 parts.append({**self._head, "choices": [], "usage": usage})
         return await say(last=True)
 
-    def _choice(self, events: list[Any], first: bool = True) -> dict[str, Any]:
-        """Returns a sample or, in a stream, what one more event adds to it."""
+    def _choice(self, index: int, events: list[Any], first: bool = True) -> dict[str, Any]:
+        """Returns a choice or, in a stream, what one more event adds to it."""
         tokens = [event for event in events if isinstance(event, Token)]
         text, reason = "".join(token.text for token in tokens), getattr(events[-1], "reason", None)
         role = {"role": "assistant"} if first else {}
         said = {"delta" if self._stream else "message": {**role, "content": text}} if self._chat else {"text": text}
-        logprobs = None if self._prompt.logprobs is None else {"content": [self._logprobs(token) for token in tokens]}
+        logprobs = (
+            None if self._prompts[0].logprobs is None else {"content": [self._logprobs(token) for token in tokens]}
+        )
         said |= {"logprobs": logprobs, "finish_reason": "stop" if reason == "end" else reason}
-        return {"index": events[-1].sample, **said}
+        return {"index": index, **said}
 
     def _logprobs(self, one: Token) -> dict[str, Any]:
         """Returns a token with its logprob, and the most likely ones. Tokenizers do not tell bytes."""

@@ -1,6 +1,7 @@
-"""The endpoints. They run in one asyncio loop, and a thread of its own drives the model."""
+"""The endpoints. They run in one asyncio loop. A thread of its own drives the model, and one makes tokens of text."""
 
-from asyncio import wrap_future
+from asyncio import Future, get_running_loop, wait, wrap_future
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from threading import Thread
 from typing import Any, Final
@@ -12,12 +13,13 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
 from examples.serve_http.answer import Answer, problem
-from examples.serve_http.asked import Chat, Completion
+from examples.serve_http.asked import CHOICES, Chat, Completion
 from memstate import InvalidArgument, MemstateError, metrics
 from memstate.integrations.transformers import Prompt, Server
 
 NEW: Final = 256  # new tokens at most, where a client does not say
-QUEUE: Final = 256  # requests that wait at most
+QUEUE: Final = 256  # prompts that wait at most
+BYTES: Final = (2**20, 16)  # of a body: so many, or so many for each token of a request if that is more
 SESSIONS: Final = 1000  # open ones; then the one that was used least recently is closed
 
 
@@ -29,7 +31,11 @@ def app(server: Server, tokenizer: Any, name: str) -> FastAPI:
         tokenizer: the model's.
         name: the model's, for clients.
     """
-    mem, driver, talks = server.mem, Thread(target=server.run), dict[str, Any]()  # the driver's
+    mem, driver, texts = server.mem, Thread(target=server.run), ThreadPoolExecutor(1)
+    limit = min(mem.pages.per_row, mem.pages.count) * mem.pages.size  # tokens; the last one of an answer is not read
+    rows = mem.stats().rows
+    talks = dict[Any, Any]()  # the driver's: sessions by salt and name, the one that was used last is the last
+    turns = dict[Future[None], Any]()  # the loop's: what runs in them
 
     @asynccontextmanager
     async def life(_: FastAPI) -> Any:
@@ -37,48 +43,78 @@ def app(server: Server, tokenizer: Any, name: str) -> FastAPI:
         yield
         server.close()
         driver.join()
+        texts.shutdown()
 
     async def refused(_: Any, error: Any) -> Response:
         if isinstance(error, RequestValidationError):
-            error = problem(400, "; ".join(f"{one['loc'][-1]}: {one['msg']}" for one in error.errors()))
+            error = problem(
+                400, "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in error.errors()[:8])
+            )
         own = 400 if isinstance(error, InvalidArgument) else 503 if isinstance(error, MemstateError) else 500
         status, said = getattr(error, "status_code", own), getattr(error, "detail", str(error))
         return JSONResponse(said if isinstance(said, dict) else problem(status, said).detail, status)
 
     kinds = (HTTPException, RequestValidationError, MemstateError, Exception)
-    made = FastAPI(title="memstate", lifespan=life, exception_handlers=dict.fromkeys(kinds, refused))
+    handlers, most = dict.fromkeys(kinds, refused), max(BYTES[0], BYTES[1] * limit)
+    made = FastAPI(title="memstate", lifespan=life, exception_handlers=handlers, max_body_size=most)
     figures, about = metrics.registry(mem), {"id": name, "object": "model", "created": 0, "owned_by": "memstate"}
     made.add_api_route("/metrics", lambda: Response(generate_latest(figures), media_type=CONTENT_TYPE_LATEST))
     made.add_api_route("/v1/models", lambda: {"object": "list", "data": [about]})
+    made.add_api_route("/v1/models/{id:path}", lambda id: about if known(id) else None)
     made.add_api_route("/health", lambda: Response(status_code=200 if driver.is_alive() else 503))
 
-    def opened(name: str | None, fork: str | None) -> Any:
-        if fork is not None and (name is None or name in talks or fork not in talks):
-            raise problem(404, f"fork={fork!r}: expected an open session, and in session= a new one", "no_session")
-        # the one that was used last is the last
-        talks[name] = talks.pop(name, None) or (server.fork(talks[fork], name) if fork else mem.sessions.open(name))
+    def known(id: str) -> bool:
+        if id != name:
+            raise problem(404, f"the model {id!r} is not here: take {name!r}", "model_not_found")
+        return True
+
+    def opened(own: Any, other: Any, asked: Chat | Completion) -> Any:
+        if asked.fork and (not asked.session or own in talks or other not in talks):
+            raise problem(
+                404, f"fork={asked.fork!r}: expected an open session, and in session= a new one", "no_session"
+            )
+        fresh = asked.session if own not in talks else None
+        if fresh:
+            talks[own] = server.fork(talks[other], fresh) if asked.fork else mem.sessions.open(fresh)
+        talks[own] = talks.pop(own)
         if len(talks) > SESSIONS:
             mem.sessions.close(talks.pop(next(iter(talks))))
-        return talks[name]
+        return talks[own]
 
     async def answer(asked: Chat | Completion) -> Response:
-        if asked.model != name:
-            raise problem(404, f"the model {asked.model!r} is not here: take {name!r}", "model_not_found")
-        if server.waiting >= QUEUE:
-            raise problem(429, f"{QUEUE} requests wait: try again later", "rate_limit_exceeded")
+        known(asked.model)
         try:
-            tokens = asked.tokens(tokenizer)
+            prompts = await get_running_loop().run_in_executor(texts, asked.prompts, tokenizer)
         except Exception as error:  # a template says no in its own way
-            raise problem(400, f"the messages do not fit the model's template: {error!r}") from error
-        most = asked.max_tokens or max(1, min(NEW, mem.pages.per_row * mem.pages.size - len(tokens) + 1))
+            raise problem(400, f"the prompt does not fit the tokenizer and its template: {error!r}") from error
+        if server.waiting + len(prompts) > QUEUE:
+            raise problem(429, f"{QUEUE} prompts wait: try again later", "rate_limit_exceeded")
+        longest = max(map(len, prompts))
+        most = asked.max_tokens or max(1, min(NEW, limit - longest + 1))
+        if longest + most - 1 > limit:
+            said = f"{longest} tokens of a prompt and {most} of its answer need more than {limit}: raise --tokens"
+            raise problem(400, said, "context_length_exceeded")
+        if asked.n > rows or asked.n * len(prompts) > CHOICES:
+            raise problem(400, f"n={asked.n}: expected at most {rows} (--rows), and {CHOICES} answers to all prompts")
+        session, own, other = None, (asked.cache_salt, asked.session), (asked.cache_salt, asked.fork)
+        if asked.session or asked.fork:
+            if len(prompts) > 1:
+                raise problem(400, f"{len(prompts)} prompts, and a session goes on with one")
+            while asked.fork and (busy := [turn for turn, its in turns.items() if its == other]):
+                _, late = await wait(busy, timeout=asked.timeout)
+                if late:
+                    raise problem(504, f"turns of {asked.fork!r} still run", "timeout")
+            session = await wrap_future(server.call(lambda: opened(own, other, asked)))
         top = asked.top_logprobs if getattr(asked, "logprobs", False) else None
-        named = asked.session or asked.fork
-        session = await wrap_future(server.call(lambda: opened(asked.session, asked.fork))) if named else None
-        prompt = Prompt(
-            tokens, config=asked.config(server.model.generation_config), most=most, seed=asked.seed, session=session,
-            salt=asked.cache_salt, logprobs=top, priority=asked.priority, tenant=asked.user, timeout=asked.timeout,
-        )  # fmt: skip
-        return Answer(server, prompt, asked, tokenizer)
+        config = asked.config(server.model.generation_config)
+        made = Answer(server, [Prompt(
+            tokens, config=config, most=most, seed=asked.seed, session=session, salt=asked.cache_salt, logprobs=top,
+            priority=asked.priority, tenant=asked.user, timeout=asked.timeout,
+        ) for tokens in prompts], asked, tokenizer)  # fmt: skip
+        if session:
+            turns[made.over] = own
+            made.over.add_done_callback(turns.pop)
+        return made
 
     @made.post("/v1/chat/completions")
     async def chat(asked: Chat) -> Response:

@@ -1,30 +1,61 @@
 """What clients may ask for. A field that is not here is refused, so that nobody takes it for done."""
 
 from copy import copy
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, Field
+from pydantic import AliasChoices, BaseModel, Field, field_validator, model_validator
 from transformers import GenerationConfig
 
+CHOICES = 128  # answers to one request at most
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+Ids = Annotated[list[int], Field(fail_fast=True)]
+Texts = Annotated[list[str], Field(fail_fast=True, max_length=CHOICES)]
+Rows = Annotated[list[Ids], Field(fail_fast=True, max_length=CHOICES)]
 
-class Asked(BaseModel, extra="forbid"):
+
+class Usual(BaseModel, extra="forbid", strict=True, allow_inf_nan=False):
+    """Fields of OpenAI's API that nothing here does: they may have the values that ask for nothing."""
+
+    presence_penalty: Literal[0] = 0
+    frequency_penalty: Literal[0] = 0
+    logit_bias: dict[str, float] = Field({}, max_length=0)
+    metadata: dict[str, Any] = {}  # labels, which nothing here keeps
+    store: Literal[False] = False
+    service_tier: Literal["auto", "default"] = "auto"
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_nulls(cls, body: Any) -> Any:
+        """Returns the body without fields that are null: they ask for the default."""
+        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
+
+
+class Asked(Usual):
     """What both endpoints take. OpenAI's API has neither `session`, `fork`, `priority`, `timeout` nor `cache_salt`."""
 
     model: str
     max_tokens: int | None = Field(None, ge=1, validation_alias=AliasChoices("max_tokens", "max_completion_tokens"))
     temperature: float | None = Field(None, ge=0)
     top_p: float | None = Field(None, gt=0, le=1)
-    n: int = Field(1, ge=1, le=128)
+    n: int = Field(1, ge=1, le=CHOICES)
     seed: int | None = Field(None, ge=0, lt=2**32)
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
     stream: bool = False
     stream_options: dict[Literal["include_usage"], bool] = {}
     user: str | None = None  # the tenant
-    session: str | None = Field(None, min_length=1)  # the conversation whose next turn this is
-    fork: str | None = Field(None, min_length=1)  # the session from which `session`, a new one, goes on
+    session: Name | None = None  # the conversation whose next turn this is; other salts have others of that name
+    fork: Name | None = None  # the session from which `session`, a new one, goes on
     priority: int = 0
     timeout: float | None = Field(None, gt=0)  # seconds
     cache_salt: str | None = None  # only requests with the same salt share states
+
+    @field_validator("temperature")
+    @classmethod
+    def finite(cls, value: float | None) -> float | None:
+        """Returns the temperature, if logits that it divides stay finite."""
+        if value is not None and 0 < value < 1e-6:
+            raise ValueError("expected 0, or at least 1e-6")
+        return value
 
     def config(self, own: GenerationConfig) -> GenerationConfig:
         """Returns how to sample.
@@ -39,23 +70,46 @@ class Asked(BaseModel, extra="forbid"):
         return found
 
 
+class Part(BaseModel, extra="forbid", strict=True):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
 class Chat(Asked):
     """The body of /v1/chat/completions."""
 
-    messages: list[dict[str, str]] = Field(min_length=1)
+    messages: list[dict[str, str | list[Part] | None]] = Field(min_length=1, fail_fast=True)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
+    tools: list[Any] = Field([], max_length=0)
+    tool_choice: Literal["none", "auto"] = "none"
+    parallel_tool_calls: bool = True
+    response_format: dict[Literal["type"], Literal["text"]] = {}
+    modalities: list[Literal["text"]] = []
 
-    def tokens(self, tokenizer: Any) -> list[int]:
-        """Returns the prompt, in the model's template."""
-        return tokenizer.apply_chat_template(self.messages, add_generation_prompt=True, return_dict=False)
+    def prompts(self, tokenizer: Any) -> list[list[int]]:
+        """Returns the prompt, in the model's template. A message without content is empty."""
+        said = [{"content": "", **{name: told(value) for name, value in one.items() if value}} for one in self.messages]
+        return [tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=False)]
+
+
+def told(value: str | list[Part] | None) -> str:
+    """Returns the text of a field of a message."""
+    return value if isinstance(value, str) else "".join(part.text for part in value or [])
 
 
 class Completion(Asked):
     """The body of /v1/completions."""
 
-    prompt: str | list[int]
+    prompt: str | Ids | Texts | Rows
+    best_of: Literal[1] = 1
+    echo: Literal[False] = False
+    suffix: Literal[""] = ""
 
-    def tokens(self, tokenizer: Any) -> list[int]:
-        """Returns the prompt."""
-        return tokenizer(self.prompt).input_ids if isinstance(self.prompt, str) else self.prompt
+    def prompts(self, tokenizer: Any) -> list[list[int]]:
+        """Returns the prompts."""
+        several = isinstance(self.prompt, list) and self.prompt and not isinstance(self.prompt[0], int)
+        prompts: Any = self.prompt if several else [self.prompt]
+        return [tokenizer(one).input_ids if isinstance(one, str) else one for one in prompts]

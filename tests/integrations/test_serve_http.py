@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterator
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ import uvicorn
 import memstate as ms
 import memstate.integrations.transformers as mst
 from examples.serve_http.app import app
+from examples.serve_http.asked import Completion
 
 CHAT, TEXT, NAME, NEW = "/v1/chat/completions", "/v1/completions", "tiny", 6
 TEMPLATE = """{% for one in messages %}{% if one.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif -%}
@@ -138,7 +139,19 @@ def test_samples_have_seeds_and_logprobs(here: Here) -> None:
         (TEXT, {"prompt": PROMPT, "max_tokens": 1000}, 400, "context_length_exceeded"),
         (TEXT, {"prompt": PROMPT, "model": "other"}, 404, "model_not_found"),
         (TEXT, {"prompt": PROMPT, "max_tokens": 300, "timeout": 1e-9}, 504, "timeout"),
-        (TEXT, {"prompt": PROMPT, "best_of": 2}, 400, "best_of: Extra inputs are not permitted"),
+        (TEXT, {"prompt": PROMPT, "best_of": 2}, 400, "best_of: Input should be 1"),
+        (TEXT, {"prompt": PROMPT, "beams": 2}, 400, "beams: Extra inputs are not permitted"),
+        (TEXT, {"prompt": PROMPT, "temperature": 1e-300}, 400, "temperature: Value error, expected 0, or at least"),
+        (TEXT, {"prompt": PROMPT, "presence_penalty": 0.5}, 400, "presence_penalty: Input should be 0"),
+        (TEXT, {"prompt": PROMPT, "stop": ["x"] * 17}, 400, "at most 16"),
+        (TEXT, {"prompt": PROMPT, "n": 5, "temperature": 1.0}, 400, "(--rows)"),
+        (TEXT, {"prompt": [PROMPT] * 64, "n": 3, "temperature": 1.0}, 400, "128 answers to all prompts"),
+        (TEXT, {"prompt": [PROMPT] * 129}, 400, "at most 128"),
+        (TEXT, {"prompt": [PROMPT] * 2, "session": "two"}, 400, "a session goes on with one"),
+        (TEXT, {"prompt": [PROMPT, [300]]}, 400, "the vocabulary of the model has 300"),
+        (CHAT, {"messages": SAID, "tools": [{"type": "function"}]}, 400, "tools: List should have at most 0 items"),
+        (CHAT, {"messages": SAID, "response_format": {"type": "json_object"}}, 400, "Input should be 'text'"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "Input should be 'text'"),
         (TEXT, {"prompt": [300]}, 400, "the vocabulary of the model has 300"),
         (TEXT, {"prompt": PROMPT, "n": 2}, 400, "Greedy methods"),
         (CHAT, {"messages": [{"role": "tool", "content": "1"}]}, 400, "no tools here"),
@@ -150,6 +163,89 @@ def test_errors_are_openais_objects(here: Here, path: str, body: Any, status: in
         found, answer = here.post(path, **body, stream=stream)
         assert found == status
         assert said in (answer["error"]["code"] or answer["error"]["message"])
+
+
+@pytest.mark.parametrize("prompt", [["42", 1], [True], [1.0], [[1], "a"], 42])
+def test_nothing_but_a_whole_number_is_a_token(here: Here, prompt: Any) -> None:
+    status, said = here.post(TEXT, prompt=prompt)
+    assert status == 400
+    assert "prompt." in said["error"]["message"]
+
+
+def test_what_is_too_long_names_the_option_of_the_server(here: Here) -> None:
+    status, said = here.post(TEXT, prompt=PROMPT, max_tokens=362)
+    assert (status, said["error"]["code"]) == (400, "context_length_exceeded")
+    assert said["error"]["message"] == "40 tokens of a prompt and 362 of its answer need more than 400: raise --tokens"
+
+
+@pytest.mark.parametrize("prompts", [["went", "home", "42"], [PROMPT, PROMPT[:9], [7, 8]]])
+@pytest.mark.parametrize("n", [1, 2])
+def test_each_prompt_of_a_list_has_its_choices(here: Here, prompts: Any, n: int) -> None:
+    tokens = [one if isinstance(one, list) else here.tokenizer(one).input_ids for one in prompts]
+    more: Any = {"cache_salt": f"list {n}"} | ({"n": 2, "temperature": 1e-6} if n > 1 else {})
+    _, said = here.post(TEXT, prompt=prompts, **more)
+    expected = [here.text(one) for one in tokens for _ in range(n)]
+    assert [choice["index"] for choice in said["choices"]] == list(range(3 * n))
+    assert [choice["text"] for choice in said["choices"]] == expected
+    assert said["usage"]["prompt_tokens"] == sum(map(len, tokens))
+    assert said["usage"]["completion_tokens"] == 3 * n * NEW
+    streamed = [""] * 3 * n
+    for part in here.stream(TEXT, prompt=prompts, **more):
+        for choice in part["choices"]:
+            streamed[choice["index"]] += choice["text"]
+    assert streamed == expected
+
+
+def test_values_that_ask_for_nothing_and_parts_of_text_are_taken(here: Here) -> None:
+    usual: Any = {
+        "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "metadata": {"a": "b"}, "tools": [],
+        "response_format": {"type": "text"}, "store": False, "n": None, "stop": None, "stream_options": None,
+    }  # fmt: skip
+    said = [
+        {"role": "user", "content": [{"type": "text", "text": "went "}, {"type": "text", "text": "home"}]},
+        {"role": "assistant", "content": None, "tool_calls": None, "refusal": None},
+    ]
+    status, answer = here.post(CHAT, messages=said, **usual)
+    text = here.text(here.tokenizer("went home\n\n").input_ids)
+    assert (status, answer["choices"][0]["message"]["content"]) == (200, text)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_large_body_is_refused_before_it_is_read(here: Here, told: bool) -> None:
+    async def send() -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+        length = "Content-Length: 60000000" if told else "Transfer-Encoding: chunked"
+        writer.write(f"POST {TEXT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{length}\r\n\r\n".encode())
+        if not told:
+            writer.write((b"10000\r\n" + b" " * 2**16 + b"\r\n") * 16 + b"1\r\n \r\n")
+        try:
+            return await asyncio.wait_for(reader.readline(), 60)
+        finally:
+            writer.transport.abort()
+
+    assert b" 413 " in asyncio.run(send())
+
+
+def test_texts_become_tokens_beside_the_loop(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    began, go, own = Event(), Event(), Completion.prompts
+
+    def slow(asked: Completion, tokenizer: Any) -> list[list[int]]:
+        began.set()
+        assert go.wait(60)
+        return own(asked, tokenizer)
+
+    async def beside() -> tuple[int, int]:
+        body = {"model": NAME, "prompt": "went", "max_tokens": NEW}
+        first = asyncio.create_task(answered(here.port, TEXT, body))
+        await asyncio.to_thread(began.wait, 60)
+        try:
+            other, _ = await asyncio.wait_for(answered(here.port, "/v1/models"), 30)
+        finally:
+            go.set()
+        return other, (await first)[0]
+
+    monkeypatch.setattr(Completion, "prompts", slow)
+    assert asyncio.run(beside()) == (200, 200)
 
 
 def test_a_body_that_is_no_json_is_refused(here: Here) -> None:
@@ -206,6 +302,31 @@ def test_sessions_go_on_and_fork(here: Here) -> None:
     assert {one.session.id for one in here.mem.sessions.infos()} == {"talk", "other"}
 
 
+def test_a_session_is_found_under_its_salt_alone(here: Here) -> None:
+    first = here.post(TEXT, prompt=PROMPT, session="mine", cache_salt="a")[1]["choices"][0]["text"]
+    turn = [*PROMPT, *alone(here.model, PROMPT, {}, NEW), 5]
+    assert first == here.text(PROMPT)
+    assert here.post(TEXT, prompt=turn, session="new", fork="mine", cache_salt="b")[0] == 404
+    for salt, cached in (("b", 0), ("a", len(turn) - 2)):
+        _, said = here.post(TEXT, prompt=turn, session="mine", cache_salt=salt)
+        assert said["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
+        assert said["choices"][0]["text"] == here.text(turn)
+
+
+def test_a_fork_waits_for_the_turn_that_runs(here: Here) -> None:
+    async def both() -> tuple[int, int]:
+        long = {"model": NAME, "prompt": PROMPT, "max_tokens": 100, "session": "long", "stream": True}
+        fork = {"model": NAME, "prompt": PROMPT, "max_tokens": NEW, "session": "twin", "fork": "long"}
+        async with asked(here.port, TEXT, long) as reader:
+            await anext(parts(reader))
+            late, _ = await answered(here.port, TEXT, {**fork, "session": "late", "timeout": 1e-9})
+            status, said = await answered(here.port, TEXT, fork)
+            assert said["choices"][0]["text"] == here.text(PROMPT)
+        return late, status
+
+    assert asyncio.run(both()) == (504, 200)
+
+
 def test_what_operators_read(here: Here) -> None:
     async def read() -> tuple[Any, bytes]:
         async with asked(here.port, "/metrics", None) as reader:
@@ -214,6 +335,13 @@ def test_what_operators_read(here: Here) -> None:
     (status, models), figures = asyncio.run(read())
     assert (status, models["data"][0]["id"]) == (200, NAME)
     assert b"memstate_slots{" in figures
+
+
+def test_a_model_is_found_by_its_name(here: Here) -> None:
+    status, said = asyncio.run(answered(here.port, f"/v1/models/{NAME}"))
+    assert (status, said["id"], said["object"]) == (200, NAME, "model")
+    status, said = asyncio.run(answered(here.port, "/v1/models/a/b"))
+    assert (status, said["error"]["code"]) == (404, "model_not_found")
 
 
 def test_the_official_client(here: Here) -> None:

@@ -218,7 +218,7 @@ def test_an_id_may_be_at_several_places() -> None:
 
 
 def test_prompts_shorter_than_a_block_are_asked_for_and_never_found() -> None:
-    one = run([request(1, rest=5), request(1, rest=5)], 1, 1, "return-rate")
+    one = run([request(1, rest=5), request(1, rest=5)], 1, 2, "return-rate")
     assert one.block_hit_rate == one.ideal_hit_rate == 0
     assert one.misses_by_reason == {"no_sharing": 0, "evicted": 0, "no_snapshot": 0, "not_filled": 2}
 

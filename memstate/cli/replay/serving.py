@@ -141,7 +141,9 @@ class Serving:
         self, prefix: Prefix, requests: Sequence[Served], units: Units, loop: Loop, *, first: int, pages: int
     ) -> None:
         assert prefix.most_states is not None
-        per_row = max(1, *(-(-len(request.tokens) // units.per_block) for request in requests))
+        per_row = max(
+            2, *(-(-len(request.tokens) // units.per_block) for request in requests)
+        )  # a prefix cache needs two
         self._units, self._chunk, self._every = units, loop.chunk // units.tokens, loop.every // units.tokens
         self.mem = StateManager(
             LAYOUT, slots=prefix.most_states + ROOM * loop.running, max_requests=loop.running,

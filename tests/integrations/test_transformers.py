@@ -23,7 +23,8 @@ pytest.importorskip("transformers")
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers.layout import layout_of
 from memstate.integrations.transformers.on_slots import FUNCTIONS, _either, install
-from memstate.integrations.transformers.probe import Findings, Held, cache_argument, own_cache, probe
+from memstate.integrations.transformers.own import cache_argument, own_cache
+from memstate.integrations.transformers.probe import Findings, Held, probe
 from tests.integrations.servers import hooked, raising
 
 PROMPT = torch.tensor([[5, 17, 40, 9, 33, 71, 8], [60, 4, 12, 88, 23, 51, 30]])
@@ -223,10 +224,11 @@ def test_a_trial_finds_a_layer_that_reads_the_oldest_input_of_a_window(
 ) -> None:
     model, forward = tiny("lfm2", seed=1), type(tiny("lfm2").model.layers[0].conv).forward
 
-    def peeking(self: Any, hidden_states: Tensor, past_key_values: Any = None, **kwargs: Any) -> Tensor:
-        window = past_key_values.layers[self.layer_idx].conv_states[0] if past_key_values is not None else None
+    def peeking(self: Any, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+        cache = kwargs.get(cache_argument(model))
+        window = cache.layers[self.layer_idx].conv_states[0] if cache is not None else None
         oldest = 0 if not isinstance(window, Tensor) else window[..., 0].mean()
-        return forward(self, hidden_states, past_key_values, **kwargs) + oldest
+        return forward(self, hidden_states, **kwargs) + oldest
 
     monkeypatch.setattr(type(model.model.layers[0].conv), "forward", peeking)
     with caplog.at_level("INFO", "memstate.transformers"):

@@ -27,13 +27,11 @@ def check(model: Any) -> None:
         prompts = [mst.Prompt(tokens, number, most=NEW) for number, tokens in enumerate(PROMPTS)]
         found = {one.id: one.tokens for one in mst.serve(model, managed(model), prompts, chunk=chunk)}
         assert [found[number] for number in range(len(PROMPTS))] == expected, chunk
-    if mst.layout(model).argument != "past_key_values":
-        return
     mem, ids = managed(model), torch.tensor([PROMPTS[1]])
     for cached in (0, 32):
         with mst.StateCache(model, mem, prompt=ids) as cache:
             assert cache.cached == [cached]
-            out = model.generate(ids, past_key_values=cache, max_new_tokens=NEW, do_sample=False, pad_token_id=0)
+            out = model.generate(ids, **{cache.argument: cache}, max_new_tokens=NEW, do_sample=False, pad_token_id=0)
             assert out[0, ids.shape[1] :].tolist() == expected[1]
 
 

@@ -23,7 +23,8 @@ from transformers import AutoModelForCausalLM
 
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers.layout import layout_of
-from memstate.integrations.transformers.probe import Findings, own_cache, probe
+from memstate.integrations.transformers.own import own_cache
+from memstate.integrations.transformers.probe import Findings, probe
 
 AS_WIDE = {"zaya": ("conv",), "qwen4_exp_text": ("conv2", "conv3")}
 INDEXED = ("qwen4_exp_text", "glm5_next")  # keys of an index are no KV

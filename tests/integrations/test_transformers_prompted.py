@@ -18,7 +18,8 @@ QUIET = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 6}
 IDS = torch.tensor([TEXT[:19], TEXT[5:24]])
 MASK = torch.ones_like(IDS)
 MASK[0, :5] = 0
-FOUND = [family for family in FAMILIES if family not in ("mamba", "falcon_mamba", "mamba2")]
+PURE = ("mamba", "falcon_mamba", "mamba2")  # no layer attends, so generate gives a forward all that was read again
+FOUND = [family for family in FAMILIES if family not in PURE]
 COPIES = ("qwen4_exp_text", "zaya", "inkling2_text", "zamba", "jamba")  # or their scans start from zeros
 GOING_BACK = [family for family in FOUND if family not in COPIES]
 ROOM = {"slots": 24, "max_requests": 8}
@@ -44,6 +45,28 @@ def test_a_prompt_goes_on_from_what_an_earlier_one_left(family: str) -> None:
             assert starts == lengths
     mem.audit().raise_if_leaking()
     assert mem.stats().rows_used == 0
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("family", PURE)
+def test_a_model_whose_generate_does_not_ask_its_cache_goes_on_from_a_prompt(family: str) -> None:
+    model, more = tiny(family), torch.tensor([[3, 90, 14], [7, 7, 61]])
+    mem = managed(model, **ROOM)
+    for cached in ([0, 0], [16, 16]):
+        for settings in ({}, {"num_beams": 3}):
+            with mst.StateCache(model, mem, prompt=IDS) as cache:
+                assert cache.cached == cached
+                found = model.generate(IDS, **{cache.argument: cache}, **QUIET, **settings)
+                assert torch.equal(found, model.generate(IDS, **QUIET, **settings)), settings
+            cached = [16, 16]
+    with mst.StateCache(model, mem, prompt=IDS, prompt_mask=MASK) as cache:  # alone, the model takes pads for tokens
+        out = model.generate(IDS, **{cache.argument: cache}, **QUIET, attention_mask=MASK)
+        assert out[0, 19:].tolist() == model.generate(IDS[:1, 5:], **QUIET)[0, 14:].tolist()
+        turn = [*out[1].tolist(), *more[1].tolist()]
+        if mst.layout(model).continues:
+            unread = torch.cat([out[:, -1:], more], 1)
+            again = model.generate(unread, **{cache.argument: cache}, **QUIET)[1, 4:].tolist()
+            assert again == model.generate(torch.tensor([turn]), **QUIET)[0, len(turn) :].tolist()
 
 
 def test_generate_and_serve_share_a_prefix_cache_and_turns_go_on() -> None:

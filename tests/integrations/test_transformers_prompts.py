@@ -1,6 +1,7 @@
 """What a caller gives to `serve` for the first time: a model of its own, prompts of all kinds, no settings."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,15 +11,15 @@ import torch
 
 import memstate as ms
 from tests.support.tiny_models import tiny
-from tests.support.tiny_served import TEXT, managed
+from tests.support.tiny_served import NEW, TEXT, alone, managed
 
 pytest.importorskip("transformers")
-from transformers import GenerationConfig
+from transformers import Cache, GenerationConfig
 
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers.prompts import checked
 from tests.integrations.servers import Raises, server_of
-from tests.support.own_model import OwnModel, own_model
+from tests.support.own_model import ARGUMENT, OwnModel, own_model
 
 LENGTHS = (19, 2, 27)
 
@@ -47,15 +48,17 @@ def test_a_model_that_nobody_knows_is_served_and_generates_as_with_its_own_cache
     for beams in (1, 3):
         settings = {"attention_mask": mask, "max_new_tokens": 4, "num_beams": beams, "do_sample": False}
         with mst.StateCache(model, mem) as cache:
-            assert model.generate(ids, past_key_values=cache, **settings).tolist() == (
+            assert model.generate(ids, **{cache.argument: cache}, **settings).tolist() == (
                 model.generate(ids, **settings).tolist()
             )
 
 
 def test_a_forward_without_positions_would_give_all_rows_those_of_one_and_is_refused() -> None:
     class Unplaced(OwnModel):
-        def forward(self, input_ids: Any, past_key_values: Any = None, attention_mask: Any = None, **rest: Any) -> Any:
-            return super().forward(input_ids, attention_mask, None, past_key_values)
+        def forward(
+            self, input_ids: Any, attention_mask: Any = None, cache: Any = None, past_key_values: Any = None, **_: Any
+        ) -> Any:
+            return super().forward(input_ids, attention_mask, None, cache or past_key_values)
 
     class Unnamed(OwnModel):
         def forward(self, input_ids: Any, **rest: Any) -> Any:
@@ -67,11 +70,59 @@ def test_a_forward_without_positions_would_give_all_rows_those_of_one_and_is_ref
         mst.Server(model, mem)
     with mst.StateCache(model, mem) as cache:  # all rows of generate are at one position
         ids = torch.tensor([TEXT[:9]])
-        assert model.generate(ids, past_key_values=cache, max_new_tokens=4, do_sample=False)[0, 9:].tolist() == (
-            own_answer(model, TEXT[:9], max_new_tokens=4)
-        )
-    with pytest.raises(ms.ConfigurationError, match=r"Unnamed.forward names neither .* \*\*kwargs pass a cache on"):
+        answer = model.generate(ids, **{ARGUMENT: cache}, max_new_tokens=4, do_sample=False)[0, 9:].tolist()
+        assert answer == own_answer(model, TEXT[:9], max_new_tokens=4)
+        assert cache.lengths == [12]
+    with pytest.raises(ms.ConfigurationError, match=r"Unnamed.forward fills no cache .* \*\*kwargs pass a cache on"):
         mst.layout(Unnamed(own_model().config).eval())
+
+
+def test_a_model_may_call_its_cache_by_any_name() -> None:
+    class Named(OwnModel):
+        def forward(
+            self, input_ids: Any, hint: Any = None, memories: Any = None, attention_mask: Any = None,
+            position_ids: Any = None, **_: Any,
+        ) -> Any:  # fmt: skip
+            return super().forward(input_ids, attention_mask, position_ids, memories)
+
+    plain = own_model()
+    model, own = Named(plain.config).eval(), own_answer(plain, TEXT[:9], max_new_tokens=4)
+    model.load_state_dict(plain.state_dict())
+    assert mst.layout(model).argument == "memories"
+    mem = managed(model)
+    (done,) = mst.serve(model, mem, [mst.Prompt(TEXT[:9], most=4)])
+    assert done.tokens == own
+    with mst.StateCache(model, mem) as cache:
+        logits = [
+            model(input_ids=torch.tensor([part]), **{cache.argument: cache}).logits[0, -1]
+            for part in (TEXT[:9], own[:1], own[1:2])
+        ]
+        assert [int(one.argmax()) for one in logits] == own[:3] and cache.lengths == [11]
+
+
+def test_a_model_that_runs_its_layers_again_adds_to_its_cache_and_is_served() -> None:
+    class Looped(OwnModel):
+        def forward(
+            self, input_ids: Any, attention_mask: Any = None, position_ids: Any = None, memories: Any = None, **_: Any
+        ) -> Any:
+            number = self.config.num_hidden_layers
+            if len(memories.layers) == number:
+                memories.layers += deepcopy(memories.layers)
+            first, second = Cache(layers=memories.layers[:number]), Cache(layers=memories.layers[number:])
+            out = super().forward(input_ids, attention_mask, position_ids, first)
+            out.logits = out.logits + super().forward(96 - input_ids, attention_mask, position_ids, second).logits
+            return out
+
+    model = Looped(own_model().config).eval()
+    found = mst.layout(model)
+    assert (found.layers, found.copies, len(found.places), len(found.attended)) == (8, (0, 1, 2, 0), 8, 2)
+    own, mem = alone(model, TEXT, {}), managed(model)
+    for cached in (0, 24):
+        (done,) = mst.serve(model, mem, [mst.Prompt(TEXT, most=NEW)])
+        assert (list(done.tokens), done.cached) == (own, cached)
+    with mst.StateCache(model, managed(model)) as cache:
+        logits = model(input_ids=torch.tensor([TEXT]), **{cache.argument: cache}).logits[0, -1]
+        assert int(logits.argmax()) == own[0]
 
 
 @pytest.mark.parametrize("tokens, why", [

@@ -17,16 +17,16 @@ pytest.importorskip("transformers")
 from transformers import GenerationConfig, LogitsProcessor
 
 import memstate.integrations.transformers as mst
-from memstate.integrations.transformers import probe
+from memstate.integrations.transformers import own, probe
 from tests.integrations.servers import SPECULATING, rest, results, server_of
 from tests.support.own_model import own_model
 
 
-@pytest.mark.parametrize("family", probe.ELSEWHERE)
+@pytest.mark.parametrize("family", own.ELSEWHERE)
 def test_families_whose_state_is_elsewhere_are_refused_and_on_the_page(family: str) -> None:
     model = SimpleNamespace(config=SimpleNamespace(model_type=family))
-    with pytest.raises(ms.ConfigurationError, match=f"{family} {probe.ELSEWHERE[family]}: .* that families share"):
-        probe.cache_argument(model)
+    with pytest.raises(ms.ConfigurationError, match=f"{family} {own.ELSEWHERE[family]}: .* that families share"):
+        own.cache_argument(model)
     assert f"| `{family}` | " in (ROOT / "docs" / "transformers.md").read_text()
 
 
@@ -73,7 +73,6 @@ OTHER = r"the manager has .*: use mst\.manager"
     ("StateCache", "lfm2", "lfm2", {}, {"kernels": "other"}, ms.ConfigurationError, "expected one of"),
     ("Server", "lfm2", "lfm2", NO_PAGES, {}, ms.ConfigurationError, "tokens="),
     ("StateCache", "lfm2", "lfm2", NO_PAGES, {"prompt": PROMPT}, ms.ConfigurationError, "tokens="),
-    ("StateCache", "mamba2", "mamba2", {}, {"prompt": PROMPT}, ms.ConfigurationError, "use serve"),
     ("Server", "lfm2", "lfm2", {}, {"chunk": 0}, ms.InvalidArgument, "chunk 0"),
     ("Server", "lfm2", "lfm2", {}, {"tokenizer": "gpt2"}, ms.InvalidArgument, r"'gpt2': .*\(tokenizer_object="),
     ("Server", "lfm2", "lfm2", SPECULATING, {"assistant": 5}, ms.ConfigurationError, "a model, or a function"),

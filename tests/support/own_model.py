@@ -1,5 +1,6 @@
 """A hybrid model of our own, written as its author would: no function of it has a name that memstate knows."""
 
+import inspect
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -13,6 +14,8 @@ HEADS, SIZE, WIDTH = 2, 6, 3
 STATES = ("linear_attention", "hybrid", "hybrid_sliding")  # layers with states, and with attention of two kinds
 FULL, SLIDING = ("full_attention", "hybrid"), ("sliding_attention", "hybrid_sliding")
 LAYERS = ("linear_attention", "full_attention", "moe", "linear_attention")
+NAMES = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+ARGUMENT = "cache" if "cache" in NAMES else "past_key_values"  # under which `generate` gives a cache
 
 
 class OwnConfig(PreTrainedConfig):
@@ -98,9 +101,9 @@ class OwnModel(PreTrainedModel, GenerationMixin):
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
-        past_key_values: Any = None, use_cache: bool = True, **_: Any,
+        cache: Any = None, use_cache: bool = True, **_: Any,
     ) -> CausalLMOutputWithPast:  # fmt: skip
-        x, cache = self.embed(input_ids), past_key_values or DynamicCache(config=self.config)
+        x, cache = self.embed(input_ids), cache or DynamicCache(config=self.config)
         if position_ids is None:
             position_ids = (cache.get_seq_length() + torch.arange(x.shape[1]))[None]
         given = (self.config, x, attention_mask, cache, position_ids)
@@ -111,7 +114,19 @@ class OwnModel(PreTrainedModel, GenerationMixin):
                 x = x + norm(self.memories[str(number)](norm(x), real, cache))
             if kind in (*FULL, *SLIDING):
                 x = x + norm(self.attentions[str(number)](norm(x), masks[kind in SLIDING], position_ids, cache))
-        return CausalLMOutputWithPast(logits=cast(Any, self.head(norm(x))), past_key_values=cache)
+        return CausalLMOutputWithPast(logits=cast(Any, self.head(norm(x))), **{ARGUMENT: cache})
+
+
+if ARGUMENT != "cache":  # before Transformers 5.24
+
+    def forward(
+        self: OwnModel, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+        past_key_values: Any = None, use_cache: bool = True, *, ours: Any = OwnModel.forward, **_: Any,
+    ) -> CausalLMOutputWithPast:  # fmt: skip
+        found: CausalLMOutputWithPast = ours(self, input_ids, attention_mask, position_ids, past_key_values)
+        return found
+
+    OwnModel.forward = forward  # type: ignore[method-assign, assignment]
 
 
 def own_model(layer_types: Sequence[str] = LAYERS) -> OwnModel:

@@ -105,7 +105,7 @@ FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
         "layer_types": ["hybrid", "hybrid_sliding"] * 2,
     },
     "inkling_text": INKLING,
-    "inkling2_text": INKLING,
+    "inkling2_text": {**INKLING, "unpadded_vocab_size": COMMON["vocab_size"]},
 }  # fmt: skip
 
 # Their cache layers keep states as attributes, so `manager` refuses them. These decode on slots in a test of their own.

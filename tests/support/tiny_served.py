@@ -27,7 +27,7 @@ def managed(model: Any, **settings: Any) -> ms.StateManager:
 @torch.no_grad()
 def alone(model: Any, tokens: Sequence[int], known: Known, new: int = NEW) -> list[int]:
     """The answer to a prompt with the model's own cache, and the logits behind each prefix of it."""
-    from memstate.integrations.transformers.probe import cache_argument, own_cache
+    from memstate.integrations.transformers.own import cache_argument, own_cache
 
     cache, argument, so_far, given = own_cache(model), cache_argument(model), list(tokens), list(tokens)
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters

@@ -152,17 +152,15 @@ class Sides:
 
     def own(self, mode: Callable[[], Any]) -> Act:
         """Returns a call that runs the next token of each row with the model's own cache, behind the prompts."""
-        from memstate.integrations.transformers.probe import own_cache
+        from memstate.integrations.transformers.own import cache_argument, own_cache
 
-        kept, token = own_cache(self.model), self.ids[:, :1]
+        argument, kept, token = cache_argument(self.model), own_cache(self.model), self.ids[:, :1]
 
         def forward(ids: torch.Tensor) -> None:
             start = kept.get_seq_length()
             positions = torch.arange(start, start + ids.shape[1], device=self.device).expand(len(ids), -1)
             with mode():
-                self.model(
-                    input_ids=ids, position_ids=positions, past_key_values=kept, use_cache=True, logits_to_keep=1
-                )
+                self.model(input_ids=ids, position_ids=positions, use_cache=True, logits_to_keep=1, **{argument: kept})
 
         forward(self.ids)
         return lambda: forward(token)

@@ -15,8 +15,8 @@ from memstate.engine.manager import StateManager
 from memstate.errors import ConfigurationError, MemstateError
 from memstate.integrations.transformers.binding import Bound, kv_of
 from memstate.integrations.transformers.kv import KvPages
+from memstate.integrations.transformers.own import own_cache
 from memstate.integrations.transformers.paged import Columns, PagedHybridLayer, PagedIndexedLayer, PagedLayer
-from memstate.integrations.transformers.probe import own_cache
 from memstate.integrations.transformers.states import Kernels, States
 from memstate.requests.handles import Row
 from memstate.requests.steps import Step
@@ -34,6 +34,7 @@ class PagedCache(Cache):
     Args:
         model: the model.
         kv: the pages; None: no layer attends.
+        copies: of which layers the last ones are copies.
 
     Raises:
         ConfigurationError: a layer keeps KV in a way that pages cannot hold.
@@ -42,8 +43,9 @@ class PagedCache(Cache):
         past: columns before the forward.
     """
 
-    def __init__(self, model: Any, kv: KvPages | None) -> None:
-        super().__init__(layers=[_paged(layer, number, kv) for number, layer in enumerate(own_cache(model).layers)])
+    def __init__(self, model: Any, kv: KvPages | None, copies: Sequence[int]) -> None:
+        own = own_cache(model, copies).layers
+        super().__init__(layers=[_paged(layer, number, kv) for number, layer in enumerate(own)])
         self.past = 0
         self._paged = [layer for layer in self.layers if isinstance(layer, PagedLayer)]
 
@@ -102,7 +104,7 @@ class Batches:
     def __init__(self, model: Any, mem: StateManager, bound: Bound, kernels: Kernels) -> None:
         self.model, self.mem = model, mem
         self.found, self.kv = bound.found, kv_of(bound, mem)
-        self.cache = PagedCache(model, self.kv)
+        self.cache = PagedCache(model, self.kv, self.found.copies)
         self.states = States(model, mem, self.found, self.cache.layers, kernels, keep=True)
         parameters = inspect.signature(model.forward).parameters
         self._keep = [name for name in ("logits_to_keep",) if name in parameters]

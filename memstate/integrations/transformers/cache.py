@@ -12,14 +12,14 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from memstate.engine.manager import StateManager
-from memstate.errors import ConfigurationError, InvalidArgument, StaleHandle
+from memstate.errors import InvalidArgument, StaleHandle
 from memstate.integrations.transformers.batch import Batches
 from memstate.integrations.transformers.binding import bound_to, leave, release_left
 from memstate.integrations.transformers.left import Left, release
 from memstate.integrations.transformers.lengths import Ends, Lengths, Seen, ends_of
+from memstate.integrations.transformers.own import own_cache
 from memstate.integrations.transformers.paged import Columns
 from memstate.integrations.transformers.prefill import read_prompts, texts_of
-from memstate.integrations.transformers.probe import own_cache
 from memstate.integrations.transformers.states import Kernels, States
 from memstate.integrations.transformers.watch import Call, watch
 from memstate.requests.handles import Request, Row, Snapshot
@@ -80,7 +80,7 @@ class StateCache(Cache):
 
     Example:
         with mst.StateCache(model, mem) as cache:
-            model.generate(ids, past_key_values=cache)
+            model.generate(ids, **{cache.argument: cache})
     """
 
     def __init__(
@@ -93,13 +93,10 @@ class StateCache(Cache):
         self._torn = False  # while rows and what is known of them do not fit; an interrupt leaves it so
         self._closed = ""
         bound, texts = bound_to(model, mem), None if prompt is None else texts_of(model, prompt, prompt_mask)
-        if texts is not None and bound.found.argument != "past_key_values":
-            raise ConfigurationError(
-                f"generate of {type(model).__name__} does not ask its cache what it has read, so prompt= has no "
-                "effect: use serve"
-            )
         self._batches = None if texts is None else Batches(model, mem, bound, kernels)  # that read the prompt
-        super().__init__(layers=self._batches.cache.layers if self._batches else own_cache(model).layers)
+        super().__init__(
+            layers=self._batches.cache.layers if self._batches else own_cache(model, bound.found.copies).layers
+        )
         self._bound, self._found, self._model = bound, bound.found, model
         self._me = weakref.ref(self)
         own = self._batches.states if self._batches else None
@@ -119,7 +116,7 @@ class StateCache(Cache):
             self._begin_batch(len(texts))
             self._lengths.tokens = np.array([len(text) - 1 for text in texts])
             self._columns, self._last = prompt.shape[1] - 1, [text[-1] for text in texts]
-        self._unwatch: Callable[[], object] | None = watch(model, self, bound.found.argument)
+        self._unwatch: Callable[[], object] | None = watch(model, self)
         if self._goes_back:
             _ASSISTED.setdefault(model, set()).add(id(self))
             model._is_stateful = False  # of this instance, so that generate takes assistants; its class keeps its own
@@ -139,7 +136,7 @@ class StateCache(Cache):
 
     @property
     def argument(self) -> str:
-        """The name under which `generate` of this model takes the cache: pure Mamba models say `cache_params`."""
+        """The name under which the model takes the cache: `cache` from Transformers 5.24 on."""
         return self._found.argument
 
     @property
@@ -165,16 +162,21 @@ class StateCache(Cache):
         return self._batches is not None and self._states.verifies
 
     def known(self, ids: Tensor | None) -> int:
-        """Returns how many columns of a forward were read before: assisted, `generate` begins with the whole text.
+        """Returns how many columns of a forward the cache has read before: not every `generate` leaves them out.
 
         Args:
-            ids: what the forward is given.
+            ids: what the forward is given. Behind a prompt, or assisted, it can be the whole text.
 
         Syncs: yes, for such a forward.
         """
-        if not self._guesses or ids is None or ids.shape[1] <= self._columns:
+        if not (self._guesses or self._last) or ids is None or ids.shape[1] <= self._columns:
             return 0
-        return self._columns if ids[:, : self._columns].tolist() == self._texts else 0
+        times, rest = divmod(len(ids), len(self._texts))  # beams and samples repeat rows
+        if not times or rest:
+            return 0
+        texts = (text for text in self._texts for _ in range(times))
+        read = zip(ids[:, : self._columns].tolist(), texts, strict=True)
+        return self._columns if all(row[self._columns - len(text) :] == text for row, text in read) else 0
 
     def begin(self, call: Call) -> dict[str, Any]:
         """Plans the step of a forward and hands the states of its rows to the layers.
@@ -552,8 +554,8 @@ class StateCache(Cache):
 
     @property
     def is_croppable(self) -> bool:
-        """False: `crop` goes back by the guesses of one forward."""
-        return False
+        """Whether `crop` can go back by the guesses of a forward; no further."""
+        return self._guesses
 
     @property
     def is_compileable(self) -> bool:

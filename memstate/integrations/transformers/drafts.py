@@ -7,7 +7,7 @@ import torch
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from memstate.errors import ConfigurationError
-from memstate.integrations.transformers.probe import own_cache, vocabulary
+from memstate.integrations.transformers.own import cache_argument, own_cache, vocabulary
 
 NGRAM: Final = 2  # as Transformers
 NO_LIMIT: Final = 2**31
@@ -42,7 +42,8 @@ class Assistant:
     """
 
     def __init__(self, model: Any) -> None:
-        self._model, self._cache, self._read = model, own_cache(model), list[int]()
+        self._model, self._argument = model, cache_argument(model)
+        self._cache, self._read = own_cache(model), list[int]()
 
     @torch.no_grad()
     def __call__(self, tokens: Sequence[int], most: int) -> list[int]:
@@ -69,7 +70,8 @@ class Assistant:
         given, found = list(tokens[same:]), list[int]()
         while len(found) < most:
             ids = torch.tensor([given], device=self._model.device)
-            logits = self._model(input_ids=ids, past_key_values=self._cache, use_cache=True).logits[0, -1]
+            cache = {self._argument: self._cache}
+            logits = self._model(input_ids=ids, use_cache=True, **cache).logits[0, -1]
             self._read += given
             found += (given := [int(logits.argmax())])
         return found

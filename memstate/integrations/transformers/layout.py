@@ -52,6 +52,7 @@ class ModelLayout:
         takes_pads: whether prompts of several lengths can share a forward, with pads before the shorter ones.
         on_slots: whether decode can run memstate's kernels on slots.
         tails: of each plane, what a tail keeps of a token; nothing where steps with guesses cannot run on slots.
+        copies: of which layers the last layers of its cache are copies, which the model adds by itself.
     """
 
     state: StateLayout
@@ -63,6 +64,7 @@ class ModelLayout:
     takes_pads: bool
     on_slots: bool
     tails: tuple[tuple[str, Fields], ...] = field(default=(), repr=False)
+    copies: tuple[int, ...] = field(default=(), repr=False)
 
     def with_tail(self, tail: int) -> StateLayout:
         """Returns the layout with the rings of tails, where steps with guesses can run on slots.
@@ -85,8 +87,9 @@ def layout_of(found: Findings, on_slots: bool = False) -> ModelLayout:
     ]
     state, places = grouped(held)
     return ModelLayout(
-        state, places, found.attended, found.argument, found.layers, found.continues, found.takes_pads, on_slots
-    )
+        state, places, found.attended, found.argument, found.layers, found.continues, found.takes_pads, on_slots,
+        copies=found.copies,
+    )  # fmt: skip
 
 
 def grouped(held: Sequence[Held]) -> tuple[StateLayout, tuple[Place, ...]]:

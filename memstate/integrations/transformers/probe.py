@@ -1,6 +1,6 @@
 """Runs a model once on a few tokens with its own cache, and reads what the cache holds.
 
-Nothing here knows a family of models by name, except to say why one cannot work.
+Nothing here knows a family of models by name.
 """
 
 import inspect
@@ -10,23 +10,12 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from memstate.errors import ConfigurationError
+from memstate.integrations.transformers.own import TOKENS, cache_argument, copied, own_cache, sample
 
-TOKENS: Final = 4  # of each of the two forwards
 KINDS: Final = ("conv", "recurrent")
-
-# Families whose state is not where others have it, so `manager` cannot hand them a slot.
-ELSEWHERE: Final = {
-    "rwkv": "takes and returns a list of tensors, `state=`",
-    "xlstm": "has a cache class of its own, xLSTMCache, which is a dict of tensors",
-    "recurrent_gemma": "keeps its states as attributes of its modules, so a model has room for one batch",
-    "deepseek_v4": "keeps the windows of its compressors as attributes of cache layers of its own; for a "
-    "StateManager of yours, presets.from_config has the planes",
-    "minimax": "accepts only its own MiniMaxCache, which has its states in a list beside the layers",
-}
 
 NEAR: Final = 1e-5  # of the largest value, at least
 ROUNDED: Final = 4  # how often sums of another order may round
@@ -85,6 +74,7 @@ class Findings(NamedTuple):
         continues: whether a chunk of several tokens starts from the state before it. Scans of Mamba-1 start from zeros.
         takes_pads: whether a prompt leaves the same states behind pads, so that prompts of several lengths can share a
             forward.
+        copies: of which layers the last layers of its cache are copies, which the model adds by itself.
     """
 
     argument: str
@@ -93,47 +83,7 @@ class Findings(NamedTuple):
     attended: tuple[Attended, ...]
     continues: bool
     takes_pads: bool
-
-
-def cache_argument(model: Any) -> str:
-    """Returns the name under which a model's forward takes a cache.
-
-    Args:
-        model: a model of Transformers.
-
-    Raises:
-        ConfigurationError: its state is not in a cache, or it takes none.
-    """
-    kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
-    if kind in ELSEWHERE:
-        raise ConfigurationError(
-            f"{kind} {ELSEWHERE[kind]}: memstate can hand out slots only for states in cache layers that families share"
-        )
-    parameters = inspect.signature(model.forward).parameters
-    for name in ("past_key_values", "cache_params"):
-        if name in parameters:
-            return name
-    why = "if its **kwargs pass a cache on, name it"
-    if hasattr(model, "_orig_mod"):
-        why = "torch.compile(model) hides them, so call model.compile() and give the model itself"
-    raise ConfigurationError(
-        f"{type(model).__name__}.forward names neither past_key_values nor cache_params among its arguments: {why}"
-    )
-
-
-def own_cache(model: Any) -> DynamicCache:
-    """Returns the cache that Transformers would make for a model."""
-    return DynamicCache(config=model.config.get_text_config(decoder=True))
-
-
-def vocabulary(model: Any) -> int:
-    """Returns how many tokens a model knows."""
-    return int(model.config.get_text_config(decoder=True).vocab_size)
-
-
-def sample(model: Any) -> Tensor:
-    """Returns 8 tokens of one request, `1 token`."""
-    return (torch.arange(3, 3 + 2 * TOKENS, device=model.device) % vocabulary(model))[None]
+    copies: tuple[int, ...] = ()
 
 
 @torch.no_grad()
@@ -171,7 +121,7 @@ def probe(model: Any) -> Findings:
         raise
     finally:
         model.train(training)
-    return Findings(argument, len(cache.layers), held, attended, continues, takes_pads)
+    return Findings(argument, len(cache.layers), held, attended, continues, takes_pads, copied(model, cache))
 
 
 def _kernels_in(error: Exception) -> str:

@@ -9,7 +9,7 @@ from transformers import GenerationConfig, LogitsProcessor
 
 from memstate.checks import shown
 from memstate.errors import InvalidArgument
-from memstate.integrations.transformers.probe import vocabulary
+from memstate.integrations.transformers.own import vocabulary
 from memstate.requests.handles import Session
 
 MEDIA: Final = ("image_token_id", "video_token_id", "audio_token_id")  # of configurations: stand for other inputs

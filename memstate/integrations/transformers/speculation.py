@@ -23,7 +23,7 @@ from torch import Tensor
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.integrations.transformers.batch import Batches
 from memstate.integrations.transformers.drafts import Assistant, Draft, lookup, require_assistant
-from memstate.integrations.transformers.probe import vocabulary
+from memstate.integrations.transformers.own import vocabulary
 from memstate.integrations.transformers.running import Running
 from memstate.integrations.transformers.sampling import Sampler
 from memstate.requests.handles import Row

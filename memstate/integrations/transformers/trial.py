@@ -19,7 +19,8 @@ from memstate.engine.manager import StateManager
 from memstate.engine.settings import Forward
 from memstate.integrations.transformers.layout import ModelLayout
 from memstate.integrations.transformers.on_slots import FUNCTIONS, Joined, Reference
-from memstate.integrations.transformers.probe import felt, own_cache, sample
+from memstate.integrations.transformers.own import own_cache, sample
+from memstate.integrations.transformers.probe import felt
 from memstate.integrations.transformers.states import States
 from memstate.requests.handles import Request
 from memstate.requests.tracking import NoTracking
@@ -75,7 +76,7 @@ def _run(model: Any, found: ModelLayout, tail: int) -> "_Calls":
         found: its layout.
         tail: tokens of one step with guesses; 0: steps of one token.
     """
-    ids, cache = sample(model), own_cache(model)
+    ids, cache = sample(model), own_cache(model, found.copies)
     prompt, last = ids[:, :-DECODED], ids[:, -DECODED:]
     backend = "reference" if model.device.type == "cpu" else "auto"  # the interpreter would take long
     mem = StateManager(

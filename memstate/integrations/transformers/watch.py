@@ -37,15 +37,15 @@ class Call(NamedTuple):
     plain: bool = True
 
 
-def watch(model: Any, cache: Any, argument: str) -> Callable[[], None]:
+def watch(model: Any, cache: Any) -> Callable[[], None]:
     """Calls a cache before and after every forward of a model that is given this cache. Does not keep it alive.
 
     Args:
         model: the model.
         cache: the cache: `begin(call)` is called before a forward, and returns what else the forward is given;
             `end(failed)` is called after it, but not behind an interrupt. First `known(ids)` says how many of its
-            columns the cache has read; the forward is not given these.
-        argument: the name under which the forward takes a cache.
+            columns the cache has read; the forward is not given these. The cache may be given under any name, also an
+            old one that the forward renames.
 
     Returns:
         A function that ends this. A second call does nothing.
@@ -55,16 +55,23 @@ def watch(model: Any, cache: Any, argument: str) -> Callable[[], None]:
 
     def inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """The cache, if the forward is given it, otherwise None; and all that the forward is given."""
-        given, mine = signature.bind_partial(*args, **kwargs).arguments, watched()
-        return mine if given.get(argument) is mine else None, given
+        mine = watched()
+        is_given = any(one is mine for one in (*args, *kwargs.values()))
+        return mine if is_given else None, signature.bind_partial(*args, **kwargs).arguments
 
     def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         mine, given = inputs(args, kwargs)
         if mine is None:
             return None
-        known = mine.known(given.get("input_ids"))
-        new = {name: given[name][..., known:] for name in BY_COLUMN if known and given.get(name) is not None}
-        return args, kwargs | new | mine.begin(_call(given | new))
+        if known := mine.known(given.get("input_ids")):
+            # a mask of attention has the columns before, too
+            names = (*BY_COLUMN, "attention_mask") if all(mine.is_linear) else BY_COLUMN
+            new = {name: given[name][..., known:] for name in names if given.get(name) is not None}
+            shorter = {id(given[name]): one for name, one in new.items()}
+            args = tuple(shorter.get(id(one), one) for one in args)
+            kwargs = {name: shorter.get(id(one), one) for name, one in kwargs.items()}
+            given |= new
+        return args, kwargs | mine.begin(_call(given))
 
     def after(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         mine, _ = inputs(args, kwargs)

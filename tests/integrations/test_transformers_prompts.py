@@ -179,3 +179,23 @@ def test_states_that_decay_at_once_are_still_seen_to_continue() -> None:
         if name.endswith("A_log"):
             torch.nn.init.constant_(weight, 8.0)
     assert mst.layout(model).continues
+
+
+def test_a_layout_is_read_whatever_a_model_has_kept_of_another_batch_and_changes_nothing_on_it() -> None:
+    class Keeping(OwnModel):
+        kept: Any = None
+
+        def forward(
+            self, input_ids: Any, attention_mask: Any = None, position_ids: Any = None, memories: Any = None, **_: Any
+        ) -> Any:
+            if position_ids is None and self.kept is not None and memories.get_seq_length():
+                position_ids = memories.get_seq_length() + torch.cat([self.kept, input_ids], 1)[:, 1:]
+            self.kept = self.memories.seen = torch.zeros(len(input_ids), 1, dtype=torch.long)
+            return super().forward(input_ids, attention_mask, position_ids, memories)
+
+    model = Keeping(own_model().config).eval()
+    model.kept = kept = torch.zeros(2, 1, dtype=torch.long)
+    model.memories.train()
+    assert mst.layout(model).state == mst.layout(own_model()).state
+    assert model.kept is kept and not hasattr(model.memories, "seen")
+    assert model.memories.training and not model.training

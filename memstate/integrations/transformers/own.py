@@ -5,7 +5,8 @@ Nothing here knows a family of models by name, except to say why one cannot work
 
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, Final
 
@@ -27,7 +28,7 @@ ELSEWHERE: Final = {
     "minimax": "accepts only its own MiniMaxCache, which has its states in a list beside the layers",
 }
 
-OTHERS: Final = ("input_ids", "use_cache")  # what a trial gives beside the cache
+OTHERS: Final = ("input_ids", "position_ids", "use_cache")  # what a trial gives beside the cache
 
 
 @torch.no_grad()
@@ -64,7 +65,8 @@ def cache_argument(model: Any) -> str:
         cache = own_cache(model)
         empty = _tensors(cache)
         try:
-            model(input_ids=sample(model)[:, :TOKENS], use_cache=True, **{name: cache})
+            with unchanged(model):
+                read(model, name, cache, sample(model)[:, :TOKENS])
         except Exception as error:  # whatever a model raises that gets a cache for something else
             failed = error
         if _tensors(cache) > empty:
@@ -121,6 +123,41 @@ def copied(model: Any, cache: DynamicCache) -> tuple[int, ...]:
 def _kind(layer: Any) -> tuple[type, Any, Any]:
     """What two layers have in common of which one can be a copy of the other."""
     return type(layer), getattr(layer, "sliding_window", None), getattr(layer, "number_of_states", None)
+
+
+def read(model: Any, argument: str, cache: Any, ids: Tensor, start: int = 0, **given: Any) -> Any:
+    """Returns what a forward gives. It gets positions, or a model may take those of another batch that it has kept.
+
+    Args:
+        model: the model.
+        argument: the name under which its forward takes a cache.
+        cache: the cache.
+        ids: the tokens, `1 token`.
+        start: tokens before them.
+        **given: what the forward gets beside; positions among it come first.
+
+    Syncs: no.
+    """
+    if "position_ids" in inspect.signature(model.forward).parameters:
+        given.setdefault("position_ids", torch.arange(start, start + ids.shape[1], device=ids.device)[None])
+    return model(input_ids=ids, use_cache=True, **given, **{argument: cache})
+
+
+@contextmanager
+def unchanged(model: Any) -> Iterator[None]:
+    """Puts back what forwards set on a model and its parts: attributes, buffers, and whether it trains.
+
+    Args:
+        model: the model.
+    """
+    before = [(held, dict(held)) for part in model.modules() for held in (vars(part), part._buffers)]
+    try:
+        yield
+    finally:
+        for held, was in before:
+            for name in [name for name in held if name not in was]:
+                del held[name]
+            held.update(was)
 
 
 def vocabulary(model: Any) -> int:

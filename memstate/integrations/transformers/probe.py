@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from memstate.errors import ConfigurationError
-from memstate.integrations.transformers.own import TOKENS, cache_argument, copied, own_cache, sample
+from memstate.integrations.transformers.own import TOKENS, cache_argument, copied, own_cache, read, sample, unchanged
 
 KINDS: Final = ("conv", "recurrent")
 
@@ -94,34 +94,43 @@ def probe(model: Any) -> Findings:
         model: a model of Transformers, with its weights.
 
     Raises:
-        ConfigurationError: the model keeps no recurrent state in a cache, or is on a CPU with kernels for a GPU.
+        ConfigurationError: the model keeps no recurrent state in a cache, is on a CPU with kernels for a GPU, or
+            cannot read the tokens; the cause says why.
 
     Syncs: yes.
     """
-    argument, cache, ids, training = cache_argument(model), own_cache(model), sample(model), model.training
-    model.eval()
     try:
-        model(input_ids=ids[:, :TOKENS], use_cache=True, **{argument: cache})
-        held = tuple(state for layer in range(len(cache.layers)) for state in _held(layer, cache.layers[layer]))
-        if not held:
-            raise ConfigurationError(
-                f"{type(model).__name__}: no layer left a recurrent state in the cache, so there is nothing to manage"
-            )
-        attended = tuple(kv for layer in range(len(cache.layers)) if (kv := _attended(layer, cache.layers[layer])))
-        model(input_ids=ids[:, TOKENS : TOKENS + 1], use_cache=True, **{argument: cache})  # decode has other kernels
-        has_recurrent = any(one.kind == "recurrent" for one in held)  # windows always continue
-        continues = not has_recurrent or felt(model, argument, TOKENS, "recurrent")
-        takes_pads = _takes_pads(model, argument)
+        with unchanged(model):
+            model.eval()
+            return _found(model)
+    except ConfigurationError:
+        raise
     except Exception as error:
         if model.device.type == "cpu" and (package := _kernels_in(error)):
             raise ConfigurationError(
                 f"{type(model).__name__} is on a CPU, and Transformers gave it the kernels of {package}, which need a "
                 f"GPU: move the model to one, or use an environment without {package}"
             ) from None
-        raise
-    finally:
-        model.train(training)
-    return Findings(argument, len(cache.layers), held, attended, continues, takes_pads, copied(model, cache))
+        raise ConfigurationError(
+            f"{type(model).__name__} cannot read {2 * TOKENS} tokens of one request with a cache of its own, so its "
+            f"layout stays unknown: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _found(model: Any) -> Findings:
+    argument, cache, ids = cache_argument(model), own_cache(model), sample(model)
+    read(model, argument, cache, ids[:, :TOKENS])
+    held = tuple(state for layer in range(len(cache.layers)) for state in _held(layer, cache.layers[layer]))
+    if not held:
+        raise ConfigurationError(
+            f"{type(model).__name__}: no layer left a recurrent state in the cache, so there is nothing to manage"
+        )
+    attended = tuple(kv for layer in range(len(cache.layers)) if (kv := _attended(layer, cache.layers[layer])))
+    read(model, argument, cache, ids[:, TOKENS : TOKENS + 1], TOKENS)  # decode has other kernels
+    has_recurrent = any(one.kind == "recurrent" for one in held)  # windows always continue
+    continues = not has_recurrent or felt(model, argument, TOKENS, "recurrent")
+    takes_pads, copies = _takes_pads(model, argument), copied(model, cache)
+    return Findings(argument, len(cache.layers), held, attended, continues, takes_pads, copies)
 
 
 def _kernels_in(error: Exception) -> str:
@@ -172,8 +181,8 @@ def _takes_pads(model: Any, argument: str) -> bool:
     if "position_ids" in parameters:
         given["position_ids"] = torch.arange(-TOKENS, TOKENS, device=model.device)[None].clamp(min=0)
     alone, behind = own_cache(model), own_cache(model)
-    logits = model(input_ids=prompt, use_cache=True, **{argument: alone}).logits
-    padded = model(input_ids=torch.cat([pads, prompt], 1), use_cache=True, **given, **{argument: behind}).logits
+    logits = read(model, argument, alone, prompt).logits
+    padded = read(model, argument, behind, torch.cat([pads, prompt], 1), **given).logits
     return _near(padded[:, TOKENS:], logits) and all(
         _near(found, expected)
         for one, other in zip(behind.layers, alone.layers, strict=True)
@@ -208,12 +217,12 @@ def felt(model: Any, argument: str, tokens: int, kind: str, part: Any = ...) -> 
     ids, found = sample(model), list[Tensor]()
     for spoiled in (True, False):
         cache = own_cache(model)
-        model(input_ids=ids[:, :TOKENS], use_cache=True, **{argument: cache})
+        read(model, argument, cache, ids[:, :TOKENS])
         layers = [one for one in cache.layers if isinstance(one, LinearAttentionCacheLayerMixin)]
         states = [state for one in layers for state in states_of(one, kind).values() if state is not None]
         if not states:
             return False
         for state in states if spoiled else ():
             state[part].fill_(nan)  # a number can be too small to feel in a state that decays fast
-        found.append(model(input_ids=ids[:, TOKENS : TOKENS + tokens], use_cache=True, **{argument: cache})[0])
+        found.append(read(model, argument, cache, ids[:, TOKENS : TOKENS + tokens], TOKENS)[0])
     return not torch.equal(*found)

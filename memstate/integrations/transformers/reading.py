@@ -8,6 +8,7 @@ import torch
 from torch.amp import is_autocast_available
 
 from memstate.integrations.transformers.layout import ModelLayout, layout_of
+from memstate.integrations.transformers.own import unchanged
 from memstate.integrations.transformers.probe import probe
 from memstate.integrations.transformers.trial import tried
 
@@ -46,16 +47,15 @@ def _read(model: Any) -> ModelLayout:
     kind = model.device.type if is_autocast_available(model.device.type) else "cpu"
     # states of the model's own dtypes hold what it rounds; a compiled model would be compiled for each trial
     with torch.autocast(kind, enabled=False), torch.compiler.set_stance("force_eager"):
-        found, training = probe(model), model.training
+        found = probe(model)
         short = layout_of(found, on_slots=True)
         tested: ModelLayout | str
-        model.eval()
         try:
-            tested = tried(model, short)
+            with unchanged(model):
+                model.eval()
+                tested = tried(model, short)
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             tested = f"a layer computes with a state by itself: {error}"
-        finally:
-            model.train(training)
     if isinstance(tested, ModelLayout):
         return tested
     LOG.info("%s decodes on copies of its states: %s", type(model).__name__, tested)

@@ -19,7 +19,7 @@ from memstate.engine.manager import StateManager
 from memstate.engine.settings import Forward
 from memstate.integrations.transformers.layout import ModelLayout
 from memstate.integrations.transformers.on_slots import FUNCTIONS, Joined, Reference
-from memstate.integrations.transformers.own import own_cache, sample
+from memstate.integrations.transformers.own import own_cache, read, sample
 from memstate.integrations.transformers.probe import felt
 from memstate.integrations.transformers.states import States
 from memstate.requests.handles import Request
@@ -84,12 +84,13 @@ def _run(model: Any, found: ModelLayout, tail: int) -> "_Calls":
         backend=backend, forward=Forward(tail=tail),
     )  # fmt: skip
     states, rows = States(model, mem, found, cache.layers, "slots"), mem.admit([Request("trial")])
-    calls = _Calls([place.of(mem.planes[place.plane]) for place in found.places])
+    start, calls = 0, _Calls([place.of(mem.planes[place.plane]) for place in found.places])
     with _beside(model, calls):
         for chunk, drafts in ((prompt, 0), *((one, max(tail - 1, 0)) for one in last.split(tail or 1, 1))):
             step = mem.plan(rows, chunk.shape[1], drafts=drafts)
             states.begin(step, chunk.shape[1], drafts > 0)
-            model(input_ids=chunk, use_cache=True, **{found.argument: cache})
+            read(model, found.argument, cache, chunk, start)
+            start += chunk.shape[1]
             states.end(step)
             mem.accept(step, [1]) if drafts else mem.settle(step)
     for place, kept in zip(found.places, calls.kept, strict=True):

@@ -11,7 +11,8 @@ import torch
 
 import memstate as ms
 from memstate import sizes
-from memstate.engine.capacity import STRATEGIES, Capacity
+from memstate.engine.capacity import STRATEGIES
+from memstate.engine.figures import Capacity
 from memstate.engine.planner import Split, snapshot_bytes
 from memstate.sizes import byte_count, token_count
 from memstate.state.presets import CHECKPOINTS, from_config

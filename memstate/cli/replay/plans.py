@@ -7,7 +7,7 @@ from memstate.cli.replay.report import Progress, part_of
 from memstate.cli.replay.runs import replay, require_fraction
 from memstate.cli.replay.serving import Loop
 from memstate.cli.traces import BLOCK, TraceRequest
-from memstate.engine.capacity import Capacity
+from memstate.engine.figures import Capacity
 from memstate.errors import InvalidArgument
 
 

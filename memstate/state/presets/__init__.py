@@ -19,9 +19,10 @@ from typing import Any, Final, TypedDict, Unpack
 import torch
 
 from memstate.state.layout import Order, StateLayout
-from memstate.state.presets.config import READERS, from_config, kv_from_config
+from memstate.state.presets.config import from_config, kv_from_config
 from memstate.state.presets.families import ConvOrder, SsmOrder
 from memstate.state.presets.layers import state_layers
+from memstate.state.presets.readers import READERS
 
 __all__ = [
     "CHECKPOINTS",

@@ -13,6 +13,16 @@ def number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
+def several(count: int, what: str) -> str:
+    """Returns a count of things.
+
+    Example:
+        >>> several(1, "slot"), several(2300, "slot")
+        ('1 slot', '2,300 slots')
+    """
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
 def duration(seconds: float) -> str:
     """Returns seconds in the largest unit that is not longer.
 

@@ -50,7 +50,8 @@ def test_demo_writes_the_keys_of_the_contract(tmp_path: Path) -> None:
     assert report["identical_to_uncached"] and report["logits_identical"] and report["states_identical"]
     assert (report["strategy"], report["backend"], report["leaked_slots"]) == ("lazy", "reference", 0)
     assert set(report["device_launches_per_decode_step"]) == {"mean", "max"}
-    assert "identical" in done.out  # the table goes to stdout when JSON goes to a file
+    said, hint = done.out.split("\n\n")  # the sentences go to stdout when JSON goes to a file
+    assert "equals the uncached run" in said and hint == "All figures: --all, or --json PATH.\n"
 
 
 @pytest.mark.proof

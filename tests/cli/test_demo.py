@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from memstate.cli.demo import DemoConfig, DemoReport, meter, run
+from memstate.cli.app import app
+from memstate.cli.demo import DemoConfig, DemoReport, meter, run, sentences
+from memstate.cli.demo.compare import Comparison
 from memstate.cli.demo.config import STRATEGIES
-from memstate.cli.demo.meter import held_by_kind
+from memstate.cli.demo.meter import Meter, held_by_kind
 from memstate.engine.manager import StateManager
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
@@ -97,6 +100,64 @@ def test_the_table_says_what_the_json_says(default_run: DemoReport) -> None:
     table, found = default_run.table(), default_run.to_json()
     assert (table["identical to uncached"], table["expectation met"], default_run.failure()) == ("yes", "yes", "")
     assert table["generated tokens"] == str(found["generated_tokens"]) and table["differences"] == "none"
+
+
+SERVED, EQUAL, SPARED, CLEAN = range(4)
+
+
+def test_four_sentences_say_what_the_json_says(default_run: DemoReport) -> None:
+    found, stats = default_run.to_json(), default_run.stats
+    assert sentences(default_run) == [
+        f"memstate served {found['requests']} requests of {found['conversations']} conversations, and generated "
+        f"{found['generated_tokens']} tokens.",
+        f"It equals the uncached run bit for bit: {found['compared']['tokens']} tokens, their logits and "
+        f"{found['compared']['states']} states.",
+        f"{found['prefix_hit_tokens']:,} of {found['prompt_tokens']:,} prompt tokens were not computed: memstate had "
+        f"their states; nothing was copied to keep {found['snapshots_published']} states.",
+        f"Nothing leaked: each of 12 slots, {stats.pages} KV pages and {stats.rows} rows has an owner or is free.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("which", "found", "says"),
+    [
+        (SERVED, {"requests": 1, "conversations": 1}, "memstate served 1 request of 1 conversation, and"),
+        (EQUAL, {"comparison": Comparison(9, 8, 7, wrong_logits=2, wrong_states=1)},
+         "It does NOT equal the uncached run: 0 of 9 tokens, 2 of 8 logits and 1 of 7 states differ."),
+        (EQUAL, {"comparison": Comparison()}, "It was NOT compared with the uncached run: there is no token."),
+        (EQUAL, {"sabotage": "swap", "strikes": 3}, "states, although sabotage replaced 3 states."),
+        (EQUAL, {"sabotage": "swap", "strikes": 1, "comparison": Comparison(9, 9, 9, wrong_tokens=2)},
+         "NOT equal the uncached run: 2 of 9 tokens, 0 of 9 logits and 0 of 9 states differ, as sabotage replaced 1 "),
+        (SPARED, {"meter": Meter(prompt_tokens=70)}, "It computed all 70 prompt tokens; nothing was copied"),
+        (SPARED, {"snapshot_bytes_copied": 2048}, "their states; 2.00 KiB were copied to keep "),
+        (CLEAN, {"leaked": [3]}, "It does NOT end clean: leaked slots [3]."),
+        (CLEAN, {"leaked_pages": 2}, "NOT end clean: 2 KV pages and 0 rows are still taken after the last request."),
+        (CLEAN, {"double_owned": [5]}, "It does NOT end clean: slots with two owners: [5]."),
+        (CLEAN, {"planted": 4, "leaked": [4], "leak_named": ["row 1 (request 'planted leak') live"]},
+         "Slot 4 leaked, as planted, and the audit names its owner; nothing else leaked."),
+        (CLEAN, {"planted": 4}, "It does NOT end clean: planted a leak of slot 4, the audit names []"),
+    ],
+)  # fmt: skip
+def test_each_sentence_says_the_opposite_where_it_is_so(
+    default_run: DemoReport, which: int, found: dict[str, Any], says: str
+) -> None:
+    config = dataclasses.replace(default_run.config, sabotage=found.pop("sabotage", None))
+    report = dataclasses.replace(default_run, config=config, **found)
+    report.meter.generated_tokens = default_run.meter.generated_tokens
+    same, said = (sentences(each) for each in (default_run, report))
+    assert says in said.pop(which) and same.pop(which) and said == same
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_the_command_fails_and_still_says_what_came_of_it(
+    default_run: DemoReport, everything: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = dataclasses.replace(default_run, leaked=[3])
+    monkeypatch.setattr("memstate.cli.demo.run", lambda *given: bad)
+    done = CliRunner().invoke(app, ["demo", "--backend", "reference", *["--all"] * everything])
+    assert done.exit_code == 1 and done.stderr == "leaked slots [3]\n"
+    assert "\nIt does NOT end clean: leaked slots [3].\n" in done.stdout
+    assert ("\nleaked slots  " in done.stdout) == everything == ("--all" not in done.stdout)
 
 
 @pytest.mark.sample(1)

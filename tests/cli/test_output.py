@@ -161,7 +161,7 @@ def test_every_help_fits_and_the_list_of_commands_is_not_cut(monkeypatch: pytest
 @pytest.mark.parametrize(
     "arguments",
     [
-        "demo --backend reference --requests 4 --host-slots 4", "bench launches --backend reference",
+        "demo --backend reference --requests 4 --host-slots 4 --all", "bench launches --backend reference",
         "bench drift --toy --backend reference", "check --pool memstate --only B1,B5 --examples 1",
         "trace chat --out {tmp}/a.jsonl", "replay {trace} --states 8,16,32,64,128 --policy lru,return-rate",
         "inspect {owners}", "top {url} --once --every 0", "compile",
@@ -195,7 +195,7 @@ def test_every_line_of_a_plan_fits(model: str, tracing: str) -> None:
 
 def test_a_pipe_has_80_columns() -> None:
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "FORCE_COLOR")}
-    command = [sys.executable, "-m", "memstate", "demo", "--requests", "2", "--backend", "reference"]
+    command = [sys.executable, "-m", "memstate", "demo", "--requests", "2", "--backend", "reference", "--all"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     assert not too_long(done.stdout, 80) and too_long(done.stdout, 60) and done.stderr == ""
     assert get_args(names.Backend)[1] in done.stdout

@@ -3,5 +3,6 @@
 from memstate.cli.demo.config import DemoConfig
 from memstate.cli.demo.report import DemoReport
 from memstate.cli.demo.run import run
+from memstate.cli.demo.sentences import sentences
 
-__all__ = ["DemoConfig", "DemoReport", "run"]
+__all__ = ["DemoConfig", "DemoReport", "run", "sentences"]

@@ -141,17 +141,29 @@ class DemoReport:
 
     def failure(self) -> str:
         """Returns one line that says what is wrong; empty where the run passed."""
-        c, kind, planted = self.comparison, self.config.sabotage, self.planted is not None
+        c, kind = self.comparison, self.config.sabotage
         wrong = f"{c.wrong_tokens} tokens, {c.wrong_logits} logits, {c.wrong_states} states"
+        faults = {
+            f"sabotage {kind}: no snapshot was resumed from, so none was replaced": kind and not self.strikes,
+            f"sabotage {kind} went unnoticed: the comparison is blind": kind and self.strikes and self.identical,
+            f"not identical to the uncached run ({wrong}): {'; '.join(c.differences[:3])}": (
+                not kind and not self.identical
+            ),
+            self.left(): self.left(),
+        }
+        return "; ".join(text for text, found in faults.items() if found)
+
+    def left(self) -> str:
+        """Returns one line that says what leaked, has two owners or is damaged; empty for nothing but what is planted.
+
+        A planted leak that the audit does not name counts.
+        """
+        planted = self.planted is not None
         leaked_records = self.tiers.leaked_records if self.tiers else 0
         expected = "one live register of the planted request" if planted else "none"
         left = f"{self.leaked_pages} KV pages and {self.leaked_rows} rows"
         foreign = f"{len(self.foreign_changed)} of {self.foreign_bytes} bytes between states and pages changed"
-        unnoticed, differs = kind and self.strikes and self.identical, not kind and not self.identical
         faults = {
-            f"sabotage {kind}: no snapshot was resumed from, so none was replaced": kind and not self.strikes,
-            f"sabotage {kind} went unnoticed: the comparison is blind": unnoticed,
-            f"not identical to the uncached run ({wrong}): {'; '.join(c.differences[:3])}": differs,
             f"planted a leak of slot {self.planted}, the audit names {self.leaked}": planted
             and self.leaked != [self.planted],
             f"leaked slots {self.leaked}": not planted and self.leaked,

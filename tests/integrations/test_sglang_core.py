@@ -3,6 +3,7 @@
 import os
 import random
 from array import array
+from contextlib import nullcontext
 from importlib import import_module
 from typing import Any
 
@@ -29,14 +30,14 @@ Key = tuple[int, ...]
 class World:
     """SGLang's cache, with allocators of its own, and what is in it by a list of all prefixes."""
 
-    def __init__(self, page_size: int, states: Lru | None = None, **named: Any) -> None:
+    def __init__(self, page_size: int, states: Lru | None = None, in_place: bool = True, **named: Any) -> None:
         self.size = page_size
         self.slots = sgl.MambaSlotAllocator(size=STATES, device="cpu")
         self.kv = sgl.TokenToKVPoolAllocator(TOKENS, torch.int64, "cpu", None, False)
         pool = object.__new__(replace.HybridReqToTokenPool)  # without rows and tensors
         pool.mamba_allocator = self.slots
         parts = (sgl.ComponentType.FULL, sgl.ComponentType.MAMBA)
-        with replace.in_place(prefix=ms.Prefix(states=states or Lru())):
+        with replace.in_place(prefix=ms.Prefix(states=states or Lru())) if in_place else nullcontext():
             self.tree = sgl.UnifiedRadixCache(
                 sgl.CacheInitParams(
                     disable=False, req_to_token_pool=pool, token_to_kv_pool_allocator=self.kv, page_size=page_size,
@@ -183,6 +184,15 @@ def test_an_insertion_that_a_policy_ends_leaves_all_ids_to_sglang() -> None:
         world.insert((1, 2, 3))
     assert world.tree.total_size() == (0, 0)
     assert world.tree.all_values_flatten().numel() == world.tree.all_mamba_values_flatten().numel() == 0
+
+
+def test_each_tree_gets_policies_of_its_own_from_one_setting() -> None:
+    prefix = ms.Prefix(states=Lru())
+    with replace.in_place(prefix=prefix):
+        worlds = [World(1, in_place=False), World(1, in_place=False)]  # both alive
+    for world in worlds:
+        world.insert((1, 2, 3))
+        assert world.match((1, 2, 3, 4)).best_match_node.length == 3
 
 
 def test_trees_in_place_of_others_end_in_turn() -> None:

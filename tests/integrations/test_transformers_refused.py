@@ -42,6 +42,14 @@ def test_models_without_any_recurrent_state_are_refused_by_name() -> None:
         mst.layout(small())
 
 
+def test_a_model_that_cannot_decode_on_slots_is_refused_with_the_reason() -> None:
+    model = tiny("mamba2", changes=(("hidden_act", "gelu"),))
+    with pytest.raises(
+        ms.ConfigurationError, match=r"copies of its states .* no kernel does: activation 'gelu': expected one"
+    ):
+        mst.StateCache(model, managed(model), kernels="slots")
+
+
 @pytest.mark.parametrize("function", ["torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"])
 def test_kernels_that_need_a_gpu_are_named_where_a_model_on_a_cpu_got_them(
     function: str, monkeypatch: pytest.MonkeyPatch
@@ -69,7 +77,7 @@ OTHER = r"the manager has .*: use mst\.manager"
 @pytest.mark.parametrize(("make", "family", "other", "manager", "settings", "error", "why"), [
     ("Server", "lfm2", "qwen3_next", {}, {}, ms.LayoutMismatch, OTHER),
     ("StateCache", "lfm2", "qwen3_next", {}, {}, ms.LayoutMismatch, OTHER),
-    ("StateCache", "zaya", "zaya", {}, {"kernels": "slots"}, ms.ConfigurationError, "does not call the functions"),
+    ("StateCache", "zaya", "zaya", {}, {"kernels": "slots"}, ms.ConfigurationError, "because a layer does"),
     ("StateCache", "lfm2", "lfm2", {}, {"kernels": "other"}, ms.ConfigurationError, "expected one of"),
     ("Server", "lfm2", "lfm2", NO_PAGES, {}, ms.ConfigurationError, "tokens="),
     ("StateCache", "lfm2", "lfm2", NO_PAGES, {"prompt": PROMPT}, ms.ConfigurationError, "tokens="),

@@ -146,7 +146,7 @@ def without_gpu_kernels() -> Iterator[None]:
 @cache
 def tiny(
     family: str, seed: int = 0, dtype: torch.dtype = torch.float32,
-    changes: tuple[tuple[str, int | tuple[str | int, ...]], ...] = (),
+    changes: tuple[tuple[str, str | int | tuple[str | int, ...]], ...] = (),
 ) -> Any:  # fmt: skip
     """A model of a family with random weights, in evaluation mode. Nobody may change it.
 

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from copy import deepcopy
 from importlib import import_module
 from typing import Any
 
@@ -31,7 +31,8 @@ def in_place(prefix: Prefix | None = None) -> Iterator[None]:
     hybrid keep asking for SGLang's class, of which ours are. Import them before.
 
     Args:
-        prefix: Policies by which the prefix cache evicts. SGLang's cache then has memstate's tree. None: its own tree.
+        prefix: Policies by which the prefix cache evicts. SGLang's cache then has memstate's tree, each with a copy of
+            these. None: its own tree.
 
     Raises:
         ConfigurationError: `prefix` is something else.
@@ -66,7 +67,11 @@ def _own_tree(prefix: Prefix) -> Iterator[None]:
     trees = import_module("sglang.srt.mem_cache.unified_cache.tree_core_registry")._TREE_CORE_REGISTRY
     homes: tuple[Any, Any] = (trees, os.environ)
     before = [(home, name, home.get(name)) for home, name in zip(homes, (TREE, CHOICE), strict=True)]
-    trees[TREE], os.environ[CHOICE] = partial(TreeCore, settings=prefix), TREE
+
+    def tree(params: Any, components: Any) -> TreeCore:
+        return TreeCore(params, components, deepcopy(prefix))  # policies belong to one tree
+
+    trees[TREE], os.environ[CHOICE] = tree, TREE
     try:
         yield
     finally:

@@ -53,6 +53,7 @@ class ModelLayout:
         on_slots: whether decode can run memstate's kernels on slots.
         tails: of each plane, what a tail keeps of a token; nothing where steps with guesses cannot run on slots.
         copies: of which layers the last layers of its cache are copies, which the model adds by itself.
+        why: why decode cannot run on slots; "" where it can.
     """
 
     state: StateLayout
@@ -65,6 +66,7 @@ class ModelLayout:
     on_slots: bool
     tails: tuple[tuple[str, Fields], ...] = field(default=(), repr=False)
     copies: tuple[int, ...] = field(default=(), repr=False)
+    why: str = field(default="", repr=False, compare=False)
 
     def with_tail(self, tail: int) -> StateLayout:
         """Returns the layout with the rings of tails, where steps with guesses can run on slots.
@@ -75,12 +77,13 @@ class ModelLayout:
         return ringed(self.state, self.tails, tail) if tail and self.tails else self.state
 
 
-def layout_of(found: Findings, on_slots: bool = False) -> ModelLayout:
+def layout_of(found: Findings, on_slots: bool = False, why: str = "") -> ModelLayout:
     """Returns the layout of what a probe found.
 
     Args:
         found: what `probe` returned.
         on_slots: whether decode can run on slots. Windows then have no input that no layer reads.
+        why: why it cannot.
     """
     held = [
         one._replace(shape=(*one.shape[:-1], one.shape[-1] - (on_slots and one.kind == "conv"))) for one in found.held
@@ -88,7 +91,7 @@ def layout_of(found: Findings, on_slots: bool = False) -> ModelLayout:
     state, places = grouped(held)
     return ModelLayout(
         state, places, found.attended, found.argument, found.layers, found.continues, found.takes_pads, on_slots,
-        copies=found.copies,
+        copies=found.copies, why=why,
     )  # fmt: skip
 
 

@@ -55,8 +55,8 @@ def _read(model: Any) -> ModelLayout:
                 model.eval()
                 tested = tried(model, short)
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            tested = f"a layer computes with a state by itself: {error}"
+            tested = f"a layer does with a state what no kernel does: {error}"
     if isinstance(tested, ModelLayout):
         return tested
     LOG.info("%s decodes on copies of its states: %s", type(model).__name__, tested)
-    return layout_of(found)
+    return layout_of(found, why=tested)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Literal, get_args
+from typing import Any, Literal, get_args
 from weakref import ref
 
 import numpy as np
@@ -21,7 +21,6 @@ from memstate.requests.steps import Step
 from memstate.requests.tracking import NoTracking, Redirect
 
 Kernels = Literal["auto", "slots", "gathered"]
-NO_KERNELS: Final = "kernels='slots': this model does not call the functions that memstate has kernels for"
 
 
 class States:
@@ -51,7 +50,10 @@ class States:
         if kernels not in get_args(Kernels):
             raise ConfigurationError(f"kernels={kernels!r}: expected one of {get_args(Kernels)}")
         if kernels == "slots" and not found.on_slots:
-            raise ConfigurationError(NO_KERNELS)
+            raise ConfigurationError(
+                f"kernels='slots': {type(model).__name__} decodes on copies of its states (kernels='auto'), because "
+                f"{found.why}"
+            )
         wanted = found.on_slots and (kernels == "slots" or (kernels == "auto" and mem.backend.device.type == "cuda"))
         self.kernels: Kernels = "slots" if wanted else "gathered"
         self._mem, self._found, self._layers, self._keep = mem, found, layers, keep and not wanted

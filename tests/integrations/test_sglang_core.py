@@ -186,6 +186,13 @@ def test_an_insertion_that_a_policy_ends_leaves_all_ids_to_sglang() -> None:
     assert world.tree.all_values_flatten().numel() == world.tree.all_mamba_values_flatten().numel() == 0
 
 
+def test_tiers_that_are_switched_on_later_are_refused_by_name() -> None:
+    tree = World(1).tree.tree_core
+    for switch in (tree.set_hicache_enabled, tree.set_host_memory_buffer_only):
+        with pytest.raises(ms.ConfigurationError, match="has no HiCache"):
+            switch()
+
+
 def test_each_tree_gets_policies_of_its_own_from_one_setting() -> None:
     prefix = ms.Prefix(states=Lru())
     with replace.in_place(prefix=prefix):

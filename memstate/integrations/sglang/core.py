@@ -127,6 +127,12 @@ class TreeCore:
         self._nothing = torch.empty(0, dtype=torch.int64, device=self.device)
         self.reset()
 
+    def set_hicache_enabled(self) -> None:
+        """Refuses to have tiers switched on later. Raises: ConfigurationError."""
+        raise ConfigurationError("memstate's tree core has no HiCache: leave that off, or the core (SGLang's own tree)")
+
+    set_host_memory_buffer_only = set_hicache_enabled
+
     def reset(self) -> None:
         """Forgets everything."""
         self._part.reset()

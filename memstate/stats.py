@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from memstate.absent import Absent
 from memstate.sheet import Bar, Section, Sheet, Shown, bar, figures, of_slots, of_tokens, of_use, sheet
 from memstate.sizes import format_bytes
 
@@ -76,228 +77,13 @@ class PrefixStats(Shown):
         return sheet(title, [self.prompts()], [figures("figures", self)])
 
 
-@dataclass(frozen=True)
-class TierStats(Shown):
-    """Host memory and storage: what is held now, and since the start what moved.
+class NoPrefix(Absent):
+    """Figures of a manager without a prefix cache."""
 
-    Attributes:
-        host_states: states in host memory.
-        host_state_records: records for states that exist.
-        host_pages: pages in host memory.
-        host_page_records: records for pages that exist.
-        host_bytes: memory of the host.
-        staging_bytes: memory of the device.
-        host_hit_tokens: the same, found in host memory.
-        storage_hit_tokens: the same, found in storage; prefetched ones count here.
-        states_out: copied from the device to host memory.
-        states_in: copied from host memory to the device.
-        pages_out: copied from the device to host memory.
-        pages_in: copied from host memory to the device.
-        refused: states that found no room in host memory.
-        unstaged: states that were evicted while staging was full, and so not saved.
-        evicted_states: of host memory.
-        evicted_pages: of host memory.
-        written: records written to storage.
-        write_failed: records that storage did not take.
-        write_missed: records that were evicted before their turn.
-        writes_pending: records that wait for storage or are being written.
-        state_bytes: copied for each state that goes out or comes in.
-        page_bytes: copied for each page that goes out or comes in.
-        leaked_records: 0, or something is wrong.
-        failures: what storage could not do, by reason: what `store.faults` counts, and calls that raised.
-        store_evicted: records that the store deleted to make room, as far as it counts them.
-        prefetch: of storage, where there is one.
-    """
-
-    host_states: int
-    host_state_records: int
-    host_pages: int
-    host_page_records: int
-    host_bytes: int
-    staging_bytes: int
-    host_hit_tokens: int
-    storage_hit_tokens: int
-    states_out: int
-    states_in: int
-    pages_out: int
-    pages_in: int
-    refused: int
-    unstaged: int
-    evicted_states: int
-    evicted_pages: int
-    written: int
-    write_failed: int
-    write_missed: int
-    writes_pending: int
-    state_bytes: int
-    page_bytes: int
-    leaked_records: int
-    failures: Mapping[str, int] = field(default_factory=dict)
-    store_evicted: int = 0
-    prefetch: "PrefetchStats | None" = None
-
-    def records(self) -> list[Bar]:
-        """Returns how full the records of each kind are."""
-        sizes = {
-            "records of states in host memory": (self.host_states, self.host_state_records),
-            "records of KV pages in host memory": (self.host_pages, self.host_page_records),
-        }
-        return [bar(f"{each:,} {what}", of_use(used, each)) for what, (used, each) in sizes.items() if each]
-
-    def sheet(self) -> Sheet:
-        """See `Shown.sheet`."""
-        sections = [figures("figures", self)]
-        if self.prefetch is not None:
-            sections.append(figures("prefetches", self.prefetch))
-        wrong = [f"{self.leaked_records} host records leaked"] if self.leaked_records else []
-        notes = [f"{format_bytes(self.host_bytes)} of host memory, {format_bytes(self.staging_bytes)} of staging."]
-        title = f"TierStats({self.host_states} of {self.host_state_records} states in host memory)"
-        return sheet(title, self.records(), sections, wrong, notes)
+    _record, _why = PrefixStats, "this manager has no prefix cache: build it with prefix=ms.Prefix()"
 
 
-@dataclass(frozen=True)
-class ChaosStats(Shown):
-    """Faults injected on purpose since the start, see `Chaos`. Each is one line in the log.
-
-    Attributes:
-        claims: steps in which optional claims were refused.
-        admissions: admissions and forks that found too few slots.
-        store_fails: calls of the store that failed, or gave a wrong answer for one record.
-        store_late: calls of the store that were delayed.
-        polls: polls that did nothing.
-    """
-
-    claims: int = 0
-    admissions: int = 0
-    store_fails: int = 0
-    store_late: int = 0
-    polls: int = 0
-
-    def sheet(self) -> Sheet:
-        """See `Shown.sheet`."""
-        return _of_figures(self)
-
-
-@dataclass(frozen=True)
-class Stats(Shown):
-    """Figures of a manager; slots unless said otherwise.
-
-    The four `held_by_` figures and `free` add up to `capacity`, but for slots that are claimed by id.
-
-    Attributes:
-        capacity: the highest slot.
-        free: free slots.
-        held_by_live: held by rows for their live states.
-        held_by_lanes: held by rows for snapshots that are not published.
-        held_by_snapshots: held by published snapshots, cached ones too.
-        held_by_sessions: held by sessions.
-        held_by_marks: of `held_by_snapshots`, states inside prompts of rows that still run.
-        rows: rows of the request table.
-        rows_used: rows that requests have.
-        oldest_row: seconds since the oldest of these requests was admitted or forked; 0 without one.
-        idlest_row: seconds that one of them has had the same length, the longest of all: at least, as figures saw it.
-        pages: KV pages.
-        pages_free: KV pages that are free.
-        level_slots: level slots, of a layout with levels.
-        level_slots_free: level slots that no state has.
-        sessions: open sessions.
-        sessions_emptied: idle sessions that made way or expired, since the start.
-        oldest_session: seconds since the oldest session was opened; 0 without one.
-        idlest_session: seconds that the longest idle session is idle; 0 without one.
-        claimed: slots that were claimed, since the start.
-        short_of_slots: admissions, forks and extensions refused for lack of slots, since the start: back-pressure.
-        short_of_rows: the same, for lack of rows.
-        short_of_pages: the same, for lack of KV pages.
-        snapshots: boundaries with a snapshot, since the start.
-        degraded: boundaries that found no slot for one, since the start. LazyPingPong overwrites its older one there.
-        published: snapshots that were published.
-        dropped: published snapshots that were dropped.
-        refused: snapshots for which no register was free.
-        missed: states that prompts wanted, and no chunk came near the length: see `StateManager.chunk`.
-        copied_bytes: moved by memstate's own launches.
-        zeroed_bytes: zeroed by memstate's own launches.
-        packets: sent; at most one a scheduler step where no two recorded changes conflict.
-        uploads: asynchronous copies to the device.
-        upload_bytes: bytes of these.
-        upload_waits: times that the host waited because the ring of upload buffers was full.
-        launches: of all ops together.
-        syncs: times that the host waited for the device.
-        prefix: the prefix cache, where there is one.
-        tiers: host memory and storage, where there are such.
-        chaos: injected faults, where there is chaos.
-    """
-
-    capacity: int
-    free: int
-    held_by_live: int
-    held_by_lanes: int
-    held_by_snapshots: int
-    held_by_sessions: int
-    held_by_marks: int
-    rows: int
-    rows_used: int
-    oldest_row: float = field(compare=False)
-    idlest_row: float = field(compare=False)
-    pages: int
-    pages_free: int
-    level_slots: int
-    level_slots_free: int
-    sessions: int
-    sessions_emptied: int
-    oldest_session: float = field(compare=False)
-    idlest_session: float = field(compare=False)
-    claimed: int
-    short_of_slots: int
-    short_of_rows: int
-    short_of_pages: int
-    snapshots: int
-    degraded: int
-    published: int
-    dropped: int
-    refused: int
-    missed: int
-    copied_bytes: int
-    zeroed_bytes: int
-    packets: int
-    uploads: int
-    upload_bytes: int
-    upload_waits: int
-    launches: int
-    syncs: int
-    prefix: PrefixStats | None = None
-    tiers: TierStats | None = None
-    chaos: ChaosStats | None = None
-
-    def sheet(self) -> Sheet:
-        """See `Shown.sheet`."""
-        cached = min(self.prefix.states, self.held_by_snapshots) if self.prefix is not None else 0
-        held = {
-            "live": self.held_by_live, "lane": self.held_by_lanes, "snapshot": self.held_by_snapshots - cached,
-            "cached": cached, "session": self.held_by_sessions, "free": self.free,
-        }  # fmt: skip
-        held["by id"] = max(0, self.capacity - sum(held.values()))
-        parts = [part._replace(name="snapshot or mark") if part.kind == "snapshot" else part for part in of_slots(held)]
-        bars = [bar(f"{self.capacity:,} slots", parts)]
-        sections = [figures("counters", self)]
-        self.add_parts(bars, sections)
-        if self.chaos is not None:
-            sections.append(figures("injected faults", self.chaos))
-        title = f"Stats({self.free:,} of {self.capacity:,} slots free, {self.rows_used:,} of {self.rows:,} rows used)"
-        return sheet(title, bars, sections)
-
-    def add_parts(self, bars: list[Bar], sections: list[Section]) -> None:
-        """Adds what there is of levels, KV pages, prefix cache and tiers, for the sheets of figures and of managers."""
-        if self.level_slots:
-            used = of_use(self.level_slots - self.level_slots_free, self.level_slots)
-            bars.append(bar(f"{self.level_slots:,} level slots", used))
-        if self.pages:
-            bars.append(bar(f"{self.pages:,} KV pages", of_use(self.pages - self.pages_free, self.pages)))
-        if self.prefix is not None:
-            bars.append(self.prefix.prompts())
-            sections.append(figures("prefix cache", self.prefix))
-        if self.tiers is not None:
-            bars += self.tiers.records()
-            sections.append(figures("tiers", self.tiers))
+NO_PREFIX: Final[Any] = NoPrefix()
 
 
 @dataclass(frozen=True)
@@ -363,6 +149,258 @@ class PrefetchStats(Shown):
     def sheet(self) -> Sheet:
         """See `Shown.sheet`."""
         return _of_figures(self)
+
+
+class NoPrefetch(Absent):
+    """Figures of tiers without storage."""
+
+    _record, _why = PrefetchStats, "these tiers have no storage to fetch from: build them with ms.Tiers(store=)"
+
+
+NO_PREFETCH: Final[Any] = NoPrefetch()
+
+
+@dataclass(frozen=True)
+class TierStats(Shown):
+    """Host memory and storage: what is held now, and since the start what moved.
+
+    Attributes:
+        host_states: states in host memory.
+        host_state_records: records for states that exist.
+        host_pages: pages in host memory.
+        host_page_records: records for pages that exist.
+        host_bytes: memory of the host.
+        staging_bytes: memory of the device.
+        host_hit_tokens: the same, found in host memory.
+        storage_hit_tokens: the same, found in storage; prefetched ones count here.
+        states_out: copied from the device to host memory.
+        states_in: copied from host memory to the device.
+        pages_out: copied from the device to host memory.
+        pages_in: copied from host memory to the device.
+        refused: states that found no room in host memory.
+        unstaged: states that were evicted while staging was full, and so not saved.
+        evicted_states: of host memory.
+        evicted_pages: of host memory.
+        written: records written to storage.
+        write_failed: records that storage did not take.
+        write_missed: records that were evicted before their turn.
+        writes_pending: records that wait for storage or are being written.
+        state_bytes: copied for each state that goes out or comes in.
+        page_bytes: copied for each page that goes out or comes in.
+        leaked_records: 0, or something is wrong.
+        failures: what storage could not do, by reason: what `store.faults` counts, and calls that raised.
+        store_evicted: records that the store deleted to make room, as far as it counts them.
+        prefetch: of storage; `NoPrefetch`, which is falsy, without one.
+    """
+
+    host_states: int
+    host_state_records: int
+    host_pages: int
+    host_page_records: int
+    host_bytes: int
+    staging_bytes: int
+    host_hit_tokens: int
+    storage_hit_tokens: int
+    states_out: int
+    states_in: int
+    pages_out: int
+    pages_in: int
+    refused: int
+    unstaged: int
+    evicted_states: int
+    evicted_pages: int
+    written: int
+    write_failed: int
+    write_missed: int
+    writes_pending: int
+    state_bytes: int
+    page_bytes: int
+    leaked_records: int
+    failures: Mapping[str, int] = field(default_factory=dict)
+    store_evicted: int = 0
+    prefetch: PrefetchStats = NO_PREFETCH
+
+    def records(self) -> list[Bar]:
+        """Returns how full the records of each kind are."""
+        sizes = {
+            "records of states in host memory": (self.host_states, self.host_state_records),
+            "records of KV pages in host memory": (self.host_pages, self.host_page_records),
+        }
+        return [bar(f"{each:,} {what}", of_use(used, each)) for what, (used, each) in sizes.items() if each]
+
+    def sheet(self) -> Sheet:
+        """See `Shown.sheet`."""
+        sections = [figures("figures", self)]
+        if self.prefetch:
+            sections.append(figures("prefetches", self.prefetch))
+        wrong = [f"{self.leaked_records} host records leaked"] if self.leaked_records else []
+        notes = [f"{format_bytes(self.host_bytes)} of host memory, {format_bytes(self.staging_bytes)} of staging."]
+        title = f"TierStats({self.host_states} of {self.host_state_records} states in host memory)"
+        return sheet(title, self.records(), sections, wrong, notes)
+
+
+class NoTiers(Absent):
+    """Figures of a manager without host memory."""
+
+    _record, _why = TierStats, "this manager has no tiers: build it with tiers=ms.Tiers()"
+
+
+NO_TIERS: Final[Any] = NoTiers()
+
+
+@dataclass(frozen=True)
+class ChaosStats(Shown):
+    """Faults injected on purpose since the start, see `Chaos`. Each is one line in the log.
+
+    Attributes:
+        claims: steps in which optional claims were refused.
+        admissions: admissions and forks that found too few slots.
+        store_fails: calls of the store that failed, or gave a wrong answer for one record.
+        store_late: calls of the store that were delayed.
+        polls: polls that did nothing.
+    """
+
+    claims: int = 0
+    admissions: int = 0
+    store_fails: int = 0
+    store_late: int = 0
+    polls: int = 0
+
+    def sheet(self) -> Sheet:
+        """See `Shown.sheet`."""
+        return _of_figures(self)
+
+
+class NoChaos(Absent):
+    """Figures of a manager without injected faults."""
+
+    _record, _why = ChaosStats, "no faults are injected: call ms.testing.Faults(ms.testing.Chaos()).inject(mem)"
+
+
+NO_CHAOS: Final[Any] = NoChaos()
+
+
+@dataclass(frozen=True)
+class Stats(Shown):
+    """Figures of a manager; slots unless said otherwise.
+
+    The four `held_by_` figures and `free` add up to `capacity`, but for slots that are claimed by id.
+
+    Attributes:
+        capacity: the highest slot.
+        free: free slots.
+        held_by_live: held by rows for their live states.
+        held_by_lanes: held by rows for snapshots that are not published.
+        held_by_snapshots: held by published snapshots, cached ones too.
+        held_by_sessions: held by sessions.
+        held_by_marks: of `held_by_snapshots`, states inside prompts of rows that still run.
+        rows: rows of the request table.
+        rows_used: rows that requests have.
+        oldest_row: seconds since the oldest of these requests was admitted or forked; 0 without one.
+        idlest_row: seconds that one of them has had the same length, the longest of all: at least, as figures saw it.
+        pages: KV pages.
+        pages_free: KV pages that are free.
+        level_slots: level slots, of a layout with levels.
+        level_slots_free: level slots that no state has.
+        sessions: open sessions.
+        sessions_emptied: idle sessions that made way or expired, since the start.
+        oldest_session: seconds since the oldest session was opened; 0 without one.
+        idlest_session: seconds that the longest idle session is idle; 0 without one.
+        claimed: slots that were claimed, since the start.
+        short_of_slots: admissions, forks and extensions refused for lack of slots, since the start: back-pressure.
+        short_of_rows: the same, for lack of rows.
+        short_of_pages: the same, for lack of KV pages.
+        snapshots: boundaries with a snapshot, since the start.
+        degraded: boundaries that found no slot for one, since the start. LazyPingPong overwrites its older one there.
+        published: snapshots that were published.
+        dropped: published snapshots that were dropped.
+        refused: snapshots for which no register was free.
+        missed: states that prompts wanted, and no chunk came near the length: see `StateManager.chunk`.
+        copied_bytes: moved by memstate's own launches.
+        zeroed_bytes: zeroed by memstate's own launches.
+        packets: sent; at most one a scheduler step where no two recorded changes conflict.
+        uploads: asynchronous copies to the device.
+        upload_bytes: bytes of these.
+        upload_waits: times that the host waited because the ring of upload buffers was full.
+        launches: of all ops together.
+        syncs: times that the host waited for the device.
+        prefix: the prefix cache; `NoPrefix` without one. What stands for a missing part is falsy, and reading a figure
+            of it raises `ConfigurationError`.
+        tiers: host memory and storage; `NoTiers` without such.
+        chaos: injected faults; `NoChaos` without any.
+    """
+
+    capacity: int
+    free: int
+    held_by_live: int
+    held_by_lanes: int
+    held_by_snapshots: int
+    held_by_sessions: int
+    held_by_marks: int
+    rows: int
+    rows_used: int
+    oldest_row: float = field(compare=False)
+    idlest_row: float = field(compare=False)
+    pages: int
+    pages_free: int
+    level_slots: int
+    level_slots_free: int
+    sessions: int
+    sessions_emptied: int
+    oldest_session: float = field(compare=False)
+    idlest_session: float = field(compare=False)
+    claimed: int
+    short_of_slots: int
+    short_of_rows: int
+    short_of_pages: int
+    snapshots: int
+    degraded: int
+    published: int
+    dropped: int
+    refused: int
+    missed: int
+    copied_bytes: int
+    zeroed_bytes: int
+    packets: int
+    uploads: int
+    upload_bytes: int
+    upload_waits: int
+    launches: int
+    syncs: int
+    prefix: PrefixStats = NO_PREFIX
+    tiers: TierStats = NO_TIERS
+    chaos: ChaosStats = NO_CHAOS
+
+    def sheet(self) -> Sheet:
+        """See `Shown.sheet`."""
+        cached = min(self.prefix.states, self.held_by_snapshots) if self.prefix else 0
+        held = {
+            "live": self.held_by_live, "lane": self.held_by_lanes, "snapshot": self.held_by_snapshots - cached,
+            "cached": cached, "session": self.held_by_sessions, "free": self.free,
+        }  # fmt: skip
+        held["by id"] = max(0, self.capacity - sum(held.values()))
+        parts = [part._replace(name="snapshot or mark") if part.kind == "snapshot" else part for part in of_slots(held)]
+        bars = [bar(f"{self.capacity:,} slots", parts)]
+        sections = [figures("counters", self)]
+        self.add_parts(bars, sections)
+        if self.chaos:
+            sections.append(figures("injected faults", self.chaos))
+        title = f"Stats({self.free:,} of {self.capacity:,} slots free, {self.rows_used:,} of {self.rows:,} rows used)"
+        return sheet(title, bars, sections)
+
+    def add_parts(self, bars: list[Bar], sections: list[Section]) -> None:
+        """Adds what there is of levels, KV pages, prefix cache and tiers, for the sheets of figures and of managers."""
+        if self.level_slots:
+            used = of_use(self.level_slots - self.level_slots_free, self.level_slots)
+            bars.append(bar(f"{self.level_slots:,} level slots", used))
+        if self.pages:
+            bars.append(bar(f"{self.pages:,} KV pages", of_use(self.pages - self.pages_free, self.pages)))
+        if self.prefix:
+            bars.append(self.prefix.prompts())
+            sections.append(figures("prefix cache", self.prefix))
+        if self.tiers:
+            bars += self.tiers.records()
+            sections.append(figures("tiers", self.tiers))
 
 
 def _of_figures(stats: Any) -> Sheet:

@@ -18,7 +18,7 @@ from tests.support.sources import ROOT, sources
 
 # Every folder of memstate/ is one layer: its modules import from their own folder and from those above it in this list.
 # BASE stands for the files beside the folders; PACKAGE for memstate/__init__.py.
-BASE = "alone errors lasting logs guard checks salts container sizes streams tokens stats atomic sheet"
+BASE = "alone errors lasting logs guard checks salts container sizes streams tokens stats absent atomic sheet"
 PACKAGE = "memstate"
 LAYERS = (
     ("kernels",),

@@ -56,7 +56,7 @@ def test_O5_every_evicted_state_is_counted_and_logged_with_its_reason(
         at.cache._note_superseded(next(iter(owners.nodes(at.cache).values())))
         at.cache.evict_states(1)
     stats = at.mem.stats().prefix
-    assert stats is not None and stats.evicted_states
+    assert stats.evicted_states
     gone = {name: n for name, n in vars(stats).items() if name.startswith("gone_") and n}
     assert gone == {f"gone_{why}": stats.evicted_states}
     assert told("evicted") == stats.evicted_states * [{"why": why, "tokens": 8, "uses": 0}]
@@ -66,7 +66,7 @@ def test_a_state_that_a_row_takes_over_is_no_loss(told: Callable[[str], list[dic
     at = served(1, slots=1)
     row = at.start([*whole(0), 7])
     stats = at.mem.stats().prefix
-    assert at.mem.info(row).length == 8 and stats is not None
+    assert at.mem.info(row).length == 8
     assert (stats.gone_taken, stats.evicted_states, [each["why"] for each in told("evicted")]) == (1, 1, ["taken"])
 
 
@@ -78,7 +78,7 @@ def test_recover_counts_the_states_that_it_could_not_keep() -> None:
         raise KeyboardInterrupt
     at.mem.recover()
     stats = at.mem.stats().prefix
-    assert stats is not None and (stats.gone_cleared, stats.evicted_states, stats.states) == (1, 1, 1)
+    assert (stats.gone_cleared, stats.evicted_states, stats.states) == (1, 1, 1)
 
 
 def test_degradations_refusals_and_interrupted_calls_are_events(told: Callable[[str], list[dict[str, Any]]]) -> None:
@@ -194,7 +194,7 @@ def test_what_storage_and_host_memory_lose_is_an_event(told: Callable[[str], lis
     late = at.mem.prefetch([*whole(2), 1])
     at.note([*whole(2), 1])
     at.admit(ms.Request("a", tokens=[*whole(2), 1], fetch=late))
-    assert at.tiers.prefetch is not None and at.tiers.prefetch.late == len(told("prefetch late")) == (not late.done)
+    assert at.tiers.prefetch.late == len(told("prefetch late")) == (not late.done)
     while not late.done:
         at.mem.poll()
     assert [each["outcome"] for each in told("prefetch ended")] == ["missed"]
@@ -209,7 +209,7 @@ def test_a_prefetch_of_a_request_without_tokens_is_late_too() -> None:
     fetch = at.mem.prefetch([*whole(2), 1])
     open_still = not fetch.done
     at.mem.end(at.mem.admit([ms.Request("a", fetch=fetch)]))
-    assert at.tiers.prefetch is not None and at.tiers.prefetch.late == open_still == 1
+    assert at.tiers.prefetch.late == open_still == 1
 
 
 def test_O6_nothing_is_written_unless_logging_is_configured(capfd: pytest.CaptureFixture[str]) -> None:
@@ -240,7 +240,7 @@ def test_a_handler_that_raises_ends_no_call(
         log.removeHandler(handler)
         log.setLevel(logging.NOTSET)
     stats = at.mem.stats().prefix
-    assert stats is not None and stats.evicted_states == 1
+    assert stats.evicted_states == 1
     assert ("ZeroDivisionError" in capsys.readouterr().err) == raises
 
 

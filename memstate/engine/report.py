@@ -19,7 +19,7 @@ from memstate.sheet import MOST_ROWS, Sheet, bar, figures, of_bytes, of_slots, s
 from memstate.sizes import format_bytes
 from memstate.slots.audit import AuditReport, audit
 from memstate.slots.inspect import Inspection, behind, inspect
-from memstate.stats import Stats
+from memstate.stats import NO_CHAOS, NO_PREFIX, NO_TIERS, Stats
 
 PER_ROW = REGISTERS_PER_ROW
 
@@ -127,9 +127,9 @@ class Reports:
             upload_waits=self._commands.ring.waits,
             launches=asked.total_launches,
             syncs=asked.syncs,
-            prefix=self._prefix.stats() if self._prefix is not None else None,
-            tiers=self._tiers.stats() if self._tiers is not None else None,
-            chaos=self._parts.chaos() if self._parts.chaos is not None else None,
+            prefix=self._prefix.stats() if self._prefix is not None else NO_PREFIX,
+            tiers=self._tiers.stats() if self._tiers is not None else NO_TIERS,
+            chaos=self._parts.chaos() if self._parts.chaos is not None else NO_CHAOS,
         )
 
     def audit(self) -> AuditReport:

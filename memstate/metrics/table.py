@@ -69,7 +69,7 @@ def _figure(kind: Kind, name: str, says: str, source: str | Mapping[str, str] | 
 def _field(record: Any, path: str) -> Any:
     """Returns a field; None where one of the records that it lies in is not there."""
     for name in path.split("."):
-        record = getattr(record, name) if record is not None else None
+        record = getattr(record, name) if record else None
     return record
 
 
@@ -79,7 +79,7 @@ _gauge, _counter = partial(_figure, "gauge"), partial(_figure, "counter")
 def _slots(reading: Reading) -> Sequence[Sample]:
     """All owners together are the capacity."""
     stats = reading.stats
-    cached = stats.prefix.states if stats.prefix is not None else 0
+    cached = stats.prefix.states if stats.prefix else 0
     held = {
         "live": stats.held_by_live, "lane": stats.held_by_lanes, "mark": stats.held_by_marks, "cached": cached,
         "session": stats.held_by_sessions, "snapshot": stats.held_by_snapshots - cached - stats.held_by_marks,
@@ -94,14 +94,14 @@ def _used(used: int, whole: int, *labels: str) -> list[Sample]:
 
 
 def _records(reading: Reading) -> Sequence[Sample]:
-    if (tiers := reading.stats.tiers) is None:
+    if not (tiers := reading.stats.tiers):
         return []
     states = _used(tiers.host_states, tiers.host_state_records, "host", "state")
     return [*states, *_used(tiers.host_pages, tiers.host_page_records, "host", "page")]
 
 
 def _copies(reading: Reading, in_bytes: bool = False) -> Sequence[Sample]:
-    if (tiers := reading.stats.tiers) is None:
+    if not (tiers := reading.stats.tiers):
         return []
     state, page = (tiers.state_bytes, tiers.page_bytes) if in_bytes else (1, 1)
     return [

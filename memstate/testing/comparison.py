@@ -136,6 +136,6 @@ def _serve(name: str, engine: Any, prompts: Sequence[Any], watch: Watch, draw: R
         first.add_note(f"compare: run {name}")
         raise first from error.__cause__ if first is error else error
     stats, counts = mem.stats(), watch.counts
-    counts["hits"] = stats.prefix.hit_tokens if stats.prefix is not None else 0
-    counts["faults"] = sum(vars(stats.chaos).values()) if stats.chaos is not None else 0
+    counts["hits"] = stats.prefix.hit_tokens if stats.prefix else 0
+    counts["faults"] = sum(vars(stats.chaos).values()) if stats.chaos else 0
     return counts + Counter(requests=len(prompts), aborted=len(aborted), parted=len(watch.parted))

@@ -22,7 +22,7 @@ from memstate.requests.page_table import PageTable
 from memstate.sheet import Sheet, Shown
 from memstate.slots.commands import Action, CommandBuffer
 from memstate.state.planes import Planes
-from memstate.stats import TierStats
+from memstate.stats import NO_PREFETCH, TierStats
 from memstate.tiers.alike import compare
 from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.host.packing import Packing
@@ -525,7 +525,7 @@ class TierManager(NotCopied, Shown):
             leaked_records=self.leaked,
             failures=dict(sum(raised, faults_of(self.settings.store))),
             store_evicted=evicted_of(self.settings.store),
-            prefetch=self.prefetcher.stats() if self.prefetcher else None,
+            prefetch=self.prefetcher.stats() if self.prefetcher else NO_PREFETCH,
         )
 
     def miscounts(self) -> list[str]:

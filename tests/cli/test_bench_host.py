@@ -172,7 +172,7 @@ def test_tiers_that_are_used_move_states_and_ask_their_store() -> None:
     for _ in range(4):
         side.turn(lambda op, act: act())
     tiers = side.mem.stats().tiers
-    assert tiers is not None and tiers.prefetch is not None and tiers.written > 0
+    assert tiers.written > 0
     assert tiers.prefetch.started == tiers.prefetch.missed == online.FIRST + 4
 
 

@@ -186,7 +186,6 @@ def test_C2_tiers_allocate_what_is_planned_on_the_device_and_on_the_host(model: 
         mem = built(plan, split, tiers=ms.Tiers("m", host_slots=split.host.states, kv=planes))  # pages in proportion
         assert sum(storages(mem, "meta").values()) == split.nbytes
         stats = mem.stats().tiers
-        assert stats is not None
         assert (stats.host_bytes, stats.host_state_records) == (split.host.nbytes, split.host.states)
         assert stats.host_page_records == split.host.pages
         of_state, of_page = plan.host_records

@@ -37,9 +37,8 @@ def lines(log: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in log.records if record.levelno == logging.INFO]
 
 
-def require_logged(log: pytest.LogCaptureFixture, counted: ChaosStats | None) -> None:
+def require_logged(log: pytest.LogCaptureFixture, counted: ChaosStats) -> None:
     """Every fault that was counted is a line, with a number of its own; lines after the count are more faults."""
-    assert counted is not None
     logged, kinds = lines(log), asdict(counted)
     assert [line.partition(",")[0] for line in logged] == [f"fault {n}" for n in range(1, len(logged) + 1)]
     for kind, n in kinds.items():
@@ -64,7 +63,7 @@ def test_an_engine_computes_the_same_under_any_chaos(
         report = demo(strategy=strategy, seed=seed, **room)
         assert report.ok, report.failure()
         require_logged(told, report.stats.chaos)
-        met.update(asdict(report.stats.chaos))  # type: ignore[arg-type]
+        met.update(asdict(report.stats.chaos))
     assert {kind for kind, n in met.items() if not n} <= (set() if strategy == "redirect" else {"claims"})
 
 
@@ -97,7 +96,7 @@ def test_a_refused_mark_costs_a_state_and_nothing_else(strategy: str, told: pyte
 
 
 def test_claims_stay_below_the_caller_s_limit_and_count_only_where_chaos_refused() -> None:
-    def taken(chaos: Chaos, limit: int) -> tuple[int, ChaosStats | None]:
+    def taken(chaos: Chaos, limit: int) -> tuple[int, ChaosStats]:
         loop = Loop(CPU, ms.Redirect(I), slots=12, chaos=chaos)
         rows = loop.admit(*map(ms.Request, "abcd"))
         for _ in range(I + 1):
@@ -141,7 +140,6 @@ def test_a_delayed_poll_moves_nothing(told: pytest.LogCaptureFixture) -> None:
     for _ in range(40):
         due, skipped = list(at.below._due), at.mem.stats().chaos
         at.mem.poll()
-        assert skipped is not None and at.mem.stats().chaos is not None
         seen.append(at.mem.stats().chaos != skipped)
         assert not seen[-1] or at.below._due == due, "a poll that is delayed does nothing"
     assert 10 < sum(seen) < 30 and not at.below._due

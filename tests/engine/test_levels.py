@@ -284,7 +284,7 @@ def test_L11_states_come_back_from_below_with_their_levels(
         mem._parts.levels.let_go()
         assert mem._parts.levels.allocator.free == mem._parts.levels.allocator.pages
         figures = mem.stats().tiers
-        assert figures is not None and not figures.leaked_records
+        assert not figures.leaked_records
         found.update(host=figures.host_hit_tokens, storage=figures.storage_hit_tokens)
         mem.tiers.close()
     assert found["storage" if stored else "host"]

@@ -114,7 +114,7 @@ def test_the_tiers_stay_on_the_device_of_the_states(cuda: FakeCuda) -> None:
         cuda.synchronize(1)
     mem.prefix.clear()  # type: ignore[union-attr]
     end(mem, [*prompt, 1, 2])
-    assert mem.stats().tiers.states_in == 1  # type: ignore[union-attr]
+    assert mem.stats().tiers.states_in == 1
     assert {"pack_slots", "unpack_slots"} <= {work.what for work in cuda.work}
     assert devices(cuda.work) == {1}
     assert set(cuda.pinned_on) == {1}

@@ -108,7 +108,7 @@ def test_a_wrong_request_in_a_list_is_named_before_anything_starts(call: Any, ba
     requests = [*PROMPTS, None, bad, TEXT]
     with pytest.raises(ms.InvalidArgument, match=rf"^requests\[{len(PROMPTS) + 1}\]: prompt ('long name'|6)[ :]"):
         next(call(model, mem, requests))
-    assert mem.stats().prefix.prompt_tokens == 0  # type: ignore[union-attr]
+    assert mem.stats().prefix.prompt_tokens == 0
     requests.pop(-2)
     found = [one for one in call(model, mem, requests) if isinstance(one, mst.Served)]
     assert sorted(one.id for one in found) == [*range(len(PROMPTS) + 1)]
@@ -246,13 +246,13 @@ def test_what_storage_reads_for_a_request_that_never_starts_is_cancelled(how: st
     at = mst.Server(model, mem)
     at.submit(mst.Prompt(TEXT, "never", most=1000 if how == "refused" else NEW))
     at.admit()
-    assert mem.stats().tiers.prefetch.in_flight == 1  # type: ignore[union-attr]
+    assert mem.stats().tiers.prefetch.in_flight == 1
     if how != "close":
         if how == "abort":
             at.abort("never")
         assert [one.reason for one in rest(at)] == ["aborted" if how == "abort" else "too_large"]
     at.close()
-    assert mem.stats().tiers.prefetch.in_flight == 0 and mem.audit().clean  # type: ignore[union-attr]
+    assert mem.stats().tiers.prefetch.in_flight == 0 and mem.audit().clean
     mem.close()
 
 

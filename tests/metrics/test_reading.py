@@ -23,7 +23,6 @@ from tests.support.metered import manager, turn
 def wrong(stats: Stats) -> list[str]:
     """What cannot be true at any moment between two calls."""
     prefix = stats.prefix
-    assert prefix is not None
     held = stats.held_by_live + stats.held_by_lanes + stats.held_by_snapshots + stats.held_by_sessions
     gone = sum(n for name, n in vars(prefix).items() if name.startswith("gone_"))
     lost = prefix.lost_no_sharing + prefix.lost_evicted + prefix.lost_no_snapshot

@@ -42,7 +42,7 @@ def test_after_a_recovery_what_a_session_shares_counts_once() -> None:
     mem = manager(slots=20)
     turn(mem, 3, "c", session=mem.sessions.open("talk"))
     mem.recover()
-    assert mem.stats().held_by_sessions == mem.stats().prefix.states == 1  # type: ignore[union-attr]
+    assert mem.stats().held_by_sessions == mem.stats().prefix.states == 1
     assert all_of(mem)["c"][1:] == (4, 14)
 
 

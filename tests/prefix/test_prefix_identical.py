@@ -38,7 +38,7 @@ def test_B51_every_length_around_pages_chunks_and_boundaries(name: str, backend:
         assert at.turn(BASES[0][:length], goal, most=CHUNK) == match.length < length
         at.look(idle=True)
     assert at.mem.match(BASES[0]).length >= (3 * EVERY if backend.name == "reference" else EVERY)
-    assert at.mem.stats().prefix.evicted_states == 0  # type: ignore[union-attr]
+    assert at.mem.stats().prefix.evicted_states == 0
 
 
 @pytest.mark.sample(interpreter=1)

@@ -81,7 +81,7 @@ def test_what_needs_a_cache_says_so_where_there_is_none(backend: Backend) -> Non
     at.mem.settle(step)
     at.mem.end([row])
     at.mem.audit().raise_if_leaking()
-    assert at.mem.stats().prefix is None and at.mem.free_slots == 16
+    assert not at.mem.stats().prefix and at.mem.free_slots == 16
 
 
 def test_a_salt_or_a_snapshot_that_cannot_be_meant_changes_nothing(backend: Backend) -> None:

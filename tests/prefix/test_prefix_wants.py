@@ -142,7 +142,7 @@ def test_only_what_the_policy_would_keep_is_asked_for_and_kept(
     at.look(idle=True)
     assert sorted(at.states()) == states
     assert {place.kind for place in policy.places[3:]} == {"named", "boundary", "end", kind}
-    declined = at.mem.stats().prefix.declined  # type: ignore[union-attr]
+    declined = at.mem.stats().prefix.declined
     assert declined == sum(place.kind != kind for place in policy.places[3:]) > 0
 
 

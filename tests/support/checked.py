@@ -105,7 +105,6 @@ class Checked:
         assert states == owners.nodes(cache) and leased.keys() <= {*nodes}
         assert set(cache.tree.roots) == {salt for salt, _ in cache.tree.walk()}
         figures = self.mem.stats().prefix
-        assert figures is not None
         assert (figures.states, figures.nodes, figures.pages) == (len(states), len(nodes), len(held))
         assert figures.inserted + figures.loaded - figures.evicted_states == figures.states
         lost = figures.lost_no_sharing + figures.lost_evicted + figures.lost_no_snapshot

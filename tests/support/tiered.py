@@ -87,9 +87,7 @@ class Tiered(Server):
 
     @property
     def tiers(self) -> TierStats:
-        figures = self.mem.stats().tiers
-        assert figures is not None
-        return figures
+        return self.mem.stats().tiers
 
     @property
     def salts(self) -> dict[object, object]:

@@ -177,7 +177,7 @@ def below(mem: ms.StateManager) -> None:
             mem.poll()
         serve(mem, [*prompts[1], 1], fetch=fetch)
     found = mem.stats().tiers
-    assert found is not None and min(found.states_in, found.states_out, found.storage_hit_tokens) > 0, found
+    assert min(found.states_in, found.states_out, found.storage_hit_tokens) > 0, found
     chat = mem.sessions.open("chat")
     for turn in (1, 2):
         serve(mem, prompt(40, 4 * turn), session=chat)

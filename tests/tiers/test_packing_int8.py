@@ -201,6 +201,6 @@ def test_B66_int8_states_come_back_within_half_a_step(backend: Backend) -> None:
         mem.end([row], keep="cache", tokens=[prompt])
         mem.poll()
     figures = mem.stats().tiers
-    assert figures is not None and figures.leaked_records == 0 and figures.host_hit_tokens == 3 * 2 * PAGE
+    assert figures.leaked_records == 0 and figures.host_hit_tokens == 3 * 2 * PAGE
     assert mem.tiers.host.states.pool.nbytes < LAYOUT.bytes_per_slot
     mem.close()

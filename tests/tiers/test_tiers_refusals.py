@@ -33,7 +33,7 @@ def test_without_tiers_poll_does_nothing() -> None:
     mem.poll()
     mem.close()
     mem.close()
-    assert mem.stats() == before and mem.stats().tiers is None and mem.tiers is None
+    assert mem.stats() == before and not mem.stats().tiers and mem.tiers is None
     with pytest.raises(ms.ConfigurationError, match="tiers="):
         mem.prefetch(ONE)
 
@@ -43,7 +43,7 @@ def test_without_a_storage_there_is_nothing_to_fetch_from(plain: Backend) -> Non
     for call in (at.mem.prefetch, at.below.ready, at.below.cancel):
         with pytest.raises(ms.ConfigurationError, match="store="):
             call(ONE)
-    assert at.tiers.prefetch is None
+    assert not at.tiers.prefetch
 
 
 WHOLE_NUMBERS = [("host_slots", None), ("host_slots", 0), ("host_slots", 1.5), ("host_pages", True), ("host_pages", 0),

@@ -138,7 +138,7 @@ def test_a_manager_shows_slots_bytes_tokens_and_records() -> None:
     assert [part.name for part in memory.parts] == ["used", "free", "padding", "null slot", "tables"]
     assert memory.parts[2].size == 24 * (LAYOUT.bytes_per_slot - LAYOUT.payload_bytes_per_slot)
     stats = mem.stats().prefix
-    assert stats is not None and sum(part.size for part in prompts.parts) == stats.prompt_tokens
+    assert sum(part.size for part in prompts.parts) == stats.prompt_tokens
     assert [part.text for part in records.parts] == ["4"]
     rows = {row[1]: row for row in mem.sheet().sections[0].rows}
     assert rows["conversation-17"][2] == "16" and set(rows) == {"conversation-17", "b"}
@@ -162,7 +162,7 @@ def test_other_objects_show_their_figures() -> None:
     ]  # fmt: skip
     assert legend(mem.layout) == {"conv": "30 B", "ssm": "64 B", "padding": "2 B"}
     nodes = mem.prefix.sheet().sections[0]
-    assert nodes.rows[0][1] == "0 .. 4" and len(nodes.rows) + nodes.more == mem.stats().prefix.nodes  # type: ignore[union-attr]
+    assert nodes.rows[0][1] == "0 .. 4" and len(nodes.rows) + nodes.more == mem.stats().prefix.nodes
     plan = ms.capacity("qwen3_next", "40GiB", context="32k", concurrency=16)
     assert sum(part.size for part in plan.sheet().bars[0].parts) == plan.best.nbytes
     assert plan.recommendation[:200] in " ".join(words(plan))
@@ -250,7 +250,7 @@ held: list[ms.Rows] = []  # of the manager above: requests live as long as their
 def test_pages_stay_small_whatever_the_size_of_the_object() -> None:
     mem = huge()
     stats = mem.stats()
-    assert (stats.capacity, stats.rows_used) == (200_000, 1000) and stats.prefix is not None
+    assert (stats.capacity, stats.rows_used) == (200_000, 1000)
     assert stats.prefix.nodes >= 10_000
     report = mem.audit()
     leaking = ms.slots.audit.AuditReport(200_000, 0, {}, leaked=list(range(1, 200_001)))

@@ -104,7 +104,7 @@ class DemoReport:
         return self.comparison.differences
 
     @property
-    def tiers(self) -> TierStats | None:
+    def tiers(self) -> TierStats:
         """Figures of host memory and storage."""
         return self.stats.tiers
 
@@ -126,7 +126,7 @@ class DemoReport:
     @property
     def states_filed_per_request(self) -> float:
         """States that the prefix cache took in for a request, on average."""
-        return self.stats.prefix.inserted / self.requests if self.stats.prefix else 0.0
+        return self.stats.prefix.inserted / self.requests
 
     @property
     def ok(self) -> bool:
@@ -182,7 +182,6 @@ class DemoReport:
     def to_json(self) -> dict[str, Any]:
         """Returns the keys of the command's contract and more."""
         m, c, stats, tiers, prefix = self.meter, self.comparison, self.stats, self.tiers, self.stats.prefix
-        assert prefix is not None
         return {
             **{key: getattr(self.config, key) for key in CONFIG_KEYS},
             **{key: getattr(self, key) for key in REPORT_KEYS},

@@ -199,7 +199,7 @@ def latency(machine: Machine, result: Result) -> None:
     # An eviction waits for nothing: a state without staging is lost, and would burden no step.
     server = Server(machine, layout, rows, cached, staging=cached, tracking=ms.Redirect(EVERY))
     room = server.mem.stats().tiers
-    assert room is not None and room.staging_bytes >= 2 * cached * room.state_bytes, "staging holds fewer states"
+    assert room.staging_bytes >= 2 * cached * room.state_bytes, "staging holds fewer states"
     server.cache([server.prompt() for _ in range(cached)])
     batch = server.start([server.prompt() for _ in range(rows)])
     timed(server, batch, 4)

@@ -293,7 +293,7 @@ class Machine:
                  else (0, 0)), one.evicted, model.leased(one)) for one in model.entries
             )  # fmt: skip
             self._same("cache", _nodes(mem.prefix), told)
-            stats = asdict(mem.stats().prefix)  # type: ignore[arg-type]
+            stats = asdict(mem.stats().prefix)
             found = sum(n for name, n in stats.items() if name == "hit_tokens" or name.startswith("lost_"))
             self._same("tokens looked up", found, stats["prompt_tokens"])
             gone = sum(stats.pop(name) for name in [*stats] if name.startswith("gone_"))

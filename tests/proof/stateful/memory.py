@@ -728,7 +728,7 @@ class Lower:
             f["write_failed"], f["write_missed"],
         ]  # fmt: skip
         same("stats of the tiers", seen, told)
-        if stats.prefetch is None:
+        if not stats.prefetch:
             return
         names = vars(stats.prefetch).keys() - {"flaws", "in_flight", "in_flight_tokens", "late"}
         same("stats of prefetches", {name: n for name in names if (n := getattr(stats.prefetch, name))},

@@ -11,6 +11,7 @@ from tests.support.tiny_served import TEXT, managed
 pytest.importorskip("transformers")
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers.between import Between
+from memstate.integrations.transformers.held import Held
 from memstate.integrations.transformers.probe import cache_argument, own_cache
 
 QUIET = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 4}
@@ -65,8 +66,8 @@ def test_layers_show_what_those_of_the_own_cache_have(family: str, way: Any, set
 def test_nothing_is_gathered_where_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("lfm2")
     mem, looks = managed(model), list[int]()
-    look = mst.StateCache._gathered
-    monkeypatch.setattr(mst.StateCache, "_gathered", lambda self: looks.append(1) or look(self))
+    look = Held.gather
+    monkeypatch.setattr(Held, "gather", lambda self: looks.append(1) or look(self))
     with mst.StateCache(model, mem) as cache:
         assert repr(cache.layers[0].conv_states) == "{0: None}"
         model.generate(IDS, past_key_values=cache, **QUIET, num_beams=1)

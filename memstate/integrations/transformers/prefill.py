@@ -10,6 +10,7 @@ from memstate.errors import InvalidArgument
 from memstate.integrations.transformers.batch import Batches
 from memstate.integrations.transformers.left import end_rows
 from memstate.integrations.transformers.prompts import checked
+from memstate.integrations.transformers.watch import Call
 from memstate.requests.handles import Request, Row
 
 
@@ -84,3 +85,28 @@ def _chunks(batches: Batches, rows: Sequence[Row], texts: Sequence[Sequence[int]
             tokens = batches.mem.chunk(row, left) if batches.found.continues or not length else 1
             groups.setdefault((tokens, int(not length)), []).append(entry)
     return [(*key, *batch) for key, batch in groups.items()]
+
+
+def repeats(call: Call, rows: int, last: Sequence[int], drafts: int) -> int:
+    """Returns how many times the first forward behind a prompt has each row: beams and samples repeat them.
+
+    Args:
+        call: the forward.
+        rows: the rows of the cache.
+        last: the last token of each prompt, which it must read.
+        drafts: tokens behind these that are guesses.
+
+    Raises:
+        InvalidArgument: it reads something else.
+
+    Syncs: yes.
+    """
+    times, rest = divmod(call.batch, rows)
+    fits = times and not rest and call.columns == 1 + drafts
+    ids = call.ids[:, 0].tolist() if fits and call.ids is not None else None
+    if ids != [token for token in last for _ in range(times)]:
+        raise InvalidArgument(
+            f"a forward of {call.batch} x {call.columns} tokens behind a prompt of {rows} rows: give generate the ids "
+            "that prompt= had"
+        )
+    return times

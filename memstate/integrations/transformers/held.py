@@ -1,0 +1,256 @@
+"""The rows of a `StateCache`: what is known of each, their step, and how they are reordered and end."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+
+from memstate.engine.manager import StateManager
+from memstate.errors import InvalidArgument, StaleHandle
+from memstate.integrations.transformers.batch import Batches
+from memstate.integrations.transformers.binding import leave
+from memstate.integrations.transformers.left import Left, release
+from memstate.integrations.transformers.lengths import Lengths, Seen
+from memstate.integrations.transformers.states import States
+from memstate.integrations.transformers.watch import Call
+from memstate.requests.handles import Request, Row, Snapshot
+from memstate.requests.steps import Step
+
+
+def _length(snapshot: Snapshot | None) -> int:
+    return -1 if snapshot is None else snapshot.length
+
+
+class Held:
+    """What a cache holds of its manager, from the first forward of a batch to the end of its rows.
+
+    Args:
+        mem: the manager.
+        states: what hands states to the layers.
+        batches: with a prompt, what reads it; None: without.
+        layers: of the cache; their KV goes along with the rows where it is not in pages.
+        counting: makes the `Lengths` of so many rows.
+
+    Attributes:
+        rows: the requests of the batch; empty before the first forward.
+        lengths: how many tokens of each row are certain.
+        texts: with a prompt, the tokens of each row, and the pads that it read when it did not count any more.
+        columns: of the batch that were read, tokens and pads.
+        step: of the forward that runs.
+        checked: the step whose forward has read guesses, until `accept` says which were right.
+        torn: while rows and what is known of them do not fit; an interrupt leaves it so.
+        closed: why no forward can begin; "": one can.
+    """
+
+    def __init__(
+        self, mem: StateManager, states: States, batches: Batches | None, layers: Sequence[object],
+        counting: Callable[[int], Lengths],
+    ) -> None:  # fmt: skip
+        self._mem, self._states, self._batches = mem, states, batches
+        self._layers, self._counting = layers, counting
+        self.rows, self.texts, self.columns = list[Row](), list[list[int]](), 0
+        self.step: Step | None = None
+        self.checked: Step | None = None
+        self.torn, self.closed = False, ""
+        self._begin(0)
+
+    def _begin(self, batch: int) -> None:
+        self.lengths = self._counting(batch)
+        self._kept: list[Snapshot | None] = [None] * batch  # of rows that stopped counting: the last that counted
+
+    @property
+    def _left(self) -> Left:
+        return Left(self.rows, self._kept, self.step or self.checked)
+
+    def admit(self, batch: int) -> None:
+        """Admits a row for each entry of a batch. Raises: OutOfSlots, OutOfRows. Syncs: no."""
+        self._begin(batch)
+        self.rows = list(self._mem.admit([Request(f"generate {entry}") for entry in range(batch)]))
+
+    def have_read(self, texts: Sequence[list[int]], columns: int) -> None:
+        """Notes what the rows have read: so many columns, which end with all tokens of their texts but the last."""
+        self._begin(len(texts))
+        self.texts, self.columns = [text[:-1] for text in texts], columns
+        self.lengths.tokens = np.array([len(text) for text in self.texts])
+
+    def plan(self, columns: int, read: Sequence[int], drafts: int) -> Step:
+        """Plans the step of a forward.
+
+        Args:
+            columns: what it reads of each entry, tokens and pads.
+            read: how many of them each row reads.
+            drafts: how many of them are guesses.
+
+        Raises:
+            OutOfSlots, OutOfPages: back-pressure; nothing was planned.
+
+        Syncs: no.
+        """
+        # an entry that has read nothing but pads so far has no state: it is padding in this step
+        batch = [row if tokens else None for row, tokens in zip(self.rows, read, strict=True)]
+        if self._mem.device.page_table.numel():
+            lengths = [self._mem.info(row).length + tokens for row, tokens in zip(self.rows, read, strict=True)]
+            self._mem.extend(self.rows, lengths)
+        if self._batches is not None and columns > 1 and not drafts:
+            self._batches.fold(self.rows)  # a chunk starts from a state with all tokens before
+        self.step = self._mem.plan(batch, list(read), drafts=drafts)
+        return self.step
+
+    def count(self, call: Call, seen: Seen) -> None:
+        """Counts the tokens of a planned forward, and keeps the states of rows that stop. Syncs: yes."""
+        for entry in np.flatnonzero(seen.stop).tolist():  # before what it reads now is confirmed
+            self._keep(entry, int(seen.certain[entry]))
+        self.lengths.add(call, seen)
+        if self._batches is None:
+            return
+        assert call.ids is not None
+        self.texts = self.texts or [[] for _ in range(call.batch)]
+        for text, ids, read in zip(self.texts, call.ids.tolist(), seen.read.tolist(), strict=True):
+            text += ids[call.columns - read :]
+
+    def _keep(self, entry: int, length: int) -> None:
+        """Keeps the newest state of a row that stops counting, of at most so many tokens."""
+        row = self.rows[entry]
+        if self._batches is not None and self._mem.prefix is not None:
+            if length:
+                self._mem.publish([row], keep="cache", tokens=[self.texts[entry][:length]])
+            return
+        (self._kept[entry],) = self._mem.publish([row])
+        if (kept := self._kept[entry]) is not None and kept.length > length:
+            self._mem.drop([kept])
+            self._kept[entry] = None
+
+    def settle(self) -> None:
+        """Settles the step, unless it has guesses: which of them are right is not known yet. Syncs: no."""
+        step = self.step
+        assert step is not None
+        if step.batch.drafts is None:
+            self._mem.settle(step)
+        else:
+            self.checked = step
+        self.step = None  # not before: an exception here leaves the step to the next call
+
+    def accept(self, wrong: int) -> None:
+        """Accepts what the last forward has read, if it had guesses, but for the last tokens. Syncs: no."""
+        step = self.checked
+        if step is None:
+            return
+        self.torn = True
+        try:
+            self._mem.accept(step, [step.batch.most - wrong] * len(self.rows))
+        except InvalidArgument:  # an older step of somebody else comes first
+            self.torn = False
+            raise
+        self.checked = None
+        self.lengths.forget(wrong)
+        self.columns -= wrong
+        self.texts = [text[: len(text) - wrong] for text in self.texts]
+        self.torn = False
+
+    def take(self, entries: list[int]) -> None:
+        """Makes row i of the batch what row `entries[i]` was.
+
+        Args:
+            entries: a row for each row.
+
+        Raises:
+            OutOfSlots, OutOfRows, OutOfPages: back-pressure; all is as it was.
+
+        Syncs: no.
+        """
+        self.rows, self.torn = list((fork := self._mem.reorder(self.rows, entries)).rows), True
+        self.lengths.take(entries)
+        kept = dict(enumerate(self._kept))
+        taken = [kept.pop(entry, None) for entry in entries]
+        release(self._mem, Left([], list(kept.values()), None))
+        self._kept = taken
+        if self._batches is not None:
+            self.texts = [list(self.texts[entry]) for entry in entries]
+            if self._batches.kv is not None:
+                self._batches.kv.copy(fork.page_copies)
+        else:
+            self._states.hide()  # the slots have the states
+            for layer in self._layers:
+                if isinstance(layer, CacheLayerMixin):
+                    layer.reorder_cache(torch.LongTensor(entries))
+            self._states.drop()
+        self._states.uncover()
+        self.torn = False
+
+    def gather(self) -> dict[str, Tensor] | None:
+        """Returns copies of the states of all rows, by plane; None if there are none. Syncs: yes."""
+        if not self.rows or self.step is not None:
+            return None
+        found = self._mem.device.read_slots(self.rows).wait()
+        slots = [slot if self._mem.info(row).length else 0 for slot, row in zip(found, self.rows, strict=True)]
+        planes = self._mem.planes
+        return {name: planes.gather(name, torch.tensor(slots, device=planes.device)) for name in planes}
+
+    def release(self, publish: bool) -> list[Snapshot | None]:
+        """Ends the rows, and files their states where there is a prompt and a prefix cache.
+
+        Args:
+            publish: keep a snapshot of each row instead.
+
+        Returns:
+            With `publish` the snapshots, otherwise nothing.
+
+        Raises:
+            StaleHandle: with `publish`, if a reset or a recovery of the manager has ended the rows.
+
+        Syncs: no.
+        """
+        self.abort_torn()
+        try:
+            return self._end(publish)
+        except StaleHandle:
+            self.abort()
+            if publish:
+                raise
+            return []
+
+    def _end(self, publish: bool) -> list[Snapshot | None]:
+        self.accept(0)
+        rows, lengths = self.rows, self.lengths.tokens.tolist()
+        if rows and self._batches is not None:
+            try:
+                self._batches.fold(rows)
+            except BaseException:
+                self.abort()
+                raise
+        texts = [text[:length] for text, length in zip(self.texts, lengths, strict=False)]
+        found = list[Snapshot | None]()
+        if rows and publish:
+            kept = self._kept
+            self._kept, self.rows = kept + self._mem.end(rows, keep="handle", lengths=lengths), []
+            found = [max(two, key=_length) for two in zip(kept, self._kept[len(kept) :], strict=True)]
+        elif rows and self._mem.prefix is not None and len(texts) == len(rows):
+            _, self.rows = self._mem.end(rows, keep="cache", lengths=lengths, tokens=texts), []
+        elif rows:
+            _, self.rows = self._mem.end(rows), []
+        release(self._mem, Left([], [one for one in self._kept if one not in found], None))
+        self._states.hide()
+        self._kept, self.texts, self.columns = [], [], 0
+        return found
+
+    def abort_torn(self) -> None:
+        """Ends the rows of a forward that never ended, or of a call that was interrupted."""
+        if self.step is not None or self.torn:
+            self.abort()
+
+    def abort(self) -> None:
+        """Ends the rows of a forward that raised or was interrupted. No other can begin."""
+        self.closed = self.closed or "a forward raised an exception, so its rows ended"
+        left = self._left
+        self._states.hide()
+        if not release(self._mem, left):
+            leave(self._mem, left)
+        self.rows, self._kept, self.step, self.checked, self.torn = [], [], None, None, False
+
+    def leave(self) -> None:
+        """Leaves all to the manager's next cache or server. Calls nothing of the manager."""
+        left = self._left
+        if left.rows or left.step or any(left.snapshots):
+            leave(self._mem, left)

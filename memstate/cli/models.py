@@ -54,13 +54,13 @@ class Model(NamedTuple):
         return self.layout.planes[self.names.index(name)]
 
 
-def model_of(name: str, ranks: int = 1, ssm_dtype: torch.dtype = torch.float32) -> Model:
+def model_of(name: str, ranks: int = 1, ssm_dtype: torch.dtype | None = None) -> Model:
     """Returns a preset.
 
     Args:
         name: Name of the preset.
         ranks: Tensor-parallel ranks, of which the layout is one.
-        ssm_dtype: Dtype of the states.
+        ssm_dtype: Dtype of the states; None: as `from_config` finds it.
 
     Raises:
         InvalidArgument: Names the presets there are.

@@ -577,3 +577,11 @@ def test_a_picture_that_cannot_be_drawn_is_refused_before_the_sweep(
     for name in ("matplotlib", "memstate.viz.figure"):
         monkeypatch.setitem(sys.modules, name, None)
     assert refusal(tmp_path / "a.svg")
+
+
+@pytest.mark.parametrize("field", ["mamba_ssm_dtype", "mamba_ssm_cache_dtype"])
+def test_a_model_has_the_dtype_that_its_config_names(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(models.CONFIGS, "half", models.CONFIGS["qwen3_next"] | {field: "bfloat16"})
+    assert models.model_of("half").plane("ssm").dtype == torch.bfloat16
+    assert models.model_of("half", ssm_dtype=torch.float32) == models.model_of("qwen3_next")
+    assert models.model_of("qwen3_next").plane("ssm").dtype == torch.float32

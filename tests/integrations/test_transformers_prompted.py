@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import memstate as ms
-from tests.support.tiny_models import FAMILIES, small, tiny
+from tests.support.tiny_models import COMMON, FAMILIES, PICTURES, small, tiny, without_gpu_kernels
 from tests.support.tiny_served import TEXT, alone, managed
 
 pytest.importorskip("transformers")
@@ -45,6 +45,22 @@ def test_a_prompt_goes_on_from_what_an_earlier_one_left(family: str) -> None:
             assert starts == lengths
     mem.audit().raise_if_leaking()
     assert mem.stats().rows_used == 0
+
+
+@pytest.mark.parametrize("kept", [torch.zeros(3, 1, dtype=torch.long), torch.full((1, 1), -4)])
+def test_pictures_of_another_batch_do_not_move_a_prompt(kept: Tensor) -> None:
+    with without_gpu_kernels():
+        from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
+
+        rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
+        text = {**COMMON, **FAMILIES["qwen3_5_text"], "head_dim": 16, "rope_parameters": rope, "pad_token_id": 0}
+        config = CONFIG_MAPPING["qwen3_5"](text_config=text, vision_config={**PICTURES, "patch_size": 8})
+        torch.manual_seed(0)
+        model = AutoModelForImageTextToText.from_config(config).eval()
+    model.generation_config.eos_token_id = None
+    expected, mem = model.generate(IDS, **QUIET), managed(model, **ROOM)
+    model.model.rope_deltas = kept
+    assert torch.equal(generated(model, mem)[0], expected)
 
 
 @pytest.mark.sample(1)

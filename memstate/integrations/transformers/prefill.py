@@ -57,6 +57,7 @@ def read_prompts(batches: Batches, texts: Sequence[list[int]]) -> tuple[list[Row
     Syncs: no.
     """
     mem = batches.mem
+    _forget_pictures(batches.model)
     requests, rows = [Request(f"generate {entry}", tokens=text) for entry, text in enumerate(texts)], list[Row]()
     try:
         rows = list(mem.admit(requests))
@@ -73,6 +74,13 @@ def read_prompts(batches: Batches, texts: Sequence[list[int]]) -> tuple[list[Row
     except BaseException:  # some rows ended with their forward
         end_rows(mem, rows)
         raise
+
+
+def _forget_pictures(model: Any) -> None:
+    """Forgets how far the pictures of the last batch shifted positions: `generate` behind a cache would go on so."""
+    for part in model.modules():
+        if getattr(part, "rope_deltas", None) is not None:  # the name in all of Transformers
+            part.rope_deltas = None
 
 
 def _chunks(batches: Batches, rows: Sequence[Row], texts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:

@@ -33,7 +33,9 @@ def test_workflows_run_targets_that_exist_on_every_python() -> None:
 
 
 def test_one_list_of_libraries_is_installed_and_named() -> None:
-    made = subprocess.run(["make", "libraries"], cwd=ROOT, capture_output=True, text=True, check=True)
+    made = subprocess.run(
+        ["make", "--no-print-directory", "libraries"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert made.stdout.split() == [*LIBRARIES]
     assert f"apt-get install {' '.join(LIBRARIES)} " in (ROOT / "docs" / "mooncake.md").read_text()
 

@@ -89,10 +89,38 @@ def test_ends_and_pads_that_only_generate_is_given_are_named_or_refused() -> Non
                 with pytest.raises(ms.InvalidArgument, match=r"2 rows, and neither StateCache\(ends=\)"):
                     cache.close(publish=True)
                 model(input_ids=out[:, -1:], past_key_values=cache)  # nothing was lost
-    for wrong in ("a", [None]):
-        with pytest.raises(ms.InvalidArgument, match="expected a token or a list"):
-            mst.StateCache(model, mem, ends=wrong)  # type: ignore[arg-type]
+    for name, wrong in (
+        ("ends", "12"), ("ends", True), ("ends", [None]), ("ends", [-1]), ("ends", 97), ("pad", "<pad>"), ("pad", [0]),
+        ("pad", 2**70), ("pad", torch.tensor(7)),
+    ):  # fmt: skip
+        with pytest.raises(ms.InvalidArgument, match=f"{name}=.*: expected a token from 0 to 96"):
+            mst.StateCache(model, mem, **{name: wrong})  # type: ignore[arg-type]
     assert mem.free_slots == 24
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_prompt_and_generate_have_one_mask(own: bool) -> None:
+    """Else the prompt has read pads as tokens, or left tokens out, and the answer is of another text."""
+    model, mask = tiny("qwen3_next"), torch.ones_like(IDS)
+    mask[0, :5] = 0
+    mem = managed(model, **ROOM)
+    with mst.StateCache(model, mem, prompt=IDS, prompt_mask=mask if own else None) as cache:
+        other = {"attention_mask": torch.ones_like(mask) if own else mask}
+        with pytest.raises(ms.InvalidArgument, match=r"entry 0: prompt= has read \d+ tokens, .* the same mask"):
+            model.generate(IDS, past_key_values=cache, **QUIET, **other)
+        same = {"attention_mask": mask if own else torch.ones_like(mask)}  # nothing was lost
+        expected = model.generate(IDS, **QUIET, **same)
+        assert torch.equal(model.generate(IDS, past_key_values=cache, **QUIET, **same), expected)
+
+
+def test_a_forward_of_no_tokens_is_refused() -> None:
+    model = tiny("qwen3_next")
+    mem = managed(model, **ROOM)
+    with mst.StateCache(model, mem) as cache:
+        model(input_ids=IDS, past_key_values=cache)
+        with pytest.raises(ms.InvalidArgument, match="leaves out the 8 columns .* the whole conversation"):
+            model(input_ids=IDS[:, :0], past_key_values=cache)
+        assert cache.lengths == [8, 8]
 
 
 def call(mask: Any = None, ids: Any = ((7, 8, 9), (7, 8, 9)), **more: Any) -> Call:

@@ -293,3 +293,17 @@ def test_a_cache_whose_last_forward_raises_is_closed() -> None:
     assert cache.close() == []
     assert mem.stats().rows_used == 0
     mem.audit().raise_if_leaking()
+
+
+def test_a_cache_that_read_guesses_begins_anew_after_a_reset() -> None:
+    model = tiny("qwen3_next")
+    mem = managed(model, **ROOM, **SPECULATING)
+    with mst.StateCache(model, mem, prompt=TWICE[:1], kernels="slots") as cache:
+        expected = model.generate(TWICE[:1], **LONG)
+        assert torch.equal(
+            model.generate(TWICE[:1], past_key_values=cache, prompt_lookup_num_tokens=4, **LONG), expected
+        )
+        cache.reset()
+        with torch.no_grad():
+            model(input_ids=TWICE[:1], past_key_values=cache)
+        assert cache.lengths == [TWICE.shape[1]]

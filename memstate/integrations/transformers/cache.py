@@ -18,7 +18,7 @@ from memstate.integrations.transformers.held import Held
 from memstate.integrations.transformers.lengths import Ends, Lengths, ends_of
 from memstate.integrations.transformers.own import own_cache
 from memstate.integrations.transformers.paged import Columns
-from memstate.integrations.transformers.prefill import read_prompts, repeats, texts_of
+from memstate.integrations.transformers.prefill import read_prompts, repeats, require_mask, texts_of
 from memstate.integrations.transformers.states import Kernels, States
 from memstate.integrations.transformers.watch import Call, watch
 from memstate.requests.handles import Row, Snapshot
@@ -61,7 +61,7 @@ class StateCache(Asked):
         ConfigurationError: the manager was made for other weights; the model is in training mode, keeps no recurrent
             state in a cache, or cannot do what `kernels` asks for; or with `prompt` the manager has no KV pages, or a
             layer keeps KV in a way that pages cannot hold.
-        InvalidArgument: prompt and mask are not a batch padded at the left, or `ends` are no tokens.
+        InvalidArgument: prompt and mask are not a batch padded at the left, or `ends` or `pad` are no tokens.
         OutOfSlots, OutOfRows, OutOfPages: back-pressure; there is no room for the prompt, and nothing was admitted.
 
     Example:
@@ -148,7 +148,7 @@ class StateCache(Asked):
         Syncs: yes, for such a forward.
         """
         columns, known = self._held.columns, self._held.texts
-        if not (self._guesses or self._last) or ids is None or ids.shape[1] <= columns:
+        if not known or not (self._guesses or self._last) or ids is None or ids.shape[1] <= columns:
             return 0
         times, rest = divmod(len(ids), len(known))  # beams and samples repeat rows
         if not times or rest:
@@ -168,7 +168,8 @@ class StateCache(Asked):
 
         Raises:
             OutOfSlots, OutOfRows, OutOfPages: back-pressure; no row was admitted and the cache is as it was.
-            InvalidArgument: the cache is closed, the batch has another size, or the model cannot continue a prompt.
+            InvalidArgument: the cache is closed, the batch has another size or no tokens, the model cannot continue a
+                prompt, or the prompt was read with another mask.
 
         Syncs: yes.
         """
@@ -209,6 +210,11 @@ class StateCache(Asked):
 
     def _go_on(self, call: Call, drafts: int) -> None:
         """Refuses a forward that does not go on with the rows. Behind a prompt, the first may repeat them."""
+        if not call.columns:
+            raise InvalidArgument(
+                f"a forward of no tokens: generate leaves out the {self._held.columns} columns that the cache has "
+                "read, so give it the whole conversation, with the new tokens behind the old ones"
+            )
         if self._batches is not None and call.ids is None:
             raise InvalidArgument("a cache with prompt= needs token ids: give no embeddings")
         if self._last is not None:
@@ -217,7 +223,9 @@ class StateCache(Asked):
                     f"a forward of {call.columns} tokens, of which all but one are guesses, and tails keep {most}: let "
                     f"the assistant guess {most - 1} tokens at most, or give the manager Forward(tail={call.columns})"
                 )
-            if (times := repeats(call, len(self.rows), self._last, drafts)) > 1:
+            times = repeats(call, len(self.rows), self._last, drafts)
+            require_mask(call, self.lengths, self._held.columns, bool(self._found.attended))
+            if times > 1:
                 self.batch_repeat_interleave(times)
             self._last = None
         rows, columns = len(self.rows), self._held.columns

@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from memstate.checks import is_count, shown
 from memstate.errors import InvalidArgument
+from memstate.integrations.transformers.own import vocabulary
 from memstate.integrations.transformers.watch import Call
 
 Ends = int | Sequence[int]
@@ -24,17 +26,22 @@ def ends_of(model: Any, ends: Ends | None, pad: int | None) -> tuple[frozenset[i
         Tokens that end a row, None if nothing names them, and the pad: if nothing names it, the first of them.
 
     Raises:
-        InvalidArgument: they are no tokens.
+        InvalidArgument: what is given are no tokens of the model.
     """
-    config = getattr(model, "generation_config", None)
-    ends = getattr(config, "eos_token_id", None) if ends is None else ends
+    config, known = getattr(model, "generation_config", None), vocabulary(model)
+    given: list[Any] = [] if ends is None else list(ends) if isinstance(ends, list | tuple) else [ends]
+    for name, values, all_of in (("ends", given, ends), ("pad", [] if pad is None else [pad], pad)):
+        if any(not is_count(one) or one >= known for one in values):
+            many = " or a list of them" * (name == "ends")
+            raise InvalidArgument(f"{name}={shown(all_of)}: expected a token from 0 to {known - 1}{many}")
+    if ends is None:
+        own = getattr(config, "eos_token_id", None)
+        named = own if own is None or isinstance(own, Sequence) else [own]
+    else:
+        named = given
     pad = getattr(config, "pad_token_id", None) if pad is None else pad
-    named = [ends] if isinstance(ends, int) else ends
-    try:
-        known = None if named is None else [int(one) for one in named]
-        return None if known is None else frozenset(known), known[0] if known and pad is None else pad
-    except (TypeError, ValueError):
-        raise InvalidArgument(f"ends={ends!r}: expected a token or a list of tokens") from None
+    tokens = None if named is None else [int(one) for one in named]
+    return None if tokens is None else frozenset(tokens), tokens[0] if tokens and pad is None else pad
 
 
 class Seen(NamedTuple):

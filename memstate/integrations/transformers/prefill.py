@@ -118,3 +118,32 @@ def repeats(call: Call, rows: int, last: Sequence[int], drafts: int) -> int:
             "that prompt= had"
         )
     return times
+
+
+def require_mask(call: Call, read: Sequence[int], columns: int, attends: bool) -> None:
+    """Requires that the first forward behind a prompt takes the same columns before it as tokens as the prompt did.
+
+    Args:
+        call: the forward.
+        read: tokens of each prompt that were read.
+        columns: of the prompt before the forward.
+        attends: whether layers look at earlier columns, so that no mask shows all of them.
+
+    Raises:
+        InvalidArgument: its mask shows more tokens, or less.
+
+    Syncs: yes.
+    """
+    mask = call.mask
+    if not call.readable or (mask is None and not attends):
+        return
+    if mask is not None and mask.shape[1] != columns + call.columns:
+        return
+    shown = [columns] * len(read) if mask is None else mask[:, :columns].ne(0).sum(1).tolist()
+    known = [number for number in read for _ in range(len(shown) // len(read))]
+    for entry, (found, expected) in enumerate(zip(shown, known, strict=True)):
+        if found != expected:
+            raise InvalidArgument(
+                f"entry {entry}: prompt= has read {expected} tokens, and the attention_mask of generate shows {found} "
+                "before the last column: give StateCache(prompt_mask=) and generate(attention_mask=) the same mask"
+            )

@@ -70,7 +70,7 @@ def watch(model: Any, cache: Any) -> Callable[[], None]:
             shorter = {id(given[name]): one for name, one in new.items()}
             args = tuple(shorter.get(id(one), one) for one in args)
             kwargs = {name: shorter.get(id(one), one) for name, one in kwargs.items()}
-            given |= new
+            given |= {name: new[name] for name in BY_COLUMN if name in new}
         return args, kwargs | mine.begin(_call(given))
 
     def after(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

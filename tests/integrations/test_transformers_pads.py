@@ -118,7 +118,7 @@ def test_a_forward_of_no_tokens_is_refused() -> None:
     mem = managed(model, **ROOM)
     with mst.StateCache(model, mem) as cache:
         model(input_ids=IDS, past_key_values=cache)
-        with pytest.raises(ms.InvalidArgument, match="leaves out the 8 columns .* the whole conversation"):
+        with pytest.raises(ms.InvalidArgument, match=r"leaves out the 8 columns .* the whole conversation"):
             model(input_ids=IDS[:, :0], past_key_values=cache)
         assert cache.lengths == [8, 8]
 

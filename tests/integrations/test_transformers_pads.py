@@ -195,3 +195,12 @@ def test_positions_that_a_loop_leaves_out_are_those_of_the_tokens() -> None:
     text, known = [*given[0, 3:].tolist(), 4, 9], dict[tuple[int, ...], torch.Tensor]()
     alone(model, text, known, new=1)
     assert torch.allclose(logits.logits[0, -1], known[tuple(text)], atol=1e-5)
+
+
+def test_a_row_that_begins_beside_others_begins_as_alone() -> None:
+    """The window of token ids of this family begins with the token that ends text, not with zeros."""
+    model, ids = tiny("qwen4_exp_text"), torch.tensor([[11, 12, 13, 14], [0, 0, 0, 40]])
+    quiet, mem = {**QUIET, "attention_mask": ids.ne(0).long()}, managed(model, **ROOM)
+    assert [plane.fill for plane in mst.layout(model).state.planes if not plane.dtype.is_floating_point] == [2]
+    with mst.StateCache(model, mem, prompt=ids, prompt_mask=quiet["attention_mask"]) as cache:
+        assert torch.equal(model.generate(ids, past_key_values=cache, **quiet), model.generate(ids, **quiet))

@@ -101,6 +101,8 @@ def grouped(held: Sequence[Held]) -> tuple[StateLayout, tuple[Place, ...]]:
     Args:
         held: the states.
     """
-    state, lies = grouping.grouped([Plane(NAMES.get(one.kind, one.kind), one.shape, one.dtype) for one in held])
+    state, lies = grouping.grouped(
+        [Plane(NAMES.get(one.kind, one.kind), one.shape, one.dtype, fill=one.start) for one in held]
+    )
     places = (Place(one.layer, one.kind, one.state, *lie) for one, lie in zip(held, lies, strict=True))
     return state, tuple(places)

@@ -32,6 +32,7 @@ class Held(NamedTuple):
         state: number of the state within the layer.
         shape: of one request.
         dtype: of the elements.
+        start: what each element is before the first token. A window of tokens can begin with a token that ends text.
     """
 
     layer: int
@@ -39,6 +40,7 @@ class Held(NamedTuple):
     state: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+    start: float = 0
 
 
 class Attended(NamedTuple):
@@ -120,7 +122,10 @@ def probe(model: Any) -> Findings:
 def _found(model: Any) -> Findings:
     argument, cache, ids = cache_argument(model), own_cache(model), sample(model)
     read(model, argument, cache, ids[:, :TOKENS])
-    held = tuple(state for layer in range(len(cache.layers)) for state in _held(layer, cache.layers[layer]))
+    short = own_cache(model)
+    read(model, argument, short, ids[:, :1])
+    pairs = enumerate(zip(cache.layers, short.layers, strict=True))
+    held = tuple(state for layer, (filled, begun) in pairs for state in _held(layer, filled, begun))
     if not held:
         raise ConfigurationError(
             f"{type(model).__name__}: no layer left a recurrent state in the cache, so there is nothing to manage"
@@ -148,15 +153,24 @@ def states_of(layer: Any, kind: str) -> dict[int, Tensor | None]:
     return found
 
 
-def _held(number: int, layer: Any) -> list[Held]:
+def _held(number: int, layer: Any, begun: Any) -> list[Held]:
+    """The states of a layer; `begun` is the same layer behind one token."""
     if not isinstance(layer, LinearAttentionCacheLayerMixin):
         return []
     return [
-        Held(number, kind, state, tuple(tensor.shape[1:]), tensor.dtype)
+        Held(number, kind, state, tuple(tensor.shape[1:]), tensor.dtype, _start(states_of(begun, kind)[state], kind))
         for kind in KINDS
         for state, tensor in states_of(layer, kind).items()
         if tensor is not None
     ]
+
+
+def _start(behind_one: Tensor | None, kind: str) -> float:
+    """What a state begins with: a window behind one token still has it, if it is the same everywhere."""
+    if kind != "conv" or behind_one is None or behind_one.shape[-1] < 2:
+        return 0
+    first = behind_one.flatten()[0]
+    return first.item() if torch.all(behind_one[..., :-1] == first) else 0
 
 
 def _attended(number: int, layer: Any) -> Attended | None:

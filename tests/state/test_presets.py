@@ -531,3 +531,9 @@ def test_D20_states_of_mamba2_lie_the_way_that_is_asked_for():
         assert turned.planes[1].shape == (head, state, dim) and turned.planes[0] == usual.planes[0]
         assert turned.bytes_per_slot == usual.bytes_per_slot
         assert preset(name, ssm_order="state_dim", ranks=2).planes[1].shape == (head // 2, state, dim)
+
+
+def test_lists_in_lists_in_lists_are_no_configuration(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ms.InvalidArgument, match=r"recursion.*: expected the path of a config\.json"):
+        ms.presets.from_config(tmp_path)

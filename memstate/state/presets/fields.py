@@ -98,7 +98,7 @@ def _loaded(path: str | bytes) -> object:
         file = Path(str(path))
         text = (file / "config.json" if file.is_dir() else file).read_text(encoding="utf-8")
         found = json.loads(text)
-    except (OSError, ValueError) as error:  # ValueError: not JSON, or a name that no file can have
+    except (OSError, ValueError, RecursionError) as error:  # not JSON, lists in lists in lists, or no name of a file
         why = getattr(error, "strerror", None) or error
         raise InvalidArgument(f"{path!r}: {why}: expected the path of a config.json") from error
     if not isinstance(found, dict):

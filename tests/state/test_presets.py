@@ -535,5 +535,5 @@ def test_D20_states_of_mamba2_lie_the_way_that_is_asked_for():
 
 def test_lists_in_lists_in_lists_are_no_configuration(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[" * 100_000)
-    with pytest.raises(ms.InvalidArgument, match=r"recursion.*: expected the path of a config\.json"):
-        ms.presets.from_config(tmp_path)
+    with pytest.raises(InvalidArgument, match=r"recursion.*: expected the path of a config\.json"):
+        from_config(tmp_path)

@@ -69,10 +69,12 @@ def app(server: Server, tokenizer: Any, name: str) -> FastAPI:
         return True
 
     def opened(own: Any, other: Any, asked: Chat | Completion) -> Any:
-        if asked.fork and (not asked.session or own in talks or other not in talks):
-            raise problem(
-                404, f"fork={asked.fork!r}: expected an open session, and in session= a new one", "no_session"
-            )
+        if asked.fork and other not in talks:
+            said = f"fork={asked.fork!r}: no such session is open; sessions of other salts are not seen"
+            raise problem(404, said, "no_session")
+        if asked.fork and own in talks:
+            said = f"session={asked.session!r} is open: a fork needs a new name; sessions of other salts are not seen"
+            raise problem(400, said, "session_exists")
         fresh = asked.session if own not in talks else None
         if fresh:
             talks[own] = server.fork(talks[other], fresh) if asked.fork else mem.sessions.open(fresh)
@@ -96,6 +98,11 @@ def app(server: Server, tokenizer: Any, name: str) -> FastAPI:
             raise problem(400, said, "context_length_exceeded")
         if asked.n > rows or asked.n * len(prompts) > CHOICES:
             raise problem(400, f"n={asked.n}: expected at most {rows} (--rows), and {CHOICES} answers to all prompts")
+        config = asked.config(server.model.generation_config)
+        if asked.n > 1 and not config.do_sample:
+            raise problem(400, "n above 1 needs temperature or top_p, and no temperature of 0")
+        if asked.fork and not asked.session:
+            raise problem(400, f"fork={asked.fork!r} needs session=, the name of the new one")
         session, own, other = None, (asked.cache_salt, asked.session), (asked.cache_salt, asked.fork)
         if asked.session or asked.fork:
             if len(prompts) > 1:
@@ -106,7 +113,6 @@ def app(server: Server, tokenizer: Any, name: str) -> FastAPI:
                     raise problem(504, f"turns of {asked.fork!r} still run", "timeout")
             session = await wrap_future(server.call(lambda: opened(own, other, asked)))
         top = asked.top_logprobs if getattr(asked, "logprobs", False) else None
-        config = asked.config(server.model.generation_config)
         made = Answer(server, [Prompt(
             tokens, config=config, most=most, seed=asked.seed, session=session, salt=asked.cache_salt, logprobs=top,
             priority=asked.priority, tenant=asked.user, timeout=asked.timeout,

@@ -153,7 +153,7 @@ def test_samples_have_seeds_and_logprobs(here: Here) -> None:
         (CHAT, {"messages": SAID, "response_format": {"type": "json_object"}}, 400, "Input should be 'text'"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "Input should be 'text'"),
         (TEXT, {"prompt": [300]}, 400, "the vocabulary of the model has 300"),
-        (TEXT, {"prompt": PROMPT, "n": 2}, 400, "Greedy methods"),
+        (TEXT, {"prompt": PROMPT, "n": 2}, 400, "n above 1 needs temperature or top_p"),
         (CHAT, {"messages": [{"role": "tool", "content": "1"}]}, 400, "no tools here"),
         ("/v1/nothing", {}, 404, "Not Found"),
     ],
@@ -295,8 +295,21 @@ def test_sessions_go_on_and_fork(here: Here) -> None:
         status, said = here.post(TEXT, prompt=[*turn, *more], session=session, fork=fork)
         assert (status, said["choices"][0]["text"]) == (200, here.text([*turn, *more]))
         assert said["usage"]["prompt_tokens_details"]["cached_tokens"] == len(turn) - 1
-    for wrong in ({"session": "third", "fork": "nobody"}, {"fork": "talk"}, {"session": "other", "fork": "talk"}):
-        assert here.post(TEXT, prompt=PROMPT, **wrong)[0] == 404
+    for wrong, status, text in (
+        (
+            {"session": "third", "fork": "nobody"},
+            404,
+            "fork='nobody': no such session is open; sessions of other salts",
+        ),
+        ({"fork": "talk"}, 400, "fork='talk' needs session="),
+        (
+            {"session": "other", "fork": "talk"},
+            400,
+            "session='other' is open: a fork needs a new name; sessions of other",
+        ),
+    ):
+        found, said = here.post(TEXT, prompt=PROMPT, **wrong)
+        assert (found, said["error"]["message"][: len(text)]) == (status, text)
     for empty in ({"session": ""}, {"fork": ""}):
         assert here.post(TEXT, prompt=PROMPT, **empty)[0] == 400
     assert {one.session.id for one in here.mem.sessions.infos()} == {"talk", "other"}

@@ -13,7 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
 from examples.serve_http.answer import Answer, problem
-from examples.serve_http.asked import CHOICES, Chat, Completion
+from examples.serve_http.asked import CHOICES, Chat, Completion, words
 from memstate import InvalidArgument, MemstateError, metrics
 from memstate.integrations.transformers import Prompt, Server
 
@@ -45,11 +45,11 @@ def app(server: Server, tokenizer: Any, name: str) -> FastAPI:
         driver.join()
         texts.shutdown()
 
-    async def refused(_: Any, error: Any) -> Response:
+    async def refused(request: Any, error: Any) -> Response:
         if isinstance(error, RequestValidationError):
-            error = problem(
-                400, "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in error.errors()[:8])
-            )
+            wrong = "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {words(one)}" for one in error.errors()[:8])
+            json = "json" in request.headers.get("content-type", "")
+            error = problem(400, wrong if json else "send the header content-type: application/json")
         own = 400 if isinstance(error, InvalidArgument) else 503 if isinstance(error, MemstateError) else 500
         status, said = getattr(error, "status_code", own), getattr(error, "detail", str(error))
         return JSONResponse(said if isinstance(said, dict) else problem(status, said).detail, status)

@@ -13,6 +13,12 @@ Texts = Annotated[list[str], Field(fail_fast=True, max_length=CHOICES)]
 Rows = Annotated[list[Ids], Field(fail_fast=True, max_length=CHOICES)]
 
 
+def words(error: Any) -> str:
+    """Returns what is wrong with a field: a list that must be empty is something that nothing here does."""
+    nothing = error["type"] == "too_long" and not error["ctx"]["max_length"]
+    return f"this server has no {error['loc'][-1]}" if nothing else error["msg"]
+
+
 class Usual(BaseModel, extra="forbid", strict=True, allow_inf_nan=False):
     """Fields of OpenAI's API that nothing here does: they may have the values that ask for nothing."""
 

@@ -239,7 +239,7 @@ def test_a_request_without_a_time_has_that_of_the_line_before(tmp_path: Path) ->
     found, summary = timed(tmp_path / "log", [None, True, "1700000000", "soon", "1700000001.5", None])
     assert found == [(0, 1), (0, 2), (0, 3), (0, 4), (1500, 5), (1500, 6)]
     assert summary == convert.Summary(6, without_answer=6, without_time=4)
-    assert str(summary) == "6 requests, 6 without their answer, 4 without a time, 0 lines skipped"
+    assert str(summary) == "6 requests, 6 without their answer, 4 without a time."
 
 
 def test_a_text_without_an_end_is_read_once(tmp_path: Path) -> None:
@@ -276,16 +276,16 @@ RECEIVE = "[2026-11-28 10:02:01] Receive: obj=GenerateReqInput(rid='a', "
 FINISHED = '[2026-11-28 10:02:01] {"timestamp": "2026-11-28 10:02:01", "event": "request.finished", '
 ASKED = "INFO 11-28 10:01:22 [x.py:1] Request a details: prompt: "
 BROKEN = {
-    "cut ids": ("sglang", RECEIVE + "text=None, input_ids=[1, 2] ... [8, 9])", "Partial: the prompt was"),
-    "cut text": ("sglang", RECEIVE + "text='x' ... \"' input_ids=[1]\", input_ids=None)", "Partial: the prompt was"),
+    "cut ids": ("sglang", RECEIVE + "text=None, input_ids=[1, 2] ... [8, 9])", "a cut prompt"),
+    "cut text": ("sglang", RECEIVE + "text='x' ... \"' input_ids=[1]\", input_ids=None)", "a cut prompt"),
     "no ids": ("vllm", "INFO 11-28 10:01:22 [x.py:1] Request a details: prompt: 'prompt_token_ids: [1]'", "missing"),
-    "not JSON": ("openai", '{"messages": [', "Expecting value"),
-    "not UTF-8": ("openai", '{"prompt": "\udce9"}', "utf-8"),
-    "a list": ("openai", "[1, 2]", "AttributeError"),
+    "not JSON": ("openai", '{"messages": [', "not JSON"),
+    "not UTF-8": ("openai", '{"prompt": "\udce9"}', "not UTF-8"),
+    "a list": ("openai", "[1, 2]", "not in the form of a request"),
     "no prompt": ("openai", '{"model": "m"}', "neither messages nor prompt"),
-    "texts and tokens": ("openai", '{"prompt": ["a", 7]}', "TypeError"),
+    "texts and tokens": ("openai", '{"prompt": ["a", 7]}', "not in the form of a request"),
     "no prompts": ("openai", '{"prompt": [[], []]}', "prompt is empty"),
-    "a large token": ("openai", '{"prompt": [4000000000]}', "OverflowError"),
+    "a large token": ("openai", '{"prompt": [4000000000]}', "not in the form of a request"),
     "an endless answer": ("openai", '{"prompt": "a", "usage": {"completion_tokens": -3}}', "answer -3"),
     "an answer in words": ("openai", '{"prompt": "a", "usage": {"completion_tokens": "3"}}', "answer '3'"),
     "a switch for an answer": ("openai", '{"prompt": "a", "usage": {"completion_tokens": true}}', "answer True"),
@@ -319,7 +319,8 @@ def test_broken_lines_are_counted_and_named(tmp_path: Path, kind: str, bad: str,
     assert len(trace) == summary.requests == 2 and summary.skipped_lines == 7
     assert [line.split(":")[0] for line in summary.first_skipped] == [f"line {at + n}" for n in range(5)]
     assert all(why in line for line in summary.first_skipped)
-    assert f"7 lines skipped; line {at}" in str(summary)
+    where = f"(lines {', '.join(str(at + n) for n in range(5))} and 2 more)."
+    assert str(summary).endswith(where) and "Error" not in str(summary)
 
 
 def received(**given: Any) -> tuple[str, str]:
@@ -334,9 +335,9 @@ def received(**given: Any) -> tuple[str, str]:
 LONG = "word " * 3000
 CUT_TEXT = LONG[:1024] + "..." + LONG[-1024:]
 PARTS = {
-    "SGLang, JSON, text": ("sglang", received(text=CUT_TEXT)[1], "was cut"),
-    "SGLang, JSON, ids": ("sglang", received(input_ids=[1, "...", 2])[1], "was cut"),
-    "SGLang, JSON, a text of a batch": ("sglang", received(rid=["a", "b"], text=["x", CUT_TEXT])[1], "was cut"),
+    "SGLang, JSON, text": ("sglang", received(text=CUT_TEXT)[1], "a cut prompt"),
+    "SGLang, JSON, ids": ("sglang", received(input_ids=[1, "...", 2])[1], "a cut prompt"),
+    "SGLang, JSON, a text of a batch": ("sglang", received(rid=["a", "b"], text=["x", CUT_TEXT])[1], "a cut prompt"),
     "SGLang, a session": ("sglang", received(session_params={"id": "s", "rid": "r"}, input_ids=[7])[0], "session"),
     "SGLang, a session, JSON": ("sglang", received(session_params={"id": "s"}, input_ids=[7])[1], "session"),
     "vLLM, --max-log-len": ("vllm", f"{ASKED}'a lot of text', prompt_token_ids: {[1] * 13}, \n", "--max-log-len"),
@@ -353,7 +354,36 @@ def test_a_part_of_a_prompt_is_refused_and_counted_with_its_reason(
     trace, summary = converted(tmp_path / "log", kind)
     assert len(trace) == 1 and summary.skipped_lines == 7
     ((reason, times),) = summary.partial.items()
-    assert why in reason and times == 7 and str(summary).endswith(f"; 7 in part: {reason}")
+    assert (
+        why in reason
+        and times == 7
+        and f"7 requests left out, because the log has only a part of them: {reason} (lines " in str(summary)
+    )
+
+
+def test_each_line_is_told_of_once_and_in_words(tmp_path: Path) -> None:
+    turn = '{"previous_response_id": "r", "prompt": "and then?"}\n'
+    (path := tmp_path / "log").write_text('{"prompt": "a"}\n' + turn + "\nx\n")
+    _, summary = converted(path, "openai")
+    (reason,) = summary.partial
+    assert str(summary) == (
+        "1 request, 1 without its answer, 1 without a time. 1 request left out, because the log has only a part of it: "
+        f"{reason} (line 2). 1 line not read: not JSON (line 4)."
+    )
+    for n in range(9):
+        summary.skip(5 + n, ValueError(f"reason {n}"))
+    assert "10 lines not read: not JSON (line 4); reason 0 (line 5);" in str(summary)
+    assert str(summary).endswith("; reason 3 (line 8); 5 for other reasons.")
+
+
+@pytest.mark.parametrize("head", [{}, {"timestamp": "2026-11-28T10:02:01.5"}], ids=["no time", "its time behind"])
+def test_a_log_with_parts_alone_says_what_it_left_out(tmp_path: Path, head: dict[str, str]) -> None:
+    asked = {"event": "request.received", "rid": "a", "obj": {"text": CUT_TEXT}, **head}
+    path = log(tmp_path / "log", [json.dumps(asked) + "\n"])
+    with pytest.raises(InvalidArgument, match="no request with tokens in it") as refused:
+        converted(path, "sglang")
+    assert "1 request left out, because the log has only a part of it: a cut prompt" in str(refused.value)
+    assert "is it a log of" not in str(refused.value)
 
 
 def test_dots_of_a_text_itself_are_no_cut(tmp_path: Path) -> None:

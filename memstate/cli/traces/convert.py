@@ -4,6 +4,7 @@ The id of a block is a hash of the block and of all before it, with a key of thi
 ids mean equal prompts up to there, and nobody can find out what they stand for by trying texts.
 """
 
+import json
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from memstate.cli.traces.form import BLOCK, TraceRequest
 from memstate.cli.traces.lines import NO_YEAR, unwrapped
 from memstate.cli.traces.logs import READERS, count, guessed
 from memstate.cli.traces.said import TOKEN, Partial, Said, Tokens
+from memstate.cli.units import several
 from memstate.errors import InvalidArgument
 
 LONGEST_LINE: Final = 64 << 20  # bytes of a line: some millions of tokens, as text and as ids
@@ -53,20 +55,51 @@ class Summary:
     with_media: int = 0
     partial: dict[str, int] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._unread: dict[str, int] = {}  # lines by reason, the first reasons
+        self._lines: dict[str, list[int]] = {}  # the first lines of each reason
+
     def __str__(self) -> str:
         untimed = f", {self.without_time} without a time" if self.without_time else ""
-        answers = f"{self.without_answer} without their answer"
+        answers = f"{self.without_answer} without {'its' if self.without_answer == 1 else 'their'} answer"
         media = f", {self.with_media} with pictures, sound or films that are not counted" if self.with_media else ""
-        counts = f"{self.requests} requests, {answers}{untimed}{media}, {self.skipped_lines} lines skipped"
-        return "; ".join([counts, *self.first_skipped, *(f"{n} in part: {why}" for why, n in self.partial.items())])
+        told = [f"{several(self.requests, 'request')}, {answers}{untimed}{media}."]
+        if left := sum(self.partial.values()):
+            why = f"because the log has only a part of {'it' if left == 1 else 'them'}"
+            told.append(f"{several(left, 'request')} left out, {why}: {self._reasons(self.partial)}.")
+        if unread := self.skipped_lines - left:
+            more = unread - sum(self._unread.values())
+            others = f"; {more} for other reasons" if more else ""
+            told.append(f"{several(unread, 'line')} not read: {self._reasons(self._unread)}{others}.")
+        return " ".join(told)
 
     def skip(self, number: int, error: Exception) -> None:
         """Counts a line that cannot be read, or not as a whole."""
         self.skipped_lines += 1
-        if isinstance(error, Partial):
-            self.partial[str(error)] = self.partial.get(str(error), 0) + 1
+        why, of = _why(error), self.partial if isinstance(error, Partial) else self._unread
+        if of is self.partial or why in of or len(of) < NAMED:
+            of[why] = of.get(why, 0) + 1
+            if len(lines := self._lines.setdefault(why, [])) < NAMED:
+                lines.append(number)
         if len(self.first_skipped) < NAMED:
-            self.first_skipped.append(f"line {number}: {type(error).__name__}: {error}")
+            self.first_skipped.append(f"line {number}: {why}")
+
+    def _reasons(self, of: dict[str, int]) -> str:
+        return "; ".join(f"{why} ({_placed(self._lines[why], count)})" for why, count in of.items())
+
+
+def _why(error: Exception) -> str:
+    """Returns what is wrong with a line, in words of its own where Python has only its own."""
+    if isinstance(error, json.JSONDecodeError):
+        return "not JSON"
+    if isinstance(error, UnicodeError):
+        return "not UTF-8"
+    return str(error) if isinstance(error, ValueError) else "not in the form of a request"
+
+
+def _placed(lines: list[int], count: int) -> str:
+    more = f" and {count - len(lines)} more" if count > len(lines) else ""
+    return f"{'line' if count == 1 else 'lines'} {', '.join(map(str, lines))}{more}"
 
 
 def convert(
@@ -97,9 +130,8 @@ def convert(
         yield waiting.oldest()
     if not summary.requests:
         others = " or ".join(name for name in READERS if name != kind)
-        raise InvalidArgument(
-            f"{str(path)!r}: no request with tokens in it: {HINTS[kind]}; or is it a log of {others}? {summary}"
-        )
+        other = "." if summary.partial else f"; or is it a log of {others}?"
+        raise InvalidArgument(f"{str(path)!r}: no request with tokens in it: {HINTS[kind]}{other} {summary}")
 
 
 class _Waiting:

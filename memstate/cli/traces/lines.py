@@ -56,8 +56,8 @@ def message(line: bytes) -> tuple[str, str]:
     text = COMPOSE.sub("", line.decode(errors="replace").rstrip(), 1)
     if text.startswith("{"):
         entry = json.loads(text)
-        if "event" in entry and "timestamp" in entry:  # SGLang's, whose file has no head
-            return str(entry["timestamp"]), text
+        if str(entry.get("event")).startswith("request."):  # SGLang's, whose file has no head
+            return str(entry.get("timestamp")), text
         return str(entry.get("asctime")), str(entry.get("message"))
     head, *rest = HEAD.split(text, maxsplit=1)
     return head, "".join(rest)

@@ -23,9 +23,9 @@ VLLM_ANSWERED = re.compile(
     r"output_token_ids: (\[[\d, ]*\])(?:, |$)"
 )
 SHORT: Final = 8  # characters of a text that may well have a token each
-MAX_LOG_LEN: Final = "as many characters as tokens, so the prompt was cut: log without --max-log-len"
-EMBEDS: Final = "a part of the prompt was given as embeddings"
-EARLIER: Final = "the turns before are not in the line (previous_response_id, conversation)"
+MAX_LOG_LEN: Final = "a cut prompt, with as many characters as tokens, so log without --max-log-len"
+EMBEDS: Final = "a prompt with a part given as embeddings"
+EARLIER: Final = "a turn without the turns before it, as previous_response_id or conversation says"
 MEDIA: Final = ("image", "audio", "video", "file")  # what the types of such parts of a message begin with, input_ too
 
 

@@ -8,14 +8,15 @@ from typing import Any, Final
 from memstate.cli.traces.lines import TEXT, message, parts, time
 from memstate.cli.traces.said import Partial, Said, Tokens, packed, salted
 
+EVENT = re.compile(r'(?s)\{.*"event": *"request\.')
 LOGGED = re.compile(r"(Receive|Finish): obj=")
 # The fields of a request in a line: their names stand in the first brackets; those further inside are values
 MARK = re.compile(rf"(?s){TEXT}|([\[({{])|([\])}}])|\b(\w+)=|['\"].*")
 LEVEL_2: Final = 2048  # characters or tokens that JSON shows of a longer value: its halves, and dots between them
 KEYS: Final = ("lora_path", "extra_key", "cache_salt")
 MEDIA: Final = ("image_data", "video_data", "audio_data")
-CUT: Final = "the prompt was cut: log with --log-requests-level 3"
-SESSION: Final = "a request of a session has its new tokens only"
+CUT: Final = "a cut prompt, so log with --log-requests-level 3"
+SESSION: Final = "a turn of a session"
 
 
 def sglang(line: bytes, tokens: Tokens) -> list[Said]:
@@ -25,7 +26,7 @@ def sglang(line: bytes, tokens: Tokens) -> list[Said]:
         ValueError: The line is about a request, and its tokens cannot be read; `Partial` if it has some of them.
     """
     head, text = message(line)
-    entry = json.loads(text) if text.startswith('{"timestamp"') else {}
+    entry = json.loads(text) if EVENT.match(text) else {}
     if entry.get("event") == "request.finished":
         return [Said(entry["rid"], None, None, entry["out"]["meta_info"].get("completion_tokens"))]
     if entry.get("event") == "request.received":

@@ -296,7 +296,8 @@ class Planner:
         who = "1 request needs" if requests == 1 else f"{requests} requests need"
         total = sum(part.nbytes for part in parts)
         raise ConfigurationError(
-            f"{who} {total} bytes, and memory={self.memory}, for {self.tokens} tokens each under {tracking}: {each}, "
+            f"{who} {total} bytes ({format_bytes(total)}), and memory={self.memory} ({format_bytes(self.memory)}), "
+            f"for {self.tokens} tokens each under {tracking}: {each}, "
             f"and tables; {most} fit; give more memory or ranks, a narrower dtype, or a lower concurrency or context"
         )
 

@@ -338,7 +338,7 @@ def test_a_model_is_a_preset_a_path_a_configuration_or_a_layout(tmp_path: Any) -
 REFUSED: dict[str, tuple[type[ms.MemstateError], dict[str, Any], str]] = {
     "memory for one request": (
         ms.ConfigurationError, {"memory": "100MiB"},
-        r"^1 request needs 961559588 bytes, and memory=104857600, for 32768 tokens each under Red.*: KV .*; 0 fit;",
+        r"^1 request needs 961559588 bytes \(917.01 MiB\), and memory=104857600 \(100.00 MiB\), for 32768 .*; 0 fit;",
     ),
     "concurrency": (ms.ConfigurationError, {"concurrency": 500}, r"^500 requests need .*; 48 fit; give more memory"),
     "memory": (ms.InvalidArgument, {"memory": "80G"}, r"memory='80G': unknown unit 'G', expected one of B, KB"),

@@ -1,6 +1,8 @@
 """`memstate capacity`."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +12,7 @@ from typer import Argument, Option
 from memstate.cli import names
 from memstate.cli.options import Json
 from memstate.cli.output import emit_text, one_line_errors, progress
+from memstate.errors import InvalidArgument
 
 
 def capacity(
@@ -48,7 +51,12 @@ def capacity(
     ] = None,
     overlap: Annotated[int, Option(help="1: plan the next step before the last one is settled.", min=0, max=1)] = 1,
     in_place: Annotated[bool, Option("--in-place", metavar="", help="Kernels of the forward update one slot.")] = False,
-    prefills: Annotated[int, Option(help="Prompts that are read at a time, whose states find room.", min=0)] = 1,
+    prefills: Annotated[
+        int,
+        Option(
+            help="Prompts that are read at the same time. The plan keeps room for states inside each; 0: none.", min=0
+        ),
+    ] = 1,
     tokens_per_second: Annotated[
         float, Option(help="Decode tokens of all requests together, for what snapshots cost.")
     ] = 1000.0,
@@ -79,8 +87,9 @@ def capacity(
     stage = re.fullmatch(r"(\d{1,9}):(\d{1,9})", layers) if layers is not None else None
     if layers is not None and stage is None:
         raise typer.BadParameter(f"layers {layers!r}: expected FROM:TO, such as 0:12 for the first twelve")
+    span = range(int(stage[1]), int(stage[2])) if stage else None
     dtypes = {"float8": torch.float8_e4m3fn}
-    with one_line_errors():
+    with one_line_errors(), _as_written(layers, span):
         plan = planned(
             read_layout(layout) if layout else model, memory, context=context, concurrency=concurrency, ranks=tp,
             every=every, page_size=page_size,
@@ -88,7 +97,7 @@ def capacity(
             kv_dtype=dtypes.get(kv_dtype) or getattr(torch, kv_dtype),
             kv_bytes_per_token=kv_bytes, overlap=bool(overlap), in_place=in_place, prefills=prefills,
             tokens_per_second=tokens_per_second, host_memory=host_memory, speculate=speculate,
-            layers=range(int(stage[1]), int(stage[2])) if stage else None,
+            layers=span,
         )  # fmt: skip
         if trace is not None:
             from memstate.cli.replay import rated
@@ -97,3 +106,15 @@ def capacity(
             with progress("replay", "requests") as report:
                 plan = rated(plan, read(trace, limit), start, report)
     emit_text(json_path, plan.to_json(), str(plan))
+
+
+@contextmanager
+def _as_written(layers: str | None, span: range | None) -> Iterator[None]:
+    """An error about the layers names them as they were written, not as Python has them."""
+    try:
+        yield
+    except InvalidArgument as error:
+        if not (said := str(error)).startswith(f"layers={span!r}: "):
+            raise
+        text = said.replace(f"layers={span!r}", f"--layers {layers}", 1)
+        raise InvalidArgument(re.sub(r"\brange\((\d+)\)", r"0:\1", text)) from error

@@ -20,7 +20,34 @@ from memstate.integrations.transformers import Prompt, Server
 NEW: Final = 256  # new tokens at most, where a client does not say
 QUEUE: Final = 256  # prompts that wait at most
 BYTES: Final = (2**20, 16)  # of a body: so many, or so many for each token of a request if that is more
+FORGOTTEN: Final = 2**27  # bytes of a body that is too large, which are read all the same
 SESSIONS: Final = 1000  # open ones; then the one that was used least recently is closed
+
+
+class Announced:
+    """Refuses a body by the length that its head announces. Routes count one whose head announces none.
+
+    Args:
+        app: what answers all others.
+        most: bytes.
+    """
+
+    def __init__(self, app: Any, most: int) -> None:
+        self._app, self._most = app, most
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answers at once, then reads on and forgets: a client that still sends must not see a reset."""
+        said = dict(scope.get("headers", ())).get(b"content-length", b"")
+        if not said.isdigit() or int(said) <= self._most:
+            await self._app(scope, receive, send)
+            return
+        text = f"a body of {int(said)} bytes: this server reads {self._most}, and {BYTES[1]} for each of --tokens"
+        refusal, left = JSONResponse(problem(413, text).detail, 413, {"connection": "close"}), FORGOTTEN
+        await send({"type": "http.response.start", "status": 413, "headers": refusal.raw_headers})
+        await send({"type": "http.response.body", "body": refusal.body, "more_body": True})
+        while left > 0 and (part := await receive()).get("more_body"):
+            left -= len(part["body"])
+        await send({"type": "http.response.body"})
 
 
 def app(server: Server, tokenizer: Any, name: str) -> FastAPI:
@@ -56,7 +83,8 @@ def app(server: Server, tokenizer: Any, name: str) -> FastAPI:
 
     kinds = (HTTPException, RequestValidationError, MemstateError, Exception)
     handlers, most = dict.fromkeys(kinds, refused), max(BYTES[0], BYTES[1] * limit)
-    made = FastAPI(title="memstate", lifespan=life, exception_handlers=handlers, max_body_size=most)
+    made = FastAPI(title="memstate", lifespan=life, exception_handlers=handlers)
+    made.add_middleware(Announced, most=most)
     figures, about = metrics.registry(mem), {"id": name, "object": "model", "created": 0, "owned_by": "memstate"}
     made.add_api_route("/metrics", lambda: Response(generate_latest(figures), media_type=CONTENT_TYPE_LATEST))
     made.add_api_route("/v1/models", lambda: {"object": "list", "data": [about]})
@@ -122,11 +150,11 @@ def app(server: Server, tokenizer: Any, name: str) -> FastAPI:
             made.over.add_done_callback(turns.pop)
         return made
 
-    @made.post("/v1/chat/completions")
+    @made.post("/v1/chat/completions", max_body_size=most)
     async def chat(asked: Chat) -> Response:
         return await answer(asked)
 
-    @made.post("/v1/completions")
+    @made.post("/v1/completions", max_body_size=most)
     async def completions(asked: Completion) -> Response:
         return await answer(asked)
 

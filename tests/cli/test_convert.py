@@ -292,6 +292,7 @@ BROKEN = {
     "a switch in SGLang": (
         "sglang", FINISHED + '"rid": "r1", "out": {"meta_info": {"completion_tokens": true}}}', "answer True",
     ),
+    "an array": ("sglang", RECEIVE + "text=None, input_ids=array('i', [1, 2]))", "input_ids is no list of tokens"),
     "a list of ids": ("sglang", RECEIVE.replace("'a'", "[1, 2]") + "text=None, input_ids=[1])", "request id [1, 2]"),
     "an object of ids": ("sglang", FINISHED + '"rid": {"a": 1}, "out": {"meta_info": {}}}', "request id {'a': 1}"),
     "no messages": ("openai", '{"messages": []}', "neither messages nor prompt"),

@@ -226,6 +226,11 @@ def test_a_large_body_is_refused_before_it_is_read(here: Here, told: bool) -> No
     assert b" 413 " in asyncio.run(send())
 
 
+def test_a_client_that_still_sends_a_large_body_reads_why_it_is_refused(here: Here) -> None:
+    status, body = here.post(TEXT, prompt="went " * 2_000_000)
+    assert status == 413 and "this server reads 1048576" in body["error"]["message"]
+
+
 def test_texts_become_tokens_beside_the_loop(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     began, go, own = Event(), Event(), Completion.prompts
 

@@ -47,6 +47,8 @@ def _asked(at: int | None, given: dict[str, Any], tokens: Tokens) -> list[Said]:
     asked = text if ids is None else ids
     if not asked:
         raise ValueError("neither input_ids nor text")
+    if ids is not None and not isinstance(ids, list) and ids is not ...:
+        raise ValueError("input_ids is no list of tokens")
     if given.get("session_params"):
         raise Partial(SESSION)
     if _is_cut(asked):

@@ -48,16 +48,16 @@ LIBRARIES = $(shell sed -n 's/^LIBRARIES = (\(.*\)).*/\1/p' memstate/tiers/store
 $(TOOLS): $(RUN)
 	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e ".[cli,test,proof,dev,docs]"
 	@$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e ".[mooncake]" || true
-	@error=$$($(BIN)/python -c "import mooncake.store" 2>&1) || { \
-		echo "Mooncake cannot be used here, its tests are skipped: $$(echo "$$error" | tail -n 1)"; \
-		missing=$$(for each in $(LIBRARIES); do dpkg -s $$each >/dev/null 2>&1 || printf ' %s' $$each; done); \
-		test -z "$$missing" || echo "It links to libraries that are not there. As root: apt-get install$$missing"; }
 	@$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt setuptools wheel && \
 		$(PEERS_ENV) $(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt --no-build-isolation --no-deps $(PEERS) || \
 		echo "$(PEERS) cannot be installed here, their tests are skipped"
 	@touch $@
 
 install: $(TOOLS) ## create .venv and install memstate with its tools
+	@error=$$($(BIN)/python -c "import mooncake.store" 2>&1) || { \
+		echo "Mooncake cannot be used here, its tests are skipped: $$(echo "$$error" | tail -n 1)"; \
+		missing=$$(for each in $(LIBRARIES); do dpkg -s $$each >/dev/null 2>&1 || printf ' %s' $$each; done); \
+		test -z "$$missing" || echo "It links to libraries that are not there. As root: apt-get install$$missing"; }
 	@echo "memstate is installed in .venv"
 
 libraries: ## list the Debian packages without which Mooncake's tests are skipped

@@ -1,4 +1,4 @@
-"""What stands where a part is not there: nothing to whoever asks, and a named error to whoever reads on."""
+"""The record of a part that is not there: it is falsy, and reading a figure of it raises a named error."""
 
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar

@@ -1,4 +1,4 @@
-"""What the layers of a cache show between two forwards: copies of the states, made when somebody looks."""
+"""What the layers of a cache show between two forwards: copies of the states, made at the first look."""
 
 from collections import UserDict
 from collections.abc import Callable

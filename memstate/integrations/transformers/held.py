@@ -140,7 +140,7 @@ class Held:
         self.torn = True
         try:
             self._mem.accept(step, [step.batch.most - wrong] * len(self.rows))
-        except InvalidArgument:  # an older step of somebody else comes first
+        except InvalidArgument:  # an older step of another caller comes first
             self.torn = False
             raise
         self.checked = None

@@ -39,7 +39,7 @@ def release(mem: StateManager, left: Left) -> bool:
         left: what to release.
 
     Returns:
-        Whether nothing is left. If not, an older step of somebody else comes first: call it again after that.
+        Whether nothing is left. If not, an older step of another caller comes first: call it again after that.
 
     Syncs: no.
     """

@@ -114,8 +114,8 @@ def copied(model: Any, cache: DynamicCache) -> tuple[int, ...]:
     for number, layer in enumerate(added, len(kinds)):
         if _kind(layer) not in kinds:
             raise ConfigurationError(
-                f"{type(model).__name__} adds layer {number} to its cache of {len(kinds)} layers, and its kind, "
-                f"{type(layer).__name__}, is none of theirs: memstate can serve only copies of them"
+                f"{type(model).__name__} adds layer {number} to its cache of {len(kinds)} layers, and none of "
+                f"them is a {type(layer).__name__} like it: memstate can serve only copies of layers"
             )
     return tuple(kinds.index(_kind(layer)) for layer in added)
 

@@ -125,7 +125,7 @@ def test_what_is_wrong_in_a_layout_file_is_named(content: str, says: str, tmp_pa
         ("--trace {} --from 2", "from 2.0: expected a fraction"), ("--trace {} --from nan", "from nan: expected"),
         ("--trace {} --from -1", "from -1.0: expected"), ("--prefills -1", "'--prefills'"),
         ("--layers 12", "layers '12': expected FROM:TO"),
-        ("--layers 4:4", "--layers 4:4: expected a range of the 48 layers of the model, such as 0:24"),
+        ("--layers 4:4", "expected a range of the 48 layers of the model, such as range(24), or --layers 0:24"),
         ("--kv-bytes 999999999999999", "'--kv-bytes'"), ("--kv-bytes -1", "'--kv-bytes'"),
     ],
 )  # fmt: skip

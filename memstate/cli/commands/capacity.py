@@ -1,8 +1,6 @@
 """`memstate capacity`."""
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +10,6 @@ from typer import Argument, Option
 from memstate.cli import names
 from memstate.cli.options import Json
 from memstate.cli.output import emit_text, one_line_errors, progress
-from memstate.errors import InvalidArgument
 
 
 def capacity(
@@ -89,7 +86,7 @@ def capacity(
         raise typer.BadParameter(f"layers {layers!r}: expected FROM:TO, such as 0:12 for the first twelve")
     span = range(int(stage[1]), int(stage[2])) if stage else None
     dtypes = {"float8": torch.float8_e4m3fn}
-    with one_line_errors(), _as_written(layers, span):
+    with one_line_errors():
         plan = planned(
             read_layout(layout) if layout else model, memory, context=context, concurrency=concurrency, ranks=tp,
             every=every, page_size=page_size,
@@ -106,15 +103,3 @@ def capacity(
             with progress("replay", "requests") as report:
                 plan = rated(plan, read(trace, limit), start, report)
     emit_text(json_path, plan.to_json(), str(plan))
-
-
-@contextmanager
-def _as_written(layers: str | None, span: range | None) -> Iterator[None]:
-    """An error about the layers names them as they were written, not as Python has them."""
-    try:
-        yield
-    except InvalidArgument as error:
-        if not (said := str(error)).startswith(f"layers={span!r}: "):
-            raise
-        text = said.replace(f"layers={span!r}", f"--layers {layers}", 1)
-        raise InvalidArgument(re.sub(r"\brange\((\d+)\)", r"0:\1", text)) from error

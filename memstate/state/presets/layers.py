@@ -148,7 +148,8 @@ def require_layers(fields: Fields, layers: range | None) -> None:
     each = next((entries for name in ONE_EACH if (entries := fields.get(name)) is not None), None)
     total = len(each) if isinstance(each, list | tuple | str) else fields.number("num_hidden_layers")
     if not isinstance(layers, range) or not layers or not {layers[0], layers[-1]} <= set(range(total)):
-        why = f"expected a range of the {total} layers of the model, such as range({total // 2})"
+        few = total // 2
+        why = f"expected a range of the {total} layers of the model, such as range({few}), or --layers 0:{few}"
         raise InvalidArgument(f"layers={layers!r}: {why}")
 
 

@@ -157,10 +157,12 @@ class Admission:
                 raise self._guard.orderly(lack)
             self._pages.extend(numbers, tokens)
 
-    def snapshot_at(self, row: Row, lengths: Sequence[int]) -> None:
+    def snapshot_at(self, row: Row, lengths: object) -> None:
         """See `StateManager.snapshot_at`."""
         number = self._table.index(row)
-        named = require_lengths(self._table.ids[number], lengths, self._pages.unit)
+        lease = self._cache.leases.get(number)
+        prompt = lease.prompt.tokens if lease and lease.given is not None else 0  # a fork may go on otherwise
+        named = require_lengths(self._table.ids[number], lengths, self._pages.unit, prompt)
         self._marks.add(number, named, self._file.length(number), self._file.tracked_at[number])
 
     def match(self, tokens: Tokens, salt: Hashable, session: Session | None) -> Match:
@@ -404,11 +406,9 @@ class Admission:
             length = len(prompt.key) // BYTES
         elif not is_count(length):
             raise InvalidArgument(f"request {request.id!r}: length={length!r}: expected a whole number from 0 on")
-        wanted, lengths = [], request.snapshot_at
-        if isinstance(lengths, np.ndarray):
-            lengths = lengths.tolist()
-        if not isinstance(lengths, tuple) or lengths:
-            named = require_lengths(request.id, lengths, self._pages.unit)
+        wanted = []
+        if not isinstance(request.snapshot_at, tuple) or request.snapshot_at:
+            named = require_lengths(request.id, request.snapshot_at, self._pages.unit, prompt.tokens)
             wanted = [(at, "named") for at in named]
         if request.fetch is not None:
             if self._tiers is None:

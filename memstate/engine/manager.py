@@ -340,7 +340,7 @@ class StateManager(NotCopied, Shown):
         self._enter()
         self._admission.extend(rows, lengths)
 
-    def snapshot_at(self, row: Row, lengths: Sequence[int]) -> None:
+    def snapshot_at(self, row: Row, lengths: Sequence[int] | NDArray[np.integer]) -> None:
         """Asks a request that reads its prompt to keep states at more lengths, as `Request(snapshot_at=)` does.
 
         So a request that arrives later can start where the two prompts part, as soon as the row has read that far.
@@ -351,7 +351,7 @@ class StateManager(NotCopied, Shown):
 
         Raises:
             StaleHandle: the request has ended.
-            InvalidArgument: a length is not a multiple of the page size, and of the grid of all planes.
+            InvalidArgument: they are no sequence of whole numbers from 0 on.
 
         Syncs: no.
         """

@@ -104,7 +104,8 @@ class Request:
         resume: a snapshot to continue from. It says what length it stands for, but not of which tokens. A caller that
             gives `resume` and `tokens` must make sure that they agree.
         snapshot_at: lengths in tokens at which states are kept as well, such as the ends of messages: a sequence of
-            whole numbers, or an array of numpy.
+            whole numbers, or an array of numpy. Each is rounded down to whole pages, and to the grid of all planes.
+            Those beyond the prompt are ignored; without `tokens` the prompt has no known end.
         tokens: the whole prompt, for the prefix cache or a session to find what is computed already. One dimension, any
             sequence of whole numbers. Without a prefix cache and without a session they only say the length.
         salt: equal tokens under different salts never match. None, str, bytes, int or a tuple of these.

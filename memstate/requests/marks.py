@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memstate import logs
+from memstate.checks import is_count, shown
 from memstate.errors import InvalidArgument
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.requests.handles import Snapshot
@@ -382,17 +383,22 @@ def _rank(kind: str) -> int:
     return RANKS.index(kind) if kind in RANKS else len(RANKS)
 
 
-def require_lengths(request: object, given: object, unit: int) -> list[int]:
-    """Returns the lengths of `Request.snapshot_at`, ascending, each once.
+def require_lengths(request: object, given: object, unit: int, prompt: int) -> list[int]:
+    """Returns the lengths of `Request.snapshot_at` at which states can be kept, ascending, each once.
+
+    Args:
+        request: names the request in an error.
+        given: the lengths.
+        unit: each is rounded down to a multiple of it.
+        prompt: tokens of the prompt; what lies beyond is left out. 0: they are not known.
 
     Raises:
-        InvalidArgument: they are not whole numbers from 0 on, or not multiples of `unit`.
+        InvalidArgument: they are no sequence of whole numbers from 0 on.
     """
-    if isinstance(given, Sequence) and not isinstance(given, str | bytes):
-        lengths = list(given)
-        if all(type(at) is int and 0 <= at <= 2**31 - 1 and at % unit == 0 for at in lengths):
-            return sorted({at for at in lengths if at})
+    lengths = given.tolist() if isinstance(given, np.ndarray) else given
+    if isinstance(lengths, Sequence) and not isinstance(lengths, str | bytes) and all(map(is_count, lengths)):
+        return sorted({int(at) // unit * unit for at in lengths if unit <= at <= (prompt or at)})
     raise InvalidArgument(
-        f"request {request!r}: snapshot_at={given!r}: expected lengths such as [64, 128], multiples of "
-        f"{unit}: whole KV pages, and the grid of all planes"
+        f"request {shown(request)}: snapshot_at={shown(lengths)}: expected lengths in tokens such as [64, 128]: whole "
+        "numbers from 0 to 2**31 - 1"
     )

@@ -420,19 +420,35 @@ def test_M18_an_interrupted_plan_leaves_no_mark(keep: bool, backend: Backend) ->
 
 
 def test_M19_named_lengths_and_those_of_a_placement_are_kept_once(backend: Backend) -> None:
-    """What the prompt's match covers is there already; lengths beyond the prompt are marks of what it says."""
+    """What the prompt's match covers is there already; lengths beyond the prompt are no marks."""
     at = server(backend, "redirect", "1")
     assert at.turn(T[:18], most=1000) == 0
-    (row,) = at.admit(ms.Request("a", tokens=T[:26], snapshot_at=[8, 16, 24, 28, 200]))
+    (row,) = at.admit(ms.Request("a", tokens=T[:26], snapshot_at=[8, 16, 23, 24, 25, 27, 28, 200]))
     assert at.mem.info(row).length == 16
     while at.mem.info(row).length < 30:
         at.run([row], 1000)
-    assert sorted(at.states()) == [16, 24, 28]
+    assert sorted(at.states()) == [16, 20, 24]
     figures = at.mem.stats().prefix
     assert figures and (figures.inserted, figures.duplicates) == (3, 0)
-    assert at.mem.info(row).next_boundary == 64 and owners.marks(at.mem).rows == {row.index}
+    assert at.mem.info(row).next_boundary == 64 and not owners.marks(at.mem).rows
     at.end([row])
-    assert not owners.marks(at.mem).rows
+
+
+def test_B29a_lengths_beyond_a_prompt_that_is_known_are_ignored(backend: Backend) -> None:
+    """With a row that reads, too. What a row or a fork goes on with is not known, so there each length may come."""
+    for placement in (Nowhere(), None):
+        for tokens, lengths in ((T[:10], {8}), (None, {8, 12})):
+            prefix = ms.Prefix(placement=placement) if placement else None
+            at = server(backend, "redirect", "1", prefix=prefix)
+            (row,) = at.mem.admit([ms.Request("a", length=20, tokens=tokens, snapshot_at=[9, 14])])
+            assert {length for length, _ in owners.marks(at.mem)._coming[row.index].wanted} == lengths
+    at = server(backend, "redirect", "1", Nowhere())
+    named, rest = at.mem.admit([ms.Request("a", tokens=T[:10]), ms.Request("b", length=30)])
+    (fork,) = at.mem.fork(named, ["fork"]).rows
+    for one in (named, rest, fork):
+        at.mem.snapshot_at(one, [9, 11, 14])
+    coming = owners.marks(at.mem)._coming
+    assert [[at for at, _ in coming[one.index].wanted] for one in (named, rest, fork)] == [[8], [8, 12], [8, 12]]
 
 
 @every_strategy

@@ -94,7 +94,7 @@ def test_a_salt_or_a_snapshot_that_cannot_be_meant_changes_nothing(backend: Back
         lambda: at.mem.admit([ms.Request("a", tokens=T[:9]), ms.Request("b", tokens=T, salt=["a"])]),
         lambda: at.mem.drop([cached]),
         lambda: at.mem.admit([ms.Request("a", tokens=T[:9]), ms.Request("b", tokens=T, length=-1)]),
-        lambda: at.mem.admit([ms.Request("a", tokens=T[:9]), ms.Request("b", tokens=T, snapshot_at=[3])]),
+        lambda: at.mem.admit([ms.Request("a", tokens=T[:9]), ms.Request("b", tokens=T, snapshot_at=[-3])]),
         lambda: at.mem.admit([ms.Request("a", tokens=T[:9]), ms.Request("b", length=4 * 41)]),  # wider than a row
     ):
         with pytest.raises(ms.InvalidArgument):

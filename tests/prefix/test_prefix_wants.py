@@ -5,6 +5,7 @@ Pages of 4 tokens. `boundaries` are the lengths at which a prefill without any l
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import memstate as ms
@@ -151,9 +152,9 @@ def test_a_row_that_reads_keeps_states_where_another_prompt_parts(name: str, bac
     at = server(backend, name)
     row = at.start(T[:30])
     at.run([row], 6)
-    with pytest.raises(ms.InvalidArgument, match=r"snapshot_at=\[6\].*multiples of 4"):
-        at.mem.snapshot_at(row, [6])
-    at.mem.snapshot_at(row, [4, 12, 20])  # the first too late
+    with pytest.raises(ms.InvalidArgument, match=r"snapshot_at=\[-4\]: expected lengths in tokens"):
+        at.mem.snapshot_at(row, [-4])
+    at.mem.snapshot_at(row, np.array([7, 15, 20]))  # the first too late
     assert boundaries(at, row) == [12, 20, 28, 30]
     for tokens, length in (([*T[:12], 1], 12), ([*T[:23], 1], 20), ([*T[:11], 1], 0)):
         assert at.mem.match(tokens).length == length

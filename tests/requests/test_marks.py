@@ -140,8 +140,35 @@ def test_a_state_that_arrives_at_a_wanted_length_is_kept() -> None:
     assert due(of, (12, 13), (12, 13), (4, 8)) == [(1, 12), (2, 12)]
 
 
-def test_lengths_of_a_request_are_whole_pages() -> None:
-    assert require_lengths("a", (16, 8, 0, 8), 8) == [8, 16] and require_lengths("a", [], 8) == []
-    for wrong in (8, "8", [7], [8.0], [-8], [True], [2**31], None, {8}):
-        with pytest.raises(ms.InvalidArgument, match=r"request 'a': snapshot_at=.*multiples of 8: whole KV pages"):
-            require_lengths("a", wrong, 8)
+@pytest.mark.parametrize(
+    ("given", "prompt", "expected"),
+    [
+        ((16, 8, 0, 8), 0, [8, 16]),
+        ([], 0, []),
+        ([7], 0, []),
+        ([9, 15, 8, 31], 0, [8, 24]),
+        ([8, 26, 27, 200], 26, [8, 24]),
+        ([24, 25], 24, [24]),
+        (range(5, 18, 6), 0, [8, 16]),
+        (np.array([17, 9], np.uint8), 0, [8, 16]),
+        ([np.int64(17), np.uint8(9)], 0, [8, 16]),
+        (np.array([]), 9, []),
+        ([2**31 - 1], 0, [2**31 - 8]),
+    ],
+)
+def test_B29a_lengths_of_a_request_are_rounded_down_and_end_with_its_prompt(
+    given: Any, prompt: int, expected: list[int]
+) -> None:
+    found = require_lengths("a", given, 8, prompt)
+    assert found == expected and all(type(at) is int for at in found)
+
+
+@pytest.mark.parametrize("prompt", [0, 4])
+def test_B29a_what_is_no_sequence_of_lengths_is_refused(prompt: int) -> None:
+    wrong: list[Any] = [8, "8", b"8", [8.0], [-8], [8, -1], [True], [np.True_], [2**31], [[8]], [None], None, {8}]
+    wrong += [np.array([8.0]), np.array([[8]]), np.array(8), np.array([-8]), np.array([True]), iter([8])]
+    for given in wrong:
+        with pytest.raises(
+            ms.InvalidArgument, match=r"request 'a': snapshot_at=.*: expected lengths in tokens such as"
+        ):
+            require_lengths("a", given, 8, prompt)

@@ -107,7 +107,7 @@ def test_B22_ping_pong_alternates_and_touches_lanes_at_boundaries_only(backend: 
 @every_snapshot
 def test_B29a_a_wanted_length_is_a_boundary_once(name: str, backend: Backend) -> None:
     loop = Loop(backend, MAKERS[name]())
-    (row,) = loop.admit(ms.Request("junction", snapshot_at=[6]))
+    (row,) = loop.admit(ms.Request("junction", snapshot_at=[6]))  # pages of one token: it is taken exactly there
     taken = []
     for length in range(1, 10):
         assert loop.mem.info(row).next_boundary == next(n for n in (4, 6, 8, 12) if n >= length)

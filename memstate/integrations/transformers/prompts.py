@@ -30,7 +30,7 @@ class Prompt:
         seed: of the sampling; sample n of the request has `seed + n`. None: torch's generator.
         session: the conversation whose next turn this is.
         salt: equal tokens under different salts never share states.
-        snapshot_at: lengths at which states are kept as well.
+        snapshot_at: lengths at which states are kept as well, see `memstate.Request`.
         processors: more processors of logits, called behind those of `config`.
         logprobs: how many of the most likely tokens each `Token` names in `top`, from 0 on; its own logprob comes with
             them. None: neither.

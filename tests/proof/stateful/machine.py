@@ -444,15 +444,15 @@ class Machine:
         faults: Faults = set()
         resume: Any = d.pick(*self.snaps) if how == "resume" and self.snaps else None
         length: Any = d.pick(0, 0, d(5), d(9), 3 * d(9))
-        snapshot_at: Any = d.pick([], [(resume.length if resume else 0) + self.settings.unit * d(9)])
+        snapshot_at: Any = d.pick([], [(resume.length if resume else 0) + self.settings.unit * d(9) + d(2)])
         wrong = d(50)
         if wrong == 1:
             resume = d.pick(foreign().snapshot, *self.dropped, *self.cached, "snapshot")
         elif wrong == 2:
             length = d.pick(-1, 2**31, True, 1000)
         elif wrong == 3:
-            snapshot_at = d.pick([-1], [self.settings.unit + 1], [1.5], 8, "8", None)
-        start = Start(name, wants=wants(snapshot_at))
+            snapshot_at = d.pick([-1], [True], [1.5], 8, "8", None)
+        start = Start(name, wants=self.wants(snapshot_at))
         if resume is not None:
             start.origin = self.snaps.get(resume)
             if start.origin:
@@ -464,10 +464,16 @@ class Machine:
         faults |= self._of_sizes(length, snapshot_at, start)
         return ms.Request(name, length, resume, snapshot_at), start, faults
 
+    def wants(self, lengths: Any, most: int = 2**31) -> list[tuple[int, str]]:
+        """What a request names itself, each once, at whole pages and the grid; nothing beyond its prompt."""
+        named = lengths if isinstance(lengths, list | tuple) else ()
+        ends = {n - n % self.settings.unit for n in named if isinstance(n, int) and n <= most}
+        return [(at, "named") for at in sorted(ends) if at > 0]
+
     def _of_sizes(self, length: Any, snapshot_at: Any, start: Start) -> Faults:
         if not isinstance(snapshot_at, list | tuple) or any(
             type(n) is not int or not 0 <= n < 2**31 for n in (length, *snapshot_at)
-        ) or any(n % self.settings.unit for n in snapshot_at):  # fmt: skip
+        ):  # fmt: skip
             return {ms.InvalidArgument}
         start.size = length
         return {ms.InvalidArgument} if self.settings.pages and self.model.too_wide(length) else set()
@@ -483,7 +489,7 @@ class Machine:
             salt = talk.salt
         length = d.pick(None, None, None, len(prompt) + d(4), d(len(prompt)))
         page = self.settings.unit
-        snapshot_at = d.pick((), (), [page * d(9)], (page * d(9), page * d(9), page * d(9)))
+        snapshot_at = d.pick((), (), [page * d(9) + d(2)], (page * d(9), page * d(9), page * d(9)))
         tokens: Any = spelled(d, prompt)
         resume: Any = None
         wrong = d(40)
@@ -501,7 +507,7 @@ class Machine:
         elif wrong == 4 and session and self.snaps:
             resume = next(iter(self.snaps))
             faults.add(ms.InvalidArgument)
-        start = Start(name, wants=wants(snapshot_at), prompt=prompt, salt=salt, talk=talk)
+        start = Start(name, wants=self.wants(snapshot_at, len(prompt)), prompt=prompt, salt=salt, talk=talk)
         faults |= self._of_sizes(len(prompt) if length is None else length, snapshot_at, start)
         if not faults:
             self.model.look_up(start)
@@ -559,12 +565,6 @@ def _nodes(cache: ms.prefix.PrefixCache) -> list[tuple[object, ...]]:
 
 def _dense(numbers: Mapping[int, int], count: int) -> list[int]:
     return [numbers.get(i, 0) for i in range(count)]
-
-
-def wants(lengths: Any) -> list[tuple[int, str]]:
-    """What a request names itself, each once."""
-    named = lengths if isinstance(lengths, list | tuple) else ()
-    return [(at, "named") for at in sorted({n for n in named if isinstance(n, int)}) if at]
 
 
 def spelled(d: Digits, tokens: Text) -> Any:

@@ -123,6 +123,11 @@ def test_only_targets_that_compile_are_known(monkeypatch: pytest.MonkeyPatch) ->
         ("trace chat --out {tmp}/a.jsonl --from {trace}", "chat reads no log"),
         ("trace sglang --out {tmp}/a.jsonl --from {trace}", "no request with tokens in it: SGLang logs tokens with"),
         ("trace openai --out {tmp}/a.jsonl --from {trace} --tokenizer {tmp}/no", "/no"),
+        ("trace chat --out {tmp}/a.jsonl --tail -1", "tail=-1: expected a whole number of tokens from 0 to 32768"),
+        ("trace agent --out {tmp}/a.jsonl --thoughts 32769", "thoughts=32769: expected a whole number"),
+        ("trace mixed --out {tmp}/a.jsonl --tail 1.5", "'--tail': Input should be a valid integer"),
+        ("trace vllm --out {tmp}/a.jsonl --from {trace} --tail 5", "vllm reads a log, whose prompts are as they are"),
+        ("trace openai --out {tmp}/a.jsonl --from {trace} --thoughts 5", "leave out --tail and --thoughts"),
         ("trace chat --out no/such/a.jsonl", "'no/such' is no directory"),
         # said before the work, and so before what is wrong with the work
         ("tune --kernels ssm --dry-run --json ", "'--json': '': expected a path"),

@@ -44,6 +44,15 @@ def test_trace_writes_what_replay_reads(kind: str, name: str, tmp_path: Path) ->
     assert done.status == 0 and json.loads(done.out)["requests"] == 25
 
 
+@pytest.mark.parametrize("kind", ["chat", "agent"])
+def test_trace_makes_chats_that_part_from_their_prompts(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    options = ("--requests", "25", "--seed", "4", "--tail", "5", "--thoughts", "300")
+    assert memstate("trace", kind, "--out", path, *options) == Done(0, "", "")
+    assert form.read(path) == make(kind, 25, 4, tail=5, thoughts=300)
+    assert all(one.parts is not None and one.output_length > 300 for one in form.read(path))
+
+
 def test_replay_writes_json_to_stdout_and_nothing_else(trace: Path) -> None:
     done = memstate("replay", trace, "--states", "4", "--json", "-")
     assert (done.status, done.err) == (0, "")

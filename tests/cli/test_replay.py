@@ -26,6 +26,11 @@ def request(*blocks: int, rest: int = 0, answer: int = 0) -> TraceRequest:
     return TraceRequest(0, BLOCK * len(blocks) - (BLOCK - rest if rest else 0), answer, blocks)
 
 
+def parting(parts: int, *blocks: int, answer: int) -> TraceRequest:
+    """A prompt of filled blocks from which the next turn parts before its end."""
+    return replace(request(*blocks, answer=answer), parts=parts)
+
+
 def short(kind: str, requests: int, seed: int) -> list[TraceRequest]:
     return [one for one in make(kind, requests, seed) if len(one.hash_ids) <= 40]
 
@@ -82,6 +87,10 @@ def test_an_unknown_answer_has_tokens_of_its_own() -> None:
         ([request(1), request(1, 2), request(1, 3)], None),  # the second has gone on from the first
         ([request(1, answer=9), request(1, answer=9), request(1, 2)], 0),  # the second is the first, asked again
         ([request(1, 2), request(1, answer=9), request(1, 2, 3)], 0),  # the longest
+        ([parting(0, 1, answer=600), request(1, 2)], 0),  # it has not the whole answer
+        ([parting(5, 1, 2, answer=9), request(1, 3, 4, rest=9)], 0),  # the last block has 5 tokens that it lacks
+        ([request(1, 2, answer=9), request(1, 3, 4, rest=9)], None),
+        ([parting(512, 1, answer=9), request(2)], None),  # nothing is left of it
     ],
 )
 def test_which_request_a_prompt_goes_on_from(trace: list[TraceRequest], expected: int | None) -> None:
@@ -91,6 +100,14 @@ def test_which_request_a_prompt_goes_on_from(trace: list[TraceRequest], expected
 def test_only_one_prompt_goes_on_from_an_answer() -> None:
     assert followed([request(1), request(1, 2), request(1, 3)]) == [None, 0, None]
     assert followed([request(1, 2), request(1, 3), request(1, 3, 4), request(1, 2, 5)]) == [None, None, 1, 0]
+
+
+def test_a_turn_that_parts_has_nothing_of_the_answer() -> None:
+    trace = [replace(request(1, 2, rest=100, answer=1000), parts=5), request(1, 3, 4, 5, rest=99)]
+    one, two = served(trace, Units(256))
+    assert (two.follows, two.common, two.known) == (0, 612 - 5, 1)
+    assert one.tokens[:2].tolist() == two.tokens[:2].tolist()
+    assert not set(one.tokens[2:].tolist()) & set(two.tokens[2:].tolist())
 
 
 # -- known answers ---------------------------------------------------------------------------------
@@ -103,6 +120,25 @@ def test_a_conversation_goes_on_within_a_page_of_its_answer() -> None:
     assert (one.block_hit_rate, one.answer_hit_rate) == (1 / 5, 1 / 5)
     assert one.misses_by_reason == {"no_sharing": 1, "evicted": 0, "no_snapshot": 0, "not_filled": 2}
     assert one.filed_by_kind.keys() <= {"prompt", "end", "boundary"}
+
+
+def test_a_conversation_that_parts_hits_the_state_of_its_prompt_alone() -> None:
+    trace = [parting(0, 1, 2, 9, answer=900), request(1, 2, 9, 3, 4, rest=276, answer=10)]
+    one = run(trace, every=BLOCK)
+    assert (one.turns, one.recomputed_tokens_per_turn, one.answer_hit_rate) == (1, 512, 0)  # the prompt's last block
+    assert one.block_hit_rate == 2 / 8
+    assert run(trace, every=BLOCK, placement="nowhere").block_hit_rate == 0  # decode leaves states of the answer only
+    goes_on = [replace(trace[0], parts=None), trace[1]]
+    assert run(goes_on, every=BLOCK, placement="nowhere").recomputed_tokens_per_turn < 512
+
+
+def test_chats_with_tails_and_thoughts_miss_their_answers() -> None:
+    plain, parted = (make("chat", 200, 4, **lengths) for lengths in ({}, {"tail": 5, "thoughts": 300}))
+    assert run(plain, 400, 9000, every=BLOCK).answer_hit_rate > 0.01
+    found = run(parted, 400, 9000, every=BLOCK)
+    assert found.answer_hit_rate == 0 and found.turns > 50
+    assert found.block_hit_rate > found.ideal_hit_rate - 0.01 > 0.3
+    assert run(parted, 400, 9000, every=BLOCK, placement="nowhere").block_hit_rate == 0
 
 
 def test_a_branch_point_is_found_by_the_third_prompt() -> None:

@@ -10,7 +10,7 @@ import tracemalloc
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -61,6 +61,15 @@ def test_a_request_may_have_a_kind(tmp_path: Path) -> None:
     form.write(tmp_path / "a.jsonl", requests)
     assert (tmp_path / "a.jsonl").read_bytes() == LINE.replace(b"}", b', "kind": "chat"}') + LINE
     assert form.read(tmp_path / "a.jsonl") == requests
+
+
+def test_a_request_may_say_where_the_next_turn_parts_from_it(tmp_path: Path) -> None:
+    requests = [replace(REQUEST, parts=0), replace(REQUEST, parts=1025), REQUEST]
+    form.write(tmp_path / "a.jsonl", requests)
+    lines = [LINE.replace(b"}", b', "parts": %d}' % parts) for parts in (0, 1025)]
+    assert (tmp_path / "a.jsonl").read_bytes() == b"".join(lines) + LINE
+    assert form.read(tmp_path / "a.jsonl") == requests
+    assert [one.shared for one in requests] == [1025, 0, 1025 + 52]
 
 
 WHOLE = st.integers(0, 2**40)
@@ -172,6 +181,8 @@ BAD_LINES = {
     "empty object": (b"{}", "timestamp, input_length, output_length, hash_ids missing"),
     **{f"no {name}": (line(**{name: ""}), f"{name} missing") for name in (*form.COUNTS, "hash_ids")},
     **{f"kind={kind}": (line(kind=kind), "expected None or a word") for kind in ("3", '""', "[]", f'"{"k" * 65}"')},
+    **{f"parts={parts}": (line(parts=parts), COUNT) for parts in ("-1", "1.0", "true", '"1"')},
+    "parts of more than the prompt": (line(parts="601"), "parts=601: a prompt of 600 tokens has not so many"),
     **{
         f"{name}={value}": (line(**{name: value}), COUNT)
         for name in form.COUNTS
@@ -431,6 +442,67 @@ def test_nobody_passes_the_longest_context(monkeypatch: pytest.MonkeyPatch) -> N
     for kind in ("chat", "agent"):
         lengths = [request.input_length for request in make(kind, 400, 1)]
         assert 8000 < max(lengths) <= 9000
+
+
+MADE_BEFORE = {  # of 40 requests of seed 3, as they were written before there were tails and thoughts
+    "chat": "3e9b962ef5d8961e", "shared-prompt": "bca2c0e5be81457d",
+    "agent": "eef8ce34fca4d33f", "mixed": "5a59cb5384ebfc90",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_tails_and_thoughts_the_bytes_are_as_before(kind: str, tmp_path: Path) -> None:
+    form.write(tmp_path / "a.jsonl", make(kind, 40, 3, tail=0, thoughts=0))
+    assert hashlib.sha256((tmp_path / "a.jsonl").read_bytes()).hexdigest()[:16] == MADE_BEFORE[kind]
+
+
+def alike(one: Context, other: Context) -> int:
+    """Tokens with which both begin."""
+    pairs = zip([*one, (-1, 0)], [*other, (-2, 0)], strict=False)
+    return sum(text[1] for text in one[: next(n for n, (a, b) in enumerate(pairs) if a != b)])
+
+
+@pytest.mark.parametrize(("tail", "thoughts", "parts"), [(5, 0, 5), (0, 300, 0), (5, 300, 5), (0, 0, None)])
+def test_the_next_turn_of_a_chat_lacks_tail_thoughts_and_the_answer_behind_them(
+    tail: int, thoughts: int, parts: int | None
+) -> None:
+    plain = list(islice(making._chat(making._Draw("chat", 5)), 60))
+    found = list(islice(making._chat(making._Draw("chat", 5, tail, thoughts)), 60))
+    for session, before in zip(found, plain, strict=True):
+        assert [turn.answer - thoughts for turn in session] == [turn.answer for turn in before]
+        assert [turn.context[: len(turn.context) - (tail > 0)] for turn in session] == [turn.context for turn in before]
+        assert all(not tail or turn.context[-1][1] == tail for turn in session)
+        for turn, after in pairwise(session):
+            assert turn.parts == parts
+            length = sum(size for _, size in turn.context)
+            assert alike(turn.context, after.context) == length - tail
+            assert after.at - turn.at > making.TOKEN_MS * turn.answer
+    assert sum(map(len, found)) > 150
+
+
+@pytest.mark.parametrize("tail", [0, 5])
+def test_a_tool_loop_keeps_thoughts_until_the_next_question(tail: int) -> None:
+    """The next question parts at the end of the first prompt of the loop."""
+    sessions = list(islice(making._agent(making._Draw("agent", 5, tail, 80)), 40))
+    back = calls = 0
+    for session in sessions:
+        for turn, after in pairwise(session):
+            context, following = (one.context[: len(one.context) - (tail > 0)] for one in (turn, after))
+            thoughts = [name for name, _ in following if name < 0]
+            if not thoughts:
+                assert turn.parts is not None
+                assert alike(context, following) == sum(size for _, size in turn.context) - turn.parts
+                back += turn.parts > 80
+            elif following[: len(context)] == context:
+                assert turn.parts == (tail or None) and len(thoughts) == sum(name < 0 for name, _ in context) + 1
+                calls += 1
+    assert back > 10 and calls > 100
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_a_tail_nobody_passes_the_longest_context(kind: str) -> None:
+    found = make(kind, 200, 2, tail=making.MOST, thoughts=making.MOST)
+    assert all(making.MOST < one.input_length <= CONTEXT and one.output_length > making.MOST for one in found)
 
 
 def test_prompts_are_long_few_and_chosen_by_zipf(made: dict[str, list[TraceRequest]]) -> None:

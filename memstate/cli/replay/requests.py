@@ -2,7 +2,7 @@
 
 The trace has one id for each block of 512 tokens of a prompt, and only the length of an answer. Two requests share
 tokens as far as their ids agree. An answer has tokens of its own, unless a later request goes on from it: then that
-request's ids say what the blocks of the answer are.
+request's ids say what the blocks of the answer are. No request goes on from the answer of one that `parts`.
 """
 
 import math
@@ -53,7 +53,7 @@ class Served:
         filled: Filled blocks of the prompt.
         known: Filled blocks at its start that an earlier prompt had.
         follows: The request whose answer this prompt goes on from, None for none.
-        common: Tokens that the two share: prompt and answer of the former.
+        common: Tokens that the two share: see `TraceRequest.shared`.
         kind: See `memstate.Request`.
     """
 
@@ -98,7 +98,8 @@ def served(requests: Sequence[TraceRequest], units: Units) -> list[Served]:
     for at, request in enumerate(requests):
         filled, total = request.input_length // BLOCK, request.input_length + request.output_length
         blocks = -(-total // BLOCK)
-        later = requests[following[at]].hash_ids[:blocks] if at in following else request.hash_ids
+        goes_on = at in following and request.parts is None
+        later = requests[following[at]].hash_ids[:blocks] if goes_on else request.hash_ids
         ids = np.arange(fresh, fresh + blocks)  # blocks that no other request has
         fresh += blocks
         ids[: len(later)] = later
@@ -107,7 +108,7 @@ def served(requests: Sequence[TraceRequest], units: Units) -> list[Served]:
         known = next((n for n, block in enumerate(request.hash_ids[:filled]) if block not in seen), filled)
         seen.update(request.hash_ids[:filled])
         before = follows[at]
-        common = 0 if before is None else requests[before].input_length + requests[before].output_length
+        common = 0 if before is None else requests[before].shared
         prompt = units.length(request.input_length)
         asked = len(request.hash_ids)
         found.append(Served(at, tokens, prompt, asked, filled, known, before, common, request.kind))
@@ -119,7 +120,7 @@ def followed(requests: Sequence[TraceRequest]) -> list[int | None]:
 
     A prompt goes on from the longest earlier prompt whose filled blocks it begins with, the latest of several, if
 
-    * it is at least as long as that prompt with its answer,
+    * it is at least as long as what it shares with that prompt and its answer,
     * the last filled block of that prompt is its own or that of the request it went on from in turn, so that prompts
       which share no more than a system prompt do not count,
     * the block behind is new, because the answer is new, and
@@ -139,16 +140,22 @@ def followed(requests: Sequence[TraceRequest]) -> list[int | None]:
                     before = None
                 break
         if before is not None:
-            ends[ids[requests[before].input_length // BLOCK - 1]].remove(before)
+            ends[ids[_begun(requests[before]) - 1]].remove(before)
         found.append(before)
         origin.append(at if before is None else origin[before])
         for block in ids[:filled]:
             owner.setdefault(block, at)
-        if filled and origin[owner[ids[filled - 1]]] == origin[at]:
-            ends.setdefault(ids[filled - 1], []).append(at)
+        last = _begun(request)
+        if last and origin[owner[ids[last - 1]]] == origin[at]:
+            ends.setdefault(ids[last - 1], []).append(at)
     return found
 
 
+def _begun(request: TraceRequest) -> int:
+    """Returns the filled blocks of a prompt with which the next turn begins."""
+    return min(request.input_length, request.shared) // BLOCK
+
+
 def _last_that_fits(requests: Sequence[TraceRequest], ends: Sequence[int], length: int) -> int | None:
-    fits = (at for at in reversed(ends) if requests[at].input_length + requests[at].output_length <= length)
+    fits = (at for at in reversed(ends) if requests[at].shared <= length)
     return next(fits, None)

@@ -36,6 +36,8 @@ class TraceRequest:
         output_length: Tokens generated.
         hash_ids: An id per block of the tokens given.
         kind: What it is, see `memstate.Request`; the traces of Mooncake have none.
+        parts: Tokens at the end of its prompt that the next turn lacks, as it lacks the answer behind them. None: the
+            next turn may go on from the answer, as in the traces of Mooncake.
 
     Raises:
         InvalidArgument: No request can be like this.
@@ -46,6 +48,7 @@ class TraceRequest:
     output_length: int
     hash_ids: tuple[int, ...]
     kind: str | None = None
+    parts: int | None = None
 
     def __post_init__(self) -> None:
         for name in COUNTS:
@@ -67,12 +70,21 @@ class TraceRequest:
                 f"input_length {short(self.input_length)}, output_length {short(self.output_length)}: "
                 f"expected at most {INT32_MAX} tokens together"
             )
+        if self.parts is not None:
+            _require_whole("parts", self.parts)
+            if self.parts > self.input_length:
+                raise InvalidArgument(f"parts={self.parts}: a prompt of {self.input_length} tokens has not so many")
+
+    @property
+    def shared(self) -> int:
+        """Tokens that the next turn begins with: prompt and answer, or the prompt up to where that turn parts."""
+        return self.input_length + self.output_length if self.parts is None else self.input_length - self.parts
 
 
 def read(path: Path, limit: int | None = None) -> list[TraceRequest]:
     """Reads the requests of a file in its order, compressed or not, whatever its name; skips blank lines.
 
-    Fields beyond the four and `kind`, which may be missing, are ignored.
+    Fields beyond the four, and `kind` and `parts`, which may be missing, are ignored.
 
     Args:
         path: The file.
@@ -93,7 +105,7 @@ def read(path: Path, limit: int | None = None) -> list[TraceRequest]:
                 raise InvalidArgument(f"{', '.join(missing)} missing: expected an object such as {EXAMPLE}; {LOG}")
             at, given, generated, ids = (entry[name] for name in (*COUNTS, "hash_ids"))
             ids = tuple(ids) if isinstance(ids, list) else ids
-            found.append(TraceRequest(at, given, generated, ids, entry.get("kind")))
+            found.append(TraceRequest(at, given, generated, ids, entry.get("kind"), entry.get("parts")))
         except InvalidArgument as error:
             raise InvalidArgument(f"{where}: {error}") from error
     if not found:

@@ -3,7 +3,7 @@
 Lengths and times are drawn, ids follow.
 
 A text is a name and a length, and no name has two lengths, so that two blocks hold the same tokens exactly if they are
-cut from the same texts at the same places. Knows no file and no cache.
+cut from the same texts at the same places. Names below 0 are tails and thoughts. Knows no file and no cache.
 """
 
 import heapq
@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, count, islice
 from typing import Final
 
+from memstate.checks import is_count
 from memstate.cli.traces.form import BLOCK, TraceRequest
 from memstate.errors import InvalidArgument
 
@@ -34,6 +35,7 @@ class Spread:
 # Every kind.
 STRIDE: Final = 64  # requests between two reports of progress
 CONTEXT: Final = 131072  # the longest input: a session that would pass it ends there
+MOST: Final = 32768  # tokens of a tail, and of thoughts: with as many, the first prompt of each session fits
 FIRST_TOKEN_MS: Final = 300.0  # from a request to the first token of its answer
 TOKEN_MS: Final = 20.0  # from one token of an answer to the next; the next request waits for the whole answer
 
@@ -82,6 +84,7 @@ class _Turn:
     context: Context
     answer: int
     kind: str | None = None
+    parts: int | None = None
 
 
 class Numbering:
@@ -119,11 +122,16 @@ class Numbering:
 
 
 class _Draw:
-    """All that is random, from one seed; texts that were never seen before."""
+    """All that is random, from one seed; texts that were never seen before.
 
-    def __init__(self, kind: str, seed: int) -> None:
+    Attributes:
+        tail: What every prompt ends with.
+    """
+
+    def __init__(self, kind: str, seed: int, tail: int = 0, thoughts: int = 0) -> None:
         self.random = random.Random(f"memstate trace {kind} {seed}")
-        self._names = count()
+        self._names, self._thoughts, self._length = count(), count(-2, -1), thoughts
+        self.tail: Context = ((-1, tail),) if tail else ()
 
     def amount(self, spread: Spread) -> float:
         drawn = self.random.lognormvariate(math.log(spread.median), spread.sigma)
@@ -131,6 +139,9 @@ class _Draw:
 
     def text(self, length: Spread | int) -> Text:
         return next(self._names), length if isinstance(length, int) else round(self.amount(length))
+
+    def thoughts(self) -> Context:
+        return ((next(self._thoughts), self._length),) if self._length else ()
 
     def chance(self, share: float) -> bool:
         return self.random.random() < share
@@ -144,8 +155,9 @@ class _Draw:
 
 
 def make(
-    kind: str, requests: int, seed: int, progress: Callable[[int, int], None] = lambda done, total: None
-) -> list[TraceRequest]:
+    kind: str, requests: int, seed: int, progress: Callable[[int, int], None] = lambda done, total: None, *,
+    tail: int = 0, thoughts: int = 0,
+) -> list[TraceRequest]:  # fmt: skip
     """Returns the first requests of an endless trace, by time; the same ones for the same kind and seed.
 
     So a longer trace of the same seed begins with the shorter one. Ids count up from 0 as they first appear. The start
@@ -156,6 +168,10 @@ def make(
         requests: How many.
         seed: A whole number.
         progress: Called with requests done and to do.
+        tail: Tokens that each prompt ends with and the next turn lacks there, such as those that a chat template puts
+            before an answer.
+        thoughts: Tokens that each answer begins with and later prompts lack. In a tool loop they stay until a person
+            asks the next question.
 
     Raises:
         InvalidArgument: A value has no meaning.
@@ -166,12 +182,15 @@ def make(
         raise InvalidArgument(f"kind={kind!r}: expected one of {', '.join(KINDS)}")
     if requests < 1:
         raise InvalidArgument(f"requests={requests!r}: expected a whole number from 1 on")
+    for name, value in (("tail", tail), ("thoughts", thoughts)):
+        if not is_count(value) or value > MOST:
+            raise InvalidArgument(f"{name}={value!r}: expected a whole number of tokens from 0 to {MOST}")
     numbering, sessions = Numbering(), _SESSIONS[kind]
-    turns = islice(_by_time(sessions(_Draw(kind, seed))), requests)
+    turns = islice(_by_time(sessions(_Draw(kind, seed, tail, thoughts))), requests)
     made = list[TraceRequest]()
     for turn in turns:
         ids = numbering.ids(turn.context)
-        made.append(TraceRequest(int(turn.at), _tokens(turn.context), turn.answer, ids, turn.kind))
+        made.append(TraceRequest(int(turn.at), _tokens(turn.context), turn.answer, ids, turn.kind, turn.parts))
         if not len(made) % STRIDE:
             progress(len(made), requests)
     return made
@@ -193,10 +212,24 @@ def _tokens(context: Context) -> int:
 
 
 def _answered(draw: _Draw, turns: list[_Turn], context: Context, at: float, answer: Spread) -> tuple[Context, float]:
-    """Adds a turn; the context with its answer, and when that is there."""
-    text = draw.text(answer)
-    turns.append(_Turn(at, context, text[1]))
-    return (*context, text), at + FIRST_TOKEN_MS + TOKEN_MS * text[1]
+    """Adds a turn; the context with its thoughts and its answer, and when that is there."""
+    answered = (*draw.thoughts(), draw.text(answer))
+    length = _tokens(answered)
+    turns.append(_Turn(at, (*context, *draw.tail), length, parts=_tokens(draw.tail) or None))
+    return (*context, *answered), at + FIRST_TOKEN_MS + TOKEN_MS * length
+
+
+def _without_thoughts(turns: list[_Turn], context: Context) -> Context:
+    """Returns a context without its thoughts, for a next question. The last turn notes where that parts from it."""
+    first = next((at for at, (name, _) in enumerate(context) if name < 0), None)
+    if first is None:
+        return context
+    turns[-1] = replace(turns[-1], parts=_tokens(turns[-1].context) - _tokens(context[:first]))
+    return tuple(text for text in context if text[0] >= 0)
+
+
+def _fits(draw: _Draw, context: Context) -> bool:
+    return _tokens((*context, *draw.tail)) <= CONTEXT
 
 
 def _chat(draw: _Draw) -> Iterator[list[_Turn]]:
@@ -205,11 +238,12 @@ def _chat(draw: _Draw) -> Iterator[list[_Turn]]:
         turns: list[_Turn] = []
         context: Context = (system, draw.text(CHAT_OPENING))
         at = start
-        while _tokens(context) <= CONTEXT:
+        while _fits(draw, context):
             context, at = _answered(draw, turns, context, at, CHAT_ANSWER)
             if not draw.chance(CHAT_MORE):
                 break
-            context, at = (*context, draw.text(CHAT_MESSAGE)), at + draw.amount(CHAT_THINK_MS)
+            context = (*_without_thoughts(turns, context), draw.text(CHAT_MESSAGE))
+            at += draw.amount(CHAT_THINK_MS)
         yield turns
 
 
@@ -229,7 +263,8 @@ def _agent(draw: _Draw) -> Iterator[list[_Turn]]:
         turns: list[_Turn] = []
         context, at = _burst(draw, turns, (preamble, draw.text(AGENT_TASK)), start, AGENT_MORE_CALLS, AGENT_FORK)
         while draw.chance(AGENT_MORE_BURSTS):
-            context, at = (*context, draw.text(AGENT_TASK)), at + draw.amount(AGENT_PAUSE_MS)
+            context = (*_without_thoughts(turns, context), draw.text(AGENT_TASK))
+            at += draw.amount(AGENT_PAUSE_MS)
             context, at = _burst(draw, turns, context, at, AGENT_MORE_CALLS, AGENT_FORK)
         yield turns
 
@@ -238,7 +273,7 @@ def _burst(
     draw: _Draw, turns: list[_Turn], context: Context, at: float, more: float, fork: float
 ) -> tuple[Context, float]:
     """Adds the turns of calls one after the other, and of the branches that some of them start at once."""
-    while _tokens(context) <= CONTEXT:
+    while _fits(draw, context):
         context, at = _answered(draw, turns, context, at, AGENT_CALL)
         if not draw.chance(more):
             break

@@ -4,14 +4,17 @@
 """
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import memstate as ms
+from tests.support.chats import TEMPLATES
 from tests.support.sources import ROOT
 from tests.support.tiny_models import FAMILIES, HEADINGS, described, tiny
+from tests.support.tiny_tokenizers import byte_level
 
 pytest.importorskip("transformers")
 from transformers import GenerationConfig
@@ -26,10 +29,12 @@ TEXT = [5, 17, 40, 9, 33, 71, 8, 60, 4, 12, 88, 23, 51, 30, 7, 19, 90, 3]
 def test_blocks_of_the_page_run_one_after_the_other(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names = {
-        "ms": ms, "mst": mst, "torch": torch, "GenerationConfig": GenerationConfig, "model": tiny("qwen3_next"),
+        "ms": ms, "mst": mst, "torch": torch, "GenerationConfig": GenerationConfig, "replace": replace,
+        "model": tiny("qwen3_next", changes=(("vocab_size", 300),)), "tokenizer": byte_level(),
         "ids": torch.tensor([TEXT[:7], TEXT[7:14]]), "prompts": [TEXT, TEXT[:9]],
         "folder": tmp_path,
     }  # fmt: skip
+    names["tokenizer"].chat_template = TEMPLATES["thinks"]
     for block in blocks:
         exec(block, names)
     assert sorted(names["answers"]) == [0, 1]
@@ -41,7 +46,8 @@ def test_blocks_of_the_page_run_one_after_the_other(capsys: pytest.CaptureFixtur
     assert [line[0] for line in said.splitlines()[-4:-1]] == ["0", "1", "2"]
     assert said.splitlines()[-1].endswith("guesses were right")
     assert any(path.is_file() for path in tmp_path.rglob("*"))  # states that a store keeps
-    assert len(blocks) == 11
+    assert len(names["prompt"].snapshot_at) == 2
+    assert len(blocks) == 12
 
 
 def parts(page: str) -> tuple[str, str, str]:

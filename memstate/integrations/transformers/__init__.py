@@ -14,6 +14,7 @@ batch       one forward over any rows
 server      continuous batching: what threads ask for. line says who is next, running who is refused, steps runs rows;
             prompts says what goes in and out, sampling chooses tokens, text decodes them, drafts guesses tokens,
             speculation checks them
+chats       prompts of chats, and where later ones part from them
 serving     `serve` and `stream`; progress shows it all
 """
 
@@ -27,6 +28,7 @@ if tuple(map(int, _transformers.__version__.split(".")[:2])) < (5, 23):
 
 from memstate.integrations.transformers.binding import manager
 from memstate.integrations.transformers.cache import StateCache
+from memstate.integrations.transformers.chats import chat
 from memstate.integrations.transformers.layout import ModelLayout, Place
 from memstate.integrations.transformers.prompts import Event, Prompt, Served, Token
 from memstate.integrations.transformers.reading import layout
@@ -42,6 +44,7 @@ __all__ = [
     "Server",
     "StateCache",
     "Token",
+    "chat",
     "layout",
     "manager",
     "serve",

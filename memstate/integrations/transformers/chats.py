@@ -1,0 +1,71 @@
+"""Makes the prompt of a chat, and asks the template where later prompts part from it."""
+
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import Any, Final
+
+from memstate.integrations.transformers.line import shared
+from memstate.integrations.transformers.prompts import Prompt
+
+HEAD: Final = ("system", "developer")  # roles of the messages that chats begin with, and share
+ANSWER: Final = {"role": "assistant", "content": "."}
+QUESTION: Final = {"role": "user", "content": "."}
+OTHER: Final = {"role": "user", "content": ")"}  # no question begins so
+CALL: Final = {"type": "function", "id": "call00000", "function": {"name": "f", "arguments": {}}}
+CALLS: Final = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+RESULT: Final = {"role": "tool", "content": ".", "name": "f", "tool_call_id": CALL["id"]}
+
+
+def chat(tokenizer: Any, messages: Sequence[Any], **template: Any) -> Prompt:
+    """Returns the prompt of a chat, whose `snapshot_at` has the lengths at which later prompts part from it.
+
+    Templates drop thoughts, or end a prompt with tokens that no later prompt has. So the template itself is asked: the
+    prompt is compared with that of the next question, of the next call if there are tools, and of another chat with the
+    same system prompt. A template that refuses one of these gives no length.
+
+    Args:
+        tokenizer: the model's, with a chat template.
+        messages: the chat, as `tokenizer.apply_chat_template` takes it.
+        **template: what else it takes, such as `tools=` or `enable_thinking=`. `add_generation_prompt` is True unless
+            `continue_final_message` is.
+
+    Returns:
+        The tokens and the lengths; `dataclasses.replace` sets the rest.
+
+    Raises:
+        Exception: what the template raises, if it refuses the messages.
+
+    Syncs: no.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> class Letters:  # a tokenizer: each letter is a token
+        ...     def apply_chat_template(self, messages, **template):
+        ...         said = "".join(f"[{one['role']}] {one['content']} " for one in messages)
+        ...         return [ord(letter) for letter in f"{said}[assistant] <think>"]
+        >>> messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}]
+        >>> prompt = replace(chat(Letters(), messages), most=200, priority=1)
+        >>> [bytes(prompt.tokens[:length]).decode() for length in prompt.snapshot_at]
+        ['[system] Be kind. [user] ', '[system] Be kind. [user] Hi [assistant] ']
+    """
+
+    def tokens(of: Sequence[Any], **given: Any) -> list[int]:
+        found: list[int] = tokenizer.apply_chat_template(of, tokenize=True, return_dict=False, **given)
+        return found
+
+    given = {"add_generation_prompt": not template.get("continue_final_message"), **template}
+    whole, later = tokens(messages, **given), {**given, "continue_final_message": False}
+    lengths = set[int]()
+    others = [[*messages, ANSWER, QUESTION], [*takewhile(lambda one: _role(one) in HEAD, messages), OTHER]]
+    if template.get("tools"):
+        others.append([*messages, CALLS, RESULT])
+    for other in others:
+        try:
+            lengths.add(shared(whole, tokens(other, **later), 1))
+        except Exception:  # a template says no in its own way
+            continue
+    return Prompt(whole, snapshot_at=sorted(lengths - {0, len(whole)}))
+
+
+def _role(message: Any) -> Any:
+    return message.get("role") if isinstance(message, Mapping) else getattr(message, "role", None)

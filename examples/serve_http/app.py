@@ -3,6 +3,7 @@
 from asyncio import Future, get_running_loop, wait, wrap_future
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from threading import Thread
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from starlette.exceptions import HTTPException
 from examples.serve_http.answer import Answer, problem
 from examples.serve_http.asked import CHOICES, Chat, Completion, words
 from memstate import InvalidArgument, MemstateError, metrics
-from memstate.integrations.transformers import Prompt, Server
+from memstate.integrations.transformers import Server
 
 NEW: Final = 256  # new tokens at most, where a client does not say
 QUEUE: Final = 256  # prompts that wait at most
@@ -119,7 +120,7 @@ def app(server: Server, tokenizer: Any, name: str) -> FastAPI:
             raise problem(400, f"the prompt does not fit the tokenizer and its template: {error!r}") from error
         if server.waiting + len(prompts) > QUEUE:
             raise problem(429, f"{QUEUE} prompts wait: try again later", "rate_limit_exceeded")
-        longest = max(map(len, prompts))
+        longest = max(len(prompt.tokens) for prompt in prompts)
         most = asked.max_tokens or max(1, min(NEW, limit - longest + 1))
         if longest + most - 1 > limit:
             said = f"{longest} tokens of a prompt and {most} of its answer need more than {limit}: raise --tokens"
@@ -141,10 +142,10 @@ def app(server: Server, tokenizer: Any, name: str) -> FastAPI:
                     raise problem(504, f"turns of {asked.fork!r} still run", "timeout")
             session = await wrap_future(server.call(lambda: opened(own, other, asked)))
         top = asked.top_logprobs if getattr(asked, "logprobs", False) else None
-        made = Answer(server, [Prompt(
-            tokens, config=config, most=most, seed=asked.seed, session=session, salt=asked.cache_salt, logprobs=top,
+        made = Answer(server, [replace(
+            prompt, config=config, most=most, seed=asked.seed, session=session, salt=asked.cache_salt, logprobs=top,
             priority=asked.priority, tenant=asked.user, timeout=asked.timeout,
-        ) for tokens in prompts], asked, tokenizer)  # fmt: skip
+        ) for prompt in prompts], asked, tokenizer)  # fmt: skip
         if session:
             turns[made.over] = own
             made.over.add_done_callback(turns.pop)

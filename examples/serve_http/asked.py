@@ -3,8 +3,10 @@
 from copy import copy
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, Field, field_validator, model_validator
+from pydantic import AliasChoices, BaseModel, Field, Json, field_validator, model_validator
 from transformers import GenerationConfig
+
+from memstate.integrations.transformers import Prompt, chat
 
 CHOICES = 128  # answers to one request at most
 Name = Annotated[str, Field(min_length=1, max_length=256)]
@@ -19,7 +21,17 @@ def words(error: Any) -> str:
     return f"this server has no {error['loc'][-1]}" if nothing else error["msg"]
 
 
-class Usual(BaseModel, extra="forbid", strict=True, allow_inf_nan=False):
+class Strict(BaseModel, extra="forbid", strict=True, allow_inf_nan=False):
+    """An object without fields or types that nobody knows."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_nulls(cls, body: Any) -> Any:
+        """Returns the object without fields that are null: they ask for the default."""
+        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
+
+
+class Usual(Strict):
     """Fields of OpenAI's API that nothing here does: they may have the values that ask for nothing."""
 
     presence_penalty: Literal[0] = 0
@@ -28,12 +40,6 @@ class Usual(BaseModel, extra="forbid", strict=True, allow_inf_nan=False):
     metadata: dict[str, Any] = {}  # labels, which nothing here keeps
     store: Literal[False] = False
     service_tier: Literal["auto", "default"] = "auto"
-
-    @model_validator(mode="before")
-    @classmethod
-    def without_nulls(cls, body: Any) -> Any:
-        """Returns the body without fields that are null: they ask for the default."""
-        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
 
 
 class Asked(Usual):
@@ -76,34 +82,78 @@ class Asked(Usual):
         return found
 
 
-class Part(BaseModel, extra="forbid", strict=True):
+class Part(Strict):
     """A part of a message."""
 
     type: Literal["text"]
     text: str
 
 
+class Called(Strict):
+    """What a call of a tool calls. OpenAI's API has arguments as JSON, and templates want the object."""
+
+    name: Name
+    arguments: Json[dict[str, Any]]
+
+
+class Call(Strict):
+    """A call of a tool, as an assistant's message has it."""
+
+    id: str
+    type: Literal["function"]
+    function: Called
+
+
+class Message(Strict, extra="allow"):
+    """A message. Templates see its other fields, too, such as `tool_call_id`, `name` and `reasoning_content`."""
+
+    __pydantic_extra__: dict[str, str]
+    role: Name
+    content: str | list[Part] = ""
+    tool_calls: list[Call] = []
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_nulls(cls, body: Any) -> Any:
+        """Returns the message without fields that are empty."""
+        return {name: value for name, value in body.items() if value} if isinstance(body, dict) else body
+
+    def said(self) -> dict[str, Any]:
+        """Returns the message, as templates take it: its content is one text."""
+        parts = self.content if isinstance(self.content, list) else [Part(type="text", text=self.content)]
+        return {**self.model_dump(exclude_defaults=True), "content": "".join(part.text for part in parts)}
+
+
+class Function(Strict, extra="allow"):
+    """What a template tells the model of a function, such as its `description` and its `parameters`."""
+
+    name: Name
+
+
+class Tool(Strict):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
 class Chat(Asked):
     """The body of /v1/chat/completions."""
 
-    messages: list[dict[str, str | list[Part] | None]] = Field(min_length=1, fail_fast=True)
+    messages: list[Message] = Field(min_length=1, fail_fast=True)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
-    tools: list[Any] = Field([], max_length=0)
-    tool_choice: Literal["none", "auto"] = "none"
-    parallel_tool_calls: bool = True
+    tools: list[Tool] = Field([], fail_fast=True)
+    tool_choice: Literal["none", "auto"] = "auto"
+    parallel_tool_calls: Literal[True] = True
     response_format: dict[Literal["type"], Literal["text"]] = {}
     modalities: list[Literal["text"]] = []
+    chat_template_kwargs: dict[Literal["enable_thinking", "thinking", "reasoning_effort"], bool | str] = {}
 
-    def prompts(self, tokenizer: Any) -> list[list[int]]:
-        """Returns the prompt, in the model's template. A message without content is empty."""
-        said = [{"content": "", **{name: told(value) for name, value in one.items() if value}} for one in self.messages]
-        return [tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=False)]
-
-
-def told(value: str | list[Part] | None) -> str:
-    """Returns the text of a field of a message."""
-    return value if isinstance(value, str) else "".join(part.text for part in value or [])
+    def prompts(self, tokenizer: Any) -> list[Prompt]:
+        """Returns the prompt, in the model's template, with the lengths at which later ones part from it."""
+        tools = [tool.model_dump() for tool in self.tools if self.tool_choice == "auto"] or None
+        return [chat(tokenizer, [one.said() for one in self.messages], tools=tools, **self.chat_template_kwargs)]
 
 
 class Completion(Asked):
@@ -114,8 +164,8 @@ class Completion(Asked):
     echo: Literal[False] = False
     suffix: Literal[""] = ""
 
-    def prompts(self, tokenizer: Any) -> list[list[int]]:
+    def prompts(self, tokenizer: Any) -> list[Prompt]:
         """Returns the prompts."""
         several = isinstance(self.prompt, list) and self.prompt and not isinstance(self.prompt[0], int)
         prompts: Any = self.prompt if several else [self.prompt]
-        return [tokenizer(one).input_ids if isinstance(one, str) else one for one in prompts]
+        return [Prompt(tokenizer(one).input_ids if isinstance(one, str) else one) for one in prompts]

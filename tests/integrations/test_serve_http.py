@@ -1,6 +1,7 @@
 """examples/serve_http: OpenAI's objects and errors; a client that goes away, and one that reads slowly."""
 
 import asyncio
+import json
 import time
 from collections.abc import Iterator
 from threading import Event, Thread
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.chats import TEMPLATES, TOOLS
 from tests.support.http_clients import answered, asked, parts
 from tests.support.tiny_models import tiny
 from tests.support.tiny_served import alone, managed
@@ -23,7 +25,7 @@ import uvicorn
 import memstate as ms
 import memstate.integrations.transformers as mst
 from examples.serve_http.app import app
-from examples.serve_http.asked import Completion
+from examples.serve_http.asked import Chat, Completion
 
 CHAT, TEXT, NAME, NEW = "/v1/chat/completions", "/v1/completions", "tiny", 6
 TEMPLATE = """{% for one in messages %}{% if one.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif -%}
@@ -31,16 +33,33 @@ TEMPLATE = """{% for one in messages %}{% if one.role == 'tool' %}{{ raise_excep
 {% endfor %}"""
 SAID = [{"role": "user", "content": "went home"}]
 PROMPT = list(range(20, 60))
+SYSTEM = {"role": "system", "content": "You are a helpful assistant, and you answer in two sentences."}
+
+
+def calls(arguments: Any, number: int = 0, **other: Any) -> dict[str, Any]:
+    """What an assistant says that calls a tool."""
+    function = {"name": "read_file", "arguments": arguments}
+    return {"role": "assistant", "tool_calls": [{"id": f"call{number:05}", "type": "function", "function": function}],
+            **other}  # fmt: skip
+
+
+def result(text: str, number: int = 0) -> dict[str, Any]:
+    return {"role": "tool", "content": text, "tool_call_id": f"call{number:05}"}
 
 
 class Here:
-    """The example, in threads of this process."""
+    """The example, in threads of this process.
 
-    def __init__(self) -> None:
+    Args:
+        template: of its chats.
+        page: tokens of a page; a prompt and its answer have at most 100 pages.
+    """
+
+    def __init__(self, template: str = TEMPLATE, page: int = 4) -> None:
         self.model, self.tokenizer = tiny("qwen3_next", changes=(("vocab_size", 300),)), byte_level()
-        self.tokenizer.chat_template = TEMPLATE
-        pages = ms.Pages(size=4, count=400, per_row=100)
-        self.mem = managed(self.model, slots=32, max_requests=4, pages=pages)
+        self.tokenizer.chat_template = template
+        pages = ms.Pages(size=page, count=400, per_row=100)
+        self.mem = managed(self.model, slots=32, max_requests=4, pages=pages, tracking=ms.Redirect(every=page))
         self.server = mst.Server(self.model, self.mem, tokenizer=self.tokenizer)
         config = uvicorn.Config(app(self.server, self.tokenizer, NAME), port=0, log_level="error")
         self.http = uvicorn.Server(config)
@@ -74,6 +93,13 @@ class Here:
 @pytest.fixture(scope="module")
 def here() -> Iterator[Here]:
     made = Here()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def agents() -> Iterator[Here]:
+    made = Here(TEMPLATES["loops"], page=16)
     yield made
     made.close()
 
@@ -149,7 +175,21 @@ def test_samples_have_seeds_and_logprobs(here: Here) -> None:
         (TEXT, {"prompt": [PROMPT] * 129}, 400, "at most 128"),
         (TEXT, {"prompt": [PROMPT] * 2, "session": "two"}, 400, "a session goes on with one"),
         (TEXT, {"prompt": [PROMPT, [300]]}, 400, "the vocabulary of the model has 300"),
-        (CHAT, {"messages": SAID, "tools": [{"type": "function"}]}, 400, "tools: this server has no tools"),
+        (CHAT, {"messages": SAID, "tools": [{"type": "function"}]}, 400, "tools.0.function: Field required"),
+        (CHAT, {"messages": SAID, "tools": TOOLS, "tool_choice": "required"}, 400, "Input should be 'none' or 'auto'"),
+        (CHAT, {"messages": SAID, "tools": TOOLS, "tool_choice": TOOLS[0]}, 400, "Input should be 'none' or 'auto'"),
+        (CHAT, {"messages": SAID, "tools": TOOLS, "parallel_tool_calls": False}, 400, "Input should be True"),
+        (CHAT, {"messages": [*SAID, calls("{")]}, 400, "tool_calls.0.function.arguments: Invalid JSON: EOF"),
+        (CHAT, {"messages": [*SAID, calls("[1]")]}, 400, "function.arguments: Input should be"),
+        (CHAT, {"messages": [*SAID, calls({})]}, 400, "function.arguments: JSON input should be string"),
+        (
+            CHAT,
+            {"messages": SAID, "chat_template_kwargs": {"chat_template": "x"}},
+            400,
+            "Input should be 'enable_think",
+        ),
+        (CHAT, {"messages": [{"role": "user", "content": "a", "weight": 1}]}, 400, "Input should be a valid string"),
+        (CHAT, {"messages": [{"content": "who"}]}, 400, "messages.0.role: Field required"),
         (CHAT, {"messages": SAID, "response_format": {"type": "json_object"}}, 400, "Input should be 'text'"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "Input should be 'text'"),
         (TEXT, {"prompt": [300]}, 400, "the vocabulary of the model has 300"),
@@ -208,6 +248,51 @@ def test_values_that_ask_for_nothing_and_parts_of_text_are_taken(here: Here) -> 
     status, answer = here.post(CHAT, messages=said, **usual)
     text = here.text(here.tokenizer("went home\n\n").input_ids)
     assert (status, answer["choices"][0]["message"]["content"]) == (200, text)
+
+
+def test_templates_see_tools_calls_results_and_thoughts(here: Here) -> None:
+    here_too = byte_level()
+    here_too.chat_template = "{{ [messages, tools, enable_thinking] | tojson }}"
+    said = [SYSTEM, *SAID, calls('{"path": "a"}', content=None, reasoning_content="I look."), result("text")]
+    body: Any = {"model": NAME, "messages": said, "tools": TOOLS, "chat_template_kwargs": {"enable_thinking": False}}
+
+    def seen(**more: Any) -> Any:
+        (prompt,) = Chat.model_validate({**body, **more}).prompts(here_too)
+        return json.loads(here_too.decode(prompt.tokens))
+
+    messages, tools, thinking = seen()
+    messages[2].pop("thinking")  # Transformers' other name for thoughts
+    assert messages == [SYSTEM, *SAID, calls({"path": "a"}, content="", reasoning_content="I look."), result("text")]
+    assert (tools, thinking) == (TOOLS, False)
+    assert seen(tool_choice="auto")[1] == TOOLS
+    assert seen(tool_choice="none")[1] is seen(tools=[])[1] is None
+    assert here.post(CHAT, messages=said[:3], tools=TOOLS)[0] == 200
+
+
+def test_the_second_user_of_a_system_prompt_hits_it(agents: Here) -> None:
+    head = len(agents.tokenizer.apply_chat_template([SYSTEM], return_dict=False)) + len("<start>user\n")
+    for question, cached in (("What is in it?", 0), ("Why is that so?", head // 16 * 16)):
+        _, said = agents.post(CHAT, messages=[SYSTEM, {"role": "user", "content": question}], cache_salt="users")
+        assert said["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
+
+
+@pytest.mark.parametrize("session", [None, "loop"])
+def test_the_question_behind_a_loop_of_calls_hits_the_first_prompt_of_the_loop(
+    agents: Here, session: str | None
+) -> None:
+    messages: list[Any] = [SYSTEM, {"role": "user", "content": "What is in all of the files?"}]
+    sent: Any = {"tools": TOOLS, "cache_salt": f"agent {session}", "session": session}
+    first = agents.post(CHAT, messages=messages, **sent)[1]["usage"]["prompt_tokens"]
+    for number in range(5):
+        call = calls(json.dumps({"path": f"f{number}"}), number, content=None, reasoning_content=f"File {number} next.")
+        messages = [*messages, call, result(f"The text of file {number}.", number)]
+        status, said = agents.post(CHAT, messages=messages, **sent)
+        assert (status, said["usage"]["prompt_tokens_details"]["cached_tokens"] > first - 16) == (200, True)
+    more = [{"role": "assistant", "content": "Words."}, {"role": "user", "content": "Which?"}]
+    _, said = agents.post(CHAT, messages=[*messages, *more], **sent)
+    parting = first - len("<think>\n")
+    assert first % 16 <= len("<think>\n")  # or the state at the prompt's end would do
+    assert said["usage"]["prompt_tokens_details"]["cached_tokens"] == parting // 16 * 16
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -383,5 +468,9 @@ def test_the_official_client(here: Here) -> None:
         assert "".join(tokens[:1]) == said.choices[0].logprobs.content[0].token
         assert client.completions.create(model=NAME, prompt=PROMPT, max_tokens=NEW).choices[0].text == here.text(PROMPT)
         assert [model.id for model in client.models.list()] == [NAME]
+        wanted = [{"type": "function", "id": "call00000", "function": {"name": "run", "arguments": "{}"}}]
+        called = type(said.choices[0].message)(role="assistant", content=None, tool_calls=wanted)
+        more: Any = [*SAID, called, {"role": "user", "content": "and"}]
+        assert client.chat.completions.create(model=NAME, messages=more, max_tokens=NEW, tools=TOOLS).choices
         with pytest.raises(openai.BadRequestError, match="need"):
             client.completions.create(model=NAME, prompt=PROMPT, max_tokens=1000)

@@ -304,6 +304,7 @@ class Stats(Shown):
         level_slots_free: level slots that no state has.
         sessions: open sessions.
         sessions_emptied: idle sessions that made way or expired, since the start.
+        sessions_parted: turns that no state of their session's last answer served, since the start.
         oldest_session: seconds since the oldest session was opened; 0 without one.
         idlest_session: seconds that the longest idle session is idle; 0 without one.
         claimed: slots that were claimed, since the start.
@@ -347,6 +348,7 @@ class Stats(Shown):
     level_slots_free: int
     sessions: int
     sessions_emptied: int
+    sessions_parted: int
     oldest_session: float = field(compare=False)
     idlest_session: float = field(compare=False)
     claimed: int

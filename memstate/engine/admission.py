@@ -52,6 +52,7 @@ class Start:
         source: where the state comes from.
         hit: the state below the device, if it comes from there.
         session: the session, if the request is one of its turns. If the session makes way, None until there is room.
+        shared: tokens that the prompt shares with the last turn of the session.
         match: the match of the prompt in the prefix cache.
         lease: keeps the matched path from eviction.
         wanted: lengths at which states are kept, each with its kind, ascending.
@@ -63,6 +64,7 @@ class Start:
     source: Source = ZEROS
     hit: Hit | None = None
     session: Conversation | None = None
+    shared: int = 0
     match: Match | None = None
     lease: Lease | None = None
     wanted: list[tuple[int, str]] = field(default_factory=list)
@@ -377,6 +379,7 @@ class Admission:
         elif source.of is session is not None:
             self._holdings.begin_read(source.states[0].register)  # before the session lets it go
         if session is not None:
+            self._sessions.compare(session, start.prompt, start.shared, source.length, self._cache)
             self._cache.drop_bare(self._sessions.begin(session, row, start.prompt.head(source.length)))
             if start.lease is not None:
                 start.lease.own = session.own
@@ -441,9 +444,11 @@ class Admission:
         request, prompt = start.request, start.prompt
         if not prompt.key:
             raise InvalidArgument(f"request {request.id!r}: no tokens; a prompt has at least one")
-        if request.session is not None and request.session not in away:
-            start.session = self._sessions.get(request.session)
-            start.source = self._sessions.find(start.session, prompt)
+        if request.session is not None:
+            session = self._sessions.get(request.session)
+            start.shared = self._sessions.shared(session, prompt)
+            if request.session not in away:
+                start.session, start.source = session, self._sessions.find(session, prompt, start.shared)
         if self._cache.enabled:
             start.match = match = self._cache.match(prompt)
             known = start.source.length

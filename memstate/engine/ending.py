@@ -322,7 +322,7 @@ class Ending:
             ended: whether the row has ended. Then the states in the registers of a turn go to its session.
         """
         found = self._marks.hand_over(row, known) if self._marks.kept else []
-        if ended and self._sessions.by_row and self._sessions.keeps(row):
+        if ended and self._sessions.by_row and self._sessions.keeps(row, self._cache):
             return found
         if answer := self._mirror.answer(row, known, ended):
             label = self._file.label_at[answer]

@@ -107,6 +107,7 @@ class Reports:
             level_slots_free=levels.unheld() if levels is not None else 0,
             sessions=len(self._sessions.opened),
             sessions_emptied=self._sessions.emptied,
+            sessions_parted=self._sessions.parted,
             oldest_session=_longest([session_age]),
             idlest_session=_longest([session_idle]),
             claimed=self._allocator.claimed,

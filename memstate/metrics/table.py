@@ -155,6 +155,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
     _gauge("session_age_seconds", "Since the oldest session was opened.", "oldest_session"),
     _gauge("session_idle_seconds", "That a session is idle, the longest of all.", "idlest_session"),
     _counter("sessions_emptied", "Idle sessions that made way or expired.", "sessions_emptied"),
+    _counter("sessions_parted", "Turns that no state of their session's last answer served.", "sessions_parted"),
     _counter("claims", "Slots that were claimed.", "claimed"),
     _counter(
         "refusals",

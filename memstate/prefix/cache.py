@@ -8,6 +8,7 @@ evict    what makes way, see `memstate.prefix.contents`
 shares the pages. Nothing here touches a tensor, and nothing is submitted.
 """
 
+import math
 from array import array
 from collections.abc import Iterable, Sequence
 
@@ -131,21 +132,21 @@ class PrefixCache(Contents):
             if lease := self.leases.pop(row, None):
                 self.release(lease.node)
 
-    def supersede(self, own: dict[Node, int], length: int) -> None:
-        """Marks a session's older states as the first to evict.
-
-        A state is marked where the session has a newer one and no other request has used it.
+    def supersede(self, own: dict[Node, int], first: int | None, last: float = math.inf) -> None:
+        """Marks states of a session as the first to evict, where no other request has used them.
 
         Args:
             own: Nodes whose states the session left here, with its own uses of each. Those without a state are removed.
-            length: Tokens of the newest state that the session keeps itself; 0 where its newest state is cached here.
+            first: Tokens of the shortest state that is not marked. None: only the longest is not.
+            last: Tokens of the longest state that is not marked.
         """
         for node in [node for node in own if not node.snapshot]:
             del own[node]
         size = self._pages.page_size
-        newest = length or max((node.end * size for node in own), default=0) - 1
+        if first is None:
+            first = max((node.end * size for node in own), default=0)
         for node, uses in own.items():
-            if node.end * size <= newest and node.uses == uses:
+            if not first <= node.end * size <= last and node.uses == uses:
                 self._note_superseded(node)
 
     def marks(self, match: Match) -> list[tuple[int, str]]:

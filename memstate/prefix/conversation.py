@@ -25,6 +25,8 @@ class SessionInfo:
         age: seconds since it was opened.
         idle: seconds since its last turn ended or, before the first turn, since it was opened; 0 while a turn runs.
         ttl: seconds after which an idle session expires, None for never.
+        parted: turns in a row that no state of the last answer served. From two on, the prefix cache keeps what the
+            turns leave, and the session keeps nothing.
     """
 
     session: Session
@@ -37,6 +39,7 @@ class SessionInfo:
     age: float
     idle: float
     ttl: float | None
+    parted: int = 0
 
 
 class SessionFork(NamedTuple):
@@ -67,6 +70,8 @@ class Conversation:
         own: Nodes of the prefix cache whose states it left there, with how often it used each itself.
         row: Row of the turn that runs, 0 for none.
         start: Tokens that this turn began with.
+        asked: Tokens of the last prompt. What follows is its answer.
+        parted: Turns in a row that no state of the last answer served.
         priority: The lowest makes way first.
         ttl: Seconds that it keeps its states while idle, None for any time.
         opened: When it was opened, in seconds of the clock.
@@ -85,6 +90,8 @@ class Conversation:
     own: dict[Node, int] = field(default_factory=dict)
     row: int = 0
     start: int = 0
+    asked: int = 0
+    parted: int = 0
     priority: int = 0
     ttl: float | None = None
     opened: float = 0.0
@@ -98,6 +105,11 @@ class Conversation:
         """Tokens that its newest state stands for, 0 for none."""
         return self.kept[0].length if self.kept else 0
 
+    @property
+    def parts(self) -> bool:
+        """Whether its turns part: not one alone, which may be an edit."""
+        return self.parted > 1
+
     def info(self, now: float) -> SessionInfo:
         """Returns what a caller may know of it.
 
@@ -106,5 +118,5 @@ class Conversation:
         """
         return SessionInfo(
             self.handle, bool(self.row), self.closing, self.length, len(self.kept), len(self.pages),
-            self.priority, now - self.opened, 0.0 if self.row else now - self.since, self.ttl,
+            self.priority, now - self.opened, 0.0 if self.row else now - self.since, self.ttl, self.parted,
         )  # fmt: skip

@@ -153,7 +153,7 @@ class Room:
                     if node := self.cache.adopt(snapshot, prompt, pages):
                         session.kept.remove(snapshot)
                         session.own[node] = node.uses
-            self.cache.supersede(session.own, 0)
+            self._sessions.supersede(session, 0, self.cache)
         self.cache.release(self._sessions.empty(session))
         self.cache.trim()
 

@@ -3,6 +3,7 @@
 turn ends       live, lanes -> holders of the session, up to the last real token; the row's pages too
 turn begins     the longest state that the new prompt begins with -> live; shorter ones -> lanes
 turn aborted    what stood at the turn's beginning, as far as a register still holds it
+turns part      no state of the last answer serves the next turn, twice in a row: the cache keeps what they leave
 room is short   states of whole pages -> prefix cache; the rest is released (room.py)
 closed          released, at the end of the turn that runs
 forked          both name the newest state; who goes on first reads it, the last one takes it
@@ -47,6 +48,7 @@ class Sessions:
         by_row: Sessions with a running turn, by row.
         refused: States lost for lack of a holder register.
         emptied: Idle sessions that made way or expired.
+        parted: Turns that no state of the last answer served.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class Sessions:
         self._file, self._pages, self._holdings, self._guard = commands.registers, pages, holdings, commands.guard
         self._lanes, self.limits = lanes, limits
         self._share = limits.share * commands.registers.allocator.capacity
-        self.refused = self.emptied = 0
+        self.refused = self.emptied = self.parted = 0
         self._turns = count(1)
         self.opened: dict[Session, Conversation] = {}
         self.keep(None)
@@ -131,6 +133,7 @@ class Sessions:
         fresh = self._pages.allocator.claim(len(partial))
         self._pages.allocator.share(shared)
         twin.prompt, twin.path, twin.kept, twin.pages = session.prompt, session.path, session.kept[:1], shared + fresh
+        twin.asked, twin.parted = session.asked, session.parted
         twin.forks = session.forks = session.forks or [session]
         session.forks.append(twin)
         return SessionFork(twin.handle, list(zip(fresh, partial, strict=True)))
@@ -191,20 +194,29 @@ class Sessions:
             )
         return found
 
-    def find(self, session: Conversation, prompt: Prompt) -> Source:
+    @staticmethod
+    def shared(session: Conversation, prompt: Prompt) -> int:
+        """Returns how many tokens a prompt shares with the last turn, from the first on.
+
+        Args:
+            session: The session.
+            prompt: The prompt.
+        """
+        return common(session.prompt.key, prompt.key, BYTES) // BYTES if prompt.salt == session.prompt.salt else 0
+
+    def find(self, session: Conversation, prompt: Prompt, shared: int | None = None) -> Source:
         """Finds how far the session's states serve a prompt. At least its last token is left to compute.
 
         Args:
             session: The session.
             prompt: The prompt.
+            shared: What `shared` returned. None: find that out.
 
         Returns:
             Where the turn can continue; `ZEROS` where no state serves it.
         """
-        if prompt.salt != session.prompt.salt:
-            return ZEROS
-        shared = min(common(session.prompt.key, prompt.key, BYTES), len(prompt.key) - BYTES) // BYTES
-        serving = [snap for snap in session.kept if snap.length <= shared]
+        most = min(self.shared(session, prompt) if shared is None else shared, prompt.tokens - 1)
+        serving = [snap for snap in session.kept if snap.length <= most]
         if not serving:
             return ZEROS
         length, takes = serving[0].length, not self.stays(session, serving[0])
@@ -235,6 +247,31 @@ class Sessions:
         self._pages.allocator.release(session.pages[len(turn.pages) :])
         session.pages = session.pages[: len(turn.pages)]
 
+    def compare(self, session: Conversation, prompt: Prompt, shared: int, length: int, cache: PrefixCache) -> None:
+        """Notes whether a turn goes on from the last answer, or parts from it. Call it before `begin`.
+
+        A turn that is only a beginning of the last one, or follows one without an answer, does neither.
+
+        Args:
+            session: The session.
+            prompt: The prompt.
+            shared: What `shared` returned.
+            length: Tokens that the turn starts with, from the session or from elsewhere.
+            cache: The prefix cache.
+        """
+        if prompt.salt != session.prompt.salt:
+            session.own.clear()  # nothing under this salt replaces what was left under another
+        whole = shared == session.prompt.tokens
+        if shared > session.asked and (whole or length > session.asked):
+            if session.parted:
+                session.own.clear()  # the next turn that parts may come back to them
+            session.parted = 0
+        elif not whole and shared < prompt.tokens:
+            session.parted += 1
+            self.parted += 1
+            cache.supersede(session.own, length, length)  # it goes another way than the rest
+        session.asked = prompt.tokens
+
     def begin(self, session: Conversation, row: int, prompt: Prompt) -> Node:
         """Begins a turn, whose row has the states and shares the pages already.
 
@@ -246,8 +283,6 @@ class Sessions:
         Returns:
             The end of its path in the prefix cache. The lease on it has ended.
         """
-        if prompt.salt != session.prompt.salt:
-            session.own.clear()  # nothing under this salt replaces what was left under another
         session.kept = list(filter(self._holdings.has, session.kept))  # not those that its row has taken
         path = self.empty(session)
         session.row, session.start, session.prompt = row, len(prompt.key) // BYTES, prompt
@@ -261,7 +296,7 @@ class Sessions:
     ) -> bool:  # fmt: skip
         """Keeps what a turn leaves: registers with states of at most `known` tokens, and pages.
 
-        A session that closes keeps nothing.
+        A session that closes, or whose turns part, keeps nothing.
 
         Args:
             row: The turn's row.
@@ -277,7 +312,7 @@ class Sessions:
         session = self.by_row[row]
         known = min(known, session.start if key is None else len(key) // BYTES)
         session.prompt = session.prompt._replace(key=(session.prompt.key if key is None else key)[: known * BYTES])
-        registers = [] if session.closing else self._real(row, known)[: self.limits.per_session]
+        registers = self._real(row, known)[: self.limits.per_session] if self.keeps(row, cache) else []
         if len(registers) <= self._holdings.free:
             session.kept, registers = self._holdings.move_in(registers, session), []
         for register in registers:
@@ -286,7 +321,7 @@ class Sessions:
             self.refused += not self._holdings.free
             if self._holdings.free:
                 session.kept += self._holdings.move_in([register], session)
-        cache.supersede(session.own, session.length)
+        self.supersede(session, session.length, cache)
         del self.by_row[row]
         session.row, session.since, session.turn = 0, self.limits.clock(), next(self._turns)
         if session.closing:
@@ -301,6 +336,20 @@ class Sessions:
         if session.ttl is not None:
             self._expiry = min(self._expiry, session.since + session.ttl)
         return lease is not None
+
+    @staticmethod
+    def supersede(session: Conversation, length: int, cache: PrefixCache) -> None:
+        """Marks cached states of a session that its next turn hardly needs.
+
+        Args:
+            session: The session.
+            length: Tokens of the newest state that it keeps itself, 0 for none.
+            cache: The prefix cache.
+        """
+        if session.parts:
+            cache.supersede(session.own, 0, session.asked)
+        elif not session.parted:  # otherwise nobody knows yet whether the next turn needs the prompt's or the answer's
+            cache.supersede(session.own, length + 1 if length else None)
 
     def _real(self, row: int, known: int) -> list[int]:
         """Returns the row's registers with states that the session can go on from, longest first."""
@@ -400,9 +449,10 @@ class Sessions:
         now = self.limits.clock()
         return [session.info(now) for session in self.opened.values()]
 
-    def keeps(self, row: int) -> bool:
+    def keeps(self, row: int, cache: PrefixCache) -> bool:
         """Returns whether the states of a row go to a session when the row ends."""
-        return row in self.by_row and not self.by_row[row].closing
+        session = self.by_row.get(row)
+        return session is not None and not (session.closing or (session.parts and cache.enabled))
 
     @property
     def held(self) -> int:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from tests.proof.stateful.ledger import Kept, Ledger, Row, Text
@@ -69,8 +70,9 @@ class Found:
 @dataclass(eq=False)
 class Talk:
     """A session. text: what its states and pages stand for, or what its turn began with; told: all that the caller said
-    of it. kept: longest first. start: tokens that the turn began with. since: when its last turn ended. turn: the
-    number of that event. closing: it closes with its turn.
+    of it. kept: longest first. start: tokens that the turn began with. asked: those of its prompt. parted: turns in a
+    row that started from no state of the last answer. since: when its last turn ended. turn: the number of that event.
+    closing: it closes with its turn.
     """
 
     name: Hashable
@@ -83,6 +85,8 @@ class Talk:
     salt: Hashable = None
     row: Row | None = None
     start: int = 0
+    asked: int = 0
+    parted: int = 0
     priority: int = 0
     ttl: float | None = None
     opened: float = 0
@@ -222,15 +226,22 @@ class Cache(Ledger):
         self.time += 1
         entry.last = 0 if superseded else self.time, self.time
 
-    def supersede(self, own: dict[Entry, int], length: int) -> None:
-        """A session has a newer state than those that it left here: they go first, unless others have used them. Where
-        it has none, that is the longest of them.
+    def leaves(self, talk: Talk, length: int) -> None:
+        """A session has a newer state of so many tokens than those that it left here; 0: that is the longest of them.
+        Where its turns part, nothing comes back to what lies behind its prompt.
         """
+        if talk.parted > 1:
+            self.supersede(talk.own, lambda one: one > talk.asked)
+        elif talk.parted == 0:
+            longest = max((len(entry.tokens) for entry in talk.own if entry.state), default=0)
+            self.supersede(talk.own, lambda one: one <= length if length else one < longest)
+
+    def supersede(self, own: dict[Entry, int], gone: Callable[[int], bool]) -> None:
+        """States of such lengths that a session left here go first, unless others have used them."""
         for entry in [entry for entry in own if not entry.state]:
             del own[entry]
-        newest = length or max((len(entry.tokens) for entry in own), default=0) - 1
         for entry, uses in own.items():
-            if len(entry.tokens) <= newest and entry.uses == uses:
+            if gone(len(entry.tokens)) and entry.uses == uses:
                 self._rank(entry, superseded=True)
 
     def _touch(self, entry: Entry | None) -> None:
@@ -531,7 +542,7 @@ class Cache(Ledger):
                 if entry := self._adopt(one, talk):
                     handed.append(one)
                     talk.own[entry] = entry.uses
-            self.supersede(talk.own, 0)
+            self.leaves(talk, 0)
         talk.kept = [one for one in talk.kept if one not in handed]
         self.record_releases([one.register for one in talk.kept])
         lease = talk.lease
@@ -601,9 +612,29 @@ class Cache(Ledger):
         self._empty(talk)
         if start.salt != talk.salt:
             talk.own.clear()
+        self._compare(talk, start, start.prompt)
         talk.row, row.talk = row, talk
         talk.start, talk.text, talk.salt = start.length, start.prompt[: start.length], start.salt
         self.starting = [other for other in self.starting if other is not talk]
+
+    def _compare(self, talk: Talk, start: Start, prompt: Text) -> None:
+        """Whether a turn starts from what the last one answered, or says all of it; or whether it goes another way."""
+        pairs = zip(talk.text, prompt, strict=False) if start.salt == talk.salt else ()
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        whole = same == len(talk.text)
+        if same > talk.asked and (whole or start.length > talk.asked):
+            if talk.parted:
+                talk.own.clear()
+            talk.parted = 0
+        elif not whole and same < len(prompt):
+            talk.parted += 1
+            self.supersede(talk.own, lambda one: one != start.length)
+        talk.asked = len(prompt)
+
+    def to_talk(self, row: Row) -> bool:
+        """Whether a session keeps the states of a row that ends."""
+        talk = row.talk
+        return bool(talk) and not (talk.closing or (talk.parted > 1 and self.settings.prefix))
 
     def end_turn(self, row: Row, talk: Talk, known: int, key: Text | None) -> None:
         known = min(known, talk.start if key is None else len(key))
@@ -614,7 +645,7 @@ class Cache(Ledger):
         real = [r for r in registers if 1 <= self.known.get(r, 0) <= known and self._whole(row, self.known[r])]
         real = [r for r in real if self.known[r] % self.settings.whole == 0]
         longest = sorted(real, key=lambda r: -self.known[r])
-        for register in [] if talk.closing else longest[: self.settings.per_session]:
+        for register in longest[: self.settings.per_session] if self.to_talk(row) else []:
             if not self.free_holders and talk.kept:
                 self.evict_states(1)
             elif not self.free_holders:
@@ -626,7 +657,7 @@ class Cache(Ledger):
                 talk.kept.append(one)
                 self.record_moves([(one.register, register)])
         if self.settings.prefix:
-            self.supersede(talk.own, talk.kept[0].length if talk.kept else 0)
+            self.leaves(talk, talk.kept[0].length if talk.kept else 0)
         talk.row = row.talk = None
         self.turns += 1
         talk.since, talk.turn = self.seconds, self.turns

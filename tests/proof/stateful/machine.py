@@ -281,11 +281,11 @@ class Machine:
                         else 0) for talk in model.talks})  # fmt: skip
         self._same("listed sessions", [
             (one.session.id, one.running, one.closing, one.tokens, one.states, one.pages, one.priority, one.age,
-             one.idle, one.ttl) for one in mem.sessions.infos()
+             one.idle, one.ttl, one.parted) for one in mem.sessions.infos()
         ], [
             (talk.name, bool(talk.row), talk.closing, talk.kept[0].length if talk.kept else 0, len(talk.kept),
              len(talk.pages), talk.priority, model.seconds - talk.opened,
-             0 if talk.row else model.seconds - talk.since, talk.ttl) for talk in model.talks
+             0 if talk.row else model.seconds - talk.since, talk.ttl, talk.parted) for talk in model.talks
         ])  # fmt: skip
         if mem.prefix is not None:
             told = sorted(

@@ -928,7 +928,7 @@ class Model(Cache):
                 row.marks = [one for one in row.marks if one[0] is not kept]
                 pages = row.pages[: kept.length // self.settings.page_size]
                 offers.append((row, key[: kept.length], pages, kept.register, kept, False))
-            register = 0 if ended and row.talk and not row.talk.closing else self.answer(row, known, ended)
+            register = 0 if ended and self.to_talk(row) else self.answer(row, known, ended)
             decoded = not row.end or row.end[0] != self.known.get(register)
             offers.append((row, key[:known], row.pages[: known // self.settings.page_size], register, None, decoded))
             last.append(len(offers))

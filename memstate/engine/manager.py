@@ -219,9 +219,10 @@ class StateManager(NotCopied, Shown):
     def chunk(self, row: Row, most: int) -> int:
         """Returns how many tokens of its prompt the row's next chunk should read, so that no wanted state is lost.
 
-        A chunk ends where the prompt ends, at a mark that the forward can hand out only there, or else at the last
-        whole page within `most`: the next chunk then begins on a page, and so does its grid. Other chunks are allowed.
-        Their states are kept at shorter lengths, or not at all (`Stats.missed`).
+        A chunk ends where the prompt ends, or else at the last whole page within `most`: the next chunk then begins on
+        a page, and so does its grid. Without a grid, or with one of the packed batch, which rows in front shift, a
+        chunk ends at the next mark, if that comes first. Other chunks are allowed. Their states are kept at shorter
+        lengths, or not at all (`Stats.missed`).
 
         Args:
             row: the request.

@@ -56,7 +56,7 @@ class Forward:
             `step.marks`, as memstate's own kernels do; 64: flash-linear-attention. None: it has a state only at the end
             of a chunk.
         packed: multiples of `grid` count from the start of the packed batch, as in Mamba-2's chunk scan, and not from
-            the start of each row's chunk.
+            the start of each row's chunk. `StateManager.chunk` then ends chunks at marks.
         tail: steps may have drafts, of up to so many tokens a row. memstate's own kernels keep their inputs in rings of
             3 * tail - 1 tokens, planes of `StateLayout(rows=)`; other kernels keep what they need themselves. 0: no
             drafts.

@@ -165,8 +165,9 @@ class RowInfo(NamedTuple):
         confirmed: tokens that the row is certain to reach, unless a step is cancelled. A planned step counts as soon as
             all earlier steps of the row are settled, drafts after their `accept`.
         next_boundary: the next length at which a chunk should end, so that a state can be kept there: the next multiple
-            of `every` after the prompt, or the next mark that the forward cannot hand out from inside a chunk. A chunk
-            can go further; the state there is then not kept. `StateManager.chunk` is simpler for a prompt.
+            of `every` after the prompt, or the next mark, unless the forward has a grid that counts from the start of
+            the row's chunk. A chunk can go further; the state there is then kept at a shorter length, or not at all.
+            `StateManager.chunk` is simpler for a prompt.
         slots: slots that the row holds, the states at its marks included.
         pending: number of its last tokens that are real, and in its tail instead of its state.
         missed: why no more of its prompt was cached when it was admitted. "evicted": more was there, states or KV too.

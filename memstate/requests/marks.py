@@ -96,7 +96,7 @@ class Marks:
         self, commands: CommandBuffer, holdings: Holdings, unit: int, grid: int, packed: bool, direct_hits: bool
     ) -> None:
         self._commands, self._file, self._holdings = commands, commands.registers, holdings
-        self._page, self._grid, self._packed, self._direct_hits = unit, grid, packed, direct_hits
+        self._page, self._grid, self._packed, self._direct_hits = unit, grid, packed and grid > 1, direct_hits
         self._stores_ends = grid > 0 and not direct_hits
         self._finest = lcm(unit, max(1, grid))
         self.refused = self.missed = 0
@@ -156,7 +156,7 @@ class Marks:
     def next(self, row: int, length: int) -> int:
         """Returns the row's next wanted length beyond this one that a chunk must end at; 0 for none."""
         coming = self._coming.get(row)
-        if self._grid or coming is None:
+        if coming is None or (self._grid and not self._packed):  # where a packed grid begins, the plan alone says
             return 0
         return next((at for at, _ in coming.wanted if at > length), 0)
 
@@ -264,9 +264,10 @@ class Marks:
         """
         if wanted == prompt:
             return False
-        if reach % gcd(self._page, self._grid):  # the next chunk's grid meets no page, unless it counts from elsewhere
-            return not self._packed or wanted < reach + self._grid
-        return reach % self._page == 0 and (not stores_end or wanted < reach + self._grid)
+        soon = wanted < reach + self._finest  # so the next chunk's grid may meet no page in between
+        if reach % gcd(self._page, self._grid):  # it meets none at all, unless it counts from elsewhere
+            return soon or not self._packed
+        return reach % self._page == 0 and (soon or not stores_end)
 
     def _give(self, wanted: int, length: int, reach: int, origin: int, floor: int) -> int:
         """Returns the largest length up to `wanted` and above `floor` that the forward can give; 0 for none."""

@@ -71,6 +71,15 @@ def test_lengths_that_are_asked_for_later_join_those_that_are_wanted() -> None:
     assert 1 not in of._coming and of.chunk(2, 3, 9, 9) == 8
 
 
+def test_M22_chunks_end_at_marks_where_the_grid_may_begin_anywhere() -> None:
+    """A grid of the packed batch, except that of every token."""
+    for grid, packed, end in ((0, False, 12), (1, False, 20), (8, False, 20), (1, True, 20), (8, True, 12)):
+        of = marks(page=4, grid=grid, packed=packed)
+        of.start(1, [(12, "named"), (16, "prompt")], 0, prompt=20)
+        assert of.chunk(1, 0, 20, 20) == end and of.chunk(1, 0, 7, 20) == 4
+        assert of.next(1, 12) == (16 if end == 12 else 0) and of.next(1, 16) == 0
+
+
 def test_M2_multiples_count_from_the_start_of_the_packed_batch() -> None:
     """Rows of 100 and 600 tokens: what the second has at 512 of its own lies off the grid of 256."""
     for packed, second in ((True, 412), (False, 512)):
@@ -98,7 +107,8 @@ CHUNKS = {  # settings, wanted, chunks of at most so many tokens, lengths that a
     "a budget below the grid": ({"page": 16, "grid": 64}, [992], 1000, 16, [992], [992]),
     "a page and a half": ({"page": 16, "grid": 64}, [992], 1000, 24, [976], [960]),
     "no grid": ({"page": 16}, [96, 992], 1000, 100, [96, 992], []),
-    "a grid from the start of the batch": ({"page": 16, "grid": 64, "packed": True}, [992], 1000, 999, [992], [960]),
+    "a grid from the start of the batch": ({"page": 16, "grid": 64, "packed": True}, [992], 1000, 2047, [992], [960]),
+    "a grid that meets one page in three": ({"page": 4, "grid": 3, "direct_hits": False}, [12], 16, 8, [8], [8]),
 }
 
 

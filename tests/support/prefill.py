@@ -12,7 +12,7 @@ from tests.support.serving import Server
 # What a forward can give: at the end of a chunk, at each token, or on a grid from the row's chunk or the packed batch.
 GIVES: dict[str, dict[str, object]] = {
     "ends": {}, "1": {"grid": 1}, "4": {"grid": 4}, "8": {"grid": 8}, "4 packed": {"grid": 4, "packed": True},
-    "8 packed": {"grid": 8, "packed": True}, "in place": {"in_place": True},
+    "8 packed": {"grid": 8, "packed": True}, "1 packed": {"grid": 1, "packed": True}, "in place": {"in_place": True},
 }  # fmt: skip
 
 

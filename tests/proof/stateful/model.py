@@ -178,7 +178,7 @@ class Model(Cache):
     def next_boundary(self, row: Row) -> int:
         """Where a chunk should end: beyond the prompt, or at a mark that is lost inside of the chunk."""
         length = self.length(row) + 1
-        wanted = [] if self.settings.grid else [at for at, _ in row.coming]
+        wanted = [] if self.settings.grid_of_chunks else [at for at, _ in row.coming]
         while not self.is_due(row, length) and length not in wanted:
             length += 1
         return length
@@ -189,7 +189,8 @@ class Model(Cache):
         if length >= row.tracked:
             return most
         end, page = min(length + most, row.tracked), self.settings.unit
-        if row.coming and not self.settings.grid and (ends := [at for at, _ in row.coming if length < at <= end]):
+        ends = [at for at, _ in row.coming if length < at <= end]
+        if ends and not self.settings.grid_of_chunks:
             return ends[0] - length
         whole = [at for at in range(length + 1, end + 1) if at % page == 0]
         return (whole[-1] if row.coming and whole and end < row.tracked else end) - length
@@ -1032,7 +1033,7 @@ class Model(Cache):
     def _before(self, row: Row, reach: int, wanted: int, stored: bool) -> bool:
         """Whether a chunk that ends before the length wanted has something to keep for it."""
         page, grid = self.settings.unit, self.settings.grid
-        soon = wanted < reach + grid
+        soon = wanted < reach + self.finest
         if wanted == len(row.prompt or ()):
             return False  # where a chunk ends
         if all((reach + n * grid) % page for n in range(page)):  # the next one is off the pages

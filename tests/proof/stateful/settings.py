@@ -183,6 +183,11 @@ class Settings:
         return lcm(self.page_size, self.whole)
 
     @property
+    def grid_of_chunks(self) -> bool:
+        """Whether a forward has states inside a chunk, wherever in the batch it lies."""
+        return self.grid == 1 or (self.grid > 1 and not self.packed)
+
+    @property
     def level_slots(self) -> int | None:
         """So many that they never run out."""
         return 64 * self.slots if self.leaf else None

@@ -35,7 +35,7 @@ def placement_of(name: str) -> Placement:
 
     Example:
         >>> placement_of("every-512")
-        Ends(every=512)
+        Ends(every=512, spare=1)
     """
     named = {"ends": Ends(), "ends-only": Ends(every=None), "nowhere": Nowhere()}
     every, _, tokens = name.partition("-")

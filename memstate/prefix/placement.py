@@ -32,15 +32,22 @@ class Placement(ABC):
 class Ends(Placement):
     """Keeps a state where a prompt ends, where it leaves what is known, and now and then in between.
 
-    The lengths are the last whole page that leaves a token of the prompt to compute, the branch point (KV reached it
-    and no state did), the length of an evicted state, and the multiples of `every` up to that page. That is about one
-    state a path, and more for long prompts. A request computes the last token in any case, so the same prompt hits.
+    The lengths are the last whole page that leaves `spare` tokens of the prompt to compute, the branch point (KV
+    reached it and no state did), the length of an evicted state, and the multiples of `every` up to that page. That is
+    about one state a path, and more for long prompts. A request computes the last token in any case, so the same
+    prompt hits.
+
+    With templates of thinking models, the next turn parts 0 to 10 tokens before the end of a prompt. `spare=8` keeps
+    the state before most of these. It pays from 2 tokens on, with pages of 16 and more. Otherwise it loses: the same
+    prompt computes up to 7 tokens more, rounded up to whole pages. Where Transformers renders the prompts, `mst.chat`
+    asks the template instead.
 
     Args:
         every: Tokens between two states of a long prompt, rounded up to whole pages. None: no states in between.
+        spare: Tokens of the prompt to compute behind the state at its end.
 
     Raises:
-        ConfigurationError: `every` is not a whole number from 1 on.
+        ConfigurationError: `every` or `spare` is not a whole number from 1 on.
 
     Example:
         >>> Ends(every=16).marks(Match(tokens=29, length=0, kv_length=8, evicted_length=0), page_size=8)
@@ -48,14 +55,17 @@ class Ends(Placement):
     """
 
     every: int | None = 8192
+    spare: int = 1
 
     def __post_init__(self) -> None:
         if self.every is not None and (not is_count(self.every) or self.every < 1):
             raise ConfigurationError(f"{self}: expected a whole number of tokens from 1 on, or None")
+        if not is_count(self.spare) or self.spare < 1:
+            raise ConfigurationError(f"{self}: spare: expected a whole number of tokens from 1 on")
 
     def marks(self, match: Match, page_size: int) -> dict[int, str]:
         """See `Placement.marks`."""
-        end = (match.tokens - 1) // page_size * page_size
+        end = max(0, match.tokens - self.spare) // page_size * page_size
         found: dict[int, str] = {}
         if self.every is not None:
             distance = -(-self.every // page_size) * page_size

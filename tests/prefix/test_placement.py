@@ -1,25 +1,79 @@
-"""At which lengths the default placement keeps states."""
+"""At which lengths the default placement keeps states, and where the turns of chats then start."""
+
+import random
+from math import lcm
+from typing import Any
 
 import pytest
 
+import memstate as ms
+from memstate.kernels.dispatch import Backend
 from memstate.prefix.match import Match
 from memstate.prefix.placement import Ends
+from memstate.prefix.policies import Lru, LruPages
+from tests.support.prefill import Prefill
 
-CASES = {  # tokens, length, KV, evicted, page, every: lengths with their kinds
-    "a new prompt": (29, 0, 0, 0, 8, None, {24: "prompt"}),
-    "whole pages": (24, 0, 0, 0, 8, None, {16: "prompt"}),
-    "one page": (8, 0, 0, 0, 8, None, {}),
-    "a page of one token": (29, 0, 0, 0, 1, None, {28: "prompt"}),
-    "a branch point, and a state that was evicted": (29, 0, 16, 8, 8, None, {8: "again", 16: "branch", 24: "prompt"}),
-    "a long prompt": (42, 0, 0, 0, 8, 16, {16: "every", 32: "every", 40: "prompt"}),
-    "no whole pages apart": (42, 0, 0, 0, 8, 10, {16: "every", 32: "every", 40: "prompt"}),
-    "as long as two such": (32, 0, 0, 0, 8, 16, {16: "every", 24: "prompt"}),
-    "behind a hit": (42, 24, 24, 24, 8, 16, {32: "every", 40: "prompt"}),
+CASES: dict[str, Any] = {  # tokens, length, KV, evicted, page, `Ends`: lengths with their kinds
+    "a new prompt": (29, 0, 0, 0, 8, Ends(None), {24: "prompt"}),
+    "whole pages": (24, 0, 0, 0, 8, Ends(None), {16: "prompt"}),
+    "one page": (8, 0, 0, 0, 8, Ends(None), {}),
+    "a page of one token": (29, 0, 0, 0, 1, Ends(None), {28: "prompt"}),
+    "a branch point, and an evicted state": (29, 0, 16, 8, 8, Ends(None), {8: "again", 16: "branch", 24: "prompt"}),
+    "a long prompt": (42, 0, 0, 0, 8, Ends(16), {16: "every", 32: "every", 40: "prompt"}),
+    "no whole pages apart": (42, 0, 0, 0, 8, Ends(10), {16: "every", 32: "every", 40: "prompt"}),
+    "as long as two such": (32, 0, 0, 0, 8, Ends(16), {16: "every", 24: "prompt"}),
+    "behind a hit": (42, 24, 24, 24, 8, Ends(16), {32: "every", 40: "prompt"}),
+    "8 tokens to spare": (42, 0, 0, 0, 8, Ends(None, spare=8), {32: "prompt"}),
+    "on the page": (40, 0, 0, 0, 8, Ends(None, 8), {32: "prompt"}),
+    "one token off it": (39, 0, 0, 0, 8, Ends(None, 8), {24: "prompt"}),
+    "a page of one token, 8 to spare": (29, 0, 0, 0, 1, Ends(None, 8), {21: "prompt"}),
+    "as many as the prompt has": (8, 0, 0, 0, 1, Ends(1, 8), {}),
+    "more than the prompt has": (20, 0, 0, 0, 1, Ends(1, 21), {}),
+    "every so many up to there": (42, 0, 0, 0, 8, Ends(16, 11), {16: "every", 24: "prompt"}),
+    "a branch point behind it": (42, 0, 40, 0, 8, Ends(None, 8), {32: "prompt", 40: "branch"}),
+    "of a grid of all planes": (42, 0, 0, 0, 24, Ends(None, 8), {24: "prompt"}),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_M15_states_are_placed_at_ends_branch_points_and_now_and_then(case: str) -> None:
-    tokens, length, kv, evicted, page, every, expected = CASES[case]
-    found = Ends(every).marks(Match(tokens, length, kv, evicted), page)
-    assert {at: kind for at, kind in sorted(found.items()) if at > length} == expected
+    tokens, length, kv, evicted, page, ends, expected = CASES[case]
+    found = ends.marks(Match(tokens, length, kv, evicted), page)
+    assert {at: kind for at, kind in sorted(found.items()) if at > length} == expected and min(found) >= 0
+
+
+@pytest.mark.parametrize("name", ["every", "spare"])
+def test_what_is_no_number_of_tokens_is_refused(name: str) -> None:
+    for wrong in (0, -1, 1.5, True, "8", 2**31, *([None] if name == "spare" else [])):
+        with pytest.raises(ms.ConfigurationError, match=rf"^Ends\(.*{name}=.*\): .*expected a whole number of tokens"):
+            Ends(**{name: wrong})
+
+
+def chat(at: Prefill, seed: int, tail: int) -> list[tuple[int, int]]:
+    """Five turns that each part from the last prompt `tail` tokens before its end; where they part, and start."""
+    draw, found = random.Random(seed), list[tuple[int, int]]()
+    text, parting = [draw.randrange(50) for _ in range(20)], 0
+    for turn in range(5):
+        text += [draw.randrange(50) for _ in range(draw.randrange(1, 15))]
+        prompt = [*text, *(90 + n for n in range(tail))]  # what the template puts in front of an answer with thoughts
+        found.append((parting, at.turn(prompt, goal=2)))
+        parting = len(text)
+        text += [60 + turn, *(draw.randrange(50) for _ in range(draw.randrange(12)))]  # the answer without them
+    return found
+
+
+@pytest.mark.sample(interpreter=0)
+@pytest.mark.parametrize("gives", ["ends", "1", "8", "8 packed"])
+def test_M15_turns_that_leave_the_end_of_a_prompt_out_start_near_where_they_part(gives: str, backend: Backend) -> None:
+    """Prompts end with 5 tokens that the next turn has not. The same prompt again loses little."""
+    far = dict.fromkeys((1, 5, 8), 0)  # turns that start too early
+    for spare in far:
+        for page, seed in ((4, 1), (8, 2), (16, 3)):
+            prefix = ms.Prefix(Lru(), LruPages(), placement=Ends(spare=spare))
+            at = Prefill(backend, "redirect", gives, page=page, every=64, slots=60, pages=300, prefix=prefix)
+            unit = lcm(page, 8) if gives == "8" else page
+            far[spare] += sum(start <= parting - max(0, spare - 5) - unit for parting, start in chat(at, seed, 5)[1:])
+            same = [60 + n % 7 for n in range(60 + seed)]
+            assert [at.turn(same) > len(same) - spare - unit for _ in range(2)] == [False, True]
+            at.empty()
+    assert far[1] > far[5] == far[8] == 0

@@ -174,6 +174,7 @@ def test_a_refusal_says_whether_it_is_the_request_or_the_room_or_a_mistake() -> 
     assert refused(server, mst.Prompt(TEXT, "pages of all", most=NEW)) == "too_large"
     assert refused(server, mst.Prompt(TEXT[:9], "samples, by pages", config=sampled)) == "too_large"
     assert refused(server, mst.Prompt(TEXT[:9], "turn", session=closed, **most)) == "invalid"
+    assert refused(server, mst.Prompt(TEXT[:9], "below zero", snapshot_at=[-1], **most)) == "invalid"
     held = server.mem.admit([ms.Request("held", length=16)])
     assert refused(server, mst.Prompt(TEXT[:9], "room", **most)) == "no_room"
     server.mem.end(held)

@@ -74,6 +74,16 @@ def test_answers_are_those_of_the_own_cache_and_spoiled_states_are_noticed(famil
     mem.audit().raise_if_leaking()
 
 
+def test_B29a_lengths_of_a_prompt_are_rounded_down_to_pages() -> None:
+    model = tiny("qwen3_next")
+    for lengths, start in (((), 0), ((11, 10**6), 8), ([12], 12)):
+        mem = managed(model)
+        for text, cached in ((TEXT, 0), ([*TEXT[:14], 1, 2], start)):
+            (one,) = mst.serve(model, mem, [mst.Prompt(text, most=NEW, snapshot_at=lengths)])
+            assert one.cached == cached and one.tokens == alone(model, text, {})
+        mem.audit().raise_if_leaking()
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("family", ["qwen3_next", "jamba", "lfm3"])
 @pytest.mark.parametrize("tracking", [ms.Redirect(every=4), ms.PingPong(every=4), ms.LazyPingPong(every=4)], ids=str)

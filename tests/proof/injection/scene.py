@@ -419,7 +419,7 @@ def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
         "read_slots": lambda: lambda: mem.device.read_slots([s.first, s.kept] if s.kept else [s.first]),
         "shortfall": lambda: lambda: mem.shortfall(rows, 1),
         "extend": extend,
-        "snapshot_at": lambda: lambda: mem.snapshot_at(s.first, [mem.info(s.first).length // PAGE * PAGE + 4 * PAGE]),
+        "snapshot_at": lambda: lambda: mem.snapshot_at(s.empty_row, [4 * PAGE, 9 * PAGE]),
         "plan": plan,
         "plan after a settle": fresh(plan),
         "launch in a plan": fresh(launch),

@@ -1,18 +1,31 @@
 """Offers the calls of `mem.sessions`: conversations whose states stay between their turns."""
 
 from collections.abc import Hashable
+from types import EllipsisType
 
 from memstate.checks import hashable
 from memstate.engine.door import Door
 from memstate.engine.parts import Parts
-from memstate.errors import InvalidArgument
+from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.prefix.conversation import SessionFork, SessionInfo
 from memstate.prefix.session_settings import is_duration
 from memstate.requests.handles import Session
 
 
+def require_settings(priority: object, ttl: object) -> None:
+    """Requires that sessions can have this priority and this time to live.
+
+    Raises:
+        InvalidArgument: a number is not valid.
+    """
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise InvalidArgument(f"priority={priority!r}: expected a whole number")
+    if ttl is not None and not is_duration(ttl):
+        raise InvalidArgument(f"ttl={ttl!r}: expected seconds from 0 on, or None")
+
+
 class SessionCalls:
-    """Opens, forks and closes sessions.
+    """Opens, forks and closes sessions, and says when they make way.
 
     Where a request, a snapshot or a load needs the room, idle sessions make way: see `SessionLimits`. A session that
     made way stays open. Its next turn starts from what the prefix cache or the tiers have of its tokens.
@@ -57,10 +70,7 @@ class SessionCalls:
         Syncs: no.
         """
         self._door.enter()
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise InvalidArgument(f"priority={priority!r}: expected a whole number")
-        if ttl is not None and not is_duration(ttl):
-            raise InvalidArgument(f"ttl={ttl!r}: expected seconds from 0 on, or None")
+        require_settings(priority, ttl)
         hashable("session", name)
         with self._parts.guard.changing("sessions.open"):  # another thread may be counting them
             return self._parts.sessions.open(name, priority, ttl)
@@ -106,6 +116,58 @@ class SessionCalls:
             fork = parts.sessions.fork(found, name)
             parts.cache.tree.lease(found.path)
         return fork
+
+    def set(
+        self, session: Session, *, priority: int | EllipsisType = ..., ttl: float | EllipsisType | None = ...
+    ) -> None:
+        """Changes when an idle session makes way: such as while its client waits for a tool.
+
+        Args:
+            session: the session, without a running turn.
+            priority: sessions of a lower priority make way first. `...`: as before.
+            ttl: seconds since its last turn ended that the idle session keeps its states. None: no limit. `...`: as
+                before.
+
+        Raises:
+            StaleHandle: the session is closed.
+            InvalidArgument: a turn runs, or a number is not valid.
+
+        Syncs: no.
+        """
+        self._door.enter()
+        found = self._parts.sessions.get(session)
+        priority, ttl = found.priority if priority is ... else priority, found.ttl if ttl is ... else ttl
+        require_settings(priority, ttl)
+        with self._parts.guard.changing("sessions.set"):
+            self._parts.sessions.set(found, priority, ttl)
+
+    def rest(self, session: Session) -> None:
+        """Lets an idle session make way now, as if its room were needed: such as for a tool that takes long.
+
+        Its states that stand for whole pages go to the prefix cache. That evicts them as any others, and tiers keep
+        them. The session's other states are released, and so are all of one that has expired. A state that a fork
+        shares stays with the fork. The session stays open, and its next turn starts from what the cache or the tiers
+        have of its tokens.
+
+        Args:
+            session: the session, without a running turn. One that holds nothing stays as it is.
+
+        Raises:
+            StaleHandle: the session is closed.
+            InvalidArgument: a turn runs.
+            ConfigurationError: there is no prefix cache that could take the states.
+
+        Syncs: no.
+        """
+        self._door.enter()
+        found = self._parts.sessions.get(session)
+        if not self._parts.cache.enabled:
+            raise ConfigurationError(
+                "there is no prefix cache to take the states of a session that rests: build the manager with "
+                "prefix=ms.Prefix(); close(session) releases them"
+            )
+        with self._parts.guard.changing("sessions.rest"):
+            self._parts.room.hand_over(found)
 
     def close(self, session: Session) -> None:
         """Closes a session and frees what it holds.

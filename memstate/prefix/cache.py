@@ -137,16 +137,18 @@ class PrefixCache(Contents):
 
         Args:
             own: Nodes whose states the session left here, with its own uses of each. Those without a state are removed.
-            first: Tokens of the shortest state that is not marked. None: only the longest is not.
+            first: Tokens of the shortest state that is not marked. None: only the longest is not, even if it was.
             last: Tokens of the longest state that is not marked.
         """
         for node in [node for node in own if not node.snapshot]:
             del own[node]
         size = self._pages.page_size
-        if first is None:
-            first = max((node.end * size for node in own), default=0)
+        if first is None and own:
+            longest = max(own, key=lambda node: node.end)
+            self._superseded.pop(longest, None)
+            first = longest.end * size
         for node, uses in own.items():
-            if not first <= node.end * size <= last and node.uses == uses:
+            if not (first or 0) <= node.end * size <= last and node.uses == uses:
                 self._note_superseded(node)
 
     def marks(self, match: Match) -> list[tuple[int, str]]:

@@ -136,7 +136,7 @@ class Room:
                     return
 
     def give_way(self, session: Conversation) -> None:
-        """Takes everything from an idle session. What stands for whole pages goes to the cache, unless it has expired.
+        """Takes everything from an idle session that makes way, as `hand_over`, and says so.
 
         Args:
             session: The session, which stays open.
@@ -145,6 +145,14 @@ class Room:
         if LOG.isEnabledFor(logging.INFO):
             fields = {"states": len(session.kept), "pages": len(session.pages), "priority": session.priority}
             logs.event(LOG, logging.INFO, "session emptied", expired=self._sessions.expired(session), **fields)
+        self.hand_over(session)
+
+    def hand_over(self, session: Conversation) -> None:
+        """Takes everything from an idle session. What stands for whole pages goes to the cache, unless it has expired.
+
+        Args:
+            session: The session, which stays open.
+        """
         if self.cache.enabled and not self._sessions.expired(session):
             size = self._pages.page_size
             for snapshot in session.kept[::-1]:

@@ -333,8 +333,7 @@ class Sessions:
         if lease is not None:
             cache.shorten(lease, session.kept[0].length)
             session.path = lease.node
-        if session.ttl is not None:
-            self._expiry = min(self._expiry, session.since + session.ttl)
+        self._note_expiry(session)
         return lease is not None
 
     @staticmethod
@@ -423,6 +422,21 @@ class Sessions:
     def expired(self, session: Conversation) -> bool:
         """Returns whether an idle session has kept its states for longer than its time to live."""
         return session.ttl is not None and self.limits.clock() - session.since > session.ttl
+
+    def set(self, session: Conversation, priority: int, ttl: float | None) -> None:
+        """Changes when an idle session makes way.
+
+        Args:
+            session: The session.
+            priority: The lowest makes way first.
+            ttl: Seconds since its last turn that it keeps its states, None for any time.
+        """
+        session.priority, session.ttl = priority, ttl
+        self._note_expiry(session)
+
+    def _note_expiry(self, session: Conversation) -> None:
+        if session.ttl is not None:
+            self._expiry = min(self._expiry, session.since + session.ttl)
 
     def note_expiries(self) -> None:
         """Notes when the next idle session expires, so that `any_expired` need not look at each."""

@@ -4,6 +4,7 @@ import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
+from memstate.tiers import FileStore
 from tests.support import inside
 from tests.support.planes import every_strategy
 from tests.support.scan import row_problems, scan_registers
@@ -52,6 +53,36 @@ def test_S7_an_idle_session_s_state_goes_down_for_a_request_and_comes_up_by_its_
         settle(at)
         check(at)
     assert at.tiers.states_in >= 1
+
+
+@every_strategy
+@pytest.mark.parametrize("write", ["back", "through"])
+@pytest.mark.parametrize("stored", [False, True], ids=["host", "storage"])
+def test_S16_a_session_that_rests_travels_down_and_its_turn_or_a_prefetch_brings_it_back(
+    name: str, write: str, stored: bool, plain: Backend, store: FileStore
+) -> None:
+    """Others take the room meanwhile."""
+    at = Tiered(plain, name, slots=NEEDS[name] + 1, tiers={"write": write, "store": store if stored else None})
+    session = at.mem.sessions.open("agent")
+    at.cache_prompts(whole(1), session=session)
+    at.mem.sessions.rest(session)
+    settle(at)
+    assert at.mem.stats().held_by_sessions == 0 and at.mem.match([*whole(1), 1]).length == 8
+    at.cache_prompts(whole(2), whole(3))
+    settle(at)
+    assert at.mem.match([*whole(1), 1]).length == 0 and tuple(whole(1)) in at.keeps()
+    if stored:
+        at.mem.tiers.flush()  # type: ignore[union-attr]
+        at.mem.tiers.clear()  # type: ignore[union-attr]
+        fetch = at.mem.prefetch([*whole(1), 1], session=session)
+        while not fetch.done:
+            at.mem.poll()
+    row = at.hit(8, [*whole(1), 1], session=session)
+    at.run([row], publish=False)
+    at.end([row])
+    settle(at)
+    check(at)
+    assert at.tiers.states_in == 1 and at.mem.stats().sessions_emptied == 0
 
 
 def test_S7_a_load_makes_idle_sessions_give_way(plain: Backend) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @dataclass(eq=False)
 class Entry:
     """pages: ids from the start on. used: when a prompt was last followed to here, or to what was beyond. uses:
-    requests that went on from its state; last: when one did, 0 for a state that its session has a newer one of.
+    requests that went on from its state; last: when one did. newer: when its session had a newer one, 0 for not at all.
     """
 
     salt: Hashable
@@ -31,7 +31,8 @@ class Entry:
     state: Kept | None = None
     evicted: bool = False
     uses: int = 0
-    last: tuple[int, int] = (0, 0)
+    last: int = 0
+    newer: int = 0
 
     def begins_with(self, other: "Entry") -> bool:
         return self.salt == other.salt and self.tokens[: len(other.tokens)] == other.tokens
@@ -224,7 +225,7 @@ class Cache(Ledger):
 
     def _rank(self, entry: Entry, superseded: bool = False) -> None:
         self.time += 1
-        entry.last = 0 if superseded else self.time, self.time
+        entry.last, entry.newer = (entry.last, self.time) if superseded else (self.time, 0)
 
     def leaves(self, talk: Talk, length: int) -> None:
         """A session has a newer state of so many tokens than those that it left here; 0: that is the longest of them.
@@ -233,8 +234,12 @@ class Cache(Ledger):
         if talk.parted > 1:
             self.supersede(talk.own, lambda one: one > talk.asked)
         elif talk.parted == 0:
-            longest = max((len(entry.tokens) for entry in talk.own if entry.state), default=0)
+            stated = [entry for entry in talk.own if entry.state]
+            longest = max((len(entry.tokens) for entry in stated), default=0)
             self.supersede(talk.own, lambda one: one <= length if length else one < longest)
+            for entry in stated if not length else ():
+                if len(entry.tokens) == longest:
+                    entry.newer = 0
 
     def supersede(self, own: dict[Entry, int], gone: Callable[[int], bool]) -> None:
         """States of such lengths that a session left here go first, unless others have used them."""
@@ -381,7 +386,7 @@ class Cache(Ledger):
 
     def evict_states(self, n: int) -> int:
         """The states least recently used, but for those that a first step is about to read."""
-        order = sorted(self.stated, key=lambda one: one.last)
+        order = sorted(self.stated, key=lambda one: (not one.newer, one.newer or one.last))
         chosen = [one for one in order if one.state and not self.pins[one.state.register]][: max(0, n)]
         self.record_attached()
         if self.below:
@@ -514,7 +519,7 @@ class Cache(Ledger):
     def _evict_superseded(self, n: int) -> None:
         """What has a newer one goes before anybody's session."""
         self.evict_states(
-            min(n, sum(not one.last[0] and not self.pins[one.state.register] for one in self.stated if one.state))
+            min(n, sum(one.newer > 0 and not self.pins[one.state.register] for one in self.stated if one.state))
         )
 
     def free_some_holders(self, n: int) -> None:

@@ -36,7 +36,7 @@ GAP = (
     "admit", "admit", "admit", "leave", "leave", "leave", "publish", "publish", "drop", "drop", "fork", "cancel",
     "settle", "settle", "arrived", "submit", "submit", "lengthen", "read_slots", "read_slots", "shortfall", "ask",
     "audit", "snapshot", "check", "scrub_null", "sleep", "wake", "reset", "poll", "prefetch", "match", "talk", "hush",
-    "forget_states", "forget_pages", "forget_all", "ready", "unfetch", "work", "thin", "flush", "empty_host",
+    "wait", "forget_states", "forget_pages", "forget_all", "ready", "unfetch", "work", "thin", "flush", "empty_host",
     "push_down",
 )  # fmt: skip
 AROUND_TAILS = GAP + ("leave", "cancel") * 4
@@ -46,7 +46,7 @@ OPERATIONS = {
     "plan": 32, "first": 5, "fold": 4, "settle": 16, "admit": 12, "leave": 9, "publish": 8, "drop": 7, "fork": 4,
     "cancel": 2, "arrived": 3, "submit": 3, "lengthen": 2, "read_slots": 2, "shortfall": 3, "ask": 3, "accept": 1,
     "audit": 1, "snapshot": 1, "check": 1, "scrub_null": 1, "sleep": 1, "wake": 1, "reset": 1,
-    "poll": 2, "prefetch": 1,
+    "poll": 2, "prefetch": 1, "wait": 2,
     "serve": 16, "match": 3, "talk": 3, "hush": 1, "age": 4, "forget_states": 1, "forget_pages": 1, "forget_all": 1,
 }  # fmt: skip
 
@@ -1174,6 +1174,23 @@ class Operations(Machine):
         if self.attempt(faults, lambda: self.mem.sessions.close(session)) is not REFUSED:
             self.model.close_talk(self.talks.pop(session))
             self.closed.append(session)
+
+    def wait(self, d: Digits) -> None:
+        """Sets when a session makes way, or lets it do so at once; or tries to."""
+        session = d.pick(*self.talks, *self.talks, *self.closed) if self.talks or self.closed else None
+        talk, faults = self.talks.get(session), set[type[ms.MemstateError]]()
+        if talk is None:
+            faults = {ms.StaleHandle if isinstance(session, ms.Session) else ms.InvalidArgument}
+        elif talk.row:
+            faults = {ms.InvalidArgument}
+        if d(2):
+            given = {name: d.pick(*of) for name, of in (("priority", (0, 1, -1)), ("ttl", (None, 3, 1, 0))) if d(2)}
+            if self.attempt(faults, lambda: self.mem.sessions.set(session, **given)) is not REFUSED and talk:
+                talk.priority, talk.ttl = given.get("priority", talk.priority), given.get("ttl", talk.ttl)
+        else:
+            faults |= set() if self.settings.prefix or faults else {ms.ConfigurationError}
+            if self.attempt(faults, lambda: self.mem.sessions.rest(session)) is not REFUSED and talk:
+                self.model.give_way(talk)
 
     def forget_states(self, d: Digits) -> None:
         """Evictions that somebody asks for; asleep, when nothing can be sent, nobody does."""

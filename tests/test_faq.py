@@ -333,6 +333,19 @@ def test_the_next_turn_computes_the_answer_again() -> None:
     assert (starts(256), starts(4), starts(256, session=True)) == (36, 48, 50)
 
 
+def test_each_turn_of_a_chat_computes_the_last_one_again() -> None:
+    """Two tokens behind the messages, as a template of a thinking model has them, that no later prompt has."""
+    starts = {spare: list[int]() for spare in (1, 2)}
+    for spare, found in starts.items():
+        mem, told = caching(prefix=ms.Prefix(placement=ms.Ends(spare=spare))), PROMPT[:11]
+        for turn in range(3):
+            prompt = [*told, 7, 8]
+            found.append(serve(mem, prompt, answer=4))
+            told = [*told, *range(200 + 10 * turn, 208 + 10 * turn)]  # the answer without its thoughts, and a question
+        assert bool(mem.stats().prefix.lost_no_snapshot) == (spare == 1)
+    assert starts == {1: [0, 0, 8], 2: [0, 8, 16]}
+
+
 def test_a_turn_of_a_session_starts_at_0() -> None:
     mem = caching()
     chat = mem.sessions.open("chat")

@@ -65,6 +65,7 @@ OPERATOR = {
     "prometheus": (METRICS,),
     "grafana dashboard": (METRICS,),
     "how much memory do I need": ("docs/capacity/", "docs/capacity/#an-example", f"{GUIDE}#choose-sizes"),
+    "reasoning": (f"{FAQ}#each-turn-of-a-chat-computes-the-last-one-again",),
     "slot leak": (f"{METRICS}#slots-leak", f"{GUIDE}#find-leaks"),
     "mooncake master": ("docs/mooncake/#a-master",),
     "disk full": (f"{PROMISES}#processes-and-disks", f"{PROMISES}#stores-and-ranks"),
@@ -92,12 +93,18 @@ TRANSFORMERS = {
     "model families": (f"{MODELS}#families",),
     "assisted generation": (f"{MODELS}#generate-with-an-assistant",),
     "several samples of one prompt": (f"{MODELS}#several-samples-of-a-prompt", f"{GUIDE}#sample-in-parallel"),
-    "cache the system prompt": (f"{MODELS}#start-generate-from-cached-states", f"{PREFILL}#which-states-are-kept"),
+    "cache the system prompt": (f"{MODELS}#start-generate-from-cached-states", f"{MODELS}#chats", f"{PREFILL}#chats"),
     "threads": (f"{MODELS}#a-server-that-threads-and-asyncio-use", f"{FAQ}#a-call-from-another-thread-or-stream"),
     "custom model": (f"{MODELS}#a-model-of-your-own",),
     "speed beside generate": (f"{MODELS}#what-a-step-costs", f"{BENCHMARKS}#a-served-model"),
     "save states to disk": (f"{MODELS}#keep-states-in-host-memory-and-files", TIERS),
     "prompt lookup": (f"{MODELS}#guess-tokens-and-check-them", f"{MODELS}#generate-with-an-assistant"),
+    "thinking": (f"{FAQ}#each-turn-of-a-chat-computes-the-last-one-again",),
+    "chat template": (
+        f"{FAQ}#each-turn-of-a-chat-computes-the-last-one-again",
+        f"{PREFILL}#chats",
+        f"{MODELS}#chats",
+    ),
     "no attribute StateManager": (f"{FAQ}#memstate-has-no-attribute-statemanager",),
 }
 QUESTIONS = ENGINE | RESEARCHER | OPERATOR | TRANSFORMERS

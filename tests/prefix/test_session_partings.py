@@ -29,14 +29,14 @@ def rendered(name: str, thinks: bool, agents: bool) -> list[Talk]:
     return [template.conversation(chat(("chat", n), told=told[n % 2], thinks=thinks)) for n in range(6)]
 
 
-def hits(talks: list[Talk], slots: int, sessions: bool) -> int:
+def hits(talks: list[Talk], slots: int, sessions: bool, every: int = 16) -> int:
     """Prompt tokens that are not computed, where six clients take turns. The forward computes nothing."""
     turns = [turn for talk in talks for turn in talk]
     longest, pages = max(len(p) + len(a) for p, a in turns), sum(len(p) + len(a) for p, a in turns) // 16 + 200
     mem = ms.StateManager(
         ms.StateLayout((ms.Plane("s", (1,), torch.float32),), layers=1), slots=slots, max_requests=1,
-        tracking=ms.Redirect(16), pages=ms.Pages(size=16, count=pages, per_row=longest // 16 + 2), prefix=ms.Prefix(),
-        forward=ms.Forward(grid=1), backend="reference",
+        tracking=ms.Redirect(every), pages=ms.Pages(size=16, count=pages, per_row=longest // 16 + 2),
+        prefix=ms.Prefix(), forward=ms.Forward(grid=1), backend="reference",
     )  # fmt: skip
     for op in OPS:
         setattr(mem.backend, op, lambda *_: None)
@@ -86,6 +86,22 @@ def test_S14_what_goes_on_from_its_answers_hits_them(
 ) -> None:
     talks = rendered(name, thinks, agents)
     assert {slots: hits(talks, slots, sessions=True) for slots in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "slots", "sessions", "gain"),
+    [
+        ("plain", 24, False, 3_264),  # answers come back as they were
+        ("plain", 24, True, 0),  # a session keeps the end of an answer, at any length
+        ("loops", 12, True, -4_417),  # it takes a slot, and the answer loses its thoughts
+    ],
+)
+def test_states_at_each_page_of_answers_pay_where_no_session_keeps_their_ends(
+    name: str, slots: int, sessions: bool, gain: int
+) -> None:
+    """What docs/transformers.md advises, beside the default cadence of 256."""
+    talks = rendered(name, name == "loops", agents=name == "loops")
+    assert hits(talks, slots, sessions) - hits(talks, slots, sessions, every=256) == gain
 
 
 def answered(backend: Backend, turns: int = 1, **more: Any) -> tuple[Talks, ms.Session, list[int]]:

@@ -188,7 +188,6 @@ class PrefixCache(Contents):
         match = lease.match
         counts = self._counts
         counts["lookups"] += 1
-        counts["prompt_tokens"] += match.tokens
         counts["hit_tokens"] += match.length
         counts["lost_no_sharing"] += match.tokens - match.kv_length  # as `Match.lost`, a tenth of a match faster
         counts["lost_evicted"] += match.evicted_length - match.length

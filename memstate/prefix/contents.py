@@ -23,7 +23,7 @@ from memstate.requests.holdings import Holdings
 from memstate.requests.page_table import PageTable
 from memstate.sheet import MOST_ROWS, Sheet, Shown, figures, section, sheet
 from memstate.slots.commands import CommandBuffer
-from memstate.stats import PrefixStats
+from memstate.stats import LOST, PrefixStats
 from memstate.tokens import BYTES
 
 LOG = logs.logger("prefix")
@@ -396,9 +396,10 @@ class Contents(NotCopied, Shown):
 
         Syncs: no.
         """
-        kv = self._pages.allocator.pages
+        kv, counts = self._pages.allocator.pages, self._counts
+        asked = counts["hit_tokens"] + sum(counts[name] for name in LOST.values())  # so that they always add up
         return replace(
-            PrefixStats(**self._counts), states=self.states, nodes=self.tree.nodes,
+            PrefixStats(**counts), states=self.states, nodes=self.tree.nodes, prompt_tokens=asked,
             pages=self.tree.total_pages if kv else 0, leased_pages=self.tree.leased_pages if kv else 0,
         )  # fmt: skip
 

@@ -1,6 +1,7 @@
 """Doors of the prefix cache: what isolates, what is refused by name, what is bounded, and whom the journal names."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from memstate.prefix.policies import FlopAware, Lru, LruPages, Place, ReturnRate
 from memstate.prefix.policies.return_rate import Candidate
 from memstate.prefix.tree import Node
 from memstate.tokens import Prompt, encode
+from tests.proof.injection.points import Tracer
 from tests.support import owners
 from tests.support.build import build
 
@@ -255,6 +257,29 @@ def test_a_policy_that_is_interrupted_while_it_learns_breaks_the_manager() -> No
         mem.admit([ms.Request("c", tokens=T[:20])])
     assert mem.recover().ended == ["b"]
     assert mem.info(mem.admit([ms.Request("c", tokens=T[:20])])[0]).length == 8
+
+
+def test_figures_add_up_wherever_a_request_that_hits_is_interrupted() -> None:
+    """At each point of each function of the cache."""
+
+    def admitted(tracer: Tracer) -> ms.StateManager:
+        mem = manager()
+        (row,) = mem.admit([ms.Request("a", tokens=T[:12])])
+        run(mem, row, T[:12])
+        mem.end([row], keep="cache", tokens=[T[:12]])
+        with suppress(KeyboardInterrupt):
+            tracer.run(lambda: mem.admit([ms.Request("b", tokens=T)]))
+        return mem
+
+    count, places = Tracer(), set[str]()
+    admitted(count)
+    for at in range(1, count.count + 1):
+        tracer = Tracer(at, KeyboardInterrupt())
+        found = admitted(tracer).stats().prefix
+        lost = found.lost_no_sharing + found.lost_evicted + found.lost_no_snapshot
+        assert found.hit_tokens + lost == found.prompt_tokens, tracer.place
+        places.add(tracer.place.split()[1])
+    assert {"use", "match", "hear"} <= places
 
 
 def test_a_state_that_a_request_takes_over_is_ranked_no_more() -> None:

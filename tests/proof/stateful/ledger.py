@@ -80,10 +80,10 @@ INT32_MAX = 2**31 - 1
 class Row:
     """One tenancy of a row; a later tenant is another object.
 
-    text: its tokens so far. prompt: tokens to begin with; taste: says which tokens come after it. coming:
-    lengths where states are to be kept, and why; floor: the last one that was; end: the live state is for one;
-    marks: those that the row has, ascending. pending: real tokens behind its state, in its tail; newest: what its last
-    step has put there.
+    text: its tokens so far. prompt: tokens to begin with; given: those that the manager was told, of a fork what it
+    shares of them; taste: says which tokens come after it. coming: lengths where states are to be kept, and why; floor:
+    the last one that was; end: the live state is for one; marks: those that the row has, ascending. pending: real
+    tokens behind its state, in its tail; newest: what its last step has put there.
     """
 
     number: int
@@ -104,6 +104,7 @@ class Row:
     pin: int = 0  # register that waits for this row's first step
     text: Text = ()
     prompt: Text | None = None
+    given: Text = ()
     taste: int = 0
     lease: "Lease | None" = None
     talk: "Talk | None" = None

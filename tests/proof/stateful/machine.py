@@ -536,8 +536,8 @@ class Machine:
         elif wrong == 2 and rows:
             given = [*given[:-1], d.pick(*NO_TOKENS[1:], None)]
             last = self.handles.get(rows[-1])
-            if given[-1] is None and last and last.prompt and self.settings.prefix:
-                keys[-1] = last.prompt  # which the manager knows
+            if given[-1] is None and last and last.given and (self.settings.prefix or last.talk):
+                keys[-1] = last.given
             elif rows[-1] is not None:
                 faults.add(ms.InvalidArgument)
         turns = [row is None or (row in self.handles and self.handles[row].talk) for row in rows]

@@ -869,7 +869,7 @@ class Model(Cache):
     def _restore(self, row: Row, start: Start) -> int:
         """What the row knows of itself; returns the register that it reads first or is a copy of, 0 for none."""
         origin, length = start.origin, start.length
-        row.prompt = start.prompt
+        row.prompt, row.given = start.prompt, start.prompt or ()
         if origin:
             row.text = origin.text[:length]
         elif start.moved:
@@ -909,6 +909,7 @@ class Model(Cache):
         rows = self.start(starts)
         for new in rows:
             new.prompt, new.taste = row.prompt, row.taste
+            new.given = row.given[:length]  # it may go on otherwise
             if row.lease:
                 self.leases.append(lease := Lease(row.lease.entry, row.lease.salt))
                 new.lease = lease

@@ -274,6 +274,9 @@ class StateManager(NotCopied, Shown):
 
         The rows share the KV pages that are full. The result names the pages whose contents the caller must copy.
 
+        A new row may go on with other tokens than those of the prompt. So only the tokens that it shares are known:
+        `publish` and `end` with `keep="cache"` need `tokens=` for more.
+
         With `direct_hits` the shared state is not a snapshot of any row. If a row then ends before its next step, it
         publishes an older snapshot, or none.
 

@@ -115,6 +115,24 @@ def test_tokens_that_end_before_the_confirmed_ones_are_refused() -> None:
     assert at.mem.match(T[:9]).length == 8
 
 
+@pytest.mark.parametrize("call", ["end", "publish"])
+def test_of_a_fork_only_the_tokens_that_it_shares_are_known(call: str) -> None:
+    """It may go on with other tokens than those of the prompt in which it was made."""
+    at = server(Backend("reference"))
+    row = at.start(T[:10])
+    at.mem.settle(at.step_to([row], [4]))
+    (fork,) = at.mem.fork(row, ["fork"]).rows
+    at.text[fork] = [*T[:4], 50, 51, 52, 53, 54]
+    at.mem.settle(at.step_to([row, fork], [8, 8]))
+    before = held(at.mem)
+    with pytest.raises(ms.InvalidArgument, match=r"request 'fork'\): 4 tokens, and 8 are confirmed"):
+        getattr(at.mem, call)([fork], keep="cache")
+    assert held(at.mem) == before
+    at.mem.end([row], keep="cache")
+    at.mem.end([fork], keep="cache", tokens=[at.text[fork]])
+    assert [at.mem.match(text).length for text in (T[:10], at.text[fork])] == [8, 8]
+
+
 def test_a_session_is_told_all_tokens() -> None:
     at = server(Backend("reference"))
     session = at.mem.sessions.open("talk")

@@ -176,8 +176,24 @@ def test_what_a_template_takes_reaches_it() -> None:
     given: Any = {"documents": [{"title": "Laws", "text": ""}], "enable_thinking": False, "chat_template": shown}
     prompt = mst.chat(tokenizer, [SYSTEM, asks("Why?")], **given)
     assert tokenizer.own.decode(prompt.tokens) == f"LawsFalse{SYSTEM['content']}Why?"
-    with pytest.raises(TypeError, match="tokenize"):
-        mst.chat(tokenizer, [asks("Why?")], tokenize=False)
+
+
+def test_what_would_give_no_tokens_of_one_chat_is_refused_by_name() -> None:
+    tokenizer, chat = Asked(TEMPLATES["plain"]), [asks("Why?")]
+    with pytest.raises(ms.InvalidArgument, match=r"leave out tokenize=, return_tensors=: .* a Prompt with the tokens"):
+        mst.chat(tokenizer, chat, tokenize=False, return_tensors="pt", enable_thinking=True)
+    with pytest.raises(ms.InvalidArgument, match="leave out return_dict="):
+        mst.chat(tokenizer, chat, return_dict=False)
+    with pytest.raises(ms.InvalidArgument, match=r"2 chats: expected one, so call mst\.chat for each"):
+        mst.chat(tokenizer, [chat, chat])
+    assert tokenizer.given == []
+
+
+def test_messages_may_be_read_once_alone() -> None:
+    tokenizer, messages = Asked(TEMPLATES["shut"]), [SYSTEM, asks("Why?")]
+    expected = mst.chat(tokenizer, messages)
+    found = mst.chat(tokenizer, (one for one in messages))
+    assert (found.tokens, found.snapshot_at) == (expected.tokens, expected.snapshot_at)
 
 
 class Served:

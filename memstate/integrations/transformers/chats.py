@@ -1,9 +1,10 @@
 """Makes the prompt of a chat, and asks the template where later prompts part from it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Final
 
+from memstate.errors import InvalidArgument
 from memstate.integrations.transformers.line import shared
 from memstate.integrations.transformers.prompts import Prompt
 
@@ -16,7 +17,7 @@ CALLS: Final = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 RESULT: Final = {"role": "tool", "content": ".", "name": "f", "tool_call_id": CALL["id"]}
 
 
-def chat(tokenizer: Any, messages: Sequence[Any], **template: Any) -> Prompt:
+def chat(tokenizer: Any, messages: Iterable[Any], **template: Any) -> Prompt:
     """Returns the prompt of a chat, whose `snapshot_at` has the lengths at which later prompts part from it.
 
     Templates drop thoughts, or end a prompt with tokens that no later prompt has. So the template itself is asked: the
@@ -33,6 +34,7 @@ def chat(tokenizer: Any, messages: Sequence[Any], **template: Any) -> Prompt:
         The tokens and the lengths; `dataclasses.replace` sets the rest.
 
     Raises:
+        InvalidArgument: `tokenize=` or a `return_*=` is given, or several chats.
         Exception: what the template raises, if it refuses the messages.
 
     Syncs: no.
@@ -53,6 +55,11 @@ def chat(tokenizer: Any, messages: Sequence[Any], **template: Any) -> Prompt:
         found: list[int] = tokenizer.apply_chat_template(of, tokenize=True, return_dict=False, **given)
         return found
 
+    if own := [name for name in template if name == "tokenize" or name.startswith("return_")]:
+        raise InvalidArgument(f"leave out {'=, '.join(own)}=: mst.chat always returns a Prompt with the tokens")
+    messages = list(messages)
+    if messages and isinstance(messages[0], Sequence):
+        raise InvalidArgument(f"{len(messages)} chats: expected one, so call mst.chat for each of them")
     given = {"add_generation_prompt": not template.get("continue_final_message"), **template}
     whole, later = tokens(messages, **given), {**given, "continue_final_message": False}
     lengths = set[int]()

@@ -14,7 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
 from examples.serve_http.answer import Answer, problem
-from examples.serve_http.asked import CHOICES, Chat, Completion, words
+from examples.serve_http.asked import CHOICES, Chat, Completion, wrong
 from memstate import InvalidArgument, MemstateError, metrics
 from memstate.integrations.transformers import Server
 
@@ -75,9 +75,8 @@ def app(server: Server, tokenizer: Any, name: str) -> FastAPI:
 
     async def refused(request: Any, error: Any) -> Response:
         if isinstance(error, RequestValidationError):
-            wrong = "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {words(one)}" for one in error.errors()[:8])
             json = "json" in request.headers.get("content-type", "")
-            error = problem(400, wrong if json else "send the header content-type: application/json")
+            error = problem(400, wrong(error.errors()) if json else "send the header content-type: application/json")
         own = 400 if isinstance(error, InvalidArgument) else 503 if isinstance(error, MemstateError) else 500
         status, said = getattr(error, "status_code", own), getattr(error, "detail", str(error))
         return JSONResponse(said if isinstance(said, dict) else problem(status, said).detail, status)
@@ -117,7 +116,8 @@ def app(server: Server, tokenizer: Any, name: str) -> FastAPI:
         try:
             prompts = await get_running_loop().run_in_executor(texts, asked.prompts, tokenizer)
         except Exception as error:  # a template says no in its own way
-            raise problem(400, f"the prompt does not fit the tokenizer and its template: {error!r}") from error
+            said = f"the prompt does not fit the tokenizer and its template: {error!r}"
+            raise problem(400, str(error) if isinstance(error, InvalidArgument) else said) from error
         if server.waiting + len(prompts) > QUEUE:
             raise problem(429, f"{QUEUE} prompts wait: try again later", "rate_limit_exceeded")
         longest = max(len(prompt.tokens) for prompt in prompts)

@@ -1,11 +1,13 @@
 """What clients may ask for. A field that is not here is refused, so that nobody takes it for done."""
 
 from copy import copy
+from inspect import signature
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, Field, Json, field_validator, model_validator
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, Json, field_validator, model_validator
 from transformers import GenerationConfig
 
+from memstate import InvalidArgument
 from memstate.integrations.transformers import Prompt, chat
 
 CHOICES = 128  # answers to one request at most
@@ -17,12 +19,28 @@ Rows = Annotated[list[Ids], Field(fail_fast=True, max_length=CHOICES)]
 
 def words(error: Any) -> str:
     """Returns what is wrong with a field: a list that must be empty is something that nothing here does."""
-    nothing = error["type"] == "too_long" and not error["ctx"]["max_length"]
-    return f"this server has no {error['loc'][-1]}" if nothing else error["msg"]
+    if error["type"] == "too_long" and not error["ctx"]["max_length"]:
+        return f"this server has no {error['loc'][-1]}"
+    if error["type"] == "string_type" and error["loc"][1:-2] == ("messages",):
+        return "fields of messages beyond content and tool_calls must be texts"
+    if error["type"] == "extra_forbidden" and error["loc"][-1] == "max_completion_tokens":
+        return "max_tokens is there, too: give one of the two"
+    return "Input should be an object" if error["type"].startswith(("model", "dict")) else error["msg"]
+
+
+def wrong(errors: Any) -> str:
+    """Returns what is wrong with a body, by place. Pydantic tries types, and says where: `content.list[Part].0`."""
+    found = dict[str, dict[str, None]]()
+    for error in errors[:32]:
+        place = ".".join(str(name) for name in error["loc"][1:] if name != "str" and "[" not in str(name))
+        found.setdefault(f"character {place}" if place.isdigit() else place or "the body", {})[words(error)] = None
+    return "; ".join(f"{place}: {', or '.join(texts)}" for place, texts in [*found.items()][:8])
 
 
 class Strict(BaseModel, extra="forbid", strict=True, allow_inf_nan=False):
     """An object without fields or types that nobody knows."""
+
+    cache_control: Any = Field(None, exclude=True)  # asks for what is done anyway
 
     @model_validator(mode="before")
     @classmethod
@@ -89,11 +107,16 @@ class Part(Strict):
     text: str
 
 
+def parts(content: Any) -> Any:
+    """Returns the content of a message as its parts: a text is one."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
 class Called(Strict):
     """What a call of a tool calls. OpenAI's API has arguments as JSON, and templates want the object."""
 
     name: Name
-    arguments: Json[dict[str, Any]]
+    arguments: Annotated[Json[dict[str, Any]], BeforeValidator(lambda text: "{}" if text == "" else text)]
 
 
 class Call(Strict):
@@ -102,6 +125,7 @@ class Call(Strict):
     id: str
     type: Literal["function"]
     function: Called
+    index: int = Field(0, exclude=True)  # streams number calls
 
 
 class Message(Strict, extra="allow"):
@@ -109,7 +133,7 @@ class Message(Strict, extra="allow"):
 
     __pydantic_extra__: dict[str, str]
     role: Name
-    content: str | list[Part] = ""
+    content: Annotated[list[Part], BeforeValidator(parts)] = []
     tool_calls: list[Call] = []
 
     @model_validator(mode="before")
@@ -118,10 +142,14 @@ class Message(Strict, extra="allow"):
         """Returns the message without fields that are empty."""
         return {name: value for name, value in body.items() if value} if isinstance(body, dict) else body
 
-    def said(self) -> dict[str, Any]:
-        """Returns the message, as templates take it: its content is one text."""
-        parts = self.content if isinstance(self.content, list) else [Part(type="text", text=self.content)]
-        return {**self.model_dump(exclude_defaults=True), "content": "".join(part.text for part in parts)}
+    def said(self, texts: bool = False) -> dict[str, Any]:
+        """Returns the message, as templates take it: its content is one text.
+
+        Args:
+            texts: whether the arguments of calls are JSON again, and no objects.
+        """
+        fields = self.model_dump(exclude_defaults=True, round_trip=texts)
+        return {**fields, "content": "".join(part.text for part in self.content)}
 
 
 class Function(Strict, extra="allow"):
@@ -145,15 +173,28 @@ class Chat(Asked):
     top_logprobs: int = Field(0, ge=0, le=20)
     tools: list[Tool] = Field([], fail_fast=True)
     tool_choice: Literal["none", "auto"] = "auto"
-    parallel_tool_calls: Literal[True] = True
+    parallel_tool_calls: bool = True  # nothing here enforces it
     response_format: dict[Literal["type"], Literal["text"]] = {}
     modalities: list[Literal["text"]] = []
-    chat_template_kwargs: dict[Literal["enable_thinking", "thinking", "reasoning_effort"], bool | str] = {}
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] = {}
 
     def prompts(self, tokenizer: Any) -> list[Prompt]:
         """Returns the prompt, in the model's template, with the lengths at which later ones part from it."""
+        given = self.model_dump(include={"reasoning_effort"}, exclude_none=True) | self.chat_template_kwargs
+        if own := signature(tokenizer.apply_chat_template).parameters.keys() & given.keys():
+            raise InvalidArgument(f"chat_template_kwargs: leave out {', '.join(sorted(own))}: no switch of a template")
         tools = [tool.model_dump() for tool in self.tools if self.tool_choice == "auto"] or None
-        return [chat(tokenizer, [one.said() for one in self.messages], tools=tools, **self.chat_template_kwargs)]
+        messages = [one.said() for one in self.messages]
+        try:
+            made = chat(tokenizer, messages, tools=tools, **given)
+        except TypeError:  # some templates add arguments to a text
+            messages = [one.said(texts=True) for one in self.messages]
+            made = chat(tokenizer, messages, tools=tools, **given)
+        given["add_generation_prompt"] = True
+        if tools and made.tokens == tokenizer.apply_chat_template(messages, **given).input_ids:
+            raise InvalidArgument("tools: the template of this model shows it none; leave them out")
+        return [made]
 
 
 class Completion(Asked):

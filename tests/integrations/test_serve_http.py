@@ -4,6 +4,8 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPConnection
 from threading import Event, Thread
 from typing import Any
 
@@ -28,7 +30,9 @@ from examples.serve_http.app import app
 from examples.serve_http.asked import Chat, Completion
 
 CHAT, TEXT, NAME, NEW = "/v1/chat/completions", "/v1/completions", "tiny", 6
-TEMPLATE = """{% for one in messages %}{% if one.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif -%}
+TEMPLATE = """{% for tool in tools or [] %}{{ tool | tojson }}
+{% endfor %}
+{% for one in messages %}{% if one.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif -%}
 {{ one.content }}
 {% endfor %}"""
 SAID = [{"role": "user", "content": "went home"}]
@@ -178,17 +182,15 @@ def test_samples_have_seeds_and_logprobs(here: Here) -> None:
         (CHAT, {"messages": SAID, "tools": [{"type": "function"}]}, 400, "tools.0.function: Field required"),
         (CHAT, {"messages": SAID, "tools": TOOLS, "tool_choice": "required"}, 400, "Input should be 'none' or 'auto'"),
         (CHAT, {"messages": SAID, "tools": TOOLS, "tool_choice": TOOLS[0]}, 400, "Input should be 'none' or 'auto'"),
-        (CHAT, {"messages": SAID, "tools": TOOLS, "parallel_tool_calls": False}, 400, "Input should be True"),
         (CHAT, {"messages": [*SAID, calls("{")]}, 400, "tool_calls.0.function.arguments: Invalid JSON: EOF"),
         (CHAT, {"messages": [*SAID, calls("[1]")]}, 400, "function.arguments: Input should be"),
         (CHAT, {"messages": [*SAID, calls({})]}, 400, "function.arguments: JSON input should be string"),
-        (
-            CHAT,
-            {"messages": SAID, "chat_template_kwargs": {"chat_template": "x"}},
-            400,
-            "Input should be 'enable_think",
-        ),
-        (CHAT, {"messages": [{"role": "user", "content": "a", "weight": 1}]}, 400, "Input should be a valid string"),
+        (CHAT, {"messages": SAID, "chat_template_kwargs": {"chat_template": "x", "tools": 1, "tokenize": 0}}, 400,
+         "chat_template_kwargs: leave out chat_template, tokenize, tools: no switch of a template"),
+        (CHAT, {"messages": SAID, "chat_template_kwargs": {"messages": 1}}, 400, "multiple values for argument"),
+        (CHAT, {"messages": SAID, "max_completion_tokens": 1}, 400, "max_tokens is there, too: give one of the two"),
+        (CHAT, {"messages": [{"role": "user", "content": "a", "weight": 1}]}, 400,
+         "messages.0.weight: fields of messages beyond content and tool_calls must be texts"),
         (CHAT, {"messages": [{"content": "who"}]}, 400, "messages.0.role: Field required"),
         (CHAT, {"messages": SAID, "response_format": {"type": "json_object"}}, 400, "Input should be 'text'"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "Input should be 'text'"),
@@ -197,7 +199,7 @@ def test_samples_have_seeds_and_logprobs(here: Here) -> None:
         (CHAT, {"messages": [{"role": "tool", "content": "1"}]}, 400, "no tools here"),
         ("/v1/nothing", {}, 404, "Not Found"),
     ],
-)
+)  # fmt: skip
 def test_errors_are_openais_objects(here: Here, path: str, body: Any, status: int, said: str) -> None:
     for stream in (False, True):
         found, answer = here.post(path, **body, stream=stream)
@@ -209,7 +211,30 @@ def test_errors_are_openais_objects(here: Here, path: str, body: Any, status: in
 def test_nothing_but_a_whole_number_is_a_token(here: Here, prompt: Any) -> None:
     status, said = here.post(TEXT, prompt=prompt)
     assert status == 400
-    assert "prompt." in said["error"]["message"]
+    assert said["error"]["message"].startswith("prompt: Input should be a valid string")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ('[{"model": "tiny"}]', "the body: Input should be an object"),
+        ("", "the body: Field required"),
+        ("{} x", "character 3: JSON decode error"),
+        ({"stop": 5}, "stop: Input should be a valid string, or Input should be a valid list"),
+        ({"stream_options": {"all": True}}, "stream_options.all: Input should be 'include_usage'"),
+        ({"messages": ["went"]}, "messages.0: Input should be an object"),
+        ({"messages": [*SAID, {"role": "user", "content": [{"type": "text", "text": "a", "bold": 1}]}]},
+         "messages.1.content.0.bold: Extra inputs are not permitted"),
+        ({"messages": [{"role": "user", "content": ["a"]}]}, "messages.0.content.0: Input should be an object"),
+        ({"chat_template_kwargs": [1]}, "chat_template_kwargs: Input should be an object"),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_the_place_and_no_type_of_this_server(here: Here, body: Any, said: str) -> None:
+    sent = body if isinstance(body, str) else json.dumps({"model": NAME, "messages": SAID, **body})
+    connection = HTTPConnection("127.0.0.1", here.port)
+    connection.request("POST", CHAT, sent, {"content-type": "application/json"})
+    with closing(connection), connection.getresponse() as response:
+        assert (response.status, json.loads(response.read())["error"]["message"]) == (400, said)
 
 
 def test_what_is_too_long_names_the_option_of_the_server(here: Here) -> None:
@@ -266,7 +291,62 @@ def test_templates_see_tools_calls_results_and_thoughts(here: Here) -> None:
     assert (tools, thinking) == (TOOLS, False)
     assert seen(tool_choice="auto")[1] == TOOLS
     assert seen(tool_choice="none")[1] is seen(tools=[])[1] is None
-    assert here.post(CHAT, messages=said[:3], tools=TOOLS)[0] == 200
+    assert here.post(CHAT, messages=said[:3], tools=TOOLS[:1])[0] == 200
+
+
+def test_what_clients_add_for_other_servers_changes_no_prompt(here: Here) -> None:
+    mark, seen = {"cache_control": {"type": "ephemeral"}}, byte_level()
+    seen.chat_template = "{{ [messages, tools] | tojson }}"
+    call = calls("{}", content="")
+    own: Any = {"model": NAME, "messages": [*SAID, call], "tools": TOOLS}
+    marked: Any = json.loads(json.dumps(own)) | {"parallel_tool_calls": False}
+    marked["messages"][0] = {"role": "user", "content": [{"type": "text", "text": "went home", **mark}], **mark}
+    for one in (marked, marked["messages"][1]["tool_calls"][0], marked["tools"][0], marked["tools"][1]["function"]):
+        one |= mark
+    marked["messages"][1]["tool_calls"][0] |= {"index": 1}
+    marked["messages"][1]["tool_calls"][0]["function"]["arguments"] = ""
+    prompts = [Chat.model_validate(body).prompts(seen)[0].tokens for body in (own, marked)]
+    assert prompts[0] == prompts[1]
+    assert here.post(CHAT, **marked)[0] == 200
+
+
+def test_switches_of_a_template_reach_it() -> None:
+    seen = byte_level()
+    seen.chat_template = "{{ [reasoning_effort is defined and reasoning_effort, clear_thinking, budget] | tojson }}"
+
+    def shown(**given: Any) -> Any:
+        (prompt,) = Chat.model_validate({"model": NAME, "messages": SAID, **given}).prompts(seen)
+        return json.loads(seen.decode(prompt.tokens))
+
+    switches = {"clear_thinking": False, "budget": 512}
+    assert shown(chat_template_kwargs=switches) == [False, False, 512]
+    assert shown(reasoning_effort="low", chat_template_kwargs=switches) == ["low", False, 512]
+    own = {**switches, "reasoning_effort": "high"}
+    assert shown(reasoning_effort="low", chat_template_kwargs=own) == ["high", False, 512]
+
+
+def test_tools_that_a_template_does_not_show_are_refused(agents: Here) -> None:
+    deaf = byte_level()
+    deaf.chat_template = "{% for one in messages %}{{ one.content }}{% endfor %}"
+    asked = Chat.model_validate({"model": NAME, "messages": SAID, "tools": TOOLS})
+    with pytest.raises(ms.InvalidArgument, match=r"tools: the template .* shows it none"):
+        asked.prompts(deaf)
+    assert len(asked.model_copy(update={"tool_choice": "none"}).prompts(deaf)) == 1
+    agents.tokenizer.chat_template, own = deaf.chat_template, agents.tokenizer.chat_template
+    try:
+        status, said = agents.post(CHAT, messages=SAID, tools=TOOLS)
+    finally:
+        agents.tokenizer.chat_template = own
+    assert (status, said["error"]["message"][:19]) == (400, "tools: the template")
+
+
+def test_a_template_that_wants_arguments_as_a_text_gets_them() -> None:
+    adds = byte_level()
+    said = "{% for call in one.tool_calls or [] %}{{ ' call ' + call.function.arguments }}{% endfor %}"
+    adds.chat_template = "{% for one in messages %}{{ one.content }}" + said + "{% endfor %}"
+    sent: Any = {"model": NAME, "messages": [*SAID, calls('{"path": "ä"}')]}
+    (prompt,) = Chat.model_validate(sent).prompts(adds)
+    assert adds.decode(prompt.tokens) == 'went home call {"path":"ä"}'
 
 
 def test_the_second_user_of_a_system_prompt_hits_it(agents: Here) -> None:
@@ -471,6 +551,6 @@ def test_the_official_client(here: Here) -> None:
         wanted = [{"type": "function", "id": "call00000", "function": {"name": "run", "arguments": "{}"}}]
         called = type(said.choices[0].message)(role="assistant", content=None, tool_calls=wanted)
         more: Any = [*SAID, called, {"role": "user", "content": "and"}]
-        assert client.chat.completions.create(model=NAME, messages=more, max_tokens=NEW, tools=TOOLS).choices
+        assert client.chat.completions.create(model=NAME, messages=more, max_tokens=NEW, tools=TOOLS[:1]).choices
         with pytest.raises(openai.BadRequestError, match="need"):
             client.completions.create(model=NAME, prompt=PROMPT, max_tokens=1000)

@@ -250,7 +250,7 @@ class Sessions:
     def compare(self, session: Conversation, prompt: Prompt, shared: int, length: int, cache: PrefixCache) -> None:
         """Notes whether a turn goes on from the last answer, or parts from it. Call it before `begin`.
 
-        A turn that is only a beginning of the last one, or follows one without an answer, does neither.
+        A turn that is only a beginning of the last one, or follows one that was aborted, does neither.
 
         Args:
             session: The session.
@@ -262,7 +262,7 @@ class Sessions:
         if prompt.salt != session.prompt.salt:
             session.own.clear()  # nothing under this salt replaces what was left under another
         whole = shared == session.prompt.tokens
-        if shared > session.asked and (whole or length > session.asked):
+        if min(shared, length) > session.asked or (whole and prompt.tokens > session.asked <= shared):
             if session.parted:
                 session.own.clear()  # the next turn that parts may come back to them
             session.parted = 0
@@ -296,7 +296,7 @@ class Sessions:
     ) -> bool:  # fmt: skip
         """Keeps what a turn leaves: registers with states of at most `known` tokens, and pages.
 
-        A session that closes, or whose turns part, keeps nothing.
+        A session that closes keeps nothing. One whose turns part keeps what an aborted turn began with.
 
         Args:
             row: The turn's row.
@@ -312,7 +312,8 @@ class Sessions:
         session = self.by_row[row]
         known = min(known, session.start if key is None else len(key) // BYTES)
         session.prompt = session.prompt._replace(key=(session.prompt.key if key is None else key)[: known * BYTES])
-        registers = self._real(row, known)[: self.limits.per_session] if self.keeps(row, cache) else []
+        keeps = self.keeps(row, cache) or (key is None and not session.closing)  # nobody else has what it began with
+        registers = self._real(row, known)[: self.limits.per_session] if keeps else []
         if len(registers) <= self._holdings.free:
             session.kept, registers = self._holdings.move_in(registers, session), []
         for register in registers:
@@ -347,7 +348,9 @@ class Sessions:
         """
         if session.parts:
             cache.supersede(session.own, 0, session.asked)
-        elif not session.parted:  # otherwise nobody knows yet whether the next turn needs the prompt's or the answer's
+        elif session.parted:  # nobody knows yet whether the next turn needs the state of the prompt or the answer's
+            cache.supersede(session.own, 0)
+        else:
             cache.supersede(session.own, length + 1 if length else None)
 
     def _real(self, row: int, known: int) -> list[int]:
@@ -389,11 +392,12 @@ class Sessions:
         """
         path = session.path
         self._let_go(session, session.kept)
+        session.kept = []  # before the forks part, so that an interrupt leaves no state to two that share nothing
         if session.forks:
             session.forks.remove(session)
             session.forks = []
         self._pages.allocator.release(session.pages)
-        session.kept, session.pages, session.path = [], NO_PAGES, NO_NODE
+        session.pages, session.path = NO_PAGES, NO_NODE
         return path
 
     # -- who makes way ---------------------------------------------------------------------------------

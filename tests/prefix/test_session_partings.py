@@ -152,6 +152,42 @@ def test_S14_a_turn_without_a_word_of_its_own_is_neither(backend: Backend, how: 
         assert parted(talks, session) == turns - 1
 
 
+def test_S14_turns_without_an_answer_go_on_from_their_prompt(backend: Backend) -> None:
+    """Such as those of a classifier, whose one token no step reads."""
+    talks, session, prompt = answered(backend, 3)
+    talks.whole([*prompt, 7, 8], session)
+    assert parted(talks, session) == 3
+    talks.whole([*prompt, 7, 8], session)
+    assert parted(talks, session) == 3  # the same again
+    assert talks.whole([*prompt, 7, 8, 9], session) == 14 and parted(talks, session) == 0
+    assert talks.whole([*prompt, 7, 8, 9, 10], session) == len(prompt) + 3
+
+
+def test_S14_an_aborted_turn_gives_back_what_it_began_with(backend: Backend) -> None:
+    """Its row has taken the cached state over, because slots are short, and nobody else has it."""
+    talks, session, prompt = answered(backend, 3, slots=4)
+    talks.mem.prefix.evict_states(talks.mem.prefix.states - 1)  # type: ignore[union-attr]
+    (left,) = talks.cached()
+    others = talks.mem.pool.claim(talks.mem.free_slots)
+    row = talks.turn([*prompt, *range(170, 190)], session)
+    assert talks.mem.info(row).length == left and talks.cached() == []
+    talks.mem.end([row])
+    assert talks.kept(session) == [left] and parted(talks, session) > 1
+    talks.mem.pool.release(others)
+    assert talks.whole([*prompt, *range(170, 176)], session) == left
+
+
+def test_S14_a_session_forgets_states_that_were_evicted(backend: Backend) -> None:
+    """Also while one parting alone says too little, and turns say nothing new."""
+    talks, session, prompt = answered(backend, 2)
+    for shorter in (0, 2, 4):
+        talks.whole(prompt[: len(prompt) - shorter], session)
+        talks.mem.prefix.evict_states(9)  # type: ignore[union-attr]
+    talks.whole(prompt[:3], session)
+    assert parted(talks, session) == 1
+    assert all(node.snapshot for node in owners.session(talks.mem, session).own)
+
+
 @pytest.mark.parametrize(("same", "expected"), [(1, (2, 8)), (7, (0, 16))], ids=["its first token", "all but one"])
 def test_S14_a_turn_parts_where_no_state_of_the_answer_serves_it(
     backend: Backend, same: int, expected: tuple[int, int]

@@ -1,6 +1,9 @@
 """While a client waits for a tool: a session that makes way sooner, later or at once. I = 4, pages of 2 tokens."""
 
 from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+from typing import ClassVar
 
 import pytest
 
@@ -8,6 +11,7 @@ import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.testing import Clock
 from tests.prefix.test_session_room import left, other, talked
+from tests.proof.injection.points import Tracer
 from tests.support.planes import every_strategy
 from tests.support.talks import TEXT, Talks
 from tests.support.ways import with_and_without_cache
@@ -148,6 +152,36 @@ def test_S16_a_fork_keeps_the_state_that_it_shares(backend: Backend, name: str) 
     assert talks.whole(TEXT[:10], twin) == 8
     talks.mem.sessions.rest(twin)
     assert talks.kept(twin) == [] and talks.whole(TEXT[:12], session) == 10
+
+
+def test_S16_wherever_a_rest_is_interrupted_no_state_has_two_owners(backend: Backend) -> None:
+    """At each point where a session lets go what it shares with a fork; then recover."""
+
+    class Seen(Tracer):
+        points: ClassVar[list[str]] = []
+
+        def _point(self, frame: FrameType, event: str) -> None:
+            super()._point(frame, event)
+            self.points.append(frame.f_code.co_name)
+
+    def rested(tracer: Tracer) -> tuple[Talks, list[ms.Session]]:
+        talks = Talks(backend, "redirect")
+        session = talks.mem.sessions.open("a")
+        talks.whole(TEXT[:8], session, prompt=1)
+        twin = talks.mem.sessions.fork(session, "b").session
+        talks.mem.submit()
+        with suppress(KeyboardInterrupt):
+            tracer.run(lambda: talks.mem.sessions.rest(session))
+        return talks, [session, twin]
+
+    rested(Seen())
+    for at in [at for at, name in enumerate(Seen.points, 1) if name in ("empty", "_let_go", "give")]:
+        talks, sessions = rested(tracer := Tracer(at, KeyboardInterrupt()))
+        talks.mem.recover()
+        assert talks.mem.audit().clean, tracer.place
+        rows = talks.mem.admit([ms.Request(n, tokens=TEXT[:10], session=one) for n, one in enumerate(sessions)])
+        talks.mem.settle(talks.mem.plan(rows, [1, 1]))
+        assert talks.mem.audit().clean, tracer.place
 
 
 def test_S16_where_the_answer_fills_no_page_the_end_of_the_prompt_goes_last_again(backend: Backend) -> None:

@@ -627,7 +627,8 @@ class Cache(Ledger):
         pairs = zip(talk.text, prompt, strict=False) if start.salt == talk.salt else ()
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         whole = same == len(talk.text)
-        if same > talk.asked and (whole or start.length > talk.asked):
+        answered = min(same, start.length) > talk.asked
+        if answered or (whole and len(prompt) > talk.asked and same >= talk.asked):
             if talk.parted:
                 talk.own.clear()
             talk.parted = 0
@@ -649,8 +650,11 @@ class Cache(Ledger):
         registers = [row.live + k for k in range(1 + self.settings.lanes)]
         real = [r for r in registers if 1 <= self.known.get(r, 0) <= known and self._whole(row, self.known[r])]
         real = [r for r in real if self.known[r] % self.settings.whole == 0]
-        longest = sorted(real, key=lambda r: -self.known[r])
-        for register in longest[: self.settings.per_session] if self.to_talk(row) else []:
+        longest, kept = (
+            sorted(real, key=lambda r: -self.known[r]),
+            self.to_talk(row) or (key is None and not talk.closing),
+        )
+        for register in longest[: self.settings.per_session] if kept else []:
             if not self.free_holders and talk.kept:
                 self.evict_states(1)
             elif not self.free_holders:

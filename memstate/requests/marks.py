@@ -156,8 +156,10 @@ class Marks:
     def next(self, row: int, length: int) -> int:
         """Returns the row's next wanted length beyond this one that a chunk must end at; 0 for none."""
         coming = self._coming.get(row)
-        if coming is None or (self._grid and not self._packed):  # where a packed grid begins, the plan alone says
+        if coming is None:
             return 0
+        if self._grid and not self._packed and length % gcd(self._page, self._grid) == 0:
+            return 0  # the chunk's grid meets pages; where a packed grid begins, the plan alone says
         return next((at for at, _ in coming.wanted if at > length), 0)
 
     def chunk(self, row: int, length: int, end: int, prompt: int) -> int:

@@ -4,6 +4,7 @@
 """
 
 import random
+from collections.abc import Sequence
 from math import lcm
 from unittest import mock
 
@@ -453,13 +454,13 @@ def test_B29a_lengths_beyond_a_prompt_that_is_known_are_ignored(backend: Backend
     assert [[at for at, _ in coming[one.index].wanted] for one in (named, rest, fork)] == [[8], [8, 12], [8, 12]]
 
 
-def ask(at: Prefill, rows: list[ms.Row], budget: int, draw: random.Random) -> None:
+def ask(at: Prefill, rows: list[ms.Row], budgets: Sequence[int], draw: random.Random) -> None:
     """Serves rows in chunks that the manager is asked for, two tokens beyond their prompts; some rows are forked."""
     goal = {row: len(at.text[row]) + 2 for row in rows}
     while going := [row for row in rows if len(at.text[row]) < goal[row]]:
         lengths = [at.mem.info(row).length for row in going]
         left = [len(at.text[row]) - length for row, length in zip(going, lengths, strict=True)]
-        chunks = [at.mem.chunk(row, min(budget, most)) for row, most in zip(going, left, strict=True)]
+        chunks = [at.mem.chunk(row, min(draw.choice(budgets), most)) for row, most in zip(going, left, strict=True)]
         at.flying.append(at.step_to(going, [a + b for a, b in zip(lengths, chunks, strict=True)]))
         at.land(len(at.flying) - at.mem.overlap)
         if len(rows) < 8 and draw.random() < 0.1:
@@ -499,7 +500,8 @@ def test_M22_a_loop_that_asks_for_its_chunks_loses_no_state(seed: int, backend: 
         for prompt in prompts:
             named = [draw.randrange(40) for _ in range(draw.randrange(3))]
             rows.insert(draw.randrange(len(rows) + 1), at.start(prompt, snapshot_at=named))
-        ask(at, rows, draw.choice((1, page, page + 1, 17, 1000)), draw)
+        budgets = (1, page, page + 1, 17, 1000)
+        ask(at, rows, budgets if draw.random() < 0.5 else (draw.choice(budgets),), draw)
         assert at.mem.stats().missed == at.mem.stats().refused == 0
         for prompt in prompts:
             length, end = at.mem.match(prompt).length, (len(prompt) - 1) // page * page

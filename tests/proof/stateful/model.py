@@ -178,7 +178,7 @@ class Model(Cache):
     def next_boundary(self, row: Row) -> int:
         """Where a chunk should end: beyond the prompt, or at a mark that is lost inside of the chunk."""
         length = self.length(row) + 1
-        wanted = [] if self.settings.grid_of_chunks else [at for at, _ in row.coming]
+        wanted = [] if self.settings.states_inside(length - 1) else [at for at, _ in row.coming]
         while not self.is_due(row, length) and length not in wanted:
             length += 1
         return length
@@ -190,7 +190,7 @@ class Model(Cache):
             return most
         end, page = min(length + most, row.tracked), self.settings.unit
         ends = [at for at, _ in row.coming if length < at <= end]
-        if ends and not self.settings.grid_of_chunks:
+        if ends and not self.settings.states_inside(length):
             return ends[0] - length
         whole = [at for at in range(length + 1, end + 1) if at % page == 0]
         return (whole[-1] if row.coming and whole and end < row.tracked else end) - length

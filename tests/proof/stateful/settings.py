@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, fields, replace
-from math import lcm
+from math import gcd, lcm
 from typing import Any
 
 import torch
@@ -182,10 +182,9 @@ class Settings:
         """What the length of a kept state is a multiple of."""
         return lcm(self.page_size, self.whole)
 
-    @property
-    def grid_of_chunks(self) -> bool:
-        """Whether a forward has states inside a chunk, wherever in the batch it lies."""
-        return self.grid == 1 or (self.grid > 1 and not self.packed)
+    def states_inside(self, at: int) -> bool:
+        """Whether a forward has states of whole pages inside a chunk from here on, wherever in the batch it lies."""
+        return self.grid == 1 or (self.grid > 1 and not self.packed and at % gcd(self.unit, self.grid) == 0)
 
     @property
     def level_slots(self) -> int | None:

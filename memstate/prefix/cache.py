@@ -12,7 +12,7 @@ import math
 from array import array
 from collections.abc import Iterable, Sequence
 
-from memstate.checks import shown
+from memstate.checks import is_whole, shown
 from memstate.errors import InvalidArgument
 from memstate.prefix.contents import Contents
 from memstate.prefix.lease import NO_NODE, Lease
@@ -167,8 +167,8 @@ class PrefixCache(Contents):
         """
         size, unit, placement = self._pages.page_size, self._pages.unit, self.settings.placement
         found = placement.marks(match, unit)
-        sound = isinstance(found, dict) and all(type(at) is int and isinstance(kind, str) for at, kind in found.items())
-        wanted = sorted(at for at in found if match.length < at <= match.tokens) if sound else []
+        sound = isinstance(found, dict) and all(is_whole(at) and isinstance(kind, str) for at, kind in found.items())
+        wanted = sorted(int(at) for at in found if match.length < at <= match.tokens) if sound else []
         if not sound or any(at % unit for at in wanted):
             raise InvalidArgument(
                 f"{placement!r} returned {shown(found)}: expected a dict of lengths, multiples of {unit}, "

@@ -133,6 +133,17 @@ def test_a_template_that_refuses_all_probes_gives_a_prompt_and_no_length() -> No
         mst.chat(tokenizer, [asks("When?")])
 
 
+def test_a_tokenizer_that_changes_messages_changes_no_other_chat() -> None:
+    def empties(messages: list[Message]) -> None:
+        for one in messages[1:]:
+            one["content"] = ""
+
+    asked, messages = Asked(TEMPLATES["thinks"]), [SYSTEM, asks("Why?")]
+    before = mst.chat(asked, messages, tools=TOOLS)
+    mst.chat(Asked(TEMPLATES["thinks"], empties), [SYSTEM, asks("Why?")], tools=TOOLS)
+    assert mst.chat(asked, messages, tools=TOOLS) == before
+
+
 def test_templates_that_want_questions_and_answers_in_turn_are_asked_in_turn() -> None:
     def refuses(messages: list[Message]) -> None:
         for number, one in enumerate(messages):

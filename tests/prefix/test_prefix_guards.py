@@ -5,6 +5,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -107,6 +108,14 @@ def test_M23_a_placement_is_heard_before_anything_changes() -> None:
     run(mem, row, T)
     mem.end([row], keep="cache", tokens=[T])
     assert mem.match([*T[:8], 1]).length == 8
+
+
+def test_M23_lengths_may_be_numbers_of_numpy() -> None:
+    mem = manager(prefix=ms.Prefix(placement=ms.Ends(spare=np.int64(2))))  # type: ignore[arg-type]
+    (row,) = mem.admit([ms.Request("a", tokens=T[:14])])
+    run(mem, row, T[:14])
+    mem.end([row], keep="cache", tokens=[T[:14]])
+    assert mem.match(T).length == 12
 
 
 def test_M23_a_policy_that_raises_at_an_admission_changes_nothing() -> None:

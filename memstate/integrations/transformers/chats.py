@@ -1,6 +1,7 @@
 """Makes the prompt of a chat, and asks the template where later prompts part from it."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from itertools import takewhile
 from typing import Any, Final
 
@@ -68,7 +69,7 @@ def chat(tokenizer: Any, messages: Iterable[Any], **template: Any) -> Prompt:
         others.append([*messages, CALLS, RESULT])
     for other in others:
         try:
-            lengths.add(shared(whole, tokens(other, **later), 1))
+            lengths.add(shared(whole, tokens(deepcopy(other), **later), 1))  # a tokenizer may change messages
         except Exception:  # a template says no in its own way
             continue
     return Prompt(whole, snapshot_at=sorted(lengths - {0, len(whole)}))

@@ -14,7 +14,6 @@ from torch import Tensor
 from memstate.kernels import interpreter
 from memstate.kernels.reference import (
     bitmap,
-    bits,
     conv,
     copy,
     gated_delta,
@@ -153,8 +152,6 @@ class Backend:
     unpack_slots = Op(pack.unpack_slots)
     pack_int8 = Op(int8.pack_int8)
     unpack_int8 = Op(int8.unpack_int8)
-    load_bits = Op(bits.load_bits)
-    store_bits = Op(bits.store_bits)
 
     def __init__(self, name: str = "auto", device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)

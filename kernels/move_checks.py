@@ -1,4 +1,4 @@
-"""What gather, scatter and the ops on records and on states in fewer bits ask of their arguments. Knows no Triton.
+"""What gather, scatter and the ops on records ask of their arguments. Knows no Triton.
 
 Each check raises ValueError naming the first argument that does not fit.
 """
@@ -21,8 +21,7 @@ from memstate.kernels.checks import (
     check_tensors,
     check_written,
 )
-from memstate.kernels.decode_checks import check_grid
-from memstate.kernels.tables import ACCESS_BYTES, BITS, BITS_BLOCK, RECORD_ALIGNMENT, Marks, RecordMap, ScaledMap
+from memstate.kernels.tables import RECORD_ALIGNMENT, Marks, RecordMap, ScaledMap
 
 
 def check_plane(plane: Tensor, beside: dict[str, Tensor]) -> Blocks:
@@ -182,66 +181,6 @@ def check_int8(planes: ScaledMap, slots: Tensor | None, index: Tensor, places: T
     check_float("planes", planes.tensors[0])
     _check_entries(planes.layers.device, slots, index, places, name, held, planes.nbytes)
     _check_outside(name, held, planes.tensors)
-
-
-def check_bits(
-    values: Tensor, scales: Tensor, slots: Tensor, name: str, batch: Tensor, residual: Tensor | None,
-    numbers: Tensor | None = None, **draws: int,
-) -> None:  # fmt: skip
-    """Refuses planes of one layer, a batch and its columns that do not fit each other, and numbers beyond 31 bits.
-
-    Args:
-        values: see `Backend.load_bits`.
-        scales: see `Backend.load_bits`.
-        slots: see `Backend.load_bits`.
-        name: of the argument `batch`: "out" if the op writes it, and otherwise it writes the planes.
-        batch: the states in fp32.
-        residual: see `Backend.load_bits`.
-        numbers: see `Backend.store_bits`.
-        draws: `seed` and `first`, see `Backend.store_bits`.
-    """
-    columns: dict[str, Tensor | None] = {"slots": slots, "numbers": numbers}
-    check_tensors(
-        {"values": values, "scales": scales, "residual": residual, name: batch} | columns, "residual", "numbers"
-    )
-    device, (*outer, last) = values.device, values.shape or (0,)
-    if values.dtype not in BITS or len(outer) < 1 or not values.numel() or last % BITS_BLOCK:
-        raise ValueError(
-            f"values: expected `slot ... element` of {', '.join(map(str, BITS))} with a multiple of {BITS_BLOCK} "
-            f"elements, got {values.dtype} {tuple(values.shape)}"
-        )
-    if residual is not None and values.dtype != torch.int8:
-        raise ValueError(f"residual: expected None beside values of {values.dtype}; only int8 has one")
-    for number, drawn in draws.items():
-        if not isinstance(drawn, int) or not 0 <= drawn < 2**31:
-            raise ValueError(f"{number}: expected a whole number from 0 to 2**31-1, got {drawn!r}")
-    for column, tensor in columns.items():
-        if tensor is not None:
-            check_columns(device, slots.numel(), **{column: tensor})
-    check_grid(name, batch=slots.numel())
-    for each, tensor, count, width, dtype in (
-        (name, batch, slots.numel(), last, torch.float32), ("values", values, outer[0], last, values.dtype),
-        ("scales", scales, outer[0], last // BITS_BLOCK, torch.uint8),
-        ("residual", residual, outer[0], last // 2, torch.uint8),
-    ):  # fmt: skip
-        if tensor is None:
-            continue
-        check_shape(
-            each, tensor, "slot ... element" if each != name else "batch ... element", (count, *outer[1:], width)
-        )
-        check_memory(each, tensor, device)
-        dense = tensor.is_contiguous() if each == name else is_dense(tensor.shape[1:], tensor.stride()[1:])
-        apart = tensor.stride(0) * tensor.element_size() if count > 1 else 0
-        if tensor.dtype != dtype or not dense or (apart | tensor.data_ptr()) % ACCESS_BYTES:
-            raise ValueError(
-                f"{each}: expected contiguous {dtype} at multiples of {ACCESS_BYTES} bytes, got {tensor.dtype} with "
-                f"strides {tensor.stride()} at address {tensor.data_ptr():#x}"
-            )
-        blocks = blocks_of(tensor, 1)
-        if (name == "out") == (each == name):
-            check_written({each: tensor}, each)
-            check_distinct(each, blocks)
-        check_apart(each, blocks, columns if each == name else columns | {name: batch})
 
 
 def _check_entries(

@@ -3,7 +3,6 @@
 from enum import IntEnum
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 NULL_SLOT = 0
@@ -21,10 +20,6 @@ ROW_CODE = -1  # and ROW_CODE - r is the memory of row r
 LEVELS = 127  # of int8, on either side of 0
 SMALLEST_SCALE = 2.0**-126  # of smaller ones float32 has fewer digits
 LARGEST_SCALE = float.fromhex("0x1.0204060000000p+121")  # the largest of which LEVELS times are finite
-BITS_BLOCK = 32  # elements of a state in fewer bits that share a scale
-RESIDUAL = 16  # steps of a residual in one of its value
-# Dtypes of values -> the power of two of their largest number, and what carries more digits of fp32 over to the next.
-BITS = {torch.int16: (14, 0x1FF), torch.int8: (6, 0x1FFFF), torch.float8_e4m3fn: (8, 0x1FFFFF)}
 
 
 class Count(IntEnum):

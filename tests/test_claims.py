@@ -13,7 +13,6 @@ CALLERS = {
     ("state.planes",): "copy_slots zero_slots run_data run_rows keep_path gather_slots scatter_slots scatter_states",
     MODEL: "conv_step gated_delta_step selective_step",
     ("cli.workload",): "mamba3_step",
-    ("cli.bench.drift",): "load_bits store_bits",
     ("tiers.host.packing",): "pack_slots unpack_slots pack_int8 unpack_int8",
 }
 FOR_ENGINES = {"log_linear_step"}  # no model of memstate's own has it

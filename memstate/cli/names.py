@@ -11,9 +11,7 @@ Engine = Literal["own", "in-place", "arena"]
 Storage = Literal["none", "file", "mooncake"]
 Write = Literal["through", "selective", "back"]
 Sabotage = Literal["swap", "stale"]
-Benchmark = Literal[
-    "all", "launches", "host", "alloc", "track", "copy", "state", "prefix", "tiers", "transformers", "drift"
-]  # fmt: skip
+Benchmark = Literal["all", "launches", "host", "alloc", "track", "copy", "state", "prefix", "tiers", "transformers"]
 StateDtype = Literal["float32", "bfloat16", "float16"]
 KvDtype = Literal["bfloat16", "float16", "float32", "float8"]
 TraceKind = Literal["chat", "shared-prompt", "agent", "mixed", "vllm", "sglang", "openai"]

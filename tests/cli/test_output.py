@@ -162,7 +162,7 @@ def test_every_help_fits_and_the_list_of_commands_is_not_cut(monkeypatch: pytest
     "arguments",
     [
         "demo --backend reference --requests 4 --host-slots 4 --all", "bench launches --backend reference",
-        "bench drift --toy --backend reference", "check --pool memstate --only B1,B5 --examples 1",
+        "check --pool memstate --only B1,B5 --examples 1",
         "trace chat --out {tmp}/a.jsonl", "replay {trace} --states 8,16,32,64,128 --policy lru,return-rate",
         "inspect {owners}", "top {url} --once --every 0", "compile",
     ],

@@ -19,8 +19,8 @@ INNER = ("claim", "ownership", "run_data", "run_rows")  # get nothing but what m
 OWN = ("registers", "planes", "records", "rings", "record", "bitmap", "counters")  # made by memstate
 STEPS = ("conv_step", "gated_delta_step", "selective_step", "mamba3_step")
 OPTIONAL = (
-    "a_log", "bias", "conv", "cursor", "d", "dt_bias", "first", "h", "inputs", "marks", "numbers", "out", "parents",
-    "plane", "residual", "slots", "tail", "z",
+    "a_log", "bias", "conv", "cursor", "d", "dt_bias", "first", "h", "inputs", "marks", "out", "parents", "plane",
+    "slots", "tail", "z",
 )  # fmt: skip
 
 
@@ -46,7 +46,7 @@ SPOILT: dict[str, Callable[[Tensor], Any]] = {  # None: not possible
     "reordered": reordered,
     "shorter": shorter(0), "axis 1 shorter": shorter(1), "axis 2 shorter": shorter(2), "axis 3 shorter": shorter(3),
 }  # fmt: skip
-PLANES = {"plane", "conv", "values", "scales", "residual"}  # those of one call may lie in one arena
+PLANES = {"plane", "conv"}  # those of one call may lie in one arena
 FITS = {  # fewer slots, registers or records; another size, if nothing else says it; either order
     "shorter": ("ids", "state", "slots", "out", "source", "packet", "tail", "nodes"),
     "axis 1 shorter": ("plane", "tail", "parents", "nodes"),
@@ -110,7 +110,6 @@ def test_G1_what_is_left_out_is_named(backend: Backend, op: str) -> None:
 ADDRESSES = {  # what lanes move 16 bytes at a time
     "selective_step": ("a",), "log_linear_step": ("levels", "chunk_k", "chunk_v", "chunk_decay"),
     "pack_slots": ("out",), "unpack_slots": ("source",), "pack_int8": ("out",), "unpack_int8": ("source",),
-    "load_bits": ("out", "values", "scales", "residual"), "store_bits": ("batch", "values", "scales", "residual"),
 }  # fmt: skip
 
 
@@ -133,9 +132,8 @@ WRITTEN |= {"scatter_slots": ("plane",), "scatter_states": ("plane", "conv"), "m
 WRITTEN |= dict.fromkeys(STEPS[:3], ("out", "state", "tail"))
 TOGETHER = PLANES, {"levels", "level_decay", "chunk_k", "chunk_v", "chunk_decay"}  # may lie in one arena
 WRITTEN |= {"log_linear_step": ("out", *TOGETHER[1])}
-WRITTEN |= {"load_bits": ("out",), "store_bits": ("values", "scales", "residual")}
 # Of these any entry may be another's.
-UNSLOTTED = {(op, "out") for op in (*STEPS, "log_linear_step", "gather_slots", "load_bits")}
+UNSLOTTED = {(op, "out") for op in (*STEPS, "log_linear_step", "gather_slots")}
 
 
 def overlaid(*tensors: Tensor) -> list[Tensor]:

@@ -324,37 +324,6 @@ def scatter_slots(make: Maker) -> Case:
     return Case("scatter_slots", arguments, Limits(null=[plane[:, 0]], changes=stored))
 
 
-def few_bits(make: Maker, name: str) -> tuple[dict[str, Any], list[Tensor], list[int]]:
-    """Planes of one layer, slots and a batch, of more blocks than a program has; the planes alone; the slots.
-
-    No number is NaN, whose bits may differ.
-    """
-    kind, slots = make.one(torch.int16, torch.int8, torch.float8_e4m3fn), make.slots(3)
-    heads, size = make.one((3, 32), (130, 64))
-    values, scales = make.plane(heads, size, dtype=kind)[1], make.plane(heads, size // 32, dtype=torch.uint8)[1]
-    scales &= 0x7F
-    if kind == torch.float8_e4m3fn:
-        values.view(torch.uint8).bitwise_and_(0xF7)
-    residual = make.plane(heads, size // 2, dtype=torch.uint8)[1] if kind == torch.int8 else None
-    planes = {"values": values, "scales": scales, "residual": make.one(None, residual)}
-    held = [plane for plane in planes.values() if plane is not None]
-    batch = {name: make.normal(len(slots), heads, size)}
-    return planes | batch | {"slots": make.ints(slots, make.one(True, False))}, held, slots
-
-
-def load_bits(make: Maker) -> Case:
-    arguments, held, _ = few_bits(make, "out")
-    return Case("load_bits", arguments, Limits(null=[plane[0] for plane in held], changes=[arguments["out"]]))
-
-
-def store_bits(make: Maker) -> Case:
-    arguments, held, slots = few_bits(make, "batch")
-    numbers = make.one(None, make.ints([make.rng.randrange(2**31) for _ in slots], make.one(True, False)))
-    draws = {"numbers": numbers, "seed": make.rng.randrange(2**31), "first": make.rng.randrange(2**31)}
-    stored = [plane[slot] for plane in held for slot in slots if 0 < slot < SLOTS]
-    return Case("store_bits", arguments | draws, Limits(null=[plane[0] for plane in held], changes=stored))
-
-
 def scatter_states(make: Maker) -> Case:
     """Three rows of which one has no token, on either grid; states in both orders, windows in both."""
     lengths, chunk, flat, transposed = [4, 0, make.one(3, 5)], 2, make.one(True, False), make.one(True, False)

@@ -275,24 +275,6 @@ def scatter_slots(op: Callable[..., Any]) -> None:
         op(plane(4, units=units), ints(batch, start), torch.zeros(2, batch, 4))
 
 
-def _few_bits(batch: int, units: int, start: int) -> dict[str, Tensor]:
-    """Planes of int8 with a residual, and slots that are padding."""
-    values, scales, residual = (states(n, units=units + 1).view(torch.uint8) for n in (8, 1, 4))
-    planes = {"values": values.view(torch.int8), "scales": scales[:, :1], "residual": residual}
-    return planes | {"slots": ints(batch, start)}
-
-
-def load_bits(op: Callable[..., Any]) -> None:
-    for batch, _, units, start in steps():
-        op(**_few_bits(batch, units, start), out=torch.zeros(batch, 32))
-
-
-def store_bits(op: Callable[..., Any]) -> None:
-    for batch, tokens, units, start in steps():
-        rows = _few_bits(batch, units, start) | {"batch": torch.zeros(batch, 32), "numbers": ints(batch, start + 1)}
-        op(**rows, seed=tokens, first=2**31 - tokens)
-
-
 def nowhere(n: int, start: int = 0) -> Tensor:
     """Places of entries that have none, padding everywhere."""
     return ints(n, start).sub_(1)

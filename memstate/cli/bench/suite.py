@@ -8,7 +8,6 @@ from memstate.cli.bench import (
     alloc,
     copy,
     decode,
-    drift,
     host,
     prefix,
     state,
@@ -30,7 +29,6 @@ COURSES: dict[str, tuple[Callable[[Setting], Iterator[Task]], ...]] = {
     "prefix": (prefix.tasks,),
     "tiers": (tiers_stores.tasks, tiers_transfers.tasks),
     "transformers": (transformers_serve.tasks,),
-    "drift": (drift.tasks,),
 }
 NEED_DEVICE = ("alloc", "track", "copy", "state")  # timed there; elsewhere at toy sizes only
 NAMES = ("launches", *COURSES)

@@ -233,11 +233,9 @@ def test_policies_learn_while_the_forward_runs_and_before_they_are_asked() -> No
 
 def test_policies_never_know_of_more_than_64_requests_too_few() -> None:
     policy = Listener()
-    mem = manager(prefix=ms.Prefix(states=policy))
-    for at in range(200):
-        (row,) = mem.admit([ms.Request(at, tokens=T[:3])])
-        mem.end([row])
-        assert len(policy.heard) >= at + 1 - 64
+    mem = manager(prefix=ms.Prefix(states=policy), slots=200, max_requests=200, pages=200)
+    mem.admit([ms.Request(at, tokens=T[:3]) for at in range(200)])  # the next call would begin with what they are
+    assert len(policy.heard) >= 200 - 64
 
 
 class Interrupted(ReturnRate):

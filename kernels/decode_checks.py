@@ -15,7 +15,6 @@ from torch import Tensor
 from memstate.kernels.blocks import Blocks, is_dense, is_transposed, taps_are_fastest, tokens_of
 from memstate.kernels.checks import (
     FLOATS,
-    INTS,
     check_apart,
     check_columns,
     check_contiguous,
@@ -29,7 +28,6 @@ from memstate.kernels.checks import (
     check_tensors,
     check_written,
 )
-from memstate.kernels.fenwick import CHUNK, INNER, MOST_LEVELS
 from memstate.kernels.tables import ACCESS_BYTES, ConvTail, Cursor, DeltaTail, Mamba3State, Marks, SelectiveTail
 
 Keeps = dict[str, tuple[tuple[int, ...], torch.dtype]]  # ring of a tail -> what it keeps of a token
@@ -288,9 +286,17 @@ def check_gated_delta(
             raise ValueError(f"{name}: expected True or False, got {switch!r}")
     if low_rank and (beta is not None or a_log is not None or sigmoid or normalize):
         raise ValueError("a, b: expected beta=None beside them, and no a_log, sigmoid or normalize")
-    if scale is not None:
-        _check_scale(scale, ", or None")
-    batch, token, head, value, key_head, key = _check_heads(q, v)
+    if scale is not None and not (isinstance(scale, float | int | Real) and abs(scale) <= LARGEST):
+        raise ValueError(f"scale: expected a number that float32 holds, or None, got {scale!r:.60}")
+    if q.dim() != 4 or v.dim() != 4 or not q.shape[2] or v.shape[2] % q.shape[2]:
+        raise ValueError(
+            f"expected q `batch token key_head key` and v `batch token head value` with head a multiple of key_head, "
+            f"got {tuple(q.shape)} and {tuple(v.shape)}"
+        )
+    (batch, token, head, value), (key_head, key) = v.shape, q.shape[2:]
+    check_sizes(head=head, key=key, value=value)
+    check_grid("v", batch=batch, head=head)
+    check_count("v", batch, token)
     by_key = decay.dim() == 4
     of_head, rates = ("head key", (head, key)) if by_key else ("head", (head,))
     apart = (
@@ -316,7 +322,10 @@ def check_gated_delta(
             check_address("dt_bias", dt_bias)
     slots = _check_matrices(state, (head, key, value))
     check_columns(device, batch, **rows)
-    _check_out(out, v.shape, device)
+    if out is not None:
+        check("out", out, "batch token head value", v.shape, device)
+        if value * out.element_size() % ACCESS_BYTES == 0:
+            check_address("out", out)
     if marks is not None:
         check_kept(marks, tensors, device)
     keeps: Keeps = {"v": ((head, value), v.dtype), "gate": (rates, torch.float32)}
@@ -328,95 +337,12 @@ def check_gated_delta(
     return apart
 
 
-def _check_scale(scale: float, otherwise: str = "") -> None:
-    if not (isinstance(scale, float | int | Real) and abs(scale) <= LARGEST):
-        raise ValueError(f"scale: expected a number that float32 holds{otherwise}, got {scale!r:.60}")
-
-
-def _check_heads(q: Tensor, v: Tensor) -> tuple[int, int, int, int, int, int]:
-    """Returns batch, token, head, value, key_head and key; refuses sizes that do not fit, or are too many."""
-    if q.dim() != 4 or v.dim() != 4 or not q.shape[2] or v.shape[2] % q.shape[2]:
-        raise ValueError(
-            f"expected q `batch token key_head key` and v `batch token head value` with head a multiple of key_head, "
-            f"got {tuple(q.shape)} and {tuple(v.shape)}"
-        )
-    batch, token, head, value = v.shape
-    key_head, key = q.shape[2:]
-    check_sizes(head=head, key=key, value=value)
-    check_grid("v", batch=batch, head=head)
-    check_count("v", batch, token)
-    return batch, token, head, value, key_head, key
-
-
-def _check_out(out: Tensor | None, shape: tuple[int, ...], device: torch.device) -> None:
-    if out is not None:
-        check("out", out, "batch token head value", shape, device)
-        if shape[-1] * out.element_size() % ACCESS_BYTES == 0:
-            check_address("out", out)
-
-
 def _check_matrices(state: Tensor, shape: tuple[int, int, int]) -> Blocks:
     """Where the slots lie; each is `head key value` or `head value key` in memory."""
     head, key, value = shape
     if state.shape[1:] == shape and is_transposed(state):
         return check_state(state.mT, "slot head value key", (head, value, key))
     return check_state(state, "slot head key value", shape)
-
-
-def check_log_linear(
-    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, level_scales: Tensor, levels: Tensor, level_decay: Tensor,
-    chunk_k: Tensor, chunk_v: Tensor, chunk_decay: Tensor, rows: Tensor, lengths: Tensor, tokens: Tensor,
-    table: Tensor, target: Tensor, scale: float, out: Tensor | None,
-) -> tuple[int, ...]:  # fmt: skip
-    """Refuses arguments of `log_linear_step` that do not fit each other.
-
-    Returns:
-        Elements between a token and the next of q, k, v, decay and level_scales, and between a slot or row and the next
-        of the planes.
-    """
-    columns = {"rows": rows, "lengths": lengths, "tokens": tokens, "target": target}
-    planes = {
-        "levels": levels, "level_decay": level_decay, "chunk_k": chunk_k, "chunk_v": chunk_v, "chunk_decay": chunk_decay
-    }  # fmt: skip
-    tensors: dict[str, Tensor | None] = {
-        "q": q, "k": k, "v": v, "decay": decay, "level_scales": level_scales, **columns, "table": table, "out": out
-    }  # fmt: skip
-    check_tensors(tensors | planes, "out")
-    _check_scale(scale)
-    device = levels.device
-    batch, token, head, value, key_head, key = _check_heads(q, v)
-    if token > CHUNK:
-        raise ValueError(f"v: expected at most {CHUNK} tokens, got {token}: a step ends where a row's chunk ends")
-    check_shape("table", table, "batch level", (batch, *table.shape[-1:]))
-    check_contiguous("table", table, "batch level")
-    check_columns(device, None, INTS, "`batch level`", table=table.view(-1))
-    check_columns(device, batch, **columns)
-    level = table.shape[1]
-    if not 0 < level <= MOST_LEVELS:
-        raise ValueError(f"table: expected 1 to {MOST_LEVELS} levels, got {level}")
-    apart = [
-        check_tokens(name, x, f"batch token {pattern}", (batch, token, *sizes), device)
-        for name, x, pattern, sizes in (
-            ("q", q, "key_head key", (key_head, key)), ("k", k, "key_head key", (key_head, key)),
-            ("v", v, "head value", (head, value)), ("decay", decay, "head", (head,)),
-            ("level_scales", level_scales, f"head {INNER}+level", (head, INNER + level)),
-        )
-    ]  # fmt: skip
-    for name, pattern, count, sizes, dtype in (
-        ("levels", "level_slot head key value", levels.shape[:1], (head, key, value), levels.dtype),
-        ("level_decay", "level_slot head", levels.shape[:1], (head,), torch.float32),
-        ("chunk_k", f"row {CHUNK} key_head key", chunk_k.shape[:1], (CHUNK, key_head, key), k.dtype),
-        ("chunk_v", f"row {CHUNK} head value", chunk_k.shape[:1], (CHUNK, head, value), v.dtype),
-        ("chunk_decay", f"row {CHUNK} head", chunk_k.shape[:1], (CHUNK, head), decay.dtype),
-    ):
-        plane = planes[name][None]
-        apart.append(check_tokens(name, plane, f"1 {pattern}", (1, *count, *sizes), device))
-        if plane.dtype != dtype:
-            raise ValueError(f"{name}: expected {dtype}, got {plane.dtype}")
-        check_apart(name, tokens_of(plane), tensors, *(("out",) if name == "levels" else ()))
-    _check_out(out, v.shape, device)
-    check_written(tensors | planes, *planes, "out")
-    return tuple(apart)
 
 
 def _check_states(state: Tensor, shape: tuple[int, int, int], tied: bool) -> Blocks:

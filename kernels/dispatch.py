@@ -18,7 +18,6 @@ from memstate.kernels.reference import (
     copy,
     gated_delta,
     gather,
-    log_linear,
     mamba3,
     marks,
     pack,
@@ -142,7 +141,6 @@ class Backend:
     conv_step = Op(conv.conv_step)
     gated_delta_step = Op(gated_delta.gated_delta_step)
     selective_step = Op(selective.selective_step)
-    log_linear_step = Op(log_linear.log_linear_step)
     mamba3_step = Op(mamba3.mamba3_step)
     keep_path = Op(trees.keep_path)
     gather_slots = Op(gather.gather_slots)

@@ -98,16 +98,6 @@ class OutOfPages(MemstateError):
         super().__init__(f"{requested} KV pages requested, {free} of {pages} free: {hint}")
 
 
-class OutOfLevels(MemstateError):
-    """Back-pressure: chunks of rows end, and too few level slots are free for their states; no row has gone on."""
-
-    def __init__(self, requested: int, free: int, count: int) -> None:
-        self.requested, self.free, self.count = requested, free, count
-        wait = "leave rows out of the step, end one, drop snapshots, or build the manager with more level_slots"
-        hint = f"level_slots={count}, so waiting cannot help: give more, or plan less" if requested > count else wait
-        super().__init__(f"{requested} level slots requested, {free} of {count} free: {hint}")
-
-
 class StaleHandle(MemstateError):
     """A row, snapshot, session or step that has ended since. Its number was `generation`; `now` is another one's."""
 

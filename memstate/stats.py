@@ -300,8 +300,6 @@ class Stats(Shown):
         idlest_row: seconds that one of them has had the same length, the longest of all: at least, as figures saw it.
         pages: KV pages.
         pages_free: KV pages that are free.
-        level_slots: level slots, of a layout with levels.
-        level_slots_free: level slots that no state has.
         sessions: open sessions.
         sessions_emptied: idle sessions that made way or expired, since the start.
         sessions_parted: turns that no state of their session's last answer served, since the start.
@@ -344,8 +342,6 @@ class Stats(Shown):
     idlest_row: float = field(compare=False)
     pages: int
     pages_free: int
-    level_slots: int
-    level_slots_free: int
     sessions: int
     sessions_emptied: int
     sessions_parted: int
@@ -391,10 +387,7 @@ class Stats(Shown):
         return sheet(title, bars, sections)
 
     def add_parts(self, bars: list[Bar], sections: list[Section]) -> None:
-        """Adds what there is of levels, KV pages, prefix cache and tiers, for the sheets of figures and of managers."""
-        if self.level_slots:
-            used = of_use(self.level_slots - self.level_slots_free, self.level_slots)
-            bars.append(bar(f"{self.level_slots:,} level slots", used))
+        """Adds what there is of KV pages, prefix cache and tiers, for the sheets of figures and of managers."""
         if self.pages:
             bars.append(bar(f"{self.pages:,} KV pages", of_use(self.pages - self.pages_free, self.pages)))
         if self.prefix:

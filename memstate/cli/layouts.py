@@ -14,7 +14,7 @@ from memstate.state.sharding import Part
 
 # what the values of these keys become, wherever they stand
 KINDS: dict[str, type] = {
-    "planes": Plane, "parts": Part, "rows": StateLayout, "levels": StateLayout, "dtype": torch.dtype,
+    "planes": Plane, "parts": Part, "rows": StateLayout, "dtype": torch.dtype,
 }  # fmt: skip
 
 

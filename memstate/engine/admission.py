@@ -8,11 +8,10 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 
 from memstate import logs
 from memstate.checks import counts, is_count, numbers_of, require_kind, require_salt, sequence
-from memstate.errors import ConfigurationError, InvalidArgument, OutOfLevels, OutOfPages, OutOfRows, OutOfSlots
+from memstate.errors import ConfigurationError, InvalidArgument, OutOfPages, OutOfRows, OutOfSlots
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix import Match, PrefixCache
 from memstate.prefix.conversation import Conversation
@@ -22,14 +21,12 @@ from memstate.prefix.sessions import Sessions
 from memstate.prefix.tree import Node
 from memstate.requests.handles import ZEROS, Request, Row, Rows, Session, Snapshot, Source
 from memstate.requests.holdings import PUBLISHED, Holdings
-from memstate.requests.levels import LevelSets
 from memstate.requests.marks import Marks, require_lengths
 from memstate.requests.page_table import PageTable
 from memstate.requests.steps import StepLog
 from memstate.requests.table import RequestTable
 from memstate.requests.tracking.mirror import Mirror
 from memstate.slots.commands import CommandBuffer
-from memstate.slots.registers import Longs
 from memstate.state.layout import StateLayout
 from memstate.tiers.host.tier import Hit
 from memstate.tiers.manager import TierManager
@@ -37,7 +34,7 @@ from memstate.tiers.prefetch.fetch import Fetch
 from memstate.tokens import BYTES, EMPTY, Prompt, Tokens, encode
 
 PER_ROW = REGISTERS_PER_ROW
-Lack = OutOfRows | OutOfPages | OutOfSlots | OutOfLevels
+Lack = OutOfRows | OutOfPages | OutOfSlots
 LOG = logs.logger("admission")
 
 
@@ -87,7 +84,6 @@ class Admission:
         tiers: host memory and storage, or None.
         room: makes cached states and idle sessions make way.
         rows: the planes of rows, or None.
-        levels: level slots of states, or None.
 
     Attributes:
         per_request: slots that a new row claims.
@@ -98,9 +94,8 @@ class Admission:
         self, commands: CommandBuffer, table: RequestTable, pages: PageTable, holdings: Holdings,
         cache: PrefixCache, sessions: Sessions, marks: Marks, mirror: Mirror, log: StepLog, direct_hits: bool,
         tiers: TierManager | None, room: Room, rows: StateLayout | None,
-        levels: LevelSets | None,
     ) -> None:  # fmt: skip
-        self._rows, self._levels = rows is not None, levels
+        self._rows = rows is not None
         self._fills = rows is not None and any(plane.fill is not None for plane in rows.planes)
         self._commands, self._file, self._table = commands, commands.registers, table
         self._pages, self._holdings, self._cache = pages, holdings, cache
@@ -239,11 +234,7 @@ class Admission:
             if slots > self._file.allocator.free:
                 slots -= self._take_over(found, slots)
             lack = self._short_of_holders(holders) if holders > self._holdings.free else None
-            lack = lack or self.make_room(len(starts), pages, slots)
-            if lack is None and self._levels is not None and self._tiers is not None:
-                loads = {start.hit.state.key: start.hit.length for start in found if start.hit is not None}
-                lack = self._make_level_room(self._levels, np.array([*loads.values()], np.int64))
-            if lack is not None:
+            if (lack := lack or self.make_room(len(starts), pages, slots)) is not None:
                 self._undo(found)
                 return lack
             for start in found:
@@ -553,10 +544,6 @@ class Admission:
         room.free_slots(slots)
         return OutOfSlots(slots, allocator.free, 0, allocator.capacity) if slots > allocator.free else None
 
-    def _make_level_room(self, levels: LevelSets, lengths: Longs) -> OutOfLevels | None:
-        """Makes sure that states of these lengths, which come from elsewhere, find level slots; see `make_room`."""
-        return self._room.for_levels(levels, np.zeros_like(lengths), lengths)
-
     def start(
         self, rows: Sequence[int], source: Sequence[int], length: Sequence[int], tracked: Sequence[int],
         moved: Sequence[int] = (), of_rows: Sequence[int] = (),
@@ -614,8 +601,6 @@ class Admission:
             rows, of_rows = [row for row, _ in pairs], [of for _, of in pairs]
         if self._rows and rows and (of_rows or self._fills):
             commands.start_rows(rows, of_rows)
-        if self._levels is not None:
-            self._levels.start(rows)
 
     def arrived(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
         """See `DeviceCalls.arrived`."""
@@ -629,14 +614,7 @@ class Admission:
                 "token, is in no step and not finished, and stands for at least 1"
             )
         self._pages.require_room(numbers, known)
-        if self._levels is not None:
-            self._levels.require_depth(known)
         with self._guard.changing("arrived"):
-            if self._levels is not None:
-                if (lack := self._make_level_room(self._levels, known)) is not None:
-                    raise self._guard.orderly(lack)
-                for row, length in zip(numbers, tokens, strict=True):
-                    self._levels.arrived(PER_ROW * row, length)
             self._commands.label([PER_ROW * row for row in numbers], tokens)
             self._marks.arrived(numbers, tokens)
             table.confirmed[numbers] = tokens

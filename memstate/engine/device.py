@@ -35,8 +35,6 @@ class DeviceCalls:
         lengths: tokens of each row's state after its newest plan: int32 tensor, axis `row`, always at one address.
             `mem.device.lengths[step.rows] - step.tokens` are the lengths before a step, also in a CUDA graph. With
             `Forward(tail=)` they are `step.lengths`.
-        level_table: level slots of each row, where the layout has levels: int32 tensor, axes `row 2 level`, always at
-            one address. First those that the row's next forward reads, then those that it writes; 0 = none.
         marks: the marks of the newest plan, as in `step.marks`: the states inside of the step that are kept. Always at
             one address, so that a captured forward can read them.
         tails: what the newest plan decided about the tails of rows, always at one address: int32, as long as the
@@ -59,8 +57,6 @@ class DeviceCalls:
         self.page_table: Tensor = parts.registers.page_table
         self.live_slots: Tensor = table.slots[live]
         self.lengths: Tensor = table.labels[live]
-        levels = parts.registers.level_table
-        self.level_table: Tensor = levels.view(levels.shape[0], 2, levels.shape[1] // 2)
         self.marks: Marks = parts.log.marks
         self.tails: TailRecord | None = parts.log.tails
 
@@ -107,30 +103,6 @@ class DeviceCalls:
             parts.commands.then(Action(resolve))
             return answer
 
-    def level_slots(self, handle: Row | Snapshot) -> tuple[int, ...]:
-        """Returns the level slots of the state of a row or snapshot, the lowest level first; 0 where it has none.
-
-        A forward that is launched may still read what they held before: write to them on the work stream, or after
-        `read_slots([row]).wait()`.
-
-        Args:
-            handle: the row or snapshot.
-
-        Raises:
-            StaleHandle: the request has ended, or the snapshot was dropped.
-            InvalidArgument: the handle is neither a row nor a snapshot, or the layout has no levels.
-
-        Syncs: no.
-        """
-        self._door.require_whole()
-        parts = self._parts
-        if parts.levels is None:
-            raise InvalidArgument("level_slots: the layout has no levels")
-        if isinstance(handle, Snapshot):
-            parts.holdings.require([handle])
-            return parts.levels.of(handle.register)
-        return parts.levels.of(parts.registers.origin(parts.table.index(handle)))
-
     def arrived(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
         """Tells the manager that states computed elsewhere have been written to the slots of newly admitted rows.
 
@@ -144,7 +116,6 @@ class DeviceCalls:
 
         Raises:
             StaleHandle: a request has ended; nothing changed.
-            OutOfLevels: back-pressure, too few level slots are free for the states; nothing changed.
             InvalidArgument: a row has a length already; a row is in a step or has finished; or a row has too few pages
                 for its new length. Nothing changed.
 

@@ -64,7 +64,6 @@ class StateManager(NotCopied, Shown):
         preallocated: additional rows, for requests that wait for a state computed elsewhere.
         snapshots: largest number of published snapshots. Default: slots; with a prefix cache slots + rows.
         reserve: slots that snapshots at boundaries leave free for admissions.
-        level_slots: level slots of a layout with levels. Default: 8 for each slot.
         tensors: plane name -> tensors that the engine has allocated; None: allocate. See `Planes.from_tensors`.
         device: device of the states.
         backend: what runs the kernels: "auto", "reference", "interpreter" or "cuda".
@@ -120,7 +119,6 @@ class StateManager(NotCopied, Shown):
         preallocated: int = 0,
         snapshots: int | None = None,
         reserve: int = 0,
-        level_slots: int | None = None,
         tensors: Mapping[str, Tensor | Sequence[Tensor]] | None = None,
         device: torch.device | str = "cpu",
         backend: str = "auto",
@@ -132,7 +130,7 @@ class StateManager(NotCopied, Shown):
         self._parts = parts = Parts(
             layout, slots=slots, max_requests=max_requests, tracking=tracking, pages=pages, prefix=prefix, tiers=tiers,
             sessions=sessions, forward=forward, overlap=overlap, max_batch=max_batch, preallocated=preallocated,
-            snapshots=snapshots, reserve=reserve, level_slots=level_slots, tensors=tensors, device=device,
+            snapshots=snapshots, reserve=reserve, tensors=tensors, device=device,
             backend=backend, debug=debug,
         )  # fmt: skip
         self.layout, self.tracking, self.forward = parts.layout, parts.tracking, parts.forward
@@ -427,7 +425,6 @@ class StateManager(NotCopied, Shown):
             StaleHandle: a request has ended; nothing changed.
             InvalidArgument: an older step must be settled first; the batch is too large; a row is named twice; or a
                 row has too few pages. Nothing changed.
-            OutOfLevels: back-pressure, too few level slots are free for chunks that end; no row has gone on.
             ForwardFault: with `debug=True`, the forward of the step before did something wrong; nothing changed.
 
         Syncs: no, unless it needs slots that `pool.release` freed by id, or in debug mode.

@@ -23,7 +23,7 @@ from memstate.engine.settings import (
     validate_tail,
     validate_tracking,
 )
-from memstate.engine.sizing import LEVELS, level_count, require_fit
+from memstate.engine.sizing import require_fit
 from memstate.engine.stepping import Stepping
 from memstate.errors import ConfigurationError
 from memstate.kernels.dispatch import Backend
@@ -32,7 +32,6 @@ from memstate.prefix.room import Room
 from memstate.prefix.session_settings import SessionLimits
 from memstate.prefix.sessions import Sessions
 from memstate.requests.holdings import Holdings
-from memstate.requests.levels import LevelSets
 from memstate.requests.marks import Marks
 from memstate.requests.page_table import PageTable
 from memstate.requests.steps import StepLog
@@ -62,7 +61,6 @@ class Parts:
         self, layout: StateLayout, *, slots: int, max_requests: int, tracking: Tracking | None, pages: Pages | None,
         prefix: Prefix | None, tiers: Tiers | None, sessions: SessionLimits | None, forward: Forward | None,
         overlap: bool, max_batch: int | None, preallocated: int, snapshots: int | None, reserve: int,
-        level_slots: int | None,
         tensors: Mapping[str, Tensor | Sequence[Tensor]] | None, device: torch.device | str, backend: str, debug: bool,
     ) -> None:  # fmt: skip
         for name, value, kind in (
@@ -101,11 +99,6 @@ class Parts:
                 "tracking=ms.NoTracking() and no prefix cache"
             )
         self.layout, self.overlap, in_place = layout, overlap, forward.in_place
-        count = level_count(layout, slots, level_slots)
-        if count and forward.grid is not None:
-            raise ConfigurationError(
-                f"{forward!r} with levels={layout.levels}: a step has levels at its end only, so leave out grid"
-            )
         partly = [plane.name for plane in layout.planes if not plane.rewritten_each_step]
         if forward.grid is not None and partly:
             raise ConfigurationError(
@@ -127,23 +120,19 @@ class Parts:
         require_fit(
             layout, given=tensors is not None, slots=slots, max_requests=max_requests, preallocated=preallocated,
             snapshots=holders, pages=self.page_settings, max_batch=self.max_batch,
-            device=self.backend.device, level_slots=count, tails=forward.tail > 0,
+            device=self.backend.device, tails=forward.tail > 0,
         )  # fmt: skip
         self.allocator = SlotAllocator(slots, self.backend, reserve)
         self.guard, self.stream = self.allocator.guard, self.allocator.stream
         if tensors is None:
-            self.planes = Planes(layout, slots, self.backend, rows=rows, level_slots=count)
+            self.planes = Planes(layout, slots, self.backend, rows=rows)
         else:
-            self.planes = Planes.from_tensors(layout, tensors, self.backend, slots, rows, count)
+            self.planes = Planes.from_tensors(layout, tensors, self.backend, slots, rows)
         self.pool = StatePool(self.allocator, self.planes, debug=debug)
         limits = sessions or SessionLimits()
         self.table = RequestTable(rows, limits.clock)
-        self.registers = RegisterFile(
-            self.allocator, rows, holders, self.page_settings.per_row, LEVELS * bool(count), forward.tail > 0
-        )
+        self.registers = RegisterFile(self.allocator, rows, holders, self.page_settings.per_row, forward.tail > 0)
         self.commands = CommandBuffer(self.registers, self.pool.run_data, self.max_batch)
-        self.levels = LevelSets(self.commands, count, layout.levels.grid) if count and layout.levels else None
-        self.commands.followers = self.levels
         self.pages = PageTable(self.page_settings.count, self.page_settings.size, self.commands, layout.grid)
         self.mirror = Mirror(self.registers, self.tracking, overlap, forward.pad, self.pages.unit, forward.tail)
         self.holdings = Holdings(self.commands, self.pages.allocator)
@@ -153,9 +142,8 @@ class Parts:
         copied = tuple(plane.name for plane in layout.planes if in_place or not plane.rewritten_each_step)
         self.tiers: TierManager | None = None
         if tiers is not None:
-            self.tiers = TierManager(
-                tiers, self.planes, self.cache, self.commands, self.pages, self._deciding(limits, tiers), self.levels
-            )
+            alike = self._deciding(limits, tiers)
+            self.tiers = TierManager(tiers, self.planes, self.cache, self.commands, self.pages, alike)
         self.ages = Ages(self.table, self.mirror)
         self.sessions = Sessions(*owners, self.mirror.lanes, limits)
         self.room = Room(self.cache, self.sessions, self.allocator, self.pages, self.holdings)
@@ -173,11 +161,11 @@ class Parts:
             )  # fmt: skip
         self.stepping = Stepping(
             self.commands, self.table, self.pages, self.mirror, self.holdings, self.marks, self.log, self.planes,
-            copied, direct_hits, canary, self.levels,
+            copied, direct_hits, canary,
         )  # fmt: skip
         self.admission = Admission(
             self.commands, self.table, self.pages, self.holdings, self.cache, self.sessions, self.marks, self.mirror,
-            self.log, direct_hits, self.tiers, self.room, layout.rows, self.levels,
+            self.log, direct_hits, self.tiers, self.room, layout.rows,
         )  # fmt: skip
         self.ending = Ending(
             self.commands, self.table, self.pages, self.mirror, self.holdings, self.cache, self.sessions, self.marks,
@@ -199,7 +187,7 @@ class Parts:
             limits: limits of sessions.
             tiers: settings of the tiers.
         """
-        cache, levels = self.cache, self.levels
+        cache = self.cache
         return {
             "memstate": sys.modules["memstate"].__version__,  # the package is a layer above this one
             "slots": self.allocator.capacity,
@@ -207,7 +195,6 @@ class Parts:
             "max_batch": self.max_batch,
             "snapshots": self.registers.holders,
             "reserve": self.allocator.reserve,
-            "level_slots": levels.allocator.pages if levels is not None else 0,
             "overlap": self.overlap,
             "pages": self.page_settings,
             "tracking": self.tracking,

@@ -13,7 +13,7 @@ import torch
 
 from memstate.checks import INT32_MAX
 from memstate.engine.settings import Forward, Pages
-from memstate.engine.sizing import device_parts, level_count
+from memstate.engine.sizing import device_parts
 from memstate.errors import ConfigurationError
 from memstate.prefix import Prefix
 from memstate.prefix.placement import Placement
@@ -23,7 +23,7 @@ from memstate.slots.registers import cell_starts
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.memory import table_bytes
 from memstate.tiers.settings import Tiers
-from memstate.tiers.sizing import TierBytes, in_proportion, tier_bytes
+from memstate.tiers.sizing import TierBytes, pages_in_proportion, tier_bytes
 
 SHARES: Final = (0.0625, 0.125, 0.25, 0.5, 1.0)  # of what requests leave, for states
 STAGING: Final = Tiers.staging  # its default
@@ -227,7 +227,7 @@ class Planner:
         """
         found = device_parts(
             self.layout, slots=slots, rows=requests, snapshots=slots + requests, per_row=self.per_row,
-            max_batch=requests, level_slots=level_count(self.layout, slots), tails=self.tail > 0,
+            max_batch=requests, tails=self.tail > 0,
         )  # fmt: skip
         if self.kv is not None:
             found.append(Part("KV pages", sum(self.kv.arena_bytes(pages)), "context or concurrency"))
@@ -239,10 +239,7 @@ class Planner:
 
     def tier(self, host_slots: int, host_pages: int) -> TierBytes:
         """The bytes of a tier, and of its staging on the device."""
-        return tier_bytes(
-            self.layout, self.kv, host_slots=host_slots, host_pages=host_pages, staging=STAGING,
-            host_levels=level_count(self.layout, host_slots),
-        )  # fmt: skip
+        return tier_bytes(self.layout, self.kv, host_slots=host_slots, host_pages=host_pages, staging=STAGING)
 
     def needs(self, requests: int, slots: int, pages: int) -> int:
         """Bytes on the device, at most."""
@@ -318,7 +315,7 @@ class Planner:
         """The records that fit host memory. Raises: ConfigurationError where that is no state."""
 
         def room(states: int) -> HostRoom:
-            of_kv = in_proportion(states, slots, pages) if pages else 0
+            of_kv = pages_in_proportion(states, slots, pages) if pages else 0
             tier = self.tier(states, of_kv)
             return HostRoom(
                 states=states, pages=of_kv, nbytes=tier.host, state_record=tier.state_record,

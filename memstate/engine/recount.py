@@ -49,7 +49,7 @@ class Recount:
         self._cache, self._table, self._pages = parts.cache, parts.table, parts.pages
         self._marks, self._sessions, self._holdings = parts.marks, parts.sessions, parts.holdings
         self._tiers, self._registers, self._allocator = parts.tiers, parts.registers, parts.allocator
-        self._levels, self._log = parts.levels, parts.log
+        self._log = parts.log
 
     def walk(self) -> Iterator[Held]:
         """Yields everything that has states, pages or leases, by asking the owners themselves.
@@ -87,7 +87,6 @@ class Recount:
             *self._wrong_holders(),
             *self._sessions.miscounts(),
             *self._cache.tree.miscounts(Counter(each.lease for each in held if each.lease is not NO_NODE)),
-            *(self._levels.miscounts() if self._levels is not None else ()),
             *(self._tiers.miscounts() if self._tiers is not None else ()),
             *self._wrong_labels(seen, names),
             *self._wrong_tails(read),

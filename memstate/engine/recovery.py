@@ -146,8 +146,6 @@ class Recovery:
         parts.registers.reset(there)
         parts.allocator.reset([slot for slot, _ in there.values()] + list(sure.held))
         parts.holdings.restart(owners)
-        if parts.levels is not None:  # not before: a second try may keep more states than this one
-            parts.levels.reset(there)
         parts.pages.reset(Counter(page for each in self._recount.walk() for page in each.pages))
         parts.stepping.reset()
         parts.commands.discard()

@@ -88,7 +88,6 @@ class Reports:
         now = self._table.clock()
         (ages, idle), used = self._ages.look(now), self._table.used
         session_age, session_idle = self._sessions.ages(now)
-        levels = self._parts.levels
         return Stats(
             capacity=self._allocator.capacity,
             free=self._allocator.free,
@@ -103,8 +102,6 @@ class Reports:
             idlest_row=_longest(idle[used]),
             pages=self._pages.allocator.pages,
             pages_free=self._pages.allocator.free,
-            level_slots=levels.allocator.pages if levels is not None else 0,
-            level_slots_free=levels.unheld() if levels is not None else 0,
             sessions=len(self._sessions.opened),
             sessions_emptied=self._sessions.emptied,
             sessions_parted=self._sessions.parted,
@@ -207,8 +204,7 @@ class Reports:
         """
         file, stats, planes = self._registers, self.stats(), self._planes
         layout, tables = planes.layout, file.nbytes + planes.plane_map.tiles.nbytes
-        others = {"rows": planes.rows, "levels": planes.levels}
-        inner = {name: one.nbytes for name, one in others.items() if one is not None}
+        of_rows = planes.rows.nbytes if planes.rows is not None else 0
         held = (np.flatnonzero(file.held[file.first_holder :]) + file.first_holder).tolist()
         kinds = Counter(self.owner(register)[0] for register in held)
         slots = {"live": stats.held_by_live, "lane": stats.held_by_lanes, "free": stats.free, **kinds}
@@ -220,14 +216,14 @@ class Reports:
             of_bytes("padding", max(0, planes.nbytes - null - stats.capacity * payload), "padding"),
             of_bytes("null slot", null, "null slot"),
             of_bytes("tables", tables, "tables"),
-            *(of_bytes(name, nbytes, "plane 2") for name, nbytes in inner.items()),
+            *([of_bytes("rows", of_rows, "plane 2")] if planes.rows is not None else ()),
         ]
         notes = []
         if planes.asleep:
             notes.append("The states sleep: their memory is released.")
         if self._guard.call:
             notes.append(f"A call of {self._guard.call} was interrupted: call recover().")
-        each, whole = layout.bytes_per_slot, format_bytes(planes.nbytes + sum(inner.values()) + tables)
+        each, whole = layout.bytes_per_slot, format_bytes(planes.nbytes + of_rows + tables)
         bars = [
             bar(f"{stats.capacity:,} slots of {format_bytes(each)}", of_slots(slots, each)),
             bar(f"{whole} of states and tables on {planes.device}", memory),
@@ -264,7 +260,7 @@ class Reports:
                 "padding": one.block_bytes(plane) - plane.nbytes,
                 "layers": one.layers_of(plane),
             }
-            for prefix, one in (("", layout), ("rows.", layout.rows), ("levels.", layout.levels))
+            for prefix, one in (("", layout), ("rows.", layout.rows))
             if one is not None
             for plane in one.planes
         ]

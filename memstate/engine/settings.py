@@ -129,8 +129,6 @@ def validate_tail(layout: StateLayout, tail: int) -> None:
         ConfigurationError: naming it.
     """
     least = 3 * tail - 1
-    if layout.levels is not None:
-        raise ConfigurationError(f"tail={tail} with levels={layout.levels}: levels have no drafts; leave tail out")
     rings = layout.rows.planes if layout.rows is not None else ()
     if short := [plane.name for plane in rings if plane.fill is None and plane.shape[:1] < (least,)]:
         raise ConfigurationError(

@@ -3,12 +3,11 @@
 import torch
 
 from memstate import sizes
-from memstate.checks import INT32_MAX, is_count
+from memstate.checks import INT32_MAX
 from memstate.engine.settings import Pages
 from memstate.errors import ConfigurationError
 from memstate.kernels.levels import bitmap_ints
 from memstate.kernels.tables import COUNTERS
-from memstate.requests.levels import DEPTH
 from memstate.requests.steps import record_bytes
 from memstate.sizes import Part
 from memstate.slots.commands import step_ints
@@ -21,8 +20,6 @@ from memstate.state.memory import ring_table_bytes, table_bytes
 CELLS = "max_requests, preallocated, snapshots (default: slots) or Pages(per_row=)"
 BATCH = "max_batch (default: max_requests + preallocated)"
 
-LEVELS = 2 * DEPTH  # cells of a row for level slots
-
 # Bytes on the host, in lists of Python integers and in numpy arrays.
 PER_REGISTER = 8  # held, label, fence, and two marks of a packet
 PER_SNAPSHOT = 44  # generation, and an entry in the queue of free registers
@@ -30,22 +27,9 @@ PER_ROW = 138  # mirrors of columns, and the lists of the request table and of t
 PER_PAGE = 48  # an entry in the list of free pages, and the number of holders
 
 
-def level_count(layout: StateLayout, slots: int, level_slots: int | None = None) -> int:
-    """Returns the number of level slots: by default half of the levels for each slot, what states have on average.
-
-    Raises:
-        ConfigurationError: it is not a whole number from 1 on, or the layout has no levels.
-    """
-    if level_slots is not None and (layout.levels is None or not is_count(level_slots) or not level_slots):
-        raise ConfigurationError(f"level_slots={level_slots!r} of {layout}: expected a number from 1 on, for levels=")
-    if layout.levels is None:
-        return 0
-    return int(slots) * DEPTH // 2 if level_slots is None else int(level_slots)
-
-
 def require_fit(
     layout: StateLayout, *, given: bool, slots: int, max_requests: int, preallocated: int, snapshots: int, pages: Pages,
-    max_batch: int, device: torch.device, level_slots: int = 0, tails: bool = False,
+    max_batch: int, device: torch.device, tails: bool = False,
 ) -> None:  # fmt: skip
     """Refuses sizes that int32 cannot number, or that the memory of the device or the host cannot hold.
 
@@ -59,7 +43,6 @@ def require_fit(
         pages: KV pages of requests.
         max_batch: entries of the largest batch.
         device: device of the states. On the CPU, device and host share their memory.
-        level_slots: level slots of states.
         tails: whether rows have tails.
 
     Raises:
@@ -74,10 +57,10 @@ def require_fit(
     )
     on_device = device_parts(
         layout, given=given, slots=slots, rows=rows, snapshots=snapshots, per_row=per_row, max_batch=max_batch,
-        level_slots=level_slots, tails=tails,
+        tails=tails,
     )  # fmt: skip
     on_host = host_parts(rows=rows, snapshots=snapshots, pages=int(pages.count))
-    cells = cell_starts(rows, snapshots, per_row, LEVELS * bool(level_slots), tails)[-1]
+    cells = cell_starts(rows, snapshots, per_row, tails)[-1]
     for count, what, most, lower in (
         (slots, "slots", sizes.MOST_SLOTS, "slots"),
         (cells, "cells of registers, columns and page table", INT32_MAX, CELLS),
@@ -97,7 +80,7 @@ def require_fit(
 
 def device_parts(
     layout: StateLayout, *, slots: int, rows: int, snapshots: int, per_row: int, max_batch: int,
-    given: bool = False, level_slots: int = 0, tails: bool = False,
+    given: bool = False, tails: bool = False,
 ) -> list[Part]:  # fmt: skip
     """Returns what a manager allocates on the device when it is built.
 
@@ -105,25 +88,13 @@ def device_parts(
     their tile table, which depend on their strides, are left out.
     """
     own = [] if given else [layout]
-    inner = [
-        (each, what, count, lower)
-        for each, what, count, lower in (
-            (layout.rows, "rows", rows, "max_requests or preallocated"),
-            (layout.levels, "levels", level_slots, "level_slots"),
-        )
-        if each is not None
-    ]
+    of_rows = [] if layout.rows is None else [layout.rows]
     return [
         Part("planes", sum(sum(each.arena_bytes(slots)) for each in own), "slots, or the sizes of the layout"),
-        *(Part(f"planes of {what}", sum(each.arena_bytes(count)), lower) for each, what, count, lower in inner),
+        *(Part("planes of rows", sum(each.arena_bytes(rows)), "max_requests or preallocated") for each in of_rows),
+        Part("registers, columns and page table", 4 * cell_starts(rows, snapshots, per_row, tails)[-1], CELLS),
         Part(
-            "registers, columns and page table",
-            4 * cell_starts(rows, snapshots, per_row, LEVELS * bool(level_slots), tails)[-1], CELLS,
-        ),
-        Part(
-            "tile table",
-            sum(map(table_bytes, (*own, *(each for each, *_ in inner)))) + ring_table_bytes(layout),
-            "the sizes of the layout",
+            "tile table", sum(map(table_bytes, (*own, *of_rows))) + ring_table_bytes(layout), "the sizes of the layout"
         ),
         Part("bitmap", 4 * bitmap_ints(slots), "slots"),
         Part("counters", 4 * COUNTERS, "slots"),

@@ -26,7 +26,6 @@ from memstate.kernels.tables import REGISTERS_PER_ROW, StepRecord
 from memstate.prefix.room import Room
 from memstate.requests.handles import Row, Rows
 from memstate.requests.holdings import Holdings
-from memstate.requests.levels import LevelSets
 from memstate.requests.marks import Mark, Marks
 from memstate.requests.page_table import PageTable
 from memstate.requests.steps import Batch, Step, StepLog
@@ -86,7 +85,6 @@ class Stepping:
             is due.
         direct_hits: whether the first step of a row can read a snapshot directly.
         canary: looks at what forwards have done to their slots; None: nothing does.
-        levels: level slots of states, or None.
 
     Attributes:
         open: the step whose forward is perhaps not launched yet, or None.
@@ -96,9 +94,7 @@ class Stepping:
     def __init__(
         self, commands: CommandBuffer, table: RequestTable, pages: PageTable, mirror: Mirror, holdings: Holdings,
         marks: Marks, log: StepLog, planes: Planes, copied: tuple[str, ...], direct_hits: bool, canary: Canary | None,
-        levels: LevelSets | None,
     ) -> None:  # fmt: skip
-        self._levels = levels
         self._commands, self._file, self._table = commands, commands.registers, table
         self._pages, self._mirror, self._holdings, self._marks = pages, mirror, holdings, marks
         self._log, self._planes, self._copied, self._guard = log, planes, copied, commands.guard
@@ -275,8 +271,6 @@ class Stepping:
         with self._planning:
             if self.open is not None or self._canary is not None:
                 self._close(self.open)
-            if self._levels is not None and (lack := room.for_levels(self._levels, length, after)) is not None:
-                raise self._guard.orderly(lack)
             before, reached = length, after
             if unsure is not None:  # a row with guesses has no mark
                 reached = np.where(unsure > 0, length, after)
@@ -301,8 +295,6 @@ class Stepping:
 
             if due and allocator.unconfirmed:  # before the packet of this step, which the device's count does not know
                 allocator.confirm(allocator.reserve + len(running))
-            if self._levels is not None:
-                commands.write(*self._levels.prepare(running, length, after))
             if commands.queue or not log.repeats(batch.numbers, batch.sent, limit, defer):
                 commands.upload_step((batch.numbers, batch.sent), limit, stored, defer)
                 log.sent = batch.numbers, batch.sent, limit, defer
@@ -322,9 +314,6 @@ class Stepping:
                     self._mirror.folded(batch, folded)
                 if held is not None:
                     commands.note_changes("plan", held)
-                if self._levels is not None:
-                    lanes = self._lanes(batch, length, after).tolist() if taken else ()
-                    self._levels.planned(lanes, self._mirror.tracking.reads_old_slot)
             record = log.record(size)
             if replay is None:
                 commands.launch_changes()
@@ -468,8 +457,6 @@ class Stepping:
                 )
         if self._pages.allocator.pages:
             self._pages.require_room(rows, after)
-        if self._levels is not None:
-            self._levels.require_depth(after)
 
     def _copy_around(self, step: Step, direct: int, taken: int, replayed: bool, late: bool) -> None:
         """Copies states of the planes in `copied` before the forward, and notes the copies to make after it.
@@ -511,15 +498,10 @@ class Stepping:
         """
         named: list[Longs] = [batch.live, np.array(sources, np.int64)]
         if taken:
-            named.append(self._lanes(batch, before, after))
+            label = before if self._mirror.tracking.reads_old_slot else after
+            lanes = batch.live + np.arange(1, 1 + self._mirror.lanes)[:, None]
+            named.append(lanes[self._file.held[lanes] & (self._file.labels[lanes] == label)])
         return np.concatenate(named)
-
-    def _lanes(self, batch: Batch, before: Longs, after: Longs) -> Longs:
-        """Returns the lanes whose labels are those of the step's snapshots."""
-        label = before if self._mirror.tracking.reads_old_slot else after
-        lanes = batch.live + np.arange(1, 1 + self._mirror.lanes)[:, None]
-        found: Longs = lanes[self._file.held[lanes] & (self._file.labels[lanes] == label)]
-        return found
 
     def settle(self, step: Step, finished: Sequence[bool] | NDArray[np.bool_] | None) -> None:
         """See `StateManager.settle`."""

@@ -145,12 +145,6 @@ FIGURES: Final[tuple[Figure, ...]] = (
         "idlest_row",
     ),
     _gauge("pages", "KV pages.", lambda at: _used(at.stats.pages - at.stats.pages_free, at.stats.pages), "state"),
-    _gauge(
-        "level_slots",
-        "Level slots, of a layout with levels.",
-        lambda at: _used(at.stats.level_slots - at.stats.level_slots_free, at.stats.level_slots),
-        "state",
-    ),
     _gauge("sessions", "Open sessions.", "sessions"),
     _gauge("session_age_seconds", "Since the oldest session was opened.", "oldest_session"),
     _gauge("session_idle_seconds", "That a session is idle, the longest of all.", "idlest_session"),

@@ -12,15 +12,12 @@ from collections.abc import Callable
 from itertools import chain
 
 from memstate import logs
-from memstate.errors import OutOfLevels
 from memstate.prefix.cache import PrefixCache
 from memstate.prefix.conversation import Conversation
 from memstate.prefix.sessions import Sessions
 from memstate.requests.holdings import Holdings
-from memstate.requests.levels import LevelSets
 from memstate.requests.page_table import PageTable
 from memstate.slots.allocator import SlotAllocator
-from memstate.slots.registers import Longs
 
 LOG = logs.logger("sessions")
 
@@ -79,31 +76,6 @@ class Room:
             reserve: Slots that stay free.
         """
         self.cache.evict_states(max(reserve + n - self._allocator.free, n - self._holdings.free))
-
-    def for_levels(self, levels: LevelSets, before: Longs, after: Longs) -> OutOfLevels | None:
-        """Makes way until states find the level slots that they get.
-
-        Args:
-            levels: The level slots.
-            before: Tokens of each state now.
-            after: Tokens that it will have.
-
-        Returns:
-            What to raise if level slots are short still. Nothing makes way where that cannot be enough, or where what
-            makes way frees none yet, because a forward is to come.
-        """
-        frees = levels.let_go()
-        if (lack := levels.short_of(before, after)) is not None and frees:
-            held, readers = self._holdings.held, self._holdings.readers
-            goes = {register for kind in ("cached", "session") for register in held[kind] if not readers[register]}
-            while lack is not None and lack.requested <= levels.unheld(goes):
-                free = self._allocator.free
-                self.free_slots(free + 1)
-                levels.let_go()
-                lack = levels.short_of(before, after)
-                if self._allocator.free == free:
-                    break
-        return lack
 
     def _free_states(self, lacking: Callable[[], int]) -> None:
         if (n := lacking()) > 0:

@@ -69,19 +69,6 @@ class Action(NamedTuple):
     released: int = 0
 
 
-class Followers(Protocol):
-    """Something that every state has, and that follows it from register to register."""
-
-    def move(self, targets: Sequence[int], sources: Sequence[int]) -> None:
-        """The states of `sources` are in `targets`, which were empty."""
-
-    def copy(self, targets: Sequence[int], sources: Sequence[int]) -> None:
-        """The states of `sources` are also in `targets`."""
-
-    def release(self, registers: Iterable[int]) -> None:
-        """The states in these registers are gone."""
-
-
 class CommandBuffer:
     """Records moves, releases, claims, cell writes, zeros and copies on registers, and sends them together.
 
@@ -94,7 +81,6 @@ class CommandBuffer:
         max_batch: entries of the largest batch of a plan.
 
     Attributes:
-        followers: what follows the states; None for nothing.
         queue: what is recorded and not sent, in the order of the calls; a new operation goes to the last packet.
         step: the packet of the newest plan on the device, int32. It has a fixed address, so a captured launch can read
             it again.
@@ -106,7 +92,6 @@ class CommandBuffer:
         self.guard = registers.allocator.guard
         self.packets = 0  # sent since the start
         self.journal: Journal | None = None
-        self.followers: Followers | None = None
         registers.allocator.recorder = ref(self)
         self._run_data = run_data
         self._first: WeakMethod[Callable[[], None]] | None = None
@@ -243,8 +228,6 @@ class CommandBuffer:
         for target, source in zip(targets, sources, strict=True):
             held[target], label[target] = True, label[source]
             held[source], label[source] = False, 0
-        if self.followers is not None:
-            self.followers.move(targets, sources)
         if self.journal is not None:
             self.journal.note("move", self._number, targets, sources)
 
@@ -266,8 +249,6 @@ class CommandBuffer:
             self.journal.note("release", self._number, regs)
         for register in regs:
             held[register], label[register] = False, 0
-        if self.followers is not None:
-            self.followers.release(regs)
         self.registers.allocator.free += len(regs)
         return len(regs)
 
@@ -353,8 +334,6 @@ class CommandBuffer:
             label = self.registers.label_at
             for target, source in zip(targets, sources, strict=True):
                 label[target] = label[source]
-            if self.followers is not None:
-                self.followers.copy(targets, sources)
 
     def start_rows(self, rows: Sequence[int], of: Sequence[int] = ()) -> None:
         """Makes the memory of rows fresh, or copies it from other rows.

@@ -1,6 +1,6 @@
 """Holds slot ids in registers on the device, and launches the kernels that change them.
 
-    cells   [ slots | labels | tracked | source | page table | level table | pending | newest ]    one int32 arena
+    cells   [ slots | labels | tracked | source | page table | pending | newest ]    one int32 arena
 
 Columns start at multiples of 256 bytes. Registers of row r are 3r (live), 3r+1 and 3r+2 (lanes); row 0 is the null row.
 The registers of the rows come first. The holders follow: the registers of published snapshots and of sessions.
@@ -33,22 +33,21 @@ def register_count(rows: int, snapshots: int) -> int:
     return REGISTERS_PER_ROW * (rows + 1) + snapshots
 
 
-def cell_starts(rows: int, snapshots: int, pages_per_row: int, levels: int = 0, tails: bool = False) -> list[int]:
+def cell_starts(rows: int, snapshots: int, pages_per_row: int, tails: bool = False) -> list[int]:
     """Returns the first cell of each column, and after the last column the number of cells.
 
     Args:
         rows: number of request rows, without the null row.
         snapshots: number of holders.
         pages_per_row: width of the page table.
-        levels: cells of each row for level slots.
         tails: whether rows have tails.
     """
-    sizes = _column_sizes(rows, snapshots, pages_per_row, levels, tails)
+    sizes = _column_sizes(rows, snapshots, pages_per_row, tails)
     return list(accumulate((-(-size // ALIGN) * ALIGN for size in sizes), initial=0))
 
 
-def _column_sizes(rows: int, snapshots: int, pages_per_row: int, levels: int, tails: bool) -> list[int]:
-    of_rows = 1, 1, pages_per_row, levels, int(tails), int(tails)
+def _column_sizes(rows: int, snapshots: int, pages_per_row: int, tails: bool) -> list[int]:
+    of_rows = 1, 1, pages_per_row, int(tails), int(tails)
     return [*[register_count(rows, snapshots)] * 2, *((rows + 1) * width for width in of_rows)]
 
 
@@ -60,7 +59,6 @@ class RegisterFile(NotCopied):
         rows: number of request rows, without the null row.
         snapshots: number of holders.
         pages_per_row: width of the page table.
-        levels: cells of each row for level slots.
         tails: whether rows have tails.
 
     Attributes:
@@ -79,25 +77,24 @@ class RegisterFile(NotCopied):
     """
 
     def __init__(
-        self, allocator: SlotAllocator, rows: int, snapshots: int, pages_per_row: int = 0, levels: int = 0,
-        tails: bool = False,
-    ) -> None:  # fmt: skip
+        self, allocator: SlotAllocator, rows: int, snapshots: int, pages_per_row: int = 0, tails: bool = False
+    ) -> None:
         self.allocator, self.rows, self.holders, self.pages_per_row = allocator, rows, snapshots, pages_per_row
         self.backend: Backend = allocator.backend
         self.first_holder = REGISTERS_PER_ROW * (rows + 1)
         self.count = register_count(rows, snapshots)
-        sizes = _column_sizes(rows, snapshots, pages_per_row, levels, tails)
-        starts = cell_starts(rows, snapshots, pages_per_row, levels, tails)
+        sizes = _column_sizes(rows, snapshots, pages_per_row, tails)
+        starts = cell_starts(rows, snapshots, pages_per_row, tails)
         self.cells = lasting.zeros(starts[-1], torch.int32, self.backend.device)
         columns = [self.cells[start : start + size] for start, size in zip(starts, sizes, strict=False)]
-        slots, labels, tracked, source, pages, of_levels, pending, newest = columns
+        slots, labels, tracked, source, pages, pending, newest = columns
         self.table = Registers(
             slots, labels, tracked, source,
             self.cells, allocator.bitmap, allocator.counters, allocator.capacity, trusted=True,
             pending=pending if tails else None, newest=newest if tails else None,
         )  # fmt: skip
-        self.page_table, self.level_table = pages.view(rows + 1, pages_per_row), of_levels.view(rows + 1, levels)
-        names = *Registers._fields[:4], "pages", "levels", "pending", "newest"
+        self.page_table = pages.view(rows + 1, pages_per_row)
+        names = *Registers._fields[:4], "pages", "pending", "newest"
         self.starts = dict(zip(names, starts, strict=False))
         self.held = np.zeros(self.count, bool)
         self.labels: Longs = np.zeros(self.count, np.int64)
@@ -176,7 +173,7 @@ class RegisterFile(NotCopied):
         """
         file = RegisterFile(
             SlotAllocator(self.allocator.capacity, Backend("reference")), self.rows, self.holders, self.pages_per_row,
-            self.level_table.shape[1], self.tails,
+            self.tails,
         )  # fmt: skip
         file.cells.copy_(self.cells)
         file.allocator.bitmap.copy_(self.allocator.bitmap)

@@ -236,8 +236,6 @@ class StateLayout(Shown):
             of 16.
         rows: what each request has once, whatever slots it uses, such as the inputs since the last whole state: planes
             by row, `layer row ...`. It is fresh when a request starts, goes along with a fork, and is never published.
-        levels: the part of a state that is a set of slots, as of log-linear attention: planes by level slot. The grid
-            of these planes is a chunk; a state of m whole chunks has a level slot for each set bit of m.
 
     Raises:
         InvalidArgument: a value that cannot be meant.
@@ -257,7 +255,6 @@ class StateLayout(Shown):
     order: Order = "layer_major"
     alignment: int = MOVE_BYTES
     rows: "StateLayout | None" = None
-    levels: "StateLayout | None" = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "planes", items("planes", self.planes, Plane))
@@ -270,14 +267,8 @@ class StateLayout(Shown):
         if not is_whole(self.alignment) or self.alignment < MOVE_BYTES or self.alignment % MOVE_BYTES:
             raise InvalidArgument(f"alignment {self.alignment!r} bytes: expected a multiple of {MOVE_BYTES}")
         object.__setattr__(self, "alignment", int(self.alignment))
-        for name in ("rows", "levels"):
-            if (inner := getattr(self, name)) is None:
-                continue
-            if not isinstance(inner, StateLayout) or inner.rows is not None or inner.levels is not None:
-                raise InvalidArgument(f"{name}={inner!r}: expected a StateLayout without rows and levels, or None")
-        grids = {plane.grid for plane in self.levels.planes} if self.levels is not None else {1}
-        if len(grids) > 1 or None in grids:
-            raise InvalidArgument(f"levels={self.levels!r}: expected one grid, the tokens of a chunk, not {grids}")
+        if self.rows is not None and (not isinstance(self.rows, StateLayout) or self.rows.rows is not None):
+            raise InvalidArgument(f"rows={self.rows!r}: expected a StateLayout without rows of its own, or None")
         if self.bytes_per_slot > INT64_MAX:
             raise InvalidArgument(
                 f"planes {names} x {self.layers} layers: {self.bytes_per_slot} bytes per slot, and int64 numbers at "
@@ -291,8 +282,7 @@ class StateLayout(Shown):
     @property
     def grid(self) -> int:
         """Tokens at whose multiples the state can be kept: the least that all planes allow, `NEVER` if one has none."""
-        grids = [plane.grid or NEVER for plane in self.planes]
-        return min(NEVER, lcm(*grids, self.levels.grid if self.levels is not None else 1))
+        return min(NEVER, lcm(*(plane.grid or NEVER for plane in self.planes)))
 
     def block_bytes(self, plane: Plane) -> int:
         """Bytes of a plane per slot and layer, padding included."""
@@ -347,8 +337,8 @@ class StateLayout(Shown):
         Raises:
             InvalidArgument: the units of a part and the ranks do not divide each other.
         """
-        rows, levels = (inner and inner.shard(ranks) for inner in (self.rows, self.levels))
-        return replace(self, planes=tuple(plane.shard(ranks) for plane in self.planes), rows=rows, levels=levels)
+        rows = None if self.rows is None else self.rows.shard(ranks)
+        return replace(self, planes=tuple(plane.shard(ranks) for plane in self.planes), rows=rows)
 
     def runs(self, slots: int) -> tuple[Run, ...]:
         """The longest runs of bytes that make up a slot, with every block once in them. Raises: InvalidArgument."""
@@ -364,12 +354,11 @@ class StateLayout(Shown):
 
     def __repr__(self) -> str:
         padding = self.bytes_per_slot - self.payload_bytes_per_slot
-        inner = ((self.rows, "row"), (self.levels, "level"))
-        more = "".join(f", {format_bytes(one.bytes_per_slot)} per {what}" for one, what in inner if one is not None)
+        rows = f", {format_bytes(self.rows.bytes_per_slot)} per row" if self.rows else ""
         planes = ", ".join(plane.name + f" ({plane.layers} layers)" * bool(plane.layers) for plane in self.planes)
         return (
             f"StateLayout({planes} x {self.layers} layers, {self.order}, {format_bytes(self.bytes_per_slot)} per slot"
-            f" with {format_bytes(padding)} padding{more})"
+            f" with {format_bytes(padding)} padding{rows})"
         )
 
     def sheet(self) -> Sheet:
@@ -383,7 +372,7 @@ class StateLayout(Shown):
         """Returns a table of the planes, for the sheets of layouts and of planes."""
         rows = [
             (row.name, f"{list(row.shape)} {str(row.dtype)[6:]}", f"{row.payload:,}", f"{row.padding:,}")
-            for layout in (self, self.rows, self.levels)
+            for layout in (self, self.rows)
             if layout is not None
             for row in layout.table()
         ]

@@ -176,7 +176,7 @@ class Memory:
         regions: where the planes lie.
         owned: the arenas whose memory is memstate's to release.
         backend: what launches.
-        also: memory that sleeps and wakes with it.
+        also: memory that sleeps and wakes with it, or None.
 
     Attributes:
         asleep: whether the memory of the states is released; every operation on slots raises Asleep then.
@@ -184,7 +184,7 @@ class Memory:
     """
 
     def __init__(
-        self, regions: tuple[Region, ...], owned: tuple[Tensor, ...], backend: Backend, also: "Sequence[Memory]" = ()
+        self, regions: tuple[Region, ...], owned: tuple[Tensor, ...], backend: Backend, also: "Memory | None" = None
     ) -> None:
         self.regions, self.backend, self.asleep = regions, backend, False
         self._owned, self._also = owned, also
@@ -239,7 +239,7 @@ class Memory:
         Syncs: yes.
         """
         self.require_awake("sleep")
-        owned = [arena for one in (self, *self._also) for arena in one._owned]
+        owned = (*self._owned, *(self._also._owned if self._also is not None else ()))
         fixed = [arena.nbytes for arena in owned if not arena.untyped_storage().resizable()]
         if fixed:
             raise InvalidArgument(
@@ -253,8 +253,8 @@ class Memory:
         self.asleep = True  # from here on an interrupted call is put right by `wake`
         for arena in self._owned:
             arena.untyped_storage().resize_(0)
-        for one in self._also:
-            one.sleep(keep=keep)
+        if self._also is not None:
+            self._also.sleep(keep=keep)
         self.backend.counts.syncs += 1
 
     def wake(self) -> None:
@@ -272,9 +272,8 @@ class Memory:
         """
         if not self.asleep:
             raise InvalidArgument("wake: the states are awake already")
-        for one in self._also:
-            if one.asleep:
-                one.wake()
+        if self._also is not None and self._also.asleep:
+            self._also.wake()
         for arena in self._owned:
             arena.untyped_storage().resize_(arena.nbytes)
         for region, size in zip(self.regions, self._sizes, strict=True):
@@ -303,7 +302,7 @@ class Memory:
         Syncs: no.
         """
         self.require_awake("scrub_null")
-        for region in [region for one in (self, *self._also) for region in one.regions]:
+        for region in (*self.regions, *(self._also.regions if self._also is not None else ())):
             if (fill := region.plane.fill) is None:
                 continue
             region.blocks[:, 0].zero_()

@@ -82,11 +82,9 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         allocate: gives a uint8 arena of the byte count asked for, where memory comes from elsewhere; called once per
             arena, in the order of `layout.arena_bytes`.
         rows: rows for `layout.rows`; 0: the memory of rows is left out.
-        level_slots: level slots for `layout.levels`; 0: their memory is left out.
 
     Attributes:
         rows: the planes of `layout.rows`, with a row where others have a slot; row 0 is null. None without them.
-        levels: the planes of `layout.levels`, with a level slot where others have a slot. None without them.
 
     Raises:
         InvalidArgument: no slots, more slots than the device has memory for, or no backend; nothing was allocated.
@@ -107,7 +105,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
 
     def __init__(
         self, layout: StateLayout, slots: int, backend: Backend, allocate: Callable[[int], Tensor] | None = None,
-        rows: int = 0, level_slots: int = 0,
+        rows: int = 0,
     ) -> None:  # fmt: skip
         _require_backend(backend)
         if not is_count(slots) or not 1 <= slots <= MOST_SLOTS:
@@ -121,12 +119,12 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
             require_apart(buffer_infos(regions))
         # Any, because readers know whether an engine gave one tensor or one per layer: both are self[name][layer]
         self._tensors: dict[str, Any] = {region.plane.name: region.tensor for region in regions}
-        self._set_up(layout, slots, backend, regions, () if allocate else self.arenas, rows, level_slots)
+        self._set_up(layout, slots, backend, regions, () if allocate else self.arenas, rows)
 
     @classmethod
     def from_tensors(
         cls, layout: StateLayout, tensors: Mapping[str, Tensor | Sequence[Tensor]], backend: Backend,
-        slots: int | None = None, rows: int = 0, level_slots: int = 0,
+        slots: int | None = None, rows: int = 0,
     ) -> "Planes":  # fmt: skip
         """The planes in memory that an engine has allocated, with any strides between slots and layers.
 
@@ -144,7 +142,6 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
             backend: what launches.
             slots: refuse any other number of slots.
             rows: as for `Planes`, which allocates them.
-            level_slots: likewise.
 
         Raises:
             LayoutMismatch: with the plane, the layer and the numbers.
@@ -157,16 +154,15 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         planes = cls.__new__(cls)
         planes.arenas = ()
         planes._tensors = {name: one if isinstance(one, Tensor) else tuple(one) for name, one in tensors.items()}
-        planes._set_up(layout, regions[0].tensor.shape[1] - 1, backend, regions, (), rows, level_slots)
+        planes._set_up(layout, regions[0].tensor.shape[1] - 1, backend, regions, (), rows)
         return planes
 
     def _set_up(
         self, layout: StateLayout, slots: int, backend: Backend, regions: tuple[Region, ...],
-        owned: tuple[Tensor, ...], rows: int, level_slots: int,
+        owned: tuple[Tensor, ...], rows: int,
     ) -> None:  # fmt: skip
         self.rows = Planes(layout.rows, rows, backend) if layout.rows is not None and rows else None
-        self.levels = Planes(layout.levels, level_slots, backend) if layout.levels is not None and level_slots else None
-        super().__init__(regions, owned, backend, [one for one in (self.rows, self.levels) if one is not None])
+        super().__init__(regions, owned, backend, self.rows)
         self.layout, self.slots = layout, slots
         self.traffic = Traffic()
         self._rings: RingTable | None = None

@@ -35,7 +35,7 @@ class EngineDiffers(MemstateError, AssertionError):
 
 
 class Watch:
-    """Watches the runs of an engine. It leaves out planes of rows and of levels, and the states of rows with tails.
+    """Watches the runs of an engine. It leaves out planes of rows, and the states of rows with tails.
 
     Args:
         rtol: how much a number may differ, as a part of the largest one of its tensor.

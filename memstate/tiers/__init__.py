@@ -1,4 +1,4 @@
-"""Tiers below the device: host memory, stores, and what moves states, their levels and KV pages between them.
+"""Tiers below the device: host memory, stores, and what moves states and KV pages between them.
 
 manager     joins the parts; settings: what a caller chooses
 keys        names of prefixes; records: one state or page as bytes

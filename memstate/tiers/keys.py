@@ -68,10 +68,6 @@ class Keys:
             digests.append(digest)
         return digests
 
-    def of_level(self, digest: bytes, level: int) -> bytes:
-        """Returns the digest of a level of a state, given that of the prefix up to the level's end."""
-        return blake2b(digest + encode_plain(("level", level)), digest_size=DIGEST_BYTES).digest()
-
     def of_node(self, tree: Tree, node: Node) -> list[bytes]:
         """Returns the digests of all pages up to a node's end, each computed once."""
         steps = list(node.path())[::-1]
@@ -103,9 +99,9 @@ def fingerprint(
 ) -> bytes:
     """Returns 32 bytes that two processes share where one can use the records of the other.
 
-    It stands for the model's name, the planes of a state, of its levels and of a KV page (names, shapes, dtypes, the
-    order of their axes, layers, grids), the tokens of a page, the rank, the byte order and the version of the record.
-    The physical order and the alignment of planes on a device do not count, because no record has them.
+    It stands for the model's name, the planes of a state and of a KV page (names, shapes, dtypes, the order of their
+    axes, layers, grids), the tokens of a page, the rank, the byte order and the version of the record. The physical
+    order and the alignment of planes on a device do not count, because no record has them.
 
     Args:
         model: Name of the weights and their quantisation.
@@ -130,8 +126,7 @@ def fingerprint(
 def _planes(layout: StateLayout | None) -> Hashable:
     if layout is None:
         return None
-    levels = () if layout.levels is None else (_planes(layout.levels),)
-    return (layout.layers, tuple(map(_plane, layout.planes)), *levels)
+    return (layout.layers, tuple(map(_plane, layout.planes)))
 
 
 def _plane(plane: Plane) -> Hashable:

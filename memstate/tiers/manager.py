@@ -17,7 +17,6 @@ from memstate.kernels.dispatch import on
 from memstate.prefix import Match, PrefixCache
 from memstate.prefix.tree import Node
 from memstate.requests.handles import Snapshot
-from memstate.requests.levels import LevelSets
 from memstate.requests.page_table import PageTable
 from memstate.sheet import Sheet, Shown
 from memstate.slots.commands import Action, CommandBuffer
@@ -27,7 +26,7 @@ from memstate.tiers.alike import compare
 from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.host.packing import Packing
 from memstate.tiers.host.pool import RecordPool
-from memstate.tiers.host.tier import Hit, HostTier, LevelRecords, RecordSet
+from memstate.tiers.host.tier import Hit, HostTier, RecordSet
 from memstate.tiers.host.transfers import Transfers
 from memstate.tiers.keys import Keys, fingerprint
 from memstate.tiers.prefetch.agreement import Ranks
@@ -35,7 +34,7 @@ from memstate.tiers.prefetch.fetch import Fetch
 from memstate.tiers.prefetch.prefetcher import Prefetcher
 from memstate.tiers.records import RecordFormat
 from memstate.tiers.settings import Tiers
-from memstate.tiers.sizing import in_proportion, staged_levels, staged_pages
+from memstate.tiers.sizing import pages_in_proportion, staged_pages
 from memstate.tiers.stores.base import NoStore, evicted_of, faults_of
 from memstate.tiers.workers import Threads, Workers
 from memstate.tiers.writeback import WriteBack
@@ -47,7 +46,7 @@ AHEAD = 64  # states at most that go down ahead of their eviction, unless settin
 
 
 class TierManager(NotCopied, Shown):
-    """Keeps states, their levels and KV pages in host memory and storage, below a prefix cache.
+    """Keeps states and KV pages in host memory and storage, below a prefix cache.
 
     Args:
         settings: What the tiers are like.
@@ -56,7 +55,6 @@ class TierManager(NotCopied, Shown):
         commands: The manager's command buffer.
         pages: The page table of all rows.
         alike: Settings by which the manager decides; the ranks of a group must have the same.
-        levels: Level slots of states, None for states without.
 
     Attributes:
         planned: Notes the KV pages that a step completes; see `HostTier.planned`.
@@ -68,14 +66,13 @@ class TierManager(NotCopied, Shown):
 
     def __init__(
         self, settings: Tiers, planes: Planes, cache: PrefixCache, commands: CommandBuffer, pages: PageTable,
-        alike: Mapping[str, object], levels: LevelSets | None = None,
+        alike: Mapping[str, object],
     ) -> None:  # fmt: skip
-        self._levels = levels
         self.settings, self._cache, self._commands, self._guard = settings, cache, commands, commands.guard
         self._closed = False
-        mark, states, of_kv, of_levels = _record_sets(settings, planes, pages, commands.registers.table.slots, levels)
+        mark, states, of_kv = _record_sets(settings, planes, pages, commands.registers.table.slots)
         self.keys = Keys(mark, pages.page_size)
-        self.host = HostTier(cache.tree, self.keys, commands, pages, states, of_kv, of_levels)
+        self.host = HostTier(cache.tree, self.keys, commands, pages, states, of_kv)
         copied = pages.allocator.pages * pages.page_size if settings.write == "through" else 0
         limits = settings.prefetch.in_tokens(self.host.kv.pool.records * pages.page_size, copied)
         ranks = None if settings.group is None else Ranks(settings.group)
@@ -103,7 +100,7 @@ class TierManager(NotCopied, Shown):
             self.prefetcher = Prefetcher(
                 self.host.kv, self.host.states, settings.store or NoStore(), limits, pages.page_size,
                 ranks, self._workers, settings.clock,
-                self._keep_agreed, self.host.parts if levels is not None else None,
+                self._keep_agreed,
             )  # fmt: skip
         self._own: WeakSet[Fetch] = WeakSet()
         self._hit_tokens = Counter[str]()
@@ -201,17 +198,14 @@ class TierManager(NotCopied, Shown):
         nodes: list[tuple[Node, bool]] = []
         states: list[tuple[int, Hit]] = []
         pages: list[tuple[int, CachedRecord]] = []
-        levels: list[tuple[int, CachedRecord]] = []
         distinct = {hit.state.key: (prompt, hit) for prompt, _, hit in loads}
         for prompt, hit in sorted(distinct.values(), key=lambda each: each[1].length):
             node, had, fresh = self._cache.insert_loaded(prompt.head(hit.length))
             assert node.snapshot is not None
             nodes.append((node, had * self.keys.page_tokens < hit.length))
             states.append((node.snapshot.register, hit))
-            if self._levels is not None:
-                levels += zip(self._levels.arrived(node.snapshot.register, hit.length), hit.levels, strict=True)
             pages += zip(fresh, hit.pages[had - hit.first :], strict=bool(fresh))
-        self.host.bring(states, pages, levels)
+        self.host.bring(states, pages)
         for _, match, hit in loads:
             self._hit_tokens["storage" if hit.state.fetched else "host"] += hit.length - match.length
         return nodes
@@ -540,20 +534,20 @@ class TierManager(NotCopied, Shown):
             pins.update(action.keeps if isinstance(action, Action) else ())
         if self.writeback is not None:
             pins.update(self.writeback.writing)
-        pins.update(entry for hit in self._agreed.values() for entry in (hit.state, *hit.pages, *hit.levels))
+        pins.update(entry for hit in self._agreed.values() for entry in (hit.state, *hit.pages))
         if self.prefetcher is not None:
             pins.update(self.prefetcher.pinned)
-        return [text for cache in self._caches for text in cache.miscounts(pins, self._held[cache])]
+        return [text for cache, n in zip(self._caches, self._held, strict=False) for text in cache.miscounts(pins, n)]
 
     @property
     def leaked(self) -> int:
         """Host records that are neither free, nor in a cache, nor held by a prefetch: 0 unless there is a bug."""
-        return sum(cache.pool.claimed - len(cache) for cache in self._caches) - self._held.total()
+        return sum(cache.pool.claimed - len(cache) for cache in self._caches) - sum(self._held)
 
     @property
-    def _held(self) -> Counter[RecordCache]:
-        """Host records that prefetches hold, of each cache."""
-        return self.prefetcher.held if self.prefetcher is not None else Counter()
+    def _held(self) -> tuple[int, int]:
+        """Host records that prefetches hold: for states, and for KV pages."""
+        return self.prefetcher.held if self.prefetcher is not None else (0, 0)
 
     def close(self) -> None:
         """Flushes to storage, ends threads and transfers, and closes the storage. Requests go on without tiers.
@@ -601,19 +595,14 @@ class TierManager(NotCopied, Shown):
 
 
 def _record_sets(
-    settings: Tiers, planes: Planes, pages: PageTable, slots: Tensor, levels: LevelSets | None
-) -> tuple[bytes, RecordSet, RecordSet | None, LevelRecords | None]:
-    """The fingerprint in all records, and the records of states, of KV pages and of levels."""
+    settings: Tiers, planes: Planes, pages: PageTable, slots: Tensor
+) -> tuple[bytes, RecordSet, RecordSet | None]:
+    """The fingerprint in all records, and the records of states and of KV pages."""
     kv, on_device = settings.kv, pages.allocator.pages
     if (kv is not None) != (on_device > 0) or (kv is not None and kv.slots != on_device):
         raise ConfigurationError(
             f"tiers with kv={kv} for {on_device} KV pages: give the planes of all pages, or manage pages elsewhere, "
             "with pages=ms.Pages(size=...)"
-        )
-    if levels is not None and levels.chunk % pages.page_size:
-        raise ConfigurationError(
-            f"tiers with pages of {pages.page_size} tokens for levels of {levels.chunk}: a level ends in the middle of "
-            "a page, and no record could name it; choose pages whose tokens divide those of a chunk"
         )
     packing = Packing(planes, settings.int8)
     if not packing.nbytes:
@@ -633,12 +622,7 @@ def _record_sets(
     if kv is not None:
         form, of_page = RecordFormat("kv", kv.layout, mark), Packing(kv)
         of_page.backend = planes.backend  # which counts what the manager launches
-        count = settings.host_pages or in_proportion(settings.host_slots, planes.slots, on_device)
+        count = settings.host_pages or pages_in_proportion(settings.host_slots, planes.slots, on_device)
         staged = staged_pages(settings.staging, packing.nbytes, form.body_bytes, count)
         of_kv = made(of_page, form, count, staged, None)
-    of_levels = None
-    if levels is not None and planes.levels is not None:
-        form, of_level = RecordFormat("level", planes.levels.layout, mark), Packing(planes.levels)
-        count = in_proportion(settings.host_slots, planes.slots, levels.allocator.pages)
-        of_levels = LevelRecords(levels, made(of_level, form, count, staged_levels(settings.staging), None))
-    return mark, states, of_kv, of_levels
+    return mark, states, of_kv

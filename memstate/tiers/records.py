@@ -1,4 +1,4 @@
-"""The bytes of a state, a KV page or a level as one record, in host memory and in storage alike: docs/record-format.md.
+"""The bytes of a state or a KV page as one record, in host memory and in storage alike: docs/record-format.md.
 
     header (fixed, crc32 per plane, zeros, crc32 of the header) | body: layer plane [block .. pad]
 
@@ -18,21 +18,21 @@ from memstate.tiers.stores.base import Bytes
 MAGIC, VERSION = b"memstate", 1
 DIGEST_BYTES = 32  # of a key and of a fingerprint
 HEADER_UNIT = 64
-Kind = Literal["state", "kv", "level"]
+Kind = Literal["state", "kv"]
 Flaw = Literal["", "truncated", "magic", "version", "header", "foreign", "checksum"]
 FLAWS: tuple[str, ...] = get_args(Flaw)[1:]
 
 _FIXED = struct.Struct("<8sHHI32s32sqQI")  # magic version kind header fingerprint key length body planes
 _SIZE_AT = 12
 _NUMBER = struct.Struct("<I")
-_KINDS: dict[str, int] = {"state": 1, "kv": 2, "level": 3}
+_KINDS: dict[str, int] = {"state": 1, "kv": 2}
 
 
 class RecordFormat:
     """Seals and checks the records of one kind that one model writes on one rank.
 
     Args:
-        kind: "state", "kv" or "level".
+        kind: "state" or "kv".
         layout: Layout of a slot, or of a page as if it were a slot, in any order. The body is always in slot order,
             aligned to 16 bytes.
         fingerprint: What `memstate.tiers.keys.fingerprint` returns.
@@ -55,7 +55,7 @@ class RecordFormat:
 
     def __init__(self, kind: Kind, layout: StateLayout, fingerprint: bytes) -> None:
         if kind not in _KINDS:
-            raise InvalidArgument(f"kind {kind!r}: expected {', '.join(_KINDS)}")
+            raise InvalidArgument(f"kind {kind!r}: expected {' or '.join(_KINDS)}")
         self.kind, self.fingerprint = kind, require_digest("fingerprint", fingerprint)
         self.layout = replace(layout, order="slot_major", alignment=MOVE_BYTES)
         unpadded = _FIXED.size + _NUMBER.size * (len(layout.planes) + 1)

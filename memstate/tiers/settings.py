@@ -27,8 +27,7 @@ class Tiers:
     Args:
         model: Name of the weights, the quantisation and all else that makes states comparable. Records of another
             name are never found.
-        host_slots: States that host memory has room for, 1 or more. Levels of states come on top, in the device's
-            proportion of level slots to slots.
+        host_slots: States that host memory has room for, 1 or more.
         host_pages: KV pages that host memory has room for. None: in the device's proportion of pages to slots.
         reserve: Share of host memory, 0 to 1, that prefetches leave to what comes from the device.
         kv: Planes of the KV pages, with a page as a slot. None where KV is the caller's.
@@ -44,9 +43,8 @@ class Tiers:
             is built compares its settings with those of the other ranks, and waits for them.
         ahead: With "selective" and "back": how many of the states that the device evicts next `poll` copies to host
             memory before, while fewer slots than that are free. None: a sixteenth of `host_slots`, at most 64.
-        staging: States that fit each of the two staging buffers on the device, 1 or more. KV pages: as many as fit the
-            same bytes, or 32 MiB a state; levels: 8 for each state, at least 16. What the device evicts while they are
-            full is lost.
+        staging: States that fit each of the two staging buffers on the device, 1 or more (KV pages: as many as fit the
+            same bytes, or 32 MiB a state). What the device evicts while they are full is lost.
         int8: Planes that are 8-bit integers below the slots: name -> axis over which values share a scale.
         executor: Replaces the threads in tests.
         clock: Replaces time.monotonic in tests; seconds.

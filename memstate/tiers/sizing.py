@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-from memstate.requests.levels import DEPTH
 from memstate.state.layout import StateLayout
 from memstate.tiers.host.packing import in_records
 from memstate.tiers.host.transfers import device_bytes
@@ -11,9 +10,9 @@ from memstate.tiers.records import DIGEST_BYTES, Kind, RecordFormat
 KV_STAGING = 2**25  # bytes at least for each staged state: where states are small, pages are most of what moves
 
 
-def in_proportion(host_slots: int, slots: int, others: int) -> int:
-    """Returns the KV pages or levels of host memory in the device's proportion of them to slots."""
-    return max(1, host_slots * others // slots)
+def pages_in_proportion(host_slots: int, slots: int, pages: int) -> int:
+    """Returns the KV pages of host memory in the device's proportion of pages to slots."""
+    return max(1, host_slots * pages // slots)
 
 
 def staged_pages(staging: int, state: int, page: int, host_pages: int) -> int:
@@ -29,31 +28,24 @@ def staged_pages(staging: int, state: int, page: int, host_pages: int) -> int:
     return max(min(staged, host_pages), 1)
 
 
-def staged_levels(staging: int) -> int:
-    """Returns the levels that fit each staging buffer on the device: half of a state's for each, and all of one's."""
-    return max(staging * DEPTH // 2, DEPTH)
-
-
 class TierBytes(NamedTuple):
     """Bytes of tiers without int8 planes or a store.
 
     Attributes:
         state_record: Of a state in host memory, header included.
         page_record: Of a KV page in host memory, header included; 0 where KV is the caller's.
-        level_record: Of a level in host memory, header included; 0 for states without.
         host: Of all records.
         device: Of staging buffers, tables and upload buffers on the device.
     """
 
     state_record: int
     page_record: int
-    level_record: int
     host: int
     device: int
 
 
 def tier_bytes(
-    layout: StateLayout, kv: StateLayout | None, *, host_slots: int, host_pages: int, staging: int, host_levels: int = 0
+    layout: StateLayout, kv: StateLayout | None, *, host_slots: int, host_pages: int, staging: int
 ) -> TierBytes:
     """Returns the bytes of tiers.
 
@@ -63,20 +55,15 @@ def tier_bytes(
         host_slots: States that host memory has room for.
         host_pages: KV pages that host memory has room for.
         staging: States that fit each of the two staging buffers on the device.
-        host_levels: Levels that host memory has room for.
     """
     body = in_records(layout, {})
     state = _record("state", body)
     device = device_bytes(layout, state, staging)
-    page = level = 0
-    if kv is not None:
-        page, one = _record("kv", kv), in_records(kv, {}).bytes_per_slot
-        device += device_bytes(kv, page, staged_pages(staging, body.bytes_per_slot, one, host_pages))
-    if layout.levels is not None:
-        level = _record("level", layout.levels)
-        device += device_bytes(layout.levels, level, staged_levels(staging))
-    host = host_slots * state + host_pages * page + host_levels * level
-    return TierBytes(state, page, level, host, device)
+    if kv is None:
+        return TierBytes(state, 0, host_slots * state, device)
+    page, one = _record("kv", kv), in_records(kv, {}).bytes_per_slot
+    device += device_bytes(kv, page, staged_pages(staging, body.bytes_per_slot, one, host_pages))
+    return TierBytes(state, page, host_slots * state + host_pages * page, device)
 
 
 def _record(kind: Kind, layout: StateLayout) -> int:

@@ -52,7 +52,7 @@ OPS = {
 }  # fmt: skip
 OF_SLOTS = {"claim", "release", "ownership", "plan"}  # benchmarks of their own: alloc, track
 NOT_TIMED = {  # small beside a step, or waiting for a kernel that is worth it
-    "resolve", "audit", "run_data", "run_rows", "keep_path", "scatter_states", "log_linear_step",
+    "resolve", "audit", "run_data", "run_rows", "keep_path", "scatter_states",
 }  # fmt: skip
 
 

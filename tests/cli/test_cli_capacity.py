@@ -82,7 +82,7 @@ def test_a_layout_of_ones_own_comes_from_a_file(tmp_path: Path) -> None:
     m = '{"name": "m", "shape": [4], "dtype": "float32", "fill": -0.5, "layers": 2}'
     rows = '{"layers": 1, "planes": [{"name": "last", "shape": [3], "dtype": "bfloat16"}]}'
     (file := tmp_path / "own.json").write_text(
-        f'{{"layers": 6, "order": "slot_major", "rows": {rows}, "levels": null, "planes": [{ssm}, {m}]}}'
+        f'{{"layers": 6, "order": "slot_major", "rows": {rows}, "planes": [{ssm}, {m}]}}'
     )
     assert layouts.read(file) == own
     options = "--memory 1MiB --context 1k --kv-bytes 64 --concurrency 2 --tp 2 --json -"

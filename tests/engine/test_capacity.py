@@ -108,12 +108,8 @@ def test_C7_a_request_has_a_tail_and_pages_for_its_drafts() -> None:
 
 
 def test_C7_refuses_tails_where_there_are_none() -> None:
-    for model, given, why in (
-        ("qwen3_next", {"speculate": -1}, "tail=-1: expected a whole number"),
-        (TREE, {}, "levels have no drafts"),
-    ):
-        with pytest.raises(ms.ConfigurationError, match=why):
-            ms.capacity(model, "40GiB", context="32k", **({"speculate": 4} | given))
+    with pytest.raises(ms.ConfigurationError, match="tail=-1: expected a whole number"):
+        ms.capacity("qwen3_next", "40GiB", context="32k", speculate=-1)
 
 
 def test_names_of_the_command_are_refused_with_those_that_are_meant() -> None:
@@ -136,8 +132,7 @@ def test_C1_a_layout_of_ones_own_is_planned_to_the_byte(order: Any) -> None:
         ms.Plane("own", (9,), torch.int16, layers=2, fill=-1),
     )
     rows = ms.StateLayout((ms.Plane("tail", (70,), torch.int16, fill=3),), layers=3, order=order)
-    levels = ms.StateLayout((ms.Plane("tree", (7, 5), torch.bfloat16, grid=64),), layers=3, order=order, alignment=64)
-    layout = ms.StateLayout(planes, layers=5, order=order, alignment=256, rows=rows, levels=levels)
+    layout = ms.StateLayout(planes, layers=5, order=order, alignment=256, rows=rows)
     plan = ms.capacity(layout, "96MiB", kv_bytes_per_token=1000, concurrency=3, **COARSE)
     for strategy in STRATEGIES:
         require_exact(plan, strategy)
@@ -167,17 +162,9 @@ def test_C1_memory_with_a_byte_less_holds_less() -> None:
         ms.capacity("qwen3_next", "40GiB", context="32k", concurrency=redirect.max_requests + 1)
 
 
-TREE = ms.StateLayout(
-    (ms.Plane("conv", (256, 3), torch.bfloat16),), layers=2,
-    levels=ms.StateLayout((ms.Plane("tree", (8, 64), torch.float32, grid=256),), layers=2),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("model", ["lfm2", "mamba", TREE])
-def test_C2_tiers_allocate_what_is_planned_on_the_device_and_on_the_host(model: str | ms.StateLayout) -> None:
-    plan = ms.capacity(
-        model, "400MiB", context=2048, concurrency=3, page_size=256, host_memory="16MiB", ranks=1 + 7 * (model != TREE)
-    )  # fmt: skip
+@pytest.mark.parametrize("name", ["lfm2", "mamba"])
+def test_C2_tiers_allocate_what_is_planned_on_the_device_and_on_the_host(name: str) -> None:
+    plan = ms.capacity(name, "400MiB", context=2048, concurrency=3, page_size=256, host_memory="16MiB", ranks=8)
     for split in plan.splits:
         assert split.host is not None and split.host.nbytes <= 16 << 20
         planes = None
@@ -189,8 +176,7 @@ def test_C2_tiers_allocate_what_is_planned_on_the_device_and_on_the_host(model: 
         assert (stats.host_bytes, stats.host_state_records) == (split.host.nbytes, split.host.states)
         assert stats.host_page_records == split.host.pages
         of_state, of_page = plan.host_records
-        levels = split.host.states * 8 * 4224 if model is TREE else 0  # 128 bytes of header, 2 layers of 2048
-        assert split.host.states * of_state + split.host.pages * of_page + levels == stats.host_bytes
+        assert split.host.states * of_state + split.host.pages * of_page == stats.host_bytes
 
 
 @pytest.mark.parametrize("overlap", [True, False])

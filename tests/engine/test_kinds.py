@@ -127,13 +127,11 @@ def test_no_requests_start_no_rows(backend: Backend) -> None:
     mem.settle(mem.plan(mem.admit([ms.Request("a")])))
 
 
-def test_a_manager_shows_the_bytes_of_rows_and_of_levels(backend: Backend) -> None:
-    levels = ms.StateLayout((ms.Plane("level", (2,), torch.float32, grid=4),), layers=2)
-    layout = ms.StateLayout(LAYOUT.planes, layers=2, rows=TAIL, levels=levels)
-    mem = ms.StateManager(layout, slots=4, max_requests=4, backend=backend.name, device=backend.device)
+def test_a_manager_shows_the_bytes_of_rows(backend: Backend) -> None:
+    mem = ms.StateManager(LAYOUT, slots=4, max_requests=4, backend=backend.name, device=backend.device)
     sizes = {part.name: part.size for part in mem.sheet().bars[1].parts}
-    assert (sizes["rows"], sizes["levels"]) == (mem.planes.rows.nbytes, mem.planes.levels.nbytes)
-    assert [row[0] for row in layout.sheet().sections[0].rows] == ["ssm", "score", "tail", "level"]
+    assert sizes["rows"] == mem.planes.rows.nbytes
+    assert [row[0] for row in LAYOUT.sheet().sections[0].rows] == ["ssm", "score", "tail"]
 
 
 def test_the_memory_of_rows_sleeps_and_wakes(backend: Backend) -> None:

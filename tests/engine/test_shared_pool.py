@@ -99,7 +99,7 @@ def test_B5_the_reserve_counts_real_slots(backend: Backend) -> None:
     scan(mem)
 
 
-def test_live_slots_are_a_view_by_row(backend: Backend) -> None:
+def test_live_slots_and_lengths_are_views_by_row(backend: Backend) -> None:
     """For an engine that looks the slots of its rows up itself: one address, 0 where there is no request."""
     mem = on(backend, LAYOUT, slots=6, max_requests=3, tracking=Redirect(every=2))
     at = mem.device.live_slots.data_ptr()
@@ -107,6 +107,7 @@ def test_live_slots_are_a_view_by_row(backend: Backend) -> None:
     for _ in range(3):
         step = mem.plan(rows)
         assert torch.equal(mem.device.live_slots[step.rows], step.write)
+        assert (mem.device.lengths[step.rows] - step.tokens).tolist() == step.before.tolist()
         mem.settle(step)
     assert mem.device.live_slots.tolist()[0] == 0
     mem.end(rows)

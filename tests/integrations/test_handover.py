@@ -13,16 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-import memstate as ms
 from memstate.errors import InvalidArgument, LayoutMismatch
 from memstate.integrations.handover.handover import HandOver
-from memstate.state.layout import Part, Plane, StateLayout
-from memstate.testing import MemoryStore
 from memstate.tiers.stores.base import Bytes, Outcome
 from memstate.tiers.stores.file import FileStore
 from tests.integrations.test_resplit import scaled
 from tests.support.splits import EVERY, HEAD, KV, PAGE, TOKENS, Model, toy
-from tests.support.tenants import AtOnce
 
 CALLS = ("exists", "get", "put", "discard")
 
@@ -56,54 +52,6 @@ def test_what_is_handed_over_is_found_there(name: str, ranks: int, to_ranks: int
         names |= {model.name("state", 3, to_ranks, rank, "tenant")} if model.state else set()
     assert {path.name for path in (tmp_path / "target").rglob("*") if path.name.startswith(("kv-", "state-"))} == names
     assert len(names) == to_ranks * count
-
-
-def test_L12_a_state_goes_with_its_levels_or_not_at_all() -> None:
-    """To two ranks and back to one: the records are those of the manager again, so that another one starts there."""
-    heads = (Part("heads", 2),)
-    levels = StateLayout((Plane("level", (2, 3), torch.int64, parts=heads, grid=4),), layers=2)
-    layout = StateLayout((Plane("conv", (4,), torch.int64, parts=(Part("heads", 2, 2),)),), layers=1, levels=levels)
-
-    def manager(store: MemoryStore) -> ms.StateManager:
-        tiers = ms.Tiers("m", host_slots=8, store=store, executor=AtOnce(), prefetch=ms.Prefetch(threshold=1))
-        return ms.StateManager(
-            layout, slots=12, max_requests=2, tracking=ms.Redirect(every=4), pages=ms.Pages(size=2),
-            prefix=ms.Prefix(), tiers=tiers,
-        )  # fmt: skip
-
-    first, between, last = MemoryStore(), MemoryStore(), MemoryStore()
-    mem, tokens = manager(first), list(range(30))
-    (row,) = mem.admit([ms.Request("a", tokens=tokens)])
-    for n in (12, 16):  # to 3 chunks and to 7: the second state has 3 levels, of which the first has one
-        step = mem.plan([row], [n])
-        for planes in (mem.planes, mem.planes.levels):
-            for plane in planes.values() if planes is not None else ():
-                plane.copy_(torch.randint(99, plane.shape))
-        mem.settle(step)
-    mem.end([row], keep="cache", tokens=[tokens[:28]])
-    mem.tiers.close()
-    assert Counter(name.split("-")[0] for name in first.records) == {"state": 1, "level": 3}
-    for rank in range(2):
-        there = HandOver("m", layout, None, 2, source=first, ranks=1, target=between, to_ranks=2, rank=rank)
-        assert there.run(tokens).length == 28
-    back = HandOver("m", layout, None, 2, source=between, ranks=2, target=last, to_ranks=1, rank=0)
-    assert back.run(tokens).length == 28 and last.records == first.records
-    del last.records[next(name for name in last.records if name.startswith("level"))]
-    for store, length in ((first, 28), (last, 0)):
-        mem = manager(store)
-        fetch = mem.prefetch(tokens)
-        while not mem.tiers.ready(fetch):
-            mem.poll()
-        (row,) = mem.admit([ms.Request("b", tokens=tokens, fetch=fetch)])
-        assert mem.info(row).length == length
-    assert back.run(tokens).length == 28 and last.records == first.records  # what was lost is brought again
-    lost = next(name for name in first.records if name.startswith("level"))
-    del first.records[lost]
-    fresh = MemoryStore()
-    again = HandOver("m", layout, None, 2, source=first, ranks=1, target=fresh, to_ranks=2, rank=0).run(tokens)
-    assert again.length == 0 and again.faults and not any(name.startswith("state") for name in fresh.records)
-    with pytest.raises(InvalidArgument, match="pages of 3 tokens for levels of 4: expected a divisor"):
-        HandOver("m", layout, None, 3, source=first, ranks=1, target=fresh, to_ranks=1, rank=0)
 
 
 @pytest.mark.parametrize(("ranks", "to_ranks"), [(4, 2), (2, 8), (4, 4)])

@@ -12,8 +12,6 @@ pytest.importorskip("triton", reason="without Triton there are no kernels")
 from memstate.kernels.conv import conv_step
 from memstate.kernels.gated_delta import blocks as delta_blocks
 from memstate.kernels.gated_delta import gated_delta_step
-from memstate.kernels.log_linear import blocks as log_linear_blocks
-from memstate.kernels.log_linear import log_linear_step
 from memstate.kernels.mamba3 import mamba3_step
 from memstate.kernels.selective import blocks as selective_blocks
 from memstate.kernels.selective import selective_step
@@ -185,31 +183,3 @@ def test_D25_a_tail_moves_each_byte_of_a_window_once() -> None:
         else:
             assert often(log, LOAD, state) == [{0}, {0}, {1}, {0}, {0}]
             assert often(log, STORE, state) == [{0}, {1}, {0}, {1}, {1}]
-
-
-@pytest.mark.parametrize("tokens", [1, 3], ids=["a token", "the end of a chunk"])
-def test_a_log_linear_step_moves_the_levels_that_a_row_has(tokens: int) -> None:
-    """Row 1 has levels 0 and 2 of five chunks, row 2 is padding. At the end level 0 is read once more, slot 3 written.
-
-    Slots 1 and 2 hold the row's levels. Slot 4 is named for a level that the row does not have.
-    """
-    q, k = torch.randn(2, 2, tokens, KEY_HEADS, KEY)
-    v, decay = torch.randn(2, tokens, HEADS, VALUE), -torch.rand(2, tokens, HEADS)
-    levels, level_decay = torch.randn(SLOTS, HEADS, KEY, VALUE), torch.randn(SLOTS, HEADS)
-    chunk_k, chunk_v, chunk_decay = (torch.randn(3, 64, *x.shape[2:]) for x in (k, v, decay))
-    rows, lengths, counts, target = (torch.tensor(x) for x in ([1, 0], [5 * 64 + 61] * 2, [tokens] * 2, [3, 0]))
-    out = torch.empty_like(v)
-    with recorded() as log:
-        log_linear_step(
-            q, k, v, decay, torch.rand(2, tokens, HEADS, 10), levels, level_decay, chunk_k, chunk_v, chunk_decay, rows,
-            lengths, counts, torch.tensor([[1, 4, 2], [1, 4, 2]]), target, out=out,
-        )  # fmt: skip
-    ends, tiles = tokens == 3, -(-VALUE // log_linear_blocks(KEY, VALUE)[1])
-    assert often(log, LOAD, levels) == [{0}, {tokens + ends}, {tokens}, {0}, {0}]
-    assert often(log, STORE, levels) == [{0}, {0}, {0}, {int(ends)}, {0}]
-    assert often(log, STORE, level_decay) == often(log, STORE, levels) and often(log, STORE, out) == [{1}, {1}]
-    assert often(log, LOAD, level_decay) == [{0}, {tiles * (tokens + ends)}, {tiles * tokens}, {0}, {0}]
-    for chunk, shared in ((chunk_k, tiles * HEADS // KEY_HEADS), (chunk_v, 1)):
-        assert [set.union(*often(log, kind, chunk[[0, 2]])) for kind in (LOAD, STORE)] == [{0}, {0}]
-        assert often(log, STORE, chunk[1]) == [{0}] * 61 + [{1}] * tokens + [{0}] * (3 - tokens)
-        assert often(log, LOAD, chunk[1]) == [{shared * (tokens + ends)}] * 61 + [{0}] * 3

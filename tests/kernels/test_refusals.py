@@ -51,7 +51,7 @@ FITS = {  # fewer slots, registers or records; another size, if nothing else say
     "shorter": ("ids", "state", "slots", "out", "source", "packet", "tail", "nodes"),
     "axis 1 shorter": ("plane", "tail", "parents", "nodes"),
     "axis 2 shorter": ("plane", "conv"), "axis 3 shorter": ("conv",),
-    "reordered": ("state", "levels", "tail", *PLANES),
+    "reordered": ("state", "tail", *PLANES),
 }  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def test_G1_what_is_left_out_is_named(backend: Backend, op: str) -> None:
 
 
 ADDRESSES = {  # what lanes move 16 bytes at a time
-    "selective_step": ("a",), "log_linear_step": ("levels", "chunk_k", "chunk_v", "chunk_decay"),
+    "selective_step": ("a",),
     "pack_slots": ("out",), "unpack_slots": ("source",), "pack_int8": ("out",), "unpack_int8": ("source",),
 }  # fmt: skip
 
@@ -130,10 +130,8 @@ def test_D4_what_begins_off_16_bytes_is_named(backend: Backend, op: str) -> None
 WRITTEN = dict.fromkeys(("gather_slots", "pack_slots", "pack_int8"), ("out",))
 WRITTEN |= {"scatter_slots": ("plane",), "scatter_states": ("plane", "conv"), "mamba3_step": ("out", "state")}
 WRITTEN |= dict.fromkeys(STEPS[:3], ("out", "state", "tail"))
-TOGETHER = PLANES, {"levels", "level_decay", "chunk_k", "chunk_v", "chunk_decay"}  # may lie in one arena
-WRITTEN |= {"log_linear_step": ("out", *TOGETHER[1])}
 # Of these any entry may be another's.
-UNSLOTTED = {(op, "out") for op in (*STEPS, "log_linear_step", "gather_slots")}
+UNSLOTTED = {(op, "out") for op in (*STEPS, "gather_slots")}
 
 
 def overlaid(*tensors: Tensor) -> list[Tensor]:
@@ -150,7 +148,7 @@ def test_D4_D12_what_is_written_shares_no_byte_with_anything_and_no_graph_has_it
         for name, part, written in given({name: case.arguments[name] for name in WRITTEN[op]}):
             told = f"{name}.{part}" if part else name
             for other, field, tensor in given(case.arguments):
-                together = any({name, other} <= planes for planes in TOGETHER)
+                together = {name, other} <= PLANES
                 if tensor is not None and tensor.numel() and (name, part) != (other, field) and not together:
                     here, there = overlaid(written, tensor)
                     with pytest.raises(ValueError, match=r"^[\w.]+: (?:bytes 0x|.*shares? bytes).*"):

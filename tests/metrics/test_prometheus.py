@@ -60,8 +60,8 @@ def test_a_scrape_over_http_has_every_figure_and_the_official_parser_reads_it() 
         found, kinds = scraped(server.url)
         stats = mem.stats()
     assert stats.prefix and stats.tiers and stats.tiers.prefetch
-    # KV is elsewhere; no levels, no flaw, no failure
-    kinds_left_out = ("pages", "tenant_pages", "level_slots", "storage_flaws", "storage_failures")
+    # KV is elsewhere; no flaw, no failure
+    kinds_left_out = ("pages", "tenant_pages", "storage_flaws", "storage_failures")
     silent = {f"memstate_{name}" for name in kinds_left_out}
     assert {figure.name for figure in FIGURES} - kinds.keys() <= silent
     assert {name: kind for name, kind in kinds.items() if kind == "unknown"} == {}

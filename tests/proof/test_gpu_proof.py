@@ -217,7 +217,7 @@ def test_the_whole_proof_goes_through_at_toy_sizes(tmp_path: Path) -> None:
 
 NO_CASE = {  # parameters that no small launch gives
     "plan": {"tails"}, "conv_step": {"activation"}, "gated_delta_step": {"a", "b", "scale"},
-    "log_linear_step": {"scale"}, "gather_slots": {"pattern"}, "scatter_slots": {"trusted"},
+    "gather_slots": {"pattern"}, "scatter_slots": {"trusted"},
 }  # fmt: skip
 
 

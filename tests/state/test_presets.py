@@ -359,6 +359,7 @@ class SelfNested:
             {"model_type": "llama"},
             "model_type 'llama': the known ones are bailing_hybrid, .*, zaya; for another .*layout, or a",
         ),
+        ({"model_type": "log_linear_mamba2"}, "model_type 'log_linear_mamba2': .*log-linear attention grows with"),
         ({"model_type": ["qwen3_next"]}, r"model_type \['qwen3_next'\]: the known ones are"),
         (
             "Qwen/Qwen3-Next-80B-A3B-Instruct",

@@ -273,39 +273,6 @@ def mamba3_step(make: Maker) -> Case:
     return decode(make, "mamba3_step", inputs, state, rows)
 
 
-def log_linear_step(make: Maker) -> Case:
-    """Two heads of two blocks of values, in chunks that end in the step or do not; strangers among rows and slots."""
-    batch, groups, key, value, levels = make.one(1, 2), make.one(1, 2), 4, 34, 2
-    dtype, like = make.one(*DTYPES), Memory((2, key, value), make.one(*DTYPES), CPU, make.generator).state
-    like[1:] = torch.randn(like[1:].shape, generator=make.generator).to(like)
-    planes = {
-        "levels": like, "level_decay": make.normal(SLOTS, 2), "chunk_k": make.normal(4, 64, groups, key, dtype=dtype),
-        "chunk_v": make.normal(4, 64, 2, value, dtype=dtype), "chunk_decay": make.normal(4, 64, 2),
-    }  # fmt: skip
-    free, rows = make.rng.sample(range(1, SLOTS), SLOTS - 1), make.rng.sample(range(1, 4), batch)
-    rows = [make.one(row, row, row, 0, -1, 4) for row in rows]
-    lengths = [make.one(0, 5, 62, 63, 64 + 62, 128 + 62, 192 + 9, 192 + 62) for _ in rows]
-    tokens = [make.rng.randint(-1, TOKENS + 1) for _ in rows]
-    table = [[make.one(free.pop(), 0, SLOTS, -3) for _ in range(levels)] for _ in rows]
-    target = [make.one(free[i], free[i], 0, SLOTS) for i in range(batch)]
-    out, changes = make.empty(batch, TOKENS, 2, value, dtype=dtype), []
-    for row, length, count, slot in zip(rows, lengths, tokens, target, strict=True):
-        start, end = length % 64, min(64, length % 64 + max(0, min(count, TOKENS)))
-        if 0 < row < 4 and start < end:
-            changes += [planes[name][row, start:end] for name in ("chunk_k", "chunk_v", "chunk_decay")]
-            changes += [planes[n][slot] for n in ("levels", "level_decay") if end == 64 and 0 < slot < SLOTS]
-    wide = make.one(True, False)
-    arguments = planes | {
-        **{name: make.normal(batch, TOKENS, groups, key, dtype=dtype) for name in ("q", "k")},
-        "v": make.normal(batch, TOKENS, 2, value, dtype=dtype), "decay": make.normal(batch, TOKENS, 2).abs_().neg_(),
-        "level_scales": make.normal(batch, TOKENS, 2, 7 + levels, dtype=dtype), "rows": make.ints(rows, wide),
-        "lengths": make.ints(lengths, wide), "tokens": make.ints(tokens, wide), "target": make.ints(target, wide),
-        "table": make.ints([slot for row in table for slot in row], wide).view(batch, levels), "out": out,
-    }  # fmt: skip
-    null = [plane[0] for plane in planes.values()]
-    return Case("log_linear_step", arguments, Limits(null=null, changes=[out, *changes]), exact=False)
-
-
 def gather_slots(make: Maker) -> Case:
     """Blocks of odd sizes, and of two tiles."""
     dtype, slots = make.one(*ANYTHING), make.slots(3)

@@ -239,24 +239,6 @@ def mamba3_step(op: Callable[..., Any]) -> None:
         op(*given, **step, z=z, marks=marks(start=start))
 
 
-def log_linear_step(op: Callable[..., Any]) -> None:
-    for batch, tokens, units, start in steps():
-        q, k, v, out = (shifted(batch, min(tokens, 64), 1, 2, start=start + i) for i in range(4))
-        decay, scales = (shifted(batch, min(tokens, 64), 1, *level, start=start) for level in ((), (9,)))
-        chunk = shifted(3 * (128 + 8 * units), start=8 * start)
-        apart = 128 + 8 * units  # elements from row to row
-        keys, values = (chunk.as_strided((3, 64, 1, 2), (apart, 2, 2, 1)) for _ in range(2))
-        planes = (
-            states(1, 2, 2, units=units),
-            states(1, units=units),
-            keys,
-            values,
-            chunk.as_strided((3, 64, 1), (apart, 1, 1)),
-        )
-        columns_of = (ints(batch, start) for _ in range(3))
-        op(q, k, v, decay, scales, *planes, *columns_of, ints(2 * batch, start).view(batch, 2), ints(batch), 0.3, out)
-
-
 def plane(*block: int, units: int, slots: int = 6) -> Tensor:
     """Two layers of `slot ...` in fp32, `units` times 16 bytes between slots."""
     one = states(*block, units=units, slots=2 * slots)

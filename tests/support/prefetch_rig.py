@@ -110,7 +110,7 @@ class Rig:
     def check(self, idle: bool = True) -> None:
         """Every record is free, waits, is in a cache or is held by a prefetch; entries hold what their keys say."""
         held = self.prefetcher.held
-        for cache, form, taken in ((self.kv, KV, held[self.kv]), (self.states, STATE, held[self.states])):
+        for cache, form, taken in ((self.kv, KV, held[1]), (self.states, STATE, held[0])):
             pool, entries = cache.pool, list(cache.entries())
             assert len(entries) + taken == pool.claimed
             rows = [entry.record for entry in entries]

@@ -218,7 +218,7 @@ class Program:
             assert (dict(stats.flaws), stats.waits) == (dict(rank.flaws), 0)
             assert (stats.in_flight, stats.in_flight_tokens) == (len(rank.fetches), rank.in_flight_tokens)
             held = [fetch.state is not None for fetch in rank.fetches], [len(fetch.pages) for fetch in rank.fetches]
-            assert [rig.prefetcher.held[cache] for cache in (rig.states, rig.kv)] == [*map(sum, held)]
+            assert rig.prefetcher.held == tuple(map(sum, held))
             jobs = rig.prefetcher._workers.executor.jobs  # type: ignore[attr-defined]
             fates = ["cancelled" if job.future.cancelled() else "ended" if job.future.done() else "running"
                      if job.future.running() else "queued" for job in jobs[-30:]]  # fmt: skip

@@ -255,7 +255,7 @@ def test_pages_stay_small_whatever_the_size_of_the_object() -> None:
     report = mem.audit()
     leaking = ms.slots.audit.AuditReport(200_000, 0, {}, leaked=list(range(1, 200_001)))
     for each in (mem, mem.prefix, mem.planes, stats, mem.inspect(), report, leaking):
-        assert len(each._repr_html_()) < MOST and len(printed(each)) < MOST and len(repr(each)) < 1100
+        assert len(each._repr_html_()) < MOST and len(printed(each)) < MOST and len(repr(each)) < 1000
     text = " ".join(words(mem))
     assert "... and 990 more" in text and "... and 199,988 more" in " ".join(words(leaking))
     assert "... and 9,99" in " ".join(words(mem.prefix)) or stats.prefix.nodes > 10_009

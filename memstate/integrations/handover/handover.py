@@ -15,7 +15,6 @@ import torch
 from memstate.checks import whole
 from memstate.errors import InvalidArgument
 from memstate.integrations.handover.resplit import Resplit
-from memstate.requests.levels import DEPTH, level_ends
 from memstate.state.layout import StateLayout
 from memstate.tiers.keys import Keys, fingerprint
 from memstate.tiers.records import FLAWS, Kind, RecordFormat
@@ -45,14 +44,10 @@ class Handed:
 
 
 class PromptDigests(NamedTuple):
-    """Digests of a prompt's pages, or of a state's levels: those of the target rank, and those of each source rank.
-
-    With each, the tokens that it stands for.
-    """
+    """Digests of a prompt's pages: those of the target rank, and those of each source rank."""
 
     own: list[bytes]
     theirs: Mapping[int, list[bytes]]
-    lengths: Sequence[int]
 
 
 class HandOver:
@@ -93,9 +88,7 @@ class HandOver:
         self, model: str, state: StateLayout | None, kv: StateLayout | None, page_tokens: int, *,
         source: Store, ranks: int, target: Store, to_ranks: int, rank: int, batch: int = 8,
     ) -> None:  # fmt: skip
-        levels = state.levels if state is not None else None
-        given = (("state", state), ("kv", kv), ("level", levels))
-        splits = {kind: Resplit(layout, ranks, to_ranks) for kind, layout in given if layout}
+        splits = {kind: Resplit(layout, ranks, to_ranks) for kind, layout in (("state", state), ("kv", kv)) if layout}
         if not splits:
             raise InvalidArgument("state=None, kv=None: there is nothing to hand over")
 
@@ -103,18 +96,12 @@ class HandOver:
             cut = [layout.shard(count) if layout else None for layout in (state, kv)]
             return Keys(fingerprint(model, cut[0], cut[1], page_tokens, of, count), page_tokens)
 
-        self.page_tokens, self._chunk = whole("page_tokens", page_tokens), levels.grid if levels is not None else 0
-        if self._chunk % self.page_tokens:
-            raise InvalidArgument(f"pages of {page_tokens} tokens for levels of {self._chunk}: expected a divisor")
+        self.page_tokens = whole("page_tokens", page_tokens)
         self._theirs = {of: keys(of, ranks) for each in splits.values() for of in each.sources(rank)}
         self._own = keys(rank, to_ranks)
         stores, batch = (source, target), whole("batch", batch)
         kv_split, state_split = splits.get("kv"), splits.get("state")
         self._state = _Carrier("state", state_split, rank, self._own, self._theirs, *stores, 1) if state_split else None
-        level_split = splits.get("level")
-        self._levels = (
-            _Carrier("level", level_split, rank, self._own, self._theirs, *stores, DEPTH) if level_split else None
-        )
         self._kv = _Carrier("kv", kv_split, rank, self._own, self._theirs, *stores, batch) if kv_split else None
 
     def run(self, tokens: Tokens, salt: Hashable = None, most: int | None = None) -> Handed:
@@ -136,9 +123,7 @@ class HandOver:
         """
         given = Prompt(encode(tokens), salt)
         given = given.head(max(0, given.tokens - 1) if most is None else whole("most", most, least=0))
-        own, size = self._own.of(given), self.page_tokens
-        lengths = range(size, (len(own) + 1) * size, size)
-        prompt = PromptDigests(own, {of: keys.of(given) for of, keys in self._theirs.items()}, lengths)
+        prompt = PromptDigests(self._own.of(given), {of: keys.of(given) for of, keys in self._theirs.items()})
         handed, state, done = Handed(), None, 0
         reach = len(prompt.own) if self._kv is None else self._kv.reach(prompt, handed)
         for end in self._ends(prompt, reach, handed):
@@ -147,7 +132,7 @@ class HandOver:
             if self._state and not (state := self._state.prepare(prompt, [end - 1], handed)).usable:
                 continue
             done = reach = self._bring(prompt, done, end, handed)
-            if done < end or not self._bring_levels(prompt, end, handed):
+            if done < end:
                 continue
             if self._state is None or (state and self._state.finish(prompt, state, handed)):
                 handed.length = end * self.page_tokens
@@ -161,20 +146,6 @@ class HandOver:
         lacking = self._state.lacking(prompt, range(reach))
         handed.faults.update(["missing"] * sum(count for count in lacking if count < self._state.ranks))
         return [page + 1 for page in range(reach)[::-1] if not lacking[page]]
-
-    def _bring_levels(self, prompt: PromptDigests, end: int, handed: Handed) -> bool:
-        """Brings the levels of the state at a page end; returns whether the target has all of them then."""
-        if self._levels is None:
-            return True
-        ends = level_ends(prompt.lengths[end - 1], self._chunk)
-
-        def digests(keys: Keys, pages: Sequence[bytes]) -> list[bytes]:
-            return [keys.of_level(pages[tokens // self.page_tokens - 1], level) for level, tokens in ends]
-
-        theirs = {of: digests(self._theirs[of], pages) for of, pages in prompt.theirs.items()}
-        levels = PromptDigests(digests(self._own, prompt.own), theirs, [tokens for _, tokens in ends])
-        ready = self._levels.prepare(levels, range(len(ends)), handed)
-        return self._levels.finish(levels, ready, handed) == len(ends)
 
     def _bring(self, prompt: PromptDigests, done: int, end: int, handed: Handed) -> int:
         """Brings the KV of pages done .. end-1 in order; returns how many leading pages the target has then."""
@@ -207,7 +178,7 @@ class _Carrier:
         self, kind: Kind, resplit: Resplit, rank: int, own: Keys, theirs: Mapping[int, Keys], source: Store,
         target: Store, room: int,
     ) -> None:  # fmt: skip
-        self._resplit, self._rank, self.room = resplit, rank, room
+        self._resplit, self._rank, self._page_tokens, self.room = resplit, rank, own.page_tokens, room
         self._source, self._target, self._sources = source, target, resplit.sources(rank)
         self._form = RecordFormat(kind, resplit.layout.shard(resplit.to_ranks), own.fingerprint)
         layout = resplit.layout.shard(resplit.ranks)
@@ -256,7 +227,7 @@ class _Carrier:
         """Returns what is wrong with each record that the target has; flawed ones are deleted."""
         there = self._exist(self._target, self._form, prompt.own, pages)
         pages = [page for page, has in zip(pages, there, strict=True) if has]
-        flaws = self._get(self._target, self._form, prompt.own, prompt.lengths, pages, self._out)
+        flaws = self._get(self._target, self._form, prompt.own, pages, self._out)
         handed.faults.update(flaw for flaw in flaws if flaw not in ("", "missing"))  # gone since: no fault of its own
         found = dict(zip(pages, flaws, strict=True))
         wrong = [page for page, flaw in found.items() if flaw not in ("", "missing", "failed")]
@@ -271,14 +242,14 @@ class _Carrier:
         """Fills records of the target; returns how many leading pages could be built."""
         good = len(pages)
         for (form, keys), rows in zip(self._of_sources(prompt), self._read, strict=True):
-            flaws = self._get(self._source, form, keys, prompt.lengths, pages[:good], rows)
+            flaws = self._get(self._source, form, keys, pages[:good], rows)
             handed.faults.update(filter(None, flaws))
             good = [*map(bool, flaws), True].index(True)
         header = self._forms[0].header_bytes
         for row, page in enumerate(pages[:good]):
             bodies = {of: rows[row][header:] for of, rows in zip(self._sources, self._read, strict=True)}
             self._resplit.body(self._rank, bodies, self._out[row][self._form.header_bytes :])
-            self._form.seal(self._out[row], prompt.own[page], prompt.lengths[page])
+            self._form.seal(self._out[row], prompt.own[page], (page + 1) * self._page_tokens)
         return good
 
     def _of_sources(self, prompt: PromptDigests) -> list[tuple[RecordFormat, list[bytes]]]:
@@ -292,13 +263,14 @@ class _Carrier:
         return [has for part in parts for has in _asked(store.exists, False, self._names(form, keys, part))]
 
     def _get(
-        self, store: Store, form: RecordFormat, keys: Sequence[bytes], lengths: Sequence[int], pages: Sequence[int],
-        rows: Sequence[Bytes],
-    ) -> list[str]:  # fmt: skip
+        self, store: Store, form: RecordFormat, keys: Sequence[bytes], pages: Sequence[int], rows: Sequence[Bytes]
+    ) -> list[str]:
         """Reads records into rows; what is wrong with each."""
         outcomes = _asked(store.get, Outcome.FAILED, self._names(form, keys, pages), rows[: len(pages)])
         return [
-            form.flaw(row, keys[page], lengths[page]) if outcome == Outcome.DONE else outcome.name.lower()
+            form.flaw(row, keys[page], (page + 1) * self._page_tokens)
+            if outcome == Outcome.DONE
+            else outcome.name.lower()
             for page, row, outcome in zip(pages, rows, outcomes, strict=False)
         ]
 

@@ -176,6 +176,10 @@ def _text_model(config: object) -> tuple[Fields, torch.dtype, torch.dtype | None
         fields = Fields(text)  # a nested configuration without a dtype is as the whole
         dtype, engines = fields.dtype(*DTYPE) or dtype, fields.dtype(*SSM_DTYPE) or engines
     kind = fields.get("model_type")
+    if kind == "log_linear_mamba2":
+        raise InvalidArgument(
+            f"model_type {kind!r}: a state of log-linear attention grows with the text, and a slot has one size"
+        )
     if not isinstance(kind, str) or kind not in READERS:
         raise InvalidArgument(
             f"model_type {kind!r}: the known ones are {', '.join(sorted(READERS))}; "

@@ -7,7 +7,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
 
 from memstate.tiers.host.pool import RecordPool
 from memstate.tiers.records import RecordFormat
@@ -34,24 +33,8 @@ class CachedRecord:
     stored: bool = False
 
 
-class RecordKey(NamedTuple):
-    """Names a record, which may be there or not.
-
-    Attributes:
-        cache: Where it would be.
-        key: Digest of the tokens that it stands for.
-        length: Tokens that it stands for.
-        level: The level of a state that it is, None for others.
-    """
-
-    cache: "RecordCache"
-    key: bytes
-    length: int
-    level: int | None = None
-
-
 class RecordCache:
-    """Finds records of one kind, states, KV pages or levels, by key.
+    """Finds records of one kind, states or KV pages, by key.
 
     Args:
         pool: The memory of the records.

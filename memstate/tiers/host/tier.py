@@ -4,12 +4,11 @@ Of rows it knows only the pages that a planned step completes.
 
 device   node of the prefix cache    state in a register      pages
            | save (evicted, or written through)     ^ load: a hit that reaches further than the tree's
-below    host records of states, of levels and of KV pages, by the digest of the tokens up to where they stand
+below    host records of states and of KV pages, by the digest of the tokens up to where they stand
 """
 
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,19 +17,17 @@ import numpy as np
 from memstate import logs
 from memstate.prefix import Match
 from memstate.prefix.tree import Node, Tree
-from memstate.requests.levels import NONE, LevelSets, level_ends
 from memstate.requests.page_table import PageTable
 from memstate.slots.commands import Action, CommandBuffer
 from memstate.slots.registers import Longs
-from memstate.tiers.host.cache import CachedRecord, RecordCache, RecordKey
+from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.host.pool import RecordPool
 from memstate.tiers.host.transfers import Ticket, Transfers
 from memstate.tiers.keys import Keys
 from memstate.tokens import Prompt
 
 LOG = logs.logger("tiers")
-Copy = tuple[int, CachedRecord]  # a register, a page or a level slot, and the record it goes to or comes from
-Due = defaultdict[RecordCache, list[Copy]]
+Copy = tuple[int, CachedRecord]  # a register or a page, and the record it goes to or comes from
 Way = Callable[[Sequence[int], Sequence[int]], Ticket]  # `Transfers.out` or `Transfers.into`
 
 
@@ -39,13 +36,6 @@ class RecordSet(NamedTuple):
 
     cache: RecordCache
     transfers: Transfers
-
-
-class LevelRecords(NamedTuple):
-    """Level slots of states, and the records of levels."""
-
-    sets: LevelSets
-    records: RecordSet
 
 
 @dataclass(frozen=True)
@@ -57,7 +47,6 @@ class Hit:
         state: The state's entry.
         first: The first page that is not on the device.
         pages: Entries of the KV pages from `first` on.
-        levels: Entries of the state's levels, the lowest first.
         keys: Digests of all pages up to the state.
     """
 
@@ -65,7 +54,6 @@ class Hit:
     state: CachedRecord
     first: int
     pages: Sequence[CachedRecord]
-    levels: Sequence[CachedRecord] = ()
     keys: Sequence[bytes] = ()
 
 
@@ -78,7 +66,7 @@ class InFlight(NamedTuple):
 
 
 class HostTier:
-    """Saves states, their levels and KV pages to host memory, and loads them again.
+    """Saves states and KV pages to host memory, and loads them again.
 
     Args:
         tree: The prefix cache's tree.
@@ -87,7 +75,6 @@ class HostTier:
         pages: The page table of all rows.
         states: States in host memory.
         kv: KV pages in host memory, None where KV is the caller's.
-        levels: Levels of states in host memory, None for states without.
 
     Attributes:
         states: The cache of states.
@@ -98,15 +85,12 @@ class HostTier:
     """
 
     def __init__(
-        self, tree: Tree, keys: Keys, commands: CommandBuffer, pages: PageTable, states: RecordSet,
-        kv: RecordSet | None, levels: LevelRecords | None = None,
-    ) -> None:  # fmt: skip
+        self, tree: Tree, keys: Keys, commands: CommandBuffer, pages: PageTable, states: RecordSet, kv: RecordSet | None
+    ) -> None:
         self.tree, self._keys, self._page_size = tree, keys, keys.page_tokens
         self._of_states, self._of_kv, self.keeps_kv = states, kv, kv is not None
-        self._levels = levels
-        self.sets = [each for each in (states, kv, levels and levels.records) if each is not None]
+        self.sets = [each for each in (states, kv) if each is not None]
         self.memories = [each.transfers.packing.memory for each in self.sets]
-        self._records = {each.cache: each for each in self.sets}
         self.states = states.cache
         self.kv = kv.cache if kv is not None else RecordCache(RecordPool(0, nbytes=1), self.states.form)
         self._commands, self._pages_of = commands, pages.of
@@ -140,40 +124,6 @@ class HostTier:
         """Returns the keys of the KV of pages: none where KV is the caller's."""
         return digests if self.keeps_kv else ()
 
-    def parts(self, digests: Sequence[bytes], end: int) -> list[RecordKey]:
-        """Returns the records that the state at a page end is made of: its own, then those of its levels.
-
-        Args:
-            digests: Digests of the pages up to it, at least.
-            end: Pages.
-        """
-        found = [RecordKey(self.states, digests[end - 1], end * self._page_size)]
-        if self._levels is not None:
-            sets, (cache, _) = self._levels
-            for level, tokens in level_ends(end * self._page_size, sets.chunk):
-                key = self._keys.of_level(digests[tokens // self._page_size - 1], level)
-                found.append(RecordKey(cache, key, tokens, level))
-        return found
-
-    def entries(self, digests: Sequence[bytes], end: int) -> list[CachedRecord]:
-        """Returns the entries of `parts`, none if one is missing."""
-        if (state := self.states.get(digests[end - 1])) is None:
-            return []
-        if self._levels is None:
-            return [state]
-        found = [part.cache.get(part.key) for part in self.parts(digests, end)]
-        return [entry for entry in found if entry is not None] if None not in found else []
-
-    def _missing(self, digests: Sequence[bytes], end: int) -> dict[RecordCache, list[RecordKey]]:
-        """Returns what is not here of `parts`, by cache."""
-        state = digests[end - 1]
-        found = {} if state in self.states else {self.states: [RecordKey(self.states, state, end * self._page_size)]}
-        if self._levels is not None:
-            cache, (_, *parts) = self._levels.records.cache, self.parts(digests, end)
-            if lacking := [part for part in parts if part.key not in cache]:
-                found[cache] = lacking
-        return found
-
     def find(self, prompt: Prompt, match: Match) -> Hit | None:
         """Finds a state that stands for more of a prompt than the tree's, with all KV in between.
 
@@ -191,9 +141,8 @@ class HostTier:
         pages = self.kv.reach(digests[first:])
         reach = first + len(pages) if self.keeps_kv else len(digests)
         for end in range(reach, match.length // size, -1):
-            if digests[end - 1] in self.states and (found := self.entries(digests, end)):
-                state, *levels = found
-                return Hit(end * size, state, min(first, end), pages[: max(0, end - first)], levels, digests[:end])
+            if (state := self.states.get(digests[end - 1])) is not None:
+                return Hit(end * size, state, min(first, end), pages[: max(0, end - first)], digests[:end])
         return None
 
     def agreed_hit(self, length: int, keys: Sequence[bytes], first: int) -> Hit | None:
@@ -205,38 +154,32 @@ class HostTier:
             first: Pages whose KV is on the device.
         """
         wanted = self._kv_of(keys[first:])
-        found, pages = self.entries(keys, len(keys)), self.kv.reach(wanted)
-        return Hit(length, found[0], first, pages, found[1:], keys) if found and len(pages) == len(wanted) else None
+        state, pages = self.states.get(keys[-1]), self.kv.reach(wanted)
+        return Hit(length, state, first, pages, keys) if state is not None and len(pages) == len(wanted) else None
 
     def pin(self, hit: Hit) -> None:
         """Keeps the records of a hit until `unpin`."""
         self.states.pin(hit.state)
         self.kv.pin(*hit.pages)
-        if self._levels is not None:
-            self._levels.records.cache.pin(*hit.levels)
 
     def unpin(self, hit: Hit) -> None:
         """Ends `pin`."""
         self.states.unpin(hit.state)
         self.kv.unpin(*hit.pages)
-        if self._levels is not None:
-            self._levels.records.cache.unpin(*hit.levels)
 
     def _touch(self, digests: Sequence[bytes]) -> None:
         """Notes a use of the state at the end of these pages, and of their KV."""
         self.states.touch(digests[-1:])
         self.kv.touch(digests)
-        for part in self.parts(digests, len(digests))[1:] if self._levels is not None else ():
-            part.cache.touch([part.key])
 
     def has(self, node: Node) -> bool:
         """Tells whether a node's state and all KV up to it are in host memory."""
         digests = self._keys.of_node(self.tree, node)
-        return bool(self.entries(digests, node.end)) and all(digest in self.kv for digest in self._kv_of(digests))
+        return digests[-1] in self.states and all(digest in self.kv for digest in self._kv_of(digests))
 
     def has_state(self, node: Node) -> bool:
         """Tells whether a node's state is in host memory, with or without KV."""
-        return bool(self.entries(self._keys.of_node(self.tree, node), node.end))
+        return self._keys.of_node(self.tree, node)[-1] in self.states
 
     def require_awake(self, operation: str) -> None:
         """Refuses an operation while states or KV pages sleep.
@@ -263,33 +206,29 @@ class HostTier:
 
         Syncs: no.
         """
-        due: Due = defaultdict(list)
-        reads = set[int]()
+        states: list[Copy] = []
+        pages: list[Copy] = []
         done = 0
         for node in nodes:
-            if node.snapshot is not None and not self._add(node, node.snapshot.register, due, reads, partly=ahead):
+            if node.snapshot is not None and not self._add(node, node.snapshot.register, states, pages, partly=ahead):
                 if ahead:
                     break
                 self.unstaged += 1
                 self._told.event(logging.INFO, "save lost", why="staging is full", tokens=node.snapshot.length)
             done += 1
-        pages = due.pop(self.kv, [])
         if self._of_kv is not None:
             self._fill(self._of_kv, pages)  # at once: the pages may be given to others
-        rest = [(self._records[cache], copies) for cache, copies in due.items() if copies]
-        if rest and self._commands.named(sorted(reads)):  # after what is recorded of them
-            for records, copies in rest:
-                records.transfers.reserve(len(copies))
+        registers, transfers = {register for register, _ in states}, self._of_states.transfers
+        if states and self._commands.named(sorted(registers)):  # after what is recorded of them
+            transfers.reserve(len(states))
 
             def fill() -> None:
-                for records, copies in rest:
-                    records.transfers.reserve(-len(copies))
-                    self._fill(records, copies)
+                transfers.reserve(-len(states))
+                self._fill(self._of_states, states)
 
-            self._commands.then(Action(fill, [entry for _, copies in rest for _, entry in copies]), reads)
+            self._commands.then(Action(fill, [entry for _, entry in states]), registers)
         else:
-            for records, copies in rest:
-                self._fill(records, copies)
+            self._fill(self._of_states, states)
         return done
 
     @property
@@ -300,66 +239,32 @@ class HostTier:
         """
         return self._of_states.transfers.room
 
-    def _add(self, node: Node, register: int, due: Due, reads: set[int], *, partly: bool) -> bool:
+    def _add(self, node: Node, register: int, states: list[Copy], pages: list[Copy], *, partly: bool) -> bool:
         """Adds records for what is missing of a node; returns False where it finds no staging.
 
         Args:
             node: The node.
             register: Its state.
-            due: Where the copies are added.
-            reads: Where registers are added whose state is copied, or a level of it.
+            states: Where the record of the state is added.
+            pages: Where the records of the KV are added.
             partly: Add the pages that find staging.
         """
-        room = self._of_kv.transfers.room - len(due[self.kv]) if self._of_kv is not None else 0
+        room = self._of_kv.transfers.room - len(pages) if self._of_kv is not None else 0
         digests, length = self._keys.of_node(self.tree, node), node.end * self._page_size
         missing = [at for at, digest in enumerate(self._kv_of(digests)) if digest not in self.kv]
-        parts = self._missing(digests, node.end)
-        if missing or parts:
+        if missing or digests[-1] not in self.states:
             self.require_awake("save")  # before a record is added: none is found that was never filled
-        fits = len(missing) <= room
-        for cache in parts:
-            fits = fits and len(due[cache]) + len(parts[cache]) <= self._records[cache].transfers.room
-        kept = not (fits or partly) or self._add_pages(node, digests, missing, room, due[self.kv])
-        if fits and kept and parts and (kept := self._add_parts(register, digests, node.end, parts, due)):
-            reads.add(register)
+        fits = len(missing) <= room and (digests[-1] in self.states or self.room > len(states))
+        kept = not (fits or partly) or self._add_pages(node, digests, missing, room, pages)
+        if fits and kept and digests[-1] not in self.states:
+            record = self.states.claim(1)
+            states += [(register, self._expected(self.states, digests[-1], at, length)) for at in record]
+            kept = bool(record)
         self.refused += not kept
         if not kept:
             self._told.event(logging.INFO, "save lost", why="host memory has no room", tokens=length)
         self._touch(digests)
         return fits or not kept
-
-    def _add_parts(
-        self, register: int, digests: Sequence[bytes], end: int, missing: Mapping[RecordCache, Sequence[RecordKey]],
-        due: Due,
-    ) -> bool:  # fmt: skip
-        """Adds records for what is missing of a state, all or none; returns whether they find room.
-
-        Args:
-            register: The state.
-            digests: Digests of the pages up to it.
-            end: Pages.
-            missing: What is missing of it.
-            due: Where the copies are added.
-        """
-        levels, fits = NONE, True
-        present: list[tuple[RecordCache, CachedRecord]] = []
-        if self._levels is not None:
-            levels = self._levels.sets.of(register)
-            for part in self.parts(digests, end):
-                if (entry := part.cache.get(part.key)) is not None:
-                    part.cache.pin(entry)
-                    present.append((part.cache, entry))
-            for cache in missing:
-                fits = fits and len(missing[cache]) <= cache.pool.free + cache.evictable
-        for cache in missing if fits else ():
-            records = cache.claim(len(missing[cache]))
-            fits = len(records) > 0
-            for (_, key, length, level), record in zip(missing[cache], records, strict=fits):
-                place = register if level is None else levels[level]
-                due[cache].append((place, self._expected(cache, key, record, length)))
-        for cache, entry in present:
-            cache.unpin(entry)
-        return fits
 
     def _add_pages(
         self, node: Node, digests: Sequence[bytes], missing: Sequence[int], most: int, due: list[Copy]
@@ -398,27 +303,20 @@ class HostTier:
         entries = [entry for _, entry in due]
         return InFlight(record_set, entries, way([at for at, _ in due], [entry.record for entry in entries]))
 
-    def bring(self, states: Sequence[tuple[int, Hit]], pages: Sequence[Copy], levels: Sequence[Copy] = ()) -> None:
-        """Copies states of hits to registers, KV pages to page ids and levels, after what is recorded so far.
+    def bring(self, states: Sequence[tuple[int, Hit]], pages: Sequence[Copy]) -> None:
+        """Copies states of hits to registers, and KV pages to page ids, after what is recorded so far.
 
         Nothing reads them before `await_loads`.
 
         Args:
             states: Register and hit of each state.
             pages: Page id and entry of each KV page.
-            levels: Level slot and entry of each level.
 
         Syncs: no.
         """
         for _, hit in states:
             self._touch(hit.keys)
-        of_levels = self._levels.records if self._levels is not None else None
-        copies = [(to, hit.state) for to, hit in states]
-        due = [
-            (each, records)
-            for each, records in ((self._of_states, copies), (self._of_kv, pages), (of_levels, levels))
-            if each is not None
-        ]
+        due = list(zip(self.sets, ([(to, hit.state) for to, hit in states], pages), strict=False))
         kept = [entry for _, records in due for _, entry in records]
         for record_set, records in due:
             record_set.cache.pin(*[entry for _, entry in records])

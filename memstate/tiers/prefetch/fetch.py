@@ -62,10 +62,15 @@ class Hits(NamedTuple):
     ends: Bits
     able: Bits
 
-    def cut(self, room: int) -> Bits:
-        """Returns the ends for whose KV host memory has room: for so many pages."""
-        bits: Bits = self.ends & (np.cumsum(~self.here) <= room)
-        return bits
+    def cut(self, room: int, state_room: bool) -> Bits:
+        """Returns the ends that host memory has room for.
+
+        Args:
+            room: Pages that fit.
+            state_room: Whether a state fits.
+        """
+        ends = self.ends & (np.cumsum(~self.here) <= room)
+        return ends if state_room else ends & self.states
 
     def missing(self, end: int) -> list[int]:
         """Returns the pages up to an end that must be read."""
@@ -134,7 +139,6 @@ class Fetch:
         self._arrived: Bits
         self._targets: Bits  # ends whose states are in host memory
         self._run = self._bad = 0  # pages: arrived without a gap; the first that will not arrive
-        self._awaited = 0  # records of the state at the end
         self._state: bool | None = None  # whether the state at the end has arrived; None: it may still
 
     def __repr__(self) -> str:
@@ -159,19 +163,14 @@ class Fetch:
         """Begins to read, now that all ranks agree on one end."""
         self.phase, self.vote = Phase.READING, None
         self._arrived, self._bad = self.hits.here.copy(), self.end
-        self._awaited = len(self.reservation.parts)
-        self._state = None if self._awaited else True
+        self._state = None if self.reservation.state is not None else True
         self._targets = self.hits.able[: self.end] & self.hits.states[: self.end]
         self._advance()
 
-    def note(self, op: Op, arrived: int) -> None:
-        """Notes that records were read, of which the first `arrived` are sound. No pages: they are of the state."""
-        if not (pages := op.pages):
-            self._awaited -= arrived
-            if arrived < len(op.records):
-                self._state = False
-            elif not self._awaited:
-                self._state = True
+    def note(self, pages: list[int], arrived: int) -> None:
+        """Notes that pages were read, of which the first `arrived` are sound. No pages: the state was read."""
+        if not pages:
+            self._state = arrived == 1
             return
         self._arrived[pages[:arrived]] = True
         if arrived < len(pages):

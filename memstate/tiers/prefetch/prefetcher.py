@@ -19,7 +19,7 @@ import numpy as np
 from memstate import logs
 from memstate.errors import AgreementLost
 from memstate.stats import PrefetchStats
-from memstate.tiers.host.cache import CachedRecord, RecordCache, RecordKey
+from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.prefetch.agreement import Ranks
 from memstate.tiers.prefetch.fetch import Bits, End, Fetch, Hits, Op, Phase, deepest
 from memstate.tiers.prefetch.reading import Answer, Chunk, Question, Read, ask, read
@@ -30,7 +30,6 @@ from memstate.tiers.stores.base import Store, reason_of, why_of
 from memstate.tiers.workers import Job, Workers
 
 LOG = logs.logger("tiers")
-Parts = Callable[[Sequence[bytes], int], list[RecordKey]]
 FAULTY = (End.FAILED, End.LOST)
 
 
@@ -49,8 +48,6 @@ class Prefetcher:
         workers: Their threads call the store; at most as many prefetches proceed at once.
         clock: Seconds.
         ended: Called with each prefetch that ends.
-        parts: Returns what the state at a page end is made of, itself first, given the digests of the pages up to it.
-            None: of itself.
 
     Attributes:
         raised: Calls of the store that raised, by reason.
@@ -59,10 +56,7 @@ class Prefetcher:
     def __init__(
         self, kv: RecordCache, states: RecordCache, store: Store, settings: Prefetch, page_size: int,
         ranks: Ranks | None, workers: Workers, clock: Callable[[], float], ended: Callable[[Fetch], None],
-        parts: Parts | None = None,
     ) -> None:  # fmt: skip
-        self._parts = parts or (lambda keys, end: [RecordKey(states, keys[end - 1], end * page_size)])
-        self._of_many = parts is not None  # records for a state
         self._kv, self._states, self._settings, self._page_size = kv, states, settings, page_size
         self._ranks, self._clock, self._ended = ranks, clock, ended
         self._told = logs.Repeats(LOG, clock, ("tokens", "usable", "seconds"))
@@ -84,9 +78,10 @@ class Prefetcher:
         return sum(fetch.tokens - fetch.covered for fetch in self._fetches)
 
     @property
-    def held(self) -> Counter[RecordCache]:
-        """Host records that prefetches have claimed and not filed yet, of each cache."""
-        return sum((fetch.reservation.held for fetch in self._fetches), Counter())
+    def held(self) -> tuple[int, int]:
+        """Host records that prefetches have claimed and not filed yet: for states, and for KV pages."""
+        reserved = [fetch.reservation for fetch in self._fetches]
+        return sum(each.state is not None for each in reserved), sum(len(each.records) for each in reserved)
 
     @property
     def pinned(self) -> list[CachedRecord]:
@@ -119,7 +114,7 @@ class Prefetcher:
         own = list(keys[: fits or pages])
         fetch = Fetch(
             self._count["started"], len(own) * self._page_size, own, covered, min(kv_pages, len(own)),
-            Reservation(self._kv, own), self._clock(),
+            Reservation(self._kv, self._states, own), self._clock(),
         )  # fmt: skip
         self._count["started"] += 1
         if fetch.missing < max(self._settings.threshold, 1):
@@ -245,29 +240,19 @@ class Prefetcher:
         """Begins to ask storage for the pages and states that are nowhere else, unless there are none."""
         keys, gaining = fetch.keys, range(self._first(fetch, self._settings.threshold), fetch.pages + 1)
         pages = [page for page in range(fetch.kv_pages, fetch.pages) if keys[page] not in self._kv]
-        ends = [end for end in gaining if keys[end - 1] not in self._states or not self._has(keys, end)]
-
-        def levels(end: int) -> list[str]:
-            return [part.cache.form.name(part.key) for part in self._lacks(keys, end)[1:]]
-
-        question = fetch.question = Question(keys, pages, ends, levels)
+        ends = [end for end in gaining if keys[end - 1] not in self._states]
+        question = fetch.question = Question(keys, pages, ends)
         if question.pages or question.ends:
             forms = self._kv.form, self._states.form
             self._submit(Op(fetch), ask, self._store, *forms, question, self._settings.chunk, lambda: fetch.over)
         else:
             fetch.answer = Answer()
 
-    def _lacks(self, keys: Sequence[bytes], end: int) -> list[RecordKey]:
-        """Returns what is to be read of the state at a page end: the state, and what else is not in host memory."""
-        state, *levels = self._parts(keys, end)
-        return [state, *(part for part in levels if part.key not in part.cache)]
-
-    def _has(self, keys: Sequence[bytes], end: int) -> bool:
-        """Whether the state at a page end, whose record is in host memory, is there as a whole."""
-        return not self._of_many or len(self._lacks(keys, end)) == 1
-
-    def _read_chunk(self, fetch: Fetch, cache: RecordCache, pieces: Sequence[Chunk], pages: list[int]) -> None:
-        op = Op(fetch, pool=cache.pool, records=[piece.record for piece in pieces], pages=pages)
+    def _read_chunk(
+        self, fetch: Fetch, cache: RecordCache, wanted: Sequence[tuple[int, int]], pages: list[int]
+    ) -> None:
+        pieces = [Chunk(fetch.keys[page], (page + 1) * self._page_size, record) for page, record in wanted]
+        op = Op(fetch, pool=cache.pool, records=[record for _, record in wanted], pages=pages)
         self._submit(op, read, self._store, cache.form, cache.pool.buffer, pieces, lambda: fetch.over)
 
     def _submit(self, op: Op, work: Callable[..., Any], *arguments: Any) -> None:
@@ -312,7 +297,7 @@ class Prefetcher:
             if found.flaw:
                 self._flaws[found.flaw] += 1
                 fetch.blame(End.FAILED if found.flaw == "failed" else End.MISSED, found.why or found.flaw)
-            fetch.note(op, found.arrived)
+            fetch.note(op.pages, found.arrived)
 
     # -- the page ends that this rank could start a prompt from ----------------------------------------
 
@@ -332,7 +317,7 @@ class Prefetcher:
     def _hits(self, fetch: Fetch, answer: Answer) -> Hits:
         keys, pages = fetch.keys, np.arange(fetch.pages)
         here = (pages < fetch.kv_pages) | np.array([key in self._kv for key in keys])
-        stated = np.array([key in self._states and self._has(keys, page + 1) for page, key in enumerate(keys)])
+        stated = np.array([key in self._states for key in keys])
         reached, able = here.copy(), stated.copy()
         reached[list(fetch.question.pages[: answer.found])] = True
         able[[end - 1 for end in answer.ends]] = True
@@ -344,50 +329,30 @@ class Prefetcher:
         return -(-(fetch.covered + max(least, 1)) // self._page_size)
 
     def _claim(self, fetch: Fetch, hits: Hits, most: int) -> Bits:
-        keys, reservation = fetch.keys, fetch.reservation
-        able = (np.flatnonzero(hits.able[:most]) + 1).tolist()
-        reservation.pin(range(fetch.kv_pages, most), [(end, self._parts(keys, end)) for end in able])
-        ends = hits.cut(self._kv.room())
-        while True:
-            end, read = deepest(ends), ends & ~hits.states
-            if self._ranks is None:  # with several, the state may be that of an end before the last one
-                read[: max(0, end - 1)] = False
-            needed = self._needed(keys, read)
-            if all(cache.room() >= n for cache, n in needed.items()):
-                break
-            ends[deepest(read) - 1] = False
-        reservation.claim(hits.missing(end), needed)
-        reservation.trim(end, bool(read.any()))
+        kv, states, reservation = self._kv, self._states, fetch.reservation
+        stated = np.flatnonzero(hits.able & hits.states) + 1
+        reservation.pin(range(fetch.kv_pages, most), stated[stated <= most].tolist())
+        ends = hits.cut(kv.room(), states.room() > 0)
+        end = deepest(ends)
+        # With several ranks the state may be that of an end before the last one.
+        reads_state = bool((ends & ~hits.states)[end - 1 if self._ranks is None else 0 :].any())
+        reservation.claim(hits.missing(end), reads_state)
+        reservation.trim(end, reads_state)
         return ends
-
-    def _needed(self, keys: Sequence[bytes], ends: Bits) -> Counter[RecordCache]:
-        """Returns the host records of each cache that are enough to read the state at any one of these page ends."""
-        needed: Counter[RecordCache] = Counter()
-        for end in (np.flatnonzero(ends) + 1).tolist():
-            needed |= Counter(part.cache for part in self._lacks(keys, end))
-        return needed
 
     # -- reading --------------------------------------------------------------------------------------
 
     def _read(self, fetch: Fetch, end: int) -> None:
         """Begins to read up to an end that all ranks agree on, and releases the rest."""
-        size, reservation = self._page_size, fetch.reservation
-        fetch.tokens, fetch.keys = end * size, fetch.keys[:end]
-        reads_state = not fetch.hits.states[end - 1]
-        reservation.trim(end, reads_state)
-        if reads_state:
-            lacks = self._lacks(fetch.keys, end)
-            reservation.pin((), [(end, [part for part in self._parts(fetch.keys, end) if part not in lacks])])
-            reservation.choose(lacks)
+        fetch.tokens, fetch.keys = end * self._page_size, fetch.keys[:end]
+        fetch.reservation.trim(end, not fetch.hits.states[end - 1])
         fetch.begin()
-        for cache in dict.fromkeys(part.cache for part, _ in reservation.parts):  # first: no page is of use without
-            pieces = [Chunk(part.key, part.length, record) for part, record in reservation.parts if part.cache is cache]
-            self._read_chunk(fetch, cache, pieces, [])
-        pages = list(reservation.records.items())
+        if fetch.reservation.state is not None:  # first: without it the pages are of no use
+            self._read_chunk(fetch, self._states, [(end - 1, fetch.reservation.state)], [])
+        pages = list(fetch.reservation.records.items())
         for at in range(0, len(pages), self._settings.chunk):
-            some = pages[at : at + self._settings.chunk]
-            pieces = [Chunk(fetch.keys[page], (page + 1) * size, record) for page, record in some]
-            self._read_chunk(fetch, self._kv, pieces, [page for page, _ in some])
+            part = pages[at : at + self._settings.chunk]
+            self._read_chunk(fetch, self._kv, part, [page for page, _ in part])
 
     def _arrive(self, fetch: Fetch) -> None:
         """Proposes what has arrived; nothing more is waited for."""
@@ -438,10 +403,9 @@ class Prefetcher:
         """Files what all ranks have in host memory, and releases the rest: the caches of the ranks stay alike."""
         whole = end == fetch.end
         read_pages = sum(page < end for page in fetch.reservation.records)
-        read_state = int(whole and bool(fetch.reservation.parts))
+        read_state = int(whole and fetch.reservation.state is not None)
         self._count.update(tokens=max(0, end * self._page_size - fetch.covered), pages=read_pages, states=read_state)
-        state = self._parts(fetch.keys, end) if end else ()
-        fetch.reservation.commit(end, self._page_size, read=whole, state=state)
+        fetch.reservation.commit(end, self._page_size, state=whole)
         fetch.length = max(fetch.covered, end * self._page_size)
         if end:
             self._end(fetch, End.COMPLETE if whole else End.PARTIAL)

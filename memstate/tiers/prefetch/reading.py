@@ -1,13 +1,11 @@
 """The work of the background threads: ask storage what it has, and read records into host memory. Knows no cache."""
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import compress
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from memstate.tiers.records import RecordFormat
 from memstate.tiers.stores.base import Bytes, Outcome, Store, answered, faults_of, faults_since
 
-T = TypeVar("T")
 Over = Callable[[], bool]  # whether what the work is for is over
 
 
@@ -17,14 +15,12 @@ class Question(NamedTuple):
     Attributes:
         keys: Digests of whole pages.
         pages: Pages whose KV is nowhere else, ascending.
-        ends: Page ends, from 1 on, whose state is not in host memory as a whole, ascending.
-        levels: Returns the names of the levels that such a state lacks.
+        ends: Page ends, from 1 on, whose state is not in host memory, ascending.
     """
 
     keys: Sequence[bytes]
     pages: Sequence[int]
     ends: Sequence[int]
-    levels: Callable[[int], list[str]]
 
 
 class Answer(NamedTuple):
@@ -95,11 +91,7 @@ def ask(store: Store, kv: RecordFormat, states: RecordFormat, question: Question
         if over():
             break
         there = answered(store.exists([states.name(keys[end - 1]) for end in part]), len(part))
-        lacks = {end: question.levels(end) for end in compress(part, there)}
-        has: set[str] = set()
-        for names in _parts(list({name for each in lacks.values() for name in each}), chunk):
-            has.update(compress(names, answered(store.exists(names), len(names))))
-        ends += [end for end, names in lacks.items() if has.issuperset(names)]
+        ends += [end for end, has in zip(part, there, strict=True) if has]
     return Answer(found, ends, faults_since(store, before))
 
 
@@ -131,5 +123,5 @@ def read(store: Store, form: RecordFormat, buffer: Callable[[int], Bytes], piece
     return Read(len(pieces), "")
 
 
-def _parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+def _parts(items: Sequence[int], size: int) -> Iterator[Sequence[int]]:
     return (items[at : at + size] for at in range(0, len(items), size))

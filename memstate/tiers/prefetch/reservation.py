@@ -1,9 +1,8 @@
 """What one prefetch holds in host memory until it ends: entries that it relies on, and records that it fills."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from memstate.tiers.host.cache import CachedRecord, RecordCache, RecordKey
+from memstate.tiers.host.cache import CachedRecord, RecordCache
 
 
 class Reservation:
@@ -13,26 +12,24 @@ class Reservation:
 
     Args:
         kv: Host cache of KV pages.
+        states: Host cache of states.
         keys: Digests of the prompt's whole pages.
 
     Attributes:
         records: Page -> host record to fill.
-        parts: What is read of a state, each with the host record to fill.
+        state: Host record to fill with the state, None for none.
     """
 
-    def __init__(self, kv: RecordCache, keys: Sequence[bytes]) -> None:
-        self._kv, self._keys = kv, keys
+    def __init__(self, kv: RecordCache, states: RecordCache, keys: Sequence[bytes]) -> None:
+        self._kv, self._states, self._keys = kv, states, keys
         self._pins: list[tuple[int, RecordCache, CachedRecord]] = []  # with the first end that needs the entry
         self.records: dict[int, int] = {}
-        self.parts: list[tuple[RecordKey, int]] = []
-        self._spare: dict[RecordCache, list[int]] = {}  # for what is read of a state that is not chosen yet
+        self.state: int | None = None
 
-    def pin(self, pages: Iterable[int], states: Iterable[tuple[int, Sequence[RecordKey]]]) -> None:
-        """Pins what is in host memory of these pages, and of states with their ends."""
-        wanted = [(page + 1, self._kv, self._keys[page]) for page in pages]
-        wanted += [(end, part.cache, part.key) for end, parts in states for part in parts]
-        for end, cache, key in wanted:
-            if entry := cache.get(key):
+    def pin(self, pages: Iterable[int], ends: Iterable[int]) -> None:
+        """Pins what is in host memory of these pages and ends."""
+        for cache, end in [*((self._kv, page + 1) for page in pages), *((self._states, end) for end in ends)]:
+            if entry := cache.get(self._keys[end - 1]):
                 cache.pin(entry)
                 self._pins.append((end, cache, entry))
 
@@ -41,55 +38,39 @@ class Reservation:
         """The entries that it pins."""
         return [entry for _, _, entry in self._pins]
 
-    @property
-    def held(self) -> Counter[RecordCache]:
-        """The records that are claimed, of each cache."""
-        held = Counter({cache: len(records) for cache, records in self._spare.items()})
-        held.update(part.cache for part, _ in self.parts)
-        held[self._kv] += len(self.records)
-        return held
-
-    def claim(self, pages: Sequence[int], needed: Mapping[RecordCache, int]) -> None:
-        """Claims a record for each page, and so many for a state. Evicts no more than is missing."""
+    def claim(self, pages: Sequence[int], state: bool) -> None:
+        """Claims a record for each page, and one for a state if wanted. Evicts no more than is missing."""
         self.records = dict(zip(pages, self._kv.claim(len(pages)), strict=True))
-        self._spare = {cache: cache.claim(n) for cache, n in needed.items()}
-
-    def choose(self, parts: Sequence[RecordKey]) -> None:
-        """Says what is read of the state: no more of each cache than was claimed for it."""
-        self.parts = [(part, self._spare[part.cache].pop()) for part in parts]
+        self.state = self._states.claim(1)[0] if state else None
 
     def trim(self, end: int, state: bool) -> None:
-        """Releases what lies beyond a page end, and the records of the state unless they are needed."""
+        """Releases what lies beyond a page end, and the state's record unless it is needed."""
         surplus = [page for page in self.records if page >= end]
         self._kv.pool.release([self.records.pop(page) for page in surplus])
-        if not state:
-            for part, record in self.parts:
-                part.cache.pool.release([record])
-            for cache, records in self._spare.items():
-                cache.pool.release(records)
-            self.parts, self._spare = [], {}
+        if self.state is not None and not state:
+            self._states.pool.release([self.state])
+            self.state = None
         for _, cache, entry in (pin for pin in self._pins if pin[0] > end):
             cache.unpin(entry)
         self._pins = [pin for pin in self._pins if pin[0] <= end]
 
-    def commit(self, end: int, page_size: int, read: bool, state: Sequence[RecordKey]) -> None:
+    def commit(self, end: int, page_size: int, state: bool) -> None:
         """Adds what was read up to a page end to the caches, the first page as the most recent, and releases the rest.
 
         Args:
             end: Pages.
             page_size: Tokens of a page.
-            read: Whether the state at the end was read too.
-            state: What it is made of.
+            state: Whether the state at the end was read too.
         """
-        self.trim(end, read)
+        self.trim(end, state)
         for page, record in self.records.items():
             self._kv.add(self._keys[page], record, (page + 1) * page_size, fetched=True)
         self._kv.touch(self._keys[:end])
-        for part, record in self.parts:
-            part.cache.add(part.key, record, part.length, fetched=True)
-        for part in state:
-            part.cache.touch([part.key])
-        self.records, self.parts = {}, []
+        if end:
+            if self.state is not None:
+                self._states.add(self._keys[end - 1], self.state, end * page_size, fetched=True)
+            self._states.touch([self._keys[end - 1]])
+        self.records, self.state = {}, None
         self.release()
 
     def release(self) -> None:

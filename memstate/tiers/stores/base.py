@@ -19,7 +19,7 @@ from memstate.errors import InvalidArgument
 
 T = TypeVar("T")
 Bytes = NDArray[np.uint8]
-RECORD = re.compile(r"(?:state|kv|level)-[0-9a-f]{64}")  # what records are called, see `RecordFormat.name`
+RECORD = re.compile(r"(?:state|kv)-[0-9a-f]{64}")  # what records are called, see `RecordFormat.name`
 
 
 def require_names(names: Sequence[str]) -> None:
@@ -30,7 +30,7 @@ def require_names(names: Sequence[str]) -> None:
     """
     for name in names:
         if not isinstance(name, str) or not RECORD.fullmatch(name):
-            raise InvalidArgument(f"record {name!r}: expected state-, kv- or level- and 64 hexadecimal digits")
+            raise InvalidArgument(f"record {name!r}: expected state- or kv- and 64 hexadecimal digits")
 
 
 def require_buffers(names: Sequence[str], buffers: Sequence[Bytes], written: bool) -> None:
@@ -71,9 +71,9 @@ class Store(Protocol):
     Several threads call every method at once. A call may take long, and may raise OSError: then nothing is known of the
     whole batch. What a batch does for one name does not depend on the others.
 
-    Names are those of `RecordFormat.name`: `state-`, `kv-` or `level-` and 64 hexadecimal digits. A record is written
-    whole or not at all: no reader sees half of one. Writing a name that is there may keep the old record or the new
-    one, because equal names mean equal bytes. Records may go at any time.
+    Names are those of `RecordFormat.name`: `state-` or `kv-` and 64 hexadecimal digits. A record is written whole or
+    not at all: no reader sees half of one. Writing a name that is there may keep the old record or the new one, because
+    equal names mean equal bytes. Records may go at any time.
 
     A store may also have `faults`, a `Counter` of what it could not do by reason, such as ENOSPC, and `evicted`, the
     records that it deleted to make room. Log and metrics show both.

@@ -47,7 +47,7 @@ def name(world: World) -> bytes:
         state: tuple[Any, ...] = ()
         if one:
             state = len(one.text), one.confirmed, one.unsettled, one.finished, host_tracked[at], place[host_sources[at]]
-            state = (*state, len(one.tail), model.tails[at] == one.tail, one.stale)
+            state = (*state, len(one.tail), model.tails[at] == one.tail)
             if tailed:
                 newest, place_of = model.columns["newest"][at], model.vectors[0].tolist()
                 told = int(model.of_tails[4, place_of.index(at)]) if newest else 0  # what the next plan counts

@@ -35,7 +35,6 @@ CASES = {
     "Redirect, copied hits": case("redirect", direct_hits=False),
     "Redirect, in place": case("redirect", in_place=True),
     "Redirect, rows and a grid": case("redirect", tails=True, alone=2),
-    "Redirect, levels": case("redirect", leaf=2),
     "Redirect, tails": tailed("redirect"),
     "Redirect, tails, every=4": tailed("redirect", 4),
     "Redirect, tails, overlap": tailed("redirect", overlap=True),

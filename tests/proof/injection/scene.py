@@ -14,7 +14,6 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from memstate.requests.levels import level_ends
 from memstate.tokens import BYTES
 from tests.support import owners
 from tests.support.endings import close_idle, finish
@@ -27,10 +26,7 @@ Call = Callable[[], Any]
 A, B, C = whole(1, 6), whole(2, 5), whole(3, 4)  # A and B are cached on the device, C below it
 CHAT, TALK = whole(4, 4), whole(5, 3)
 TAIL = ms.Plane("tail", (3,), torch.int32, fill=1000)
-CHUNK = 2 * PAGE
-TREE = ms.Plane("tree", (), torch.int64, grid=CHUNK)
-WITH_RINGS = replace(LAYOUT, rows=ms.StateLayout((TAIL,), 2))
-WITH_ROWS = replace(LAYOUT, rows=ms.StateLayout((TAIL,), 2), levels=ms.StateLayout((TREE,), 2))
+WITH_ROWS = replace(LAYOUT, rows=ms.StateLayout((TAIL,), 2))
 
 
 class Scene(Tiered):
@@ -77,18 +73,8 @@ class Scene(Tiered):
         self.fetched = mem.prefetch([*C, 1])
 
     def _forward(self, step: ms.Step, fed: Sequence[Sequence[int]]) -> None:
-        """Counts the tokens of each row in its memory as well, and checks and writes its levels."""
+        """Counts the tokens of each row in its memory as well."""
         by_number = {row.index: row for row in self.mem.rows}
-        lengths = zip(step.numbers.tolist(), step.before.tolist(), step.after.tolist(), strict=True)
-        for number, *ends in lengths if self.mem.planes.levels else ():
-            text = self.text[by_number[number]] if number in by_number else []
-            for table, length in zip(self.mem.device.level_table[number].tolist(), ends, strict=True):
-                for level, end in level_ends(length, CHUNK) if text else ():
-                    tree, told = self.mem.planes.levels["tree"][:, table[level]], hash((*text[:end], level))
-                    if length == ends[0]:
-                        assert tree.tolist() == [told] * 2, f"row {number}, level {level} of {length} tokens"
-                    elif table[level]:
-                        tree.fill_(told)
         for number, tokens in zip(step.numbers.tolist(), fed, strict=True) if self.mem.planes.rows else ():
             if row := by_number.get(number):
                 tail, before = self.mem.planes.rows["tail"][:, number], self.tails.get(row, 0)
@@ -257,7 +243,7 @@ SCENES: dict[str, tuple[Any, ...]] = {
     "redirect": ("redirect", False, True),
     "redirect in place": ("redirect", True, False),
     "redirect with rows": ("redirect", False, True, WITH_ROWS),
-    "redirect with tails": ("redirect", False, True, WITH_RINGS, 2),
+    "redirect with tails": ("redirect", False, True, WITH_ROWS, 2),
     "lazy": ("lazy", False, True),
     "ping-pong": ("ping-pong", False, False),
     "lazy in place": ("lazy", True, True),

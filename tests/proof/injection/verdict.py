@@ -50,7 +50,7 @@ def fingerprint(scene: Scene) -> dict[str, Any]:
     del seen["stats"], seen["changes"]
     for one in seen["rows"] + seen["sessions"]:  # time goes on
         del one["age"], one["idle"]
-    table, file, below, levels = owners.table(mem), inside.registers(mem), scene.below, mem._parts.levels
+    table, file, below = owners.table(mem), inside.registers(mem), scene.below
     seen |= {name: getattr(table, name).tolist() for name in ("generation", "used", "finished", "confirmed")}
     seen["unsettled"] = mem._parts.log.times(table).tolist()
     seen |= {name: getattr(file, name).tolist() for name in ("held", "tracked", "source", "pending", "newest")}
@@ -64,7 +64,6 @@ def fingerprint(scene: Scene) -> dict[str, Any]:
     seen["free"] = mem.free_slots, mem.free_pages, owners.free(mem)
     seen["fetches"] = [fetch.done for fetch in (below.prefetcher._fetches if below.prefetcher else ())]
     seen["asleep"] = mem.planes.asleep
-    seen["levels"] = levels and (dict(levels._of), levels.allocator.free, [*levels.allocator.holders])
     seen["rows' memory"] = rows["tail"][:, table.used].tolist() if (rows := mem.planes.rows) else None
     return seen
 

@@ -649,11 +649,9 @@ class Cache(Ledger):
         talk.text = talk.text[:known]
         registers = [row.live + k for k in range(1 + self.settings.lanes)]
         real = [r for r in registers if 1 <= self.known.get(r, 0) <= known and self._whole(row, self.known[r])]
-        real = [r for r in real if self.known[r] % self.settings.whole == 0]
-        longest, kept = (
-            sorted(real, key=lambda r: -self.known[r]),
-            self.to_talk(row) or (key is None and not talk.closing),
-        )
+        real = [r for r in real if self.known[r] % self.settings.alone == 0]
+        longest = sorted(real, key=lambda r: -self.known[r])
+        kept = self.to_talk(row) or (key is None and not talk.closing)
         for register in longest[: self.settings.per_session] if kept else []:
             if not self.free_holders and talk.kept:
                 self.evict_states(1)

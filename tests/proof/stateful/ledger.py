@@ -109,7 +109,6 @@ class Row:
     lease: "Lease | None" = None
     talk: "Talk | None" = None
     tail: Text = EMPTY  # what the memory of the row stands for
-    stale: bool = True  # the device does not know the levels that its next step reads
 
     @property
     def live(self) -> int:
@@ -347,7 +346,7 @@ class Ledger:
                 self.label[row] = op.value
             elif column == "page":
                 self.page_cells[row][at] = op.value
-            elif column != "levels":
+            else:
                 self.columns[column][row] = op.value
         elif op.registers[0] < 0:
             self.tails[-op.registers[0]] = self.tails[-op.source] if op.source else EMPTY

@@ -92,7 +92,7 @@ class Machine:
                 tracking=s.tracking, overlap=s.overlap, in_place=s.in_place,
                 direct_hits=s.direct_hits, grid=s.grid or None, packed=s.packed, pad=s.pad, tail=s.tail,
                 snapshots=s.snapshots,
-                reserve=s.reserve, pages=s.pages, ends=True, level_slots=s.level_slots,
+                reserve=s.reserve, pages=s.pages, ends=True,
                 page_size=s.page_size,
                 pages_per_row=s.pages_per_row, tensors=self.memory.tensors, debug=s.debug,
                 backend=backend.name, device=backend.device, prefix=s.cache,
@@ -128,7 +128,7 @@ class Machine:
         self.registers = file = inside.registers(self.mem)
         self.columns = COLUMNS + OF_TAILS if s.tail else COLUMNS
         columns = {n: getattr(file.table, n) for n in ("slots", "labels", *self.columns)}
-        columns |= {"pages": file.page_table, "levels": file.level_table}
+        columns |= {"pages": file.page_table}
         self.starts = {name: column.storage_offset() for name, column in columns.items()}
         self.expected = np.zeros(file.cells.numel(), np.int32)
         self.look()
@@ -199,20 +199,6 @@ class Machine:
             if self.settings.tail:
                 self.memory.look_at_rings(model.rings)
             model.stirred.clear()
-            if self.settings.leaf:
-                self._look_at_the_levels()
-
-    def _look_at_the_levels(self) -> None:
-        """Those of states whose bytes are there; the model does not know which level slots they have."""
-        model, sets, slot = self.model, self.mem._parts.levels, self.model.slot
-        self._same("what is wrong with level slots", sets.miscounts(), [])
-        texts = {one.register: one.text for one in model.kept.values()}
-        for row in model.rows.values():
-            texts |= {one: row.text[: model.known[one]] for one in range(row.live, row.live + 3) if one in model.held}
-        there = [one for one in texts if one in slot and not model.named(one)]
-        there = [one for one in there if model.content["fold"][slot[one]] == texts[one]]
-        free = [at for at, times in enumerate(sets.allocator.holders) if at and not times]
-        self.memory.look_at_levels([(sets.of(one), texts[one]) for one in there], free)
 
     def _look_at_the_cells(self) -> None:
         """The one tensor of registers, columns and page table, with what lies between them."""
@@ -222,7 +208,6 @@ class Machine:
             "slots": _dense(model.slot, count), "labels": _dense(model.label, count),
             **{name: model.columns[name] for name in self.columns},
             "pages": [page for row in model.page_cells for page in row],
-            "levels": seen[self.starts["levels"] :][: self.registers.level_table.numel()].tolist(),  # a forward looks
         }  # fmt: skip
         for name, numbers in columns.items():
             told[self.starts[name] : self.starts[name] + len(numbers)] = numbers

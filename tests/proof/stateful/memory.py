@@ -19,7 +19,6 @@ from torch import Tensor
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from memstate.requests.levels import DEPTH
 from memstate.state.planes import Planes
 from memstate.tiers.host import transfers
 from memstate.tiers.keys import Keys
@@ -88,12 +87,6 @@ def digest(text: Text) -> int:
     return hash(text) % 2**64 if text else 0
 
 
-def named(slots: Sequence[int], texts: Sequence[Text]) -> list[tuple[int, Text]]:
-    """Level slots with what they hold; there is one for each text."""
-    assert [slot > 0 for slot in slots] == [bool(text) for text in texts], f"level slots {slots} for {texts}"
-    return [(slot, text) for slot, text in zip(slots, texts, strict=True) if slot]
-
-
 class Kind:
     """How a plane depends on a text: each element is a number of the text times a weight of its own.
 
@@ -137,7 +130,6 @@ class Memory:
         layout = settings.layout
         self.kinds = {plane.name: Kind(plane, layout.layers_of(plane)) for plane in layout.planes}
         self.tail = Kind(TAIL, 2)
-        self.level = Kind(layout.levels.planes[0], 2) if layout.levels else None
         self.poison = {part: np.frombuffer(bytes([POISON] * 8), kind.dtype)[0] for part, kind in self.kinds.items()}
         self.given = settings.memory in ("tensor", "layers")
         self.backing: list[Tensor] = []  # larger blocks that arenas or tensors are cut out of
@@ -213,7 +205,6 @@ class Memory:
             self.rings = mem.planes.rows[RING]
         elif before is None:  # kernels keep inputs themselves
             self.rings = torch.zeros(2, self.settings.row_count + 1, self.settings.ring, dtype=torch.int64)
-        self.levels = mem.planes.levels and mem.planes.levels["tree"]
         if before is None:
             self.shown: dict[str, list[State]] = {part: [EMPTY, *[UNSEEN] * self.settings.slots] for part in self.kinds}
             for part, places in self.places.items():
@@ -286,8 +277,8 @@ class Memory:
     def forward_rows(self, rows: list[int], texts: list[Text], tokens: list[list[int]]) -> None:
         """The memory of each row must be what its text says; the tokens of the step come to it."""
         real = [i for i, row in enumerate(rows) if row > 0]
-        self._require(self.tail, self.tails, [(rows[i], texts[i]) for i in real])
-        self._store(self.tail, self.tails, [(rows[i], (*texts[i], *tokens[i])) for i in real])
+        self._require_rows([(rows[i], texts[i]) for i in real])
+        self._store_rows([(rows[i], (*texts[i], *tokens[i])) for i in real])
 
     def fold(
         self, rows: list[int], cursor: list[list[int]], texts: list[Text], tokens: list[list[int]]
@@ -323,46 +314,18 @@ class Memory:
             same(f"tails of rows {[*told]}, layer {layer}", seen,
                  [[token(layer, text) for text in ring] for ring in told.values()])  # fmt: skip
 
-    def forward_levels(self, table: Tensor, rows: list[int], texts: list[Text], tokens: list[list[int]]) -> None:
-        """Each row reads the levels of its chunks, and stores those that its step ends."""
-        told, reads, writes = table.tolist(), list[tuple[int, Text]](), list[tuple[int, Text]]()
-        for i in [i for i, row in enumerate(rows) if row > 0]:
-            before, after = self.covered(texts[i]), self.covered((*texts[i], *tokens[i]))
-            reads += named(told[rows[i]][0], before)
-            pairs = zip(before, after, strict=True)
-            writes += named(told[rows[i]][1], [() if old == new else new for old, new in pairs])
-        used = {slot for slot, _ in writes} - {slot for slot, _ in reads}
-        assert len(used) == len(writes), f"a step writes level slots {writes}, and reads {reads}"
-        self._require(self.level, self.levels, reads)
-        self._store(self.level, self.levels, writes)
-
-    def put_levels(self, slots: Sequence[int], text: Text) -> None:
-        """Writes the levels of a state from elsewhere."""
-        self._store(self.level, self.levels, named(slots, self.covered(text)))
-
-    def look_at_levels(self, states: Iterable[tuple[Sequence[int], Text]], free: list[int]) -> None:
-        """Compares the levels of states. Level slots that nobody has are poisoned, so that a forward finds them out."""
-        told = [pair for slots, text in states for pair in named(slots, self.covered(text))]
-        self._require(self.level, self.levels, told)
-        self.levels[:, free] = -1
-
-    def covered(self, text: Text) -> list[Text]:
-        """Of each level the tokens up to its end, none where a state has no such level."""
-        sizes = [self.settings.leaf << level for level in range(DEPTH)]
-        return [text[: n * size] if (n := len(text) // size) % 2 else () for size in sizes]
-
-    def _require(self, kind: Kind, plane: Tensor, told: Sequence[tuple[int, Text]]) -> None:
-        places = [place for place, _ in told]
+    def _require_rows(self, told: Sequence[tuple[int, Text]]) -> None:
+        rows, kind = [row for row, _ in told], self.tail
         for layer in range(2) if told else ():
-            seen, wanted = raw(plane[layer, places]).view(kind.dtype), kind.expected(layer, [text for _, text in told])
+            seen = raw(self.tails[layer, rows]).view(kind.dtype)
+            wanted = kind.expected(layer, [text for _, text in told])
             assert np.array_equal(seen, wanted), f"{told}: {seen.tolist()} in layer {layer}, expected {wanted.tolist()}"
 
-    def _store(self, kind: Kind, plane: Tensor, told: Sequence[tuple[int, Text]]) -> None:
+    def _store_rows(self, told: Sequence[tuple[int, Text]]) -> None:
         for layer in range(2) if told else ():
-            found = kind.expected(layer, [text for _, text in told])
-            plane[layer, [place for place, _ in told]] = torch.from_numpy(found.view(found.dtype.name[1:])).to(
-                self.device
-            )
+            found = self.tail.expected(layer, [text for _, text in told])
+            stored = torch.from_numpy(found.view(found.dtype.name[1:])).to(self.device)
+            self.tails[layer, [row for row, _ in told]] = stored
 
     def put(self, slot: int, text: Text) -> None:
         """Writes a state from elsewhere into a slot."""
@@ -396,7 +359,7 @@ class Memory:
         memory of rows stands for.
         """
         if self.tails is not None:
-            self._require(self.tail, self.tails, [(row, text) for row, text in enumerate(tails) if text is not None])
+            self._require_rows([(row, text) for row, text in enumerate(tails) if text is not None])
         self._pull()
         fresh = False
         for part, states in content.items():
@@ -537,7 +500,7 @@ class Lower:
             self.kv.attach(model)
         self.keys = Keys(self.real._caches[0].form.fingerprint, self.settings.page_size)
         self.forms = {cache.form.kind: cache.form for cache in self.real._caches}
-        self.caches = [cache for cache in self.real._caches if cache.form.kind != "level"]  # those of the model
+        self.caches = self.real._caches
         self.payload = {cache.form.kind: self._payload(cache.form.kind) for cache in self.caches}
         s = self.settings
         staged = s.host_pages if s.pages else 0  # all of so few, because tiny states do not set the size
@@ -545,9 +508,6 @@ class Lower:
         self.staging_bytes += 2 * staged * self.forms["kv"].nbytes if staged else 0
         self.host_bytes = s.host_slots * self.forms["state"].nbytes
         self.host_bytes += s.host_pages * self.forms["kv"].nbytes if s.pages else 0
-        if s.leaf:
-            self.staging_bytes += 2 * max(8 * s.staging, 16) * self.forms["level"].nbytes
-            self.host_bytes += 64 * s.host_slots * self.forms["level"].nbytes
 
     # What programs do
 
@@ -660,8 +620,7 @@ class Lower:
         self._look_at_figures()
         if real.prefetcher:
             held = [fetch.state is not None for fetch in below.fetches], [len(fetch.pages) for fetch in below.fetches]
-            caches = real.host.states, real.host.kv
-            same("records of prefetches", [real.prefetcher.held[cache] for cache in caches], [*map(sum, held)])
+            same("records of prefetches", real.prefetcher.held, tuple(map(sum, held)))
             same("tokens in flight", real.prefetcher.in_flight_tokens, below.in_flight_tokens)
         for fetch, told in fetches.items():
             seen = fetch.phase.name.lower(), fetch.outcome and fetch.outcome.value, fetch.length, fetch.tokens

@@ -288,7 +288,6 @@ class Model(Cache):
         claims = sum(self.needs(row, n, of, late) for row, n, of in planned)
         if self.settings.prefix and self.settings.evict:
             self.free_slots(self.free_count + min(limit, self.shortfall(claims)))
-        self._write_levels(planned)
         sent = zip(rows, batch, drafts, strict=True)
         named = [(row.number, len(tokens), n) if row else (0, 0, 0) for row, (_, tokens), n in sent]
         step = Planned([], any(drafts), marks=inside)
@@ -423,14 +422,6 @@ class Model(Cache):
         self.of_tails[5, 0] = at + 1
         if row:
             self.columns["pending"][row.number], self.columns["newest"][row.number] = tail.left, tail.newest
-
-    def _write_levels(self, planned: Sequence[tuple[Row, int, int]]) -> None:
-        """Rows that end a chunk, and those that read other levels than their last step has left, tell the device."""
-        for row, n, _ in planned if (leaf := self.settings.leaf) else ():
-            ends = self.length(row) // leaf != (self.length(row) + n) // leaf
-            if ends or row.stale or row.source:
-                self.record_write("levels", row.number, 0)
-            row.stale = ends
 
     def _fill(self, step: Planned) -> None:
         """Debug mode: what the forward stores in slots that it does not read must replace what is there now."""

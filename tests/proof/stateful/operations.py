@@ -229,7 +229,6 @@ class Operations(Machine):
         self.look()
         assert self.mem.free_slots == self.settings.slots and self.mem.free_pages == self.settings.pages
         assert not self.model.kept and not self.model.slot
-        assert self.mem.stats().level_slots_free == (self.settings.level_slots or 0)
 
     def end_all(self) -> None:
         """Ends steps and rows, and drops what was published."""
@@ -514,8 +513,6 @@ class Operations(Machine):
         self.memory.forward(read, record.write.tolist(), record.snapshot.tolist(), texts, fed, self._marks(), cursor)
         if self.settings.tails:
             self.memory.forward_rows(record.rows.tolist(), tails, fed)
-        if self.settings.leaf:
-            self.memory.forward_levels(self.mem.device.level_table, record.rows.tolist(), texts, fed)
 
     def _marks(self) -> list[tuple[int, int, int]]:
         """Entry, offset and slot of the marks of the newest plan, as the device has them."""
@@ -882,8 +879,6 @@ class Operations(Machine):
             model.arrive(tenants := [self.handles[row] for row in rows], texts)
             for tenant in tenants:
                 model.arrived_at(tenant)
-            for row, text in zip(rows, texts, strict=True) if self.settings.leaf else ():
-                self.memory.put_levels(self.mem.device.level_slots(row), text)
             if self.lower and self.lower.kv:
                 for tenant in tenants:
                     self.lower.kv.write(tenant, tenant.text, 0)

@@ -36,9 +36,9 @@ class Digits:
 class Settings:
     """One configuration. memory: "own", "fenced" (its arenas cut out of larger blocks), "tensor" or "layers" (given);
     gap: bytes between the blocks of given memory; parts: "fold", and perhaps "conv", "conv turned", "ring" and "score";
-    alone: tokens at whose multiples "fold" is whole; tails: rows have memory of their own; leaf: tokens of a chunk of
-    levels, 0 for states without; tail: tokens of a step that may keep out of the state until they are accepted, 0 for
-    none: in the memory of rows, or where these have none, in that of the kernels.
+    alone: tokens at whose multiples "fold" is whole; tails: rows have memory of their own; tail: tokens of a step
+    that may keep out of the state until they are accepted, 0 for none: in the memory of rows, or where these have none,
+    in that of the kernels.
     """
 
     strategy: str = "none"
@@ -91,7 +91,6 @@ class Settings:
     placed: int = 0  # tokens between states of prompts, 0: at ends and branch points only
     alone: int = 1
     tails: bool = False
-    leaf: int = 0
     tail: int = 0
 
     @classmethod
@@ -135,8 +134,8 @@ class Settings:
         some = bool(d(2)) if tiered is None else tiered
         chosen = replace(chosen, tiered=True, **cls._below(d, chosen)) if prefix and some else chosen
         chosen = replace(chosen, **cls._kinds(d, chosen)) if d(3) == 1 else chosen
-        if tail or (not chosen.leaf and d(2) == 1):
-            chosen = replace(chosen, leaf=0, tails=d(4) > 0, tail=1 + d(4))
+        if tail or d(2) == 1:
+            chosen = replace(chosen, tails=d(4) > 0, tail=1 + d(4))
             if chosen.overlap and chosen.copied and overlap is None and d(2):
                 chosen = replace(chosen, overlap=False)
             elif chosen.overlap:  # memstate would not know which states to copy
@@ -146,13 +145,10 @@ class Settings:
 
     @staticmethod
     def _kinds(d: Digits, chosen: "Settings") -> dict[str, Any]:
-        """A plane that starts filled, in layers of its own and perhaps with a grid; memory of rows; levels."""
+        """A plane that starts filled, in layers of its own and perhaps with a grid; memory of rows."""
         alone = d.pick(1, 2, 3, 4, 1 if chosen.prefix or chosen.strategy != "none" else NEVER)
-        tails, leaf = d(4) > 0, 0 if chosen.grid else d.pick(0, 2, 1, 4)
-        leaf = lcm(leaf, chosen.page_size if chosen.tiered else 1)
-        every = lcm(chosen.every, chosen.page_size, alone % NEVER or 1, leaf or 1)
-        found = {"parts": (*chosen.parts, "score"), "alone": alone, "every": every, "tails": tails, "leaf": leaf}
-        return found | ({"storing": False} if leaf else {})  # the model of prefetches does not know levels
+        every = lcm(chosen.every, chosen.page_size, alone % NEVER or 1)
+        return {"parts": (*chosen.parts, "score"), "alone": alone, "every": every, "tails": d(4) > 0}
 
     @staticmethod
     def _below(d: Digits, chosen: "Settings") -> dict[str, Any]:
@@ -173,23 +169,13 @@ class Settings:
         return f"Settings({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in told)})"
 
     @property
-    def whole(self) -> int:
-        """Tokens at whose multiples a state is whole."""
-        return lcm(self.alone, self.leaf or 1)
-
-    @property
     def unit(self) -> int:
         """What the length of a kept state is a multiple of."""
-        return lcm(self.page_size, self.whole)
+        return lcm(self.page_size, self.alone)
 
     def states_inside(self, at: int) -> bool:
         """Whether a forward has states of whole pages inside a chunk from here on, wherever in the batch it lies."""
         return self.grid == 1 or (self.grid > 1 and not self.packed and at % gcd(self.unit, self.grid) == 0)
-
-    @property
-    def level_slots(self) -> int | None:
-        """So many that they never run out."""
-        return 64 * self.slots if self.leaf else None
 
     @property
     def row_count(self) -> int:
@@ -257,10 +243,8 @@ class Settings:
         ring = ms.Plane(RING, (self.ring,), torch.int64)
         own = (TAIL, ring) if self.tail else (TAIL,)
         rows = ms.StateLayout(own, 2, self.order) if self.tails else None  # type: ignore[arg-type]
-        tree = ms.Plane("tree", (2,), torch.int64, grid=self.leaf or None)
-        levels = ms.StateLayout((tree,), 2, self.order) if self.leaf else None  # type: ignore[arg-type]
         planes = tuple(shapes[part] for part in self.parts)
-        return ms.StateLayout(planes, self.layers, self.order, rows=rows, levels=levels)  # type: ignore[arg-type]
+        return ms.StateLayout(planes, self.layers, self.order, rows=rows)  # type: ignore[arg-type]
 
     @property
     def ring(self) -> int:

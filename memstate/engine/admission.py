@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
-
 from memstate import logs
 from memstate.checks import counts, is_count, numbers_of, require_kind, require_salt, sequence
 from memstate.errors import ConfigurationError, InvalidArgument, OutOfPages, OutOfRows, OutOfSlots

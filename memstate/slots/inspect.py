@@ -1,11 +1,12 @@
 """Describes the owners of all slots at one moment, as plain data that another process can load without a device."""
 
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,11 +21,12 @@ from memstate.sheet import MOST_ROWS, Sheet, Shown, bar, figures, of_slots, sect
 from memstate.slots.commands import Action
 from memstate.slots.packet import Packet
 from memstate.slots.registers import RegisterFile
-from memstate.slots.saved import require_saved
 
 FORMAT = "memstate inspection 2"
 # Bytes of a file that `load` reads: room for about 200,000 slots, each with its owner and a node of the prefix cache.
 LARGEST: Final = 64 << 20
+# What drawing raises for a value that it cannot use.
+UNDRAWN: Final = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
 @dataclass(frozen=True, repr=False)
@@ -94,15 +96,16 @@ class Inspection(Shown):
     def load(cls, path: Path | str) -> "Inspection":
         """Reads an inspection that `save` wrote.
 
-        The file may come from a stranger: every field is checked, so that audits and drawings can rely on what is
-        loaded. Slots and labels of registers may be any int32, because a faulty device can hold any.
+        The file may come from a stranger. So the inspection is drawn once, as `sheet`, and one that cannot be drawn is
+        refused. No number in it decides how much memory is taken. Whether the file tells the truth is not checked:
+        a faulty device can hold any slots and labels.
 
         Args:
             path: the file.
 
         Raises:
             InvalidArgument: the file is not an inspection, or has more than `LARGEST` bytes. The message names the
-                file, the field and its value.
+                file.
             OSError: the file cannot be read.
         """
         with _naming(str(path)), Path(path).open("rb") as file:
@@ -123,12 +126,29 @@ class Inspection(Shown):
         """
         with _naming(source):
             _require_small(len(content))
-            found = json.loads(content.decode(), object_pairs_hook=_unique)
-            require_saved(found, FORMAT, [each.name for each in fields(cls)])
-        del found["format"]
-        for keyed in ("names", "kinds", "tags"):
-            found[keyed] = {int(register): text for register, text in found[keyed].items()}
-        return cls(**found)
+            found = json.loads(content.decode(), object_pairs_hook=_unique, parse_float=_finite, parse_constant=_finite)
+            form = found.pop("format", None) if isinstance(found, dict) else found
+            if form != FORMAT:
+                raise InvalidArgument(f"its format is {shown(form)}, expected {FORMAT!r}")
+            for keyed in ("names", "kinds", "tags"):
+                found[keyed] = {int(register): text for register, text in found[keyed].items()}
+            seen = cls(**found)
+            seen._require_sizes()
+            seen.sheet()
+            return seen
+
+    def _require_sizes(self) -> None:
+        """Refuses what drawing would not notice: columns of other lengths, and a cache that is no tree."""
+        lengths = len(self.owners), len(self.free)
+        if self.capacity < 1 or lengths != (self.capacity + 1,) * 2:
+            raise InvalidArgument(
+                f"capacity is {self.capacity}, and owners and free have {lengths} entries, expected one more"
+            )
+        if len(self.slots) != len(self.labels):
+            raise InvalidArgument(f"slots and labels have {len(self.slots)} and {len(self.labels)} entries")
+        for at, node in enumerate(self.prefix):
+            if not -1 <= node["parent"] < at:
+                raise InvalidArgument(f"prefix[{at}].parent is {node['parent']}, expected -1 or a node before it")
 
     def by_slot(self) -> list[tuple[str, str]]:
         """Returns kind and name, or tag, of the owner of each slot 1..capacity; see `memstate.viz.holdings`."""
@@ -183,8 +203,10 @@ def _naming(source: str) -> Iterator[None]:
     """Names the source of what is no inspection."""
     try:
         yield
-    except (ValueError, RecursionError) as error:
+    except (InvalidArgument, json.JSONDecodeError, UnicodeError) as error:
         raise InvalidArgument(f"{source!r}: not an inspection: {error}") from error
+    except UNDRAWN as error:
+        raise InvalidArgument(f"{source!r}: not an inspection: it cannot be drawn: {shown(error)}") from error
 
 
 def _require_small(size: int) -> None:
@@ -198,6 +220,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         name = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
         raise InvalidArgument(f"{shown(name)} stands there twice")
     return found
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise InvalidArgument(f"{shown(text)} is no number that a page can show")
+    return number
 
 
 def inspect(

@@ -164,7 +164,7 @@ def test_a_page_of_what_a_process_serves(content: bytes, tmp_path: Path, monkeyp
     assert Path("inspection.html").read_text("utf-8") == page(busy(), url)
     with serving(body=b"[]") as url:
         done = memstate("inspect", "--url", url, "--out", "other.html")
-    assert done.status == 2 and f"'{url}': not an inspection: it is [], expected an object" in done.err
+    assert done.status == 2 and f"'{url}': not an inspection: its format is [], expected" in done.err
     assert not Path("other.html").exists()
 
 

@@ -16,8 +16,8 @@ import memstate as ms
 from memstate import viz
 from memstate.prefix.policies import Lru
 from memstate.requests import holdings
+from memstate.sheet import SLOT_KINDS
 from memstate.slots.journal import Change
-from memstate.slots.saved import KINDS
 from memstate.viz import Span, kinds
 from memstate.viz.owners import group_of
 from tests.support.build import build
@@ -218,9 +218,9 @@ def test_spans_end_with_a_reset() -> None:
 
 
 def test_every_kind_of_an_inspection_and_of_holdings_has_a_colour() -> None:
-    assert {*holdings.KINDS, "live", "lane", "unknown"} - {"leaving"} == set(KINDS)  # what leaves shows as a snapshot
-    named = {*KINDS, "free", "by id", "leaked", "contested"}
-    assert set(kinds.KINDS) == named and all(kinds.kind(name).name == name for name in named)
+    owners = {*holdings.KINDS, "live", "lane", "unknown"} - {"leaving"}  # what leaves shows as a snapshot
+    named = {*owners, "free", "by id", "leaked", "contested"}
+    assert set(kinds.KINDS) == named == set(SLOT_KINDS) and all(kinds.kind(name).name == name for name in named)
     assert kinds.kind("group").name == "by id" and kinds.kind("later").name == "unknown"
 
 

@@ -6,12 +6,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 from markupsafe import Markup
 
 from memstate.checks import shown
 from memstate.errors import InvalidArgument
-from memstate.slots.inspect import Inspection
+from memstate.slots.inspect import UNDRAWN, Inspection
 from memstate.viz.inspector import facts
 from memstate.viz.inspector.texts import embedded, text
 from memstate.viz.kinds import KINDS
@@ -31,7 +31,7 @@ def page(inspection: Inspection, title: str = "") -> str:
         title: Where it comes from, such as the name of a file.
 
     Raises:
-        InvalidArgument: This is no inspection.
+        InvalidArgument: This is no inspection, or one with values that the page cannot show.
 
     Example:
         >>> import torch
@@ -45,6 +45,13 @@ def page(inspection: Inspection, title: str = "") -> str:
     """
     if not isinstance(inspection, Inspection):
         raise InvalidArgument(f"page: {shown(inspection)}, expected what `StateManager.inspect` returns")
+    try:
+        return _drawn(inspection, title)
+    except (*UNDRAWN, TemplateError) as error:
+        raise InvalidArgument(f"page: the inspection cannot be drawn: {shown(error)}") from error
+
+
+def _drawn(inspection: Inspection, title: str) -> str:
     environment, style, script = _parts()
     tiers = inspection.stats.get("tiers") or {}
     return environment.get_template("page.html").render(

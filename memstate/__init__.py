@@ -4,8 +4,6 @@ A name is loaded when it is first used, so `import memstate` alone does not load
 """
 
 # ruff: isort: skip_file
-from importlib import import_module as _import_module
-from importlib.util import find_spec as _find_spec
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING
 
@@ -76,7 +74,7 @@ if TYPE_CHECKING:
         Tiers as Tiers,
     )
 
-_import_module("memstate.alone")
+from memstate import alone as _alone, lazy as _lazy  # noqa: F401  `alone` refuses files of another package
 
 if not (_Path(__file__).parent / "kernels" / "tables.py").is_file():
     raise ImportError(
@@ -86,43 +84,9 @@ if not (_Path(__file__).parent / "kernels" / "tables.py").is_file():
 
 __version__ = "0.3.0"  # pyproject.toml reads it here
 
-_MODULES = {
-    "memstate.engine.capacity": "capacity",
-    "memstate.engine.manager": "StateManager",
-    "memstate.engine.settings": "Forward Pages",
-    "memstate.engine.warmup": "warm_up",
-    "memstate.errors": (
-        "AgreementLost Asleep Broken ConfigurationError DeviceFault DoubleRelease ForwardFault InvalidArgument "
-        "LayoutMismatch LeakFound MemstateError OutOfPages OutOfRows OutOfSlots StaleHandle"
-    ),
-    "memstate.kernels.dispatch": "Backend",
-    "memstate.prefix": "Match Prefix SessionLimits policies",
-    "memstate.prefix.placement": "Ends Nowhere",
-    "memstate.requests.handles": "Request Row Rows Session Snapshot",
-    "memstate.requests.steps": "Step",
-    "memstate.requests.tracking": "LazyPingPong NoTracking PingPong Redirect Tracking",
-    "memstate.slots.allocator": "SlotAllocator",
-    "memstate.state": "presets",
-    "memstate.state.layout": "Plane StateLayout",
-    "memstate.state.planes": "Planes",
-    "memstate.state.sharding": "Part",
-    "memstate.stats": "Stats",
-    "memstate.tiers": "FileStore Mooncake Prefetch Tiers",
-}
-__all__ = ["__version__", *sorted(name for names in _MODULES.values() for name in names.split())]
-
 if not TYPE_CHECKING:  # a type checker reads the imports above, and reports a name that is not among them
-    _SOURCE = {name: module for module, names in _MODULES.items() for name in names.split()}
-
-    def __getattr__(name):
-        if name in _SOURCE:
-            module = _import_module(_SOURCE[name])
-            value = getattr(module, name, None) or _import_module(f"{module.__name__}.{name}")  # a submodule
-            globals()[name] = value
-            return value
-        if not name.startswith("_") and name.isidentifier() and _find_spec(f"memstate.{name}"):
-            return _import_module(f"memstate.{name}")  # such as memstate.errors
-        raise AttributeError(f"module 'memstate' has no attribute {name!r}")
+    __getattr__, _names = _lazy.exports(__name__)
+    __all__ = ["__version__", *_names]
 
     def __dir__():
         return sorted(__all__)

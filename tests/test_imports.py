@@ -18,7 +18,7 @@ from tests.support.sources import ROOT, sources
 
 # Every folder of memstate/ is one layer: its modules import from their own folder and from those above it in this list.
 # BASE stands for the files beside the folders; PACKAGE for memstate/__init__.py.
-BASE = "alone errors lasting logs guard checks salts container sizes streams tokens stats absent atomic sheet"
+BASE = "alone lazy errors lasting logs guard checks salts container sizes streams tokens stats absent atomic sheet"
 PACKAGE = "memstate"
 LAYERS = (
     ("kernels",),
@@ -42,7 +42,7 @@ APART = {"state": "slots", "slots": "state"}  # one allocator can serve the plan
 VIEWS = {
     "viz": (
         "viz.", "slots.inspect.", "slots.journal.", "slots.audit.", "state.layout.", "stats.", "kernels.levels.",
-        "kernels.tables.", "checks.", "errors.", "sheet.", "sizes.",
+        "kernels.tables.", "checks.", "errors.", "lazy.", "sheet.", "sizes.",
     )
 }  # fmt: skip
 SHOWING = "sheet"  # what objects of every layer inherit to show themselves: it loads `viz` when one is shown

@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -138,5 +139,7 @@ def exported() -> Iterator[tuple[str, str]]:
     for path in (ROOT / "memstate").rglob("*/__init__.py"):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-                for name in ast.literal_eval(node.value):
-                    yield ".".join(path.parent.relative_to(ROOT).parts), name
+                package = ".".join(path.parent.relative_to(ROOT).parts)
+                later = [each for each in node.value.elts if isinstance(each, ast.Starred)]  # type: ignore[attr-defined]
+                names = import_module(package).__all__ if later else ast.literal_eval(node.value)
+                yield from ((package, name) for name in names)

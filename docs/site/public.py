@@ -85,11 +85,16 @@ def ops() -> list[Entry]:
 
 
 def exported(module: str) -> list[str]:
-    """The names in `__all__` of a module; none without it. memstate computes its own from what it imports."""
-    values = [node.value for node in parsed(module).body if isinstance(node, ast.Assign) and named(node, "__all__")]
-    if module == "memstate":
-        return sorted(name for name, source in imports(module).items() if not name.startswith("_") and source)
-    return [name for value in values for name in ast.literal_eval(value)]
+    """The names in `__all__` of a module, and those that it imports for type checkers and loads later."""
+    body = parsed(module).body
+    lists = [node.value for node in body if isinstance(node, ast.Assign) and named(node, "__all__")]
+    now = [each.value for value in lists for each in getattr(value, "elts", ()) if isinstance(each, ast.Constant)]
+    later = [node for node in body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    return now + sorted(
+        alias.asname
+        for block in later for node in block.body if isinstance(node, ast.ImportFrom)
+        for alias in node.names if alias.asname == alias.name
+    )  # fmt: skip
 
 
 def named(node: ast.Assign, name: str) -> bool:

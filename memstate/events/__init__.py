@@ -10,8 +10,7 @@ index        "which worker can resume this prompt, and how far?"
 no torch: `Feed` and `Publisher` are loaded when they are first used.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 try:
     import msgspec as _msgspec  # noqa: F401
@@ -22,28 +21,15 @@ except ImportError as error:
 from memstate.events.index import Index, Resumable
 from memstate.events.subscriber import Subscriber
 from memstate.events.wire import AllBlocksCleared, Batch, BlockRemoved, BlockStored, salt_tag
+from memstate.lazy import exports
 
 if TYPE_CHECKING:
-    from memstate.events.feed import Feed
-    from memstate.events.publisher import Publisher
+    from memstate.events.feed import Feed as Feed
+    from memstate.events.publisher import Publisher as Publisher
 
+_later: list[str] = []
+if not TYPE_CHECKING:  # a type checker reads the imports above
+    __getattr__, _later = exports(__name__)
 __all__ = [
-    "AllBlocksCleared",
-    "Batch",
-    "BlockRemoved",
-    "BlockStored",
-    "Feed",
-    "Index",
-    "Publisher",
-    "Resumable",
-    "Subscriber",
-    "salt_tag",
-]
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        """Loads what needs torch when it is first used."""
-        if name not in ("Feed", "Publisher"):
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{__name__}.{name.lower()}"), name)
+    "AllBlocksCleared", "Batch", "BlockRemoved", "BlockStored", "Index", "Resumable", "Subscriber", "salt_tag", *_later,
+]  # fmt: skip

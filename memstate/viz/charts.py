@@ -2,12 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
 from memstate import checks
 from memstate.errors import InvalidArgument
 from memstate.viz import figure, inputs
+from memstate.viz.figure import Axes, Figure
 
 NARROW = 0.05  # of the longest bar: a part that is narrower has no number in it
 MARKERS = "osD^vX"

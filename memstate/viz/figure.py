@@ -12,9 +12,9 @@ from memstate.viz import kinds
 try:
     from matplotlib import rc_context, rcParams
     from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
+    from matplotlib.axes import Axes as Axes
     from matplotlib.colors import to_rgb
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Figure
     from matplotlib.patches import Patch
     from matplotlib.textpath import TextPath
 except ModuleNotFoundError as error:

@@ -3,14 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, product
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
 from memstate import checks
 from memstate.sizes import format_bytes
 from memstate.state.layout import StateLayout
 from memstate.viz import figure, inputs
-from memstate.viz.figure import Colour
+from memstate.viz.figure import Axes, Colour, Figure
 from memstate.viz.inputs import Layouts
 from memstate.viz.touch import blocks, shares, touched
 

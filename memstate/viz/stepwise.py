@@ -4,12 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
 from memstate.errors import InvalidArgument
 from memstate.slots.inspect import Inspection
 from memstate.viz import figure, inputs, kinds
+from memstate.viz.figure import Axes, Figure
 from memstate.viz.inputs import Inspections
 from memstate.viz.owners import holdings
 

@@ -2,11 +2,9 @@
 
 from collections.abc import Sequence
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
 from memstate.errors import InvalidArgument
 from memstate.viz import figure, kinds
+from memstate.viz.figure import Axes, Figure
 from memstate.viz.owners import Changes, Span, holdings_over
 
 MOST_LINES = 200

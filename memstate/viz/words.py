@@ -3,13 +3,11 @@
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
 from memstate.kernels.tables import HEADER_INTS, LIMIT_CELL, Section
 from memstate.slots.inspect import Inspection
 from memstate.viz import figure, inputs
 from memstate.viz.bits import BITS, free_words
+from memstate.viz.figure import Axes, Figure
 from memstate.viz.uploads import PacketSection, sections
 
 MOST_BITMAP_WORDS = 512

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import get_args
+from zipfile import ZipFile
 
 import pytest
 
@@ -55,14 +56,53 @@ def test_dir_shows_the_public_names_and_each_of_them_is_there() -> None:
         memstate.StateManger  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_what_a_type_checker_reads_is_what_is_loaded() -> None:
-    tree = ast.parse((ROOT / "memstate" / "__init__.py").read_text())
-    (block,) = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-    read = {
-        node.module: {alias.name for alias in node.names} for node in block.body if isinstance(node, ast.ImportFrom)
-    }
-    assert read == {module: set(listed.split()) for module, listed in memstate._MODULES.items()}
-    assert set.union(*read.values()) | {"__version__"} == set(memstate.__all__)
+def test_a_type_checker_knows_each_name_that_is_loaded_later() -> None:
+    """And reports a name that is not among them: what loads names is hidden from it."""
+    for package in (memstate, memstate.events, memstate.viz):
+        tree = ast.parse(Path(package.__file__).read_text())
+        blocks = {ast.unparse(node.test): node.body for node in tree.body if isinstance(node, ast.If)}
+        read = [node for node in blocks["TYPE_CHECKING"] if isinstance(node, ast.ImportFrom)]
+        names = {alias.asname for node in read for alias in node.names}
+        assert None not in names and names <= set(package.__all__), package
+        assert "__getattr__" in ast.unparse(blocks["not TYPE_CHECKING"][0])
+        for name in names:
+            assert getattr(package, name).__name__.split(".")[-1] == name
+
+
+SOURCELESS = """
+import importlib.abc, importlib.util, sys
+class Loader(importlib.abc.Loader):
+    def exec_module(self, module): from memstate.lazy import exports; exports(module.__name__)
+    {method}
+spec = importlib.util.spec_from_loader("bare", Loader())
+module = importlib.util.module_from_spec(spec)
+sys.modules["bare"] = module
+try: spec.loader.exec_module(module)
+except ImportError as error: print(error)
+"""
+
+
+@pytest.mark.parametrize("method", ["", "def get_source(self, name): return None"])
+def test_a_package_without_a_source_says_so(method: str) -> None:
+    said = run(SOURCELESS.format(method=method))
+    assert said == "bare reads its own source, and there is none; install it with its .py files\n"
+
+
+def test_names_are_loaded_without_docstrings_and_from_an_archive(tmp_path: Path) -> None:
+    """Python's -OO takes docstrings away; the source stays. A loader of archives gives it, too."""
+    (package := tmp_path / "kept").mkdir()
+    (package / "__init__.py").write_text(
+        "from typing import TYPE_CHECKING\nfrom memstate.lazy import exports\n"
+        "if TYPE_CHECKING:\n    from kept.later import late as late\n__getattr__, __all__ = exports(__name__)\n"
+    )
+    (package / "later.py").write_text("def late(): return 'loaded'\n")
+    archive = tmp_path / "kept.zip"
+    with ZipFile(archive, "w") as file:
+        for path in package.iterdir():
+            file.write(path, f"kept/{path.name}")
+    code = "import sys; sys.path[:0] = [{!r}, '.']; import kept; print(kept.late(), kept.__all__, kept.later.__name__)"
+    for place in (tmp_path, archive):
+        assert run(code.format(str(place)), PYTHONOPTIMIZE="2") == "loaded ['late'] kept.later\n"
 
 
 # -- the command line ------------------------------------------------------------------------------

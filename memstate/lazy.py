@@ -1,0 +1,51 @@
+"""Loads what a package offers when it is first used. The names are those that a type checker reads, written once."""
+
+import ast
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+
+def exports(package: str) -> tuple[Callable[[str], Any], list[str]]:
+    """Returns `__getattr__` of a package, and the names under its `if TYPE_CHECKING`.
+
+    A submodule is an attribute, too: it is imported when it is first used.
+
+    Args:
+        package: the name of the package that is being imported.
+
+    Returns:
+        The function, which takes a name, and the names in order.
+
+    Raises:
+        ImportError: the package has no source, which Triton needs as well. Python's -O and -OO leave the source.
+
+    Example:
+        >>> load, names = exports("memstate")
+        >>> load("Redirect").__name__, "Redirect" in names
+        ('Redirect', True)
+    """
+    spec = sys.modules[package].__spec__
+    read = getattr(spec.loader, "get_source", None) if spec else None
+    text = read(package) if read else None
+    if text is None:
+        raise ImportError(f"{package} reads its own source, and there is none; install it with its .py files")
+    (block,) = (
+        node for node in ast.parse(text).body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    source = {
+        name.name: str(node.module) for node in block.body if isinstance(node, ast.ImportFrom) for name in node.names
+    }
+
+    def load(name: str) -> Any:
+        if module := source.get(name):
+            value = getattr(import_module(module), name, None) or import_module(f"{module}.{name}")  # a submodule
+            setattr(sys.modules[package], name, value)
+            return value
+        if not name.startswith("_") and name.isidentifier() and find_spec(f"{package}.{name}"):
+            return import_module(f"{package}.{name}")  # such as memstate.errors
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return load, sorted(source)

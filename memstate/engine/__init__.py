@@ -3,7 +3,8 @@
 manager     StateManager, the public interface: calls with their descriptions
 device      `mem.device`: tensors at fixed addresses, slot ids, memory that sleeps, the stream
 conversations  `mem.sessions`: opens and closes sessions
-parts       builds what a manager is made of
+world       builds what a manager is made of: tables, planes, cache
+verbs       the calls of a manager over its world
 door        lets calls in, or says why not
 admission   new rows for requests and forks; states that arrive from elsewhere
 stepping    plan, settle, accept, cancel

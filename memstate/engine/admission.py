@@ -10,25 +10,17 @@ from dataclasses import dataclass, field, replace
 
 from memstate import logs
 from memstate.checks import counts, is_count, numbers_of, require_kind, require_salt, sequence
+from memstate.engine.world import Verbs, World
 from memstate.errors import ConfigurationError, InvalidArgument, OutOfPages, OutOfRows, OutOfSlots
 from memstate.kernels.tables import REGISTERS_PER_ROW
-from memstate.prefix import Match, PrefixCache
+from memstate.prefix import Match
 from memstate.prefix.conversation import Conversation
 from memstate.prefix.lease import NO_MATCH, NO_NODE, Lease
-from memstate.prefix.room import Room
-from memstate.prefix.sessions import Sessions
 from memstate.prefix.tree import Node
 from memstate.requests.handles import ZEROS, Request, Row, Rows, Session, Snapshot, Source
-from memstate.requests.holdings import PUBLISHED, Holdings
-from memstate.requests.marks import Marks, require_lengths
-from memstate.requests.page_table import PageTable
-from memstate.requests.steps import StepLog
-from memstate.requests.table import RequestTable
-from memstate.requests.tracking.mirror import Mirror
-from memstate.slots.commands import CommandBuffer
-from memstate.state.layout import StateLayout
+from memstate.requests.holdings import PUBLISHED
+from memstate.requests.marks import require_lengths
 from memstate.tiers.host.tier import Hit
-from memstate.tiers.manager import TierManager
 from memstate.tiers.prefetch.fetch import Fetch
 from memstate.tokens import BYTES, EMPTY, Prompt, Tokens, encode
 
@@ -66,42 +58,25 @@ class Start:
     wanted: list[tuple[int, str]] = field(default_factory=list)
 
 
-class Admission:
+class Admission(Verbs):
     """Gives requests their rows, slots and pages.
 
+    It changes every table but the log of steps: a request can start from a handle, a session, the cache or the tiers.
+
     Args:
-        commands: records the changes of owners.
-        table: the request table.
-        pages: KV pages of rows.
-        holdings: owners and readers of states.
-        cache: the prefix cache, which may be one that keeps nothing.
-        sessions: open sessions.
-        marks: states that steps keep of prompts.
-        mirror: the strategy on the host.
-        log: unsettled steps.
-        direct_hits: whether the first step reads the snapshot itself instead of a copy.
-        tiers: host memory and storage, or None.
-        room: makes cached states and idle sessions make way.
-        rows: the planes of rows, or None.
+        world: the world.
 
     Attributes:
         per_request: slots that a new row claims.
         lacks: error -> calls that it refused since the start.
     """
 
-    def __init__(
-        self, commands: CommandBuffer, table: RequestTable, pages: PageTable, holdings: Holdings,
-        cache: PrefixCache, sessions: Sessions, marks: Marks, mirror: Mirror, log: StepLog, direct_hits: bool,
-        tiers: TierManager | None, room: Room, rows: StateLayout | None,
-    ) -> None:  # fmt: skip
-        self._rows = rows is not None
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        rows, self._admitting = world.layout.rows, world.guard.changing("admit")
+        self._of_rows = rows is not None
         self._fills = rows is not None and any(plane.fill is not None for plane in rows.planes)
-        self._commands, self._file, self._table = commands, commands.registers, table
-        self._pages, self._holdings, self._cache = pages, holdings, cache
-        self._sessions, self._marks, self._mirror, self._log = sessions, marks, mirror, log
-        self.per_request, self._direct_hits, self._tracks = 1 + mirror.lanes_at_admission, direct_hits, mirror.lanes > 0
-        self._tiers, self._room, self._guard = tiers, room, commands.guard
-        self._admitting = commands.guard.changing("admit")
+        self.per_request, self._tracks = 1 + world.mirror.lanes_at_admission, world.mirror.lanes > 0
         self.lacks: Counter[type[Lack]] = Counter()
         self._told = logs.Repeats(LOG)
 
@@ -595,10 +570,10 @@ class Admission:
             commands.write(cells, values)
         if copies:
             commands.copy([*copies], [*copies.values()])
-        if self._rows and of_rows and not self._fills:  # of rings, only pending tokens are read
+        if self._of_rows and of_rows and not self._fills:  # of rings, only pending tokens are read
             pairs = [(row, of) for row, of in zip(rows, of_rows, strict=True) if file.pending_at[of]]
             rows, of_rows = [row for row, _ in pairs], [of for _, of in pairs]
-        if self._rows and rows and (of_rows or self._fills):
+        if self._of_rows and rows and (of_rows or self._fills):
             commands.start_rows(rows, of_rows)
 
     def arrived(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:

@@ -5,7 +5,7 @@ from types import EllipsisType
 
 from memstate.checks import hashable
 from memstate.engine.door import Door
-from memstate.engine.parts import Parts
+from memstate.engine.verbs import Parts
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.prefix.conversation import SessionFork, SessionInfo
 from memstate.prefix.session_settings import is_duration

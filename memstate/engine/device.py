@@ -9,7 +9,7 @@ from torch import Tensor
 
 from memstate.checks import sequence
 from memstate.engine.door import Door
-from memstate.engine.parts import Parts
+from memstate.engine.verbs import Parts
 from memstate.errors import InvalidArgument
 from memstate.kernels.tables import REGISTERS_PER_ROW, Marks, TailRecord
 from memstate.requests.handles import Row, Snapshot

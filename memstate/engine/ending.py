@@ -10,19 +10,12 @@ from typing import Literal
 
 from memstate.checks import numbers_of, sequence, shown
 from memstate.engine.stepping import Stepping
+from memstate.engine.world import Verbs, World
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.kernels.tables import REGISTERS_PER_ROW
-from memstate.prefix import PrefixCache
-from memstate.prefix.room import Room
-from memstate.prefix.sessions import Sessions
 from memstate.requests.handles import Row, Snapshot
-from memstate.requests.holdings import PUBLISHED, Holdings
-from memstate.requests.marks import Marks
-from memstate.requests.page_table import PageTable
+from memstate.requests.holdings import PUBLISHED
 from memstate.requests.steps import Step
-from memstate.requests.table import RequestTable
-from memstate.requests.tracking.mirror import Mirror
-from memstate.slots.commands import CommandBuffer
 from memstate.tokens import BYTES, Tokens, encode
 
 PER_ROW = REGISTERS_PER_ROW
@@ -43,30 +36,19 @@ def require_keep(keep: Keep | None, tokens: object, lengths: object = None) -> N
         raise InvalidArgument("lengths= without keep=: say where the states go, 'handle' or 'cache'")
 
 
-class Ending:
+class Ending(Verbs):
     """Publishes states of rows, and ends rows.
 
+    It changes what rows own, and what the cache and sessions keep of it; of steps, what they may no longer cancel.
+
     Args:
-        commands: records the changes of owners.
-        table: the request table.
-        pages: KV pages of rows.
-        mirror: the strategy on the host.
-        holdings: owners and readers of states.
-        cache: the prefix cache, which may be one that keeps nothing.
-        sessions: open sessions.
-        marks: states that steps keep of prompts.
-        room: makes cached states and idle sessions make way.
+        world: the world.
         stepping: knows the open step, which may have to compute what is published.
     """
 
-    def __init__(
-        self, commands: CommandBuffer, table: RequestTable, pages: PageTable, mirror: Mirror, holdings: Holdings,
-        cache: PrefixCache, sessions: Sessions, marks: Marks, room: Room, stepping: Stepping,
-    ) -> None:  # fmt: skip
-        self._commands, self._file, self._table = commands, commands.registers, table
-        self._pages, self._mirror, self._holdings, self._cache = pages, mirror, holdings, cache
-        self._sessions, self._marks, self._room, self._stepping = sessions, marks, room, stepping
-        self._guard, self._ends = commands.guard, commands.guard.changing("end")
+    def __init__(self, world: World, stepping: Stepping) -> None:
+        super().__init__(world)
+        self._stepping, self._ends = stepping, world.guard.changing("end")
 
     def end(
         self,
@@ -121,7 +103,7 @@ class Ending:
         before = self._stepping.lengths_before()
         told = self._told(numbers, known, keys) if before else None
         with self._guard.changing("publish"):
-            self._stepping.keep_ends(numbers, known, self._room, self._sessions.by_row)
+            self._stepping.keep_ends(numbers, known, self._sessions.by_row)
             snapshots = self._leave(numbers, known, keys)
             if before:
                 self._promise(numbers, told, snapshots, before)

@@ -10,18 +10,11 @@ from typing import NamedTuple
 from memstate.checks import is_count, sequence
 from memstate.engine.admission import Admission
 from memstate.engine.ending import Ending
+from memstate.engine.world import Verbs, World
 from memstate.errors import InvalidArgument
 from memstate.kernels.tables import REGISTERS_PER_ROW
-from memstate.prefix import PrefixCache
-from memstate.prefix.room import Room
-from memstate.prefix.sessions import Sessions
 from memstate.requests.handles import Row, Rows
-from memstate.requests.holdings import LEAVING, Holdings
-from memstate.requests.marks import Marks
-from memstate.requests.page_table import PageTable
-from memstate.requests.steps import StepLog
-from memstate.requests.table import RequestTable
-from memstate.slots.commands import CommandBuffer
+from memstate.requests.holdings import LEAVING
 
 PER_ROW = REGISTERS_PER_ROW
 
@@ -49,34 +42,20 @@ class Fork(NamedTuple):
     page_copies: list[tuple[int, int]]
 
 
-class Forking:
+class Forking(Verbs):
     """Lets more rows go on from the state of a running row.
 
+    It changes what new rows own, and moves a state that several rows share to a holder.
+
     Args:
+        world: the world.
         admission: gives the new rows their slots.
         ending: ends rows.
-        commands: records the changes of owners.
-        table: the request table.
-        pages: KV pages of rows.
-        holdings: owners and readers of states.
-        cache: the prefix cache, which may be one that keeps nothing.
-        sessions: open sessions.
-        marks: states that steps keep of prompts.
-        log: unsettled steps.
-        direct_hits: whether the next steps read one state instead of copies of it.
-        room: makes cached states and idle sessions make way.
     """
 
-    def __init__(
-        self, admission: Admission, ending: Ending, commands: CommandBuffer, table: RequestTable, pages: PageTable,
-        holdings: Holdings, cache: PrefixCache, sessions: Sessions, marks: Marks, log: StepLog, direct_hits: bool,
-        room: Room,
-    ) -> None:  # fmt: skip
-        self._admission, self._ending, self._direct_hits = admission, ending, direct_hits
-        self._commands, self._file, self._table = commands, commands.registers, table
-        self._pages, self._holdings, self._cache = pages, holdings, cache
-        self._sessions, self._marks, self._room, self._guard = sessions, marks, room, commands.guard
-        self._log = log
+    def __init__(self, world: World, admission: Admission, ending: Ending) -> None:
+        super().__init__(world)
+        self._admission, self._ending = admission, ending
 
     def fork(self, row: Row, ids: Sequence[Hashable]) -> Fork:
         """See `StateManager.fork`."""

@@ -20,11 +20,11 @@ from memstate.engine.device import DeviceCalls
 from memstate.engine.door import Door
 from memstate.engine.ending import Keep
 from memstate.engine.forking import Fork
-from memstate.engine.parts import Parts
 from memstate.engine.recount import Recount
 from memstate.engine.recovery import Recovered, Recovery
 from memstate.engine.report import Reports
 from memstate.engine.settings import Forward, Pages
+from memstate.engine.verbs import Parts
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.kernels.tables import StepRecord
 from memstate.prefix import Match, Prefix
@@ -435,7 +435,7 @@ class StateManager(NotCopied, Shown):
         limit = limit if limit is NO_LIMIT else _limit(limit)
         if type(drafts) is not int or drafts or type(defer) is not int or defer:
             self._require_tails(defer)
-        return self._stepping.plan(rows, tokens, limit, self._parts.room, replay, drafts, int(defer))
+        return self._stepping.plan(rows, tokens, limit, replay, drafts, int(defer))
 
     def _require_tails(self, defer: int) -> None:
         """Requires rows with tails, where a step has drafts or is deferred."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memstate.checks import shown
-from memstate.engine.parts import Parts
+from memstate.engine.world import Verbs
 from memstate.errors import LeakFound
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix.conversation import Conversation
@@ -38,18 +38,14 @@ class Held(NamedTuple):
     lease: Node = NO_NODE
 
 
-class Recount:
+class Recount(Verbs):
     """Finds counts of the host that do not agree with their owners, or with the device.
 
-    Args:
-        parts: the parts of a manager.
-    """
+    It changes nothing.
 
-    def __init__(self, parts: Parts) -> None:
-        self._cache, self._table, self._pages = parts.cache, parts.table, parts.pages
-        self._marks, self._sessions, self._holdings = parts.marks, parts.sessions, parts.holdings
-        self._tiers, self._registers, self._allocator = parts.tiers, parts.registers, parts.allocator
-        self._log = parts.log
+    Args:
+        world: the world.
+    """
 
     def walk(self) -> Iterator[Held]:
         """Yields everything that has states, pages or leases, by asking the owners themselves.
@@ -95,15 +91,15 @@ class Recount:
 
     def _wrong_rows(self) -> list[str]:
         """Rows without a request that still have something, and rows with a request and no slot."""
-        held = self._registers.held[: self._registers.first_holder].reshape(-1, REGISTERS_PER_ROW)
+        held = self._file.held[: self._file.first_holder].reshape(-1, REGISTERS_PER_ROW)
         has = {
             "slots": np.flatnonzero(held.any(1)).tolist(),
             "KV pages": self._pages.held,
             "a lease": self._cache.leases,
             "a turn of a session": self._sessions.by_row,
             "states at marks": self._marks.rows,
-            "a first read": np.flatnonzero(self._registers.source).tolist(),
-            "tokens in a tail": np.flatnonzero(self._registers.pending + self._registers.newest).tolist(),
+            "a first read": np.flatnonzero(self._file.source).tolist(),
+            "tokens in a tail": np.flatnonzero(self._file.pending + self._file.newest).tolist(),
         }
         used = set(np.flatnonzero(self._table.used).tolist())
         found = [f"row {row} has {what} and no request" for what, rows in has.items() for row in set(rows) - used]
@@ -159,12 +155,12 @@ class Recount:
 
     def _wrong_holders(self) -> list[str]:
         """Holders with a slot and no owner, with an owner and no slot, or with a state of another length."""
-        first, states = self._registers.first_holder, self._holdings.held.values()
-        held = set((np.flatnonzero(self._registers.held[first:]) + first).tolist())
+        first, states = self._file.first_holder, self._holdings.held.values()
+        held = set((np.flatnonzero(self._file.held[first:]) + first).tolist())
         kept = {register: state for by in states for register, state in by.items()}
         found = [f"{self._holdings.name(register)} has no slot" for register in sorted(kept.keys() - held)]
         found += [f"register {register} holds a slot and no snapshot" for register in sorted(held - kept.keys())]
-        labels = self._registers.labels
+        labels = self._file.labels
         return found + [
             f"{self._holdings.name(register)} has a state of {labels[register]} tokens"
             for register, each in kept.items()
@@ -174,18 +170,16 @@ class Recount:
     def _wrong_labels(self, seen: Inspection, names: dict[int, tuple[str, str]]) -> list[str]:
         """Lengths of states that host and device do not agree on, and a wrong count of free slots."""
         there = np.array(seen.labels)
-        known = self._registers.held & ~np.isin(
-            np.arange(len(there)) // REGISTERS_PER_ROW, [*self._registers.undecided]
-        )
-        wrong = np.flatnonzero(known & (self._registers.labels != there)).tolist()
+        known = self._file.held & ~np.isin(np.arange(len(there)) // REGISTERS_PER_ROW, [*self._file.undecided])
+        wrong = np.flatnonzero(known & (self._file.labels != there)).tolist()
         found = [
-            f"{names[register][1]}: {self._registers.labels[register]} tokens for the host, {there[register]} for "
-            "the device"
+            f"{names[register][1]}: {self._file.labels[register]} tokens for the host, {there[register]} for the device"
             for register in wrong
         ]
-        free, least = sum(seen.free[1:]), bool(self._registers.undecided)  # some are held back then
-        if not self._allocator.unconfirmed and (free < self._allocator.free if least else free != self._allocator.free):
-            found.append(f"{self._allocator.free} slots are counted as free, {free} are")
+        free, least = sum(seen.free[1:]), bool(self._file.undecided)  # some are held back then
+        allocator = self._file.allocator
+        if not allocator.unconfirmed and (free < allocator.free if least else free != allocator.free):
+            found.append(f"{allocator.free} slots are counted as free, {free} are")
         return found
 
     def _wrong_tails(self, read: RegisterFile) -> list[str]:
@@ -194,7 +188,7 @@ class Recount:
         The device counts what was accepted of the newest step with the next plan. What is not settled yet is not sure.
         Nobody reads the tail of a row that has ended: a step in flight leaves tokens there, which accept leaves out.
         """
-        file, of_tails = self._registers, self._log.tails
+        file, of_tails = self._file, self._log.tails
         if of_tails is None or read.table.pending is None or read.table.newest is None:
             return []
         pending, in_tail = read.table.pending.cpu().numpy().copy(), read.table.newest.cpu().numpy()

@@ -12,8 +12,8 @@ import numpy as np
 from torch import Tensor
 
 from memstate.checks import counts, sequence
-from memstate.engine.parts import Parts
 from memstate.engine.recount import Recount
+from memstate.engine.verbs import Parts
 from memstate.errors import InvalidArgument
 from memstate.requests.handles import Snapshot
 from memstate.requests.holdings import KINDS, PUBLISHED, Owner

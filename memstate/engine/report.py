@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from memstate.checks import shown, text
-from memstate.engine.parts import Parts
 from memstate.engine.recount import Recount
+from memstate.engine.verbs import Parts
+from memstate.engine.world import Verbs
 from memstate.errors import OutOfPages, OutOfRows, OutOfSlots
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix.lease import NO_MATCH
@@ -29,8 +30,8 @@ def _longest(seconds: ArrayLike) -> float:
     return round(float(np.max(seconds, initial=0.0)), 3)
 
 
-class Reports:
-    """Says what a manager holds. `audit` and `inspect` first send recorded changes.
+class Reports(Verbs):
+    """Says what a manager holds. It changes nothing; `audit` and `inspect` first send recorded changes.
 
     Args:
         parts: the parts of the manager.
@@ -38,14 +39,8 @@ class Reports:
     """
 
     def __init__(self, parts: Parts, recount: Recount) -> None:
-        self._parts, self._recount = parts, recount
-        self._registers, self._marks, self._tracking = parts.registers, parts.marks, parts.tracking
-        self._table, self._backend, self._planes = parts.table, parts.backend, parts.planes
-        self._ages, self._sessions, self._allocator = parts.ages, parts.sessions, parts.allocator
-        self._holdings, self._pages, self._admission = parts.holdings, parts.pages, parts.admission
-        self._mirror, self._commands, self._prefix = parts.mirror, parts.commands, parts.prefix
-        self._tiers, self._guard, self._cache = parts.tiers, parts.guard, parts.cache
-        self._log = parts.log
+        super().__init__(parts)
+        self._admission, self._recount = parts.admission, recount
 
     def info(self, row: int) -> RowInfo:
         """See `StateManager.info`.
@@ -53,7 +48,7 @@ class Reports:
         Args:
             row: number of the row.
         """
-        file, marks, every = self._registers, self._marks, self._tracking.every
+        file, marks, every = self._file, self._marks, self._mirror.tracking.every
         length = file.length(row)
         boundary = (max(length, file.tracked_at[row]) // every + 1) * every
         if mark := marks.next(row, length):
@@ -71,7 +66,7 @@ class Reports:
             row: number of the row.
             most: tokens that the step has room for.
         """
-        file = self._registers
+        file = self._file
         length, prompt = file.length(row), file.tracked_at[row]
         if length >= prompt:
             return most
@@ -82,15 +77,15 @@ class Reports:
 
         Syncs: no.
         """
-        held, rows_end = self._registers.held, self._registers.first_holder
+        held, rows_end = self._file.held, self._file.first_holder
         live = int(held[:rows_end:PER_ROW].sum())
-        asked, traffic = self._backend.counts, self._planes.traffic
+        asked, traffic = self._world.backend.counts, self._planes.traffic
         now = self._table.clock()
-        (ages, idle), used = self._ages.look(now), self._table.used
+        (ages, idle), used = self._world.ages.look(now), self._table.used
         session_age, session_idle = self._sessions.ages(now)
         return Stats(
-            capacity=self._allocator.capacity,
-            free=self._allocator.free,
+            capacity=self._file.allocator.capacity,
+            free=self._file.allocator.free,
             held_by_live=live,
             held_by_lanes=int(held[:rows_end].sum()) - live,
             held_by_snapshots=int(held[rows_end:].sum()) - self._sessions.held,
@@ -107,7 +102,7 @@ class Reports:
             sessions_parted=self._sessions.parted,
             oldest_session=_longest([session_age]),
             idlest_session=_longest([session_idle]),
-            claimed=self._allocator.claimed,
+            claimed=self._file.allocator.claimed,
             short_of_slots=self._admission.lacks[OutOfSlots],
             short_of_rows=self._admission.lacks[OutOfRows],
             short_of_pages=self._admission.lacks[OutOfPages],
@@ -125,9 +120,9 @@ class Reports:
             upload_waits=self._commands.ring.waits,
             launches=asked.total_launches,
             syncs=asked.syncs,
-            prefix=self._prefix.stats() if self._prefix is not None else NO_PREFIX,
+            prefix=self._world.prefix.stats() if self._world.prefix is not None else NO_PREFIX,
             tiers=self._tiers.stats() if self._tiers is not None else NO_TIERS,
-            chaos=self._parts.chaos() if self._parts.chaos is not None else NO_CHAOS,
+            chaos=self._world.chaos() if self._world.chaos is not None else NO_CHAOS,
         )
 
     def audit(self) -> AuditReport:
@@ -157,20 +152,20 @@ class Reports:
             self._commands.submit()
         names, journal = self.owners(), self._commands.journal
         tags = {
-            register: f"@{self._registers.labels[register]}"
-            if register >= self._registers.first_holder
+            register: f"@{self._file.labels[register]}"
+            if register >= self._file.first_holder
             else text(self._table.ids[register // PER_ROW])
             for register in names
         }
         rows = self._running(np.flatnonzero(self._table.used).tolist())
-        read = behind(self._registers, self._commands.waiting)
-        for row in self._registers.undecided:  # the device knows more
+        read = behind(self._file, self._commands.waiting)
+        for row in self._file.undecided:  # the device knows more
             for register in range(PER_ROW * row, PER_ROW * (row + 1)):
                 names.pop(register, None)
                 if read.table.slots[register]:
                     names[register] = self.owner(register)
         found = inspect(
-            self._registers, names, tags, read, rows=rows, prefix=self._cache.inspect(),
+            self._file, names, tags, read, rows=rows, prefix=self._cache.inspect(),
             sessions=self._sessions.inspect(), changes=list(map(asdict, journal.changes if journal else ())),
             stats=asdict(self.stats()), layout=self._described(),
         )  # fmt: skip
@@ -178,15 +173,12 @@ class Reports:
 
     def _running(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """Running requests as plain data, from the host's counts."""
-        (ages, idle), unsettled = (
-            self._ages.look(self._table.clock()),
-            self._log.times(self._table),
-        )
+        (ages, idle), unsettled = self._world.ages.look(self._table.clock()), self._log.times(self._table)
         return [
             {
                 "row": row,
                 "id": text(self._table.ids[row]),
-                "length": self._registers.length(row),
+                "length": self._file.length(row),
                 "confirmed": int(self._table.confirmed[row]),
                 "finished": bool(self._table.finished[row]),
                 "unsettled": int(unsettled[row]),
@@ -202,7 +194,7 @@ class Reports:
         Args:
             title: one line.
         """
-        file, stats, planes = self._registers, self.stats(), self._planes
+        file, stats, planes = self._file, self.stats(), self._planes
         layout, tables = planes.layout, file.nbytes + planes.plane_map.tiles.nbytes
         of_rows = planes.rows.nbytes if planes.rows is not None else 0
         held = (np.flatnonzero(file.held[file.first_holder :]) + file.first_holder).tolist()
@@ -277,7 +269,7 @@ class Reports:
 
         Syncs: no.
         """
-        return {register: self.owner(register) for register in np.flatnonzero(self._registers.held).tolist()}
+        return {register: self.owner(register) for register in np.flatnonzero(self._file.held).tolist()}
 
     def owner(self, register: int) -> tuple[str, str]:
         """Returns the owner of a register as (kind, name).
@@ -289,7 +281,7 @@ class Reports:
 
         Syncs: no.
         """
-        if register < self._registers.first_holder:
+        if register < self._file.first_holder:
             row, part = divmod(register, PER_ROW)
             what = ("live", "lane 0", "lane 1")[part]
             return what.split()[0], f"row {row} (request {shown(self._table.ids[row])}) {what}"

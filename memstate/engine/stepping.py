@@ -19,22 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memstate.checks import INT32_MAX, counts, flags
-from memstate.engine.canary import Canary
+from memstate.engine.world import Verbs, World
 from memstate.errors import Asleep, InvalidArgument
 from memstate.kernels.rules import Folded
 from memstate.kernels.tables import REGISTERS_PER_ROW, StepRecord
-from memstate.prefix.room import Room
 from memstate.requests.handles import Row, Rows
-from memstate.requests.holdings import Holdings
-from memstate.requests.marks import Mark, Marks
-from memstate.requests.page_table import PageTable
-from memstate.requests.steps import Batch, Step, StepLog
-from memstate.requests.table import RequestTable
-from memstate.requests.tracking.mirror import Mirror
-from memstate.slots.commands import STEP_MARKS, CommandBuffer
+from memstate.requests.marks import Mark
+from memstate.requests.steps import Batch, Step
+from memstate.slots.commands import STEP_MARKS
 from memstate.slots.registers import Longs
 from memstate.slots.upload import Views
-from memstate.state.planes import Planes
 
 PER_ROW = REGISTERS_PER_ROW
 
@@ -68,41 +62,26 @@ class Late(NamedTuple):
 NO_LIMIT = 2**31 - 1
 
 
-class Stepping:
+class Stepping(Verbs):
     """Plans, settles, accepts and cancels steps.
 
+    It changes the log of steps, registers of rows and marks. Where snapshots are due, cached states make way.
+
     Args:
-        commands: records the changes of owners.
-        table: the request table.
-        pages: KV pages of rows.
-        mirror: the host's copy of held registers and labels.
-        holdings: owners and readers of states.
-        marks: states that steps keep of prompts.
-        log: unsettled steps.
-        planes: the bytes of slots.
-        copied: planes that memstate must copy: those that in-place kernels update, and those that a step writes only in
-            part. memstate copies such a plane in two cases: the step reads one slot and writes another, or a snapshot
-            is due.
-        direct_hits: whether the first step of a row can read a snapshot directly.
-        canary: looks at what forwards have done to their slots; None: nothing does.
+        world: the world.
 
     Attributes:
         open: the step whose forward is perhaps not launched yet, or None.
         replaying: while a plan lets the caller replay a graph, the entries of its batch.
     """
 
-    def __init__(
-        self, commands: CommandBuffer, table: RequestTable, pages: PageTable, mirror: Mirror, holdings: Holdings,
-        marks: Marks, log: StepLog, planes: Planes, copied: tuple[str, ...], direct_hits: bool, canary: Canary | None,
-    ) -> None:  # fmt: skip
-        self._commands, self._file, self._table = commands, commands.registers, table
-        self._pages, self._mirror, self._holdings, self._marks = pages, mirror, holdings, marks
-        self._log, self._planes, self._copied, self._guard = log, planes, copied, commands.guard
-        self._planning, self._settling = self._guard.changing("plan"), self._guard.changing("settle")
-        self._rules, self._tail = mirror.rules, mirror.rules.tail
-        self._accepted = Views(log.tails.accepted) if log.tails is not None else None
-        self._canary = canary
-        self._moves = bool(copied) and (direct_hits or mirror.tracking.reads_old_slot)
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._planning, self._settling = world.guard.changing("plan"), world.guard.changing("settle")
+        self._rules, self._tail = world.mirror.rules, world.mirror.rules.tail
+        self._accepted = Views(world.log.tails.accepted) if world.log.tails is not None else None
+        self._copied, self._canary = world.copied, world.canary
+        self._moves = bool(world.copied) and (world.direct_hits or world.mirror.tracking.reads_old_slot)
         self.open: Step | None = None  # the step whose forward is perhaps not launched yet
         self.replaying: int | None = None
         self._launched = False  # in the replay under way
@@ -233,7 +212,7 @@ class Stepping:
         return max(0, wanted + allocator.reserve - allocator.free) if wanted else 0
 
     def plan(
-        self, rows: Sequence[Row | None], tokens: int | Sequence[int], limit: int, room: Room,
+        self, rows: Sequence[Row | None], tokens: int | Sequence[int], limit: int,
         replay: Callable[[], object] | None = None, drafts: int | Sequence[int] = 0, defer: int = 0,
     ) -> Step:  # fmt: skip
         """Plans a step; see `StateManager.plan`.
@@ -242,7 +221,6 @@ class Stepping:
             rows: the batch.
             tokens: tokens of each entry.
             limit: largest number of slots that the step can claim for snapshots.
-            room: makes way for snapshots that are due, with `Prefix(evict=True)`.
             replay: launches what `launch` has captured, and the forward. None: the plan launches by itself.
             drafts: of the tokens of each entry, those that may be rejected.
             defer: tokens below which no tail is folded.
@@ -281,7 +259,7 @@ class Stepping:
             if folded is not None:  # the last state of a step whose tokens go to the tail is in no slot
                 of_tails = batch.tokens_of, np.subtract(reached, batch.spread(np.minimum(folded.newest, 1)))
             if marks := self._marks.due(batch.numbers, before, reached, *of_tails):
-                marks = self._make_room(marks, limit, room)
+                marks = self._make_room(marks, limit)
                 stored, limit = self._marks.keep(marks), limit - len(marks)
                 if folded is not None:  # some rows may have to copy the state that they read now
                     folded = self._mirror.fold(batch, read, defer)
@@ -290,8 +268,8 @@ class Stepping:
             if self._holdings.readers:  # also of states at marks, since just now
                 sources = list(filter(None, self._file.source[running].tolist()))
             allocator, due = self._file.allocator, unsure is not None or self._mirror.reaches(*due_at)
-            if due and room.cache.settings.evict and allocator.free - allocator.reserve < len(running):
-                room.free_slots(allocator.free + min(limit, self._shortfall(batch, *due_at, unsure is not None)))
+            if due and self._cache.settings.evict and allocator.free - allocator.reserve < len(running):
+                self._room.free_slots(allocator.free + min(limit, self._shortfall(batch, *due_at, unsure is not None)))
 
             if due and allocator.unconfirmed:  # before the packet of this step, which the device's count does not know
                 allocator.confirm(allocator.reserve + len(running))
@@ -344,41 +322,39 @@ class Stepping:
                 self._holdings.reads_done(sources)
             if self._copied:
                 self._copy_around(step, len(sources), taken, replay is not None, late is not None)
-            if room.cache.below is not None:
-                room.cache.below.planned(step.numbers, step.before, step.after)
+            if self._cache.below is not None:
+                self._cache.below.planned(step.numbers, step.before, step.after)
             if replay is not None:  # its forward is launched
                 self._close(step, send=True)
             if self._canary is not None:
                 self._canary.planned(step, bool(sources or taken or step.marked or late), replay is not None)
             return step
 
-    def _make_room(self, marks: list[Mark], limit: int, room: Room) -> list[Mark]:
+    def _make_room(self, marks: list[Mark], limit: int) -> list[Mark]:
         """Makes room for marks, and returns the marks that find some.
 
         Args:
             marks: marks of a step.
             limit: largest number of slots that they can take.
-            room: makes room.
         """
         allocator = self._file.allocator
         limit = min(limit, STEP_MARKS)
         wanted = min(len(marks), limit)
         allocator.confirm(allocator.reserve + wanted)
-        if room.cache.settings.evict:
-            room.for_marks(wanted, allocator.reserve)
+        if self._cache.settings.evict:
+            self._room.for_marks(wanted, allocator.reserve)
         return self._marks.choose(marks, min(self._holdings.free, allocator.free - allocator.reserve, limit))
 
-    def keep_ends(self, rows: Sequence[int], known: Sequence[int], room: Room, turns: Collection[int]) -> None:
+    def keep_ends(self, rows: Sequence[int], known: Sequence[int], turns: Collection[int]) -> None:
         """Keeps the live states of rows that stand at a mark, for a publication before their next step.
 
         Args:
             rows: the rows.
             known: tokens up to which each row is real.
-            room: makes room.
             turns: rows that are turns of sessions. They leave their live state to their session.
         """
         if marks := self._marks.ends(rows, known, turns):
-            self._marks.keep(self._make_room(marks, NO_LIMIT, room))
+            self._marks.keep(self._make_room(marks, NO_LIMIT))
 
     def _replay(self, replay: Callable[[], object], batch: int) -> None:
         """Lets the caller launch a step.

@@ -22,7 +22,6 @@ from memstate.checks import is_whole
 from memstate.engine.admission import Lack
 from memstate.engine.manager import StateManager
 from memstate.errors import ConfigurationError, InvalidArgument, OutOfSlots
-from memstate.prefix.room import Room
 from memstate.requests.handles import Row
 from memstate.requests.steps import Step
 from memstate.stats import ChaosStats
@@ -192,12 +191,12 @@ class Faults:
             return mirror.degraded + marks.refused
 
         def faulty_plan(
-            rows: Sequence[Row | None], tokens: int | Sequence[int], limit: int, room: Room,
+            rows: Sequence[Row | None], tokens: int | Sequence[int], limit: int,
             replay: Callable[[], object] | None = None, drafts: int | Sequence[int] = 0, defer: int = 0,
         ) -> Step:  # fmt: skip
             real = stepping.batch(rows, tokens, drafts).rows
             with self.claims(len(real), limit, refused) as allowed:
-                return plan(rows, tokens, allowed, room, replay, drafts, defer)
+                return plan(rows, tokens, allowed, replay, drafts, defer)
 
         def faulty_room(rows: int, pages: int, slots: int) -> Lack | None:
             runs = parts.table.free < parts.table.rows  # else an engine may well take a refusal as final

@@ -1,4 +1,4 @@
-"""Builds the parts of a manager from its settings, once. It has no calls and no rules."""
+"""Builds what a manager is made of from its settings, once. Calls and rules are elsewhere."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -9,11 +9,8 @@ import torch
 from torch import Tensor
 
 from memstate.checks import require_switch
-from memstate.engine.admission import Admission
 from memstate.engine.ages import Ages
 from memstate.engine.canary import Canary
-from memstate.engine.ending import Ending
-from memstate.engine.forking import Forking
 from memstate.engine.pool import StatePool
 from memstate.engine.settings import (
     Forward,
@@ -24,7 +21,6 @@ from memstate.engine.settings import (
     validate_tracking,
 )
 from memstate.engine.sizing import require_fit
-from memstate.engine.stepping import Stepping
 from memstate.errors import ConfigurationError
 from memstate.kernels.dispatch import Backend
 from memstate.prefix import Prefix, PrefixCache
@@ -49,11 +45,16 @@ from memstate.tiers import TierManager, Tiers
 TWO_STEPS = ": a depth of 0 or 1; with more unsettled steps a dead one could overwrite a live snapshot"
 
 
-class Parts:
-    """What a manager is made of. Its arguments are those of `StateManager`.
+class World:
+    """The tables of a manager, and what they are built on. Its arguments are those of `StateManager`.
 
     Attributes:
         max_batch: entries of the largest batch.
+        direct_hits: whether the first step of a row reads a snapshot itself instead of a copy.
+        copied: planes that memstate must copy: those that in-place kernels update, and those that a step writes only in
+            part. memstate copies such a plane in two cases: the step reads one slot and writes another, or a snapshot
+            is due.
+        canary: looks at what forwards have done to their slots; None: nothing does.
         chaos: returns the faults that were injected from outside, such as by `memstate.testing`; None: nothing does.
     """
 
@@ -86,13 +87,13 @@ class Parts:
         require_switch("overlap", overlap, TWO_STEPS)
         require_switch("debug", debug)
         validate_sizes(slots, max_requests, preallocated, max_batch, snapshots)
-        self.page_settings, forward = pages or Pages(size=1), forward or Forward()
+        self.page_settings, forward, grid = pages or Pages(size=1), forward or Forward(), layout.grid
         self.tracking = tracking if tracking is not None else Redirect()
-        unit = lcm(self.page_settings.size, layout.grid if layout.grid < NEVER else 1)
+        unit = lcm(self.page_settings.size, grid if grid < NEVER else 1)
         validate_tracking(self.tracking, slots, unit, overlap)
         if forward.tail:
             validate_tail(layout, forward.tail)
-        if layout.grid >= NEVER and (prefix or self.tracking.lanes(overlap)):
+        if grid >= NEVER and (prefix or self.tracking.lanes(overlap)):
             never = [repr(plane) for plane in layout.planes if plane.grid is None]
             raise ConfigurationError(
                 f"{never or layout}: the state is whole at no length, so nothing of it can be kept: use "
@@ -107,7 +108,7 @@ class Parts:
             )
         if forward.direct_hits is None:
             forward = replace(forward, direct_hits=self.tracking.reads_old_slot and not in_place)
-        self.forward, direct_hits = forward, bool(forward.direct_hits)
+        self.forward, self.direct_hits = forward, bool(forward.direct_hits)
         try:
             self.backend = Backend(backend, device)
         except (ValueError, TypeError, RuntimeError) as error:  # torch raises these for an unknown device, and names it
@@ -133,13 +134,13 @@ class Parts:
         self.table = RequestTable(rows, limits.clock)
         self.registers = RegisterFile(self.allocator, rows, holders, self.page_settings.per_row, forward.tail > 0)
         self.commands = CommandBuffer(self.registers, self.pool.run_data, self.max_batch)
-        self.pages = PageTable(self.page_settings.count, self.page_settings.size, self.commands, layout.grid)
+        self.pages = PageTable(self.page_settings.count, self.page_settings.size, self.commands, grid)
         self.mirror = Mirror(self.registers, self.tracking, overlap, forward.pad, self.pages.unit, forward.tail)
         self.holdings = Holdings(self.commands, self.pages.allocator)
         owners = self.commands, self.pages, self.holdings
         self.cache = PrefixCache(prefix, *owners)
         self.prefix = self.cache if self.cache.enabled else None
-        copied = tuple(plane.name for plane in layout.planes if in_place or not plane.rewritten_each_step)
+        self.copied = tuple(plane.name for plane in layout.planes if in_place or not plane.rewritten_each_step)
         self.tiers: TierManager | None = None
         if tiers is not None:
             alike = self._deciding(limits, tiers)
@@ -148,33 +149,17 @@ class Parts:
         self.sessions = Sessions(*owners, self.mirror.lanes, limits)
         self.room = Room(self.cache, self.sessions, self.allocator, self.pages, self.holdings)
         self.marks = Marks(
-            self.commands, self.holdings, self.pages.unit, forward.grid or 0, forward.packed, direct_hits
+            self.commands, self.holdings, self.pages.unit, forward.grid or 0, forward.packed, self.direct_hits
         )
         self.log = StepLog(self.max_batch, int(overlap), self.backend.device, holders, forward.tail > 0)
-        canary = None
+        self.canary: Canary | None = None
         if debug:
-            canary = Canary(
-                self.planes, self.log, copied,
-                moves=direct_hits or self.tracking.reads_old_slot,
+            self.canary = Canary(
+                self.planes, self.log, self.copied,
+                moves=self.direct_hits or self.tracking.reads_old_slot,
                 snapshots=self.mirror.lanes > 0 and not self.tracking.reads_old_slot,
                 marks=forward.grid is not None,
             )  # fmt: skip
-        self.stepping = Stepping(
-            self.commands, self.table, self.pages, self.mirror, self.holdings, self.marks, self.log, self.planes,
-            copied, direct_hits, canary,
-        )  # fmt: skip
-        self.admission = Admission(
-            self.commands, self.table, self.pages, self.holdings, self.cache, self.sessions, self.marks, self.mirror,
-            self.log, direct_hits, self.tiers, self.room, layout.rows,
-        )  # fmt: skip
-        self.ending = Ending(
-            self.commands, self.table, self.pages, self.mirror, self.holdings, self.cache, self.sessions, self.marks,
-            self.room, self.stepping,
-        )  # fmt: skip
-        self.forking = Forking(
-            self.admission, self.ending, self.commands, self.table, self.pages, self.holdings, self.cache,
-            self.sessions, self.marks, self.log, direct_hits, self.room,
-        )  # fmt: skip
         self.chaos: Callable[[], ChaosStats] | None = None
 
     def _deciding(self, limits: SessionLimits, tiers: Tiers) -> Mapping[str, object]:
@@ -213,3 +198,18 @@ class Parts:
             "Tiers(int8=)": dict(sorted(tiers.int8.items())),
             "Tiers(prefetch=)": tiers.prefetch,
         }
+
+
+class Verbs:
+    """A group of calls of a manager, with the tables of its world at hand.
+
+    Args:
+        world: the world.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world, self._guard, self._commands, self._file = world, world.guard, world.commands, world.registers
+        self._table, self._pages, self._holdings, self._marks = world.table, world.pages, world.holdings, world.marks
+        self._mirror, self._log, self._planes = world.mirror, world.log, world.planes
+        self._cache, self._sessions, self._tiers, self._room = world.cache, world.sessions, world.tiers, world.room
+        self._direct_hits = world.direct_hits

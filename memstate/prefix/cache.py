@@ -10,7 +10,9 @@ shares the pages. Nothing here touches a tensor, and nothing is submitted.
 
 import math
 from array import array
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from itertools import chain
 
 from memstate.checks import is_whole, shown
 from memstate.errors import InvalidArgument
@@ -18,12 +20,53 @@ from memstate.prefix.contents import Contents
 from memstate.prefix.lease import NO_NODE, Lease
 from memstate.prefix.match import Match
 from memstate.prefix.policies import Place
+from memstate.prefix.settings import Prefix
 from memstate.prefix.tree import Node
 from memstate.requests.handles import Snapshot
+from memstate.requests.holdings import Holdings
+from memstate.requests.page_table import PageTable
 from memstate.requests.pages import NO_PAGES, Ids
+from memstate.slots.commands import CommandBuffer
 from memstate.tokens import BYTES, Prompt
 
 DECODED = ("boundary", "end")  # kinds of states beyond the prompt
+
+
+class TableKeeper:
+    """A keeper that keeps pages and states in the tables of a manager; see `Keeper`.
+
+    Args:
+        pages: KV pages of rows.
+        holdings: Owners and readers of states.
+    """
+
+    def __init__(self, pages: PageTable, holdings: Holdings) -> None:
+        self.page_size, self.pages = pages.page_size, pages.allocator.pages
+        self._allocator, self._holdings = pages.allocator, holdings
+
+    def free(self) -> int:
+        """Returns how many pages are free."""
+        return self._allocator.free
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Takes pages back."""
+        self._allocator.release(pages)
+
+    def held(self) -> Collection[int]:
+        """Returns the registers of cached states."""
+        return self._holdings.held["cached"]
+
+    def owner(self, state: int) -> object:
+        """Returns the node that has a state."""
+        return self._holdings.owner[state]
+
+    def readers(self) -> Counter[int]:
+        """Returns how many first steps are about to read each state."""
+        return self._holdings.readers
+
+    def end(self, states: Sequence[Snapshot]) -> None:
+        """Ends states in holders."""
+        self._holdings.end(states)
 
 
 class PrefixCache(Contents):
@@ -35,6 +78,10 @@ class PrefixCache(Contents):
         pages: KV pages of rows.
         holdings: Owners and readers of states.
     """
+
+    def __init__(self, settings: Prefix | None, commands: CommandBuffer, pages: PageTable, holdings: Holdings) -> None:
+        self._commands, self._pages, self._holdings = commands, pages, holdings
+        super().__init__(settings, TableKeeper(pages, holdings))
 
     def __repr__(self) -> str:
         held = f"{self.states} states, {self.tree.total_pages} pages in {self.tree.nodes} nodes"
@@ -219,10 +266,11 @@ class PrefixCache(Contents):
         Returns:
             For each row the newest cached state that stands for one of its lengths, None for none.
         """
+        moves: list[tuple[int, int]] = []
         try:
-            found = [self._file(*row) if row[2] else [] for row in rows]
+            found = [self._file(*row, moves) if row[2] else [] for row in rows]
         finally:  # also where a caller's policy raises: states that nodes have by then are moved
-            self._record_moves()
+            self._record(moves)
         self.trim()
         return [next((state for state in reversed(states) if self.has(state)), None) for states in found]
 
@@ -230,6 +278,47 @@ class PrefixCache(Contents):
         """Evicts the states that are too many for `most_states`; the newest may be the least valuable."""
         if self.settings.most_states is not None:
             self.evict_states(self.states - self.settings.most_states, "limit")
+
+    def can_evict(self, pages: int) -> bool:
+        """Returns whether eviction could free so many pages.
+
+        A page counts where no lease keeps it and only the tree owns it. Leaves are checked first, in the order of
+        eviction, and the tree only as far as it takes.
+
+        Args:
+            pages: Pages to free.
+        """
+        if pages <= 0 or pages > self.evictable_pages:
+            return pages <= 0
+        allocator = self._pages.allocator
+        left, seen, held = pages, set[Node](), Counter[int]()
+        for node in chain(self.page_policy.victims(), (node for _, node in self.tree.walk())):
+            if not (node.leases or node in seen):  # a policy may offer a node more than once
+                seen.add(node)
+                alone = allocator.alone(node.pages)
+                left -= alone
+                if left <= 0:
+                    return True
+                if alone < len(node.pages):
+                    held.update(node.pages)
+        # Pages under two salts count as well.
+        return left <= sum(allocator.holders[page] == times > 1 for page, times in held.items())
+
+    def clear(self) -> None:
+        """Evicts everything that no row and no session uses. Nothing below the device keeps it.
+
+        Raises:
+            Broken: An earlier call was interrupted.
+        """
+        with self._commands.guard.changing("clear"):
+            self._clearing = True
+            self.evict_states(self.states)
+            nodes = [node for _, node in self.tree.walk() if not node.leases]
+            for node in reversed(nodes):  # children first
+                if not node.ghost:
+                    self._give_up(node, len(node.pages))
+            self._forget(0)
+            self._clearing = False
 
     def adopt(self, snapshot: Snapshot, prompt: Prompt, pages: Ids) -> Node | None:
         """Takes over the state of a session that makes way, in the register where it is.
@@ -258,8 +347,10 @@ class PrefixCache(Contents):
         return self._holdings.held["cached"].get(snapshot.register) is snapshot
 
     def _file(
-        self, lease: Lease, prompt: Prompt, end: int, pages: Ids, states: Sequence[tuple[int, int, str]]
-    ) -> list[Snapshot]:
+        self, lease: Lease, prompt: Prompt, end: int, pages: Ids, states: Sequence[tuple[int, int, str]],
+        moves: list[tuple[int, int]],
+    ) -> list[Snapshot]:  # fmt: skip
+        """Takes what `file` names of one row. States that leave the row's registers are added to the moves."""
         start, known = lease.node, min(end, lease.end, len(lease.prompt.key) // self._unit)
         while start.end > known and start.parent is not None:
             start = start.parent
@@ -271,7 +362,7 @@ class PrefixCache(Contents):
             if cached is not None and held is None:
                 self._commands.release([register])
             elif cached is None and node is not None:
-                cached = self._holdings.give(held, node) if held else self._to_holder(node, register, length)
+                cached = self._holdings.give(held, node) if held else self._to_holder(node, register, length, moves)
                 if cached is not None:
                     self._attach(node, cached, kind, prompt)
                     lease.own[node] = node.uses
@@ -347,9 +438,10 @@ class PrefixCache(Contents):
         if self.watcher:
             self.watcher.state_stored(node)
 
-    def _to_holder(self, node: Node, register: int, length: int) -> Snapshot | None:
+    def _to_holder(self, node: Node, register: int, length: int, moves: list[tuple[int, int]]) -> Snapshot | None:
         """Gives a node the state in a register of a row, None where no holder is free or becomes free."""
         if not self._holdings.free:
+            self._record(moves)  # what is evicted may be among them
             self.tree.lease(node)  # or eviction could remove the node again
             self.evict_states(1)
             self.tree.unlease(node)
@@ -357,9 +449,15 @@ class PrefixCache(Contents):
             self._counts["refused"] += 1
             return None
         state = self._holdings.add([length], node)[0]
-        self._moves.append((state.register, register))
+        moves.append((state.register, register))
         self._holdings.published += 1
         return state
+
+    def _record(self, moves: list[tuple[int, int]]) -> None:
+        """Records moves, each to a register from another, and empties the list."""
+        if moves:
+            self._commands.move([to for to, _ in moves], [of for _, of in moves])
+            moves.clear()
 
     def insert_loaded(self, prompt: Prompt) -> tuple[Node, int, Ids]:
         """Takes in a state that is loaded from below, and pages for the path to it.

@@ -7,10 +7,10 @@ Superseded states go first, then the policies decide. Nothing here touches a ten
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import fields, replace
 from itertools import chain, islice
-from typing import Any
+from typing import Any, Protocol
 
 from memstate import logs
 from memstate.checks import NotCopied, shown
@@ -19,10 +19,7 @@ from memstate.prefix.policies import Lru, LruPages, PagePolicy, StatePolicy
 from memstate.prefix.settings import Prefix
 from memstate.prefix.tree import Found, Node, Tree
 from memstate.requests.handles import Snapshot
-from memstate.requests.holdings import Holdings
-from memstate.requests.page_table import PageTable
 from memstate.sheet import MOST_ROWS, Sheet, Shown, figures, section, sheet
-from memstate.slots.commands import CommandBuffer
 from memstate.stats import LOST, PrefixStats
 from memstate.tokens import BYTES
 
@@ -31,14 +28,42 @@ UNHEARD = 64  # requests of which the policies do not know yet, at most
 KEYS = 2**20  # tokens of prompts remembered where KV is the caller's: 8 MiB of keys
 
 
+class Keeper(Protocol):
+    """Owns the KV pages and the states that a cache holds, and takes back those that make way.
+
+    Attributes:
+        page_size: Tokens of a page.
+        pages: KV pages altogether; 0 where the cache holds none.
+    """
+
+    page_size: int
+    pages: int
+
+    def free(self) -> int:
+        """Returns how many pages are free."""
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Takes pages back. Those with another owner do not become free."""
+
+    def held(self) -> Collection[int]:
+        """Returns the ids of the states that the cache holds, in the order in which they came."""
+
+    def owner(self, state: int) -> object:
+        """Returns the node that has a state."""
+
+    def readers(self) -> Counter[int]:
+        """Returns how many first steps are about to read each state; none of 0."""
+
+    def end(self, states: Sequence[Snapshot]) -> None:
+        """Takes states back."""
+
+
 class Contents(NotCopied, Shown):
     """Holds the prefixes and their states, and gives them up.
 
     Args:
         settings: Policies and limits. None: an empty cache that stays empty, in which callers look nothing up.
-        commands: Records the changes of owners.
-        pages: KV pages of rows.
-        holdings: Owners and readers of states.
+        keeper: Owns the pages and the states.
 
     Attributes:
         enabled: Whether it keeps anything.
@@ -49,14 +74,13 @@ class Contents(NotCopied, Shown):
         watcher: Hears of all that comes and goes; None for nobody.
     """
 
-    def __init__(self, settings: Prefix | None, commands: CommandBuffer, pages: PageTable, holdings: Holdings) -> None:
+    def __init__(self, settings: Prefix | None, keeper: Keeper) -> None:
         self.enabled = settings is not None
         self.settings = settings = settings or Prefix(Lru(), LruPages(), evict=False)
-        self._commands, self._pages, self._holdings = commands, pages, holdings
-        self._policies = settings.states, settings.of_pages
+        self._keeper, self._policies = keeper, (settings.states, settings.of_pages)
         for policy in self._policies:
             policy.belong(self)
-        self._unit = BYTES * pages.page_size
+        self._unit = BYTES * keeper.page_size
         self.below: Below | None = None
         self.watcher: Watcher | None = None
         self.tree = Tree(self._unit)
@@ -74,7 +98,7 @@ class Contents(NotCopied, Shown):
         """
         self.heard: list[tuple[Found, int]] = []
         self.leases: dict[int, Lease] = {}
-        pages, size = self._pages.allocator.pages, self._pages.page_size
+        pages, size = self._keeper.pages, self._keeper.page_size
         tree = Tree(self._unit, (pages or KEYS // size) if self.state_policy.remembers else 0)
         nodes: list[Node] = []
         for prompt, path, before in self.tree.sound(pages > 0) if sure is not None else ():
@@ -91,7 +115,6 @@ class Contents(NotCopied, Shown):
         self._counts["gone_cleared"] += gone - self._counts["evicted_states"]
         self._counts["evicted_states"] = gone
         self._superseded: dict[Node, None] = {}  # their row or session has a newer state, and no other uses them
-        self._moves: list[tuple[int, int]] = []  # recorded with the next eviction, or at the end of a batch
         self._clearing = False
         self.state_policy.reset()
         self.page_policy.reset()
@@ -129,7 +152,7 @@ class Contents(NotCopied, Shown):
         """Tells the policies which requests have come, and returns them. A step does this while its forward runs."""
         (states, kv), heard, self.heard = self._policies, self.heard, []
         for found, tokens in heard:
-            states.asked(found.known, tokens // self._pages.page_size)
+            states.asked(found.known, tokens // self._keeper.page_size)
             if found.stated is not None and found.stated.snapshot:  # a request may have taken it over
                 states.used(found.stated)
             if found.reach.parent is not None and not found.reach.ghost:  # it may be gone since
@@ -149,27 +172,23 @@ class Contents(NotCopied, Shown):
 
     def stated(self) -> Iterator[Node]:
         """Yields the nodes with a state, in the order in which their states came."""
-        owners = [self._holdings.owner[register] for register in self._holdings.held["cached"]]
+        owners = [self._keeper.owner(state) for state in self._keeper.held()]
         yield from (owner for owner in owners if isinstance(owner, Node))
 
     @property
     def states(self) -> int:
         """Cached states."""
-        return len(self._holdings.held["cached"])
+        return len(self._keeper.held())
 
     def _note_superseded(self, node: Node) -> None:
         self._superseded.pop(node, None)
         self._superseded[node] = None
 
-    def _record_moves(self) -> None:
-        moves, self._moves = self._moves, []
-        if moves:
-            self._commands.move([to for to, _ in moves], [of for _, of in moves])
-
     @property
     def evictable_states(self) -> int:
         """States that no first step is about to read."""
-        return self._holdings.evictable("cached")
+        held = self._keeper.held()
+        return len(held) - sum(map(held.__contains__, self._keeper.readers()))
 
     @property
     def superseded_states(self) -> int:
@@ -179,32 +198,7 @@ class Contents(NotCopied, Shown):
     @property
     def evictable_pages(self) -> int:
         """Pages without a lease of a row or session; other owners may hold them too."""
-        return self.tree.total_pages - self.tree.leased_pages if self._pages.allocator.pages else 0
-
-    def can_evict(self, pages: int) -> bool:
-        """Returns whether eviction could free so many pages.
-
-        A page counts where no lease keeps it and only the tree owns it. Leaves are checked first, in the order of
-        eviction, and the tree only as far as it takes.
-
-        Args:
-            pages: Pages to free.
-        """
-        if pages <= 0 or pages > self.evictable_pages:
-            return pages <= 0
-        allocator = self._pages.allocator
-        left, seen, held = pages, set[Node](), Counter[int]()
-        for node in chain(self.page_policy.victims(), (node for _, node in self.tree.walk())):
-            if not (node.leases or node in seen):  # a policy may offer a node more than once
-                seen.add(node)
-                alone = allocator.alone(node.pages)
-                left -= alone
-                if left <= 0:
-                    return True
-                if alone < len(node.pages):
-                    held.update(node.pages)
-        # Pages under two salts count as well.
-        return left <= sum(allocator.holders[page] == times > 1 for page, times in held.items())
+        return self.tree.total_pages - self.tree.leased_pages if self._keeper.pages else 0
 
     def evict_states(self, n: int, why: str = "room") -> int:
         """Evicts states: superseded ones first, then the least valuable. What lies below the device may keep them.
@@ -223,10 +217,9 @@ class Contents(NotCopied, Shown):
             chosen[node] = None
             if len(chosen) == n:
                 break
-        self._record_moves()
         if self.below and chosen and not self._clearing:
             self.below.save(list(chosen))
-        self._holdings.end([node.snapshot for node in chosen if node.snapshot])
+        self._keeper.end([node.snapshot for node in chosen if node.snapshot])
         for node in chosen:
             self.detach(node, "superseded" if node in self._superseded else why)
             self.drop_bare(node)
@@ -238,7 +231,7 @@ class Contents(NotCopied, Shown):
 
     def _idle(self, victims: Iterable[Node]) -> Iterator[Node]:
         """Yields the nodes whose states nobody reads: superseded ones, then the others in the order of the policy."""
-        readers = self._holdings.readers
+        readers = self._keeper.readers()
         for node in chain(list(self._superseded), (node for node in victims if node not in self._superseded)):
             if node.snapshot and not readers[node.snapshot.register]:
                 yield node
@@ -259,43 +252,25 @@ class Contents(NotCopied, Shown):
         Returns:
             How many pages this frees.
         """
-        self._record_moves()
-        allocator = self._pages.allocator
-        before = allocator.free
+        before = self._keeper.free()
         goal = before + n
-        while allocator.free < goal:  # a policy may have skipped nodes that became leaves meanwhile
+        while self._keeper.free() < goal:  # a policy may have skipped nodes that became leaves meanwhile
             if not self._give_up_leaves(self.page_policy.victims(), goal):
                 rest = [node for _, node in self.tree.walk()]
                 if not self._give_up_leaves(reversed(rest), goal):  # children first
                     break
-        return allocator.free - before
+        return self._keeper.free() - before
 
     def _give_up_leaves(self, nodes: Iterable[Node], goal: int) -> bool:
         """Gives up those nodes that are leaves, until `goal` pages are free. Returns whether there were any."""
-        allocator, any_given = self._pages.allocator, False
+        any_given = False
         for node in nodes:
             if not (node.leases or node.carriers or node.ghost):
-                self._give_up(node, goal - allocator.free)
+                self._give_up(node, goal - self._keeper.free())
                 any_given = True  # its pages may have other owners, but its parent may be a leaf now
-                if allocator.free >= goal:
+                if self._keeper.free() >= goal:
                     break
         return any_given
-
-    def clear(self) -> None:
-        """Evicts everything that no row and no session uses. Nothing below the device keeps it.
-
-        Raises:
-            Broken: An earlier call was interrupted.
-        """
-        with self._commands.guard.changing("clear"):
-            self._clearing = True
-            self.evict_states(self.states)
-            nodes = [node for _, node in self.tree.walk() if not node.leases]
-            for node in reversed(nodes):  # children first
-                if not node.ghost:
-                    self._give_up(node, len(node.pages))
-            self._forget(0)
-            self._clearing = False
 
     def detach(self, node: Node, why: str) -> None:
         """Notes that a node has lost its state. A tombstone stays.
@@ -326,7 +301,7 @@ class Contents(NotCopied, Shown):
             node: The leaf. Other nodes stay.
         """
         while node is not None and not (node.is_root or node.carriers or node.snapshot or node.leases or node.ghost):
-            if self.page_policy.keeps(node) and self._pages.allocator.pages:
+            if self.page_policy.keeps(node) and self._keeper.pages:
                 return
             node = self._give_up(node, len(node.pages))
 
@@ -339,7 +314,7 @@ class Contents(NotCopied, Shown):
         if leaf.snapshot:
             if self.below and not self._clearing:
                 self.below.save([leaf])
-            self._holdings.end([leaf.snapshot])
+            self._keeper.end([leaf.snapshot])
             self.detach(leaf, "pages")
         elif 0 < pages < size:
             size = pages
@@ -347,7 +322,7 @@ class Contents(NotCopied, Shown):
         if self.watcher:
             self.watcher.pages_removed(leaf, size)
         gone = self.tree.ghost(leaf, size)
-        self._pages.allocator.release(gone)
+        self._keeper.release(gone)
         self._counts["evicted_pages"] += len(gone)
         above = leaf.parent
         self._forget(self.tree.memory)
@@ -365,7 +340,7 @@ class Contents(NotCopied, Shown):
     @property
     def page_size(self) -> int:
         """Tokens of a page."""
-        return self._pages.page_size
+        return self._keeper.page_size
 
     def inspect(self, most: int | None = None) -> list[dict[str, Any]]:
         """Returns the nodes as plain data, parents first.
@@ -396,7 +371,7 @@ class Contents(NotCopied, Shown):
 
         Syncs: no.
         """
-        kv, counts = self._pages.allocator.pages, self._counts
+        kv, counts = self._keeper.pages, self._counts
         asked = counts["hit_tokens"] + sum(counts[name] for name in LOST.values())  # so that they always add up
         return replace(
             PrefixStats(**counts), states=self.states, nodes=self.tree.nodes, prompt_tokens=asked,

@@ -8,9 +8,9 @@ is returned, and the engine frees it. If a policy raises in the middle of a call
 import logging
 from array import array
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
@@ -107,35 +107,38 @@ class Inserted(NamedTuple):
 
 
 class _Lent:
-    """Stands for a manager's pages, holders and commands: notes what the cache gives back."""
+    """A keeper of ids that are the engine's: notes what the cache gives back. See `Keeper`."""
 
     def __init__(self, page_size: int) -> None:
         self.page_size, self.pages = page_size, KEYS // page_size
-        self.allocator, self.guard = self, Guard()
         self.gone = Gone([], [])
-        self.owner: dict[int, Node] = {}
-        self.held = {"cached": self.owner}
-        self.readers: Counter[int] = Counter()  # of states that have some
+        self.nodes: dict[int, Node] = {}  # by state
+        self.locks: Counter[int] = Counter()  # of states that have some
 
-    @property
     def free(self) -> int:
         return len(self.gone.pages)
 
     def release(self, pages: Sequence[int]) -> None:
         self.gone.pages.extend(pages)
 
+    def held(self) -> Collection[int]:
+        return self.nodes
+
+    def owner(self, state: int) -> Node | None:
+        return self.nodes.get(state)
+
+    def readers(self) -> Counter[int]:
+        return self.locks
+
     def end(self, states: Sequence[Snapshot]) -> None:
         self.gone.states.extend(state.register for state in states)
         for state in states:
-            del self.owner[state.register]
-
-    def evictable(self, kind: str) -> int:
-        return len(self.owner) - len(self.readers)
+            del self.nodes[state.register]
 
     def read(self, state: int, by: int) -> None:
-        self.readers[state] += by
-        if not self.readers[state]:
-            del self.readers[state]
+        self.locks[state] += by
+        if not self.locks[state]:
+            del self.locks[state]
 
 
 class PrefixPart(NotCopied):
@@ -165,9 +168,8 @@ class PrefixPart(NotCopied):
     ) -> None:  # fmt: skip
         if not is_count(page_size) or page_size < 1:
             raise InvalidArgument(f"page_size={page_size!r}: expected tokens of a page, 1 or more")
-        self._lent = _Lent(page_size)
-        stand_in = cast("Any", self._lent)
-        self._contents = Contents(settings or Prefix(), stand_in, stand_in, stand_in)
+        self._lent, self._guard = _Lent(page_size), Guard()
+        self._contents = Contents(settings or Prefix(), self._lent)
         self._size, self._heard, self._uses = page_size, heard, 0
         self._told, self._era = logs.Repeats(LOG), 0
 
@@ -176,10 +178,10 @@ class PrefixPart(NotCopied):
 
         Syncs: no.
         """
-        self._era, self._lent.guard.call = self._era + 1, ""
+        self._era, self._guard.call = self._era + 1, ""
         self._contents.keep(None)
-        self._lent.owner.clear()
-        self._lent.readers.clear()
+        self._lent.nodes.clear()
+        self._lent.locks.clear()
 
     def __repr__(self) -> str:
         tree = self._contents.tree
@@ -223,10 +225,10 @@ class PrefixPart(NotCopied):
         self._require_own(hit)
         node, found = hit._node, hit._found
         if node is not None:
-            gone = hit.state is not None and self._lent.owner.get(hit.state) is not node
+            gone = hit.state is not None and self._lent.owner(hit.state) is not node
             if gone or not self._contents.tree.has(node):
                 raise InvalidArgument(f"{hit} has been evicted since it was matched: match again")
-        with self._lent.guard.changing("lock"):
+        with self._guard.changing("lock"):
             if node is not None:
                 self._contents.tree.lease(node)
                 self._read(hit, 1)
@@ -275,7 +277,7 @@ class PrefixPart(NotCopied):
         self._require_own(hit)
         if not hit.locks:
             raise InvalidArgument(f"{hit} is not locked")
-        with self._lent.guard.changing("unlock"):
+        with self._guard.changing("unlock"):
             hit.locks -= 1
             if hit.reads:
                 hit.reads -= 1
@@ -304,7 +306,7 @@ class PrefixPart(NotCopied):
 
         Syncs: no.
         """
-        self._lent.guard.require_whole()
+        self._guard.require_whole()
         require_salt(salt)
         key, contents = encode(tokens), self._contents
         unit = BYTES * self._size
@@ -319,10 +321,10 @@ class PrefixPart(NotCopied):
             raise InvalidArgument(f"pages {shown(pages)}: expected each id once, of 63 bits")
         numbers = np.arange(pages.start, pages.stop, pages.step) if isinstance(pages, range) else None
         ids = array("q", pages if numbers is None else numbers.tobytes())
-        if state is not None and (not is_count(state) or not state or state in self._lent.owner):
+        if state is not None and (not is_count(state) or not state or state in self._lent.nodes):
             raise InvalidArgument(f"state {shown(state)}: expected an id from 1 on that the cache does not have")
         if contents.heard:
-            with self._lent.guard.changing("insert"):
+            with self._guard.changing("insert"):
                 contents.learn()
         found = contents.tree.find(Prompt(key, salt))
         above = found.stated.end if found.stated else 0
@@ -330,7 +332,7 @@ class PrefixPart(NotCopied):
         kept = new and contents.state_policy.admits(
             Place(len(pages), above, "end")
         )  # a policy may raise: nothing has changed
-        with self._lent.guard.changing("insert"):
+        with self._guard.changing("insert"):
             node, had = contents.tree.insert(Prompt(key, salt), ids)
             if had < len(pages):
                 contents.grown(node)
@@ -338,7 +340,7 @@ class PrefixPart(NotCopied):
                 assert state is not None
                 self._uses += 1
                 node.snapshot, node.evicted = Snapshot(state, self._uses, len(key) // BYTES), False
-                self._lent.owner[state] = node
+                self._lent.nodes[state] = node
                 contents.state_policy.added(node, "end")
             if self._heard and (kept or had < len(pages)):
                 came = [state] if kept and state is not None else []
@@ -369,9 +371,9 @@ class PrefixPart(NotCopied):
         for number in (pages, states):
             if not is_count(number):
                 raise InvalidArgument(f"evict({number!r}): expected a number, 0 or more")
-        with self._lent.guard.changing("evict"):
+        with self._guard.changing("evict"):
             self._contents.evict_states(states)
-            self._contents.evict_pages(max(pages - self._lent.free, 0))
+            self._contents.evict_pages(max(pages - self._lent.free(), 0))
             return self._given()
 
     @property
@@ -400,7 +402,7 @@ class PrefixPart(NotCopied):
             LeakFound: Something is locked, or a count is wrong.
         """
         wrong = self._contents.tree.miscounts(Counter())
-        wrong += [f"state {state} is locked" for state in self._lent.readers]
+        wrong += [f"state {state} is locked" for state in self._lent.locks]
         if wrong:
             raise LeakFound("; ".join(wrong))
 
@@ -425,6 +427,6 @@ class PrefixPart(NotCopied):
             self._told.event(logging.ERROR, "not heard", why=f"{type(error).__name__}: {error}")
 
     def _require_own(self, hit: Hit) -> None:
-        self._lent.guard.require_whole()
+        self._guard.require_whole()
         if hit._part is not self or hit._era != self._era:
             raise InvalidArgument(f"{hit} is of another cache, or of before reset(): expected what match() returned")

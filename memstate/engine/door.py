@@ -10,17 +10,8 @@ from memstate.guard import Guard
 from memstate.state.memory import Memory
 from memstate.streams import WorkStream
 
-INSIDE = {  # modules that have entered the guard when they call what is not memstate's
-    f"memstate.{name}"
-    for name in (
-        "engine.admission",
-        "engine.ending",
-        "engine.forking",
-        "engine.stepping",
-        "prefix.cache",
-        "tiers.manager",
-    )
-}
+# Of modules whose calls enter the guard, and which call policies, stores and replays that are not memstate's.
+INSIDE = ("memstate.engine.", "memstate.prefix.", "memstate.tiers.")
 
 
 class Door:
@@ -82,7 +73,7 @@ class Door:
         """
         frame = sys._getframe(2) if self._guard.call and not self._guard.interrupted else None
         while frame is not None:
-            if str(frame.f_globals.get("__name__")) in INSIDE:
+            if str(frame.f_globals.get("__name__")).startswith(INSIDE):
                 raise InvalidArgument(f"{call}() inside {self._guard.call}(), which still runs: call it afterwards")
             frame = frame.f_back
 

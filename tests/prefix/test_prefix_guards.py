@@ -128,6 +128,64 @@ def test_M23_a_policy_that_raises_at_an_admission_changes_nothing() -> None:
     assert mem.stats() == before and len(mem.admit([ms.Request("a", tokens=T)])) == 1
 
 
+class Meddling(Lru):
+    """Recovers and closes a manager from inside its calls, once."""
+
+    mem: ms.StateManager | None = None
+    said = ""
+
+    def meddle(self) -> None:
+        mem, self.mem = self.mem, None
+        for call in (mem.recover, mem.close) if mem is not None else ():
+            with pytest.raises(ms.InvalidArgument) as caught:
+                call()  # type: ignore[operator]
+            self.said += str(caught.value)
+
+    def victims(self) -> Iterator[Node]:
+        self.meddle()
+        return super().victims()
+
+    def used(self, node: Node) -> None:
+        self.meddle()
+        super().used(node)
+
+
+class MeddlingPages(LruPages):
+    """The same, asked for pages."""
+
+    def __init__(self, policy: Meddling) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def victims(self) -> Iterator[Node]:
+        self.policy.meddle()
+        return super().victims()
+
+
+@pytest.mark.parametrize("call", ["clear", "settle", "extend", "sessions.fork"])
+def test_a_policy_can_neither_recover_nor_close_the_manager_that_asks_it(call: str) -> None:
+    policy = Meddling()
+    mem = manager(prefix=ms.Prefix(states=policy, pages=MeddlingPages(policy)), pages=8)
+    session = mem.sessions.open("talk")
+    for tokens, turn in ((T, None), (T[8:14], session)):
+        (row,) = mem.admit([ms.Request("a", tokens=tokens, session=turn)])
+        run(mem, row, tokens)
+        mem.end([row], keep="cache", tokens=[tokens])
+    rows = mem.admit([ms.Request("c", tokens=[*T, 1])] if call == "settle" else [ms.Request("c", length=8)])
+    assert mem.free_pages == (0 if call != "settle" else 1)
+    policy.mem = mem
+    if call == "clear":
+        mem.prefix.clear()  # type: ignore[union-attr]
+    elif call == "settle":
+        mem.settle(mem.plan(rows, 1))
+    elif call == "extend":
+        mem.extend(rows, [12])
+    else:
+        mem.sessions.fork(session, "other")
+    inside = f"() inside {call}(), which still runs: call it afterwards"
+    assert policy.said == f"recover{inside}close{inside}"
+
+
 PREFIXES = [{"states": LruPages()}, {"states": "lru"}, {"states": Lru}, {"pages": Lru()}, {"most_states": -1},
             {"most_states": 1.5}, {"most_states": True}, {"evict": 1}]  # fmt: skip
 WRONG: list[Any] = [

@@ -14,7 +14,7 @@ PROOF_PYTHON ?= python3
 OUT ?= build/gpu-proof
 BIN := .venv/bin
 RUN := .venv/.installed-run
-TOOLS := .venv/.installed-tools
+DEV := .venv/.installed-dev
 
 # Two test processes with a thread each: torch would otherwise start a thread per core in both.
 THREADS ?= 1
@@ -29,11 +29,11 @@ help: ## list the targets
 
 # What the programs need. torch goes first and by its exact version: with a range pip may prefer a newer build of several gigabytes
 # to one at hand.
-$(RUN): pyproject.toml constraints.txt
+$(RUN): pyproject.toml tools/pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "memstate needs Python 3.11 or later: install it, or name it with PYTHON=..."; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt "$(TORCH)"
-	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e ".[cli]"
+	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e ".[cli]" -e ./tools
 	@touch $@
 
 # Libraries whose Triton kernels tests run on slots: without their CUDA extensions, and without what else they require.
@@ -45,15 +45,15 @@ LIBRARIES = $(shell sed -n 's/^LIBRARIES = (\(.*\)).*/\1/p' memstate/tiers/store
 
 # What tests and linters need besides. Mooncake goes last and may fail: not every platform has it, and it links to libraries that
 # only a system's packages bring.
-$(TOOLS): $(RUN)
-	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e ".[cli,test,proof,dev,docs]"
+$(DEV): $(RUN)
+	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e ".[cli,test,proof,dev,docs]" -e ./tools
 	@$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e ".[mooncake]" || true
 	@$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt setuptools wheel && \
 		$(PEERS_ENV) $(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt --no-build-isolation --no-deps $(PEERS) || \
 		echo "$(PEERS) cannot be installed here, their tests are skipped"
 	@touch $@
 
-install: $(TOOLS) ## create .venv and install memstate with its tools
+install: $(DEV) ## create .venv and install memstate, its tools, and what tests and linters need
 	@error=$$($(BIN)/python -c "import mooncake.store" 2>&1) || { \
 		echo "Mooncake cannot be used here, its tests are skipped: $$(echo "$$error" | tail -n 1)"; \
 		missing=$$(for each in $(LIBRARIES); do dpkg -s $$each >/dev/null 2>&1 || printf ' %s' $$each; done); \
@@ -67,55 +67,56 @@ demo: $(RUN) ## run the decode loop and compare it with an uncached run
 	$(BIN)/memstate demo $(ARGS)
 
 # Beside the tests, so that neither waits for the other.
-test: $(TOOLS) ## run the tests and a sample of the long ones; beside them check format, lints, types and spelling
+test: $(DEV) ## run the tests and a sample of the long ones; beside them check format, lints, types and spelling
 	@mkdir -p build; { $(MAKE) lint; echo $$? > build/lint.status; } > build/lint.log 2>&1 & \
 	$(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS); tests=$$?; \
 	wait; cat build/lint.log; exit $$((tests + $$(cat build/lint.status)))
 
-lint: $(TOOLS) ## check format, lints, types and spelling
+lint: $(DEV) ## check format, lints, types and spelling
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/codespell
 
-format: $(TOOLS) ## format, and fix what the linter can fix
+format: $(DEV) ## format, and fix what the linter can fix
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
 compile: $(RUN) ## compile every kernel for every target, without a GPU
 	$(BIN)/memstate compile $(ARGS)
 
-compile-matrix: $(TOOLS) ## compile with the oldest, the installed and the newest Triton, compare with tests/proof/compiled
+compile-matrix: $(DEV) ## compile with the oldest, the installed and the newest Triton, compare with tests/proof/compiled
 	$(BIN)/python -m tests.proof.compile_matrix $(ARGS)
 
-docs: $(TOOLS) ## write the pages that are made from the code, then build the site in build/site; a warning is an error
+docs: $(DEV) ## write the pages that are made from the code, then build the site in build/site; a warning is an error
 	$(BIN)/python docs/site/strategies.py > docs/strategies.md.new && mv docs/strategies.md.new docs/strategies.md
 	$(BIN)/python -m memstate.metrics.dashboard > docs/grafana.json.new && mv docs/grafana.json.new docs/grafana.json
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-wheel: $(TOOLS) ## build sdist and wheel in dist, install the wheel in an empty environment, run the README's example there
+wheel: $(DEV) ## build sdist and wheels in dist, install the wheel in an empty environment, run the README's example there
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m build --no-isolation --wheel --outdir dist tools
 	MEMSTATE_PROOF=1 $(TEST_ENV) $(BIN)/python -m pytest -q tests/proof/test_installed.py
 
-proof: $(TOOLS) ## every case of every test, 40 schedules for each kernel, exceptions in every call, every mutant, every schedule of calls; 1.5 hours
+proof: $(DEV) ## every case of every test, 40 schedules for each kernel, exceptions in every call, every mutant, every schedule of calls; 1.5 hours
 	MEMSTATE_PROOF=1 $(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --ignore tests/proof/test_injection.py $(ARGS)
 	MEMSTATE_PROOF=1 $(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests/proof/test_injection.py
 	$(TEST_ENV) $(BIN)/python -m tests.proof.exhaustive --seconds 300 --workers $(WORKERS)
 
-mutate: $(TOOLS) ## let mutmut change the tracking rules and the reference kernels, and list what no test notices; half an hour
+mutate: $(DEV) ## let mutmut change the tracking rules and the reference kernels, and list what no test notices; half an hour
 	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e ".[mutate]"
 	rm -rf mutants; $(TEST_ENV) $(BIN)/mutmut run --max-children $(WORKERS)
 	$(BIN)/mutmut results
 
-soak: $(TOOLS) ## a million random operations on the reference, 20 000 on the interpreter; about half an hour
+soak: $(DEV) ## a million random operations on the reference, 20 000 on the interpreter; about half an hour
 	$(TEST_ENV) $(BIN)/python -m tests.proof.stateful --backend reference --operations 1000000 --workers $(WORKERS) $(ARGS)
 	$(TEST_ENV) $(BIN)/python -m tests.proof.stateful --backend interpreter --operations 20000 --workers $(WORKERS) $(ARGS)
 
 engine-proof: ## build environments of vLLM and SGLang in build/engines, serve tiny models on a CPU, compare with runs without a cache; an hour
 	@$(PYTHON) -m tests.proof.engines $(ARGS)
 
-newest: $(TOOLS) ## run the adapters' tests beside the newest releases, in build/newest; 1 if a test is lost that passes on the pinned ones
+newest: $(DEV) ## run the adapters' tests beside the newest releases, in build/newest; 1 if a test is lost that passes on the pinned ones
 	@$(TEST_ENV) $(BIN)/python -m tests.proof.newest --workers $(WORKERS) $(ARGS)
 
 # Installs nothing: the machine's own Python. Without make: python3 -m tests.proof.gpu_proof --out DIR

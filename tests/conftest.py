@@ -20,7 +20,7 @@ import pytest  # noqa: E402
 
 import memstate  # noqa: E402
 from memstate.kernels.dispatch import Backend  # noqa: E402
-from tests.support import alike, skips  # noqa: E402
+from tests.support import alike, offered, skips  # noqa: E402
 from tests.support.poison import Freed, fresh_memory  # noqa: E402
 from tests.support.sampling import PROOF, left_out  # noqa: E402
 
@@ -32,6 +32,7 @@ if not CUDA:
     else:
         install()
 
+OFFERED = offered.offer()
 KERNEL_BACKEND = pytest.param("cuda", marks=pytest.mark.gpu) if CUDA else "interpreter"
 
 

@@ -6,13 +6,16 @@ from memstate.kernels.dispatch import OPS
 from tests.support.sources import ROOT, sources
 
 # claim, ownership and plan hand out slots.
-MODEL = ("cli.demo.mixers", "cli.bench.forward", "cli.workload", "integrations.transformers.on_slots")
+MODEL = (
+    "memstate_tools.demo.mixers", "memstate_tools.bench.forward", "memstate_tools.workload",
+    "integrations.transformers.on_slots",
+)  # fmt: skip
 CALLERS = {
     ("slots.allocator",): "claim release",
     ("slots.registers",): "ownership resolve audit plan",
     ("state.planes",): "copy_slots zero_slots run_data run_rows keep_path gather_slots scatter_slots scatter_states",
     MODEL: "conv_step gated_delta_step selective_step",
-    ("cli.workload",): "mamba3_step",
+    ("memstate_tools.workload",): "mamba3_step",
     ("tiers.host.packing",): "pack_slots unpack_slots pack_int8 unpack_int8",
 }
 ALLOWED = {(module, op) for modules, ops in CALLERS.items() for op in ops.split() for module in modules}
@@ -20,8 +23,9 @@ ASKS = re.compile(rf"backend(?:\([^()]*\))?\.({'|'.join(OPS)})\b", re.IGNORECASE
 
 
 def found(pattern: re.Pattern[str]) -> set[tuple[str, str]]:
-    """Modules of the library but the kernels (`tiers.keys` for memstate/tiers/keys.py), and what they name."""
-    texts = {".".join(path.with_suffix("").parts[1:]): (ROOT / path).read_text() for path in sources("memstate")}
+    """Modules but the kernels (`tiers.keys` for memstate/tiers/keys.py), and what they name."""
+    paths = [*sources("memstate"), *sources("tools")]
+    texts = {".".join(path.with_suffix("").parts[1:]): (ROOT / path).read_text() for path in paths}
     return {(name, word) for name, text in texts.items() for word in pattern.findall(text)}
 
 

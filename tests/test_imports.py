@@ -1,6 +1,7 @@
 """Who may import whom: read from the source, so that nothing has to run.
 
-Every rule is a function of one module's source, and is tried on sources that break it.
+Every rule is a function of one module's source, and is tried on sources that break it. `memstate_tools`, the programs
+beside the library, may import all of it; nothing of the library imports them.
 """
 
 import ast
@@ -20,6 +21,7 @@ from tests.support.sources import ROOT, sources
 # BASE stands for the files beside the folders; PACKAGE for memstate/__init__.py.
 BASE = "alone lazy errors lasting logs guard checks salts container sizes streams tokens stats absent atomic sheet"
 PACKAGE = "memstate"
+TOOLS = "memstate_tools"
 LAYERS = (
     ("kernels",),
     (BASE,),
@@ -54,14 +56,17 @@ Rule = Callable[[str, ast.Module], list[str]]
 
 
 def module_name(path: Path) -> str:
-    """`tiers.keys` for memstate/tiers/keys.py, `tiers` for its __init__, "" for memstate/__init__.py."""
+    """`tiers.keys` for memstate/tiers/keys.py, `tiers` for its __init__, "" for memstate/__init__.py.
+
+    Of the tools it is the whole name, `memstate_tools.tune.grid`.
+    """
     parts = path.with_suffix("").parts
     parts = parts if parts[0] == "kernels" else parts[1:]
     return ".".join(part for part in parts if part != "__init__")
 
 
 def modules(folder: str) -> dict[str, ast.Module]:
-    """Every module of the library, or of the kernels, by name."""
+    """Every module of the library, of the kernels, or of the tools, by name."""
     return {module_name(path): tree for path, tree in sources(folder).items()}
 
 
@@ -95,6 +100,8 @@ def direction(name: str, tree: ast.Module) -> list[str]:
     for target in imported(tree):
         if target.startswith("."):
             found.append(f"{name}: relative import of {target}")
+        if target.split(".")[0] == TOOLS:
+            found.append(f"{name} imports {target}: the tools stand beside the library")
         if target.split(".")[0] != "memstate":
             continue
         other, short = layer(target), f"{target}.".removeprefix("memstate.")
@@ -105,6 +112,12 @@ def direction(name: str, tree: ast.Module) -> list[str]:
         if other == APART.get(own):
             found.append(f"{name} imports {target}: slots and the bytes in them do not know each other")
     return found
+
+
+def of_the_tools(name: str, tree: ast.Module) -> list[str]:
+    """Imports of the tools that are relative, or lead into the tests."""
+    roots = {"", "tests"}
+    return [f"{name} imports {target}" for target in imported(tree) if target.split(".")[0] in roots]
 
 
 def early(name: str, tree: ast.Module) -> list[str]:
@@ -138,7 +151,9 @@ def cycle(trees: dict[str, ast.Module]) -> list[str]:
     for name, tree in trees.items():
         for target in imported(tree) if name != SHOWING else ():  # its imports run late: see `early`
             root, *parts = target.split(".")
-            if root != "memstate":
+            if root == TOOLS:
+                parts.insert(0, root)
+            elif root != "memstate":
                 continue
             prefixes = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
             graph[name] |= {next((prefix for prefix in prefixes if prefix in trees), name)} - {name}
@@ -154,12 +169,18 @@ def test_library_keeps_the_rule(rule: Rule) -> None:
     assert [problem for name, tree in modules("memstate").items() for problem in rule(name, tree)] == []
 
 
+@pytest.mark.parametrize("rule", [of_the_tools, past_the_dispatcher])
+def test_tools_keep_the_rule(rule: Rule) -> None:
+    assert [problem for name, tree in modules("tools").items() for problem in rule(name, tree)] == []
+
+
 def test_kernels_import_kernels_alone() -> None:
     assert [problem for name, tree in modules("kernels").items() for problem in kernel_direction(name, tree)] == []
 
 
 def test_no_import_cycles() -> None:
     assert cycle(modules("memstate")) == []
+    assert cycle(modules("tools")) == []
     assert cycle({"a": ast.parse("from memstate.b import x"), "b": ast.parse("import memstate.a")}) != []
 
 
@@ -170,6 +191,8 @@ def test_no_import_cycles() -> None:
         (direction, "engine.pool", "from memstate import StateManager"),
         (direction, "engine.pool", "from .planes import Storage"),
         (direction, "nowhere.planes", "import torch"),
+        (direction, "cli.app", "def f():\n    from memstate_tools.commands import demo"),
+        (of_the_tools, "memstate_tools.tune.grid", "from . import cost"),
         (direction, "slots.commands", "from memstate.state import layout"),
         (direction, "viz.strips", "from memstate.slots.registers import RegisterFile"),
         (early, "sheet", "from memstate.viz import html"),

@@ -23,7 +23,7 @@ from tests.test_docs import BLOCK, PAGES
 
 ELSEWHERE = {  # page -> the test that runs its blocks
     "docs/transformers.md": "tests/integrations/test_transformers_docs.py",
-    "docs/tiers.md": "tests/cli/test_bench_tiers.py",
+    "docs/tiers.md": "tests/tools/test_bench_tiers.py",
     "docs/inspector.md": "tests/cli/test_inspect.py",
     "docs/integrate.md": "tests/test_compare.py",
 }

@@ -64,7 +64,7 @@ def untold(tree: ast.AST) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("folder", ["memstate", "kernels"])
+@pytest.mark.parametrize("folder", ["memstate", "kernels", "tools"])
 def test_every_factory_names_its_device(folder: str) -> None:
     assert [f"{path}:{each}" for path, tree in sources(folder).items() for each in untold(tree)] == []
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import memstate
+from tests import TOOLS
 from tests.support.questions import QUESTIONS
 from tests.support.sources import ROOT
 from tests.viz.pictures import CHROMIUM
@@ -134,12 +135,13 @@ def unnamed(anchors: set[str]) -> Iterator[str]:
 
 
 def exported() -> Iterator[tuple[str, str]]:
-    """Every package of the library with the names in its `__all__`."""
+    """Every package of the library and of the tools with the names in its `__all__`."""
     yield from (("memstate", name) for name in memstate.__all__ if name != "__version__")
-    for path in (ROOT / "memstate").rglob("*/__init__.py"):
+    for path in [*(ROOT / "memstate").rglob("*/__init__.py"), *TOOLS.rglob("*/__init__.py")]:
+        home = TOOLS if path.is_relative_to(TOOLS) else ROOT
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-                package = ".".join(path.parent.relative_to(ROOT).parts)
+                package = ".".join(path.parent.relative_to(home).parts)
                 later = [each for each in node.value.elts if isinstance(each, ast.Starred)]  # type: ignore[attr-defined]
                 names = import_module(package).__all__ if later else ast.literal_eval(node.value)
                 yield from ((package, name) for name in names)

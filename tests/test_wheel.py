@@ -1,5 +1,6 @@
 """What is installed: the files of the package are in it, nothing else is, and the examples run on it."""
 
+import json
 import os
 import subprocess
 import sys
@@ -39,6 +40,16 @@ def wheel(built: Path) -> ZipFile:
     return ZipFile(path)
 
 
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
+    """The wheel of the tools."""
+    folder = tmp_path_factory.mktemp("tools")
+    done = run("-m", "build", "--no-isolation", "--wheel", "--outdir", str(folder), str(ROOT / "tools"), cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = folder.glob("*.whl")
+    return ZipFile(path)
+
+
 def files(*kinds: str) -> set[str]:
     """The files of the package in the checkout, by their names in the package."""
     folders = {"memstate": ROOT / "memstate", "memstate/kernels": ROOT / "kernels"}  # rglob does not follow the link
@@ -63,7 +74,35 @@ def test_wheel_contains_every_file_of_the_package_and_nothing_else(wheel: ZipFil
         ".css",
         ".js",
     }  # .json: tuned
-    assert not [name for name in names if "test" in Path(name).name]
+    assert not [name for name in names if "test" in Path(name).name or "memstate_tools" in name]
+
+
+def test_wheel_of_the_tools_contains_their_files_alone(tools: ZipFile) -> None:
+    names = {name for name in tools.namelist() if not name.split("/")[0].endswith(".dist-info")}
+    folder = ROOT / "tools"
+    there = {path for path in (folder / "memstate_tools").rglob("*") if path.is_file()}
+    assert names == {path.relative_to(folder).as_posix() for path in there if "__pycache__" not in path.parts}
+    (metadata,) = (name for name in tools.namelist() if name.endswith(".dist-info/METADATA"))
+    said = tools.read(metadata).decode()
+    assert "\nName: recurrent-memstate-tools\n" in said and "\nRequires-Dist: recurrent-memstate[cli]==" in said
+    (licence,) = (name for name in tools.namelist() if name.endswith("/LICENSE"))
+    assert tools.read(licence).decode() == (ROOT / "LICENSE").read_text()
+
+
+def test_installed_tools_are_commands_of_memstate(wheel: ZipFile, tools: ZipFile, tmp_path: Path) -> None:
+    """And their second processes find both packages."""
+    for archive in (wheel, tools):
+        archive.extractall(tmp_path)
+    done = run("-P", "-m", "memstate", "bench", "launches", "--json", "-", cwd=tmp_path, path=str(tmp_path))
+    assert done.returncode == 0 and len(json.loads(done.stdout)) > 10, done.stderr
+    where = "import json, memstate, memstate_tools as tools; print(json.dumps([memstate.__file__, tools.__file__]))"
+    (tmp_path / "where.py").write_text(where)
+    code = """import sys; sys.path.insert(0, sys.argv[1])
+from memstate_tools.worker import run_module
+print(*next(run_module("where", interpret=False)))"""
+    done = run("-P", "-c", code, str(tmp_path), cwd=tmp_path.parent)
+    assert len(found := done.stdout.split()) == 2, done.stderr
+    assert all(Path(file).is_relative_to(tmp_path) for file in found), found
 
 
 def test_examples_run_outside_the_checkout_on_an_unpacked_wheel(wheel: ZipFile, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent.parent
 # From the device up: a layer imports only from those before it. Folders that are not named here follow.
 LAYERS = (
     "kernels", "memstate", "state", "slots", "requests", "prefix", "tiers", "events", "engine", "testing", "viz",
-    "metrics", "integrations", "cli",
+    "metrics", "integrations", "cli", "tools",
 )  # fmt: skip
 HEAD = """# Map of the code
 
@@ -28,7 +28,8 @@ def code_map() -> str:
 
 def folders() -> list[Path]:
     """The folders with modules, in the order of the layers; without what memstate/ has of kernels/ through a link."""
-    found = {path.parent.relative_to(ROOT) for top in ("kernels", "memstate") for path in (ROOT / top).rglob("*.py")}
+    tops = ("kernels", "memstate", "tools")
+    found = {path.parent.relative_to(ROOT) for top in tops for path in (ROOT / top).rglob("*.py")}
     return sorted((folder for folder in found if "kernels" not in folder.parts[1:]), key=rank)
 
 

@@ -1,6 +1,6 @@
-"""The public names, folder by folder: those in `__all__` of memstate and of its packages, read from the source.
+"""The public names, folder by folder: those in `__all__` of memstate, of its packages and of the tools' packages.
 
-No module is imported.
+They are read from the source; no module is imported.
 """
 
 import ast
@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent.parent
-# A page for each folder of memstate/, in this order; folders that are not named here follow under their own names.
+TOOLS = ROOT / "tools"
+# A page for each folder of memstate/ and one for the tools, in this order; folders that are not named here follow under
+# their own names.
 TITLES = {
     "engine": "Manager",
     "requests": "Requests, steps, strategies",
@@ -25,6 +27,7 @@ TITLES = {
     "viz": "Pictures",
     "integrations": "Integrations",
     "cli": "Programs, from Python",
+    "tools": "Tools, from Python",
 }
 # Public, and in no `__all__`.
 OTHERS = (
@@ -53,9 +56,9 @@ class Entry(NamedTuple):
 
 @cache
 def api() -> dict[str, list[Entry]]:
-    """The public names of each folder of memstate/, each once: as memstate has it, otherwise as its package has it."""
+    """The public names of each folder, each once: as memstate has it, otherwise as its package has it."""
     found: dict[str, str] = {}  # where the source defines it -> its public name
-    for path in sorted((ROOT / "memstate").rglob("__init__.py")):
+    for path in sorted(path for top in ("memstate", "tools") for path in (ROOT / top).rglob("__init__.py")):
         package = module_name(path)
         for name in exported(package):
             found.setdefault(origin(package, name), f"{package}.{name}")
@@ -63,6 +66,7 @@ def api() -> dict[str, list[Entry]]:
     pages: dict[str, list[Entry]] = {area: [] for area in TITLES}
     for source, public in found.items():
         area = source.split(".")[1] if source.count(".") > 1 else "engine"
+        area = "tools" if source.startswith("memstate_tools.") else area
         options = ("members: false",) if module_path(source) else ()
         pages.setdefault(area, []).append(Entry(public, options))
     pages["kernels"] += ops()
@@ -132,13 +136,14 @@ def parsed(module: str) -> ast.Module:
 
 def module_path(dotted: str) -> Path | None:
     """The file of a module, None where a path names something else."""
-    base = ROOT.joinpath(*dotted.split("."))
+    base = (TOOLS if dotted.startswith("memstate_tools") else ROOT).joinpath(*dotted.split("."))
     return next((path for path in (base / "__init__.py", base.with_suffix(".py")) if path.is_file()), None)
 
 
 def module_name(path: Path) -> str:
     """The dotted path of a file."""
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    home = TOOLS if path.is_relative_to(TOOLS) else ROOT
+    return ".".join(path.relative_to(home).with_suffix("").parts).removesuffix(".__init__")
 
 
 def definition(dotted: str) -> tuple[ast.AST, str]:

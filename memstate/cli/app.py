@@ -1,4 +1,4 @@
-"""The command line. Every command parses here or in `memstate.cli.commands`; the work is a function elsewhere.
+"""The command line. Every command parses in a module of `commands`; the work is a function elsewhere.
 
 Every command takes `--json PATH` (`-` for stdout, then nothing else goes there), shows the progress of long work, and
 exits with one clear line and a non-zero status on bad input. torch is imported after the command line is parsed.
@@ -14,8 +14,8 @@ except ModuleNotFoundError as error:
     raise SystemExit(f"the command line needs {error.name}: pip install '.[cli]' in a checkout of memstate") from error
 
 import memstate
-from memstate.cli import output
-from memstate.cli.commands import capacity, check, demo, inspect, kernels, top, traces
+from memstate.cli import beside, output
+from memstate.cli.commands import capacity, inspect, top, traces
 
 app = typer.Typer(
     pretty_exceptions_enable=False,
@@ -23,16 +23,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="memstate: a memory manager for the recurrent state of hybrid language models.",
 )
-app.command()(demo.demo)
-app.command("compile")(kernels.compile_kernels)
-app.command()(kernels.bench)
-app.command()(kernels.tune)
-app.command()(capacity.capacity)
-app.command()(check.check)
-app.command()(inspect.inspect)
-app.command()(top.top)
-app.command()(traces.replay)
-app.command()(traces.trace)
+OWN = (capacity.capacity, inspect.inspect, top.top, traces.replay, traces.trace)
+for command in OWN:
+    app.command()(command)
+beside.add(app, [command.__name__ for command in OWN])
 
 
 def _show_version(asked: bool) -> None:

@@ -2,16 +2,6 @@
 
 from typing import Literal
 
-Strategy = Literal["none", "ping-pong", "lazy", "redirect"]
-Backend = Literal["auto", "reference", "interpreter", "cuda"]
-Model = Literal["gdn", "mamba2", "kda"]
-StateOrder = Literal["key-value", "value-key", "dim-state", "state-dim"]
-Layout = Literal["layer-major", "slot-major"]
-Engine = Literal["own", "in-place", "arena"]
-Storage = Literal["none", "file", "mooncake"]
-Write = Literal["through", "selective", "back"]
-Sabotage = Literal["swap", "stale"]
-Benchmark = Literal["all", "launches", "host", "alloc", "track", "copy", "state", "prefix", "tiers", "transformers"]
 StateDtype = Literal["float32", "bfloat16", "float16"]
 KvDtype = Literal["bfloat16", "float16", "float32", "float8"]
 TraceKind = Literal["chat", "shared-prompt", "agent", "mixed", "vllm", "sglang", "openai"]

@@ -6,8 +6,6 @@ from typing import Annotated
 
 import typer
 
-from memstate.cli import names
-
 
 def writable(path: str | None) -> str | None:
     """Checks that a path can be written; raises `BadParameter` before the work starts."""
@@ -29,26 +27,10 @@ def writable(path: str | None) -> str | None:
     return path
 
 
-def output_file(path: str | None) -> str | None:
-    """Checks like `writable`, and refuses stdout."""
-    if path == "-":
-        raise typer.BadParameter("'-': expected a path; stdout is for --json")
-    return writable(path)
-
-
 Json = Annotated[
     str | None,
     typer.Option("--json", metavar="PATH", callback=writable, help="Write JSON to this file; - writes it to stdout."),
 ]
-BackendOption = Annotated[names.Backend, typer.Option(help="Implementation that executes the kernels.")]
-
-
-def choose_backend(backend: names.Backend) -> None:
-    """Sets TRITON_INTERPRET for a backend. Triton reads it when kernels are imported, so call this first."""
-    if backend == "interpreter":
-        os.environ["TRITON_INTERPRET"] = "1"
-    elif backend == "cuda":
-        os.environ.pop("TRITON_INTERPRET", None)
 
 
 def split_names(text: str) -> list[str]:

@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 
 import typer
 
-from memstate.cli.names import Backend
 from memstate.cli.tables import table, width
 from memstate.cli.units import duration
 
@@ -94,15 +93,6 @@ def far(done: int, total: int | None, what: str, seconds: float, lately: int, to
         return f"{done:,} {what} in {duration(seconds)}"
     left = f", {duration(took * (total - done) / lately)} left" if lately else ""
     return f"{done:,} of {total:,} {what}, {done / max(1, total):.0%}{left}"
-
-
-def device_of(backend: Backend) -> str:
-    """Returns "cuda" or "cpu" for a backend; ends the command where the backend cannot run."""
-    import torch
-
-    if backend == "cuda" and not torch.cuda.is_available():
-        fail("backend 'cuda': no CUDA device here; use --backend reference or interpreter")
-    return "cuda" if torch.cuda.is_available() and backend in ("cuda", "auto") else "cpu"
 
 
 def emit(path: str | None, data: Any, title: str, rows: Sequence[Mapping[str, Any]], *, grouped: bool = False) -> None:

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from memstate import __version__
 from memstate.cli import app as cli
-from memstate.cli import compile as compiling
-from memstate.cli import tune as tuning
 from memstate.cli.traces import form
 from memstate.cli.traces.make import make
+from memstate_tools import compile as compiling
+from memstate_tools import tune as tuning
 from tests.support.command import memstate as here
 
 ROOT = Path(__file__).parents[2]
@@ -90,7 +90,7 @@ def test_only_targets_that_compile_are_known(monkeypatch: pytest.MonkeyPatch) ->
         if target == "gfx950":
             raise RuntimeError("no such processor")
 
-    monkeypatch.setattr(sys.modules["memstate.cli.compile.build"], "compile_case", compile_case)
+    monkeypatch.setattr(sys.modules["memstate_tools.compile.build"], "compile_case", compile_case)
     assert compiling.known_targets(["sm_90", "gfx950", "sm_80"]) == ["sm_90", "sm_80"]
 
 

@@ -10,12 +10,13 @@ from typing import get_args
 import pytest
 
 from memstate import metrics
-from memstate.cli import compile as compiling
-from memstate.cli import names, output, units
+from memstate.cli import output, units
 from memstate.cli.app import app
 from memstate.cli.tables import table
 from memstate.cli.traces import form
 from memstate.cli.traces.make import make
+from memstate_tools import compile as compiling
+from memstate_tools import names
 from tests.support.command import memstate
 from tests.support.metered import manager, turn
 

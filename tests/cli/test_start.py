@@ -11,13 +11,15 @@ from zipfile import ZipFile
 import pytest
 
 import memstate
-from memstate.cli import bench, names
-from memstate.cli.demo.mixers import MIXERS
+from memstate.cli import names
 from memstate.cli.traces.logs import READERS
 from memstate.cli.traces.make import KINDS
 from memstate.engine.capacity import STRATEGIES
 from memstate.kernels.dispatch import NAMES
 from memstate.tiers.settings import Write
+from memstate_tools import bench
+from memstate_tools import names as tools
+from memstate_tools.demo.mixers import MIXERS
 from tests.support.command import memstate as command
 
 ROOT = Path(__file__).parents[2]
@@ -120,11 +122,11 @@ def test_parsing_loads_no_torch(arguments: str) -> None:
 
 
 def test_choices_are_what_the_code_knows() -> None:
-    assert get_args(names.Strategy) == tuple(STRATEGIES)
-    assert get_args(names.Backend) == ("auto", *NAMES)
-    assert get_args(names.Model) == tuple(MIXERS)
-    assert get_args(names.Write) == get_args(Write)
-    assert set(get_args(names.Benchmark)) == {"all", *bench.NAMES}
+    assert get_args(tools.Strategy) == tuple(STRATEGIES)
+    assert get_args(tools.Backend) == ("auto", *NAMES)
+    assert get_args(tools.Model) == tuple(MIXERS)
+    assert get_args(tools.Write) == get_args(Write)
+    assert set(get_args(tools.Benchmark)) == {"all", *bench.NAMES}
     assert get_args(names.TraceKind) == (*KINDS, *READERS)
 
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import memstate as ms
-from memstate.cli.bench.radix_peer import load
 from memstate.prefix.policies import Lru, Place
+from memstate_tools.bench.radix_peer import load
 
 pytest.importorskip("sglang", reason="needs SGLang, see docs/sglang.md")
-from memstate.cli.bench.no_torchvision import leave_out_torchvision
+from memstate_tools.bench.no_torchvision import leave_out_torchvision
 
 leave_out_torchvision()
 sgl = load()

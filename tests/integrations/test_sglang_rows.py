@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import memstate as ms
-from memstate.cli.bench.no_torchvision import leave_out_torchvision
 from memstate.integrations.sglang import MambaSlotAllocator
+from memstate_tools.bench.no_torchvision import leave_out_torchvision
 from tests.support.sglang import Engine, make_pool
 
 pytest.importorskip("sglang", reason="needs SGLang, see docs/sglang.md")

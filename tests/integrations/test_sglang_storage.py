@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import memstate as ms
-from memstate.cli.bench.no_torchvision import leave_out_torchvision
+from memstate_tools.bench.no_torchvision import leave_out_torchvision
 
 pytest.importorskip("sglang", reason="needs SGLang, see docs/sglang.md")
 leave_out_torchvision()

@@ -152,7 +152,7 @@ def test_narrow_words_compile_as_wide_as_they_may_be():
     """`memstate compile` asks for 16 bytes and leaves them out; where kernels are interpreted, none compiles."""
     program = (
         "import json\n"
-        "from memstate.cli.compile.build import build\n"
+        "from memstate_tools.compile.build import build\n"
         "from memstate.kernels import copy, pack\n"
         "cases = [(unit, case) for unit in (8, 4, 2, 1)\n"
         "         for case in (copy.compile_cases(unit)[0], *pack.compile_cases(unit)[::2])]\n"

@@ -97,8 +97,8 @@ def main() -> None:
 
     All that a launch may compile in besides is what one model's layers have in common.
     """
-    from memstate.cli.compile.build import compile_case
     from memstate.kernels.selective import compile_cases
+    from memstate_tools.compile.build import compile_case
 
     found: dict[str, list[list[str]]] = {}
     for case in compile_cases():

@@ -184,9 +184,9 @@ def test_D14_inputs_move_in_wide_pieces() -> None:
 
 def main() -> None:
     """Writes the accesses to the inputs of kernels for sm_90; of a convolution, also those to its output."""
-    from memstate.cli.compile.accesses import accesses
-    from memstate.cli.compile.build import compile_case
     from memstate.kernels import conv, selective
+    from memstate_tools.compile.accesses import accesses
+    from memstate_tools.compile.build import compile_case
 
     inputs = {"conv_step_bf16": ("x_ptr", "out_ptr")}
     inputs |= dict.fromkeys(

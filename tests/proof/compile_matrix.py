@@ -19,9 +19,9 @@ from pathlib import Path
 
 import triton
 
-from memstate.cli.compile import TARGETS, KernelReport, compile_elsewhere
-from memstate.cli.compile.accesses import WIDE_BITS
 from memstate.errors import CompileFailed
+from memstate_tools.compile import TARGETS, KernelReport, compile_elsewhere
+from memstate_tools.compile.accesses import WIDE_BITS
 
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "tests" / "proof" / "compiled"

@@ -58,7 +58,7 @@ PACKAGES = (
     "recurrent-memstate",
 )
 CLOCKS = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,clocks.max.mem,temperature.gpu,power.draw,memory.total"
-RUNNING = ("kernels", "memstate", "tests")  # folders of the checkout
+RUNNING = ("kernels", "memstate", "tests", "tools")  # folders of the checkout
 FILES = ("summary.json", "proofs.json", "gpu-tests.xml", "bench.json", "log.txt")
 PROGRAM = "{python} -m tests.proof.gpu.{name} --json {folder}/{name}.json --seconds {seconds}"
 

@@ -90,7 +90,7 @@ def run_side(side: str, tree: str, paths: list[str], notes: Notes) -> int:
             notes.write(not_run=name, why=f"{type(error).__name__}: {error}")
             return None
 
-    if standing_in := tried("memstate.cli.bench.no_torchvision"):
+    if standing_in := tried("memstate_tools.bench.no_torchvision"):
         standing_in.leave_out_torchvision()
     for name in BEFORE:
         tried(name)

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from memstate.cli.compile import KernelReport, compile_cases
+from memstate_tools.compile import KernelReport, compile_cases
 from tests.proof.compile_matrix import differences, faults, figures
 from tests.support.kernel_runs import not_interpreted
 

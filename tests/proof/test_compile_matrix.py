@@ -15,9 +15,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from memstate.cli.compile import TARGETS, KernelReport, compile_all, compile_cases
 from memstate.errors import CompileFailed
 from memstate.kernels.catalog import CompileCase, all_cases
+from memstate_tools.compile import TARGETS, KernelReport, compile_all, compile_cases
 from tests.proof import compile_matrix
 from tests.proof.compile_matrix import (
     FIGURES,

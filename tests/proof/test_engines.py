@@ -104,7 +104,7 @@ def module(name, **what):
     vars(sys.modules[name]).update(what)
 
 module("torch", cuda=SimpleNamespace(is_available=lambda: True))
-module("memstate.cli.bench.no_torchvision", leave_out_torchvision=lambda: None)
+module("memstate_tools.bench.no_torchvision", leave_out_torchvision=lambda: None)
 module("memstate.integrations.sglang", **({"in_place": in_place} if IN_PLACE else {}))
 """
 ITS_TESTS = {

@@ -23,6 +23,7 @@ from tests.proof.gpu import tests as marked
 from tests.proof.gpu.machine import Machine
 from tests.proof.gpu_proof import PARTS, Part, Proof
 from tests.support import op_cases
+from tests.support.bare import bare
 
 ROOT = Path(__file__).parents[2]
 on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="interpreted kernels, at toy sizes")
@@ -185,13 +186,13 @@ def test_a_machine_without_a_gpu_has_nothing_to_prove(
 @pytest.mark.proof
 @on_cpu
 def test_the_whole_proof_goes_through_at_toy_sizes(tmp_path: Path) -> None:
-    """In an environment that lacks the packages of the command line and of the notebooks."""
+    """In an environment without this project, and without the packages of the command line and of the notebooks."""
     out, site = tmp_path / "out", tmp_path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text("import sys; sys.modules.update(typer=None, rich=None, matplotlib=None)\n")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(site))), "TRITON_INTERPRET": "0"}
-    command = [sys.executable, "-m", "tests.proof.gpu_proof", "--toy", "--out", str(out)]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    environment = os.environ | {"PYTHONPATH": str(site), "TRITON_INTERPRET": "0"}
+    command = [bare(tmp_path / "bare"), "-m", "tests.proof.gpu_proof", "--toy", "--out", out]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr + (out / "log.txt").read_text()[-3000:]
     summary, proofs = read(out / "summary.json"), read(out / "proofs.json")
     assert summary["ok"] and summary["toy"]
@@ -211,6 +212,36 @@ def test_the_whole_proof_goes_through_at_toy_sizes(tmp_path: Path) -> None:
     assert entries and all(entry["case"].startswith("toy ") for entry in entries)
     assert read(out / "toy-cpu.json")["timed"] is False
     assert len(list(out.iterdir())) <= 6
+
+
+BARE = f"""import sys
+from importlib import import_module
+from importlib.metadata import entry_points, packages_distributions
+
+sys.modules.update(typer=None, rich=None, matplotlib=None)
+for name in {[part.name for part in PARTS]}:
+    import_module(f"tests.proof.gpu.{{name}}")
+import memstate, memstate_tools
+print(memstate.__file__, memstate_tools.__file__)
+print([*entry_points(group="memstate.commands")], [name for name in packages_distributions() if "memstate" in name])
+"""
+
+
+@on_cpu
+def test_the_proof_starts_in_a_checkout_where_nothing_of_it_is_installed(tmp_path: Path) -> None:
+    """Neither memstate nor its tools, which some parts take benchmarks from."""
+    python, found = bare(tmp_path / "bare"), tmp_path / "stress.json"
+    environment = os.environ | {"PYTHONPATH": "", "TRITON_INTERPRET": "1"}
+    done = subprocess.run([python, "-c", BARE], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    packages = f"{ROOT / 'memstate' / '__init__.py'} {ROOT / 'tools' / 'memstate_tools' / '__init__.py'}"
+    assert done.stdout.splitlines() == [packages, "[] []"], done.stderr
+    command = [python, "-m", "tests.proof.gpu.stress", "--toy", "--seconds", "60", "--json", found]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and read(found)["failures"] == [] and read(found)["plans"] > 1, done.stderr
+    command = [python, "-m", "tests.proof.gpu_proof", "--toy", "--seconds", "1", "--out", tmp_path / "out"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    summary = read(tmp_path / "out" / "summary.json")
+    assert done.returncode == 0 and summary["ok"] and "recurrent-memstate" not in summary["versions"], done.stdout
 
 
 # -- every operation is in every part ---------------------------------------------------------------

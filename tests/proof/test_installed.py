@@ -12,7 +12,7 @@ from tests.support.sources import ROOT
 from tests.test_docs import BLOCK
 
 pytestmark = pytest.mark.proof
-LEFT_OUT = ("jupyterlab", "matplotlib", "mooncake", "pytest", "rich", "transformers", "typer")
+LEFT_OUT = ("jupyterlab", "matplotlib", "memstate_tools", "mooncake", "pytest", "rich", "transformers", "typer")
 
 
 def run(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 # Run as a program, because kernels that are interpreted in a process cannot be compiled in it.
 COUNT_BARRIERS = """
 import json
-from memstate.cli.compile import compile_cases
+from memstate_tools.compile import compile_cases
 from memstate.kernels.catalog import all_cases
 names = ("claim", "ownership", "audit", "plan[none]", "plan[redirect]")
 cases = [case for case in all_cases() if case.name in names]

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from memstate.cli.demo import DemoConfig, DemoReport, run
-from memstate.cli.demo.sizes import ModelSize
+from memstate_tools.demo import DemoConfig, DemoReport, run
+from memstate_tools.demo.sizes import ModelSize
 from tests.support.sampling import PROOF
 
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom"

@@ -8,8 +8,8 @@ from functools import cache
 import torch
 
 import memstate as ms
-from memstate.cli.demo.peek import empty_register
 from memstate.slots.inspect import Inspection
+from memstate_tools.demo.peek import empty_register
 from tests.support import inside
 from tests.support.build import build
 

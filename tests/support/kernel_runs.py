@@ -65,7 +65,7 @@ def _warm() -> "subprocess.Popen[str]":
 
 def main() -> None:
     """Runs each program that a line asks for in a child, and answers with its exit status."""
-    import_module("memstate.cli.compile.build")
+    import_module("memstate_tools.compile.build")
     all_cases()  # imports every kernel
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:

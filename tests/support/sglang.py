@@ -32,7 +32,7 @@ class Engine:
     """
 
     def __init__(self, kind: Any, rows: int, slots: int, every: int, lazy: bool, overlap: bool) -> None:
-        from memstate.cli.bench.host_peer import load
+        from memstate_tools.bench.host_peer import load
 
         self.sgl = sgl = load()
         self.every, self.lazy, self.overlap = every, lazy, overlap

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tests import TOOLS
 from tests.support.sampling import PROOF
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +70,8 @@ def fresh(path: Path, then: Sequence[str] = ()) -> Any:
             cell.outputs, cell.execution_count = [], None
     with TemporaryDirectory(prefix="nb") as folder:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        environment |= {"IPYTHONDIR": folder, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "0"}
+        environment |= {"IPYTHONDIR": folder, "PYTHONHASHSEED": "0"}
+        environment["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(TOOLS), os.environ.get("PYTHONPATH", "")))
         environment.pop("TRITON_INTERPRET", None)
         # Without folders to look in, `python3` is the kernel of the Python that runs this
         manager = AsyncKernelManager(

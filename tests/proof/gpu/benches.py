@@ -8,11 +8,11 @@ import time
 from dataclasses import asdict
 from importlib.util import find_spec
 
-from memstate.cli.bench import BenchResult, run
+from memstate_tools.bench import BenchResult, run
 from tests.proof.gpu.machine import Machine, Result, TimeIsUp, main
 
 NAMES = ("alloc", "copy", "state", "track")
-TOY_NAMES = NAMES[:3]  # the last one takes an interpreter 20 seconds; tests/cli/test_bench_timed.py goes through it
+TOY_NAMES = NAMES[:3]  # the last one takes an interpreter 20 seconds; tests/tools/test_bench_timed.py goes through it
 LAST = 3.0  # seconds that one measurement may take, and leaving
 
 

@@ -25,7 +25,7 @@ RULE = (
 )
 MOST = {"tests/kernels/": None, "tests/requests/": 4}
 # What every such machine has. A name that one of these lacks is a failure, as any other error of an import is.
-NEEDED = ("memstate", "tests", "torch", "triton", "numpy", "einops", "pytest", "hypothesis")
+NEEDED = ("memstate", "memstate_tools", "tests", "torch", "triton", "numpy", "einops", "pytest", "hypothesis")
 LARGE = "B38"  # in the names of tests whose states are gigabytes apart, all of them memory of a GPU: one at a time
 BEGUN = time.monotonic()
 

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 import memstate as ms
-from memstate.cli.bench.copy import TOY
-from memstate.cli.bench.forward import Forward
-from memstate.cli.bench.track import _Rows
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import StepRecord
 from memstate.state.presets import qwen3_next
+from memstate_tools.bench.copy import TOY
+from memstate_tools.bench.forward import Forward
+from memstate_tools.bench.track import _Rows
 from tests.kernels.test_decode_steps import KINDS
 from tests.proof.gpu.machine import Machine, Result, main
 from tests.proof.gpu.proved import newest_first

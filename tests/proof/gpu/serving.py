@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 import memstate as ms
-from memstate.cli.bench.copy import TOY
-from memstate.cli.bench.forward import Forward
 from memstate.kernels.dispatch import Backend
 from memstate.state.presets import qwen3_next
+from memstate_tools.bench.copy import TOY
+from memstate_tools.bench.forward import Forward
 from tests.proof.gpu.machine import Machine, Result, main
 
 PAGE, EVERY = 4, 8

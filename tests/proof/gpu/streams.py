@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 import memstate as ms
-from memstate.cli.bench.copy import TOY
-from memstate.cli.bench.forward import Forward
 from memstate.state.presets import qwen3_next
+from memstate_tools.bench.copy import TOY
+from memstate_tools.bench.forward import Forward
 from tests.proof.gpu.machine import Lane, Machine, Result, main
 from tests.support import inside
 

@@ -9,10 +9,10 @@ from itertools import product
 import torch
 
 import memstate as ms
-from memstate.cli.bench.track import _Rows
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import AUDIT_FREE, REGISTERS_PER_ROW, Count
 from memstate.slots.allocator import FAULTS
+from memstate_tools.bench.track import _Rows
 from tests.proof.gpu.machine import Machine, Result, TimeIsUp, main
 
 PLANS, TOY_PLANS = 1_000_000, 200

@@ -11,12 +11,12 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from memstate.cli import tune as tuning
-from memstate.cli.bench.clock import TooSlow
-from memstate.cli.models import toy_of
-from memstate.cli.tune.check import wrong
-from memstate.cli.tune.grid import model_for, one_at_a_time
 from memstate.kernels.dispatch import Backend
+from memstate_tools import tune as tuning
+from memstate_tools.bench.clock import TooSlow
+from memstate_tools.models import toy_of
+from memstate_tools.tune.check import wrong
+from memstate_tools.tune.grid import model_for, one_at_a_time
 from tests.proof.gpu.machine import Machine, Result, TimeIsUp, main
 
 MODEL, TOY_MODEL = "qwen3_next", "lfm2"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from memstate.cli.bench.no_torchvision import leave_out_torchvision
+from memstate_tools.bench.no_torchvision import leave_out_torchvision
 from tests.proof.engines.sglang import kernels
 
 SETTINGS = {

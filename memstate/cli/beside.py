@@ -1,0 +1,54 @@
+"""Commands that stand beside memstate: entry points of the group `memstate.commands`, such as those of the tools.
+
+A command that cannot run is listed all the same, and says why when it is called.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Final
+
+import typer
+
+from memstate.cli.output import fail
+
+GROUP: Final = "memstate.commands"
+TOOLS: Final = ("demo", "compile", "bench", "tune", "check")  # the commands of tools/pyproject.toml
+ANY_ARGUMENTS: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def add(app: typer.Typer, own: Collection[str]) -> None:
+    """Adds the commands of other distributions, and a stand-in for each command of the tools that is missing.
+
+    Args:
+        app: Gets the commands.
+        own: Names of commands that nothing replaces.
+    """
+    found: dict[str, list[EntryPoint]] = defaultdict(list)
+    for point in entry_points(group=GROUP):
+        found[point.name].append(point)
+    for name in dict.fromkeys((*TOOLS, *sorted(found))):
+        if name not in own:
+            command = _loaded(found[name])
+            if isinstance(command, str):
+                app.command(name, help=command, context_settings=ANY_ARGUMENTS)(_failing(f"{name}: {command}"))
+            else:
+                app.command(name)(command)
+
+
+def _loaded(points: Sequence[EntryPoint]) -> Callable[..., Any] | str:
+    """Returns the function of a command, or why there is none."""
+    if not points:
+        return "not installed: pip install ./tools in a checkout of memstate"
+    homes = " and ".join(point.dist.name if point.dist else point.value for point in points)
+    if len(points) > 1:
+        return f"offered by {homes}: uninstall one of them"
+    try:
+        command = points[0].load()
+    except (Exception, SystemExit) as error:
+        return f"{homes} is broken, {type(error).__name__}: {error}"
+    return command if callable(command) else f"{homes} is broken: {points[0].value} cannot be called"
+
+
+def _failing(why: str) -> Callable[[], None]:
+    return lambda: fail(why)

@@ -1,0 +1,54 @@
+"""The bars on launches, uploads and synchronisations: what `memstate bench launches` prints, asserted."""
+
+from functools import lru_cache
+
+import pytest
+
+from memstate.kernels.dispatch import Backend
+from memstate_tools.bench import Figure, by_unit, launches
+
+UNITS = ("launches", "uploads", "syncs", "bytes")
+
+
+@lru_cache
+def measured(backend: str, device: str) -> dict[tuple[str, str, str], float]:
+    """Value by operation, case and unit; counts do not change from run to run."""
+    return {(e.op, e.case, e.unit): e.value for e in launches(backend, device)}
+
+
+@pytest.fixture
+def counted(backend: Backend) -> dict[tuple[str, str, str], float]:
+    return measured(backend.name, str(backend.device))
+
+
+@pytest.mark.sample(interpreter=0)
+def test_G2_counts_meet_the_bars_for_1_64_and_256_requests(counted: dict[tuple[str, str, str], float]) -> None:
+    most = {
+        "admit": (2, 1), "publish": (1, 1), "release": (1, 1), "step": (2, 1), "hit": (1, 1),
+        "plan": (1, 0), "settle": (1, 1), "copy": (1, 0),  # a settle that frees lanes is a packet of releases
+    }  # fmt: skip
+    for size in (1, 64, 256):
+        for op, (launched, uploaded) in most.items():
+            case = f"R={size}"
+            assert counted[op, case, "launches"] <= launched, (op, case)
+            assert counted[op, case, "uploads"] <= uploaded, (op, case)
+            assert counted[op, case, "syncs"] == 0, (op, case)
+            for unit in ("launches", "uploads"):
+                assert counted[op, case, unit] == counted[op, "R=1", unit], (op, case)
+        assert counted["step", f"R={size}", "launches"] > 0
+
+
+@pytest.mark.sample(interpreter=0)
+@pytest.mark.parametrize("strategy", ["none", "ping-pong", "lazy", "redirect"])
+def test_B32_a_boundary_copies_nothing(counted: dict[tuple[str, str, str], float], strategy: str) -> None:
+    for op in ("plan", "settle"):
+        assert counted[op, f"R=256 {strategy}", "bytes"] == 0
+    assert counted["plan", f"R=256 {strategy}", "launches"] == 1
+    assert counted["settle", f"R=256 {strategy}", "launches"] == (strategy == "lazy")
+    assert counted["copy", "R=256", "bytes"] == 256 * counted["copy", "R=1", "bytes"] > 0
+
+
+def test_table_has_one_line_per_operation_and_case() -> None:
+    entries = [Figure("admit", "R=1", value, unit) for value, unit in enumerate(UNITS)]
+    row = {"op": "admit", "case": "R=1", "launches": "0", "uploads": "1", "syncs": "2", "bytes": "3 B"}
+    assert by_unit(entries) == [row]

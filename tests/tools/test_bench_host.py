@@ -1,0 +1,358 @@
+"""`bench host`: what it measures, what it refuses to measure, and the peer."""
+
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from memstate.engine.manager import StateManager
+from memstate.errors import InvalidArgument
+from memstate.requests.tracking import PingPong
+from memstate_tools.bench import BenchResult, drafts, host, host_peer, host_sides, online, run
+from memstate_tools.bench.task import Setting
+from tests.support.kernel_runs import not_interpreted
+
+on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="launches that do nothing")
+CPU = Setting("reference", torch.device("cpu"), toy=True)
+LIFE = {"admit", "publish", "release", "drop"}  # and all of them together
+STEP = {"plan", "settle", "decode"}
+ONLINE = {"step", "states"}
+DRAFTS = {"plan", "accept", "verify", "states"}
+IDLE = {"prefix cache", "sessions", "tiers"}
+
+
+def missing() -> None:
+    """What `load` does where SGLang is not installed."""
+    raise ImportError("it is not installed")
+
+
+def toy(peer: str | None = None, case: str = "") -> BenchResult:
+    return run(["host"], "reference", toy=True, peer=peer, case=case)
+
+
+class Spends:
+    """Stands in for the peer. Every operation does nothing."""
+
+    def __init__(self, size: int, every: int, lazy: bool, due: int | None = None, adapted: bool = False) -> None:
+        self.ops = LIFE if due is None else {"decode"}
+
+    def turn(self, timer: Callable[[str, Callable[[], object]], object]) -> None:
+        for op in self.ops:
+            timer(op, lambda: None)
+
+    def counted(self, act: Callable[[], object]) -> NDArray[np.int64]:
+        return np.array([1, 0, 0])
+
+    def silence(self) -> None:
+        pass
+
+    def wrong(self) -> str:
+        return ""
+
+
+class SpendsOnline(Spends):
+    """Launches 10 times in a step, 4 of these not for states."""
+
+    def __init__(
+        self, size: int, every: int, lazy: bool, changes: int, form: str, states: bool = True, adapted: bool = False
+    ) -> None:
+        self.ops, self.launches = {"changes", "decode"}, 5 if states else 2
+
+    def counted(self, act: Callable[[], object]) -> NDArray[np.int64]:
+        return np.array([self.launches, 0, 0])
+
+
+class SpendsDrafts(Spends):
+    """Launches twice, once of these not for states."""
+
+    def __init__(self, size: int, every: int, lazy: bool, due: int, states: bool = True) -> None:
+        self.ops, self.launches = {"plan", "accept"}, 1 if states else 0
+
+    def counted(self, act: Callable[[], object]) -> NDArray[np.int64]:
+        return np.array([self.launches, 1, 0])
+
+
+@on_cpu
+def test_every_operation_is_measured_beside_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_peer, "load", lambda: None)
+    monkeypatch.setattr(host_peer, "SglangStates", Spends)
+    monkeypatch.setattr(online, "SglangOnline", SpendsOnline)
+    monkeypatch.setattr(drafts, "SglangDrafts", SpendsDrafts)
+    outcome = toy("sglang")
+    ops = LIFE | STEP | ONLINE | DRAFTS | {"together"}
+    assert outcome.wrong == [] and {entry.op for entry in outcome.entries} == ops
+    assert len({(entry.op, entry.case, entry.unit) for entry in outcome.entries}) == len(outcome.entries)
+    for entry in outcome.entries:
+        assert entry.case.startswith("toy R=") and (entry.value > 0 or entry.unit != "host us")
+        if entry.op in {"plan", "settle"} and "drafts" not in entry.case:
+            assert entry.peer is None
+        elif entry.peer_value:
+            assert entry.peer == "sglang" and entry.ratio == pytest.approx(entry.value / entry.peer_value)
+    adapted = {entry.op for entry in outcome.entries if entry.case.endswith("adapters")}
+    assert adapted == {*LIFE, "decode", "together", "step"}
+    found = {(entry.op, entry.case, entry.unit): (entry.value, entry.peer_value) for entry in outcome.entries}
+    assert found["admit", "toy R=3 redirect", "launches"] == (2, 1)
+    assert found["together", "toy R=3 redirect", "launches"] == (2, 4)
+    assert found["drop", "toy R=3 lazy", "uploads"] == (1, 0)
+    assert found["verify", "toy R=3 lazy, drafts, 1 due", "launches"] == (1, 2)
+    assert found["states", "toy R=3 lazy, drafts, 1 due", "uploads"] == (0, 0)
+    forms = [f", {form}".removesuffix(", ") for form, has in online.FORMS.items() if has.beside]
+    for form in forms:
+        case = f"toy R=3 lazy, 1 changed, online{form}"
+        assert found["step", case, "uploads"] == (1 + ("prefill" in form or "sessions" in form), 0)
+        ours, theirs = found["step", case, "launches"]
+        assert (theirs, found["states", case, "launches"]) == (10, (ours, 6))
+        frames, calls = (found["step", case, unit] for unit in host_sides.CALLS)
+        assert 0 < frames[0] < calls[0] and frames[1] is calls[1] is None
+    assert {entry.op for entry in outcome.entries if entry.unit in host_sides.CALLS} == {"step"}
+    assert not [entry for entry in outcome.entries if entry.case.endswith("0 changed, online, prefill")]
+
+
+@on_cpu
+def test_a_case_is_measured_alone() -> None:
+    """A whole one, whose name begins the names of others, or all that have a text."""
+    whole = "R=3 lazy, 1 changed, online, prefix cache"
+    assert {entry.case for entry in toy("device-copy", whole).entries} == {f"toy {whole}"}
+    outcome = toy("device-copy", whole.removesuffix("e"))
+    cases = {f"toy R=3 lazy, 1 changed, online, {form}" for form in online.FORMS if form.startswith("prefix cache")}
+    assert outcome.wrong == [] and {entry.case for entry in outcome.entries} == cases
+    assert {(entry.op, entry.peer) for entry in outcome.entries} == {("step", None)}
+    with pytest.raises(InvalidArgument, match="case 'offline': no measurement of host has it in its name"):
+        toy("device-copy", "offline")
+
+
+@on_cpu
+def test_what_a_step_does_not_use_is_measured_beside_the_plain_step() -> None:
+    outcome = toy("plain-step", "R=3 redirect, 1 changed, online, idle")
+    assert outcome.wrong == [] and {entry.peer for entry in outcome.entries} == {"plain-step"}
+    assert {entry.unit for entry in outcome.entries} == {*host_sides.UNITS, *host_sides.CALLS, "host us"}
+    assert {entry.case.rpartition(", ")[2] for entry in outcome.entries} == {f"idle {what}" for what in IDLE}
+    for entry in outcome.entries:
+        assert entry.peer_value is not None
+        assert entry.unit not in host_sides.UNITS or entry.value == entry.peer_value
+        assert entry.unit not in host_sides.CALLS or entry.value >= entry.peer_value > 100
+
+
+@on_cpu
+@pytest.mark.sample
+@pytest.mark.parametrize("form", online.FORMS)
+@pytest.mark.parametrize("changes", [0, 1, 3])
+def test_requests_that_end_leave_as_many_states_as_go(changes: int, form: str) -> None:
+    for kind in host.KINDS.values():
+        side = online.Online(CPU, kind(online.FORMS[form].every), 3, changes, form)
+        before = side.mem.stats()
+        for _ in range(4):
+            side.turn(lambda op, act: act())
+            assert side.wrong() == ""
+        stats, went = side.mem.stats(), 4 * changes
+        if form != "sessions":  # their states move
+            assert (stats.published - before.published, stats.dropped - before.dropped) == (went, went)
+        assert [side.mem.info(row).length >= online.EVERY for row in side._running] == [True] * 3
+        side._size += 1
+        assert side.wrong() == "3 states of 4"
+
+
+@on_cpu
+def test_a_turn_goes_on_from_the_state_of_its_session() -> None:
+    side = online.Online(CPU, PingPong(online.FORMS["sessions"].every), 3, 1, "sessions")
+    plans = side.mem.backend.counts.launches["plan"]
+    lengths = [side.mem.info(row).length for row in side._running]
+    for _ in range(6):
+        side.turn(lambda op, act: act())
+    assert side.mem.backend.counts.launches["plan"] == plans + 6  # no prompt was read again
+    assert min(side.mem.info(row).length for row in side._running) > max(lengths)
+
+
+@on_cpu
+def test_tiers_that_are_used_move_states_and_ask_their_store() -> None:
+    side = online.Online(CPU, PingPong(online.EVERY), 3, 1, "prefix cache, tiers, prefetch")
+    for _ in range(4):
+        side.turn(lambda op, act: act())
+    tiers = side.mem.stats().tiers
+    assert tiers.written > 0
+    assert tiers.prefetch.started == tiers.prefetch.missed == online.FIRST + 4
+
+
+@on_cpu
+def test_without_the_peer_one_line_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(host_peer, "load", missing)
+    monkeypatch.setattr(host, "KINDS", {"ping-pong": PingPong})
+    outcome = toy()
+    assert outcome.wrong == [] and {entry.peer for entry in outcome.entries} == {None, "plain-step"}
+    assert capsys.readouterr().err == "host: measured without sglang: it is not installed\n"
+    assert not host_sides.peer_can_run(Setting("reference", torch.device("cpu"), True, "device-copy"))
+    assert capsys.readouterr().err == ""
+
+
+@on_cpu
+@pytest.mark.parametrize(
+    ("method", "does", "says"),
+    [
+        ("drop", lambda mem, snapshots: None, "raises OutOfSlots"),
+        ("publish", lambda mem, rows: [None] * 3, "0 snapshots of 6"),
+    ],
+)
+def test_requests_that_leave_something_behind_are_not_timed(
+    monkeypatch: pytest.MonkeyPatch, method: str, does: Callable[..., object], says: str
+) -> None:
+    monkeypatch.setattr(StateManager, method, does)
+    monkeypatch.setattr(host, "KINDS", {"ping-pong": PingPong})
+    monkeypatch.setattr(host, "TOY_DECODES", ())
+    monkeypatch.setattr(host, "TOY_LIVES", (3,))
+    monkeypatch.setattr(online, "TOY_CASES", ())
+    monkeypatch.setattr(drafts, "TOY_CASES", ())
+    outcome = toy("device-copy")
+    assert outcome.entries == [] and len(outcome.wrong) == 1 and says in outcome.wrong[0]
+
+
+@on_cpu
+@pytest.mark.parametrize("due", [0, 1, 3])
+def test_a_step_has_as_many_rows_at_a_boundary_as_it_says(due: int) -> None:
+    for kind in host.KINDS.values():
+        side = host.Decode(CPU, kind(16), 3, due)
+        for _ in range(3):
+            side.turn(lambda op, act: act())
+            assert side.wrong() == ""
+        side._taken += 1
+        assert side.wrong() == f"{due + 1} snapshots of {due}"
+
+
+@on_cpu
+@pytest.mark.parametrize("due", [0, 1, 3])
+def test_as_many_rows_pass_a_boundary_with_drafts_as_it_says(due: int) -> None:
+    for kind in host.KINDS.values():
+        side = drafts.Drafts(CPU, kind(16), 3, due)
+        for _ in range(3):
+            side.turn(lambda op, act: act())
+            assert side.wrong() == ""
+        side._taken += 1
+        assert side.wrong() == f"{due + 1} snapshots of {due}"
+        side._length[0] += 1
+        assert side.wrong().startswith("lengths [")
+
+
+@on_cpu
+def test_a_step_with_drafts_makes_as_many_calls_for_any_number_of_rows() -> None:
+    for kind in host.KINDS.values():
+        calls = set()
+        for size in (3, 64):
+            side = drafts.Drafts(CPU, kind(16), size, 0)
+            side.turn(lambda op, act: act())
+            side.silence()
+            calls.add(tuple(host_sides._of_ops(side, host_sides.python_calls)["verify"].tolist()))
+        assert len(calls) == 1
+
+
+def test_frames_and_calls_are_those_of_the_call() -> None:
+    assert host_sides.python_calls(lambda: None).tolist() == [0, 0]
+    assert host_sides.python_calls(lambda: sorted([2, 1], key=lambda n: abs(n))).tolist() == [2, 5]
+    with pytest.raises(ZeroDivisionError):
+        host_sides.python_calls(lambda: 1 // 0)
+    assert sys.getprofile() is None
+
+
+COUNT = """
+import json, torch
+from memstate_tools.bench import host_sides, online
+from memstate_tools.bench.task import Setting
+from memstate.requests.tracking import LazyPingPong, PingPong
+
+found = []
+for kind in PingPong, LazyPingPong:
+    side = online.Online(Setting("reference", torch.device("cpu"), False), kind(online.EVERY), 64, 1)
+    found.append(host_sides._of_ops(side, side.counted)["step"].tolist())
+    side.silence()
+    found.append(host_sides._of_ops(side, host_sides.python_calls)["step"].tolist())
+print(json.dumps(found))
+"""
+
+
+def test_a_step_in_which_one_request_changes_makes_few_calls() -> None:
+    """Of 64 rows, in a process of its own, as these tests watch launches and memory.
+
+    One upload, no sync, and two launches beside the plan; Python's frames and calls with those of the bench.
+    """
+    counts = not_interpreted("-c", COUNT)
+    assert counts[::2] == [[1 + 2, 1, 0]] * 2
+    for frames, calls in counts[1::2]:
+        assert frames <= 120
+        assert calls <= 300
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_sglang_keeps_its_slots(lazy: bool) -> None:
+    pytest.importorskip("sglang", reason="sglang is not installed: see benchmarks/README.md")
+    for due in (None, 0, 1, 3):
+        side = host_peer.SglangStates(3, 128, lazy, due)
+        for _ in range(2):
+            side.turn(lambda op, act: act())
+            assert side.wrong() == ""
+        counts = {op: found.tolist() for op, found in host_sides._of_ops(side, side.counted).items()}
+        each = {"admit": [2 * 3 + 6, 1, 0], "publish": [9, 0, 0], "release": [6, 0, 0], "drop": [3, 0, 0]}
+        if due is None:
+            assert counts == each | {"together": [30, 1, 0]}
+        else:
+            assert counts == {"decode": [3 + 5 * due * lazy, 2, 0]}
+        batch = side._batch
+        assert due is None or batch.mamba_track_mask_cpu == [True] * due + [False] * (3 - due)
+        assert side._pool.mamba_pool.size == side._slots
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_sglang_keeps_its_slots_while_it_verifies_drafts(lazy: bool) -> None:
+    pytest.importorskip("sglang", reason="sglang is not installed: see benchmarks/README.md")
+    for due in (0, 1, 3):
+        side, bare = (drafts.SglangDrafts(3, 128, lazy, due, states) for states in (True, False))
+        for one in (side, bare):
+            for _ in range(3):
+                one.turn(lambda op, act: act())
+                assert one.wrong() == ""
+            assert [req.kv.kv_committed_len - n for req, n in zip(one._reqs, one._accepted, strict=True)] == [
+                127 if i < due else 64 for i in range(3)
+            ]
+        assert [req.kv.mamba_last_track_seqlen for req in side._reqs] == [128] * due + [None] * (3 - due)
+        counts = {op: found.tolist() for op, found in host_sides._of_ops(side, side.counted).items()}
+        assert counts["plan"] == [1 + 2 * due * lazy, 3, 0] and counts["accept"] == [3 * due * lazy, 0, 0]
+        assert host_sides._of_ops(bare, bare.counted)["verify"].tolist() == [0, 2, 0]
+
+
+@pytest.mark.parametrize("form", [form for form, has in online.FORMS.items() if has.beside])
+@pytest.mark.parametrize("lazy", [False, True])
+def test_sglang_keeps_its_slots_while_requests_end_and_come(lazy: bool, form: str) -> None:
+    pytest.importorskip("sglang", reason="sglang is not installed: see benchmarks/README.md")
+    every, kept, counts = online.FORMS[form].every, 0 if form == "sessions" else 3, {}
+    for changes in (0, 1, 3):
+        side, bare = (online.SglangOnline(3, every, lazy, changes, form, states) for states in (True, False))
+        for one in (side, bare):
+            for _ in range(4):
+                one.turn(lambda op, act: act())
+                assert one.wrong() == "" and len(one._kept) == kept
+            free = 6 * every  # of 12: the prompts of 3 requests run, those of 3 are cached
+            assert "prefix cache" not in form or one._tree.token_to_kv_pool_allocator.available_size() == free
+        assert {slot is None for slot in bare._kept} <= {True}
+        assert len({int(slot) for slot in side._kept}) == kept
+        with_states, without = (host_sides._of_ops(one, one.counted)["step"] for one in (side, bare))
+        assert with_states[2] == without[2] == 0 and with_states[0] > without[0]
+        counts[changes] = with_states.tolist()
+        batch = side._batch
+        assert [req.kv.req_pool_idx for req in batch.reqs] == batch.req_pool_indices.tolist()
+        if changes and "prefill" in form:  # which tracks the state of each whole prompt
+            assert side._extend.mamba_prefill_track_mask_cpu == [True] * changes
+            assert [req.kv.mamba_last_track_seqlen for req in batch.reqs[-changes:]] == [every] * changes
+    assert counts[0] == [3, 2, 0] and counts[3][1] == (11 if "prefill" in form else 3)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_sessions_of_sglang_keep_what_they_hold(lazy: bool) -> None:
+    pytest.importorskip("sglang", reason="sglang is not installed: see benchmarks/README.md")
+    side = online.SglangOnline(3, online.EVERY, lazy, 1, "sessions")
+    held = {name: slot.kv for name, slot in side._streams.slots.items()}
+    rows = {name: kv.req_pool_idx for name, kv in held.items()}
+    for _ in range(6):
+        side.turn(lambda op, act: act())
+        assert [side._streams.slots[req.session.session_id].kv is req.kv for req in side._reqs] == [True] * 3
+    assert {name: slot.kv.req_pool_idx for name, slot in side._streams.slots.items()} == rows
+    assert len(set(rows.values())) == 6

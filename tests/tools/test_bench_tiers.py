@@ -1,0 +1,288 @@
+"""`bench tiers`: what it measures beside whom, exact counts, what is not measured; the page on running with tiers."""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import memstate
+from memstate.integrations.handover import HandOver
+from memstate.state import presets
+from memstate.state.sharding import Part
+from memstate.tiers import FileStore
+from memstate.tiers import Outcome as Became
+from memstate.tiers.host.packing import Packing, in_records
+from memstate.tiers.keys import Keys, fingerprint
+from memstate.tiers.records import RecordFormat
+from memstate.tokens import Prompt, encode
+from memstate_tools.bench import (
+    PEERS,
+    BenchResult,
+    Figure,
+    clock,
+    run,
+    tiers_mooncake,
+    tiers_stores,
+    tiers_turns,
+)
+from memstate_tools.bench.task import Setting, Task
+from memstate_tools.bench.tiers_turns import MIB, Side, rates
+from tests.support.mooncake_server import missing
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+OPS = {"file put", "file get", "transfer out", "transfer in"}
+MOONCAKE = {"mooncake put", "mooncake get"}
+TOYS = [f"toy {tiers_turns.sized(*case)}" for case in tiers_turns.TOY_CASES]
+
+
+@pytest.fixture
+def no_mooncake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client cannot be loaded."""
+    monkeypatch.setitem(sys.modules, "mooncake.store", None)
+
+
+def toy(peer: str | None = None) -> BenchResult:
+    return run(["tiers"], "reference", toy=True, peer=peer)
+
+
+def setting(backend: str = "reference", peer: str | None = None) -> Setting:
+    return Setting(backend, CPU, True, peer)
+
+
+# -- what is measured ------------------------------------------------------------------------------
+
+
+def test_every_operation_is_measured_beside_a_plain_copy(no_mooncake: None) -> None:
+    outcome = toy()
+    assert outcome.wrong == [] and {entry.op for entry in outcome.entries} == OPS
+    found = {(entry.op, entry.case, entry.unit, entry.peer): entry for entry in outcome.entries}
+    assert len(found) == len(outcome.entries)
+    for case in TOYS:
+        for op in ("file put", "file get"):
+            assert {(op, case, "bytes/s", peer) for peer in ("memory-copy", "plain-file")} <= set(found)
+        for op in ("transfer out", "transfer in"):
+            assert (op, case, "bytes/s", "memory-copy") in found
+    for entry in outcome.entries:
+        assert entry.case.startswith("toy ")
+        assert entry.value > 0 and entry.unit == "bytes/s" and entry.peer in PEERS
+        assert entry.ratio == entry.value / (entry.peer_value or 0)
+
+
+# -- who takes turns -------------------------------------------------------------------------------
+
+
+def test_each_side_has_a_call_in_every_round_and_is_first_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that stands still but in the calls; the first round does not count, nor does what comes behind."""
+    now, calls = [0.0], list[str]()
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    takes = {"ours": [9.0, 2.0, 4.0, 100.0], "memory-copy": [9.0, 1.0, 1.0, 1.0]}
+
+    def act(name: str) -> None:
+        calls.append(name)
+        now[0] += takes[name].pop(0)
+
+    def undo() -> None:
+        now[0] += 1000
+
+    sides = {name: Side(partial(act, name), undo) for name in takes}
+    monkeypatch.setattr(tiers_turns, "TOY_ROUNDS", 3)
+    (entry,) = rates(setting(), "op", "case", 8, sides.pop("ours"), sides)
+    assert calls == ["ours", "memory-copy", "memory-copy", "ours"] * 2
+    assert entry == Figure("op", "toy case", 2.0, "bytes/s", "memory-copy", 8.0, 0.25)
+
+
+def test_a_peer_that_fails_leaves_and_ours_that_fails_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    def fails() -> None:
+        raise OSError("no\nroom")
+
+    fine = Side(lambda: None)
+    found = rates(setting(), "op", "case", 8, fine, {"plain-file": Side(fails), "memory-copy": fine})
+    assert [entry.peer for entry in found] == ["memory-copy"]
+    assert capsys.readouterr().err == "op, case: peer plain-file raises OSError: no room\n"
+    assert [entry.peer for entry in rates(setting(), "op", "case", 8, fine, {"plain-file": Side(fails)})] == [None]
+    with pytest.raises(OSError, match="no\nroom"):
+        rates(setting(), "op", "case", 8, Side(fails), {"memory-copy": fine})
+    assert rates(setting(peer="plain-file"), "op", "case", 8, fine, {"memory-copy": fine})[0].peer is None
+
+
+def test_nothing_is_left_behind(no_mooncake: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    seen = set[str]()
+    for task in tiers_stores.tasks(setting()):
+        (folder,) = tmp_path.iterdir()
+        assert task.check() == "" and task.measure()
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        assert files == []
+        seen.add(task.name)
+    assert seen == {f"file, {case.removeprefix('toy ')}" for case in TOYS} and list(tmp_path.iterdir()) == []
+
+
+# -- Mooncake --------------------------------------------------------------------------------------
+
+
+def stored(task: Task) -> list[Figure]:
+    assert task.check() == ""
+    return task.measure()
+
+
+def test_mooncake_is_measured_over_loopback() -> None:
+    if why := missing():
+        pytest.skip(f"Mooncake: {why}")
+    entries = [entry for task in tiers_stores.tasks(setting()) if "mooncake" in task.name for entry in stored(task)]
+    found = {(entry.op, entry.case, entry.peer) for entry in entries}
+    assert found == {(op, case, "memory-copy") for op in MOONCAKE for case in TOYS}
+
+
+def test_without_its_client_one_line_says_so(no_mooncake: None, capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = toy()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("tiers: measured without mooncake: ") and "pip install '.[mooncake]' in a checkout" in line
+    assert outcome.wrong == [] and {entry.op for entry in outcome.entries} == OPS
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("PATIENCE_S", -1.0, "mooncake_master on port "),
+        ("HOLD", "raise SystemExit(3)", "no process could give 1048576 bytes to the store at 127.0.0.1:"),
+    ],
+)
+def test_processes_that_do_not_start_are_told_and_ended(
+    name: str, value: Any, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why := missing():
+        pytest.skip(f"Mooncake: {why}")
+    started = list[subprocess.Popen[Any]]()
+
+    def note(*given: Any, true: Any = subprocess.Popen, **more: Any) -> Any:
+        started.append(true(*given, **more))
+        return started[-1]
+
+    monkeypatch.setattr(tiers_mooncake, name, value)
+    monkeypatch.setattr(tiers_mooncake, "subprocess", SimpleNamespace(Popen=note, DEVNULL=subprocess.DEVNULL, PIPE=-1))
+    with pytest.raises(tiers_mooncake.Unavailable, match=says), tiers_mooncake.loopback(MIB):
+        pytest.fail("there is a store")
+    assert started and all(process.poll() is not None for process in started)
+
+
+# -- what is wrong is not measured -----------------------------------------------------------------
+
+
+def _lost(true: Any, store: FileStore, names: Any, buffers: Any) -> Any:
+    """The last record is not written, and nobody is told."""
+    return [*true(store, names[:-1], buffers[:-1]), Became.DONE]
+
+
+def _bit(true: Any, store: FileStore, names: Any, buffers: Any) -> Any:
+    outcomes = true(store, names, buffers)
+    buffers[-1][-1] ^= 1
+    return outcomes
+
+
+def _no_layer(
+    true: Any, packing: Packing, slots: Any, index: Any, places: Any, records: Any, layers: Any = None
+) -> None:
+    true(packing, slots, index, places, records, (0, packing.layout.layers - 2) if layers is None else layers)
+
+
+def _first_group(
+    true: Any, packing: Packing, slots: Any, index: Any, places: Any, records: Any, layers: Any = None
+) -> None:
+    if layers is None or layers[0] == 0:
+        true(packing, slots, index, places, records, layers)
+
+
+FILES = {f"file, {tiers_turns.sized(*case)}" for case in tiers_turns.TOY_CASES}
+WAYS = {f"transfers, {tiers_turns.sized(*case)}" for case in tiers_turns.TOY_CASES}
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "fault", "lost"),
+    [
+        (FileStore, "put", _lost, FILES),
+        (FileStore, "get", _bit, FILES),
+        (Packing, "pack", _no_layer, WAYS),
+        (Packing, "unpack", _first_group, WAYS),
+    ],
+)
+def test_checks_find_what_is_wrong_and_it_has_no_entry(
+    owner: type, name: str, fault: Callable[..., Any], lost: set[str], no_mooncake: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    true = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *given: fault(true, *given))
+    outcome = toy("sglang")  # which is none of its peers
+    assert {line.split(": ")[0] for line in outcome.wrong} == lost
+    gone = {each[:4] for each in lost}
+    assert gone and not any(entry.op.startswith(each) for entry in outcome.entries for each in gone)
+
+
+# -- the page on running with tiers ----------------------------------------------------------------
+
+PAGE = (ROOT / "docs" / "tiers.md").read_text()
+
+
+def test_the_loop_of_the_page_runs_and_prints_what_it_says(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(import .*?)```\s*```text\n(.*?)```", PAGE, re.DOTALL)
+    assert len(blocks) == 1
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment.pop("TRITON_INTERPRET", None)  # as a reader would run it
+    done = subprocess.run(
+        [sys.executable, "-c", blocks[0][0]],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    # Where storage answers the second request late, that one starts from what the first has published meanwhile, or
+    # leaves a state where they part.
+    said = done.stdout.replace("begins at [0, 16]", "begins at [0, 0]").replace(" 12 records", " 11 records")
+    assert said == blocks[0][1]
+
+
+def test_the_page_hands_over_what_another_split_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = re.findall(r"```python\n(whole = .*?)```", PAGE, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    prompt = list(range(9))
+    found: dict[str, Any] = {"ms": memstate, "torch": torch, "FileStore": FileStore, "HandOver": HandOver}
+    found |= {"Part": Part, "prompt": prompt}
+    exec(block, found)
+    assert found["length"] == 0  # nobody has written
+    form = found["whole"].shard(4)
+    for rank in range(2):  # those that rank 0 of 2 is made of
+        mark = fingerprint("model", form, None, 4, rank, 4)
+        record, key = RecordFormat("state", form, mark), Keys(mark, 4).of(Prompt(encode(prompt), None))[1]
+        body = np.zeros(record.nbytes, np.uint8)
+        record.seal(body, key, 8)
+        assert found["old"].put([record.name(key)], [body]) == [Became.DONE]
+    exec(block, found)
+    assert found["length"] == 8
+    found["prompt"] = prompt[:8]
+    exec(block, found)
+    assert found["length"] == 0 and found["move"].run(prompt[:8], most=8).length == 8
+
+
+def test_sizes_of_the_page_are_those_of_the_presets() -> None:
+    rows = re.findall(r"^\| ([\w.-]+)[^|]* \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", PAGE, re.MULTILINE)
+    made = {
+        "Qwen3-Next-80B-A3B": (presets.qwen3_next, 2), "Qwen3.5-27B": (presets.qwen3_5, 2),
+        "Nemotron-H": (presets.nemotron_h, 1), "Falcon-H1": (presets.falcon_h1, 1),
+        "Granite-4": (presets.granite_hybrid, 1), "Kimi-Linear-48B": (presets.kimi_linear, 2),
+    }  # fmt: skip
+    assert {name for name, *_ in rows} == set(made)
+    for name, *said in rows:
+        preset, axis = made[name]
+        exact, short = preset(), preset(ssm_dtype=torch.bfloat16)
+        dense = in_records(exact, {"ssm": axis})
+        assert [float(each) for each in said] == [
+            pytest.approx(layout.bytes_per_slot / MIB, abs=0.006) for layout in (exact, short, dense)
+        ]

@@ -1,0 +1,222 @@
+"""Compiled kernels: what the inspector must notice. The library's own kernels are in test_compile_matrix.py.
+
+Kernels are interpreted in the process of the tests and cannot be compiled there: run as a program, this file compiles
+the samples below and writes what came out as JSON.
+"""
+
+import json
+import sys
+from contextlib import redirect_stdout
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import triton
+import triton.language as tl
+
+from memstate.errors import CompileFailed, InvalidArgument
+from memstate.kernels.catalog import CompileCase, all_cases
+from memstate_tools.compile import KernelReport, compile_all, compile_elsewhere
+from memstate_tools.compile.build import build
+from tests.support.kernel_runs import not_interpreted
+
+ROOT = Path(__file__).parents[2]
+SAMPLED = ("sm_80", "sm_90", "sm_100", "gfx942")
+
+
+# -- samples ---------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _copy(to_ptr, from_ptr, n):
+    for start in range(0, n, 1024):
+        index = start + tl.arange(0, 1024)
+        tl.store(to_ptr + index, tl.load(from_ptr + index, mask=index < n), mask=index < n)
+
+
+@triton.jit
+def _copy_by_table(table_ptr, out_ptr, ALIGNED: tl.constexpr):
+    source = tl.load(table_ptr + tl.program_id(0)).to(tl.pointer_type(tl.int32))
+    if ALIGNED:
+        source = tl.multiple_of(source, 16)
+    index = tl.arange(0, 1024)
+    tl.store(out_ptr + tl.program_id(0) * 1024 + index, tl.load(source + index))
+
+
+@triton.jit
+def _scale(plane_ptr, slot_ptr, factor_ptr):
+    index = tl.load(slot_ptr).to(tl.int64) * 1024 + tl.arange(0, 1024)
+    tl.store(plane_ptr + index, tl.load(plane_ptr + index) * tl.load(factor_ptr + tl.program_id(0)))
+
+
+@triton.jit
+def _lost_trail(plane_ptr):
+    lane = tl.arange(0, 256)
+    address = tl.sum(tl.where(lane == 7, plane_ptr.to(tl.int64), 0), 0)  # through shared memory
+    narrow = tl.load(address.to(tl.pointer_type(tl.int32)))
+    index = tl.arange(0, 1024)
+    tl.store(plane_ptr + index, tl.load(plane_ptr + index) + narrow)
+
+
+@triton.jit
+def _two_phases(data_ptr, BARRIER: tl.constexpr):
+    lane = tl.arange(0, 256)
+    tl.store(data_ptr + lane, lane)
+    if BARRIER:
+        tl.debug_barrier()
+    tl.store(data_ptr + 256 + lane, tl.load(data_ptr + 255 - lane))
+
+
+@triton.jit
+def _hoard(plane_ptr):
+    index = tl.arange(0, 4096)
+    held = tl.load(plane_ptr + index)
+    tl.store(plane_ptr + index, held / tl.sum(held, 0))  # every element is held until the sum is known
+
+
+@triton.jit
+def _broken(out_ptr, N: tl.constexpr):
+    for _ in tl.static_range(2):
+        N = N + 1  # what the interpreter accepts
+    tl.store(out_ptr, undefined)  # noqa: F821
+
+
+def samples() -> list[CompileCase]:
+    """Launches of the kernels above; the name says what is wrong with one."""
+    copy, both = {"to_ptr": "*i32", "from_ptr": "*i32", "n": "i32"}, ("to_ptr", "from_ptr")
+    table = {"table_ptr": "*i64", "out_ptr": "*i32"}
+    scale = {"plane_ptr": "*fp32", "slot_ptr": "*i32", "factor_ptr": "*fp32"}
+    plane, data = ("plane_ptr",), ("data_ptr",)
+    few_registers = {"maxnreg": 64, "waves_per_eu": 8}
+    return [
+        CompileCase("copy", _copy, copy, {}, (*both, "n"), 4, both),
+        CompileCase("copy: nothing aligned", _copy, copy, {}, ("n",), 4, both),
+        CompileCase("copy: length of any size", _copy, copy, {}, both, 4, both),
+        CompileCase("table", _copy_by_table, table, {"ALIGNED": True}, tuple(table), 4, ("table_ptr",)),
+        CompileCase("table: not aligned", _copy_by_table, table, {"ALIGNED": False}, ("table_ptr",), 4, ("table_ptr",)),
+        CompileCase("scale", _scale, scale, {}, plane, 4, plane),
+        CompileCase("scale: factors are planes", _scale, scale, {}, plane, 4, ("plane_ptr", "factor_ptr")),
+        CompileCase("scale: no such plane", _scale, scale, {}, plane, 4, ("other_ptr",)),
+        CompileCase("lost trail", _lost_trail, {"plane_ptr": "*i32"}, {}, plane, 4, plane),
+        CompileCase("phases", _two_phases, {"data_ptr": "*i32"}, {"BARRIER": True}, data, 4, ()),
+        CompileCase("phases: barrier lost", _two_phases, {"data_ptr": "*i32"}, {"BARRIER": False}, data, 4, ()),
+        CompileCase("hoard", _hoard, {"plane_ptr": "*fp32"}, {}, plane, 1, plane),
+        CompileCase("hoard on four warps", _hoard, {"plane_ptr": "*fp32"}, {}, plane, 4, plane),
+        CompileCase("hoard: few registers", _hoard, {"plane_ptr": "*fp32"}, {}, plane, 1, plane, few_registers),
+    ]
+
+
+def main() -> None:
+    """Writes the reports of the samples and the failure of the broken one."""
+    lines = sys.stdout
+    with redirect_stdout(sys.stderr):
+        reports = [asdict(build(case, target)) for case in samples() for target in SAMPLED]
+        try:
+            build(CompileCase("broken", _broken, {"out_ptr": "*i32"}, {"N": 1}, (), 4, ()), "sm_90")
+            failure = {}
+        except CompileFailed as error:
+            failure = {"kernel": error.kernel, "target": error.target, "reason": error.reason}
+    json.dump({"reports": reports, "failure": failure}, lines)
+
+
+# -- what the inspector notices --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, Any]:
+    found: dict[str, Any] = not_interpreted(__file__)
+    found["reports"] = {(report["kernel"], report["target"]): KernelReport(**report) for report in found["reports"]}
+    return found
+
+
+each_target = pytest.mark.parametrize("target", SAMPLED)
+
+
+@each_target
+def test_wide_copies_are_ok(compiled: dict[str, Any], target: str) -> None:
+    for name in ("copy", "table", "scale", "hoard"):
+        report = compiled["reports"][name, target]
+        assert (report.narrowest_bulk_access_bits, report.spill_bytes, report.ok) == (128, 0, True), report
+        assert 0 < report.registers < 256
+
+
+@each_target
+@pytest.mark.parametrize(
+    "name",
+    [
+        "copy: nothing aligned",
+        "copy: length of any size",
+        "table: not aligned",
+        "scale: factors are planes",
+        "lost trail",
+    ],
+)
+def test_lost_width_is_noticed(compiled: dict[str, Any], name: str, target: str) -> None:
+    report = compiled["reports"][name, target]
+    assert (report.narrowest_bulk_access_bits, report.ok) == (32, False), report
+
+
+@each_target
+def test_a_plane_that_is_never_accessed_is_no_evidence(compiled: dict[str, Any], target: str) -> None:
+    report = compiled["reports"]["scale: no such plane", target]
+    assert (report.narrowest_bulk_access_bits, report.ok) == (None, False), report
+
+
+@each_target
+def test_a_lost_barrier_is_noticed(compiled: dict[str, Any], target: str) -> None:
+    kept, lost = (compiled["reports"][name, target] for name in ("phases", "phases: barrier lost"))
+    assert (kept.barriers, lost.barriers) == (1, 0)
+    assert (kept.source_barriers, lost.source_barriers) == (1, 0)
+    assert kept.narrowest_bulk_access_bits is None and kept.ok
+
+
+@each_target
+def test_barriers_of_the_compiler_are_not_of_the_source(compiled: dict[str, Any], target: str) -> None:
+    report = compiled["reports"]["hoard on four warps", target]  # a sum through shared memory
+    assert report.barriers > 0 and report.source_barriers == 0, report
+
+
+@each_target
+def test_spills_are_noticed(compiled: dict[str, Any], target: str) -> None:
+    report = compiled["reports"]["hoard: few registers", target]
+    assert report.spill_bytes > 0 and not report.ok, report
+    assert report.narrowest_bulk_access_bits == 128  # spilling is not taken for moving a plane
+
+
+def test_a_kernel_that_does_not_compile_is_named(compiled: dict[str, Any]) -> None:
+    assert compiled["failure"]["kernel"] == "broken" and compiled["failure"]["target"] == "sm_90"
+    assert len(compiled["failure"]["reason"].splitlines()) == 1
+
+
+# -- what is said of failures ----------------------------------------------------------------------
+
+
+def test_unknown_targets_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="sm_12: choose from sm_80"):
+        compile_all(["sm_90", "sm_12"])
+    with pytest.raises(InvalidArgument, match="missing"):
+        compile_all([])
+
+
+def test_a_failure_in_the_other_process_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/dev/null/no/folder")
+    with pytest.raises(CompileFailed, match=r"sm_90: .*/dev/null") as failure:
+        compile_all(["sm_90"])
+    assert failure.value.kernel == all_cases()[0].name
+
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(CompileFailed, match="every kernel for sm_90: exit status 1"):
+        compile_all(["sm_90"])
+
+
+def test_another_triton_is_the_one_that_compiles(tmp_path: Path) -> None:
+    (tmp_path / "triton").mkdir()
+    (tmp_path / "triton" / "__init__.py").write_text("raise ImportError('the other Triton')")
+    with pytest.raises(CompileFailed, match=r"every kernel for sm_90: .*the other Triton"):
+        compile_elsewhere(["sm_90"], triton=tmp_path)
+
+
+if __name__ == "__main__":
+    main()

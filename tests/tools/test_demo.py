@@ -1,0 +1,278 @@
+"""The decode loop as a whole: identical to uncached, nothing leaked, and a comparison that can fail."""
+
+import dataclasses
+import json
+import os
+import random
+from collections import Counter
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from memstate.cli.app import app
+from memstate.engine.manager import StateManager
+from memstate.errors import InvalidArgument
+from memstate.kernels.dispatch import Backend
+from memstate_tools.demo import DemoConfig, DemoReport, meter, run, sentences
+from memstate_tools.demo.compare import Comparison
+from memstate_tools.demo.config import STRATEGIES
+from memstate_tools.demo.meter import Meter, held_by_kind
+from tests.support.demo_talks import REQUESTS, TINY, demo, write_talks
+from tests.support.sampling import PROOF
+
+TRACKED = STRATEGIES[1:]
+# Of a row: its registers and, until it is published, the state at the end of its prompt. Under ping-pong both lanes may
+# be full by then.
+MOST_SLOTS = {"none": 1, "ping-pong": 4, "lazy": 3, "redirect": 2}
+
+
+def tiny(backend: Backend, **settings: Any) -> DemoReport:
+    """A short run of a small model with a tight pool, on the backend under test."""
+    return demo(backend=backend.name, device=str(backend.device), requests=6, slots=7, track_every=8, **settings)
+
+
+@pytest.mark.sample(2, interpreter=0)
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_identical_to_uncached_with_failing_claims(backend: Backend, strategy: str, overlap: bool) -> None:
+    report = tiny(backend, strategy=strategy, overlap=overlap, fail_claims=0.3, sessions=1)
+    assert report.ok, report.failure()
+    found = report.to_json()
+    assert found["identical_to_uncached"] and found["logits_identical"] and found["states_identical"]
+    assert (found["leaked_slots"], found["double_owned_slots"], found["leaked_pages"]) == (0, 0, 0)
+    assert (found["strategy"], found["backend"]) == (strategy, backend.name)
+    assert found["compared"]["logits"] == found["generated_tokens"] > 20
+    assert found["compared"]["states"] >= found["requests"] == 6
+    assert found["sessions"] == 1 < found["conversations"] and found["session_hit_tokens"] > 0
+    assert found["slots_held_peak"] <= MOST_SLOTS[strategy]
+    assert found["snapshot_bytes_copied"] == 0  # written in the same pass, or not at all
+    assert found["host_syncs_per_decode_step"] == {"mean": 0, "max": 0}
+    replayed = {0} if backend.device.type == "cuda" else set()  # every other step: its graph launches the plan
+    launches = {asked.step for asked in report.meter.decode} - replayed
+    assert launches and launches <= {1, 2}  # a plan, and at most a settle
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_B36_every_strategy_generates_what_no_tracking_generates() -> None:
+    """With steps in turn or overlapped: one of the two by chance for each strategy, or both with MEMSTATE_PROOF=1."""
+    ways = list(product(STRATEGIES, (True, False)))
+    if not PROOF:
+        seed = int(os.environ.get("MEMSTATE_SEED", random.SystemRandom().randrange(2**31)))
+        print(f"MEMSTATE_SEED={seed}")
+        chance = random.Random(seed)
+        ways = [("none", False), *((strategy, chance.random() < 0.5) for strategy in TRACKED), ("none", True)]
+    answers = {way: demo(strategy=way[0], overlap=way[1]).answers for way in ways}
+    assert all(given == answers["none", False] for given in answers.values())
+    assert sum(map(len, answers["none", False])) > 5 * REQUESTS
+
+
+@pytest.fixture(scope="module")
+def default_run() -> DemoReport:
+    """What `memstate demo --backend reference` does."""
+    return run(DemoConfig(backend="reference"))
+
+
+def test_a_default_run_shows_everything(default_run: DemoReport) -> None:
+    report = default_run
+    assert report.ok, report.failure()
+    found = report.to_json()
+    assert found["distinct_tokens"] >= 100
+    assert 0 < found["prefix_hit_tokens"] < found["prompt_tokens"]
+    assert found["host_hit_tokens"] == found["storage_hit_tokens"] == 0
+    assert found["snapshots_taken"] > 5 and found["snapshots_dropped"] > 0 and found["resumed"] > 5
+    assert found["cached_states_evicted"] > 0 and found["cached_pages_evicted"] > 0  # the cache is under pressure
+    assert found["snapshots_unseen"] < found["snapshots_published"] / 2 < found["compared"]["states"]
+    assert (found["sessions"], found["session_hit_tokens"], found["session_turns"]) == (0, 0, {})
+    ended = found["ended"]
+    assert ended["finished"] + ended["aborted"] == found["requests"]
+    assert ended["aborted"] > 0 and ended["retracted, at random"] + ended.get("cancelled", 0) > 0
+    assert found["refused"]["rows"] > 0
+    assert found["dead_entries"] > 0 and found["decode_steps"] > 0 and found["mixed_steps"] > 0
+    assert found["slots_held_peak"] == 3  # Redirect: live, lane, and a state of the prompt
+    decode = report.meter.decode  # a plan each, and an ownership and a data launch where owners changed
+    assert {asked.step for asked in decode} == {1} and {asked.ownership for asked in decode} <= {0, 1, 2, 3}
+
+
+def test_the_table_says_what_the_json_says(default_run: DemoReport) -> None:
+    table, found = default_run.table(), default_run.to_json()
+    assert (table["identical to uncached"], table["expectation met"], default_run.failure()) == ("yes", "yes", "")
+    assert table["generated tokens"] == str(found["generated_tokens"]) and table["differences"] == "none"
+
+
+SERVED, EQUAL, SPARED, CLEAN = range(4)
+
+
+def test_four_sentences_say_what_the_json_says(default_run: DemoReport) -> None:
+    found, stats = default_run.to_json(), default_run.stats
+    assert sentences(default_run) == [
+        f"memstate served {found['requests']} requests of {found['conversations']} conversations, and generated "
+        f"{found['generated_tokens']} tokens.",
+        f"It equals the uncached run bit for bit: {found['compared']['tokens']} tokens, their logits and "
+        f"{found['compared']['states']} states.",
+        f"{found['prefix_hit_tokens']:,} of {found['prompt_tokens']:,} prompt tokens were not computed: memstate had "
+        f"their states; nothing was copied to keep {found['snapshots_published']} states.",
+        f"Nothing leaked: each of 12 slots, {stats.pages} KV pages and {stats.rows} rows has an owner or is free.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("which", "found", "says"),
+    [
+        (SERVED, {"requests": 1, "conversations": 1}, "memstate served 1 request of 1 conversation, and"),
+        (EQUAL, {"comparison": Comparison(9, 8, 7, wrong_logits=2, wrong_states=1)},
+         "It does NOT equal the uncached run: 0 of 9 tokens, 2 of 8 logits and 1 of 7 states differ."),
+        (EQUAL, {"comparison": Comparison()}, "It was NOT compared with the uncached run: there is no token."),
+        (EQUAL, {"sabotage": "swap", "strikes": 3}, "states, although sabotage replaced 3 states."),
+        (EQUAL, {"sabotage": "swap", "strikes": 1, "comparison": Comparison(9, 9, 9, wrong_tokens=2)},
+         "NOT equal the uncached run: 2 of 9 tokens, 0 of 9 logits and 0 of 9 states differ, as sabotage replaced 1 "),
+        (SPARED, {"meter": Meter(prompt_tokens=70)}, "It computed all 70 prompt tokens; nothing was copied"),
+        (SPARED, {"snapshot_bytes_copied": 2048}, "their states; 2.00 KiB were copied to keep "),
+        (CLEAN, {"leaked": [3]}, "It does NOT end clean: leaked slots [3]."),
+        (CLEAN, {"leaked_pages": 2}, "NOT end clean: 2 KV pages and 0 rows are still taken after the last request."),
+        (CLEAN, {"double_owned": [5]}, "It does NOT end clean: slots with two owners: [5]."),
+        (CLEAN, {"planted": 4, "leaked": [4], "leak_named": ["row 1 (request 'planted leak') live"]},
+         "Slot 4 leaked, as planted, and the audit names its owner; nothing else leaked."),
+        (CLEAN, {"planted": 4}, "It does NOT end clean: planted a leak of slot 4, the audit names []"),
+    ],
+)  # fmt: skip
+def test_each_sentence_says_the_opposite_where_it_is_so(
+    default_run: DemoReport, which: int, found: dict[str, Any], says: str
+) -> None:
+    config = dataclasses.replace(default_run.config, sabotage=found.pop("sabotage", None))
+    report = dataclasses.replace(default_run, config=config, **found)
+    report.meter.generated_tokens = default_run.meter.generated_tokens
+    same, said = (sentences(each) for each in (default_run, report))
+    assert says in said.pop(which) and same.pop(which) and said == same
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_the_command_fails_and_still_says_what_came_of_it(
+    default_run: DemoReport, everything: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = dataclasses.replace(default_run, leaked=[3])
+    monkeypatch.setattr("memstate_tools.demo.run", lambda *given: bad)
+    done = CliRunner().invoke(app, ["demo", "--backend", "reference", *["--all"] * everything])
+    assert done.exit_code == 1 and done.stderr == "leaked slots [3]\n"
+    assert "\nIt does NOT end clean: leaked slots [3].\n" in done.stdout
+    assert ("\nleaked slots  " in done.stdout) == everything == ("--all" not in done.stdout)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("settings", [{}, {"sessions": 3}, {"strategy": "lazy", "host_slots": 4, "sessions": 1}])
+def test_slots_held_by_kind_counts_each_slot_once(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every look the counts are those of an inspection, and of a slot that is not free there is one owner."""
+    seen: list[dict[str, int]] = []
+
+    def look(mem: StateManager) -> dict[str, int]:
+        found, inspection = held_by_kind(mem), mem.inspect()
+        kinds = ("snapshot" if kind == "mark" else kind for kind in inspection.kinds.values())
+        assert +Counter(found) == Counter(kinds)
+        assert sum(found.values()) == inspection.capacity - sum(inspection.free[1:])
+        seen.append(found)
+        return found
+
+    monkeypatch.setattr(meter, "held_by_kind", look)
+    report = demo(requests=None, **settings)
+    assert report.ok, report.failure()
+    found = report.to_json()["slots_held_by_kind"]
+    assert set(found) == {"live", "lane", "snapshot", "cached", "session"} and len(seen) == report.meter.looks
+    assert found == {kind: sum(each[kind] for each in seen) / len(seen) for kind in found}
+    assert (found["session"] > 0) == bool(settings.get("sessions"))
+
+
+def test_a_run_repeats() -> None:
+    first, again = (demo(requests=8, sessions=2, fail_claims=0.2) for _ in range(2))
+    said, told = first.to_json(), again.to_json()
+    said.pop("seconds"), told.pop("seconds")
+    assert said == told and again.answers == first.answers
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("kind", ["swap", "stale"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_sabotage_is_noticed(tmp_path: Path, strategy: str, kind: str) -> None:
+    talks = write_talks(tmp_path / "talks.jsonl", [20, 31, 40, 24, 52, 17, 36, 45, 28, 60])
+    report = demo(strategy=strategy, input=talks, sabotage=kind, requests=None)
+    assert report.strikes > 0
+    assert not report.to_json()["identical_to_uncached"]
+    assert report.comparison.wrong_logits > 0 and report.comparison.differences
+    assert report.ok and report.failure() == ""  # failing is what it must do
+
+
+def test_sabotage_that_finds_nothing_to_strike_fails(tmp_path: Path) -> None:
+    path = tmp_path / "short.jsonl"
+    path.write_text('{"turns": ["?"]}')
+    report = demo(input=path, sabotage="swap", page_size=64, track_every=64, requests=None)
+    assert not report.ok and "no snapshot was resumed" in report.failure()
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_planted_leak_is_named_and_nothing_else(strategy: str) -> None:
+    report = demo(strategy=strategy, requests=4, plant_leak=True, sessions=1)
+    assert report.planted and report.leaked == [report.planted]
+    assert report.ok and report.identical, report.failure()
+    assert f"slot {report.planted} leaked" in report.audit_text and "planted leak" in report.audit_text
+    assert report.to_json()["leak_named"] == ["row 1 (request 'planted leak') live"]
+
+
+PLANTED = "row 1 (request 'planted leak') live"
+OTHER = "one live register of the planted request"
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        ({"leaked": [3]}, "leaked slots [3]"),
+        ({"planted": 4}, "planted a leak of slot 4"),
+        ({"planted": 4, "leaked": [4], "leak_named": [PLANTED]}, ""),
+        ({"planted": 4, "leaked": [4], "leak_named": []}, OTHER),
+        ({"planted": 4, "leaked": [4], "leak_named": [PLANTED, "cached prefix of 8 tokens in register 40"]}, OTHER),
+        ({"planted": 4, "leaked": [4], "leak_named": ["row 1 (request 'planted leak') lane 0"]}, OTHER),
+        ({"leak_named": ["row 2 (request '0.0') live"]}, "(request '0.0') live\"], expected none"),
+        ({"leaked_pages": 3}, "3 KV pages"),
+        ({"leaked_rows": 2}, "2 rows"),
+        ({"astray": ["x"]}, "['x']"),
+        ({"sabotage": "stale", "strikes": 1}, "unnoticed"),
+    ],
+)
+def test_what_goes_wrong_fails_the_run(default_run: DemoReport, found: dict[str, Any], says: str) -> None:
+    config = dataclasses.replace(default_run.config, sabotage=found.pop("sabotage", None))
+    report = dataclasses.replace(default_run, config=config, **found)
+    assert report.ok == (not says) and says in report.failure()
+
+
+@pytest.mark.parametrize(("chunk", "fewest"), [(2**31 - 1, 1), (16, 2)])
+def test_a_prompt_takes_at_least_one_forward_and_no_chunk_is_padded_beyond_it(chunk: int, fewest: int) -> None:
+    report = run(DemoConfig(backend="reference", requests=3, chunk=chunk, size=TINY))
+    assert report.ok and report.to_json()["chunk"] == chunk
+    assert report.meter.prompt_chunks >= report.meter.prompts_read > 0
+    assert report.forwards_per_prompt == 1 if fewest == 1 else report.forwards_per_prompt >= fewest
+
+
+def test_progress_counts_both_runs() -> None:
+    seen: list[tuple[int, int]] = []
+    report = run(DemoConfig(backend="reference", requests=4, size=TINY), lambda done, total: seen.append((done, total)))
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert {total for _, total in seen} == {2 * report.requests} and seen[-1] == (8, 8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"track_every": 12}, "track-every 12 is no multiple of page-size 8"),
+        ({"pages": 3}, "pages 3: the longest conversation alone needs"),
+        ({"slots": 2, "strategy": "ping-pong"}, "slots 2: one request under ping-pong needs 3"),
+        ({"input": Path("missing.jsonl")}, "missing.jsonl"),
+        ({"placement": "all"}, "placement 'all': expected ends, ends-only, every-N, nowhere"),
+        ({"state_order": "value-key", "model": "mamba2"}, "state-order value-key: expected dim-state or state-dim of"),
+        ({"storage_path": Path("x")}, "storage-path x: it is for storage file, not none"),
+    ],
+)
+def test_bad_settings_are_refused_in_one_line(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidArgument) as error:
+        run(DemoConfig(**{"backend": "reference"} | settings))
+    assert says in str(error.value) and "\n" not in str(error.value)

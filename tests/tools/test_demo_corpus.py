@@ -1,0 +1,102 @@
+"""Where the demo's conversations come from, and how its answers end."""
+
+import inspect
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from memstate.errors import InvalidArgument
+from memstate_tools.demo.answers import longest_context, noise, rule_for
+from memstate_tools.demo.corpus import LONGEST, Conversation, first_requests, from_docstrings, from_file
+from memstate_tools.demo.model import VOCABULARY
+
+
+@pytest.mark.parametrize("requests", [1, 2, 7, 40])
+def test_docstring_conversations_have_as_many_turns_as_asked(requests: int) -> None:
+    conversations = from_docstrings(requests, 0)
+    assert sum(len(conversation.turns) for conversation in conversations) == requests
+    assert [conversation.number for conversation in conversations] == list(range(len(conversations)))
+    assert all(b"Python" in conversation.system and all(conversation.turns) for conversation in conversations)
+    assert from_docstrings(requests, 0) == conversations
+
+
+def test_system_prompts_are_shared_and_lengths_vary() -> None:
+    conversations = from_docstrings(60, 0)
+    systems = Counter(conversation.system for conversation in conversations)
+    assert len(systems) == 3 and min(systems.values()) > 1
+    assert len({conversation.prompt_bytes % 8 for conversation in conversations}) > 4
+    assert max(len(conversation.turns) for conversation in conversations) > 2
+
+
+def test_a_python_without_docstrings_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspect, "getdoc", lambda thing: None)
+    with pytest.raises(InvalidArgument, match="--input"):
+        from_docstrings(3, 0)
+
+
+def test_input_file_gives_its_conversations(tmp_path: Path) -> None:
+    path = tmp_path / "talk.jsonl"
+    path.write_text('{"system": "Be brief.", "turns": ["Hé?", "More."]}\n\n{"turns": ["Alone"]}\n', encoding="utf-8")
+    assert from_file(path) == [
+        Conversation(0, b"Be brief.", ("Hé?".encode(), b"More.")),
+        Conversation(1, b"", (b"Alone",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('{"turns": ["a"]}\n{"turns": [}', "line 2: not JSON"),
+        ('["a"]', "line 1: ['a']: expected an object"),
+        ('{"system": 3, "turns": ["a"]}', 'line 1: "system" must be a text'),
+        ('\n\n{"system": "a"}', 'line 3: "turns" must be a list'),
+        ('{"turns": ["a", 7]}', 'line 1: "turns" must be a list'),
+        ("\n \n", "no conversation in it"),
+        (r'{"turns": ["\ud800 x"]}', "line 1: half a surrogate pair"),
+        ('{"turns": ["' + "x" * (LONGEST + 1) + '"]}', f"line 1: {LONGEST + 1} bytes"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, content: str, says: str) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text(content)
+    with pytest.raises(InvalidArgument) as error:
+        from_file(path)
+    assert says in str(error.value) and str(path) in str(error.value)
+
+
+def test_requests_cut_a_file_short() -> None:
+    given = [
+        Conversation(0, b"", (b"a", b"b")),
+        Conversation(1, b"", (b"c", b"d", b"e")),
+        Conversation(2, b"", (b"f",)),
+    ]
+    assert first_requests(given, 3) == [given[0], Conversation(1, b"", (b"c",))]
+    assert first_requests(given, 2) == [given[0]]
+    assert first_requests(given, 100) == given
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 8, 16])
+def test_answers_fit_the_context_and_end_on_a_page(page_size: int) -> None:
+    conversation = Conversation(0, b"s" * 13, (b"t" * 5,) * 200)
+    total, kinds = len(conversation.system), Counter[str]()
+    for turn in range(200):
+        total += 5
+        rule = rule_for(0, 0, turn, total, page_size)
+        assert rule == rule_for(0, 0, turn, total, page_size)
+        assert (total + rule.limit - 1) % page_size == 0
+        assert rule.abort_prompt < total and rule.abort_after < rule.limit
+        kinds["prompt" if rule.abort_prompt else "answer" if rule.abort_after else "none"] += 1
+        total += rule.limit
+    assert total <= longest_context(conversation, page_size)
+    assert kinds["prompt"] > 2 and kinds["answer"] > 5 and kinds["none"] > 140
+
+
+def test_noise_depends_on_seed_conversation_and_position_only() -> None:
+    first = noise(1, 2, 3)
+    assert first.shape == (VOCABULARY,) and first.dtype == np.float32
+    assert np.array_equal(first, noise(1, 2, 3))
+    assert not any(np.array_equal(first, other) for other in (noise(0, 2, 3), noise(1, 3, 3), noise(1, 2, 4)))
+    many = np.concatenate([noise(9, 0, at) for at in range(200)])
+    assert abs(many.mean() - 0.5772) < 0.02  # Euler's constant, the mean of Gumbel noise

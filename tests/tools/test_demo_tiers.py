@@ -1,0 +1,126 @@
+"""The decode loop over host memory and storage: a process that starts again finds what the one before has left."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from memstate.cli.app import app
+from memstate.tiers import MooncakeStore
+from memstate_tools.demo import DemoReport
+from memstate_tools.demo.config import ENGINES, MODELS, STRATEGIES
+from tests.support.demo_talks import demo
+from tests.support.mooncake_server import running_master
+
+
+def small(**settings: Any) -> DemoReport:
+    """A run of a small model on the reference; it must come out as it must."""
+    report = demo(**settings)
+    assert report.ok, report.failure()
+    return report
+
+
+def twice(path: Path, **settings: Any) -> tuple[DemoReport, DemoReport]:
+    """The same conversations, and again as if the process had been started anew."""
+    first = small(storage="file", storage_path=path, **settings)
+    return first, small(storage="file", storage_path=path, **settings)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("write", ["through", "selective", "back"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_restart_hits_storage(strategy: str, write: str, tmp_path: Path) -> None:
+    """Without tracking there are states at the ends of requests alone, which later turns find where none is evicted."""
+    room = {"slots": 5, "host_slots": 2, "requests": 20} if strategy == "none" else {"slots": 8, "host_slots": 12}
+    first, again = twice(tmp_path, strategy=strategy, write=write, fail_claims=0.3, **room)
+    assert first.tiers and again.tiers and again.tiers.prefetch
+    assert again.tiers.storage_hit_tokens > 0
+    assert again.tiers.prefetch.complete > 0 and not again.tiers.prefetch.flaws
+    if strategy != "none" and write == "through":  # else what is stored depends on when the loop had time for it
+        share = [report.meter.prefix_hit_tokens / report.meter.prompt_tokens for report in (first, again)]
+        assert share[0] < share[1]
+    assert again.answers == first.answers
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("layout", ["layer-major", "slot-major"])
+def test_engines_and_layouts_share_records(engine: str, layout: str, tmp_path: Path) -> None:
+    """A record says nothing of how the device that wrote it lays states out."""
+    small(storage="file", storage_path=tmp_path, host_slots=8)
+    again = small(storage="file", storage_path=tmp_path, host_slots=8, engine=engine, layout=layout)
+    assert again.tiers and again.tiers.storage_hit_tokens > 0
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("other", [{"seed": 1}, {"model": MODELS[1]}, {"page_size": 16}])
+def test_other_weights_models_and_pages_share_nothing(other: dict[str, Any], tmp_path: Path) -> None:
+    """The seed makes weights and conversations; its records must not be taken for another's."""
+    small(storage="file", storage_path=tmp_path, requests=5)
+    before = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    small(storage="file", storage_path=tmp_path, requests=5, **other)
+    after = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    fresh = tmp_path / "fresh"
+    small(storage="file", storage_path=fresh, requests=5, **other)
+    own = {path.name for path in fresh.rglob("*") if path.is_file()}
+    assert own and not own & before and own & (after - before) and after >= before
+
+
+@pytest.mark.parametrize("host_slots", [1, pytest.param(8, marks=pytest.mark.proof)])
+def test_host_memory_of_any_size_serves(host_slots: int) -> None:
+    report = small(slots=5, host_slots=host_slots, sessions=2, requests=20)
+    assert report.tiers and report.tiers.states_out > 0 and report.tiers.storage_hit_tokens == 0
+    assert report.tiers.host_hit_tokens > 0 or host_slots == 1
+
+
+def test_storage_without_a_path_goes_with_the_run() -> None:
+    report = small(storage="file", slots=6, host_slots=2, requests=8)
+    assert report.tiers and report.tiers.written > 0
+
+
+@pytest.mark.proof
+def test_sabotage_and_planted_leaks_are_noticed_over_tiers(tmp_path: Path) -> None:
+    """Each with a storage of its own: what a sabotaged run writes there is wrong for good."""
+    for number, expected in enumerate(
+        ({"plant_leak": True}, {"sabotage": "swap"}, {"sabotage": "stale", "sessions": 2})
+    ):
+        small(storage="file", storage_path=tmp_path / str(number), host_slots=8, requests=14, **expected)
+
+
+def command(*options: str) -> dict[str, Any]:
+    """What `memstate demo` in a process of its own says."""
+    program = [sys.executable, *["-m", "memstate", "demo", "--backend", "reference", "--requests", "8", "--json", "-"]]
+    done = subprocess.run([*program, *options], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["identical_to_uncached"] and not found["leaked_slots"] and not found["tiers"]["leaked_records"]
+    return found
+
+
+@pytest.mark.proof
+def test_two_processes_share_files(tmp_path: Path) -> None:
+    options = ("--host-slots", "8", "--storage", "file", "--storage-path", str(tmp_path))
+    first, again = command(*options), command(*options)
+    assert again["storage_hit_tokens"] > first["storage_hit_tokens"]
+    assert again["prefix_hit_tokens"] >= again["storage_hit_tokens"] + again["host_hit_tokens"]
+
+
+@pytest.mark.proof
+def test_two_processes_share_a_mooncake_store() -> None:
+    """A third one gives the memory, as the machines of a store do: what a process gives goes with it."""
+    with running_master() as master:
+        keeper = MooncakeStore(master.settings(segment_bytes=64 << 20))
+        options = ("--host-slots", "8", "--storage", "mooncake", "--mooncake-master", master.settings().master)
+        first, again = command(*options), command(*options)
+        keeper.close()
+    assert first["tiers"]["written"] > 0 and again["storage_hit_tokens"] > first["storage_hit_tokens"]
+
+
+def test_a_mooncake_store_that_is_not_there_is_one_line() -> None:
+    result = CliRunner().invoke(app, ["demo", "--storage", "mooncake", "--mooncake-master", "127.0.0.1:1"])
+    assert result.exit_code != 0 and not result.stdout
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr

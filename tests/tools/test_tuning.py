@@ -1,0 +1,587 @@
+"""The sweep: what it tries, what it notices, how it measures and ranks, and what it leaves behind."""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from memstate.errors import CompileFailed, ConfigurationError, InvalidArgument
+from memstate.kernels import copy, tuned
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.kept import Kept
+from memstate.kernels.tuned import (
+    CONFIGS,
+    Config,
+    ConvConfig,
+    CopyConfig,
+    DeltaConfig,
+    GatherConfig,
+    Int8Config,
+    PackConfig,
+    ScatterConfig,
+    SelectiveConfig,
+    copy_launch,
+)
+from memstate.state.planes import Planes
+from memstate_tools import models, workload
+from memstate_tools import tune as tuning
+from memstate_tools.compile import KernelReport
+from memstate_tools.tune import cost, grid, record, trials
+from memstate_tools.tune.check import wrong
+from memstate_tools.tune.tasks import findings
+from memstate_tools.tune.trials import SweepResult, Trial, sweep
+
+CPU = torch.device("cpu")
+DEFAULT = CopyConfig()
+KEYS = {"format", "device", "date", "versions", "timed", "yardstick", "entries", "trials", "complete"}
+ENTRY = {"kernel", "key", "config", "value", "unit", "checked"}
+on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="what a machine without a GPU does")
+
+
+@pytest.fixture
+def cli() -> Callable[..., Any]:
+    """The command, where its packages are."""
+    for package in ("typer", "rich"):
+        pytest.importorskip(package)
+    from tests.support.command import memstate
+
+    return lambda *given: memstate("tune", *given)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder of the user's, nothing shipped, and a process that has read nothing."""
+    monkeypatch.setattr(tuned, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setenv("MEMSTATE_TUNED", str(tmp_path / "user"))
+    tuned.forget()
+    yield tmp_path / "user"
+    tuned.forget()
+
+
+# -- what is tried ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("timed", [False, True])
+@pytest.mark.parametrize("kernel", tuning.KERNELS)
+def test_one_axis_changes_at_a_time_and_the_cheapest_first(kernel: str, timed: bool) -> None:
+    configs = grid.one_at_a_time(kernel, timed)
+    default, *others = configs
+    assert default == CONFIGS[kernel]() and len(set(configs)) == len(configs) > 3
+    changed = [[name for name, value in asdict(config).items() if value != asdict(default)[name]] for config in others]
+    assert all(len(names) == 1 for names in changed)
+    order = list(dict.fromkeys(names[0] for names in changed))
+    assert set(order) == set(asdict(default)) - (set() if timed else {grid.FREE_AXIS})
+    assert timed is False or grid.FREE_AXIS not in order or order[0] == grid.FREE_AXIS  # it needs no compilation
+    assert grid.one_at_a_time(kernel, timed, 3) == configs[:3]
+
+
+def test_the_best_values_are_combined_by_what_they_promise() -> None:
+    goodness = dict.fromkeys(grid.one_at_a_time("conv", True), 1.0)
+    goodness |= {ConvConfig(warps=2): 3.0, ConvConfig(window_bytes=1024): 2.0, ConvConfig(window_bytes=4096): 0.5}
+    found = grid.combinations("conv", True, goodness)
+    assert found == [ConvConfig(window_bytes=1024, warps=2)]  # the others differ from the default in one axis
+    assert grid.combinations("conv", True, {**goodness, ConvConfig(warps=2): 0.0})[0].warps == 4
+    assert grid.combinations("conv", True, goodness, limit=5) == []
+    assert len(grid.combinations("copy", True, dict.fromkeys(grid.one_at_a_time("copy", True), 1.0))) <= 12
+
+
+@pytest.mark.sample
+@pytest.mark.parametrize("model", ["qwen3_next", "kimi_linear", "nemotron_h", "falcon_mamba"])
+@pytest.mark.parametrize("kernel", [kernel for kernel in tuning.KERNELS if kernel != "copy"])
+def test_the_key_is_the_one_that_a_launch_asks_for(kernel: str, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = models.toy_of(grid.model_for(kernel, model)[1], kernel)
+    asked = set()
+    true = tuned._found
+
+    def noting(kind: Any, device: Any, static: Any) -> Any:
+        asked.add((tuned.KERNEL_OF[kind], tuned.KEY_OF[kind](*static)))
+        return true(kind, device, static)
+
+    monkeypatch.setattr(tuned, "_found", noting)
+    made = workload.make(kernel, toy, 2, backend_here(), 1)
+    for act in made.acts.values():
+        act()
+    assert (kernel, grid.key_of(kernel, toy)) in asked and {name for name, _ in asked} <= {"copy", kernel}
+
+
+@pytest.mark.parametrize(
+    ("refused", "says"),
+    [
+        ({"kernels": ["copy", "ssm"]}, "kernels ssm: expected copy, gather"),
+        ({"kernels": []}, "kernels missing: expected copy, gather"),
+        ({"model": "gpt"}, "model 'gpt': expected one of qwen3_next, "),
+        ({"target": "sm_1"}, "target 'sm_1': expected one of sm_80, "),
+        ({"limit": 0}, "limit 0: at least 1"),
+    ],
+)
+def test_bad_requests_are_refused(refused: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        sweep(**refused)
+
+
+def test_a_kernel_without_a_state_in_the_model_takes_another_model() -> None:
+    names = {
+        (kernel, model): grid.model_for(kernel, model)[0] for kernel in tuning.KERNELS for model in ("lfm2", "mamba")
+    }
+    assert names["conv", "lfm2"] == names["copy", "lfm2"] == "lfm2"
+    assert names["gated_delta", "mamba"] == "qwen3_next" and names["selective", "lfm2"] == "nemotron_h"
+    assert names["selective", "mamba"] == "mamba"
+
+
+# -- what the check notices ------------------------------------------------------------------------
+
+
+def planted(name: str, fault: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes an operation do something else: fault(the true operation, planes, its tensors)."""
+    true = getattr(copy, name)
+    monkeypatch.setattr(copy, name, lambda *given: fault(true, *given))
+
+
+def backend_here() -> Backend:
+    return Backend("auto", "cuda" if torch.cuda.is_available() else "cpu")
+
+
+def check(config: CopyConfig = DEFAULT) -> str:
+    return wrong(config, toy("lfm2"), backend_here(), torch.seed() % 2**31)
+
+
+def toy(model: str, kernel: str = "copy") -> models.Model:
+    return models.toy_of(grid.model_for(kernel, model)[1], kernel)
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize(
+    "config",
+    [
+        CopyConfig(16, 256, 2, 3), CopyConfig(512, 8192, 8, 1), GatherConfig(1024, 2), ScatterConfig(16, 512, 2, 3),
+        PackConfig(16, 256, 2, 3), Int8Config(512, 2, 3), DeltaConfig(32, 512), SelectiveConfig(256, 2),
+        ConvConfig(512, 2),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_every_kernel_is_right_under_another_configuration(config: Config) -> None:
+    kernel = tuned.KERNEL_OF[type(config)]
+    assert wrong(config, toy("qwen3_next", kernel), backend_here(), 7) == ""
+
+
+@pytest.mark.parametrize(
+    ("config", "op", "says"),
+    [
+        (DeltaConfig(), "gated_delta_step", "gated delta: out, ssm differs from the reference, seed 7"),
+        (Int8Config(), "pack_int8", "pack int8: records differs"),
+    ],
+    ids=str,
+)
+def test_what_another_kernel_does_wrong_is_noticed(config: Any, op: str, says: str) -> None:
+    kernel, backend = tuned.KERNEL_OF[type(config)], backend_here()
+    true = getattr(backend, op)
+
+    def fault(*given: Any) -> Any:
+        out = true(*given)
+        for tensor in given:
+            if isinstance(tensor, torch.Tensor) and (tensor.is_floating_point() or tensor.dtype == torch.uint8):
+                tensor.add_(1)
+        return out
+
+    setattr(backend, op, fault)
+    assert wrong(config, toy("qwen3_next", kernel), backend, 7).startswith(says)
+
+
+def _skip_last(copy_slots: Any, planes: Any, dst: Any, src: Any) -> None:
+    copy_slots(planes, dst[:-1].contiguous(), src[:-1].contiguous())
+
+
+def _canary(copy_slots: Any, planes: Any, dst: Any, src: Any) -> None:
+    copy_slots(planes, dst, src)
+    block = planes.blocks[0]
+    torch.empty(0, dtype=torch.uint8, device=block.device).set_(block.untyped_storage())[0] += 1
+
+
+def _null(zero_slots: Any, planes: Any, ids: Any) -> None:
+    zero_slots(planes, ids)
+    planes.blocks[0][:, 0] = 0
+
+
+def _first_tile_only(run_data: Any, planes: Any, slots: Any, packet: Any) -> None:
+    run_data(planes._replace(tiles=planes.tiles[:1]), slots, packet)
+
+
+def _raises(run_data: Any, planes: Any, slots: Any, packet: Any) -> None:
+    raise RuntimeError("out of\nresources")
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "says"),
+    [
+        ("copy_slots", _skip_last, "copy_slots: arena 0.* differs from the reference, seed [0-9]+"),
+        ("copy_slots", _canary, "copy_slots: arena 0 differs"),
+        ("zero_slots", _null, "zero_slots: arena 0"),
+        ("run_data", _first_tile_only, "run_data: arena "),
+        ("run_data", _raises, "run_data raises RuntimeError: out of resources"),
+    ],
+)
+def test_a_wrong_kernel_is_noticed(name: str, fault: Any, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(name, fault, monkeypatch)
+    assert re.match(says, check())
+
+
+@on_cpu
+def test_a_wrong_configuration_is_excluded_and_nothing_is_stored(
+    cli: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = grid.one_at_a_time("copy", timed=False)[1]
+
+    def fault(copy_slots: Any, planes: Any, dst: Any, src: Any) -> None:
+        if copy_launch(CPU, planes.unit, planes.tiles.shape[0]).config == second:
+            dst = dst * 0
+        copy_slots(planes, dst, src)
+
+    planted("copy_slots", fault, monkeypatch)
+    fine = asdict(cost.Cost(64, 0, 32, 128, weight=2.0))
+    monkeypatch.setattr(trials, "findings", _with_costs(fine))
+    report = tmp_path / "report.json"
+    done = cli("--kernels", "copy", "--model", "lfm2", "--limit", 3, "--json", report)
+    assert done.status == 1 and not (folder / "sm-90.json").exists()
+    assert "differs from the reference: copy_slots" in done.err
+    found = json.loads(report.read_text())
+    assert [trial["checked"] for trial in found["trials"]] == [True, False, True]
+    assert [one["config"] for one in found["trials"] if one["why"]] == [asdict(second)] and found["stored"] is None
+    assert found["entries"][0]["config"] != asdict(second)
+
+
+def _with_costs(cost: dict[str, Any]) -> Any:
+    """The checks as they are, and this cost instead of compiling."""
+    return lambda task, given, configs: [cost] * len(configs) if task == "compiled" else findings(task, given, configs)
+
+
+# -- what compiled code is worth -------------------------------------------------------------------
+
+
+CASES = [cost.Shaped(SimpleNamespace(num_warps=4), 4096 * 4)] * 3  # type: ignore[arg-type]
+
+
+def report(**changes: Any) -> KernelReport:
+    return replace(KernelReport("copy_slots", "sm_90", 72, 0, 32, 128, 1, True), **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, ""),
+        ({"spill_bytes": 8}, "spills 8 bytes a thread for sm_90"),
+        ({"narrowest_bulk_access_bits": 64}, "moves 64 bits a lane for sm_90, expected 128"),
+        ({"narrowest_bulk_access_bits": None}, "moves 0 bits a lane for sm_90, expected 128"),
+    ],
+)
+def test_the_worst_operation_decides(changes: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reports = iter([report(), report(registers=90, **changes), report(shared_bytes=64)])
+    monkeypatch.setattr(cost, "compile_cases", lambda config: CASES)
+    monkeypatch.setattr(cost, "build", lambda case, target: next(reports))
+    found = cost._cost.__wrapped__(DEFAULT, "sm_90")
+    assert (found.registers, found.shared_bytes, found.why) == (90, 64, why)
+
+
+def test_a_case_of_more_warps_has_the_registers_that_they_leave() -> None:
+    """As its launch has: 16 warps of 255 registers a thread fit no multiprocessor."""
+    for warps, most in ((1, 255), (8, 255), (16, 128)):
+        (marked,) = (one.case for one in cost.compile_cases(tuned.ConvConfig(warps=warps)) if "_marks" in one.case.name)
+        assert (marked.num_warps, marked.options["maxnreg"]) == (warps, most)
+    assert "maxnreg" not in cost.compile_cases(tuned.CopyConfig(warps=16))[0].case.options
+
+
+def test_code_that_does_not_compile_is_excluded(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = CompileFailed("copy_slots", "sm_90", "too large")
+    monkeypatch.setattr(cost, "compile_cases", lambda config: CASES)
+    monkeypatch.setattr(cost, "build", Mock(side_effect=error))
+    assert cost._cost.__wrapped__(DEFAULT, "sm_90").why == f"does not compile: {error}"
+
+
+@pytest.mark.parametrize(("target", "lanes"), [("sm_90", 32), ("gfx942", 64)])
+def test_the_weight_is_register_bytes_per_byte_in_flight(
+    target: str, lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost, "compile_cases", lambda config: CASES)
+    monkeypatch.setattr(cost, "build", lambda case, target: report(registers=64))
+    assert cost._cost.__wrapped__(DEFAULT, target).weight == 64 * 4 * 4 * lanes / (4096 * 4)
+
+
+@pytest.mark.parametrize("kernel", tuning.KERNELS)
+def test_the_default_is_what_the_catalogue_compiles(kernel: str) -> None:
+    """A case that is shaped by the default is the case itself; another configuration shapes it otherwise."""
+    default, *others = grid.one_at_a_time(kernel, timed=False)
+    cases = cost.compile_cases(default)
+    plain = [case for case in tuned.compile_cases(kernel) if not case.rare][: cost.FEW]
+    assert [each.case for each in cases] == plain and all(each.in_flight > 0 for each in cases)
+    assert any(cost.compile_cases(other) != cases for other in others)
+
+
+def test_compiled_code_is_inspected_in_another_process() -> None:
+    narrow = CopyConfig(lanes=256)  # two words for each of 128 threads
+    default, excluded = findings("compiled", "sm_90", [GatherConfig(), narrow])
+    assert default["registers"] > 0 and (default["spill_bytes"], default["why"]) == (0, "")
+    assert default["narrowest_bulk_access_bits"] == 128 and default["weight"] > 0
+    assert excluded["why"] == "moves 64 bits a lane for sm_90, expected 128"
+
+
+def test_a_process_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(ConfigurationError, match="'compiled' of 1 configurations: exit status 1"):
+        list(findings("compiled", "sm_90", [DEFAULT]))
+
+
+@on_cpu
+def test_the_command_ranks_checks_and_stores_where_there_is_no_gpu(cli: Any, folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "report.json"
+    printed = " ".join(cli("--kernels", "copy", "--model", "qwen3_next", "--limit", 2, "--json", target).out.split())
+    assert "NOT timed (no GPU): ranked by compiled code, launches keep their defaults" in printed
+
+    found = json.loads(target.read_text())
+    assert set(found) == KEYS | {"stored"} and set(found["entries"][0]) == ENTRY
+    assert (found["device"], found["timed"]) == ("sm_90", False)
+    assert found["versions"]["torch"] == torch.__version__
+    tried, (entry,) = found["trials"], found["entries"]
+    assert [trial["config"] for trial in tried] == [asdict(c) for c in grid.one_at_a_time("copy", False, 2)]
+    assert [trial["default"] for trial in tried] == [True, False] and sum(trial["chosen"] for trial in tried) == 1
+    assert all(trial["checked"] and trial["details"]["registers"] > 0 for trial in tried)
+    assert entry["value"] == min(trial["value"] for trial in tried) and entry["key"] == "unit=16,tiles=4096"
+
+    assert found["stored"] == str(folder / "sm-90.json")
+    stored = tuned.read(folder / "sm-90.json")
+    assert stored == {name: found[name] for name in stored} and set(stored) == KEYS - {"trials", "complete"}
+
+
+# -- how copies are timed --------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="times copies on a CUDA device")
+def test_a_device_times_a_copy_and_a_sweep_stores_it(folder: Path) -> None:
+    outcome = sweep("lfm2", ["copy"], limit=2)
+    assert outcome.timed and not outcome.wrong
+    assert 0 < outcome.best[0].value < 1e14  # bytes a second
+    tuning.store(outcome)
+    storage = Planes(models.model_of("lfm2").layout, 1, Backend("cuda", "cuda"))
+    planes = storage.plane_map
+    assert copy_launch(storage.device, planes.unit, planes.tiles.shape[0]).config == outcome.best[0].config
+
+
+# -- a timed sweep, under a clock of the test ------------------------------------------------------
+
+
+class Clock:
+    """Says how long a copy takes by its configuration; runs nothing."""
+
+    def __init__(self, seconds: dict[CopyConfig, float]) -> None:
+        self.seconds = seconds
+        self.asked: list[CopyConfig] = []
+
+    def __call__(self, act: Callable[[], object]) -> float:
+        config = copy_launch(CPU, 16, 1).config
+        self.asked.append(config)
+        return self.seconds[config]
+
+
+def timed_sweep(clock: Any, **given: Any) -> SweepResult:
+    return sweep("lfm2", ["copy"], device=CPU, stopwatch=clock, **given)
+
+
+@on_cpu
+def test_a_timed_sweep_decides_what_is_launched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    default, slow, fast = configs = grid.one_at_a_time("copy", timed=True, limit=3)
+    clock = Clock({default: 4e-6, slow: 5e-6, fast: 2e-6})
+    calls: list[tuple[int, int]] = []
+    outcome = timed_sweep(clock, limit=3, progress=lambda *at: calls.append(at))
+    layout = toy("lfm2").layout
+    moved = layout.payload_bytes_per_slot  # by a zero of the one slot that fits, and twice as much by a copy
+    assert (outcome.device, outcome.timed, outcome.complete) == ("cpu", True, True)
+    assert calls == [(1, 3), (2, 3), (3, 3)] and [trial.config for trial in outcome.trials] == configs
+    assert [trial.value for trial in outcome.trials] == pytest.approx(
+        [2**0.5 * moved / seconds for seconds in (4e-6, 5e-6, 2e-6)]
+    )
+    assert [trial.micros for trial in outcome.trials] == pytest.approx([4, 5, 2])
+    assert outcome.trials[2].details["copy, 1"] == pytest.approx(2 * moved / 2e-6)
+    assert outcome.yardstick["1 slots"] == pytest.approx([2 * layout.bytes_per_slot / 4e-6] * 2)  # before and after
+
+    path = tuning.store(outcome)
+    assert path == folder / "cpu.json"
+    storage = Planes(layout, 2, Backend("auto"))
+    seen: list[tuple[int, int]] = []
+    kernel = copy._move
+
+    class Seen:
+        def __getitem__(self, grid_: tuple[int]) -> Any:
+            return lambda *args, **given: seen.append((grid_[0], given["LANES"])) or kernel[grid_](*args, **given)
+
+    monkeypatch.setattr(copy, "KEPT", Kept(Seen(), {}))
+    storage.zero(torch.ones(1, dtype=torch.int32))
+    assert seen == [(fast.programs_per_sm, fast.lanes)] and fast.programs_per_sm != tuned.PROGRAMS_ON_CPU
+
+
+@on_cpu
+def test_a_wrong_configuration_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    default, second = grid.one_at_a_time("copy", timed=True, limit=2)
+    planted("zero_slots", lambda zero, planes, ids: zero(planes, ids * 0), monkeypatch)
+    clock = Clock({default: 4e-6, second: 1e-6})
+    outcome = timed_sweep(clock, limit=2)
+    assert (len(outcome.wrong), outcome.best) == (2, [])
+    assert set(clock.asked) == {default}  # the yardstick alone, outside of trials
+    with pytest.raises(InvalidArgument, match="nothing to store for cpu: every configuration is excluded"):
+        tuning.store(outcome)
+
+
+def steady(act: Callable[[], object]) -> float:
+    return 1e-6
+
+
+@on_cpu
+def test_a_sweep_that_is_stopped_says_so(folder: Path) -> None:
+    asked: list[int] = []
+    outcome = timed_sweep(steady, stop=lambda: asked.append(1) or len(asked) > 2)
+    assert len(outcome.trials) == 2 and not outcome.complete and not tuning.document(outcome)["complete"]
+    assert "INCOMPLETE" in tuning.table(outcome, None)[0]
+
+
+def outcome_of(
+    *values: float | None, timed: bool = True, device: str = "cpu", key: str = "unit=16,tiles=8"
+) -> SweepResult:
+    """A sweep whose configurations, the default first, came to these values; None: excluded."""
+    unit = "bytes/s" if timed else cost.UNIT
+    made = [
+        Trial("copy", key, config, True, value, unit, "" if value else "spills 8 bytes", {}, micros)
+        for config, value in zip(grid.one_at_a_time("copy", timed), values, strict=False)
+        for micros in [value if timed else None]
+    ]
+    return SweepResult(device, timed, tuple(made))
+
+
+@pytest.mark.parametrize(
+    ("timed", "values", "best"),
+    [
+        (True, (100.0, 101.9, 90.0), 0),  # not clearly better
+        (True, (100.0, 102.1, 102.5), 2),
+        (True, (None, 50.0, 51.0), 2),
+        (True, (100.0, None), 0),
+        (False, (2.0, 1.97, 3.0), 0),
+        (False, (2.0, 1.5, 1.4), 2),
+    ],
+)
+def test_the_default_stays_unless_another_is_clearly_better(timed: bool, values: Any, best: int) -> None:
+    outcome = outcome_of(*values, timed=timed)
+    assert outcome.best == [outcome.trials[best]]
+
+
+# -- what is stored --------------------------------------------------------------------------------
+
+
+def test_nothing_untimed_changes_a_launch_here() -> None:
+    device = tuned.device_name(backend_here().device)
+    tuning.store(outcome_of(2.0, 1.0, timed=False, device=device))
+    here = torch.zeros(0, device=backend_here().device).device
+    assert copy_launch(here, 16, 8).config == DEFAULT
+    tuning.store(outcome_of(1.0, 2.0, device=device))
+    assert copy_launch(here, 16, 8).config == grid.one_at_a_time("copy", True)[1]
+
+
+def test_a_sweep_of_other_planes_adds_to_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tuning.store(outcome_of(1.0))
+    tuning.store(outcome_of(2.0, key="unit=16,tiles=64"))
+    tuning.store(outcome_of(1.0, 3.0, key="unit=16,tiles=8"))
+    found = {entry["key"]: entry["value"] for entry in tuned.read(path)["entries"]}
+    assert found == {"unit=16,tiles=8": 3.0, "unit=16,tiles=64": 2.0}
+
+    monkeypatch.setattr(record, "versions", lambda: {"triton": "9"})
+    tuning.store(outcome_of(4.0, key="unit=16,tiles=2"))  # what another compiler made is no measure
+    assert [entry["key"] for entry in tuned.read(path)["entries"]] == ["unit=16,tiles=2"]
+
+
+def test_a_file_is_written_whole_or_not_at_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tuning.store(outcome_of(1.0))
+    before = path.read_bytes()
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError("disk full")
+
+    for module, name in ((os, "replace"), (record.json, "dumps"), (os, "fsync")):
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="disk full"):
+            patch.setattr(module, name, fails)
+            tuning.store(outcome_of(1.0, 9.0))
+        assert path.read_bytes() == before and list(folder.iterdir()) == [path]
+    with pytest.raises(ValueError, match=r"copy, unit=16: expected each key once"):
+        tuning.store(outcome_of(1.0, key="unit=16"))  # a file that a launch would refuse
+    assert path.read_bytes() == before and list(folder.iterdir()) == [path]
+
+
+def test_a_folder_is_tried_without_making_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tuning.require_folder(tmp_path / "new" / "folder")
+    monkeypatch.chdir(tmp_path)
+    tuning.require_folder(Path("relative"))
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MEMSTATE_TUNED", str(tmp_path / "file" / "tuned"))
+    with pytest.raises(
+        InvalidArgument, match=r"stored in .*/file/tuned: .*/file is no folder .*; MEMSTATE_TUNED names"
+    ):
+        tuning.require_folder()
+
+
+def test_the_table_has_the_best_first_and_the_excluded_last() -> None:
+    title, rows = tuning.table(outcome_of(None, 1.0, 3.0, 2.0), "a/b.json")
+    assert title == "cpu, timed; stored in a/b.json"
+    assert [row["time"] for row in rows] == ["3 us", "2 us", "1 us", ""]
+    assert [row["value"] for row in rows] == ["3 B/s", "2 B/s", "1 B/s", ""]
+    assert [row["note"] for row in rows] == ["chosen", "", "", "spills 8 bytes"]
+    assert tuning.table(outcome_of(3.0, 1.0), None)[1][0]["note"] == "chosen, default"
+
+
+# -- what a person looks at ------------------------------------------------------------------------
+
+
+def test_the_picture_marks_the_chosen_and_the_default(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from memstate_tools.tune import plot
+
+    outcome = outcome_of(2.0, 1.0, None, 3.0, timed=False)
+    (axes,) = plot.plot(outcome).axes
+    names = [text.get_text() for text in axes.get_yticklabels()]
+    assert ["(chosen)" in name for name in names] == [True, False, False]
+    assert ["(default)" in name for name in names] == [False, True, False]
+    assert "1 excluded" in axes.get_title(loc="left") and axes.get_xlabel() == cost.UNIT
+    assert [bar.get_width() for bar in axes.patches] == [1.0, 2.0, 3.0]
+    (axes,) = plot.plot(outcome_of(2.0, 3.0)).axes
+    assert axes.get_xlabel() == "device time of a call, us"
+    plot.plot(outcome).savefig(tmp_path / "sweep.svg")
+    assert (tmp_path / "sweep.svg").stat().st_size > 1000
+
+
+def test_a_picture_that_cannot_be_drawn_is_refused_before_the_sweep(
+    cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "sweep", lambda *given, **more: pytest.fail("the work began"))
+
+    def refusal(path: Path) -> str:
+        done = cli("--plot", path, "--dry-run")
+        assert done.status == 2
+        return " ".join(done.err.split())
+
+    assert "ends with .svg" in refusal(tmp_path / "a.txt")
+    assert "is no directory" in refusal(tmp_path / "no" / "a.svg")
+    for name in ("matplotlib", "memstate.viz.figure"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert refusal(tmp_path / "a.svg")
+
+
+@pytest.mark.parametrize("field", ["mamba_ssm_dtype", "mamba_ssm_cache_dtype"])
+def test_a_model_has_the_dtype_that_its_config_names(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(models.CONFIGS, "half", models.CONFIGS["qwen3_next"] | {field: "bfloat16"})
+    assert models.model_of("half").plane("ssm").dtype == torch.bfloat16
+    assert models.model_of("half", ssm_dtype=torch.float32) == models.model_of("qwen3_next")
+    assert models.model_of("qwen3_next").plane("ssm").dtype == torch.float32

@@ -1,0 +1,1 @@
+"""Programs beside memstate: they show, check, measure, compile and tune it."""

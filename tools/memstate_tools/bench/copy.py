@@ -1,0 +1,47 @@
+"""Copies, gathers, scatters and zeros of a model's states, beside torch's indexing and a plain copy: device time."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from memstate.state.layout import Plane, StateLayout
+from memstate.state.planes import Planes
+from memstate_tools.bench.state import kernel_task
+from memstate_tools.bench.task import Figure, Setting, Task, differing
+from memstate_tools.models import model_of, toy_of
+from memstate_tools.workload import fitting
+
+MODEL = "qwen3_next"
+DUE, TOY_DUE = (1, 16, 64), (1, 2)
+TOY = StateLayout((Plane("conv", (48, 3), torch.bfloat16), Plane("ssm", (2, 16, 8), torch.float32)), 2)
+OVERHEAD = 9  # slots needed for each one due: two storages, the yardstick, batches and what torch allocates
+BATCH = 256  # entries of a call of a decode step, in which almost always none is due
+
+
+def _idle(setting: Setting) -> Task:
+    """A call with nothing due."""
+    case, planes = "nothing due", Planes(setting.sizes(model_of(MODEL).layout, TOY), 1, setting.make_backend())
+    none = torch.zeros(BATCH, dtype=torch.int32, device=planes.device)
+    act = partial(planes.copy, none, none, due=0)
+
+    def check() -> str:
+        before = [arena.random_(0, 256).clone() for arena in planes.arenas]
+        act()
+        return differing(("planes", *pair) for pair in zip(planes.arenas, before, strict=True))
+
+    def measure() -> list[Figure]:
+        return [*setting.alone("copy", case, act), *setting.in_graph("copy", f"{case}, in a graph", act)]
+
+    return Task(f"copy, {case}", check, measure)
+
+
+def tasks(setting: Setting) -> Iterator[Task]:
+    """Yields a copy with nothing due, then copies, zeros, gathers and scatters of 1, 16 and 64 slots."""
+    yield _idle(setting)
+    model = model_of(MODEL)
+    due = fitting(setting.sizes(DUE, TOY_DUE), OVERHEAD * model.layout.bytes_per_slot, setting.free_bytes)
+    for kernel in ("copy", "gather", "scatter"):
+        for count in due:  # one slot may take less time than its launch
+            states = setting.sizes(model, toy_of(model, kernel))
+            yield kernel_task(setting, kernel, states, count, f"{count} slots of {MODEL}", graph=count == 1)

@@ -1,0 +1,168 @@
+"""A step that verifies drafts, beside SGLang's: `memstate bench host --case drafts`.
+
+Both sides plan the next step before they know what the one before has accepted, and then learn it: with overlap. SGLang
+runs `prepare_for_decode` and `prepare_mamba_track_for_verify` of its spec v2, and then `_resolve_spec_v2_tokens` and
+`_handle_finish_state_updated_req` of each request. Our side calls `plan` and `accept`. Drafts, KV, the model and the
+sampler are left out on both sides; of SGLang also the launches that bring the states to what was accepted.
+"""
+
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+from memstate.engine.settings import Forward
+from memstate.requests.handles import Request
+from memstate.requests.tracking import Tracking
+from memstate.slots.registers import Longs
+from memstate.state.layout import Plane, StateLayout
+from memstate_tools.bench.host_peer import NAME, SglangStates
+from memstate_tools.bench.host_sides import BARE, KINDS, LAYOUT, Ours, Side, Timer, task
+from memstate_tools.bench.task import Setting, Task
+
+TAIL = 4  # tokens that a step verifies: the one that was sampled last, and three drafts
+CASES = ((1, 0), (64, 0), (256, 0), (256, 16), (256, 256))  # rows, rows whose accepted tokens pass a boundary
+TOY_CASES = ((3, 0), (3, 1), (3, 3))
+RINGS = StateLayout((Plane("ssm_k", (3 * TAIL - 1, 4), torch.float32),), 1)
+
+
+class Drafts(Ours):
+    """Requests that verify drafts.
+
+    Args:
+        setting: Where it runs.
+        tracking: The strategy.
+        size: Number of requests.
+        due: How many of them pass a boundary with what the step before has accepted.
+    """
+
+    def __init__(self, setting: Setting, tracking: Tracking, size: int, due: int) -> None:
+        layout = StateLayout(LAYOUT.planes, 1, rows=RINGS)
+        super().__init__(setting, tracking, size, layout=layout, forward=Forward(tail=TAIL))
+        self._rows = self.mem.admit([Request(i) for i in range(size)])
+        self._early, self._accepted = np.arange(size) < due, _accepted(size)
+        self._length = np.zeros(size, np.int64)
+        self._due, self._taken = due, 0
+
+    def turn(self, timer: Timer) -> None:
+        """See `Side`. The step before is planned, and then all of it is settled, outside of the timer."""
+        mem, every = self.mem, int(self.mem.tracking.every)
+        at, target = self._length % every, np.where(self._early, every - 1, every // 2)
+        self._move(np.where(at > target, every - at, 1))
+        self._move((target - self._length) % every)
+        drafts, taken = partial(mem.plan, self._rows, TAIL, drafts=TAIL - 1), mem.stats().snapshots
+        steps = [drafts()]
+        steps[0].accepted.copy_(torch.tensor(self._accepted, dtype=torch.int32, device="cpu"))
+        timer("plan", lambda: steps.append(drafts()))
+        timer("accept", lambda: mem.accept(steps[0], self._accepted, written=True))
+        mem.accept(steps[1], [1] * len(self._accepted), written=True)
+        self._length += np.add(self._accepted, 1)
+        for _ in range(2):  # the first one may stop at a boundary
+            self._move(np.ones_like(self._length))
+        self._taken = mem.stats().snapshots - taken
+
+    def _move(self, tokens: Longs) -> None:
+        self.mem.settle(self.mem.plan(self._rows, tokens.tolist()))
+        self._length += tokens
+
+    def wrong(self) -> str:
+        """The step must have taken as many snapshots as were due, and no token may be lost."""
+        self.mem.device.check()
+        report = self.mem.audit()
+        if not report.clean:
+            return str(report)
+        lengths = [self.mem.info(row).length for row in self._rows]
+        if lengths != self._length.tolist():
+            return f"lengths {lengths}, not {self._length.tolist()}"
+        return "" if self._taken == self._due else f"{self._taken} snapshots of {self._due}"
+
+
+def _accepted(size: int) -> list[int]:
+    """2.5 of 4 on average."""
+    return [1 + i % TAIL for i in range(size)]
+
+
+class SglangDrafts(SglangStates):
+    """Requests of SGLang that verify drafts.
+
+    Args:
+        size: Number of requests.
+        every: Tokens between two tracked states.
+        lazy: As of `SglangStates`.
+        due: As of `Drafts`.
+        states: As of `SglangStates`.
+
+    Raises:
+        ImportError: SGLang cannot be used.
+    """
+
+    def __init__(self, size: int, every: int, lazy: bool, due: int, states: bool = True) -> None:
+        super().__init__(size, every, lazy, due, states=states)
+        self._passing, self._accepted = due, _accepted(size)
+        self._batch.spec_algorithm = self._sgl.SpeculativeAlgorithm.EAGLE
+        self._batch.token_to_kv_pool_allocator = SimpleNamespace(page_size=1)
+        parts = {"metrics_reporter": "snapshot_spec_decode_metrics", "model_worker": "on_verify_complete_cpu"}
+        for part, method in parts.items():  # which do nothing in SGLang either, unless they are asked to
+            object.__setattr__(self._processor, part, SimpleNamespace(**{method: lambda *_, **__: None}))
+
+    @contextmanager
+    def _here(self) -> Iterator[None]:
+        switches = {
+            "speculative_algorithm": "EAGLE", "speculative_num_steps": TAIL - 1, "speculative_eagle_topk": 1,
+            "speculative_num_draft_tokens": TAIL,
+        }  # fmt: skip
+        no_kv = patch("sglang.srt.speculative.eagle_utils.alloc_for_spec_decode", lambda *_, **__: None)
+        spec, schedule = self._sgl.get_spec(), self._sgl.get_schedule()
+        with super()._here(), spec.override(**switches), schedule.override(page_size=1), no_kv:
+            yield
+
+    def turn(self, timer: Timer) -> None:
+        """See `Side`."""
+        with self._here():
+            self._put()
+            ids = torch.zeros(TAIL * self._size, dtype=torch.int64, device="cpu")
+            accepted = torch.tensor(self._accepted, dtype=torch.int32, device="cpu")
+            result = self._sgl.GenerationBatchResult(
+                next_token_ids=ids, accept_lens=accepted, speculative_num_draft_tokens=TAIL
+            )
+            timer("plan", self._prepare)
+            timer("accept", partial(self._results, result))
+
+    def _put(self) -> None:
+        """Puts requests where those that are due pass a boundary, and gives them what was accepted."""
+        self._place(self._passing)
+        for req, n in zip(self._reqs, self._accepted, strict=True):
+            req.kv.kv_committed_len = len(req.origin_input_ids)
+            req.output_ids = array("q", bytes(8 * (n + 1)))  # and the token that was sampled last
+
+    def _prepare(self) -> None:
+        self._batch.prepare_for_decode()
+        self._sgl.prepare_mamba_track_for_verify(self._batch)
+
+    def _results(self, result: Any) -> None:
+        batch, processor = self._batch, self._processor
+        processor._resolve_spec_v2_tokens(result, batch)
+        for i, req in enumerate(self._reqs):
+            processor._handle_finish_state_updated_req(req, batch, result, i, None)
+
+
+def tasks(setting: Setting, there: bool, every: int) -> Iterator[Task]:
+    """Yields steps for each strategy.
+
+    Args:
+        setting: Where they run.
+        there: Whether SGLang stands beside them.
+        every: Tokens between two snapshots.
+    """
+    for label, kind in KINDS.items():
+        for size, due in setting.sizes(CASES, TOY_CASES):
+            ours: Callable[[], Side] = partial(Drafts, setting, kind(every), size, due)
+            peer = partial(SglangDrafts, size, every, label == "lazy", due)
+            peers = {NAME: peer, BARE: partial(peer, states=False)} if there else {}
+            yield task(setting, f"R={size} {label}, drafts, {due} due", ours, peers)

@@ -1,0 +1,125 @@
+"""Every kernel that moves or computes state: its share of a plain copy and of the roofline, and the time beside `fla`.
+
+Batches of 1, 16, 64 and 256, tensor-parallel shares of 1 and 8 ranks, states of float32 and bfloat16.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from itertools import product
+from typing import Any
+
+import torch
+
+from memstate_tools.bench.task import Figure, Setting, Task
+from memstate_tools.models import Model, model_of, toy_of
+from memstate_tools.workload import MAKERS, delta_inputs, make
+
+MODELS = {"selective": "nemotron_h", "mamba3": "mamba3"}  # the others: DEFAULT
+DEFAULT = "qwen3_next"
+BATCHES, RANKS, DTYPES = (1, 16, 64, 256), (1, 8), (torch.float32, torch.bfloat16)
+TOY_BATCHES, TOY_RANKS, TOY_DTYPES = (2,), (1,), (torch.float32,)
+LAYERS = 4  # of the model: each takes part in a launch that moves, and steps run one layer a launch
+CHECKED = 16  # most slots that are compared with the reference
+ROOM = 10  # slots of memory for each one due: planes and their twin of the reference, records, the yardstick
+BITS_A_BYTE, EDGES = 8, 2  # memory moves at both edges of its clock
+
+
+def peak_bytes(device: torch.device) -> float | None:
+    """Returns the bytes a second that the memory of a GPU can move by its clock and its bus; None if unknown."""
+    if device.type != "cuda":
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    hertz = 1e3 * getattr(properties, "memory_clock_rate", 0)
+    bits = getattr(properties, "memory_bus_width", 0)
+    return EDGES * hertz * bits / BITS_A_BYTE or None
+
+
+def kernel_task(setting: Setting, kernel: str, model: Model, batch: int, case: str, graph: bool = False) -> Task:
+    """Returns the task of one kernel: a check of every operation, and of torch's indexing where it does the same.
+
+    Args:
+        setting: Where it runs.
+        kernel: Name of the kernel.
+        model: Its states.
+        batch: Slots that are moved, or rows of a step.
+        case: Of the figures.
+        graph: Whether operations are timed in a graph as well.
+    """
+    seed, peak = torch.seed() % 2**31, peak_bytes(setting.device)
+
+    def check() -> str:
+        backends = setting.make_backend(), setting.reference(), setting.reference()
+        mine, other, indexed = (make(kernel, model, min(batch, CHECKED), each, seed) for each in backends)
+        for op, act in mine.acts.items():
+            act()
+            other.acts[op]()
+            if differ := mine.differing(other):
+                return f"{op}: {differ} differs from the reference"
+            indexed.indexing.get(op, indexed.acts[op])()
+            if indexed.differing(other):
+                return f"{op}: torch-indexing does something else"
+        return ""
+
+    def measure() -> list[Figure]:
+        workload, found = make(kernel, model, batch, setting.make_backend(), seed), list[Figure]()
+        peers = {op: ("torch-indexing", act) for op, act in workload.indexing.items()}
+        if kernel == "gated_delta" and (fla := fla_step(model, batch, setting.device)):
+            peers["gated delta"] = ("fla", fla)
+        for op, act in workload.acts.items():
+            beside: dict[str, Any] = {"peer": peers.get(op), "moved": workload.nbytes[op], "zeros": op == "zero"}
+            found += setting.alone(op, case, act, **beside)
+            if peak is not None:
+                rate = next(figure for figure in found[::-1] if figure.unit == "bytes/s").value
+                share = Figure(op, setting.case(f"{case}, of the roofline"), rate, "bytes/s")
+                found.append(setting.beside(share, "roofline", lambda: peak))
+            if graph:
+                found += setting.in_graph(op, f"{case}, in a graph", act, **beside)
+        return found
+
+    return Task(f"{kernel}, {case}", check, measure)
+
+
+def fla_step(model: Model, batch: int, device: torch.device) -> Callable[[], object] | None:
+    """Returns one decode step of `fla`'s fused recurrent gated delta rule on states of the model's shape.
+
+    It reads states in one tensor and writes them to a new one, always float32. None where `fla` or a GPU is missing,
+    and for other dtypes.
+    """
+    if device.type != "cuda" or find_spec("fla") is None or model.plane("ssm").dtype != torch.float32:
+        return None
+    from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule  # type: ignore[import-untyped]
+
+    heads, key, value = shape = model.plane("ssm").shape
+    q, k, v, gate, beta = delta_inputs(shape, heads * (2 * key + value), batch, device)
+    states = torch.randn(batch, *shape, dtype=torch.float32, device=device)
+
+    def step() -> object:
+        with torch.no_grad():
+            return fused_recurrent_gated_delta_rule(
+                q, k, v, g=gate, beta=beta, initial_state=states, output_final_state=True
+            )
+
+    return step
+
+
+def tasks(setting: Setting) -> Iterator[Task]:
+    """Yields every kernel for every batch, share and dtype whose states fit."""
+    if not setting.toy and find_spec("fla") is None:
+        print("fla is not installed: the gated delta step has no peer", file=sys.stderr)
+    if not setting.toy and peak_bytes(setting.device) is None:
+        print("torch does not tell clock and bus of the memory: there is no roofline", file=sys.stderr)
+    shapes = setting.sizes((BATCHES, RANKS, DTYPES), (TOY_BATCHES, TOY_RANKS, TOY_DTYPES))
+    for kernel in MAKERS:
+        name = MODELS.get(kernel, DEFAULT)
+        for batch, ranks, dtype in product(*shapes):
+            model = model_of(name, ranks, dtype)
+            model = model._replace(layout=replace(model.layout, layers=min(model.layout.layers, LAYERS)))
+            model = setting.sizes(model, toy_of(model, kernel))
+            if batch > 1 and ROOM * batch * model.layout.bytes_per_slot > 0.75 * setting.free_bytes:
+                continue
+            states = str(dtype).removeprefix("torch.")
+            yield kernel_task(
+                setting, kernel, model, batch, f"R={batch}, TP {ranks}, {states}, {name}, {LAYERS} layers"
+            )

@@ -1,0 +1,97 @@
+"""Runs benchmarks by name. An entry exists only where its check was green in the same run."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+
+from memstate.errors import InvalidArgument
+from memstate_tools.bench import (
+    alloc,
+    copy,
+    decode,
+    host,
+    prefix,
+    state,
+    tiers_stores,
+    tiers_transfers,
+    track,
+    transformers_serve,
+)
+from memstate_tools.bench.launches import launches
+from memstate_tools.bench.task import BenchResult, Progress, Setting, Task, carry_out
+
+COURSES: dict[str, tuple[Callable[[Setting], Iterator[Task]], ...]] = {
+    "host": (host.tasks,),
+    "alloc": (alloc.tasks,),
+    "track": (track.tasks, decode.tasks),
+    "copy": (copy.tasks,),
+    "state": (state.tasks,),
+    "prefix": (prefix.tasks,),
+    "tiers": (tiers_stores.tasks, tiers_transfers.tasks),
+    "transformers": (transformers_serve.tasks,),
+}
+NEED_DEVICE = ("alloc", "track", "copy", "state")  # timed there; elsewhere at toy sizes only
+NAMES = ("launches", *COURSES)
+
+
+def run(
+    names: Sequence[str],
+    backend: str = "auto",
+    device: str = "cpu",
+    toy: bool = False,
+    peer: str | None = None,
+    progress: Progress | None = None,
+    found: Callable[[BenchResult], None] | None = None,
+    end: float | None = None,
+    measure: bool = True,
+    case: str = "",
+) -> BenchResult:
+    """Runs benchmarks one after the other; each of its measurements follows a check of what it measures.
+
+    Args:
+        names: Names in `NAMES`.
+        backend: Name of the backend.
+        device: Where tensors live.
+        toy: Sizes that an interpreter can run, timed by the clock of the process; their cases say so.
+        peer: The only peer to compare with.
+        progress: Called with (done, total); None where the total is not known.
+        found: Called with the outcome so far, after every measurement.
+        end: When no other measurement begins, by `time.monotonic`. None: never.
+        measure: Whether anything is measured after its check.
+        case: Only measurements with this text in their names are made; if it is a whole case, that case alone.
+
+    Raises:
+        InvalidArgument: A name, the peer or the case is unknown, or device time is asked for without a GPU.
+
+    Syncs: yes.
+    """
+    unknown = [name for name in names if name not in NAMES]
+    if unknown or not names:
+        raise InvalidArgument(f"bench {', '.join(unknown) or 'nothing'}: expected {', '.join(NAMES)}")
+    on_gpu = torch.device(device).type == "cuda"
+    timed = [name for name in names if name in NEED_DEVICE]
+    if timed and not (toy or on_gpu):
+        raise InvalidArgument(f"bench {', '.join(timed)}: device time needs a GPU; --toy goes through it at toy sizes")
+    setting = Setting(backend, torch.device(device), toy, peer)
+    outcome = BenchResult()
+    for name in names:
+        if name == "launches":
+            outcome.entries += [one for one in launches(backend, device, progress) if case in f"{one.op}, {one.case}"]
+        for course in COURSES.get(name, ()):
+            tasks = _chosen(course(setting), case) if case else course(setting)
+            carry_out(tasks, outcome, progress, found, end, measure)
+            if on_gpu:
+                torch.cuda.empty_cache()  # what fits is asked of the driver
+        if found:
+            found(outcome)
+        if not outcome.complete:
+            break
+    if case and measure and outcome.complete and not (outcome.entries or outcome.wrong):
+        raise InvalidArgument(f"case {case!r}: no measurement of {', '.join(names)} has it in its name")
+    return outcome
+
+
+def _chosen(tasks: Iterable[Task], case: str) -> list[Task]:
+    """Returns the tasks that `case` chooses, see `run`."""
+    found = [task for task in tasks if case in task.name]
+    return [task for task in found if task.name.partition(", ")[2] == case] or found  # behind the operation

@@ -1,0 +1,303 @@
+"""What a benchmark is made of: a check and, only where it finds nothing wrong, a measurement."""
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from memstate.cli.units import measured
+from memstate.errors import InvalidArgument
+from memstate.kernels.dispatch import Backend
+from memstate_tools.bench.clock import Act, Clock, DeviceClock, TooSlow, nothing
+
+PEERS = (
+    "device-copy", "roofline", "torch-indexing", "fla", "sglang", "memory-copy", "pinned-copy", "plain-file",
+    "own-cache", "generate", "plain-step",
+)  # fmt: skip
+MOST_COPIED = 2 * 2**30  # bytes of a plain copy
+Progress = Callable[[int, int | None], None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A measured value; the last three where something else was measured in the same run.
+
+    Attributes:
+        op: Operation.
+        case: Case of the operation.
+        value: What was measured.
+        unit: Its unit.
+        peer: What it is compared with, one of `PEERS`.
+        peer_value: The peer's value.
+        ratio: value / peer_value, unless it is given.
+    """
+
+    op: str
+    case: str
+    value: float
+    unit: str
+    peer: str | None = None
+    peer_value: float | None = None
+    ratio: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.ratio is None and self.peer_value:
+            object.__setattr__(self, "ratio", self.value / self.peer_value)
+
+    def row(self) -> dict[str, str | float | None]:
+        """Returns it as a row for people, with units."""
+        return {
+            "op": self.op, "case": self.case, "value": measured(self.value, self.unit), "peer": self.peer,
+            "its value": measured(self.peer_value, self.unit), "ratio": self.ratio,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and how large.
+
+    Args:
+        backend: Name of the backend.
+        device: Where tensors live.
+        toy: Whether sizes are so small that an interpreter can run them.
+        peer: The only peer compared with. None: all.
+
+    Raises:
+        InvalidArgument: The peer is unknown.
+    """
+
+    backend: str
+    device: torch.device
+    toy: bool
+    peer: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.peer is not None and self.peer not in PEERS:
+            raise InvalidArgument(f"peer {self.peer!r}: expected one of {', '.join(PEERS)}")
+
+    def make_backend(self) -> Backend:
+        """Returns what carries out the operations that are timed."""
+        return Backend(self.backend, self.device)
+
+    def reference(self) -> Backend:
+        """Returns what the results are compared with."""
+        return Backend("reference", self.device)
+
+    @cached_property
+    def clock(self) -> Clock:
+        """What measures device time here."""
+        return Clock() if self.toy else DeviceClock(self.device)
+
+    def case(self, text: str) -> str:
+        """Returns the name of a case, which at toy sizes says so."""
+        return f"toy {text}" if self.toy else text
+
+    def compares(self, peer: str) -> bool:
+        """Whether a peer is to be measured."""
+        return self.peer in (None, peer)
+
+    def sizes(self, real: T, toy: T) -> T:
+        """Returns what is measured here: at real sizes, or at toy sizes."""
+        return toy if self.toy else real
+
+    @property
+    def free_bytes(self) -> int:
+        """Memory of the device that is free; toys fit anyway."""
+        return 2**40 if self.toy else torch.cuda.mem_get_info(self.device)[0]
+
+    def rows(self, op: str, case: str, value: float, unit: str, peers: Mapping[str, float]) -> list[Figure]:
+        """Returns a figure beside each peer, or one beside none."""
+        alone = (op, self.case(case), value, unit)
+        return [Figure(*alone, *peer) for peer in peers.items()] or [Figure(*alone)]
+
+    def beside(self, figure: Figure, peer: str, value: Callable[[], float]) -> Figure:
+        """Returns a figure beside a peer's, which is measured only where that peer is wanted."""
+        if not self.compares(peer):
+            return figure
+        try:
+            return replace(figure, peer=peer, peer_value=value())
+        except Exception as error:  # a peer that cannot run here takes nothing from what was measured
+            peer_left(f"{figure.op}, {figure.case}", peer, error)
+            return figure
+
+    def alone(self, op: str, case: str, act: Act, before: Act = nothing, **beside: Any) -> list[Figure]:
+        """Times a call that is submitted alone, on the device and on the host.
+
+        Args:
+            op: Operation of the figures.
+            case: Their case.
+            act: The call.
+            before: Called before each run, not timed.
+            **beside: Peer and bytes, as of `_timed`.
+        """
+        device, host = self.clock.alone(act, before)
+        timed = self._timed(op, case, device, lambda act: self.clock.alone(act).device, **beside)
+        return [*timed, Figure(op, self.case(case), host * 1e6, "host us")]
+
+    def in_graph(self, op: str, case: str, act: Act, **beside: Any) -> list[Figure]:
+        """Times one of many calls in a CUDA graph; the arguments are those of `alone`."""
+        return self._timed(op, case, self.clock.in_graph(act), self.clock.in_graph, **beside)
+
+    def _timed(
+        self,
+        op: str,
+        case: str,
+        seconds: float,
+        clock: Callable[[Act], float],
+        peer: tuple[str, Act] | None = None,
+        moved: int = 0,
+        zeros: bool = False,
+    ) -> list[Figure]:
+        """Returns a device time beside that of a peer's call, and a rate beside that of a plain copy.
+
+        Args:
+            op: Operation.
+            case: Its case.
+            seconds: What it took.
+            clock: What times the others.
+            peer: Name and call.
+            moved: Bytes that are read and written; 0 for none that count.
+            zeros: Whether they are only written, with zeros.
+        """
+        found = [Figure(op, self.case(case), seconds * 1e6, "us")]
+        if peer is not None:
+            found = [self.beside(found[0], peer[0], lambda: clock(peer[1]) * 1e6)]
+        if moved:
+            size = max(1, min(moved if zeros else moved // 2, MOST_COPIED))  # enough to fill the device
+
+            def plain() -> float:
+                to, of = torch.empty(2, size, dtype=torch.uint8, device=self.device).random_(0, 256)
+                return size / clock(to.zero_) if zeros else 2 * size / clock(partial(to.copy_, of))
+
+            rate = Figure(op, self.case(case), moved / seconds, "bytes/s")
+            found.append(self.beside(rate, "device-copy", plain))
+        return found
+
+
+class Task(NamedTuple):
+    """One measurement.
+
+    Attributes:
+        name: For messages.
+        check: Returns what is wrong, empty if nothing; it runs first.
+        measure: Returns the figures.
+    """
+
+    name: str
+    check: Callable[[], str]
+    measure: Callable[[], list[Figure]]
+
+
+@dataclass
+class BenchResult:
+    """What was measured, and what was not.
+
+    Attributes:
+        entries: The figures.
+        wrong: What was not measured because it is wrong.
+        too_slow: What is right, and too slow for the clock of the device.
+        complete: Whether everything had its turn.
+    """
+
+    entries: list[Figure] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    too_slow: list[str] = field(default_factory=list)
+    complete: bool = True
+
+    @property
+    def unmeasured(self) -> list[str]:
+        """A line for each that was not measured, and why."""
+        wrong = [f"not measured, because its result is wrong: {line}" for line in self.wrong]
+        return [*(f"not measured: {line}" for line in self.too_slow), *wrong]
+
+
+class Differs(Exception):
+    """What is measured does not do what it should."""
+
+
+def carry_out(
+    tasks: Iterable[Task], outcome: BenchResult, progress: Progress | None = None,
+    found: Callable[[BenchResult], None] | None = None, end: float | None = None, measure: bool = True,
+) -> None:  # fmt: skip
+    """Checks and measures one task after the other, and adds to `outcome`.
+
+    A task that raises is wrong as well, unless it is too slow to time.
+
+    Args:
+        tasks: The tasks.
+        outcome: What is added to.
+        progress: Called with (done, None).
+        found: Called with the outcome so far after every task.
+        end: When no other task begins, by `time.monotonic`. None: never.
+        measure: Whether tasks are measured after their checks.
+    """
+    done, before = 0, "the first task"
+    try:
+        for task in tasks:
+            if end is not None and time.monotonic() > end:
+                outcome.complete = False
+                return
+            try:
+                if why := task.check():
+                    raise Differs(why)
+                if measure:
+                    outcome.entries += task.measure()
+            except TooSlow as error:
+                outcome.too_slow.append(f"{task.name}: {error}")
+            except Exception as error:  # of whatever kind the device's libraries raise: the next task may still run
+                outcome.wrong.append(f"{task.name}: {_raised(error)}")
+            done, before = done + 1, f"the task behind {task.name}"
+            if found:
+                found(outcome)
+            if progress:
+                progress(done, None)  # what is left is not known: tasks are made one by one
+    except Exception as error:  # where a task is made: there is no going on
+        outcome.wrong.append(f"{before}: {_raised(error)}")
+
+
+def take_turns(
+    ours: Mapping[str, T], peers: dict[str, T], turns: int, act: Callable[[int, str, T], object], what: str
+) -> None:
+    """Lets every side act in each turn, another one first each time, so that a disturbed machine disturbs all.
+
+    Args:
+        ours: Sides by name; what one of them raises is raised.
+        peers: Sides by name; one that raises is removed.
+        turns: Number of turns.
+        act: Called with the turn, the name and the side.
+        what: Names what is measured, for the line about a peer that left.
+    """
+    for turn in range(turns):
+        sides = [*ours.items(), *peers.items()]
+        first = turn % len(sides)
+        for name, side in sides[first:] + sides[:first]:
+            try:
+                act(turn, name, side)
+            except Exception as error:
+                if name in ours:
+                    raise
+                del peers[name]
+                peer_left(what, name, error)
+
+
+def peer_left(what: str, peer: str, error: Exception) -> None:
+    """Says on stderr that a peer is not measured; the others are."""
+    print(f"{what}: peer {peer} {_raised(error)}", file=sys.stderr)
+
+
+def _raised(error: Exception) -> str:
+    text = " ".join(str(error).split())[:300]
+    return text if isinstance(error, Differs) else f"raises {type(error).__name__}: {text}"
+
+
+def differing(pairs: Iterable[tuple[str, torch.Tensor, torch.Tensor]]) -> str:
+    """Returns the names of tensors that differ in any bit; empty if none does.
+
+    Syncs: yes.
+    """
+    return ", ".join(name for name, a, b in pairs if not torch.equal(a, b))

@@ -1,0 +1,86 @@
+"""A Mooncake store on loopback for the time of a benchmark: a master, and a second process that has the memory.
+
+A client copies to and from its own memory past the network. Only what lies in another process goes the way that records
+of other machines go. Knows nothing of what is measured.
+"""
+
+import importlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+from memstate.errors import ConfigurationError
+from memstate.tiers.stores.mooncake import Mooncake, MooncakeStore
+from memstate.tiers.stores.mooncake_client import INSTALL, LIBRARIES
+
+HOST = "127.0.0.1"
+PATIENCE_S = 30.0  # for a start that takes one second
+HOLD = "import sys; from memstate_tools.bench.tiers_mooncake import hold; hold(sys.argv[1], int(sys.argv[2]))"
+
+
+class Unavailable(Exception):
+    """There can be no Mooncake store here, and why."""
+
+
+@contextmanager
+def loopback(segment_bytes: int) -> Iterator[MooncakeStore]:
+    """Yields a client of a store of so many bytes, which lie in another process.
+
+    Raises:
+        Unavailable: There can be no store here.
+    """
+    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
+    try:
+        importlib.import_module("mooncake.store")
+    except ImportError as error:
+        remedy = f"{INSTALL}, and on Debian apt-get install {' '.join(LIBRARIES)}"
+        raise Unavailable(f"{' '.join(str(error).split())}; {remedy}") from error
+    with ExitStack() as processes:
+        address = _start_master(processes)
+        holder = _start(processes, "-c", HOLD, address, str(segment_bytes))
+        if not (holder.stdout and holder.stdout.readline()):
+            raise Unavailable(f"no process could give {segment_bytes} bytes to the store at {address}")
+        try:
+            store = MooncakeStore(Mooncake(address))
+        except ConfigurationError as error:
+            raise Unavailable(" ".join(str(error).split())) from error
+        processes.callback(store.close)
+        yield store
+
+
+def hold(address: str, segment_bytes: int) -> None:
+    """Gives memory to the store of a master until stdin ends: what the second process does."""
+    store = MooncakeStore(Mooncake(address, segment_bytes=segment_bytes))
+    print("ready", flush=True)
+    sys.stdin.read()
+    store.close()
+
+
+def _start_master(processes: ExitStack) -> str:
+    with socket.socket() as first, socket.socket() as second:
+        for one in (first, second):  # together, so that no port is given twice
+            one.bind((HOST, 0))
+        port, metrics = (one.getsockname()[1] for one in (first, second))
+    flags = {"rpc_address": HOST, "rpc_port": port, "rpc_thread_num": 2, "metrics_host": HOST, "metrics_port": metrics}
+    master = _start(processes, "-m", "mooncake.cli", *(f"-{name}={value}" for name, value in flags.items()))
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end and master.poll() is None:
+        with suppress(OSError), socket.create_connection((HOST, port), 1.0):
+            return f"{HOST}:{port}"
+        time.sleep(0.02)
+    raise Unavailable(f"mooncake_master on port {port} does not answer; its status is {master.returncode}")
+
+
+def _start(processes: ExitStack, *arguments: str) -> "subprocess.Popen[str]":
+    """Starts a process of this Python; it is killed when `processes` ends, since nothing of it is worth keeping."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        [sys.executable, *arguments], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
+    )
+    processes.enter_context(process)
+    processes.callback(process.kill)
+    return process

@@ -1,0 +1,120 @@
+"""Throughput of storage backends beside a plain copy of the same bytes, and for files beside plain files of them.
+
+Files are written to a temporary folder and read from the page cache: a disk is in the figures only as far as the system
+makes writers wait for it. Every batch comes back and is compared before it is timed.
+"""
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memstate.tiers import FileStore, MooncakeStore, Outcome
+from memstate.tiers.stores.base import Bytes
+from memstate_tools.bench.task import Figure, Setting, Task
+from memstate_tools.bench.tiers_mooncake import Unavailable, loopback
+from memstate_tools.bench.tiers_turns import MIB, Side, cases, rates, sized
+
+SEGMENT, TOY_SEGMENT = 512 * MIB, 16 * MIB
+
+Kept = FileStore | MooncakeStore  # stores that can take a record out again
+
+
+class _Plain:
+    """Files written and read without a store, one after the other."""
+
+    def __init__(self, folder: Path, of: list[Bytes], to: list[Bytes]) -> None:
+        paths = [folder / f"plain-{at}" for at in range(len(of))]
+        self._files = list(zip(paths, of, to, strict=True))
+
+    def put(self) -> None:
+        for path, source, _ in self._files:
+            source.tofile(path)
+
+    def get(self) -> None:
+        for path, _, target in self._files:
+            with open(path, "rb", buffering=0) as file:
+                file.readinto(target.data)
+
+    def discard(self) -> None:
+        for path, _, _ in self._files:
+            path.unlink()
+
+
+class _Batch:
+    """Records of random bytes, and memory that they are read into.
+
+    memory: uint8 `way byte`, to write from and to read into.
+    """
+
+    def __init__(self, setting: Setting, store: Kept, memory: Tensor, records: int, nbytes: int) -> None:
+        self.setting, self.store = setting, store
+        self.case, self.total = sized(records, nbytes), records * nbytes
+        self.names = [f"state-{os.urandom(32).hex()}" for _ in range(records)]
+        self.source, self.target = (way[: self.total].numpy() for way in memory)
+        self.of, self.to = (np.split(way, records) for way in (self.source, self.target))
+
+    def put(self) -> None:
+        self._require(self.store.put(self.names, self.of))
+
+    def get(self) -> None:
+        self._require(self.store.get(self.names, self.to))
+
+    def discard(self) -> None:
+        self.store.discard(self.names)
+
+    def _require(self, outcomes: list[Outcome]) -> None:
+        if set(outcomes) != {Outcome.DONE}:
+            raise OSError(f"{self.store!r}: {[outcome.name for outcome in outcomes]}, faults {dict(self.store.faults)}")
+
+    def check(self) -> str:
+        """What is put must be found and come back as it was, and a record taken out must be gone."""
+        self.target[:] = ~self.source
+        self.put()
+        found = self.store.exists(self.names)
+        self.get()
+        self.discard()
+        if not all(found) or any(self.store.exists(self.names)):
+            return "a record is not there after it was put, or there after it was taken out"
+        return "" if np.array_equal(self.source, self.target) else "other bytes came back than were written"
+
+    def measure(self, name: str, plain: _Plain | None) -> list[Figure]:
+        each = partial(rates, self.setting, case=self.case, nbytes=self.total)
+        puts = {"memory-copy": Side(partial(np.copyto, self.target, self.source))}
+        gets, keepers = dict(puts), (self, plain) if plain else (self,)
+        if plain:
+            puts["plain-file"], gets["plain-file"] = Side(plain.put, plain.discard), Side(plain.get)
+        entries = each(f"{name} put", ours=Side(self.put, self.discard), peers=puts)
+        for keeper in keepers:
+            keeper.put()
+        entries += each(f"{name} get", ours=Side(self.get), peers=gets)
+        for keeper in keepers:
+            keeper.discard()
+        return entries
+
+
+def _batches(setting: Setting, name: str, store: Kept, memory: Tensor, folder: Path | None) -> Iterator[Task]:
+    store.register(memory)
+    for records, nbytes in cases(setting):
+        batch = _Batch(setting, store, memory, records, nbytes)
+        plain = _Plain(folder, batch.of, batch.to) if folder else None
+        yield Task(f"{name}, {batch.case}", batch.check, partial(batch.measure, name, plain))
+
+
+def tasks(setting: Setting) -> Iterator[Task]:
+    """Yields puts and gets of files, and of Mooncake on loopback where it can be used."""
+    most = max(records * nbytes for records, nbytes in cases(setting))
+    memory = torch.empty(2, most, dtype=torch.uint8, device="cpu").random_(0, 256)
+    with tempfile.TemporaryDirectory(prefix="memstate-bench-") as folder:
+        yield from _batches(setting, "file", FileStore(Path(folder) / "store"), memory, Path(folder))
+    try:
+        with loopback(setting.sizes(SEGMENT, TOY_SEGMENT)) as store:
+            yield from _batches(setting, "mooncake", store, memory, None)
+    except Unavailable as error:
+        print(f"tiers: measured without mooncake: {error}", file=sys.stderr)

@@ -1,0 +1,100 @@
+"""Plans of every strategy, with nothing due and with every row at a boundary: device time.
+
+A boundary at every token makes every row due in every step; boundaries 2^30 tokens apart make none due.
+"""
+
+from collections.abc import Iterator
+from itertools import product
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memstate.engine.capacity import STRATEGIES
+from memstate.engine.manager import NO_LIMIT, StateManager
+from memstate.engine.settings import Forward
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.rules import DRAFTS
+from memstate.requests.handles import Request
+from memstate.requests.tracking import Tracking
+from memstate.slots.packet import Packet
+from memstate.slots.registers import Longs
+from memstate.state.layout import Plane, StateLayout
+from memstate_tools.bench.task import Figure, Setting, Task, differing
+
+SIZES, TOY_SIZES = (1, 64, 256), (2,)
+NEVER, ALWAYS = 2**30, 1
+DUE = {NEVER: "nothing due", ALWAYS: "all due"}
+LAYOUT = StateLayout((Plane("ssm", (4,), torch.float32),), 1)  # bytes are another benchmark's
+TAIL = 4  # tokens of a step with drafts, all but one
+STEPS = 5  # compared with the reference: lanes are empty, filled and taken again
+
+
+class _Rows:
+    """A manager with `size` rows in one batch; plans come past its mirror, from then on its own again."""
+
+    def __init__(self, backend: Backend, tracking: Tracking, size: int, drafts: bool) -> None:
+        self.mem = StateManager(
+            LAYOUT, slots=4 * size + 4, max_requests=size, tracking=tracking, backend=backend.name,
+            device=backend.device, forward=Forward(tail=TAIL * drafts),
+        )  # fmt: skip
+        rows = self.mem.admit([Request(i) for i in range(size)])
+        self.mem.submit()
+        self.file = self.mem._parts.registers
+        tokens = np.full(size, -(DRAFTS * (TAIL - 1) + TAIL) if drafts else 1)
+        self.batch = self._packet(rows.indices, tokens)
+        self.rules = self.mem._parts.mirror.rules
+        self.record = self.mem._parts.log.record(size)
+
+    def _packet(self, *columns: Longs) -> Tensor:
+        return torch.from_numpy(Packet().encode(columns, NO_LIMIT)).to(self.mem.backend.device)
+
+    def plan(self) -> None:
+        """What a decode step launches."""
+        log = self.mem._parts.log
+        self.file.plan(self.batch, self.record, log.marks, self.rules, log.tails)
+
+    def wrong(self, twin: "_Rows") -> str:
+        """What differs: the step, registers, owners."""
+        mine, other = self.file.table, twin.file.table
+        pairs = [(name, getattr(mine, name), getattr(other, name)) for name in ("slots", "labels", "tracked", "source")]
+        pairs += zip(self.record._fields, self.record, twin.record, strict=True)
+        tails, others = self.mem._parts.log.tails, twin.mem._parts.log.tails
+        if tails is not None and others is not None:
+            pairs += zip(tails._fields, tails, others, strict=True)
+        return differing([*pairs, ("owners", self.file.owners(), twin.file.owners())])
+
+
+def _task(setting: Setting, name: str, size: int, drafts: bool) -> Task:
+    """One strategy, batch size and kind of step: plain steps, or steps with drafts."""
+    backends, case = (setting.make_backend(), setting.reference()), f"R={size} {name}{', drafts' * drafts}"
+    pairs = {
+        every: [_Rows(backend, STRATEGIES[name](every), size, drafts) for backend in backends]
+        for every in ((NEVER,) if name == "none" else (NEVER, ALWAYS))
+    }
+
+    def check() -> str:
+        for every, (mine, twin) in pairs.items():
+            for _ in range(STEPS):
+                for rows in (mine, twin):
+                    rows.plan()
+                if found := mine.wrong(twin):
+                    return f"{DUE[every]}: {found}"
+        return ""
+
+    def measure() -> list[Figure]:
+        found: list[Figure] = []
+        for every, (rows, _) in pairs.items():
+            due = f"{case}, {DUE[every]}"
+            found += setting.alone("plan", due, rows.plan)
+            found += setting.in_graph("step", f"{due}, in a graph", rows.plan)
+            rows.mem.device.check()
+        return found
+
+    return Task(f"plan, {case}", check, measure)
+
+
+def tasks(setting: Setting) -> Iterator[Task]:
+    """Yields plain steps and steps with drafts of every strategy, for 1, 64 and 256 rows."""
+    for size, name, drafts in product(setting.sizes(SIZES, TOY_SIZES), STRATEGIES, (False, True)):
+        yield _task(setting, name, size, drafts)

@@ -1,0 +1,50 @@
+"""`memstate check`: the pools that it knows by name, and its report."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from textwrap import wrap
+from typing import Any
+
+from memstate.cli.own import own
+from memstate.testing.check import Finding
+
+HOLDS = {True: "yes", False: "no", None: "not offered"}
+POOLS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "memstate": ("memstate_tools.check.ours:Manager", ()),
+    "memstate.sglang": ("memstate_tools.check.sglang:Pool", ("memstate.integrations.sglang.rows",)),
+    "sglang": ("memstate_tools.check.sglang:Pool", ()),
+    "vllm": ("memstate_tools.check.vllm:Pool", ()),
+}  # name -> what makes it, and its arguments
+
+
+def factory_of(name: str) -> Callable[[], Any]:
+    """Returns what makes pools.
+
+    Args:
+        name: a name of `POOLS`, or module:factory. The module can be in the current folder.
+
+    Raises:
+        InvalidArgument: there is no such pool.
+    """
+    place, given = POOLS.get(name, (name, ()))
+    return partial(own("pool", place, f"{', '.join(POOLS)} or module:factory"), *given)
+
+
+def text(findings: Sequence[Finding], columns: int) -> str:
+    """Returns a report.
+
+    Args:
+        findings: what was found.
+        columns: characters of a line at most.
+    """
+    lines = []
+    for each in findings:
+        holds = HOLDS[each.holds] if each.promised or each.holds is not False else "no (choice)"
+        lines += wrap(f"{each.behaviour:5}{holds:13}{each.title}", columns, subsequent_indent=" " * 18)
+        for call in each.sequence:
+            lines += wrap(call, columns, initial_indent=" " * 7, subsequent_indent=" " * 11)
+    count, broken = [each.holds for each in findings].count, sum(each.broken for each in findings)
+    lines += ["", f"{count(True)} hold, {broken} do not, {count(None)} are not offered"]
+    if count(False) > broken:
+        lines.append("no (choice): memstate does it, other pools need not; it is not counted")
+    return "\n".join(lines)

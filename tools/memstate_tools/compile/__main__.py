@@ -1,0 +1,32 @@
+"""Compiles for the targets named as arguments, one line of JSON per report: the process that has no interpreter.
+
+With `--every-shape` every shape that can be launched, with `--only=TEXT` kernels with this text in their name. Targets
+that Triton does not know are left out.
+"""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from memstate.errors import CompileFailed
+from memstate.kernels.catalog import all_cases
+from memstate_tools.compile.build import build, known_targets
+from memstate_tools.worker import serve
+
+
+def work(arguments: list[str]) -> Iterator[dict[str, Any]]:
+    """Yields {"total", "report"} per kernel and target, or {"failed"} at the first that does not compile."""
+    only = next((name.partition("=")[2] for name in arguments if name.startswith("--only=")), "")
+    cases = [case for case in all_cases("--every-shape" in arguments) if only in case.name]
+    known = known_targets([name for name in arguments if not name.startswith("--")])
+    try:
+        for case in cases:
+            for target in known:
+                yield {"total": len(cases) * len(known), "report": asdict(build(case, target))}
+    except CompileFailed as failure:
+        yield {"failed": vars(failure)}
+
+
+if __name__ == "__main__":
+    serve(lambda: work(sys.argv[1:]))

@@ -1,0 +1,173 @@
+"""Compiles one kernel for one target, without a GPU, and reports what came out. Knows Triton's compiler."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memstate.errors import CompileFailed
+from memstate.kernels import catalog
+from memstate.kernels.catalog import CompileCase
+from memstate.sizes import format_bytes
+from memstate_tools.compile.accesses import WIDE_BITS, accesses, plane_accesses
+from memstate_tools.compile.assembly import barriers, resources
+from memstate_tools.compile.chains import dependent_loads
+from memstate_tools.compile.instructions import Instruction, bytes_in_flight, disassemble, of_a_token, of_two_loops
+
+TARGETS: dict[str, tuple[str, int | str, int]] = {  # name -> Triton's backend, architecture, lanes of a warp
+    "sm_80": ("cuda", 80, 32),
+    "sm_90": ("cuda", 90, 32),
+    "sm_100": ("cuda", 100, 32),
+    "sm_120": ("cuda", 120, 32),
+    "gfx942": ("hip", "gfx942", 64),
+    "gfx950": ("hip", "gfx950", 64),
+}
+KERNELS = Path(catalog.__file__).parent
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """One kernel compiled for one target.
+
+    Attributes:
+        kernel: Name of the kernel.
+        target: Name of the target.
+        registers: Per thread.
+        spill_bytes: Per thread.
+        shared_bytes: Shared memory of one program.
+        narrowest_bulk_access_bits: Of one lane's loads and stores that move plane bytes; None where none do.
+        barriers: In the program's text.
+        ok: Whether nothing spilled, and plane bytes move at least 16 at a time.
+        source_barriers: Those of the barriers that the kernel's source asks for; the compiler added the others.
+        dependent_loads: Loads of global memory in the longest chain in which each waits for the one before; None for
+            AMD.
+        instructions: That one warp of a decode kernel issues for one token; None for other kernels, launches that store
+            marks or have a tail, and AMD.
+        bytes_in_flight: Bytes that this warp waits for at a time, at most; None as for `instructions`.
+        instructions_folded: That one warp of a decode kernel with a tail issues for each kept token that it adds to the
+            state; None for other launches and AMD.
+        instructions_verified: The same for each token of the step.
+    """
+
+    kernel: str
+    target: str
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    narrowest_bulk_access_bits: int | None
+    barriers: int
+    ok: bool
+    source_barriers: int = 0
+    dependent_loads: int | None = None
+    instructions: int | None = None
+    bytes_in_flight: int | None = None
+    instructions_folded: int | None = None
+    instructions_verified: int | None = None
+
+    def row(self) -> dict[str, str | int | None]:
+        """Returns what matters most of it as a row for people, with units."""
+        bits = self.narrowest_bulk_access_bits
+        return {
+            "kernel": self.kernel, "target": self.target, "registers": self.registers,
+            "spills": format_bytes(self.spill_bytes), "shared memory": format_bytes(self.shared_bytes),
+            "narrowest access": bits and f"{bits} bits", "barriers": self.barriers,
+            "dependent loads": self.dependent_loads, "ok": self.ok,
+        }  # fmt: skip
+
+
+def known_targets(targets: Sequence[str]) -> list[str]:
+    """Returns the targets that the Triton of this process knows.
+
+    It does not know a target if it compiles a small kernel for the oldest target of the same vendor, and not for this
+    one. If it compiles for neither, the fault is elsewhere, and the compilation will name it.
+    """
+    (case,) = (case for case in catalog.all_cases() if case.name == "resolve")
+
+    def known(target: str) -> bool:
+        oldest = next(name for name in TARGETS if name[:2] == target[:2])
+        return target == oldest or _compiles(case, target) or not _compiles(case, oldest)
+
+    return list(filter(known, targets))
+
+
+def _compiles(case: CompileCase, target: str) -> bool:
+    try:
+        compile_case(case, target)
+    except Exception:  # Triton raises whatever its passes raise
+        return False
+    return True
+
+
+def build(case: CompileCase, target: str) -> KernelReport:
+    """Compiles one case, or takes it from Triton's cache, and inspects the result.
+
+    Raises:
+        CompileFailed: With what the compiler says, or where its output cannot be followed.
+    """
+    try:
+        return inspect(case, target, compile_case(case, target))
+    except Exception as error:  # Triton raises whatever its passes raise
+        reason = next(
+            (line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__
+        )
+        raise CompileFailed(case.name, target, reason) from error
+
+
+def compile_case(case: CompileCase, target: str) -> Any:
+    """Returns the compiled kernel, with its texts in `.asm`."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = case.kernel.arg_names
+    signature = {name: "constexpr" if name in case.constexprs else case.signature[name] for name in names}
+    divisible = {(names.index(name),): [["tt.divisibility", 16]] for name in case.divisible}
+    constants = case.constexprs | (dict(case.of_64) if TARGETS[target][2] == 64 else {})
+    source = ASTSource(case.kernel, signature, constants, divisible)
+    options = {"num_warps": case.num_warps, **case.options}
+    return triton.compile(source, target=GPUTarget(*TARGETS[target]), options=options)
+
+
+def inspect(case: CompileCase, target: str, compiled: Any) -> KernelReport:
+    """Reports what the compiled texts of a kernel say."""
+    arguments = [name for name in case.kernel.arg_names if name not in case.constexprs]
+    narrowest = None
+    if case.plane_args:
+        pointers = [name for name in arguments if case.signature[name].startswith("*")]
+        moved = plane_accesses(accesses(compiled.asm["llir"], arguments), case.plane_args, pointers)
+        narrowest = min((access.bits for access in moved), default=None)
+    used = resources(compiled.asm)
+    folders = (Path(case.kernel.fn.__code__.co_filename).parent, KERNELS)
+    found, of_source = barriers(compiled.asm.get("amdgcn") or compiled.asm["ptx"], folders)
+    wide = narrowest is not None and narrowest >= WIDE_BITS
+    token: list[Instruction] = []
+    folded, verified = token, token
+    if "ptx" in compiled.asm and _decodes(case):
+        assembly = disassemble(compiled.asm["cubin"])
+        if case.name.endswith(("_tail", "_tree")):
+            folded, verified = of_two_loops(assembly)
+        else:
+            token = of_a_token(assembly)
+    return KernelReport(
+        kernel=case.name,
+        target=target,
+        registers=used.registers,
+        spill_bytes=used.spill_bytes,
+        shared_bytes=compiled.metadata.shared,
+        narrowest_bulk_access_bits=narrowest,
+        barriers=found,
+        ok=used.spill_bytes == 0 and (wide or not case.plane_args),
+        source_barriers=of_source,
+        dependent_loads=dependent_loads(compiled.asm["ptx"]) if "ptx" in compiled.asm else None,
+        instructions=len(token) or None,
+        bytes_in_flight=bytes_in_flight(token) if token else None,
+        instructions_folded=len(folded) or None,
+        instructions_verified=len(verified) or None,
+    )
+
+
+def _decodes(case: CompileCase) -> bool:
+    """Whether it is a launch of a decode kernel whose tokens are counted: not of marks or states in fp16."""
+    if case.rare or "fp16" in case.name or case.name.endswith("_marks"):
+        return False
+    return case.name.startswith(("gated_delta_step_", "selective_step_", "conv_step_"))

@@ -1,0 +1,77 @@
+"""The settings of a demo run."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import get_args
+
+from memstate.cli.policies import placement_of
+from memstate.errors import InvalidArgument
+from memstate.state.layout import Order
+from memstate_tools import names
+from memstate_tools.demo.sizes import ModelSize
+from memstate_tools.demo.trees import Tree, tree_of
+from memstate_tools.demo_options import DemoOptions
+
+STRATEGIES: tuple[str, ...] = get_args(names.Strategy)
+MODELS: tuple[str, ...] = get_args(names.Model)
+LAYOUTS: dict[str, Order] = {"layer-major": "layer_major", "slot-major": "slot_major"}
+ENGINES: tuple[str, ...] = get_args(names.Engine)
+STATE_ORDERS: tuple[names.StateOrder, ...] = get_args(names.StateOrder)
+ORDERS_OF = {"gdn": STATE_ORDERS[:2], "kda": STATE_ORDERS[:2], "mamba2": STATE_ORDERS[2:]}  # the default first
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoConfig(DemoOptions):
+    """The options, and what has none.
+
+    Args:
+        device: Where tensors live.
+        batch: Rows of the padded batch, one more than requests can run at a time.
+        size: Sizes of the model.
+
+    Raises:
+        InvalidArgument: Two settings do not go together, or one has no such value.
+    """
+
+    device: str = "cpu"
+    batch: int = 4
+    size: ModelSize = field(default_factory=ModelSize)
+
+    def __post_init__(self) -> None:
+        placement_of(self.placement)
+        orders = ORDERS_OF[self.model]
+        if self.state_order is None:
+            object.__setattr__(self, "state_order", orders[0])
+        elif self.state_order not in orders:
+            raise InvalidArgument(f"state-order {self.state_order}: expected {' or '.join(orders)} of {self.model}")
+        if len(self.tree) > self.chunk:
+            raise InvalidArgument(
+                f"speculate {self.speculate} with chunk {self.chunk}: a chunk has at least as many tokens as a step of "
+                f"decode, {len(self.tree)}"
+            )
+        if self.storage_path is not None and self.storage != "file":
+            raise InvalidArgument(f"storage-path {self.storage_path}: it is for storage file, not {self.storage}")
+        if self.track_every % self.page_size:
+            raise InvalidArgument(
+                f"track-every {self.track_every} is no multiple of page-size {self.page_size}: snapshots share pages"
+            )
+
+    @cached_property
+    def tree(self) -> Tree:
+        """The tokens of a step of decode; of each the next one is sampled."""
+        return tree_of(self.speculate)
+
+    @property
+    def speculates(self) -> bool:
+        """Whether steps may have guesses, and rows tails for them."""
+        return self.speculate != "0"
+
+    @property
+    def tails(self) -> int:
+        """Tokens that a step may keep in the tail of a row; 0: rows have no tails."""
+        return max(len(self.tree) * self.speculates, -(-self.tail // 2))
+
+    @property
+    def slack(self) -> int:
+        """Tokens by which a row may be longer than the host knows when it plans."""
+        return self.overlap * self.tree.depth

@@ -1,0 +1,348 @@
+"""The decode loop: continuous batching over one manager, with overlap, chunked prefill, aborts and retractions.
+
+with overlap       plan(t+1) forward(t+1)   read results(t)   settle(t)   ends, publications   plan(t+2) ..
+without            plan(t)   forward(t)     read results(t)   settle(t)   ends, publications   plan(t+1) ..
+
+Now and then requests are retracted, admitted and published between a plan and its forward, as a scheduler in its own
+thread would do. Knows tokens, rows and counts; never a slot.
+"""
+
+from collections.abc import Callable, Sequence
+
+from memstate.errors import OutOfPages
+from memstate.requests.handles import Snapshot
+from memstate.requests.steps import Step
+from memstate_tools.demo.admission import Admission
+from memstate_tools.demo.answers import rule_for
+from memstate_tools.demo.chance import Chance
+from memstate_tools.demo.config import DemoConfig
+from memstate_tools.demo.corpus import Conversation
+from memstate_tools.demo.engines import Engine
+from memstate_tools.demo.guesses import Guesser
+from memstate_tools.demo.meter import Asked, Gauge, Meter
+from memstate_tools.demo.stepper import Results, Stepper
+from memstate_tools.demo.transcript import Transcript, Witness
+from memstate_tools.demo.work import Batch, Flight, Going, Work, assemble
+
+ARRIVAL_GAP = 4.0  # steps between the first turns of conversations
+REPLY_GAP = 6.0  # steps from an answer to the next turn
+
+
+class Scheduler:
+    """Runs all turns of all conversations through one manager.
+
+    Args:
+        config: Settings of the run.
+        engine: Its manager has `max_requests` below the batch, so that there is always padding.
+        stepper: The forward on the engine's memory.
+        admission: Decides which request gets a row.
+        chance: Decides what goes wrong.
+        meter: Collects figures.
+        witness: Reads states back to compare them.
+        progress: Called with the number of requests done.
+        guesser: Guesses tokens, with `speculate`.
+    """
+
+    def __init__(
+        self, config: DemoConfig, engine: Engine, stepper: Stepper, admission: Admission, chance: Chance,
+        meter: Meter, witness: Witness, progress: Callable[[int], None], guesser: Guesser,
+    ) -> None:  # fmt: skip
+        self.config, self.engine, self.mem, self.stepper = config, engine, engine.mem, stepper
+        self.admission, self.chance, self.gauge = admission, chance, Gauge(engine.mem.backend.counts)
+        self.meter, self.witness, self.progress, self.guesser = meter, witness, progress, guesser
+        self.running: list[Work] = []
+        self.transcripts: dict[int, Transcript] = {}
+        self._arrivals: list[tuple[int, Work]] = []
+        self._clock = self._done = 0
+        self._between = False  # a step is planned, and its forward not launched
+        self._flight: Flight | None = None
+
+    def run(self, conversations: Sequence[Conversation]) -> dict[int, Transcript]:
+        """Works until every turn has ended.
+
+        Returns:
+            What came out, by conversation.
+
+        Syncs: yes, for results.
+        """
+        at = 0
+        for conversation in conversations:
+            self.transcripts[conversation.number] = Transcript()
+            self._arrive(at, conversation, 0, list(conversation.system))
+            at += self.chance.gap(ARRIVAL_GAP)
+        while self._arrivals or self.admission.waiting or self.running:
+            self._iterate()
+        if self._flight:  # a last step that was dead
+            self._collect(self._flight)
+            self._flight = None
+        return self.transcripts
+
+    def _arrive(self, at: int, conversation: Conversation, turn: int, tokens: list[int]) -> None:
+        tokens = tokens + list(conversation.turns[turn])
+        rule = rule_for(self.config.seed, conversation.number, turn, len(tokens), self.config.page_size)
+        self._arrivals.append((at, Work(conversation, turn, tokens, rule)))
+
+    def _iterate(self) -> None:
+        self._clock += 1
+        self.admission.waiting += [work for at, work in self._arrivals if at <= self._clock]
+        self._arrivals = [(at, work) for at, work in self._arrivals if at > self._clock]
+        self._retract_at_random()
+        self._admit()
+        self._publish_due()
+        flight = self._launch()
+        if flight is None:
+            self.mem.poll()
+            if self.admission.waiting and not self.running:
+                self.admission.nap()
+        if self.config.overlap:
+            flight, self._flight = self._flight, flight
+        if flight:
+            self._collect(flight)
+        self.meter.look(self.mem, (work.handle for work in self.running))
+
+    def _launch(self) -> Flight | None:
+        """Plans and submits a step for every request that is not known to be finished."""
+        going = self._with_pages()
+        if not going:
+            return None
+        batch = assemble(self.config, going)
+        asked, run = Asked(), list[Results]()
+        whole = self.meter.steps % 2 == 1 and not self.config.sabotage  # every other step: one upload and one graph
+        replay = (lambda: run.append(self.stepper.run(batch.inputs))) if whole else None
+        with self.gauge.adding_to(asked):
+            drafts = batch.drafts if self.config.speculates else 0
+            step = self.mem.plan(batch.rows, batch.counts, replay=replay, drafts=drafts, defer=self.config.tail)
+        # until the guesses of the step before are told, the rows of this one go on
+        told = self._flight is None or not self._flight.step.drafted
+        if not whole and told and self.chance.cancels():
+            self._cancel(step, batch)
+            return None
+        self.witness.look()
+        for entry in batch.entries:
+            self.meter.prompt_chunks += entry.work.folded < entry.work.given
+            self.meter.prompts_read += not entry.work.begun
+            entry.work.folded = entry.after
+        if not whole:
+            self._meddle(told)
+        results = run[0] if whole else self.stepper.run(batch.inputs, self.engine.slots(step))
+        if self.config.sabotage or self.chance.tells():
+            self.mem.submit(step)
+        self.meter.look(self.mem, (work.handle for work in self.running))
+        with self.gauge.adding_to(asked):
+            self.mem.poll()
+        self.meter.steps += 1
+        self.meter.mixed_steps += not batch.decode_only
+        return Flight(step, results, batch.entries, batch.decode_only, asked)
+
+    def _admit(self) -> None:
+        admitted = self.admission.admit(self.running)
+        self.running += admitted
+        self._break_off(admitted)
+
+    def _meddle(self, told: bool) -> None:
+        """Calls that come between a plan and its forward; only some while the lengths of rows are not told yet."""
+        self._between = True
+        calls: dict[str, Callable[[], object]] = {
+            "retract": lambda: self._retract(self.chance.retracts_one(self.running), "between plan and forward"),
+            "admit": self._admit,
+            "publish": self._publish_due,
+            "submit": self.mem.submit,
+            "read_slots": lambda: self.mem.device.read_slots([work.handle for work in self.running]),
+            "audit": lambda: self.mem.audit().raise_if_leaking(),
+            "poll": self.mem.poll,
+        }
+        for call in self.chance.calls_between():
+            if not told and call in ("retract", "admit", "publish"):
+                continue
+            self.meter.between[call] += 1
+            if call != "admit" or not self.config.sabotage:  # which reads slots that may have to wait
+                act = calls[call]
+                act()
+        self._between = False
+
+    def _with_pages(self) -> list[Going]:
+        """Returns what requests that go on do next. They have KV pages for it.
+
+        Cached states make way first, then the youngest.
+        """
+        while True:
+            going = [self._next(work) for work in self.running if not work.sure_to_end]
+            if not going:
+                return []
+            try:
+                lengths = [one.work.folded + one.flying + one.tokens + one.drafts for one in going]
+                self.mem.extend([one.work.handle for one in going], lengths)
+                return going
+            except OutOfPages:
+                self.meter.refused["pages to go on"] += 1
+                self._make_way()
+
+    def _next(self, work: Work) -> Going:
+        """Chooses tokens and guesses of a request, as far as its tail has room and its answer may go."""
+        coming = work.folded >= len(work.tokens)  # one sampled token at least is on its way
+        n = self.mem.chunk(work.handle, min(max(1, len(work.tokens) - work.folded), self.config.chunk))
+        if not self.config.speculates or work.folded + n < len(work.tokens):
+            return Going(work, n, 0, [], 0)
+        tree, before = self.config.tree, self._flight.entries if self._flight else []
+        flying = sum(entry.drafts for entry in before if entry.current and entry.work is work)
+        gained = tree.depths[flying]  # tokens, at most
+        depth = min(len(tree) - n, work.rule.limit - len(work.answer) - 1 - coming - gained)
+        candidates = self.guesser.guess(work, work.folded + n, max(0, depth) + gained, tree)
+        return Going(work, n, tree.fit(len(tree) - n, min(depth, len(candidates[0]) - gained)), candidates, flying)
+
+    def _make_way(self) -> None:
+        """The youngest request makes way; what is kept for later does where a request runs alone."""
+        alone = len(self.running) == 1
+        self._retract([self.running[-1]], "pages ran out")
+        while alone and self.admission.give_way():
+            pass
+
+    def _collect(self, flight: Flight) -> None:
+        """Reads the results of a step, settles it and ends the requests that are done."""
+        sampled, logits = flight.results.read()
+        finished = [False] * self.config.batch
+        accepted = flight.step.tokens_of.tolist()
+        broken_off = []
+        later = {entry.row: entry for entry in self._flight.entries} if self._flight else {}
+        for entry in flight.entries:
+            work, place, path = entry.work, entry.place, entry.path(self.config.tree, sampled[entry.place])
+            right = len(path) - 1
+            accepted[place] -= entry.drafts - right
+            if not (entry.current and entry.samples) or not work.rule.cap:
+                continue
+            work.folded += right
+            if entry.row in later:
+                later[entry.row].shift = right
+            for at, node in enumerate(path, entry.after + entry.shift):
+                work.tokens.append(sampled[place][node])
+                self.transcripts[work.conversation.number].logits[at] = logits[place, node].copy()
+                finished[place] = work.rule.ends(len(work.answer), work.tokens[-1])
+                stops = len(work.answer) == work.rule.abort_after
+                if finished[place] or stops:
+                    break
+            self.meter.guessed += entry.drafts
+            self.meter.right += right
+            if stops and not finished[place]:
+                broken_off.append(work)
+        with self.gauge.adding_to(flight.asked):
+            if flight.step.drafted:
+                self.mem.accept(flight.step, accepted, finished=finished, written=True)
+            else:
+                self.mem.settle(flight.step, finished)
+        if flight.decode_only:
+            self.meter.decode.append(flight.asked)
+        done = [entry.work for entry in flight.entries if entry.current and finished[entry.place]]
+        if done:
+            self._finish(done)
+        for work in broken_off:
+            self._abort(work)
+
+    def _publish_due(self) -> None:
+        """Gives whole pages of running requests to the cache once they are confirmed, and snapshots with them."""
+        page, due = self.config.page_size, []
+        for work in self.running:
+            confirmed = self.mem.info(work.handle).confirmed
+            whole = confirmed // page * page
+            if whole > work.published:
+                due.append(work)
+                # Redirect has the snapshot one step after the boundary, of guesses up to two; later it never will
+                if confirmed > whole + 2 * self.config.tails:
+                    work.published = whole
+        if due:
+            self._watch(
+                due, self.mem.publish([work.handle for work in due], keep="cache", tokens=[work.tokens for work in due])
+            )
+
+    def _watch(self, works: Sequence[Work], snapshots: Sequence[Snapshot | None]) -> None:
+        for work, snapshot in zip(works, snapshots, strict=True):
+            if snapshot:
+                self.witness.watch(work.conversation.number, snapshot, "snapshot")
+
+    def _retract_at_random(self) -> None:
+        page, mem = self.config.page_size, self.mem
+        unlucky = [
+            w for w in self.running if self.chance.retracts(w.retractions, mem.info(w.handle).confirmed % page == 0)
+        ]
+        if unlucky:
+            self._retract(unlucky, "at random")
+
+    def _break_off(self, admitted: Sequence[Work]) -> None:
+        """Aborts requests whose user gives up while the prompt is being read, some of them before any step."""
+        at_once = [work for work in admitted if work.rule.abort_prompt and self.chance.aborts_at_once()]
+        for work in list(self.running):
+            if work in at_once or (work.rule.abort_prompt and work.folded >= work.rule.abort_prompt):
+                self._abort(work)
+
+    def _finish(self, works: Sequence[Work]) -> None:
+        for work in works:
+            info = self.mem.info(work.handle)
+            self.meter.dead_entries += info.length > info.confirmed
+        self._keep(works, "finished")
+        for work in works:
+            self._end(work, "finished")
+
+    def _abort(self, work: Work) -> None:
+        self._see(work, "aborted")
+        self.mem.end([work.handle])
+        self._end(work, "aborted")
+
+    def _retract(self, works: Sequence[Work], why: str) -> None:
+        self._keep(works, "retracted")
+        for work in works:
+            self._send_back(work, f"retracted, {why}")
+
+    def _keep(self, works: Sequence[Work], why: str) -> None:
+        """Ends rows, whose states go to the cache."""
+        for work in works:
+            self._see(work, why)
+        rows, tokens = [work.handle for work in works], [work.tokens for work in works]
+        lengths = [len(work.tokens) for work in works]  # the device may have gone on behind the end
+        self._watch(works, self.mem.end(rows, keep="cache", tokens=tokens, lengths=lengths))
+
+    def _cancel(self, step: Step, batch: Batch) -> None:
+        """The rows of a step that never ran are gone; their requests start over from what was kept."""
+        tokens: list[list[int] | None] = [None] * self.config.batch
+        for entry in batch.entries:
+            tokens[entry.place] = entry.work.tokens
+        snapshots = self.mem.cancel(step, keep="cache", tokens=tokens)
+        self._watch([entry.work for entry in batch.entries], [snapshots[entry.place] for entry in batch.entries])
+        for entry in batch.entries:
+            self._send_back(entry.work, "cancelled")
+
+    def _see(self, work: Work, why: str) -> None:
+        if work.begun and not self._between:  # else the forward has still to write it
+            self.witness.see_live(work.conversation.number, work.handle, why, len(work.tokens))
+
+    def _send_back(self, work: Work, why: str) -> None:
+        work.retractions += 1
+        self._leave(work, why)
+        self.admission.waiting.insert(0, work)
+
+    def _end(self, work: Work, how: str) -> None:
+        """Notes the answer and lets the next turn arrive."""
+        conversation, turn = work.conversation, work.turn + 1
+        transcript = self.transcripts[conversation.number]
+        transcript.answers.append(work.answer)
+        transcript.tokens = work.tokens
+        self._leave(work, how)
+        if turn < len(conversation.turns):
+            self._arrive(self._clock + self.chance.gap(REPLY_GAP), conversation, turn, work.tokens)
+        else:
+            self.admission.close_session(work)
+        self._done += 1
+        self.progress(self._done)
+
+    def _leave(self, work: Work, how: str) -> None:
+        self.meter.ended[how] += 1
+        if self.admission.session_of(work):
+            self._note_turn(work, how)
+        work.stop()
+        self.running.remove(work)
+
+    def _note_turn(self, work: Work, how: str) -> None:
+        """Counts a turn of a session that ended, and has the states seen that the session keeps."""
+        aborted = "turn" if work.begun else "turn before any step"
+        which = "first" if work.turn == 0 else "later"
+        self.meter.session_turns[f"{how}, {which} {aborted}" if how == "aborted" else how] += 1
+        for snapshot in self.admission.kept(work):
+            self.witness.watch(work.conversation.number, snapshot, "state of a session")

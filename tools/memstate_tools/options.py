@@ -1,0 +1,36 @@
+"""Options that several tools have. Imports no torch before a command runs."""
+
+import os
+from typing import Annotated
+
+import typer
+
+from memstate.cli.options import writable
+from memstate.cli.output import fail
+from memstate_tools.names import Backend
+
+BackendOption = Annotated[Backend, typer.Option(help="Implementation that executes the kernels.")]
+
+
+def choose_backend(backend: Backend) -> None:
+    """Sets TRITON_INTERPRET for a backend. Triton reads it when kernels are imported, so call this first."""
+    if backend == "interpreter":
+        os.environ["TRITON_INTERPRET"] = "1"
+    elif backend == "cuda":
+        os.environ.pop("TRITON_INTERPRET", None)
+
+
+def device_of(backend: Backend) -> str:
+    """Returns "cuda" or "cpu" for a backend; ends the command where the backend cannot run."""
+    import torch
+
+    if backend == "cuda" and not torch.cuda.is_available():
+        fail("backend 'cuda': no CUDA device here; use --backend reference or interpreter")
+    return "cuda" if torch.cuda.is_available() and backend in ("cuda", "auto") else "cpu"
+
+
+def output_file(path: str | None) -> str | None:
+    """Checks like `writable`, and refuses stdout."""
+    if path == "-":
+        raise typer.BadParameter("'-': expected a path; stdout is for --json")
+    return writable(path)

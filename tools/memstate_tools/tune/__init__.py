@@ -1,0 +1,6 @@
+"""Finds launch configurations: checks each against the reference, then times it, or ranks it by its compiled code."""
+
+from memstate_tools.tune.record import document, require_folder, store, table
+from memstate_tools.tune.trials import KERNELS, SweepResult, Trial, sweep
+
+__all__ = ["KERNELS", "SweepResult", "Trial", "document", "require_folder", "store", "sweep", "table"]

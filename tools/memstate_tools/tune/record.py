@@ -1,0 +1,152 @@
+"""What a sweep leaves: a document for people and scripts, and the file that launches read."""
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import asdict, fields
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from memstate.atomic import replacing
+from memstate.cli.units import measured
+from memstate.errors import InvalidArgument
+from memstate.kernels import tuned
+from memstate.kernels.tuned import Config
+from memstate_tools.tune.trials import SweepResult, Trial, is_default
+
+
+def document(outcome: SweepResult) -> dict[str, Any]:
+    """Returns the content of the file, with every trial and what was excluded and why."""
+    best = outcome.best
+    trials = [
+        _entry(trial) | {
+            "why": trial.why, "details": trial.details, "us": trial.micros, "default": is_default(trial),
+            "chosen": trial in best,
+        }
+        for trial in outcome.trials
+    ]  # fmt: skip
+    return contents(outcome) | {"complete": outcome.complete, "trials": trials}
+
+
+def contents(outcome: SweepResult) -> dict[str, Any]:
+    """Returns what `memstate.kernels.tuned` reads: the best configuration of each kernel and key."""
+    return {
+        "format": tuned.FORMAT,
+        "device": outcome.device,
+        "date": datetime.now(UTC).date().isoformat(),
+        "versions": versions(),
+        "timed": outcome.timed,
+        "yardstick": outcome.yardstick,
+        "entries": [_entry(trial) for trial in outcome.best],
+    }
+
+
+def require_folder(folder: Path | None = None) -> None:
+    """Checks that `store` could write to a folder, without making it.
+
+    Args:
+        folder: Where. Default: the user's.
+
+    Raises:
+        InvalidArgument: Says how to choose another.
+    """
+    folder = folder or tuned.user_folder()
+    there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+    if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
+        raise InvalidArgument(
+            f"nothing can be stored in {folder}: {there} is no folder that can be written to;"
+            " MEMSTATE_TUNED names another, --dry-run stores nothing"
+        )
+
+
+def store(outcome: SweepResult, folder: Path | None = None) -> Path:
+    """Writes the file of the device whole or not at all, and makes this process read it.
+
+    Entries of the old file stay where this sweep has none for their key and they were made alike: timed or not, with
+    the same versions.
+
+    Args:
+        outcome: The sweep.
+        folder: Where. Default: the user's.
+
+    Raises:
+        InvalidArgument: Nothing is left to store.
+        OSError: The file cannot be written.
+    """
+    new = contents(outcome)
+    if not new["entries"]:
+        raise InvalidArgument(f"nothing to store for {outcome.device}: every configuration is excluded")
+    folder = folder or tuned.user_folder()
+    path = folder / tuned.file_name(outcome.device)
+    new["entries"] += _kept(path, new)
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write(json.dumps(new, indent=2).encode() + b"\n")
+        file.flush()
+        tuned.read(Path(file.name))  # nothing is put there that a launch would refuse
+    tuned.forget()
+    return path
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of what compiled the kernels, as far as they are known."""
+    found = {}
+    for package in ("torch", "triton"):
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def text_of(config: Config) -> str:
+    """Returns a configuration in one line."""
+    return " ".join(f"{field.name}={getattr(config, field.name)}" for field in fields(config))
+
+
+def marks(trial: Trial, outcome: SweepResult) -> list[str]:
+    """Returns what a trial is: "chosen", "default", both or neither."""
+    found = {"chosen": trial in outcome.best, "default": is_default(trial)}
+    return [name for name, holds in found.items() if holds]
+
+
+def in_order(outcome: SweepResult) -> list[Trial]:
+    """Returns the trials kernel by kernel, the chosen one first and the excluded last."""
+    best = outcome.best
+    kernels = list(dict.fromkeys(trial.kernel for trial in outcome.trials))
+    return sorted(
+        outcome.trials,
+        key=lambda trial: (kernels.index(trial.kernel), trial not in best, not trial.value, -trial.goodness),
+    )
+
+
+def table(outcome: SweepResult, stored: str | None) -> tuple[str, list[dict[str, Any]]]:
+    """Returns a title, and a row per trial, those of a kernel together."""
+    how = "timed" if outcome.timed else "NOT timed (no GPU): ranked by compiled code, launches keep their defaults"
+    how += "" if outcome.complete else "; INCOMPLETE"
+    rows = [
+        {
+            "kernel": f"{trial.kernel}, {trial.key}", "configuration": text_of(trial.config),
+            "time": measured(trial.micros, "us"), "value": measured(trial.value, trial.unit),
+            "note": trial.why or ", ".join(marks(trial, outcome)),
+        }
+        for trial in in_order(outcome)
+    ]  # fmt: skip
+    return f"{outcome.device}, {how}; {f'stored in {stored}' if stored else 'nothing stored'}", rows
+
+
+def _kept(path: Path, new: dict[str, Any]) -> list[dict[str, Any]]:
+    try:
+        old = tuned.read(path)
+    except ValueError:  # not there, or of no use to a launch either
+        return []
+    alike = all(old[name] == new[name] for name in ("device", "timed", "versions"))
+    replaced = {(entry["kernel"], entry["key"]) for entry in new["entries"]}
+    return [entry for entry in old["entries"] if alike and (entry["kernel"], entry["key"]) not in replaced]
+
+
+def _entry(trial: Trial) -> dict[str, Any]:
+    return {
+        "kernel": trial.kernel, "key": trial.key, "config": asdict(trial.config),
+        "value": trial.value, "unit": trial.unit, "checked": trial.checked,
+    }  # fmt: skip

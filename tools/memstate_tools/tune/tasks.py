@@ -1,0 +1,64 @@
+"""What is done with configurations one by one, here or in a second process. Judges nothing.
+
+Kernels are interpreted in a process or compiled in it, never both. Checking without a GPU needs the one kind, compiling
+the other. A process that is not of the kind asks a second one, which runs this file.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from memstate.errors import ConfigurationError
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tuned import CONFIGS, KERNEL_OF, Config
+from memstate_tools.models import toy_of
+from memstate_tools.tune.check import wrong
+from memstate_tools.tune.cost import cost
+from memstate_tools.tune.grid import model_for
+from memstate_tools.worker import WorkerFailed, run_module, serve
+
+Finding = dict[str, Any]
+
+
+def check(config: Config, model: str) -> Finding:
+    """Interprets a kernel on states of a toy size: `why` says what is wrong."""
+    kernel = KERNEL_OF[type(config)]
+    toy = toy_of(model_for(kernel, model)[1], kernel)
+    return {"why": wrong(config, toy, Backend("interpreter"), torch.seed() % 2**31)}
+
+
+def compiled(config: Config, target: str) -> Finding:
+    """Returns the fields of `memstate_tools.tune.cost.Cost`."""
+    return asdict(cost(config, target))
+
+
+TASKS: dict[str, Callable[[Config, str], Finding]] = {"check": check, "compiled": compiled}
+
+
+def findings(task: str, argument: str, configs: Sequence[Config]) -> Iterator[Finding]:
+    """Yields what a task finds, configuration by configuration.
+
+    Raises:
+        ConfigurationError: The second process failed.
+    """
+    if not configs:
+        return
+    interpreted = Backend("auto").name == "interpreter"
+    if interpreted == (task == "check"):
+        for config in configs:
+            yield TASKS[task](config, argument)
+        return
+    given = json.dumps([(KERNEL_OF[type(config)], asdict(config)) for config in configs])
+    try:
+        yield from run_module("memstate_tools.tune.tasks", task, argument, given, interpret=task == "check")
+    except WorkerFailed as error:
+        raise ConfigurationError(f"tune: the process for {task!r} of {len(configs)} configurations: {error}") from error
+
+
+if __name__ == "__main__":
+    name, given, asked = sys.argv[1:]
+    serve(lambda: (TASKS[name](CONFIGS[kernel](**config), given) for kernel, config in json.loads(asked)))

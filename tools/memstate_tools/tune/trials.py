@@ -1,0 +1,295 @@
+"""The sweep: every configuration is checked, then timed on a GPU or, without one, ranked by what it compiles to.
+
+It goes in two rounds. The first changes one axis of the default at a time, the cheapest axis first. The second combines
+the best values of all axes.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.util import find_spec
+from itertools import groupby
+from statistics import geometric_mean
+from typing import Any
+
+import torch
+
+from memstate.errors import ConfigurationError, InvalidArgument
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tuned import CONFIGS, KERNEL_OF, Config, device_name, trying
+from memstate_tools.bench.clock import DeviceClock, TooSlow
+from memstate_tools.compile import TARGETS
+from memstate_tools.models import Model, model_of, toy_of
+from memstate_tools.tune import cost
+from memstate_tools.tune.check import ROWS, wrong
+from memstate_tools.tune.grid import combinations, key_of, model_for, one_at_a_time
+from memstate_tools.tune.tasks import findings
+from memstate_tools.workload import Workload, fitting, make
+
+KERNELS = tuple(CONFIGS)
+MARGIN = 1.02  # what another configuration must be better by than the default: less is chance
+RATE = "bytes/s"
+BATCHES = (1, 8, 64)  # slots that move, or rows of a step: one, some, many
+COPIES = 8  # of a slot: two batches of planes, what lies beside them, the twin of a check, and what torch allocates
+
+Stopwatch = Callable[[Callable[[], object]], float]  # a call -> the seconds that the device takes for it
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What became of one configuration.
+
+    Attributes:
+        kernel: Name of the kernel.
+        key: What it was tried for.
+        config: The configuration.
+        checked: Whether its results are those of the reference.
+        value: Bytes a second where timed, or the weight of `memstate_tools.tune.cost`; None if it is excluded.
+        unit: Of the value.
+        why: What excludes it, empty if nothing does.
+        details: What the value was made of.
+        micros: Device time of a call, the geometric mean over operations and batches; None where nothing was timed.
+    """
+
+    kernel: str
+    key: str
+    config: Config
+    checked: bool
+    value: float | None
+    unit: str
+    why: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    micros: float | None = None
+
+    @property
+    def goodness(self) -> float:
+        """More is better, 0 if it is excluded."""
+        value = self.value or 0.0
+        return value if self.unit == RATE or not value else 1 / value
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """A sweep on `device`, or for it where nothing was timed.
+
+    Attributes:
+        device: Name of the device or target.
+        timed: Whether configurations were timed.
+        trials: In the order in which they were made.
+        yardstick: Of a timed sweep, the device's own copy of as many slots, bytes a second before and after the trials.
+        complete: Whether every configuration was tried.
+    """
+
+    device: str
+    timed: bool
+    trials: tuple[Trial, ...]
+    yardstick: dict[str, list[float]] = field(default_factory=dict)
+    complete: bool = True
+
+    @property
+    def best(self) -> list[Trial]:
+        """Of each kernel the best trial that is left, if any is: the default, unless another is better by a margin.
+
+        What is measured differs from run to run.
+        """
+        found = []
+        for _, trials in groupby(sorted(self.trials, key=_key), key=_key):
+            left = sorted((trial for trial in trials if trial.value), key=lambda trial: -trial.goodness)
+            default = next((trial for trial in left if is_default(trial)), None)
+            if default and left[0].goodness <= MARGIN * default.goodness:
+                left = [default]
+            found += left[:1]
+        return sorted(found, key=lambda trial: KERNELS.index(trial.kernel))
+
+    @property
+    def wrong(self) -> list[Trial]:
+        """Trials whose results are not those of the reference."""
+        return [trial for trial in self.trials if not trial.checked]
+
+
+def is_default(trial: Trial) -> bool:
+    """Whether a trial is that of the default."""
+    return trial.config == CONFIGS[trial.kernel]()
+
+
+def sweep(
+    model: str = "qwen3_next",
+    kernels: Sequence[str] = KERNELS,
+    target: str = "sm_90",
+    limit: int | None = None,
+    progress: Progress | None = None,
+    device: torch.device | None = None,
+    stopwatch: Stopwatch | None = None,
+    found: Callable[[Trial], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> SweepResult:
+    """Tries launch configurations for the states of a model.
+
+    With a GPU, each is checked there on states of the model and timed. Without, each is checked by an interpreter on
+    small states, and ranked by what it compiles to for `target`; nothing that was not timed changes a launch.
+
+    Args:
+        model: Name of a preset. A kernel without a state in it takes that of another model; its key says so.
+        kernels: Names in `KERNELS`.
+        target: Name in `TARGETS`.
+        limit: How many configurations of each kernel, the default among these. None: all.
+        progress: Called with (done, total); the total grows when it is known what to combine.
+        device: Where to try them. Default: the GPU if there is one.
+        stopwatch: Measures a call. Default: a clock of the device. With one, launches are timed wherever they run.
+        found: Called with each trial once it is made.
+        stop: Asked before each trial; the sweep ends where it says True.
+
+    Raises:
+        InvalidArgument: A name is unknown.
+        ConfigurationError: Triton is not installed.
+
+    Syncs: yes.
+    """
+    unknown = [kernel for kernel in kernels if kernel not in KERNELS]
+    if unknown or not kernels:
+        raise InvalidArgument(f"kernels {', '.join(unknown) or 'missing'}: expected {', '.join(KERNELS)}")
+    if target not in TARGETS:
+        raise InvalidArgument(f"target {target!r}: expected one of {', '.join(TARGETS)}")
+    if find_spec("triton") is None:
+        raise ConfigurationError("tuning kernels needs Triton, which is not installed; it exists for Linux only")
+    model_of(model)
+    kernels = tuple(dict.fromkeys(kernels))
+    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda" and stopwatch is None:
+        clock = DeviceClock(device)
+        stopwatch = lambda act: clock.alone(act).device  # noqa: E731  (with a cold cache, without the host's part)
+    bench = _Ranking(model, target) if stopwatch is None else _Timing(model, device, stopwatch)
+    first = [config for kernel in kernels for config in one_at_a_time(kernel, bench.timed, limit)]
+    most, before, trials = len(first), bench.yardstick(), list[Trial]()
+
+    def run(configs: Sequence[Config]) -> bool:
+        """Tries configurations one after the other. Returns whether it came to the end."""
+        made = bench.trials(configs)
+        for _ in configs:
+            if stop and stop():
+                return False
+            trials.append(next(made))
+            if found:
+                found(trials[-1])
+            if progress:
+                progress(len(trials), most)
+        return True
+
+    complete, second = run(first), list[Config]()
+    for kernel in kernels if complete else ():
+        goodness = {trial.config: trial.goodness for trial in trials if trial.kernel == kernel and trial.value}
+        second += combinations(kernel, bench.timed, goodness, limit)
+    most = len(trials) + len(second)
+    complete = complete and run(second)
+    after = bench.yardstick()
+    rates = {name: [before[name], after[name]] for name in before}
+    return SweepResult(bench.device, bench.timed, tuple(trials), rates, complete)
+
+
+class _Ranking:
+    """Checks configurations in an interpreter, and ranks them by what they compile to for a target."""
+
+    timed, unit = False, cost.UNIT
+
+    def __init__(self, model: str, target: str) -> None:
+        self.model, self.device = model, target
+
+    def yardstick(self) -> dict[str, float]:
+        return {}
+
+    def key(self, kernel: str) -> str:
+        return key_of(kernel, model_for(kernel, self.model)[1])
+
+    def trials(self, configs: Sequence[Config]) -> Iterator[Trial]:
+        checks, costs = findings("check", self.model, configs), findings("compiled", self.device, configs)
+        for config, check, fields in zip(configs, checks, costs, strict=True):
+            kernel, found = KERNEL_OF[type(config)], cost.Cost(**fields)
+            why = check["why"] or found.why
+            value = None if why else found.weight
+            yield Trial(kernel, self.key(kernel), config, not check["why"], value, self.unit, why, fields)
+
+
+class _Timing:
+    """Checks and times configurations on a device; on a CPU, where a test brings its clock, at toy sizes."""
+
+    timed, unit = True, RATE
+
+    def __init__(self, model: str, device: torch.device, stopwatch: Stopwatch) -> None:
+        self._model, self._device, self._stopwatch = model, device, stopwatch
+        self.device, self._on_gpu = device_name(device), device.type == "cuda"
+        self._backend = Backend("auto", device)
+        self._target = own_target(device)
+
+    @property
+    def _free(self) -> int:
+        if self._on_gpu:
+            torch.cuda.empty_cache()  # what fits is asked of the driver
+        return torch.cuda.mem_get_info(self._device)[0] if self._on_gpu else 2**20
+
+    def _states(self, kernel: str) -> Model:
+        model = model_for(kernel, self._model)[1]
+        return model if self._on_gpu else toy_of(model, kernel)
+
+    def yardstick(self) -> dict[str, float]:
+        """How fast the device copies so many slots in one piece: bytes a second that are read and written."""
+        slot, rates = self._states("copy").layout.bytes_per_slot, {}
+        for size in fitting(BATCHES, COPIES * slot, self._free):
+            to, of = torch.zeros(2, size * slot, dtype=torch.uint8, device=self._device).random_(0, 256)
+            rates[f"{size} slots"] = 2 * size * slot / self._stopwatch(partial(to.copy_, of))
+        return rates
+
+    def key(self, kernel: str) -> str:
+        return key_of(kernel, self._states(kernel))
+
+    def trials(self, configs: Sequence[Config]) -> Iterator[Trial]:
+        for kernel, group in groupby(configs, key=lambda config: KERNEL_OF[type(config)]):
+            states = self._states(kernel)
+            free = self._free
+            checked = states if 2 * COPIES * ROWS * states.layout.bytes_per_slot < free else toy_of(states, kernel)
+            sizes, seed = fitting(BATCHES, COPIES * states.layout.bytes_per_slot, free), torch.seed() % 2**31
+            batches = {size: make(kernel, states, size, self._backend, seed) for size in sizes}
+            default = 0.0
+            for config in group:
+                trial = self._trial(kernel, config, checked, batches)
+                default = trial.value or 0.0 if is_default(trial) else default
+                if trial.value and trial.value >= default:  # what may be chosen must neither spill nor move few bytes
+                    trial = self._inspected(trial)
+                yield trial
+
+    def _inspected(self, trial: Trial) -> Trial:
+        """The trial, excluded if its compiled code is not what it must be. Compiling takes longer than timing."""
+        why = cost.cost(trial.config, self._target).why if self._target else ""
+        return replace(trial, value=None, micros=None, why=why) if why else trial
+
+    def _trial(self, kernel: str, config: Config, checked: Model, batches: Mapping[int, Workload]) -> Trial:
+        bad, key = wrong(config, checked, self._backend, torch.seed() % 2**31), self.key(kernel)
+        if bad:
+            return Trial(kernel, key, config, False, None, self.unit, bad)
+        try:
+            with trying(config):
+                spent = {
+                    f"{op}, {size}": (self._stopwatch(act), workload.nbytes[op])
+                    for size, workload in batches.items()
+                    for op, act in workload.acts.items()
+                }
+        except TooSlow as error:
+            return Trial(kernel, key, config, True, None, self.unit, str(error))
+        rates = {name: nbytes / seconds for name, (seconds, nbytes) in spent.items()}
+        micros = geometric_mean(seconds for seconds, _ in spent.values()) * 1e6
+        value = geometric_mean(rates.values())  # few and many slots weigh the same
+        return Trial(kernel, key, config, True, value, self.unit, "", rates, micros)
+
+
+def _key(trial: Trial) -> tuple[str, str]:
+    return trial.kernel, trial.key
+
+
+def own_target(device: torch.device) -> str | None:
+    """Returns the compile target of a device; None if nothing is compiled ahead for it, or if it is no GPU."""
+    if device.type != "cuda":
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    architecture = getattr(properties, "gcnArchName", "").split(":")[0]
+    name = architecture if torch.version.hip else f"sm_{properties.major}{properties.minor}"
+    return name if name in TARGETS else None

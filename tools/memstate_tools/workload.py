@@ -1,0 +1,345 @@
+"""What the kernels that move or compute state are checked and timed on: states, operands, and the bytes that move."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from memstate.errors import InvalidArgument
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import ConvTail, DeltaTail, Mamba3State, SelectiveTail
+from memstate.state.layout import StateLayout
+from memstate.state.planes import Planes
+from memstate.tiers.host.packing import Packing
+from memstate_tools.drafted import DRAFTS, Drafted, drafted, ring
+from memstate_tools.models import AXES, Model
+
+TOKENS = 1  # of a row in a step
+BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # of |got - expected| / |expected|
+Act = Callable[[], object]
+
+
+class Workload(NamedTuple):
+    """What one kernel is run on.
+
+    Attributes:
+        acts: Operation -> the call.
+        nbytes: Operation -> bytes that the call reads and writes.
+        written: Name -> what the calls write.
+        exact: Whether results are those of the reference bit for bit, and not only within `BOUNDS`.
+        indexing: Operation -> the same by torch's indexing, where there is such a thing.
+    """
+
+    acts: dict[str, Act]
+    nbytes: dict[str, int]
+    written: dict[str, Tensor]
+    exact: bool = True
+    indexing: dict[str, Act] = {}  # noqa: RUF012  (never written to)
+
+    def differing(self, other: "Workload") -> str:
+        """Returns the names of what was written and differs; empty if nothing does.
+
+        Syncs: yes.
+        """
+        return ", ".join(name for name, tensor in self.written.items() if self._differs(tensor, other.written[name]))
+
+    def _differs(self, mine: Tensor, other: Tensor) -> bool:
+        if self.exact:
+            return not torch.equal(_bytes(mine), _bytes(other))
+        distance = float((mine.double() - other.double()).norm())
+        return not distance <= BOUNDS[mine.dtype] * float(other.double().norm())
+
+
+def fitting(sizes: tuple[int, ...], bytes_each: int, free_bytes: int) -> tuple[int, ...]:
+    """Returns the sizes of batches that fit three quarters of the memory; the smallest one in any case.
+
+    Args:
+        sizes: Numbers of slots, the smallest first.
+        bytes_each: Memory needed for each slot.
+        free_bytes: Memory of the device that is free.
+    """
+    return tuple(n for n in sizes if bytes_each * n <= 0.75 * free_bytes) or sizes[:1]
+
+
+def make(kernel: str, model: Model, batch: int, backend: Backend, seed: int) -> Workload:
+    """Returns the workload of a kernel; two of the same seed on one device are equal.
+
+    Args:
+        kernel: A name in `MAKERS`: a kernel with configurations, or `mamba3`, which has one.
+        model: Its states.
+        batch: Slots that are moved, or rows of a step. Twice as many slots are allocated.
+        backend: Runs the calls.
+        seed: Of all values.
+
+    Raises:
+        InvalidArgument: The kernel is unknown, or the model has no state for it.
+    """
+    if kernel not in MAKERS or not model.has(kernel):
+        raise InvalidArgument(f"kernel {kernel!r}: there is none, or the model has no state for it")
+    generator = torch.Generator(backend.device).manual_seed(seed)
+    return MAKERS[kernel](model, batch, backend, generator)
+
+
+def _random(backend: Backend, generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float32, device=backend.device)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def _planes(layout: StateLayout, slots: int, backend: Backend, generator: torch.Generator, numbers: bool) -> Planes:
+    """Planes in random bytes, or where kernels compute in random numbers."""
+    planes = Planes(layout, slots, backend)
+    for arena in planes.arenas:
+        arena.random_(0, 256, generator=generator)  # bytes that are all the same may move faster
+    if numbers:
+        for plane in planes.values():
+            plane.normal_(generator=generator)
+    planes.scrub_null()
+    return planes
+
+
+def _slots(batch: int, backend: Backend, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Two vectors of slots out of 1 to 2 `batch`, in random order."""
+    order = torch.randperm(2 * batch, generator=generator, device=backend.device).int() + 1
+    return order[:batch].contiguous(), order[batch:].contiguous()
+
+
+def _arenas(planes: Planes) -> dict[str, Tensor]:
+    return {f"arena {number}": arena for number, arena in enumerate(planes.arenas)}
+
+
+def _copies(model: Model, batch: int, backend: Backend, generator: torch.Generator) -> Workload:
+    planes = _planes(model.layout, 2 * batch, backend, generator, numbers=False)
+    dst, src = _slots(batch, backend, generator)
+    size = batch * model.layout.payload_bytes_per_slot
+    to, of = dst.long(), src.long()
+
+    def indexed() -> None:
+        for plane in planes.values():
+            plane[:, to] = plane[:, of]
+
+    def zeroed() -> None:
+        for plane in planes.values():
+            plane.index_fill_(1, to, 0)
+
+    acts: dict[str, Act] = {
+        "copy": partial(planes.copy, dst, src, due=batch), "zero": partial(planes.zero, dst, due=batch),
+    }  # fmt: skip
+    indexing: dict[str, Act] = {"copy": indexed, "zero": zeroed}
+    return Workload(acts, {"copy": 2 * size, "zero": size}, _arenas(planes), indexing=indexing)
+
+
+def _batch_of(model: Model, batch: int, planes: Planes, generator: torch.Generator) -> tuple[str, Tensor]:
+    """The largest plane, and a batch of it."""
+    plane = max(model.layout.planes, key=lambda each: each.elements * each.dtype.itemsize)
+    shape = (model.layout.layers_of(plane), batch, *plane.shape)
+    values = torch.empty(prod(shape) * plane.dtype.itemsize, dtype=torch.uint8, device=planes.device)
+    return plane.name, values.random_(0, 256, generator=generator).view(plane.dtype).view(shape)
+
+
+def _gather(model: Model, batch: int, backend: Backend, generator: torch.Generator) -> Workload:
+    planes = _planes(model.layout, 2 * batch, backend, generator, numbers=False)
+    name, out = _batch_of(model, batch, planes, generator)
+    ids, _ = _slots(batch, backend, generator)
+    act, indexed = (
+        partial(planes.gather, name, ids, out=out),
+        partial(torch.index_select, planes[name], 1, ids, out=out),
+    )
+    return Workload({"gather": act}, {"gather": 2 * out.nbytes}, {"out": out}, indexing={"gather": indexed})
+
+
+def _scatter(model: Model, batch: int, backend: Backend, generator: torch.Generator) -> Workload:
+    planes = _planes(model.layout, 2 * batch, backend, generator, numbers=False)
+    name, values = _batch_of(model, batch, planes, generator)
+    ids, _ = _slots(batch, backend, generator)
+    act, indexed = partial(planes.scatter, name, ids, values), partial(planes[name].index_copy_, 1, ids.long(), values)
+    return Workload({"scatter": act}, {"scatter": 2 * values.nbytes}, _arenas(planes), indexing={"scatter": indexed})
+
+
+def _pack(model: Model, batch: int, backend: Backend, generator: torch.Generator, int8: int | None = None) -> Workload:
+    """Slots to records and back, as they are or as int8 over an axis."""
+    layout = model.layout
+    if int8 is not None:
+        layout = replace(layout, planes=(model.plane("ssm"),))
+    planes = _planes(layout, 2 * batch, backend, generator, numbers=int8 is not None)
+    packing = Packing(planes, None if int8 is None else {"ssm": int8})
+    of, to = _slots(batch, backend, generator)
+    places = torch.randperm(batch, generator=generator, device=backend.device).int()
+    records = torch.zeros(batch, packing.nbytes, dtype=torch.uint8, device=backend.device)
+    names = ("pack", "unpack") if int8 is None else ("pack int8", "unpack int8")
+    acts: dict[str, Act] = {
+        names[0]: partial(packing.pack, None, of, places, records),
+        names[1]: partial(packing.unpack, None, to, places, records),
+    }
+    size = batch * (layout.payload_bytes_per_slot + packing.layout.payload_bytes_per_slot)
+    return Workload(acts, dict.fromkeys(names, size), _arenas(planes) | {"records": records})
+
+
+def _pack_int8(model: Model, batch: int, backend: Backend, generator: torch.Generator) -> Workload:
+    return _pack(model, batch, backend, generator, AXES[model.rule])
+
+
+class _Rows(NamedTuple):
+    """The vectors of a step: every row reads one slot and writes another, and takes no snapshot."""
+
+    read: Tensor
+    write: Tensor
+    snapshot: Tensor
+    tokens: Tensor
+
+
+def _rows(batch: int, backend: Backend, generator: torch.Generator) -> _Rows:
+    read, write = _slots(batch, backend, generator)
+    return _Rows(read, write, torch.zeros_like(read), torch.full_like(read, TOKENS))
+
+
+def _step(
+    name: str, planes: Planes, plane: str, batch: int, inputs: Sequence[Tensor | None], out: Tensor, act: Act,
+    drafts: Drafted,
+) -> Workload:  # fmt: skip
+    """A step of one layer; it reads and writes a state for each row, its inputs and its output. Then with drafts."""
+    states = 2 * batch * planes[plane][0][0].nbytes
+    size = states + out.nbytes + sum(tensor.nbytes for tensor in inputs if tensor is not None)
+    sizes = {name: size} | dict.fromkeys(drafts.acts, states + drafts.nbytes)
+    return Workload({name: act} | drafts.acts, sizes, {"out": out, plane: planes[plane], **drafts.written}, exact=False)
+
+
+def delta_inputs(
+    shape: tuple[int, ...],
+    channels: int,
+    batch: int,
+    device: torch.device,
+    generator: torch.Generator | None = None,
+    per_key: bool = False,
+    tokens: int = TOKENS,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Returns q, k, v, decay and beta of each token of a row: keys of norm 1, decays below 0, betas between 0 and 1.
+
+    So states stay bounded however often a step is repeated.
+
+    Args:
+        shape: Heads, keys and values of a state.
+        channels: Of the convolution; what values leave is for q and k.
+        batch: Rows.
+        device: Of the result.
+        generator: Of the values.
+        per_key: Whether there is a decay for each key channel.
+        tokens: Of a row.
+    """
+    heads, key, value = shape
+    key_heads = max(1, (channels - heads * value) // (2 * key))
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn((batch, tokens, *shape), generator=generator, dtype=torch.float32, device=device)
+
+    q, k = (torch.nn.functional.normalize(random(key_heads, key), dim=-1).bfloat16() for _ in range(2))
+    decay = -(random(heads, key) if per_key else random(heads)).abs()
+    return q, k, random(heads, value).bfloat16(), decay, random(heads).sigmoid()
+
+
+def _gated_delta(model: Model, batch: int, backend: Backend, generator: torch.Generator) -> Workload:
+    layout = replace(model.layout, layers=1)
+    planes = _planes(layout, 2 * batch, backend, generator, numbers=True)
+    shape, channels = model.plane("ssm").shape, max(model.plane("conv").shape)
+    inputs = delta_inputs(shape, channels, batch, backend.device, generator, model.rule == "kda")
+    out, rows = torch.zeros_like(inputs[2]), _rows(batch, backend, generator)
+    act = partial(backend.gated_delta_step, *inputs, planes["ssm"][0], *rows, None, out)
+    given = delta_inputs(shape, channels, batch, backend.device, generator, model.rule == "kda", DRAFTS)
+    _, k, v, decay, beta = given
+    tail = DeltaTail(ring(generator, k), ring(generator, v), ring(generator, decay), ring(generator, beta))
+    step = partial(backend.gated_delta_step, *given, planes["ssm"][0], *rows[:3])
+    drafts = drafted("gated delta", step, batch, torch.zeros_like(v), tail, given)
+    return _step("gated delta", planes, "ssm", batch, inputs, out, act, drafts)
+
+
+def _selective(model: Model, batch: int, backend: Backend, generator: torch.Generator) -> Workload:
+    layout = replace(model.layout, layers=1)
+    planes = _planes(layout, 2 * batch, backend, generator, numbers=True)
+    tied, states = model.rule == "mamba2", planes["ssm"][0]
+    states = states if tied else states.unsqueeze(1)  # Mamba-1 is one head
+    heads, dim, state = states.shape[1:]
+    groups = max(1, (max(model.plane("conv").shape) - heads * dim) // (2 * state)) if tied else 1
+    random = partial(_random, backend, generator)
+    own = (heads,) if tied else (heads, dim)
+
+    def inputs(tokens: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        x, z = (random(batch, tokens, heads, dim).bfloat16() for _ in range(2))
+        b, c = (random(batch, tokens, groups, state).bfloat16() for _ in range(2))
+        return x, z, b, c, random(batch, tokens, *own).bfloat16()
+
+    x, z, b, c, dt = inputs(TOKENS)
+    a = -random(*own).exp() if tied else -random(heads, dim, state).exp()
+    d, bias, out = random(*own), random(*own).abs(), torch.zeros_like(x)
+    rows = _rows(batch, backend, generator)
+    act = partial(backend.selective_step, x, dt, a, b, c, states, *rows, d, z, bias, True, out)
+    some = inputs(DRAFTS)
+    tail = SelectiveTail(ring(generator, some[0]), ring(generator, some[2]), ring(generator, some[4], torch.float32))
+    given: dict[str, Any] = {
+        "x": some[0],
+        "dt": some[4],
+        "a": a,
+        "b": some[2],
+        "c": some[3],
+        "d": d,
+        "z": some[1],
+        "dt_bias": bias,
+    }
+    step = partial(
+        backend.selective_step,
+        **given,
+        state=states,
+        softplus=True,
+        read=rows.read,
+        write=rows.write,
+        snapshot=rows.snapshot,
+    )
+    drafts = drafted("selective", step, batch, torch.zeros_like(some[0]), tail, some)
+    return _step("selective", planes, "ssm", batch, (x, z, b, c, dt, a, d, bias), out, act, drafts)
+
+
+def _conv(model: Model, batch: int, backend: Backend, generator: torch.Generator) -> Workload:
+    layout = replace(model.layout, layers=1, planes=(model.plane("conv"),))
+    planes = _planes(layout, 2 * batch, backend, generator, numbers=True)
+    windows = planes["conv"][0]
+    windows = windows if windows.shape[1] < windows.shape[2] else windows.transpose(1, 2)  # as `slot tap-1 channel`
+    taps, channels = windows.shape[1] + 1, windows.shape[2]
+    random = partial(_random, backend, generator)
+    x, weight = random(batch, TOKENS, channels).bfloat16(), random(channels, taps).bfloat16()
+    out, rows = torch.zeros_like(x), _rows(batch, backend, generator)
+    act = partial(backend.conv_step, x, weight, None, windows, *rows, "silu", out)
+    some = random(batch, DRAFTS, channels).bfloat16()
+    step = partial(backend.conv_step, some, weight, None, windows, *rows[:3])
+    drafts = drafted("conv", step, batch, torch.zeros_like(some), ConvTail(ring(generator, some)), (some, weight))
+    return _step("conv", planes, "conv", batch, (x, weight), out, act, drafts)
+
+
+def _mamba3(model: Model, batch: int, backend: Backend, generator: torch.Generator) -> Workload:
+    planes = _planes(replace(model.layout, layers=1), 2 * batch, backend, generator, numbers=True)
+    planes["angle"].uniform_(-1, 1, generator=generator)  # and small turns: no result lies near a whole one
+    planes.scrub_null()
+    kept = Mamba3State(*(planes[name][0] for name in Mamba3State._fields))
+    (heads, dim, state), angles = kept.ssm.shape[1:], kept.angle.shape[-1]
+    random = partial(_random, backend, generator)
+    x, z = (random(batch, TOKENS, heads, dim).bfloat16() for _ in range(2))
+    b, c = (random(batch, TOKENS, 1, state).bfloat16() for _ in range(2))
+    dt, decay = random(batch, TOKENS, heads).abs().clamp(max=1), -random(batch, TOKENS, heads).abs()
+    trap, rotation = random(batch, TOKENS, heads).bfloat16(), (random(batch, TOKENS, angles) / 8).bfloat16()
+    inputs = x, b, c, dt, decay, trap, rotation, random(heads, state), random(heads, state), random(heads)
+    out, rows = torch.zeros_like(x), _rows(batch, backend, generator)
+    act = partial(backend.mamba3_step, *inputs, kept, *rows, z, out)
+    size = out.nbytes + z.nbytes + sum(each.nbytes for each in inputs) + 2 * batch * sum(p[0].nbytes for p in kept)
+    written = {"out": out} | {name: planes[name] for name in Mamba3State._fields}
+    return Workload({"mamba3": act}, {"mamba3": size}, written, exact=False)
+
+
+MAKERS: dict[str, Callable[[Model, int, Backend, torch.Generator], Workload]] = {
+    "copy": _copies, "gather": _gather, "scatter": _scatter, "pack": _pack, "pack_int8": _pack_int8,
+    "gated_delta": _gated_delta, "selective": _selective, "conv": _conv,
+    "mamba3": _mamba3,
+}  # fmt: skip

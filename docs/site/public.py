@@ -35,7 +35,7 @@ OTHERS = (
     "memstate.requests.handles.RowInfo",
     "memstate.errors.CompileFailed",
     "memstate.slots.inspect.Inspection",
-    "memstate.cli.traces.make.make",
+    "memstate_tools.traces.make.make",
 )
 BACKEND = "memstate.kernels.dispatch"
 # First on their pages; other names follow as `__all__` has them.

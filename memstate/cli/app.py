@@ -15,7 +15,7 @@ except ModuleNotFoundError as error:
 
 import memstate
 from memstate.cli import beside, output
-from memstate.cli.commands import capacity, inspect, top, traces
+from memstate.cli.commands import capacity, inspect, replay, top
 
 app = typer.Typer(
     pretty_exceptions_enable=False,
@@ -23,7 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="memstate: a memory manager for the recurrent state of hybrid language models.",
 )
-OWN = (capacity.capacity, inspect.inspect, top.top, traces.replay, traces.trace)
+OWN = (capacity.capacity, inspect.inspect, top.top, replay.replay)
 for command in OWN:
     app.command()(command)
 beside.add(app, [command.__name__ for command in OWN])

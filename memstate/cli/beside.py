@@ -13,7 +13,7 @@ import typer
 from memstate.cli.output import fail
 
 GROUP: Final = "memstate.commands"
-TOOLS: Final = ("demo", "compile", "bench", "tune", "check")  # the commands of tools/pyproject.toml
+TOOLS: Final = ("demo", "compile", "bench", "tune", "check", "trace")  # the commands of tools/pyproject.toml
 ANY_ARGUMENTS: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 

@@ -4,4 +4,3 @@ from typing import Literal
 
 StateDtype = Literal["float32", "bfloat16", "float16"]
 KvDtype = Literal["bfloat16", "float16", "float32", "float8"]
-TraceKind = Literal["chat", "shared-prompt", "agent", "mixed", "vllm", "sglang", "openai"]

@@ -69,7 +69,7 @@ def test_the_tools_have_the_version_and_the_commands_that_memstate_knows() -> No
 
 def test_help_lists_all_commands() -> None:
     listed = names(command("--help").out)
-    assert list(listed) == ["capacity", "inspect", "top", "replay", "trace", *beside.TOOLS]
+    assert list(listed) == ["capacity", "inspect", "top", "replay", *beside.TOOLS]
     assert not [said for said in listed.values() if "installed" in said or "broken" in said]
 
 

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from memstate import __version__
 from memstate.cli import app as cli
 from memstate.cli.traces import form
-from memstate.cli.traces.make import make
 from memstate_tools import compile as compiling
 from memstate_tools import tune as tuning
+from memstate_tools.traces.make import make
 from tests.support.command import memstate as here
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ from memstate.cli import layouts
 from memstate.cli import replay as replaying
 from memstate.cli.replay import rated
 from memstate.cli.traces import form
-from memstate.cli.traces.make import make
 from memstate.state.presets import CHECKPOINTS, from_config, kv_from_config
+from memstate_tools.traces.make import make
 from tests.support.command import Done, memstate
 
 ROOT = Path(__file__).parents[2]

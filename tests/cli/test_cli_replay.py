@@ -10,7 +10,7 @@ import pytest
 from memstate.cli import replay as replaying
 from memstate.cli.replay import NAMES, Loop, Replayed
 from memstate.cli.traces import form
-from memstate.cli.traces.make import KINDS, make
+from memstate_tools.traces.make import KINDS, make
 from tests.support.command import Done, memstate
 
 CONTRACT = """requests block_hit_rate ideal_hit_rate policy states pages us_per_match us_per_insert evicted_states

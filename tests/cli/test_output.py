@@ -14,9 +14,9 @@ from memstate.cli import output, units
 from memstate.cli.app import app
 from memstate.cli.tables import table
 from memstate.cli.traces import form
-from memstate.cli.traces.make import make
 from memstate_tools import compile as compiling
 from memstate_tools import names
+from memstate_tools.traces.make import make
 from tests.support.command import memstate
 from tests.support.metered import manager, turn
 

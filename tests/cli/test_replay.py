@@ -14,9 +14,9 @@ import memstate as ms
 from memstate.cli.replay import BOUND, NAMES, Loop, Replayed, bound, compare, rated, replay, table
 from memstate.cli.replay.requests import Units, followed, served
 from memstate.cli.traces import BLOCK, TraceRequest
-from memstate.cli.traces.make import KINDS, make
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.prefix.policies import Lru
+from memstate_tools.traces.make import KINDS, make
 
 ENDS = Loop(every=16 * BLOCK)  # decode leaves no state before that length
 

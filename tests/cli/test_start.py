@@ -11,15 +11,14 @@ from zipfile import ZipFile
 import pytest
 
 import memstate
-from memstate.cli import names
-from memstate.cli.traces.logs import READERS
-from memstate.cli.traces.make import KINDS
 from memstate.engine.capacity import STRATEGIES
 from memstate.kernels.dispatch import NAMES
 from memstate.tiers.settings import Write
 from memstate_tools import bench
 from memstate_tools import names as tools
 from memstate_tools.demo.mixers import MIXERS
+from memstate_tools.traces.logs import READERS
+from memstate_tools.traces.make import KINDS
 from tests.support.command import memstate as command
 
 ROOT = Path(__file__).parents[2]
@@ -127,7 +126,7 @@ def test_choices_are_what_the_code_knows() -> None:
     assert get_args(tools.Model) == tuple(MIXERS)
     assert get_args(tools.Write) == get_args(Write)
     assert set(get_args(tools.Benchmark)) == {"all", *bench.NAMES}
-    assert get_args(names.TraceKind) == (*KINDS, *READERS)
+    assert get_args(tools.TraceKind) == (*KINDS, *READERS)
 
 
 # -- completion ------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Traces: requests with their times, their lengths and the prefixes they share: read, generated, or made of logs.
+"""Traces: requests with their times, their lengths and the prefixes they share.
 
 Knows no model, no engine and no cache; `memstate replay` measures what a trace costs.
 """

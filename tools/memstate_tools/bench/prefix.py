@@ -14,11 +14,11 @@ from collections.abc import Collection, Iterator
 from itertools import count, islice
 
 from memstate.cli.traces import BLOCK
-from memstate.cli.traces.make import make
 from memstate_tools.bench import radix_peer
 from memstate_tools.bench.prefix_prompt import LongPrompt
 from memstate_tools.bench.prefix_sides import Key, Side, Sides
 from memstate_tools.bench.task import Figure, Setting, Task
+from memstate_tools.traces.make import make
 
 TREES = (  # nodes, pages of a key, tokens of a page
     (1000, 32, 1), (10_000, 32, 1), (100_000, 32, 1), (1000, 8, 1), (1000, 512, 1), (200, 8000, 1),

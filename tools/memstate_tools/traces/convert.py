@@ -15,11 +15,11 @@ from typing import Final
 
 from memstate.cli.files import Progress, lines
 from memstate.cli.traces.form import BLOCK, TraceRequest
-from memstate.cli.traces.lines import NO_YEAR, unwrapped
-from memstate.cli.traces.logs import READERS, count, guessed
-from memstate.cli.traces.said import TOKEN, Partial, Said, Tokens
 from memstate.cli.units import several
 from memstate.errors import InvalidArgument
+from memstate_tools.traces.lines import NO_YEAR, unwrapped
+from memstate_tools.traces.logs import READERS, count, guessed
+from memstate_tools.traces.said import TOKEN, Partial, Said, Tokens
 
 LONGEST_LINE: Final = 64 << 20  # bytes of a line: some millions of tokens, as text and as ids
 WAITING: Final = 8192  # requests in memory: their answers come later, and a log may not be in the order of time

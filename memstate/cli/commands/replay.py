@@ -1,4 +1,4 @@
-"""`memstate replay` and `memstate trace`."""
+"""`memstate replay`."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -6,9 +6,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from memstate.cli import names
 from memstate.cli.options import Json, split_names
-from memstate.cli.output import emit, emit_text, one_line_errors, progress
+from memstate.cli.output import emit, one_line_errors, progress
 from memstate.errors import InvalidArgument
 
 
@@ -53,52 +52,6 @@ def replay(
     if len(rates := dict.fromkeys(one.states for one in replayed)) > 1:
         title += f"; other figures: with {list(rates)[-1]} states"
     emit(json_path, rows if len(rows) > 1 else rows[0], title, replaying.table(replayed))
-
-
-def trace(
-    kind: Annotated[names.TraceKind, Argument(help="Kind of workload to make, or of log to read.")],
-    out: Annotated[Path, Option(help="File to write: .jsonl or .jsonl.gz.")],
-    requests: Annotated[int, Option(help="Number of requests to make.")] = 10_000,
-    seed: Annotated[int, Option(help="The same seed makes the same trace.")] = 0,
-    tail: Annotated[
-        int, Option(help="Tokens at the end of each prompt that the next turn lacks, as chat templates add them.")
-    ] = 0,
-    thoughts: Annotated[
-        int,
-        Option(help="Tokens at the start of each answer that the next question lacks; tool calls keep them till then."),
-    ] = 0,
-    log: Annotated[
-        Path | None,
-        Option("--from", help="Log to read: of vLLM, of SGLang, or JSON lines in the form of OpenAI's API; also .gz."),
-    ] = None,
-    tokenizer: Annotated[
-        str | None, Option(help="Folder or name of a tokenizer for texts. Default: 4 bytes of text are a token.")
-    ] = None,
-    json_path: Json = None,
-) -> None:
-    """Make a trace for `replay`.
-
-    It is synthetic, or made of a server's log without what the log says.
-    """
-    from memstate.cli.traces import convert, logs
-    from memstate.cli.traces.form import write
-    from memstate.cli.traces.make import make
-
-    with one_line_errors(), progress("trace", "requests" if log is None else "bytes") as report:
-        if (kind in logs.READERS) != (log is not None):
-            raise InvalidArgument(f"{kind} needs --from FILE" if log is None else f"--from {log}: {kind} reads no log")
-        if log and (tail or thoughts):
-            raise InvalidArgument(f"{kind} reads a log, whose prompts are as they are: leave out --tail and --thoughts")
-        if log and out.exists() and out.samefile(log):
-            raise InvalidArgument(f"--out {out}: this is the log itself: name another file")
-        summary = convert.Summary(0 if log else requests)
-        if log is None:
-            write(out, make(kind, requests, seed, report, tail=tail, thoughts=thoughts))
-        else:
-            tokens = logs.tokenized(tokenizer) if tokenizer else logs.guessed
-            write(out, convert.convert(log, kind, summary, tokens, report))
-    if log or json_path:
-        emit_text(json_path, asdict(summary), str(summary))
 
 
 def _whole(name: str, text: str) -> int:

@@ -17,8 +17,9 @@ import pytest
 
 from memstate.cli import files
 from memstate.cli.replay import replay
-from memstate.cli.traces import BLOCK, TraceRequest, convert, form, logs
+from memstate.cli.traces import BLOCK, TraceRequest, form
 from memstate.errors import InvalidArgument
+from memstate_tools.traces import convert, logs
 from tests.support.command import memstate
 from tests.support.sources import ROOT
 
@@ -247,7 +248,7 @@ def test_a_text_without_an_end_is_read_once(tmp_path: Path) -> None:
     text = r"It\'s \"x\", isn\'t it: " * 50_000
     path = log(tmp_path / "log", [f"{ASKED}'{text}\n", f"{ASKED}None, prompt_token_ids: [1], stop='{text}\n"])
     code = (
-        "from memstate.cli.traces import convert; from pathlib import Path; s = convert.Summary(); "
+        "from memstate_tools.traces import convert; from pathlib import Path; s = convert.Summary(); "
         f"print([one.input_length for one in convert.convert(Path({str(path)!r}), 'vllm', s)], s.skipped_lines)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from memstate.cli.traces.lines import TEXT, message, parts, time
-from memstate.cli.traces.said import TOKEN, Partial, Said, Tokens, packed, salted
-from memstate.cli.traces.sglang import sglang
 from memstate.errors import ConfigurationError
+from memstate_tools.traces.lines import TEXT, message, parts, time
+from memstate_tools.traces.said import TOKEN, Partial, Said, Tokens, packed, salted
+from memstate_tools.traces.sglang import sglang
 
 # An id is the client's own words: what stands elsewhere than vLLM writes it comes from there
 VLLM_ASKED = re.compile(rf"(?s)(?:Received request|Request) (\S+?)(?: details)?: prompt: (?:(None|{TEXT})(, .*))?")

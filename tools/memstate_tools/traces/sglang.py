@@ -5,8 +5,8 @@ import re
 from ast import literal_eval
 from typing import Any, Final
 
-from memstate.cli.traces.lines import TEXT, message, parts, time
-from memstate.cli.traces.said import Partial, Said, Tokens, packed, salted
+from memstate_tools.traces.lines import TEXT, message, parts, time
+from memstate_tools.traces.said import Partial, Said, Tokens, packed, salted
 
 EVENT = re.compile(r'(?s)\{.*"event": *"request\.')
 LOGGED = re.compile(r"(Receive|Finish): obj=")

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 
 from memstate.cli import files
 from memstate.cli.traces import BLOCK, TraceRequest, form
-from memstate.cli.traces import make as making
-from memstate.cli.traces.make import CONTEXT, KINDS, Context, Numbering, make
 from memstate.errors import InvalidArgument
+from memstate_tools.traces import make as making
+from memstate_tools.traces.make import CONTEXT, KINDS, Context, Numbering, make
 
 ROOT = Path(__file__).parents[2]
 LINE = b'{"timestamp": 27, "input_length": 1025, "output_length": 52, "hash_ids": [46, 47, 2353]}\n'

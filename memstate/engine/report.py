@@ -40,7 +40,7 @@ class Reports(Verbs):
 
     def __init__(self, parts: Parts, recount: Recount) -> None:
         super().__init__(parts)
-        self._admission, self._recount = parts.admission, recount
+        self._world, self._admission, self._recount = parts, parts.admission, recount
 
     def info(self, row: int) -> RowInfo:
         """See `StateManager.info`.

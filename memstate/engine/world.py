@@ -203,12 +203,14 @@ class World:
 class Verbs:
     """A group of calls of a manager, with the tables of its world at hand.
 
+    It does not keep the world, which keeps it: a manager that nobody needs gives its memory back at once.
+
     Args:
         world: the world.
     """
 
     def __init__(self, world: World) -> None:
-        self._world, self._guard, self._commands, self._file = world, world.guard, world.commands, world.registers
+        self._guard, self._commands, self._file = world.guard, world.commands, world.registers
         self._table, self._pages, self._holdings, self._marks = world.table, world.pages, world.holdings, world.marks
         self._mirror, self._log, self._planes = world.mirror, world.log, world.planes
         self._cache, self._sessions, self._tiers, self._room = world.cache, world.sessions, world.tiers, world.room

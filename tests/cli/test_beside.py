@@ -36,9 +36,8 @@ def names(text: str) -> dict[str, str]:
 def run(*arguments: str, path: tuple[Path, ...]) -> subprocess.CompletedProcess[str]:
     """`memstate ...` where the tools of this environment are not installed, with folders on the path."""
     hidden = """import runpy, sys, importlib.metadata as metadata
-found = metadata.entry_points
-metadata.entry_points = lambda **given: [p for p in found(**given) if p.dist.name != sys.argv[1]]
-del sys.argv[1]
+found, own = metadata.entry_points, sys.argv.pop(1)
+metadata.entry_points = lambda **given: [p for p in found(**given) if p.dist.name != own]
 runpy.run_module("memstate", run_name="__main__")"""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (*path, TOOLS.parent)))}
     own = [] if TOOLS in path else [PROJECT["name"]]

@@ -50,7 +50,6 @@ RESEARCHER = {
     "choose policy": (f"{GUIDE}#choose-a-policy",),
     "replay a trace": (f"{BENCHMARKS}#replays", "docs/capacity/#with-a-trace"),
     "trees of drafts": ("docs/speculation/#trees-of-drafts",),
-    "log-linear attention": ("docs/decisions/#slots-and-registers",),
     "what is a boundary": ("docs/glossary/#boundary",),
     "own placement": (f"{PREFILL}#which-states-are-kept",),
     "difference to vLLM": ("docs/comparison/", "docs/comparison/#vllms-connectors-for-hybrid-models"),

@@ -1,0 +1,129 @@
+"""How large the project is: lines of code, words, `is None`, and arrows between its rooms. Imports nothing of it."""
+
+import ast
+import io
+import shutil
+import subprocess
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.sources import ROOT, sources
+
+SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+DOCUMENTED = {"", "class", "def", "async"}  # how a statement begins whose first line may be a docstring; "" is a module
+
+
+def tracked(pattern: str) -> list[Path]:
+    """Files that git tracks, from the root; the test is skipped where git does not know the project."""
+    if not (ROOT / ".git").exists() or not shutil.which("git"):
+        pytest.skip("git does not track these files")
+    done = subprocess.run(["git", "ls-files", "-z", pattern], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"git does not list these files: {done.stderr.strip()}")
+    return [Path(name) for name in done.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def code_lines(text: str) -> int:
+    """Lines that hold code: no blank ones, comments or docstrings. Parsing would take three times as long."""
+    held: set[int] = set()
+    statement: list[tokenize.TokenInfo] = []
+    above = ""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type in SILENT:
+            continue
+        if token.type != tokenize.NEWLINE:
+            statement.append(token)
+            continue
+        if above not in DOCUMENTED or any(part.type != tokenize.STRING for part in statement):
+            held.update(at for part in statement for at in range(part.start[0], part.end[0] + 1))
+        above = statement[0].string
+        statement = []
+    return len(held)
+
+
+def folder(path: Path) -> str:
+    """The place that has a bar for the lines of a file: a folder of the root, or one of `memstate/`."""
+    return path.parts[0] if path.parts[0] != "memstate" else "/".join(path.parts[:-1][:2])
+
+
+def lines() -> Counter[str]:
+    """Lines of code of each folder; those of the files directly in `memstate/` are its own."""
+    found: Counter[str] = Counter()
+    for path in tracked("*.py"):
+        found[folder(path)] += code_lines((ROOT / path).read_text("utf-8"))
+    return found
+
+
+def words() -> dict[str, int]:
+    """Words of all pages in Markdown."""
+    return {"markdown": sum(len((ROOT / path).read_text("utf-8").split()) for path in tracked("*.md"))}
+
+
+def trees(*folders: str) -> dict[Path, ast.Module]:
+    """Modules of some folders, parsed."""
+    found = {*tracked("*.py")}
+    return {path: tree for folder in folders for path, tree in sources(folder).items() if path in found}
+
+
+def nones() -> dict[str, int]:
+    """How often the engine asks whether something is None."""
+    engine = "memstate/engine"
+    return {engine: sum(_asks(node) for tree in trees(engine).values() for node in ast.walk(tree))}
+
+
+def _asks(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Compare) or not isinstance(node.ops[0], ast.Is | ast.IsNot):
+        return False
+    asked = node.comparators[0]
+    return isinstance(asked, ast.Constant) and asked.value is None
+
+
+def arrows() -> dict[str, int]:
+    """Pairs of rooms of which one imports the other, wherever the statement stands."""
+    parsed = trees("kernels", "memstate", "tools")
+    rooms = {_module(path): room(path) for path in parsed}
+    found = set()
+    for path, tree in parsed.items():
+        if path.name != "__main__.py":  # it starts the command line, no more
+            found |= {(room(path), other) for name in imported(tree) if (other := _nearest(name, rooms))}
+    return {"rooms": sum(own != other for own, other in found)}
+
+
+def room(path: Path) -> str:
+    """A folder of `memstate/`, an adapter, the kernels, the tools, `files` beside the folders, or the `door`."""
+    top, *parts = path.parts[:-1]
+    if top != "memstate":
+        return top
+    if not parts:
+        return "door" if path.name == "__init__.py" else "files"
+    return "/".join(parts[:2]) if parts[0] == "integrations" else parts[0]
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    """Dotted names that a module imports; not those that a type checker alone reads."""
+    unread = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    skipped = {id(below) for node in unread for child in node.body for below in ast.walk(child)}
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _module(path: Path) -> str:
+    parts = path.with_suffix("").parts
+    parts = ("memstate", *parts) if parts[0] == "kernels" else parts[parts[0] == "tools" :]
+    return ".".join(part for part in parts if part != "__init__")
+
+
+def _nearest(name: str, rooms: dict[str, str]) -> str | None:
+    """The room of the module that a dotted name is, or lies in."""
+    while name and name not in rooms:
+        name = name.rpartition(".")[0]
+    return rooms.get(name)

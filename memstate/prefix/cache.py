@@ -214,7 +214,9 @@ class PrefixCache(Contents):
         """
         size, unit, placement = self._pages.page_size, self._pages.unit, self.settings.placement
         found = placement.marks(match, unit)
-        sound = isinstance(found, dict) and all(is_whole(at) and isinstance(kind, str) for at, kind in found.items())
+        sound = isinstance(found, dict) and all(
+            (type(at) is int or is_whole(at)) and isinstance(kind, str) for at, kind in found.items()
+        )
         wanted = sorted(int(at) for at in found if match.length < at <= match.tokens) if sound else []
         if not sound or any(at % unit for at in wanted):
             raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""Claim and release on a bitmap of free slots, in plain numpy: the oracle of `memstate.kernels.bitmap`."""
+"""Claims and releases slots in a bitmap, in plain numpy: the oracle of `memstate.kernels.bitmap`."""
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ Longs = NDArray[np.int64]
 
 
 def take_lowest(bitmap: Ints, n: int) -> Ints:
-    """Clears the n lowest set bits, or all there are, and returns their positions."""
+    """Clears the n lowest set bits, or all if there are fewer, and returns their positions."""
     if n <= 0:
         return np.zeros(0, np.int32)
     words = np.flatnonzero(bitmap[: words_of(bitmap.size)])[:n]  # n words with a free slot hold n free slots
@@ -27,7 +27,7 @@ def take_lowest(bitmap: Ints, n: int) -> Ints:
 
 
 def _clear_above(bitmap: Ints, words: Longs) -> None:
-    """Clears the bits of words of the bitmap that have become 0, level by level."""
+    """Clears the bits of the summary above words of the bitmap that have become 0, level by level."""
     start = 0
     levels = bitmap_levels(words_of(bitmap.size))
     for size in levels[:-1]:
@@ -38,7 +38,7 @@ def _clear_above(bitmap: Ints, words: Longs) -> None:
 
 
 def _set_above(bitmap: Ints, word: int) -> None:
-    """Sets the bits above a word of the bitmap."""
+    """Sets the bits of the summary above a word of the bitmap."""
     start = 0
     for size in bitmap_levels(words_of(bitmap.size))[:-1]:
         start += size
@@ -47,7 +47,7 @@ def _set_above(bitmap: Ints, word: int) -> None:
 
 
 def give_back(bitmap: Ints, counters: Ints, slots: list[int], capacity: int) -> None:
-    """Sets the bits of slots; counts what was released, double and out of range, and keeps the lowest offender."""
+    """Sets the bits of slots; counts releases, double releases and slots out of range, and notes the first fault."""
     doubles = []
     strays = [slot for slot in slots if slot > capacity or slot < 0]
     for slot in (s for s in slots if 0 < s <= capacity):
@@ -64,7 +64,7 @@ def give_back(bitmap: Ints, counters: Ints, slots: list[int], capacity: int) -> 
 
 
 def note_offenders(counters: Ints, kind: Count, offenders: list[int]) -> None:
-    """Counts faults and keeps the lowest offender of the first one."""
+    """Counts faults of one kind, and stores their lowest slot or register if they are the first fault."""
     counters[kind] += len(offenders)
     if offenders and not counters[Count.OFFENDER_KIND]:
         counters[Count.OFFENDER] = min(min(offenders), 2**31 - 1)
@@ -80,11 +80,11 @@ def claim(bitmap: Tensor, n: int, counters: Tensor) -> Tensor:
 
     Args:
         bitmap: int32 `word`, a set bit for each free slot, and its summary (`memstate.kernels.levels`). Changed.
-        n: how many.
+        n: number of slots.
         counters: int32, see `memstate.kernels.tables.Count`. Changed.
 
     Returns:
-        Slot ids, int32 `n`, ascending. Where fewer are free the rest is 0, and CLAIM_SHORT counts it.
+        Slot ids, int32 `n`, ascending. If fewer slots are free, the other ids are 0, and CLAIM_SHORT counts them.
 
     Raises:
         ValueError: n is negative, or no bitmap has this length with its summary.
@@ -107,13 +107,13 @@ def release(bitmap: Tensor, ids: Tensor, capacity: int, counters: Tensor) -> Non
 
     Args:
         bitmap: int32 `word`, a set bit for each free slot, and its summary (`memstate.kernels.levels`). Changed.
-        ids: int32 or int64 `n`. 0 and negative ids are ignored. Ids above `capacity`, and ids that are free already,
-            are counted, and the lowest of them is kept as the offender.
+        ids: int32 or int64 `n`. 0 and negative ids are ignored. Ids above `capacity` and ids that are free already are
+            counted as faults; the lowest id of the first fault is stored.
         capacity: the highest slot.
         counters: int32, see `memstate.kernels.tables.Count`. Changed.
 
     Raises:
-        ValueError: the ids are not contiguous integers `n` beside the bitmap.
+        ValueError: the ids are not contiguous integers `n` on the device of the bitmap.
 
     Syncs: no.
     """

@@ -1,4 +1,4 @@
-"""The causal convolution step in plain torch: the oracle of `memstate.kernels.conv` and the path without Triton."""
+"""Computes the causal convolution step in plain torch: the oracle of `memstate.kernels.conv`, used without Triton."""
 
 import torch
 from torch import Tensor
@@ -25,32 +25,32 @@ def conv_step(
     the inputs exactly, the bits do not depend on how a prompt is cut into chunks.
 
     Slot ids outside 1..slot-1 are null. A null read is zeros. A row with a null write changes nothing, and its output
-    is zeros. The slots of one row may coincide. Across rows the slots stored are distinct, and none is another row's
-    `read`.
+    is zeros. The slots of one row may coincide. No two rows store the same slot, and no row stores a slot that another
+    row reads.
 
     Args:
-        x: `batch token channel`. May be a slice of a wider projection: what belongs to a token is contiguous, and
+        x: `batch token channel`. May be a slice of a wider projection: the elements of a token are contiguous, and
             tokens lie at equal distances. If a token is a multiple of 16 bytes wide, tokens begin at multiples of 16
             bytes.
         weight: `channel tap`, contiguous, at least 2 taps.
         bias: `channel`, contiguous, or None.
-        state: one layer, `slot tap-1 channel`, the last inputs with the oldest first; fp32, bf16 or fp16; slots any
-            stride apart. A slot lies in memory as `tap-1 channel` or as `channel tap-1`, and the strides say which:
-            pass a plane that is stored `slot channel tap-1` as plane.transpose(1, 2).
+        state: one layer, `slot tap-1 channel`: the last inputs, the oldest first; fp32, bf16 or fp16; any stride
+            between slots. A slot lies in memory as `tap-1 channel` or as `channel tap-1`; the strides say which. Pass a
+            plane that is stored `slot channel tap-1` as plane.transpose(1, 2).
         read: slot of each row to read, int32 or int64 `batch`.
         write: slot of each row to store, int32 or int64 `batch`.
         snapshot: second slot of each row to store, int32 or int64 `batch`; null for none.
         tokens: real tokens of each row, up to `token`, int32 or int64 `batch`. The output of the other tokens is zeros.
             With 0 tokens the window is copied through.
         activation: "silu" or None.
-        out: where the output goes, `batch token channel`, a slice as `x` may be; given, nothing is allocated. A caller
-            reads `q | k | v` or `x | B | C` as slices of it.
-        marks: states inside the step that are kept as well, or None. The window after `offset` tokens of row `entry`
-            goes to `slot` in the same pass, for every mark. They ascend by entry, then by offset. Null slots, offsets
-            beyond the row's tokens and rows with a null write keep nothing. The slots are distinct from each other and
-            from all others of the step.
+        out: tensor for the output, `batch token channel`; may be a slice, like `x`. With it the op allocates nothing.
+            Callers take `q | k | v` or `x | B | C` as slices of the output.
+        marks: marks of the step, or None. For each mark, the op also stores the window after `offset` tokens of row
+            `entry` to `slot`. Marks ascend by entry, then by offset. Null slots, offsets beyond the row's tokens and
+            rows with a null write store nothing. The slots are distinct from each other and from all other slots of the
+            step.
         tail: rings of inputs that are not in a row's window yet, or None; see `gated_delta_step`.
-        cursor: columns of the step that say how far.
+        cursor: how far the tails are folded, or None; beside `tail`.
         parents: trees of drafts, or None; see `gated_delta_step`.
 
     Returns:
@@ -78,8 +78,8 @@ def conv_step(
         own = tails[row]
         pending = [own.at(token).x[None].float() for token in range(own.pending)]
         inputs = torch.cat([old, *pending, x[row, :count].float()])
-        held = inputs if tail is None else inputs.to(state.dtype).float()  # rounded behind its own token
-        windows = {-1: held[own.pending : own.pending + taps - 1]}  # and behind each token of the step
+        held = inputs if tail is None else inputs.to(state.dtype).float()  # inputs of earlier tokens are rounded
+        windows = {-1: held[own.pending : own.pending + taps - 1]}  # token of the step -> window behind it
         for t in range(count):
             at, window = own.pending + t, windows[lineage(parents, row, t)]
             out[row, t] = mix(torch.cat([window, x[row, t][None].float()]), weight, bias, activation)
@@ -94,7 +94,7 @@ def conv_step(
 
 
 def mix(window: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
-    """One output `channel` of the inputs `tap channel`, oldest first, added up in that order from the bias on; fp32."""
+    """Returns one output `channel` of the inputs `tap channel`: the bias plus each input, the oldest first; fp32."""
     y = torch.zeros_like(window[0]) if bias is None else bias.float()
     for tap, values in enumerate(window):
         y = y + weight[:, tap].float() * values

@@ -1,4 +1,4 @@
-"""Slot copies and zeroing slot by slot: the oracle of `memstate.kernels.copy` and the path without Triton."""
+"""Copies slots and makes them fresh, one by one: the oracle of `memstate.kernels.copy`, used without Triton."""
 
 import torch
 from torch import Tensor
@@ -12,8 +12,8 @@ from memstate.kernels.tables import ROW_CODE, ZERO_SOURCE, PlaneMap, Section
 def copy_slots(planes: PlaneMap, dst: Tensor, src: Tensor) -> None:
     """Copies slots src[i] to dst[i] over all planes and layers, bit for bit, padding included.
 
-    An entry with dst == src, or with an id outside 1..capacity, is skipped. No slot may be a destination twice, nor
-    destination and source of different entries: the order of such copies is not defined.
+    An entry with dst == src, or with an id outside 1..capacity, is skipped. No slot may be the destination of two
+    entries, or the destination of one and the source of another: the order of copies is not defined.
 
     Args:
         planes: where the bytes of a slot lie. The planes are changed.
@@ -21,7 +21,7 @@ def copy_slots(planes: PlaneMap, dst: Tensor, src: Tensor) -> None:
         src: int32 or int64 `n`.
 
     Raises:
-        ValueError: the ids are not contiguous, not beside the planes, or not of one length.
+        ValueError: the ids are not contiguous, not on the device of the planes, or not of one length.
 
     Syncs: no (the reference: yes, off the CPU).
     """
@@ -32,14 +32,14 @@ def copy_slots(planes: PlaneMap, dst: Tensor, src: Tensor) -> None:
 
 
 def zero_slots(planes: PlaneMap, ids: Tensor) -> None:
-    """Makes slots fresh over all planes and layers, padding included: zeros, or what a plane is filled with.
+    """Makes slots fresh over all planes and layers, padding included: zeros, or the fill of a plane.
 
     Args:
         planes: where the bytes of a slot lie. The planes are changed.
         ids: int32 or int64 `n`; ids outside 1..capacity are skipped.
 
     Raises:
-        ValueError: the ids are not contiguous, or not beside the planes.
+        ValueError: the ids are not contiguous, or not on the device of the planes.
 
     Syncs: no (the reference: yes, off the CPU).
     """
@@ -53,11 +53,11 @@ def run_data(planes: PlaneMap, slots: Tensor, packet: Tensor) -> None:
     """Carries out the data section of a packet: copies between registers, and fresh slots.
 
     Entries are (dst register, src register), or (dst register, ZERO_SOURCE) to make dst fresh. An entry whose registers
-    hold no slot, or the same slot, is skipped. What `copy_slots` says of overlaps holds here.
+    hold no slot, or the same slot, is skipped. Overlaps are forbidden as in `copy_slots`.
 
     Args:
         planes: where the bytes of a slot lie. The planes are changed.
-        slots: int32 `register`, the slot each holds.
+        slots: int32 `register`, the slot of each register.
         packet: int32, laid out as `memstate.kernels.tables.Section` says.
 
     Syncs: no (the reference: yes, off the CPU).
@@ -78,8 +78,8 @@ def run_data(planes: PlaneMap, slots: Tensor, packet: Tensor) -> None:
 def run_rows(planes: PlaneMap, packet: Tensor) -> None:
     """Carries out the entries of rows in the data section of a packet: copies between rows, and fresh rows.
 
-    Entries are (ROW_CODE - dst, ROW_CODE - src), or (ROW_CODE - dst, ZERO_SOURCE) to make dst fresh; others, which name
-    registers, are skipped.
+    Entries are (ROW_CODE - dst, ROW_CODE - src), or (ROW_CODE - dst, ZERO_SOURCE) to make dst fresh. Entries that name
+    registers are skipped.
 
     Args:
         planes: where the bytes of a row lie. The planes are changed.
@@ -117,5 +117,5 @@ def _zero(planes: PlaneMap, slot: int) -> None:
 
 
 def repeated(pattern: int, nbytes: int) -> Tensor:
-    """Returns 64 bits again and again: uint8 `byte`."""
+    """Returns 64 bits repeated to fill `nbytes`, uint8 `byte`."""
     return torch.tensor([pattern], dtype=torch.int64, device="cpu").repeat(-(-nbytes // 8)).view(torch.uint8)[:nbytes]

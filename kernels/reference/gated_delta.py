@@ -1,4 +1,4 @@
-"""The gated delta rule step in plain torch: oracle of `memstate.kernels.gated_delta` and the path without Triton."""
+"""Computes the gated delta rule step in plain torch: oracle of `memstate.kernels.gated_delta`, used without Triton."""
 
 import torch
 import torch.nn.functional as F
@@ -29,30 +29,30 @@ def gated_delta_step(
     That is RWKV-7 (Peng et al. 2025, arXiv:2503.14456) with a = -kk and b = kk * alpha, of normalised kk and with a
     scale of 1; and Gated DeltaNet 2 with a = exp(decay) * erase * k, b = -k, and v times its write gate.
 
-    decay, beta, q and k are what the recurrence takes, or what a model projects. With `a_log`, `sigmoid` and
-    `normalize` the op computes the rest, as layers of the two papers do. flash-linear-attention calls the three
-    `use_gate_in_kernel`, `use_beta_sigmoid_in_kernel` and `use_qk_l2norm_in_kernel`.
+    decay, beta, q and k are inputs of the recurrence, or projections of the model. From projections, the op computes
+    these inputs with `a_log`, `sigmoid` and `normalize`, as layers of the two papers do. flash-linear-attention calls
+    the three `use_gate_in_kernel`, `use_beta_sigmoid_in_kernel` and `use_qk_l2norm_in_kernel`.
 
     Arithmetic is fp32. The state is rounded to its dtype once, when it is stored. With an fp32 state the bits do not
     depend on how a prompt is cut into chunks. They may depend on which of `key` and `value` is the fastest axis.
 
-    q, k, v, decay and beta may be slices of wider tensors, such as one projection: what belongs to a token is
-    contiguous, and tokens lie at equal distances. Where the elements of a token fill a multiple of 16 bytes, its first
-    one lies on 16 bytes. Nothing is copied.
+    q, k, v, decay and beta may be slices of wider tensors, such as one projection: the elements of a token are
+    contiguous, and tokens lie at equal distances. If a token is a multiple of 16 bytes wide, tokens begin at multiples
+    of 16 bytes. The op copies no input.
 
     Slot ids outside 1..slot-1 are null. A null read is zeros. A row with a null write changes nothing, and its output
-    is zeros. The slots of one row may coincide. Across rows the slots stored are distinct, and none is another row's
-    `read`.
+    is zeros. The slots of one row may coincide. No two rows store the same slot, and no row stores a slot that another
+    row reads.
 
     Args:
-        q: `batch token key_head key`, normalised if the model does so, unless `normalize` is given. Head h uses key
-            head h // (head / key_head).
+        q: `batch token key_head key`. If the model normalises q, pass it normalised, or set `normalize`. Head h uses
+            key head h // (head / key_head).
         k: `batch token key_head key`, as `q`.
         v: `batch token head value`.
-        decay: natural log of the gate, `batch token head`, or `batch token head key` for one per key channel. With
-            `a_log`, what the model projects for it.
-        beta: `batch token head`. With `sigmoid`, what the model projects for it. None beside `a` and `b`.
-        state: one layer, `slot head key value`; fp32, bf16 or fp16; slots any stride apart. A slot is contiguous, or
+        decay: natural log of the gate, `batch token head`, or `batch token head key` for one gate per key channel. With
+            `a_log`, the projection of the model from which the op computes the decay.
+        beta: `batch token head`. With `sigmoid`, the projection of the model. None beside `a` and `b`.
+        state: one layer, `slot head key value`; fp32, bf16 or fp16; any stride between slots. A slot is contiguous, or
             the transposed view of a contiguous `head value key`: `state.mT` of such a plane.
         read: slot of each row to read, int32 or int64 `batch`.
         write: slot of each row to store, int32 or int64 `batch`.
@@ -60,31 +60,31 @@ def gated_delta_step(
         tokens: real tokens of each row, up to `token`, int32 or int64 `batch`. The output of the other tokens is zeros.
             With 0 tokens the state is copied through.
         scale: factor of the output; key ** -0.5 unless given.
-        out: where the output goes, `batch token head value`, contiguous; if `value` elements fill a multiple of 16
-            bytes, from such a multiple on. Given, nothing is allocated.
-        marks: states inside the step that are kept as well, or None. The state after `offset` tokens of row `entry`
-            goes to `slot` in the same pass, for every mark. They ascend by entry, then by offset. Null slots, offsets
-            beyond the row's tokens and rows with a null write keep nothing. The slots are distinct from each other and
-            from all others of the step.
-        a_log: `head`, contiguous. Given, the log decay is -exp(a_log) softplus(decay + dt_bias). softplus is the
+        out: tensor for the output, `batch token head value`, contiguous. If `value` elements are a multiple of 16
+            bytes, it begins at a multiple of 16 bytes. With it the op allocates nothing.
+        marks: marks of the step, or None. For each mark, the op also stores the state after `offset` tokens of row
+            `entry` to `slot`. Marks ascend by entry, then by offset. Null slots, offsets beyond the row's tokens and
+            rows with a null write store nothing. The slots are distinct from each other and from all other slots of the
+            step.
+        a_log: `head`, contiguous. With it the log decay is -exp(a_log) softplus(decay + dt_bias). softplus is the
             identity above 20.
-        dt_bias: `head`, or `head key` if the decay is per key channel, contiguous; if `key` elements fill a multiple of
-            16 bytes, from such a multiple on. Only beside `a_log`.
-        sigmoid: whether the sigmoid of beta takes its place.
+        dt_bias: `head`, or `head key` if the decay is per key channel, contiguous. If `key` elements are a multiple of
+            16 bytes, it begins at a multiple of 16 bytes. Only beside `a_log`.
+        sigmoid: whether the op takes the sigmoid of beta.
         normalize: whether q and k are divided by their lengths over keys: x / sqrt(sum(x ** 2) + 1e-6).
-        a: what is read from the state before it decays, `batch token key_head key`. Beside `b`, without a gate inside.
-        b: where the state gets what `a` has read, as `a`.
+        a: vector that reads the state before it decays, `batch token key_head key`. Beside `b`, without `a_log`,
+            `sigmoid` and `normalize`.
+        b: vector that writes the value which `a` has read to the state, `batch token key_head key`.
         tail: rings of tokens that are not in a row's state yet, because nobody knows whether they are real, or None.
-            The op first adds the pending ones to the state, then runs the tokens of the step. Those that are not in the
-            state that it stores go to the ring, in the memory of the row. A state of 16 bits is rounded after every
-            token, as if each had been a step. Rows of the step have distinct memory, or none; rings have room for
-            pending tokens and those of the step. Beside `cursor`. Beside `a` and `b` their rings take the place of
-            beta's.
-        cursor: columns of the step that say how far.
-        parents: trees of drafts, or None. The node before each of the first tokens of the step, -1 for none, int32 or
-            int64 `batch node`, contiguous; a token behind them follows the one before it. A node follows its parent
-            instead, which has a lower number. Only rows without marks behind the first token, and whose tokens go to
-            the tail, have other parents than those of a chain, `token - 1`. Beside `tail`.
+            The op first adds the pending tokens to the state, then runs the tokens of the step. Tokens that are not in
+            the stored state go to the ring, in the memory of the row. A state of 16 bits is rounded after every token,
+            as if each token had been a step. Rows of the step have distinct memory, or none. Rings have room for
+            pending tokens and those of the step. Beside `cursor`. With `a` and `b`, their rings replace that of beta.
+        cursor: how far the tails are folded, or None; beside `tail`.
+        parents: trees of drafts, or None: the parent of each node, -1 for none, int32 or int64 `batch node`,
+            contiguous. Nodes are the first tokens of the step; each later token follows the token before it. A parent
+            has a lower number than its node. Rows with marks behind the first token, and rows whose tokens do not go to
+            the tail, must have the parents of a chain, `token - 1`. Beside `tail`.
 
     Returns:
         `out`. Changes: state; tail.
@@ -119,7 +119,7 @@ def gated_delta_step(
                 kept = own.at(entry)
                 keys = normalized(kept.k.float()) if normalize else kept.k
                 s = advance(s, keys, *kept[1:]).to(state.dtype).float()
-        states = {-1: s}  # behind the pending tokens, and behind each token of the step
+        states = {-1: s}  # token of the step -> state behind it; -1 is behind the pending tokens
         for t in range(count):
             queries, keys = q[row, t].float(), k[row, t].float()
             if normalize:
@@ -140,24 +140,24 @@ def gated_delta_step(
 
 
 def gated(projected: Tensor, a_log: Tensor, dt_bias: Tensor | None) -> Tensor:
-    """The log decay of one token, `head` or `head key`, of what the model projects."""
+    """Returns the log decay of one token, `head` or `head key`, from the projection of the model."""
     step = projected.float() if dt_bias is None else projected.float() + dt_bias.float()
     rate = a_log.float().exp()
     return -(rate[:, None] if step.dim() == 2 else rate) * F.softplus(step)
 
 
 def normalized(x: Tensor) -> Tensor:
-    """Vectors `key_head key` of length 1; a shorter one than 1e-3 stays shorter."""
+    """Returns vectors `key_head key` divided by their lengths; vectors below 1e-3 stay shorter than 1."""
     return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
 
 
 def advance(
     s: Tensor, k: Tensor, v: Tensor, gate: Tensor, beta: Tensor | None, a: Tensor | None, b: Tensor | None
 ) -> Tensor:
-    """The state `head key value` of one row behind one more token, fp32; by the generalized delta rule without a beta.
+    """Returns the state `head key value` of one row after one more token, fp32; without beta by the generalized rule.
 
-    The gate is `head` or `head key`. One row at a time, and products summed over one axis: a matmul over the batch
-    rounds differently with its size.
+    The gate is `head` or `head key`. The function takes one row, and sums products over one axis, because the rounding
+    of a matmul over the batch would depend on the size of the batch.
     """
     key, delta = _of_heads(k, s), v.float()
     if beta is not None:
@@ -170,7 +170,7 @@ def advance(
 
 
 def _of_heads(x: Tensor, s: Tensor) -> Tensor:
-    """Vectors of key heads as `head key 1`, for each head of the state."""
+    """Returns vectors of key heads as `head key 1`, for each head of the state."""
     return repeat(x.float(), "key_head key -> (key_head group) key 1", group=s.shape[0] // x.shape[0])
 
 

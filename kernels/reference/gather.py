@@ -1,4 +1,4 @@
-"""Gathering slots: the oracle of `memstate.kernels.gather` and the path without Triton."""
+"""Gathers slots in plain torch: the oracle of `memstate.kernels.gather`, used without Triton."""
 
 import torch
 from torch import Tensor
@@ -10,14 +10,14 @@ from memstate.kernels.move_checks import check_gather
 def gather_slots(plane: Tensor, slots: Tensor, out: Tensor, pattern: int = 0) -> None:
     """Copies slots of a plane side by side, bit for bit: out[:, b] = plane[:, slots[b]].
 
-    16 bytes move at a time where the address, strides and block of the plane and the address of `out` are multiples of
-    16, and fewer elsewhere.
+    Lanes move 16 bytes at a time if the address, strides and block of the plane and the address of `out` are multiples
+    of 16, otherwise fewer.
 
     Args:
-        plane: `layer slot ...`, any dtype; one layer of one slot is contiguous, layers and slots any strides apart.
-        slots: int32 or int64 `batch`; an id outside 1..slot-1 gives `pattern`, and an id may occur twice.
+        plane: `layer slot ...`, any dtype; one layer of one slot is contiguous, any strides between layers and slots.
+        slots: int32 or int64 `batch`; an id outside 1..slot-1 gives `pattern`; an id may occur twice.
         out: `layer batch ...`, contiguous, of the plane's dtype. Changed.
-        pattern: 64 bits that repeat in a fresh slot, `Plane.pattern`.
+        pattern: the 64 bits that a fresh slot repeats, `Plane.pattern`.
 
     Raises:
         ValueError: a shape, dtype, device or stride does not fit, or `out` requires grad.

@@ -1,4 +1,4 @@
-"""Device tensors as numpy arrays for the references: in place on a CPU, copied there and back elsewhere."""
+"""Gives the references device tensors as numpy arrays: the same memory on a CPU, otherwise copies."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,10 +13,10 @@ Ints = NDArray[np.int32]
 
 @contextmanager
 def on_host(*tensors: Tensor) -> Iterator[tuple[Ints, ...]]:
-    """Arrays that stand for the tensors; what is written to them is in the tensors at the end. Syncs: off the CPU.
+    """Is a context with arrays of the tensors; at its end, the tensors have what was written. Syncs: off the CPU.
 
     Args:
-        tensors: all on one device.
+        tensors: tensors of one device.
     """
     if tensors[0].is_cpu:
         yield _same_memory(tensors)
@@ -29,5 +29,5 @@ def on_host(*tensors: Tensor) -> Iterator[tuple[Ints, ...]]:
 
 @lru_cache(maxsize=4)
 def _same_memory(tensors: tuple[Tensor, ...]) -> tuple[Ints, ...]:
-    """Arrays over the memory of tensors on the CPU; a decode loop gives the same tensors in every step."""
+    """Returns arrays over the memory of CPU tensors; cached, because a decode loop passes the same ones every step."""
     return tuple(tensor.numpy() for tensor in tensors)

@@ -1,4 +1,4 @@
-"""The state update of Mamba-3 in plain torch: oracle of `memstate.kernels.mamba3`, path without Triton."""
+"""Computes the state update of Mamba-3 in plain torch: oracle of `memstate.kernels.mamba3`, used without Triton."""
 
 import math
 from typing import Any
@@ -19,17 +19,17 @@ def mamba3_step(
     c_bias: Tensor, d: Tensor, state: Mamba3State, read: Tensor, write: Tensor, snapshot: Tensor, tokens: Tensor,
     z: Tensor | None = None, out: Tensor | None = None, marks: Marks | None = None,
 ) -> Tensor:  # fmt: skip
-    """Advances all that Mamba-3 keeps of every row by the row's tokens, in order, and returns what `c` reads.
+    """Advances the Mamba-3 state of every row by its tokens, in order, and returns what `c` reads from it.
 
     Per token, with n = sigmoid(trap):  angle <- angle + pi tanh(rotation) dt;  k' = turn(b + b_bias, angle);
     S <- e^decay S + e^decay dt (1 - n) v (x) k + dt n x (x) k';  y = S turn(c + c_bias, angle) + d x;  y silu(z);
-    k, v <- k', x. Turning takes elements 2i and 2i + 1 as a point of a plane, for each angle i. This is Mamba-3 with
+    k, v <- k', x. turn() rotates elements 2i and 2i + 1, as a point of a plane, by angle i. This is Mamba-3 with
     one input and one output, as `mamba_ssm` 2.3.2 has it (`mamba3_siso_step`).
 
-    Arithmetic is fp32. Planes are rounded to their dtypes once, when they are stored. Whole turns are taken off an
-    angle at every token. With planes of fp32 the bits do not depend on how a prompt is cut into chunks.
+    Arithmetic is fp32. Planes are rounded to their dtypes once, when they are stored. Whole turns are subtracted
+    from an angle at every token. With planes of fp32 the bits do not depend on how a prompt is cut into chunks.
 
-    Null slots, padding, and slots that coincide: as of `selective_step`, and so are slices of a wider projection.
+    Null slots, padding, slots that coincide, and slices of a wider projection are as in `selective_step`.
 
     Args:
         x: `batch token head dim`; dim and state are powers of two.
@@ -37,29 +37,29 @@ def mamba3_step(
         c: `batch token group state`, as `b`.
         dt: steps, positive, `batch token head`.
         decay: log of the decay, A dt, `batch token head`.
-        trap: before its sigmoid, `batch token head`.
-        rotation: before its tanh, for all heads, `batch token angle`; angle <= state / 2.
+        trap: input of the sigmoid, `batch token head`.
+        rotation: input of the tanh, the same for all heads, `batch token angle`; angle <= state / 2.
         b_bias: `head state`, contiguous.
         c_bias: `head state`, contiguous.
         d: `head`, contiguous.
-        state: the four planes of one layer, each with slots any stride apart, a multiple of 16 bytes. A slot is
-            contiguous, and what a head has of it a multiple of 16 bytes.
+        state: the four planes of one layer. The stride between slots is any multiple of 16 bytes. A slot is contiguous,
+            and the part of a head in it is a multiple of 16 bytes.
         read: slot of each row to read, int32 or int64 `batch`.
         write: slot of each row to store, int32 or int64 `batch`.
         snapshot: second slot of each row to store, int32 or int64 `batch`; null for none.
         tokens: real tokens of each row, up to `token`, int32 or int64 `batch`. The output of the other tokens is zeros.
             With 0 tokens the state is copied through.
         z: `batch token head dim`, or None.
-        out: where the output goes, `batch token head dim`, contiguous; given, nothing is allocated.
-        marks: states inside the step that are kept as well, or None; see `selective_step`.
+        out: tensor for the output, `batch token head dim`, contiguous. With it the op allocates nothing.
+        marks: marks of the step, or None; see `selective_step`.
 
     Returns:
         `out`. Changes: state.
 
     Raises:
-        ValueError: a shape, dtype, device, stride or address does not fit; a head is not of powers of two, or has more
-            than 8192 elements of S; planes share bytes; or what is written requires grad, or
-            shares bytes with another tensor.
+        ValueError: a shape, dtype, device, stride or address does not fit; dim or state is no power of two, or S has
+            more than 8192 elements; planes share bytes; or a written tensor requires grad, or shares bytes with another
+            tensor.
 
     Syncs: no (the reference: yes, it reads the slots).
     """
@@ -93,23 +93,23 @@ def mamba3_step(
 
 
 def _store(planes: Mamba3State, at: Any, kept: tuple[Tensor, ...]) -> None:
-    """What a row keeps, to a slot or several."""
+    """Stores the state of a row to one or several slots."""
     for plane, part in zip(planes, kept, strict=True):
         plane[at] = part.to(plane.dtype)
 
 
 def _of_head(numbers: Tensor, axes: int) -> Tensor:
-    """A number of each head, beside tensors of so many axes."""
+    """Returns one number of each head, shaped to broadcast with tensors of `axes` axes."""
     return numbers.view(-1, *[1] * (axes - 1))
 
 
 def _outer(values: Tensor, keys: Tensor) -> Tensor:
-    """`head dim` by `head state`, head by head."""
+    """Returns the outer products `head dim state` of `head dim` and `head state`."""
     return rearrange(values, "head dim -> head dim 1") * rearrange(keys, "head state -> head 1 state")
 
 
 def _turned(vectors: Tensor, angle: Tensor) -> Tensor:
-    """Neighbours of `head state` as points of a plane, turned by `head angle`; those without an angle stay."""
+    """Returns `head state` with pairs of neighbours turned by `head angle`; pairs without an angle stay."""
     points = torch.view_as_complex(rearrange(vectors, "head (pair two) -> head pair two", two=2).contiguous())
     points[:, : angle.shape[1]] *= torch.polar(torch.ones_like(angle), angle)
     return rearrange(torch.view_as_real(points), "head pair two -> head (pair two)")

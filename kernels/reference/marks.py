@@ -1,4 +1,4 @@
-"""Keeping states inside chunks, mark by mark: the oracle of `memstate.kernels.marks` and the path without Triton."""
+"""Stores the states at marks, one by one: the oracle of `memstate.kernels.marks`, used without Triton."""
 
 import torch
 from torch import Tensor
@@ -23,31 +23,31 @@ def scatter_states(
         first None    plane[:, slot] = h[:, (starts[entry] + offset) / chunk]   where `chunk` divides the sum
         offset = n    plane[:, slot] = plane[:, write[entry]]
 
-    The first is the `h` of flash-linear-attention's `chunk_gated_delta_rule_fwd_h`, with `first` as
-    `prepare_chunk_offsets` makes it; the second that of a chunk scan of Mamba-2. A window gets the inputs before the
+    With `first`, `h` is that of flash-linear-attention's `chunk_gated_delta_rule_fwd_h`, and `first` comes from
+    `prepare_chunk_offsets`. Without `first`, `h` is that of a Mamba-2 chunk scan. A window gets the inputs before the
     mark; its taps before the first token come from slot `read`. Values of another dtype are rounded once.
 
-    Other marks are skipped: a mark between two pieces, an offset outside 1..n, an entry outside of the batch, a null
-    slot. Where `h` or `inputs` is None, marks inside the tokens are skipped, too. The slots of marks are distinct from
-    each other and from all that the step reads or writes.
+    Other marks are skipped: a mark between two pieces, an offset outside 1..n, an entry outside the batch, a null slot.
+    If `h` or `inputs` is None, marks before the end of an entry's tokens are skipped, too. The slots of marks are
+    distinct from each other and from all slots that the step reads or writes.
 
-    Call it behind the forward, and before the next plan. Where the forward writes a window to the slot that it read, a
-    mark nearer to the first token than the taps needs the old window: for such marks call it before the convolution, or
-    set none.
+    Call this op after the forward, and before the next plan. If the forward writes a window to the slot that it read, a
+    mark with fewer tokens before it than taps needs the old window. For such marks, call the op before the convolution,
+    or set no such marks.
 
     Args:
-        marks: of the step: int32 columns, ascending by entry.
-        starts: the first packed token of each entry, and at the end their number, int32 or int64 `batch+1`; fewer than
-            2**31 tokens.
-        read: slot that each entry's step read, int32 or int64 `batch`; null for zeros.
-        write: slot that it wrote, int32 or int64 `batch`.
-        plane: states, `layer slot ...`; fp32, bf16 or fp16; one layer of one slot is contiguous, layers and slots any
-            strides apart. None for no plane of states. Changed.
-        h: `layer piece ...`, contiguous, of any of these dtypes; or None.
-        first: index of the first piece of each entry, and at the end their number, int32 or int64 `batch+1`. None:
-            pieces lie on the grid of the packed batch.
+        marks: marks of the step: int32 columns, ascending by entry.
+        starts: the first packed token of each entry, then the number of all tokens, int32 or int64 `batch+1`; fewer
+            than 2**31 tokens.
+        read: slot that the step read for each entry, int32 or int64 `batch`; null for zeros.
+        write: slot that the step wrote for each entry, int32 or int64 `batch`.
+        plane: states, `layer slot ...`; fp32, bf16 or fp16; one layer of one slot is contiguous, any strides between
+            layers and slots. None for no plane of states. Changed.
+        h: states before pieces, `layer piece ...`, contiguous, fp32, bf16 or fp16; or None.
+        first: index of the first piece of each entry, then the number of all pieces, int32 or int64 `batch+1`. None if
+            pieces begin at multiples of `chunk` of the packed batch.
         chunk: tokens of a piece.
-        transposed: whether the last two axes of `h` are those of the plane exchanged.
+        transposed: whether the last two axes of `h` are swapped, compared with those of the plane.
         conv: windows, `layer slot tap-1 channel`, the oldest input first, stored as `tap channel` or, passed as a
             transposed view, as `channel tap`. None for no plane of windows. Changed.
         inputs: packed inputs of the convolution, `layer token channel`, contiguous; or None.

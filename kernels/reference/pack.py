@@ -1,4 +1,4 @@
-"""Moving slots to and from records tile by tile: the oracle of `memstate.kernels.pack` and the path without Triton."""
+"""Moves slots to and from records tile by tile: the oracle of `memstate.kernels.pack`, used without Triton."""
 
 from collections.abc import Iterator
 
@@ -12,20 +12,20 @@ def pack_slots(records: RecordMap, slots: Tensor | None, index: Tensor, places: 
     """Copies slots into records, bit for bit: `out[places[b]]` gets entry b.
 
     An entry without a slot, or with an id outside 1..capacity, gives zeros. An entry whose place is outside 0..record-1
-    is skipped. A slot may occur twice. A place may not: which of its entries it gets is not defined.
+    is skipped. A slot may occur twice. A place may not: which of the two entries it would get is not defined.
 
     Args:
-        records: where the bytes of a slot lie, and where in a record.
-        slots: int32 `register`; entry b is the slot in register index[b], none where the register is 0 or below or
-            beyond the last. None: index[b] is the slot itself, or the page.
+        records: where the bytes of a slot lie in memory, and in a record.
+        slots: int32 `register`; entry b is the slot in register index[b]. Registers that are 0, negative or unknown
+            have no slot. If `slots` is None, index[b] is the slot itself, or the page.
         index: int32 or int64 `batch`.
         places: int32 or int64 `batch`.
-        out: uint8 `record byte`, bodies of records: `records.nbytes` contiguous bytes each, at multiples of 16, any
-            stride apart; beside the planes or in pinned memory of the host. Changed, but for bytes of padding.
+        out: uint8 `record byte`, bodies of records: `records.nbytes` contiguous bytes each. The stride is any multiple
+            of 16. On the device of the planes, or in pinned host memory. Changed, except bytes of padding.
 
     Raises:
         ValueError: a shape, dtype, device, stride or address does not fit; `out` shares bytes with another tensor; or
-            its records share some.
+            records of `out` share bytes.
 
     Syncs: no (the reference: yes, off the CPU).
     """
@@ -48,7 +48,7 @@ def unpack_slots(records: RecordMap, slots: Tensor | None, index: Tensor, places
         source: the records, as `out` of `pack_slots`.
 
     Raises:
-        ValueError: as `pack_slots`.
+        ValueError: as in `pack_slots`.
 
     Syncs: no (the reference: yes, off the CPU).
     """
@@ -59,10 +59,10 @@ def unpack_slots(records: RecordMap, slots: Tensor | None, index: Tensor, places
 
 
 def entries(slots: Tensor | None, index: Tensor, places: Tensor, held: int, capacity: int) -> Iterator[tuple[int, int]]:
-    """Place and slot of each entry that has a place among `held` records; slot 0 where it has none. Syncs: yes."""
-    found = None if slots is None else slots.tolist()
+    """Yields (place, slot or 0) of each entry that has a place among `held` records. Syncs: yes."""
+    held_slots = None if slots is None else slots.tolist()
     for at, place in zip(index.tolist(), places.tolist(), strict=True):
-        slot = at if found is None else found[at] if 0 < at < len(found) else 0
+        slot = at if held_slots is None else held_slots[at] if 0 < at < len(held_slots) else 0
         if 0 <= place < held:
             yield place, slot if 0 < slot <= capacity else 0
 
@@ -70,7 +70,7 @@ def entries(slots: Tensor | None, index: Tensor, places: Tensor, held: int, capa
 def _moves(
     records: RecordMap, slots: Tensor | None, index: Tensor, places: Tensor, held: Tensor
 ) -> Iterator[tuple[int, int, int, Tensor]]:
-    """Place, slot, offset in the body, and the bytes `slot byte` of every tile of every entry with a place."""
+    """Yields (place, slot, offset in the body, bytes `slot byte`) of every tile of every entry with a place."""
     for place, slot in entries(slots, index, places, len(held), records.capacity) if records.pieces else ():
         for block, layer, start, length, offset in records.pieces:
             yield place, slot, offset, records.blocks[block][layer, :, start : start + length]

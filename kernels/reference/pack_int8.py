@@ -1,4 +1,4 @@
-"""Planes as int8 in records, layer by layer: the oracle of `memstate.kernels.pack_int8` and the path without Triton."""
+"""Moves planes to and from records as int8: the oracle of `memstate.kernels.pack_int8`, used without Triton."""
 
 import torch
 from torch import Tensor
@@ -14,20 +14,20 @@ def pack_int8(planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Te
     scale = max |x| / 127 over the axis;  q = x / scale, rounded half to even;  x' = q * scale. This is symmetric
     quantisation, as in Dettmers et al. 2022, arXiv:2208.07339, sec. 2. Arithmetic is float32.
 
-    The scale is at least 2**-126, so that it has all its digits, and at most what is finite 127 times. It is 0 where
-    all values are. |x - x'| is at most scale / 2, plus what rounding of x / scale and of x' add: 2**-16 of the scale,
-    and half a unit in the last place of the plane's dtype. Where one of the values is infinite or NaN, the scale is
-    NaN, and all values that share it come back as NaN: nothing that is wrong comes back as a number.
+    The scale is at least 2**-126, the smallest float32 with all digits, and at most the largest float32 whose product
+    with 127 is finite. It is 0 if all values are 0. |x - x'| is at most scale / 2, plus the rounding of x / scale,
+    2**-16 of the scale, and of x', half a unit in the last place of the plane's dtype. If a value is infinite or NaN,
+    the scale is NaN, and all values that share the scale come back as NaN, so that no wrong number comes back.
 
     Args:
-        planes: where the plane lies, and where in a record.
+        planes: where the plane lies in memory, and in a record.
         slots: as for `pack_slots`; an entry without a slot gives zeros.
         index: as for `pack_slots`.
         places: as for `pack_slots`.
         out: as for `pack_slots`. Changed.
 
     Raises:
-        ValueError: as `pack_slots`.
+        ValueError: as in `pack_slots`.
 
     Syncs: no (the reference: yes, off the CPU).
     """
@@ -36,8 +36,9 @@ def pack_int8(planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Te
         for layer in range(planes.layers.shape[0]):
             block = _layer(planes, layer)
             x = (block[slot] if slot else torch.zeros_like(block[0])).float()
-            peak = x.abs().amax(planes.axis, keepdim=True)  # NaN where one of them is
-            scale = peak / torch.full_like(peak, LEVELS)  # by a number, a GPU multiplies with its inverse
+            peak = x.abs().amax(planes.axis, keepdim=True)  # NaN if a value is NaN
+            # Divide by a tensor: to divide by a number, a GPU multiplies with its inverse.
+            scale = peak / torch.full_like(peak, LEVELS)
             scale = scale.clamp(SMALLEST_SCALE, LARGEST_SCALE).masked_fill(peak == 0, 0.0)
             scale = scale.masked_fill(~peak.isfinite(), torch.nan)
             is_number = scale > 0
@@ -59,7 +60,7 @@ def unpack_int8(planes: ScaledMap, slots: Tensor | None, index: Tensor, places: 
         source: as for `unpack_slots`.
 
     Raises:
-        ValueError: as `pack_slots`.
+        ValueError: as in `pack_slots`.
 
     Syncs: no (the reference: yes, off the CPU).
     """
@@ -75,7 +76,7 @@ def unpack_int8(planes: ScaledMap, slots: Tensor | None, index: Tensor, places: 
 
 
 def _layer(planes: ScaledMap, layer: int) -> Tensor:
-    """One layer of the plane, `slot ...`."""
+    """Returns one layer of the plane, `slot ...`."""
     each = planes.layers.shape[0] // len(planes.tensors)  # all tensors hold one layer, or one tensor all layers
     return planes.tensors[layer // each][layer % each]
 

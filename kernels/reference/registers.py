@@ -1,4 +1,4 @@
-"""The ownership launch, register resolution and audit in plain numpy: the oracle of `memstate.kernels.registers`."""
+"""Changes ownership, resolves registers and audits, in plain numpy: the oracle of `memstate.kernels.registers`."""
 
 import numpy as np
 from torch import Tensor
@@ -10,7 +10,7 @@ from memstate.kernels.tables import AUDIT_FREE, Count, Registers, Section
 
 
 def column(packet: Ints, section: Section, second: bool = False) -> list[int]:
-    """One column of a packet's section; the second starts behind the first, padded to 4 entries."""
+    """Returns a column of a packet's section; the second column follows the first, which is padded to 4 entries."""
     n, start = int(packet[section]), int(packet[8 + section])
     start += (n + 3) // 4 * 4 if second else 0
     return list(map(int, packet[start : start + n]))
@@ -19,8 +19,8 @@ def column(packet: Ints, section: Section, second: bool = False) -> list[int]:
 def ownership(registers: Registers, packet: Tensor) -> None:
     """Carries out the moves, releases, claims, writes and label copies of a packet, in that order.
 
-    A move onto a full register and a claim into one change nothing and are counted. Releasing an empty register does
-    nothing.
+    A move or a claim into a register that holds a slot changes nothing, and is counted. To release an empty register
+    does nothing.
 
     Args:
         registers: the register file. Changed: registers, bitmap and counters.
@@ -79,8 +79,8 @@ def resolve(registers: Registers, wanted: Tensor, out: Tensor) -> None:
 
     Args:
         registers: the register file.
-        wanted: int32 `n` register numbers; 0, negative and unknown ones give 0.
-        out: int32 `n`. Changed.
+        wanted: int32 `n`, register numbers; 0, negative and unknown numbers give 0.
+        out: int32 `n`, slots. Changed.
 
     Raises:
         ValueError: a column does not fit.
@@ -88,9 +88,9 @@ def resolve(registers: Registers, wanted: Tensor, out: Tensor) -> None:
     Syncs: no.
     """
     check_resolve(registers, wanted, out)
-    with on_host(registers.slots, wanted, out) as (slots, numbers, found):
+    with on_host(registers.slots, wanted, out) as (slots, numbers, resolved):
         known = (numbers > 0) & (numbers < slots.size)
-        found[:] = np.where(known, slots[np.where(known, numbers, 0)], 0)
+        resolved[:] = np.where(known, slots[np.where(known, numbers, 0)], 0)
 
 
 def audit(registers: Registers, out: Tensor) -> None:
@@ -98,8 +98,8 @@ def audit(registers: Registers, out: Tensor) -> None:
 
     Args:
         registers: the register file.
-        out: int32 `capacity+1`: registers that hold the slot, plus AUDIT_FREE where its bit says free. Cell 0 counts
-            registers that hold no slot of this pool. Changed.
+        out: int32 `capacity+1`: registers that hold each slot, plus AUDIT_FREE if the bitmap says free. Cell 0 counts
+            registers whose number is no slot of this pool. Changed.
 
     Raises:
         ValueError: `out` does not fit.
@@ -107,8 +107,8 @@ def audit(registers: Registers, out: Tensor) -> None:
     Syncs: no.
     """
     check_audit(registers, out)
-    with on_host(registers.slots, registers.bitmap, out) as (slots, bitmap, found):
+    with on_host(registers.slots, registers.bitmap, out) as (slots, bitmap, owners):
         held = slots[slots != 0]
         owner = np.where((held > 0) & (held <= registers.capacity), held, 0)
         free = np.unpackbits(bitmap.view(np.uint8), bitorder="little")[: registers.capacity + 1]
-        found[:] = np.bincount(owner, minlength=registers.capacity + 1) + free.astype(np.int32) * AUDIT_FREE
+        owners[:] = np.bincount(owner, minlength=registers.capacity + 1) + free.astype(np.int32) * AUDIT_FREE

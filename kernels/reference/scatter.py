@@ -1,4 +1,4 @@
-"""Scattering to slots: the oracle of `memstate.kernels.scatter` and the path without Triton."""
+"""Scatters a batch to slots in plain torch: the oracle of `memstate.kernels.scatter`, used without Triton."""
 
 from torch import Tensor
 
@@ -9,15 +9,15 @@ from memstate.kernels.move_checks import check_scatter
 def scatter_slots(plane: Tensor, slots: Tensor, batch: Tensor, trusted: bool = False) -> None:
     """Copies the entries of a batch to slots of a plane, bit for bit: plane[:, slots[b]] = batch[:, b].
 
-    16 bytes move at a time where the address, strides and block of the plane and the address of `batch` are multiples
-    of 16, and fewer elsewhere.
+    Lanes move 16 bytes at a time if address, strides and block of the plane and the address of `batch` are multiples of
+    16, otherwise fewer.
 
     Args:
-        plane: `layer slot ...`, any dtype; one layer of one slot is contiguous, layers and slots any strides apart.
+        plane: `layer slot ...`, any dtype; one layer of one slot is contiguous, any strides between layers and slots.
             Changed.
         slots: int32 or int64 `batch`, distinct; entries with an id outside 1..slot-1 are skipped.
         batch: `layer batch ...`, contiguous, of the plane's dtype.
-        trusted: whether the caller knows that they fit, so that nothing is checked.
+        trusted: whether the caller knows that the arguments fit, so that nothing is checked.
 
     Raises:
         ValueError: a shape, dtype, device or stride does not fit, slots share bytes, or the plane requires grad.

@@ -1,4 +1,4 @@
-"""The selective state update of Mamba in plain torch: oracle of `memstate.kernels.selective`, path without Triton."""
+"""Computes the selective state update of Mamba in plain torch: oracle of `memstate.kernels.selective`."""
 
 import torch
 from einops import rearrange, repeat
@@ -21,29 +21,29 @@ def selective_step(
     """Advances the state of every row by its tokens, in order, and returns what `c` reads from it.
 
     Per token: dt' = dt + dt_bias, or softplus of that;  S <- exp(dt' a) S + dt' x (x) b;  y = S c + d x;  y silu(z).
-    This is the selective state space model of Gu, Dao 2023, arXiv:2312.00752. With one `a` and dt a head it is Mamba2:
-    Dao, Gu 2024, arXiv:2405.21060. Softplus is the identity above 20.
+    This is the selective state space model of Gu, Dao 2023, arXiv:2312.00752. With one `a` and one dt a head, it is
+    Mamba2: Dao, Gu 2024, arXiv:2405.21060. Softplus is the identity above 20.
 
     Arithmetic is fp32. The state is rounded to its dtype once, when it is stored. With an fp32 state the bits do not
     depend on how a prompt is cut into chunks.
 
     Slot ids outside 1..slot-1 are null. A null read is zeros. A row with a null write changes nothing, and its output
-    is zeros. The slots of one row may coincide. Across rows the slots stored are distinct, and none is another row's
-    `read`.
+    is zeros. The slots of one row may coincide. No two rows store the same slot, and no row stores a slot that another
+    row reads.
 
-    x, dt, b, c and z may be slices of a wider projection: what belongs to a token is contiguous, and tokens lie at
+    x, dt, b, c and z may be slices of a wider projection: the elements of a token are contiguous, and tokens lie at
     equal distances. If a token is a multiple of 16 bytes wide, tokens begin at multiples of 16 bytes.
 
     Args:
         x: `batch token head dim`. For Mamba1 all channels may be one head.
         dt: `batch token head` (Mamba2) or `batch token head dim` (Mamba1).
-        a: negative; `head` (Mamba2), or `head dim state` from a multiple of 16 bytes on (Mamba1); contiguous.
+        a: negative, contiguous; `head` (Mamba2), or `head dim state` that begins at a multiple of 16 bytes (Mamba1).
         b: `batch token group state`; head h uses group h // (head / group).
         c: `batch token group state`, as `b`.
-        state: one layer, `slot head dim state`; fp32, bf16 or fp16; slots any stride apart. Each slot is contiguous or,
-            for Mamba2, the transposed view of a contiguous `head state dim`, as TensorRT-LLM's plugin has it. Mamba1
-            takes no such view: its `a` is moved together with the state, and lies as `head dim state`. Channels
-            alone, `slot channel state`, are passed as plane.unsqueeze(1).
+        state: one layer, `slot head dim state`; fp32, bf16 or fp16; any stride between slots. A slot is contiguous or,
+            for Mamba2, the transposed view of a contiguous `head state dim`, as in TensorRT-LLM's plugin. Mamba1 takes
+            no such view, because the kernel loads its `a`, `head dim state`, in the same order as the state. Pass a
+            plane without heads, `slot channel state`, as plane.unsqueeze(1).
         read: slot of each row to read, int32 or int64 `batch`.
         write: slot of each row to store, int32 or int64 `batch`.
         snapshot: second slot of each row to store, int32 or int64 `batch`; null for none.
@@ -51,16 +51,16 @@ def selective_step(
             With 0 tokens the state is copied through.
         d: `head` (Mamba2) or `head dim` (Mamba1), contiguous, or None.
         z: `batch token head dim`, or None.
-        dt_bias: as `d`.
+        dt_bias: bias of dt, shaped as `d`, or None.
         softplus: whether dt' is the softplus of the sum.
-        out: where the output goes, `batch token head dim`, contiguous; given, nothing is allocated. Beside a state that
-            stores `state dim`, it begins at a multiple of 16 bytes if dim elements of it are one.
-        marks: states inside the step that are kept as well, or None. The state after `offset` tokens of row `entry`
-            goes to `slot` in the same pass, for every mark. They ascend by entry, then by offset. Null slots, offsets
-            beyond the row's tokens and rows with a null write keep nothing. The slots are distinct from each other and
-            from all others of the step.
+        out: tensor for the output, `batch token head dim`, contiguous. With it the op allocates nothing. If slots store
+            `state dim` and `dim` elements are a multiple of 16 bytes, it begins at a multiple of 16 bytes.
+        marks: marks of the step, or None. For each mark, the op also stores the state after `offset` tokens of row
+            `entry` to `slot`. Marks ascend by entry, then by offset. Null slots, offsets beyond the row's tokens and
+            rows with a null write store nothing. The slots are distinct from each other and from all other slots of the
+            step.
         tail: rings of tokens that are not in a row's state yet, or None; see `gated_delta_step`.
-        cursor: columns of the step that say how far.
+        cursor: how far the tails are folded, or None; beside `tail`.
         parents: trees of drafts, or None; see `gated_delta_step`.
 
     Returns:
@@ -92,7 +92,7 @@ def selective_step(
             if entry < own.pending:
                 kept_token = own.at(entry)
                 s = advance(s, kept_token.x, kept_token.b, kept_token.dt, a).to(state.dtype).float()
-        states = {-1: s}  # behind the pending tokens, and behind each token of the step
+        states = {-1: s}  # token of the step -> state behind it; -1 is behind the pending tokens
         for t in range(count):
             step = dt[row, t].float() if dt_bias is None else dt[row, t].float() + dt_bias.float()
             entering = SelectiveTail(x[row, t], b[row, t], F.softplus(step) if softplus else step)
@@ -113,7 +113,7 @@ def selective_step(
 
 
 def advance(s: Tensor, x: Tensor, b: Tensor, dt: Tensor, a: Tensor) -> Tensor:
-    """The state `head dim state` of one row behind one more token, fp32; dt is `head` or `head dim`."""
+    """Returns the state `head dim state` of one row after one more token, fp32; dt is `head` or `head dim`."""
     dt = per_channel(dt)
     gate = rearrange(a.float(), "head -> head 1 1") if a.dim() == 1 else a.float()
     decay = (rearrange(dt, "head dim -> head dim 1") * gate).exp()
@@ -121,10 +121,10 @@ def advance(s: Tensor, x: Tensor, b: Tensor, dt: Tensor, a: Tensor) -> Tensor:
 
 
 def of_heads(shared: Tensor, s: Tensor) -> Tensor:
-    """Vectors of groups as `head 1 state`, for each head of the state."""
+    """Returns vectors of groups as `head 1 state`, for each head of the state."""
     return repeat(shared.float(), "group state -> (group head) 1 state", head=s.shape[0] // shared.shape[0])
 
 
 def per_channel(values: Tensor) -> Tensor:
-    """`head` or `head dim` as fp32 `head 1` or `head dim`."""
+    """Returns `head` as fp32 `head 1`, or `head dim` as fp32."""
     return rearrange(values.float(), "head -> head 1") if values.dim() == 1 else values.float()

@@ -1,4 +1,4 @@
-"""What the rows of a decode step read, write, snapshot and keep at marks, on the host. Knows no plane and no op."""
+"""Reads the slots, tails and marks of the rows of a decode step on the host. Knows no plane and no op."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -8,13 +8,13 @@ from torch import Tensor
 
 from memstate.kernels.tables import Cursor, Marks, Tail
 
-NEVER = 2**31  # tokens that no step has
+NEVER = 2**31  # more tokens than any step has
 
 
 def row_slots(
     state: Tensor, read: Tensor, write: Tensor, snapshot: Tensor, tokens: Tensor, most: int
 ) -> Iterator[tuple[int, int, int, int, int]]:
-    """The real rows: number, slots to read, write and snapshot (0 for ids outside 1..slot-1), and real tokens.
+    """Yields (row, slot to read, to write and of the snapshot, real tokens) of each real row; 0 for unknown slots.
 
     Args:
         state: `slot ...`.
@@ -22,7 +22,7 @@ def row_slots(
         write: slots to store, `batch`.
         snapshot: second slots to store, `batch`.
         tokens: tokens of each row, `batch`.
-        most: the most tokens of a row.
+        most: most tokens of a row.
 
     Syncs: yes.
     """
@@ -34,39 +34,36 @@ def row_slots(
 
 
 def row_marks(marks: Marks | None, last: int) -> dict[tuple[int, int], list[int]]:
-    """Returns (row, tokens up to the mark) -> slots in 1..last that keep the state there.
+    """Returns (row, offset of a mark) -> slots in 1..last that keep the state there.
 
     Syncs: yes.
     """
-    found: dict[tuple[int, int], list[int]] = {}
+    kept: dict[tuple[int, int], list[int]] = {}
     if marks is not None:
         for entry, offset, slot in torch.stack(marks[1:], 1)[: int(marks.count)].tolist():
             if 0 < slot <= last:
-                found.setdefault((entry, offset), []).append(slot)
-    return found
+                kept.setdefault((entry, offset), []).append(slot)
+    return kept
 
 
 class RowTail(NamedTuple):
-    """The tail of one row: rings, the row of memory or 0, place of the first pending token, how many are, and `store`.
-
-    Without memory nothing is pending, and the state is stored behind the last token of the step.
-    """
+    """The tail of one row. Without memory, no tokens are pending, and the state is stored behind the whole step."""
 
     rings: Any = ()
-    memory: int = 0
-    place: int = 0
-    pending: int = 0
-    store: int = NEVER
+    memory: int = 0  # row whose memory has the tail, 0 for none
+    place: int = 0  # place of the first pending token
+    pending: int = 0  # tokens
+    store: int = NEVER  # see `Cursor.store`
 
     def at(self, token: int) -> Any:
-        """What is kept of a token, counted from the first pending one."""
+        """Returns the places of a token in all rings; tokens count from the first pending one."""
         places = (
             ring if ring is None else ring[self.memory, (self.place + token) % ring.shape[1]] for ring in self.rings
         )
         return type(self.rings)(*places)
 
     def keep(self, token: int, values: Tail) -> None:
-        """Keeps a token, unless it is in the state that is stored."""
+        """Copies a token to the rings, unless the stored state has it."""
         if self.memory and token >= self.store:
             for place, value in zip(self.at(token), values, strict=True):
                 if place is not None:
@@ -74,7 +71,7 @@ class RowTail(NamedTuple):
 
 
 def row_tails(tail: Tail | None, cursor: Cursor | None, batch: int) -> list[RowTail]:
-    """Returns the tail of each of `batch` rows. A row outside of the rings has no memory.
+    """Returns the tail of each of `batch` rows; a row outside the rings has no memory.
 
     Syncs: yes.
     """

@@ -1,4 +1,4 @@
-"""Plan as the rules are written down: the oracle of `memstate.kernels.tracking`, and the path without Triton."""
+"""Plans a batch as the rules are written down: the oracle of `memstate.kernels.tracking`, used without Triton."""
 
 import numpy as np
 from torch import Tensor
@@ -24,7 +24,7 @@ from memstate.kernels.tables import (
 
 
 def batch_columns(packet: Ints, batch: int) -> tuple[Longs, Longs]:
-    """Returns both columns of a packet's batch, which begin behind its header; zeros if it has another size."""
+    """Returns (rows, tokens) of a packet's batch; zeros if the batch has another size."""
     second = HEADER_INTS + (batch + 3) // 4 * 4
     fits = int(packet[Section.BATCH]) == batch
     rows, tokens = (packet[start : start + batch].astype(np.int64) * fits for start in (HEADER_INTS, second))
@@ -32,7 +32,7 @@ def batch_columns(packet: Ints, batch: int) -> tuple[Longs, Longs]:
 
 
 def claims(bitmap: Ints, counters: Ints, limit: int) -> Claim:
-    """Returns what hands out the free slots of one plan, lowest first, in batch order, up to its budget."""
+    """Returns a function that claims slots for one plan: lowest first, in batch order, up to the slot budget."""
 
     def claim(need: Flags) -> Ints:
         budget = min(int(counters[Count.FREE] - counters[Count.RESERVE]), limit)
@@ -52,29 +52,29 @@ def plan(
     registers: Registers, packet: Tensor, record: StepRecord, marks: Marks, rules: Rules,
     tails: TailRecord | None = None,
 ) -> None:  # fmt: skip
-    """Decides read, write and snapshot slots for a batch, claims what the strategy needs and moves the labels on.
+    """Decides read, write and snapshot slots for a batch, claims the slots that are needed, and advances the labels.
 
     Claims are granted in batch order.
 
     Args:
         registers: the register file. Changed: registers, bitmap and counters.
-        packet: int32, laid out as `memstate.kernels.tables.Section` says. Its batch has as many entries as a column of
-            the record, or all of them are padding. Each row comes at most once; 0, negative rows and rows beyond the
-            table are padding, and so is an entry without tokens. Its limit is the number of optional claims, besides
-            the budget (free slots less the reserve). Its marks name registers of snapshots, which no plan changes.
-            Changed: the counts of all sections but the batch become 0.
+        packet: int32, laid out as `memstate.kernels.tables.Section` says. If its batch has not as many entries as a
+            column of the record, all entries are padding. Each row comes at most once. Padding is an entry without
+            tokens, or with a row that is 0, negative or beyond the table. The limit in the header bounds the optional
+            claims, in addition to the budget (free slots less the reserve). The marks name registers of snapshots,
+            which no plan changes. Changed: the counts of all sections except the batch become 0.
         record: int32 `batch` columns. Changed.
-        marks: int32 columns, as many marks as they have room for. Changed: the packet's marks with the slots that their
-            registers hold, and none if the packet has a batch of another size.
-        rules: of the tracking strategy.
-        tails: of rows with tails, beside `rules.tail`. `tails` and `record` are those of the plan before, whatever its
-            batch: the tokens that were accepted of its step become pending first. In the packet, n tokens of which d
-            may be rejected are -(2**16 d + n), and `FOLD` is a row that only folds its tail. A cell of its header is
-            `defer` of `rules.fold`. A state then stands for
-            fewer tokens than its row has, and the rules go by the tokens of the state. Changed.
+        marks: int32 columns with room for marks. Changed: gets the packet's marks, with the slots that their registers
+            hold; no marks if the packet has a batch of another size.
+        rules: rules of the tracking strategy.
+        tails: columns of rows with tails, or None; beside `rules.tail`. It still has the columns of the last plan,
+            whatever its batch, and the plan first makes the accepted tokens of that step pending. In the packet, n
+            tokens of which d may be rejected are -(2**16 d + n), and `FOLD` is a row that only folds its tail. A cell
+            of the header has `defer` of `rules.fold`. With tails, a state stands for fewer tokens than its row has, and
+            the rules apply to the tokens of the state. Changed.
 
     Raises:
-        ValueError: naming a column that does not fit.
+        ValueError: names a column that does not fit.
 
     Syncs: no.
     """
@@ -125,7 +125,7 @@ def plan(
 
 
 def _count_accepted(seen: TailRecord, pending: Ints, newest: Ints) -> None:
-    """Counts the tokens of the step before that were accepted, once."""
+    """Adds the accepted tokens of the last step to `pending`, once."""
     entries = int(seen.batch[0])
     at = np.flatnonzero((seen.rows[:entries] > 0) & (seen.rows[:entries] < len(pending)))
     rows = seen.rows[at]
@@ -134,7 +134,7 @@ def _count_accepted(seen: TailRecord, pending: Ints, newest: Ints) -> None:
 
 
 def _resolve_marks(packet: Ints, batch: int, slots: Ints, count: Ints, entry: Ints, offset: Ints, slot: Ints) -> None:
-    """Copies the marks of a packet, with the slots that their registers hold."""
+    """Copies the marks of a packet to the columns, with the slots that the registers hold."""
     given = int(packet[Section.MARKS]) if batch and packet[Section.BATCH] == batch else 0
     count[0] = 0
     if not given:

@@ -1,4 +1,4 @@
-"""Trees of drafts on the host: the oracle of `memstate.kernels.trees` and the path without Triton."""
+"""Closes the gaps of accepted paths on the host: the oracle of `memstate.kernels.trees`, used without Triton."""
 
 from torch import Tensor
 
@@ -7,20 +7,20 @@ from memstate.kernels.tables import RingMap, TailRecord
 
 
 def keep_path(rings: RingMap, record: TailRecord, nodes: Tensor) -> None:
-    """Moves what tails keep of the accepted nodes of trees to the places that the tokens of a chain have.
+    """Moves the accepted nodes of trees in the tails to the places that the tokens of a chain have.
 
-    The step of the record ran trees of drafts. Node n of a row lies behind the row's tokens at place length + n of its
-    ring. Of the accepted nodes, number i of the path goes to place length + i, in all layers and rings. So from here on
-    the accepted tokens are the next ones of the row, in order, like those of a step without a tree.
+    The step of the record ran trees of drafts. Node n of a row has place length + n in its rings, behind the row's
+    tokens. Node i of the accepted path moves to place length + i, in all layers and rings. After that, the accepted
+    tokens follow the row's tokens in order, as after a step without a tree.
 
     Args:
         rings: the rings of all layers. They are changed.
-        record: of the step, with `accepted` as the sampler has written it.
+        record: record of the step, with `accepted` from the sampler.
         nodes: the accepted nodes of each entry, ascending, int32 `batch depth`, contiguous. Only the first `accepted`
-            of an entry count. One that lies at its place already, or before it, stays: so -1 stands for "no tree".
+            nodes of an entry count. Node i of the path stays if its number is at most i, so -1 stands for "no tree".
 
     Raises:
-        ValueError: the nodes are no such tensor, or of more entries than the record has.
+        ValueError: `nodes` is no such tensor, or has more entries than the record.
 
     Syncs: no (the reference: yes, off the CPU).
     """
@@ -40,10 +40,10 @@ def keep_path(rings: RingMap, record: TailRecord, nodes: Tensor) -> None:
 
 
 def lineage(parents: Tensor | None, row: int, token: int) -> int:
-    """The token of a step before a token, -1 for none.
+    """Returns the token of a step that a token follows, -1 for none.
 
     Args:
-        parents: of the step, int32 or int64 `batch node`; None: each token follows the one before it.
+        parents: parents of the step, int32 or int64 `batch node`; None if each token follows the token before it.
         row: entry of the batch.
         token: the token.
 

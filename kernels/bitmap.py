@@ -1,8 +1,8 @@
-"""Claim and release on a bitmap of free slots (bit set = free), lowest slot first. Knows no register and no plane.
+"""Claims and releases slots in a bitmap (bit set = free), lowest slot first. Knows no register and no plane.
 
-The n lowest free slots are found by popcount, prefix sum and rank-select inside one program, so the answer is a
-function of the bitmap alone: no claim is ever decided by a race between atomics. A claim does not scan: it goes down
-the levels of the bitmap's summary (`memstate.kernels.levels`), and reads at each only words that have what it needs.
+One program finds the n lowest free slots by popcount, prefix sum and rank-select. So the result depends on the bitmap
+alone, never on a race between atomics. A claim does not scan the bitmap: it goes down the levels of the summary
+(`memstate.kernels.levels`), and reads at each level only words that have bits which the claim needs.
 """
 
 import torch
@@ -32,7 +32,10 @@ TOP_WORDS = tl.constexpr(MOST_WORDS)
 
 @triton.jit
 def popcount(word):
-    """Set bits of each int32 word (SWAR; Warren, Hacker's Delight, 5-1). Compiles to popc.b32 and v_bcnt_u32_b32."""
+    """Returns the number of set bits of each int32 word (SWAR; Warren, Hacker's Delight, 5-1).
+
+    Compiles to popc.b32 and v_bcnt_u32_b32.
+    """
     x = word.to(tl.uint32, bitcast=True)
     x = x - ((x >> 1) & 0x55555555)
     x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
@@ -42,7 +45,7 @@ def popcount(word):
 
 @triton.jit
 def nth_set_bit(word, n):
-    """Position of the n-th (from 0) set bit of each word: binary descent over halves."""
+    """Returns the position of the n-th (from 0) set bit of each word, by binary descent over halves."""
     x = word.to(tl.uint32, bitcast=True)
     position = n * 0
     for step in tl.static_range(5):
@@ -56,21 +59,21 @@ def nth_set_bit(word, n):
 
 @triton.jit
 def lowest_bits(word, at, n, CHUNK: tl.constexpr):
-    """The n lowest set bits of a list of words; all there are, where those are fewer.
+    """Returns the n lowest set bits of a list of words, or all set bits if there are fewer than n.
 
     Args:
-        word: of each lane.
-        at: number of each word in its level, ascending.
-        n: at most CHUNK.
-        CHUNK: lanes.
+        word: one word in each lane.
+        at: index of each word in its level, ascending.
+        n: number of bits, at most CHUNK.
+        CHUNK: number of lanes.
 
     Returns:
-        (number of each bit in the level, in the lanes of its rank; how many there are; set bits before each word).
+        (in lane r, the index of the bit of rank r in the level; the number of bits; set bits before each word).
     """
     rank = tl.arange(0, CHUNK)
     free = popcount(word)
     through = tl.cumsum(free, 0)
-    where = rank * 0  # first word whose inclusive count exceeds the rank, by binary search
+    where = rank * 0  # lane of the first word whose inclusive count exceeds the rank, by binary search
     for step in tl.static_range(1, 11):
         if CHUNK >> step > 0:
             probe = tl.gather(through, where + (CHUNK >> step) - 1, 0)
@@ -82,14 +85,14 @@ def lowest_bits(word, at, n, CHUNK: tl.constexpr):
 
 @triton.jit
 def take_lowest(bitmap_ptr, words, n, rank, CHUNK: tl.constexpr):
-    """Clears the n lowest free bits; lanes with rank < n learn the slot of that rank, others 0.
+    """Clears the n lowest free bits, and returns (slots, number of slots): the slot of rank r in lane r, else 0.
 
-    A pass begins at the lowest level of at most CHUNK words, and finds up to CHUNK slots. At each level its list is the
-    words below that are not 0: n of them have n set bits or more. The bits it takes are the lowest of every level, so
-    words that became 0 clear their bits above.
+    A pass starts at the lowest level that has at most CHUNK words, and finds up to CHUNK slots. At each level, it lists
+    words of the next level down that are not 0: n such words have at least n set bits. A pass clears the lowest bits of
+    the bitmap; a word that becomes 0 then clears its bit in the level above.
 
-    Returns (slots, slots found). n is the same in every warp: it does not depend on loads without a barrier behind
-    them. Where n > 0 a barrier has been passed before anything is stored, and another one behind the last store.
+    Every warp must have the same n: a barrier must follow the loads on which n depends. If n > 0, the function passes
+    a barrier before the first store, and another after the last store.
     """
     lane = tl.arange(0, CHUNK)
     slot = rank * 0
@@ -98,31 +101,31 @@ def take_lowest(bitmap_ptr, words, n, rank, CHUNK: tl.constexpr):
     while more:
         start = words * 0
         size = words
-        shift = words * 0  # 5 bits a level
+        shift = words * 0  # 5 for each level above the bitmap
         while size > CHUNK:
             start += size
             size = (size + 31) // 32
             shift += 5
         want = tl.minimum(n - taken, CHUNK)
         listed = size
-        found = lane
-        at = lane * 0  # begun as `lane`, as `found` is, Triton would not carry it through the loop
+        below = lane
+        at = lane * 0  # with plain `lane`, like `below`, Triton would not carry `at` through the loop
         word = lane
         before = lane
         while shift >= 0:
-            at = found
+            at = below
             word = tl.load(bitmap_ptr + start + at, mask=(lane < listed) & (at < size), other=0)
-            all_loaded()  # or a late warp counts words that have lost their bits, and leaves the loop at another time
-            found, listed, before = lowest_bits(word, at, want, CHUNK)
+            all_loaded()  # otherwise a late warp counts words that are cleared already, and leaves the loop elsewhere
+            below, listed, before = lowest_bits(word, at, want, CHUNK)
             shift -= 5
             size = ((words - 1) >> tl.maximum(shift, 0)) + 1
             start -= size
         local = rank - taken
         here = (local >= 0) & (local < listed) & (rank < n)
-        slot = tl.where(here, tl.gather(found, tl.where(here, local, 0), 0), slot)
+        slot = tl.where(here, tl.gather(below, tl.where(here, local, 0), 0), slot)
 
         take = tl.minimum(tl.maximum(want - before, 0), popcount(word))
-        last = nth_set_bit(word, take - 1)  # meaningless where take == 0, and masked there
+        last = nth_set_bit(word, take - 1)  # where take == 0 the value means nothing; the store is masked there
         kept = word & (-2 << last)
         tl.store(bitmap_ptr + at, kept, mask=take > 0)
         emptied = (take > 0) & (kept == 0)
@@ -133,26 +136,27 @@ def take_lowest(bitmap_ptr, words, n, rank, CHUNK: tl.constexpr):
             bit = tl.full(at.shape, 1, tl.int32) << at % 32
             at //= 32
             old = tl.atomic_and(bitmap_ptr + start + at, ~bit, mask=emptied, sem="relaxed")
-            emptied &= old == bit  # one of the lanes that clear bits of a word sees the last
+            emptied &= old == bit  # among lanes that clear bits of one word, one sees the last bit
             size = (size + 31) // 32
         taken += listed
         more = (taken < n) & (listed == want)
-        tl.debug_barrier()  # the next pass, and the next claim, read words that this one cleared
+        tl.debug_barrier()  # the next pass and the next claim read words that this pass cleared
     return slot, taken
 
 
 @triton.jit
 def bump(counters_ptr, cell: tl.constexpr, by):
-    """Adds to one counter.
+    """Adds `by` to one counter.
 
-    Only one program of one launch at a time writes counters, and one thread of it: what other threads load is not used.
+    Only one program of one launch at a time writes counters, and only one of its threads stores; the values that its
+    other threads load are not used.
     """
     tl.store(counters_ptr + cell, tl.load(counters_ptr + cell) + by)
 
 
 @triton.jit
 def note_offender(counters_ptr, kind: tl.constexpr, count, lowest):
-    """Keeps the first fault until `check()` reads it."""
+    """Stores the kind and the lowest slot of a fault, unless an earlier fault waits for `check()`."""
     first = (count > 0) & (tl.load(counters_ptr + OFFENDER_KIND) == 0)
     tl.store(counters_ptr + OFFENDER, lowest, mask=first)
     tl.store(counters_ptr + OFFENDER_KIND, kind, mask=first)
@@ -160,11 +164,11 @@ def note_offender(counters_ptr, kind: tl.constexpr, count, lowest):
 
 @triton.jit
 def give_back(bitmap_ptr, slot, valid, capacity):
-    """Sets the bits of `slot` where valid; returns which of them were free already (a double release)."""
+    """Sets the bits of `slot` where valid; returns for each lane whether its slot was free already (double release)."""
     bit = slot % 32
     at = slot // 32
     old = tl.atomic_or(bitmap_ptr + at, tl.full(slot.shape, 1, tl.int32) << bit, mask=valid, sem="relaxed")
-    first = valid & (old == 0)  # one of the lanes that set bits of a word finds it 0
+    first = valid & (old == 0)  # among lanes that set bits of one word, one finds the word 0
     start = capacity * 0
     size = capacity // 32 + 1
     while size > TOP_WORDS:
@@ -178,7 +182,7 @@ def give_back(bitmap_ptr, slot, valid, capacity):
 
 @triton.jit
 def book_releases(counters_ptr, released, doubles, strays, lowest_double, lowest_stray):
-    """Counts what releases did, and keeps the lowest offender of the first that went wrong."""
+    """Counts releases and their faults, and stores the lowest faulty slot if it is the first fault."""
     bump(counters_ptr, FREE, released)
     bump(counters_ptr, RELEASED, released)
     bump(counters_ptr, DOUBLE_RELEASE, doubles)
@@ -224,9 +228,9 @@ def _release(bitmap_ptr, ids_ptr, counters_ptr, n, capacity, BLOCK: tl.constexpr
 
 
 def chunk_words(warps: int) -> int:
-    """Words of the bitmap that a claim looks at together: one or two a thread.
+    """Returns the number of words of the bitmap that a claim loads at a time, one or two a thread.
 
-    Of 16 warps of 64 threads every other thread has one: 1024 words would spill.
+    With 16 warps of 64 threads, only every other thread has a word: 1024 words would spill.
     """
     return min(LANES * warps, 512)
 
@@ -236,7 +240,7 @@ RELEASE = Kept(_release)
 
 
 def _alike(*tensors: Tensor) -> bool:
-    """Whether the launch can be kept: these tensors are int32 and begin on 16-byte boundaries."""
+    """Returns whether all tensors are int32 and begin on 16-byte boundaries, so that `Kept` can keep the launch."""
     return all(one.dtype == torch.int32 and not one.data_ptr() % 16 for one in tensors)
 
 
@@ -261,15 +265,15 @@ def release(bitmap: Tensor, ids: Tensor, capacity: int, counters: Tensor) -> Non
 
 
 def sized(name: str, block: int) -> str:
-    """A compile case of `block` lanes, by its name at 256."""
+    """Returns the name of a compile case of `block` lanes; `name` is that of the case of 256 lanes."""
     return name if block == 256 else f"{name} {block}"
 
 
-COMMON = (32, 256, 1024)  # lanes of the cases that are not rare
+COMMON = (32, 256, 1024)  # lanes of the compile cases that are not rare
 
 
 def compile_cases() -> list[CompileCase]:
-    """The launches to compile ahead, from the smallest; none moves plane bytes."""
+    """Returns the launches to compile ahead, the smallest first; none moves plane bytes."""
     pointers = {"bitmap_ptr": "*i32", "counters_ptr": "*i32"}
     return [
         case

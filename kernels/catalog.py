@@ -1,4 +1,4 @@
-"""What there is to compile: every kernel with the types and constants of a real launch. Imports no Triton itself."""
+"""Lists what to compile: every kernel, with the types and constants of a real launch. Imports no Triton itself."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -9,19 +9,19 @@ from memstate.kernels.dispatch import OPS
 
 
 class CompileCase(NamedTuple):
-    """One kernel as one launch would compile it.
+    """A kernel with the arguments of one real launch.
 
     Args:
-        name: of the case.
+        name: name of the case.
         kernel: the function under `@triton.jit`.
         signature: argument -> Triton type ("*i32", "i64", ...).
         constexprs: argument -> value.
         divisible: arguments known to be multiples of 16 (pointers and strides).
-        num_warps: of a program.
-        plane_args: pointer arguments through which plane bytes move, or the table their addresses come from.
+        num_warps: warps of a program.
+        plane_args: pointer arguments through which plane bytes move, or of the table with the addresses of planes.
         options: further compile options of the launch (enable_fp_fusion, ...).
-        rare: whether it is another shape of a kernel that is in the catalogue already.
-        of_64: constants that differ where a warp has 64 threads.
+        rare: whether the case is a less common shape of a kernel that has other cases.
+        of_64: constexprs with other values if a warp has 64 threads.
     """
 
     name: str
@@ -37,10 +37,10 @@ class CompileCase(NamedTuple):
 
 
 def all_cases(every_shape: bool = False) -> list[CompileCase]:
-    """Returns every kernel's cases, in the order of the ops.
+    """Returns the cases of every kernel, in the order of the ops.
 
     Args:
-        every_shape: also every other shape that can be launched: lanes, warps, units and tiles.
+        every_shape: whether to include the rare cases: all other lanes, warps, units and tiles that can be launched.
     """
     modules = dict.fromkeys(OPS.values())
     cases = [case for module in modules for case in import_module(f"memstate.kernels.{module}").compile_cases()]

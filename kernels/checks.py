@@ -1,7 +1,7 @@
-"""The words of all argument checks, and the checks of the ops on registers. Knows no Triton.
+"""Checks arguments: checks that all ops share, and those of the ops on registers. Knows no Triton.
 
-Kernel and reference refuse the same arguments, by these functions, before anything moves. The checks are plain
-comparisons of attributes, because each op runs them once and a microsecond counts. They read nothing from a device.
+Kernel and reference call the same checks before any byte moves, so both refuse the same arguments. Checks are plain
+comparisons of attributes, because every call of an op runs them and a microsecond counts. They read no device memory.
 The checks of whole ops are in `decode_checks` (decode steps) and `move_checks` (gather, scatter, records).
 """
 
@@ -20,14 +20,14 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_tensors(tensors: Mapping[str, Tensor | None], *optional: str) -> None:
-    """Refuses what is no tensor.
+    """Refuses arguments that are not tensors.
 
     Args:
         tensors: the arguments by name.
-        optional: names of tensors that can be None.
+        optional: names of arguments that may be None.
 
     Raises:
-        ValueError: naming the first.
+        ValueError: names the first argument that is not a tensor.
     """
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor) and (tensor is not None or name not in optional):
@@ -35,7 +35,7 @@ def check_tensors(tensors: Mapping[str, Tensor | None], *optional: str) -> None:
 
 
 def check_memory(name: str, tensor: Tensor, device: torch.device) -> None:
-    """Refuses a tensor of another device, or one whose values are not those that its memory holds."""
+    """Refuses a tensor on another device, and a view that negates or conjugates what its memory holds."""
     if tensor.device != device:
         raise ValueError(f"{name}: expected on {device}, got {tensor.device}")
     if tensor.is_neg() or tensor.is_conj():
@@ -43,14 +43,14 @@ def check_memory(name: str, tensor: Tensor, device: torch.device) -> None:
 
 
 def check_written(tensors: Mapping[str, Tensor | None], *names: str) -> None:
-    """Refuses a tensor that the op writes and that autograd follows: it would not see the change.
+    """Refuses a tensor that the op writes if it requires grad: autograd would not see the change.
 
     Args:
         tensors: the arguments by name.
-        names: tensors that the op writes.
+        names: names of the tensors that the op writes.
 
     Raises:
-        ValueError: naming the first.
+        ValueError: names the first such tensor.
     """
     for name in names:
         tensor = tensors[name]
@@ -59,7 +59,7 @@ def check_written(tensors: Mapping[str, Tensor | None], *names: str) -> None:
 
 
 def check_shape(name: str, tensor: Tensor, pattern: str, shape: tuple[int, ...]) -> None:
-    """Refuses a tensor of another shape; pattern: the axes in einops letters."""
+    """Refuses a tensor of another shape; `pattern` has the axes in einops letters."""
     if tensor.shape != shape:
         raise ValueError(f"{name}: expected `{pattern}` = {shape}, got {tuple(tensor.shape)}")
 
@@ -71,13 +71,13 @@ def check_contiguous(name: str, tensor: Tensor, pattern: str) -> None:
 
 
 def check_float(name: str, tensor: Tensor) -> None:
-    """Refuses a dtype that the kernels do not compute with."""
+    """Refuses a tensor whose dtype the kernels do not compute with."""
     if tensor.dtype not in FLOATS:
         raise ValueError(f"{name}: expected one of {FLOATS}, got {tensor.dtype}")
 
 
 def check_sizes(**sizes: int) -> None:
-    """Refuses a size of 0: there would be nothing to compute."""
+    """Refuses a size below 1."""
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"{name}: expected a size of at least 1, got {size}")
@@ -90,14 +90,14 @@ def check_columns(
     """Refuses columns that are not one integer per entry, contiguous and on the device.
 
     Args:
-        device: where the columns have to be.
-        batch: entries, None for as many as the first column has.
-        kinds: dtypes that are allowed.
-        axis: names the entries in errors.
+        device: the device on which the columns must be.
+        batch: number of entries; None takes the number of the first column.
+        kinds: allowed dtypes.
+        axis: name of the axis of entries, for errors.
         columns: the arguments by name.
 
     Raises:
-        ValueError: naming the first.
+        ValueError: names the first column that does not fit.
     """
     for name, column in columns.items():
         if not isinstance(column, Tensor):
@@ -113,16 +113,16 @@ def check_columns(
 
 
 def check_nodes(name: str, nodes: Tensor, device: torch.device, batch: int | None) -> None:
-    """Refuses nodes of trees that are not one row of integers an entry, contiguous and on the device.
+    """Refuses nodes of trees that are not contiguous integers `batch node` on the device.
 
     Args:
-        name: of the argument.
+        name: name of the argument.
         nodes: `batch node`.
-        device: of the step.
-        batch: entries of the step; None for any number.
+        device: device of the step.
+        batch: entries of the step; None allows any number.
 
     Raises:
-        ValueError: with what was given.
+        ValueError: says what the nodes are.
     """
     check_tensors({name: nodes})
     if nodes.dim() != 2 or nodes.shape[0] != (len(nodes) if batch is None else batch) or nodes.dtype not in INTS:
@@ -135,7 +135,7 @@ def check_nodes(name: str, nodes: Tensor, device: torch.device, batch: int | Non
 
 
 def check_path(device: torch.device, record: TailRecord, nodes: Tensor) -> None:
-    """Refuses accepted nodes that do not fit the step of a record; see `check_nodes`."""
+    """Refuses accepted nodes that do not fit the step in `record`; see `check_nodes`."""
     check_nodes("nodes", nodes, device, None)
     if len(nodes) > len(record.rows):
         raise ValueError(f"nodes: {len(nodes)} entries, the largest batch has {len(record.rows)}")
@@ -144,7 +144,7 @@ def check_path(device: torch.device, record: TailRecord, nodes: Tensor) -> None:
 def check_plan(
     registers: Registers, packet: Tensor, record: StepRecord, marks: Marks, rules: Rules, tails: TailRecord | None
 ) -> None:  # fmt: skip
-    """Refuses a plan with a column that does not fit the others, or a packet that is too short for them."""
+    """Refuses a plan with a column that does not fit the other columns, or with a packet that is too short for them."""
     if not registers.trusted:
         if not (rules.tail > 0) == (tails is not None) == (registers.pending is not None):
             raise ValueError(f"tails: expected them, and pending tokens of rows, beside rules.tail={rules.tail} alone")
@@ -162,26 +162,26 @@ def check_plan(
 
 
 def check_marks(device: torch.device, marks: Marks) -> None:
-    """Refuses marks with a column that does not fit the others, or a count that is not one int32."""
+    """Refuses marks whose columns do not have the same length, or whose count is not one int32."""
     check_columns(device, 1, INT32, count=marks.count)
     check_columns(device, None, INT32, entry=marks.entry, offset=marks.offset, slot=marks.slot)
 
 
 def check_batch(registers: Registers, packet: Tensor, ints: int) -> None:
-    """Refuses a packet without room for a header and so many int32 of a batch."""
+    """Refuses a packet without room for a header and `ints` int32 of a batch."""
     check_columns(registers.cells.device, None, INT32, packet=packet)
     if packet.numel() < HEADER_INTS + ints:
         raise ValueError(f"packet: expected {HEADER_INTS + ints} int32 or more for this batch, got {packet.numel()}")
 
 
 def check_resolve(registers: Registers, wanted: Tensor, out: Tensor) -> None:
-    """Refuses register numbers, or an output, that are not int32 of one length beside the registers."""
+    """Refuses register numbers and an output that are not int32 columns of one length on the registers' device."""
     if not registers.trusted:
         check_columns(registers.cells.device, None, INT32, wanted=wanted, out=out)
 
 
 def check_audit(registers: Registers, out: Tensor) -> None:
-    """Refuses an output of an audit that has not one int32 per slot and one more."""
+    """Refuses an output of an audit that is not int32 with `capacity + 1` entries, one for each slot and slot 0."""
     if not registers.trusted:
         check_columns(registers.cells.device, registers.capacity + 1, INT32, out=out)
 
@@ -193,13 +193,13 @@ def check_count(n: int) -> None:
 
 
 def check_distinct(name: str, blocks: Blocks) -> None:
-    """Refuses blocks along one or two axes that share bytes: what one slot stores would change another."""
+    """Refuses blocks along one or two axes that share bytes: a store to one slot would change another slot."""
     size, shared = blocks.size, False
     for count, stride in blocks.axes:
         shared |= count > 1 and stride < size
     if len(blocks.axes) == 2 and not shared:
         (inner, near), (outer, far) = sorted(blocks.axes, key=itemgetter(1))
-        if inner > 1 and outer > 1 and far < (inner - 1) * near + size:  # no axis fits into one stride of the other
+        if inner > 1 and outer > 1 and far < (inner - 1) * near + size:  # the inner axis overlaps the next outer stride
             shared = any(
                 0 < j < inner and abs(i * far - j * near) < size
                 for i in range(1, outer)
@@ -212,19 +212,19 @@ def check_distinct(name: str, blocks: Blocks) -> None:
 
 
 def check_apart(name: str, blocks: Blocks, others: Mapping[str, Tensor | None], *written: str) -> None:
-    """Refuses a plane that shares bytes with another tensor, and a written tensor that shares some with any other.
+    """Refuses a plane that shares bytes with another tensor, and a written tensor that shares bytes with any other.
 
-    Programs run in any order: what one of them stores there, another may read, or may have stored already.
+    The programs of a launch run in any order, so one could read or overwrite what another one stores.
 
     Args:
-        name: of the plane.
+        name: name of the plane.
         blocks: the bytes of the plane.
-        others: tensors by name, the plane itself, or None; contiguous, or `batch token ..` with what belongs to a token
-            contiguous and tokens at equal distances.
-        written: names of those among them that are written.
+        others: name -> tensor or None; the plane itself may be among them and is skipped. A tensor is contiguous, or
+            `batch token ..` with equal distances between tokens and no gaps inside a token.
+        written: names of tensors in `others` that the op writes.
 
     Raises:
-        ValueError: naming both tensors and their addresses.
+        ValueError: names both tensors and their addresses.
     """
     low, high = blocks.start, blocks.end()
     stores = []
@@ -248,10 +248,10 @@ def check_apart(name: str, blocks: Blocks, others: Mapping[str, Tensor | None], 
 
 
 def _meet(blocks: Blocks, tensor: Tensor) -> bool:
-    """Whether a tensor, whose tokens may lie apart, shares bytes with blocks."""
-    its = tokens_of(tensor)
-    (count, stride), size = its.axes[0], its.size
-    return any(blocks.meets(start, start + size) for start in range(its.start, its.start + count * stride, stride))
+    """Returns whether a tensor shares bytes with `blocks`; gaps between its tokens do not count."""
+    tokens = tokens_of(tensor)
+    (count, stride), first = tokens.axes[0], tokens.start
+    return any(blocks.meets(start, start + tokens.size) for start in range(first, first + count * stride, stride))
 
 
 def _refuse(name: str, span: tuple[int, int], other: str, its: tuple[int, int]) -> None:

@@ -1,8 +1,8 @@
-"""The causal convolution step over read, write and snapshot slots. Knows no register, no strategy and no other layer.
+"""Computes the causal convolution step on read, write and snapshot slots. Knows no register, strategy or other layer.
 
-One program advances a block of channels of one row through all tokens, with the window of inputs in registers between
-one load and one store, so it may write the slot that it read. A lane has LANE neighbouring channels, of every tap: what
-is stored `channel tap` it moves as whole pieces of LANE elements and sorts by itself.
+One program takes a block of channels of one row through all tokens. It loads the window of inputs once, and stores it
+once, so it may write the slot that it read. A lane has LANE neighbouring channels with all their taps. If memory has
+the order `channel tap`, a lane moves whole pieces of LANE elements, and sorts them itself.
 """
 
 import math
@@ -36,13 +36,13 @@ from memstate.kernels.tuned import ConvConfig, config_of
 from memstate.kernels.warps import limit, roomy, warp_threads
 
 DEFAULT = ConvConfig()  # no fewer bytes: a thread would have less than 16 of a tap
-COMMON = (8192, 4)  # channels and taps
+COMMON = (8192, 4)  # channels and taps of the compile cases that are not rare
 OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
 
 
 @triton.jit
 def _apart(tile, LANE: tl.constexpr):
-    """The columns of a tile `lane LANE`, in order; LANE is a power of two up to 8, and nothing leaves its lane."""
+    """Returns the columns of a tile `lane LANE`, in order; no element leaves its lane. LANE is at most 8."""
     columns = (tile,)
     for level in tl.static_range(3):
         if 1 << level < LANE:
@@ -58,7 +58,7 @@ def _apart(tile, LANE: tl.constexpr):
 
 @triton.jit
 def _together(columns, LANE: tl.constexpr):
-    """The inverse of `_apart`."""
+    """Returns the tile that has these columns: the inverse of `_apart`."""
     for level in tl.static_range(3):
         if 1 << level < LANE:
             pairs = ()
@@ -71,41 +71,41 @@ def _together(columns, LANE: tl.constexpr):
 
 @triton.jit
 def load_channel_tap(ptr, at, end, present, TAPS: tl.constexpr, LANE: tl.constexpr):
-    """One tile `lane LANE` per tap of elements stored `channel tap`; zeros unless `present`.
+    """Returns a tile `lane LANE` per tap, from memory with the order `channel tap`; zeros unless `present`.
 
-    at: where the first piece of each lane lies; end: of the last channel.
+    `at` has the offset of each lane's first piece; `end` is the offset behind the last channel.
     """
-    found = ()
+    loaded = ()
     for piece in tl.static_range(TAPS):
         inside = tl.where(present, at + piece * LANE < end, False)
-        found += _apart(tl.load(ptr + at + piece * LANE, mask=inside, other=0.0), LANE)
+        loaded += _apart(tl.load(ptr + at + piece * LANE, mask=inside, other=0.0), LANE)
     tiles = ()
     for tap in tl.static_range(TAPS):
         columns = ()
         for column in tl.static_range(LANE):
-            columns += (found[column * TAPS + tap],)
+            columns += (loaded[column * TAPS + tap],)
         tiles += (_together(columns, LANE),)
     return tiles
 
 
 @triton.jit
 def _pieces(tiles, TAPS: tl.constexpr, LANE: tl.constexpr):
-    """The pieces from which `load_channel_tap` makes these tiles."""
+    """Returns the pieces from which `load_channel_tap` makes these tiles."""
     columns = ()
     for tap in tl.static_range(TAPS):
         columns += _apart(tiles[tap], LANE)
     pieces = ()
     for piece in tl.static_range(TAPS):
-        found = ()
+        piece_columns = ()
         for at in tl.static_range(LANE):
-            found += (columns[(piece * LANE + at) % TAPS * LANE + (piece * LANE + at) // TAPS],)
-        pieces += (_together(found, LANE),)
+            piece_columns += (columns[(piece * LANE + at) % TAPS * LANE + (piece * LANE + at) // TAPS],)
+        pieces += (_together(piece_columns, LANE),)
     return pieces
 
 
 @triton.jit
 def parts_of(window, stored: tl.constexpr, TAP_FASTEST: tl.constexpr, TAPS: tl.constexpr, LANE: tl.constexpr):
-    """What a slot stores of a window: a tile per tap, or the pieces of elements stored `channel tap`."""
+    """Returns a window as a slot stores it: a tile per tap or, if TAP_FASTEST, pieces in the order `channel tap`."""
     parts = ()
     for tap in tl.static_range(TAPS):
         parts += (window[tap].to(stored),)
@@ -119,11 +119,11 @@ def _store(
     ptr, parts, wanted, channel, piece_at, CHANNELS: tl.constexpr, TAP_FASTEST: tl.constexpr, TAPS: tl.constexpr,
     LANE: tl.constexpr,
 ):  # fmt: skip
-    """Stores what `parts_of` has made where it is wanted. ptr: of a slot."""
+    """Stores the result of `parts_of` to the slot at `ptr` if `wanted`."""
     for part in tl.static_range(TAPS):
         at = piece_at + part * LANE if TAP_FASTEST else channel + part * CHANNELS
         fits = at < CHANNELS * TAPS if TAP_FASTEST else channel < CHANNELS
-        # Masks of a block and a scalar by `where`: `&` of the two is no mask in the interpreter of Triton 3.9.
+        # `where`, because `&` of a block and a scalar is no mask in the interpreter of Triton 3.9
         tl.store(ptr + at, parts[part], mask=tl.where(wanted, fits, False))
 
 
@@ -158,10 +158,10 @@ def _conv_step(
         mark = first_mark(mark_count_ptr, mark_entry_ptr, row)
         offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
 
-    # A multiple of UNIT that the compiler can see to be one: otherwise the accesses to the state become narrow.
+    # The compiler must see that the stride is a multiple of UNIT: otherwise accesses to the state become narrow.
     slot_stride = stride_units.to(tl.int64) * UNIT
     stored: tl.constexpr = state_ptr.dtype.element_ty
-    # The narrowest type that holds inputs and window exactly: registers are what limits the block.
+    # The narrowest type that holds inputs and window exactly, because hardware registers limit the block.
     held: tl.constexpr = stored if x_ptr.dtype == state_ptr.dtype else tl.float32
     piece_at = lane * (LANE * OLD) + element
     live_ptr = state_ptr + write * slot_stride
@@ -172,7 +172,7 @@ def _conv_step(
         )
         pending = tl.where(real, pending, 0)
         kept_ptr = tail_x_ptr + memory * tail_x_apart
-        # What is shifted out of the window before it is stored or used is not loaded.
+        # Skip pending tokens that would leave the window before the window is stored or used.
         used = tl.where((store >= 0) & (store < pending), store, pending)
         entry = tl.maximum(used - OLD, 0)
         place = (place + entry) % ring
@@ -213,7 +213,7 @@ def _conv_step(
         token = row * max_tokens + t
         x = tl.load(token_start(x_ptr, token, x_distance, CHANNELS) + channel, mask=inside, other=0.0)
         window += (x.to(held),)
-        # Again for every token: held in registers all the time the weights would be most of what is there, and spill.
+        # Load the weights again for each token: held across tokens, they would fill most hardware registers and spill.
         weights = load_channel_tap(weight_ptr, lane * (LANE * TAPS) + element, CHANNELS * TAPS, True, TAPS, LANE)
         y = bias
         for tap in tl.static_range(TAPS):
@@ -257,7 +257,7 @@ def _conv_step(
 
 
 def blocks(channels: int, taps: int, itemsize: int, config: ConvConfig = DEFAULT, threads: int = 32) -> tuple[int, int]:
-    """Channels of one program and of one lane's access, powers of two; threads: of a warp."""
+    """Returns (channels of one program, channels of one access of a lane), powers of two; `threads` of a warp."""
     return config.blocks(channels, taps, itemsize, threads)
 
 
@@ -291,11 +291,11 @@ def conv_step(
 
 
 TAIL = {"x": "*bf16"}
-TAPS = (2, 3, 4, 5, 8)  # of other cases, with every block of channels
+TAPS = (2, 3, 4, 5, 8)  # taps of rare cases, each with every block of channels
 
 
 def compile_cases() -> list[CompileCase]:
-    """The launches to compile ahead: 8192 channels, 4 taps, bf16 inputs, for each dtype and order of the state.
+    """Returns the launches to compile ahead: 8192 channels, 4 taps, bf16 inputs, for each dtype and order of the state.
 
     Other channels and taps are rare cases.
     """
@@ -311,7 +311,7 @@ def compile_cases() -> list[CompileCase]:
         block, lane = blocks(channels, taps, itemsize)
         of_64 = dict(zip(("BLOCK", "LANE"), blocks(channels, taps, itemsize, threads=64), strict=True))
         if of_64["BLOCK"] < channels and (channels, taps) != COMMON:
-            continue  # the block is that of fewer channels
+            continue  # a case with fewer channels has the same block
         sizes = {
             "CHANNELS": channels, "TAPS": taps, "SILU": True,
             "UNIT": math.gcd(ACCESS_BYTES // itemsize, channels * (taps - 1)), "BLOCK": block, "LANE": lane,

@@ -1,13 +1,13 @@
 """Copies whole slots over all planes and layers, or makes them fresh, in one launch. Knows no plane by name.
 
-A unit of work is (due entry, tile of a slot), dealt round robin to a fixed number of programs: a single due slot
-occupies the whole device, and a call with nothing due ends after reading its entries. Which entries are due is found
-out in the kernel, a few hundred entries at a time:
+An item of work is one tile of one due entry. A fixed number of programs take the items in turn. So one due slot keeps
+the whole device busy, and a call with nothing due ends after it has read its entries. The kernel itself finds the due
+entries, a few hundred entries at a time:
 
     entries   0 5 0 3 0 ...      due   rank 0 -> entry 1, rank 1 -> entry 3      item = rank * tiles + tile
 
-A program keeps the number of its next item across chunks of entries, so the deal stays even however the due ones are
-spread.
+A program keeps the number of its next item from one chunk of entries to the next. So all programs get equally many
+items, wherever the due entries are.
 """
 
 import torch
@@ -25,24 +25,24 @@ from memstate.kernels.warps import ALONE
 COPY = tl.constexpr(0)  # first_ptr: destination slots, second_ptr: source slots
 ZERO = tl.constexpr(1)  # first_ptr: slots, second_ptr: not read
 DATA = tl.constexpr(2)  # first_ptr: command packet, second_ptr: slots of the registers
-ROWS = tl.constexpr(3)  # first_ptr: command packet, whose entries of rows count here; second_ptr: not read
+ROWS = tl.constexpr(3)  # first_ptr: command packet, of which only entries of rows count; second_ptr: not read
 DATA_SECTION = tl.constexpr(int(Section.DATA))
 ZEROS = tl.constexpr(ZERO_SOURCE)
 OF_ROW = tl.constexpr(ROW_CODE)
 
 DEFAULT = CopyConfig()
-WORDS = {16: tl.int32, 8: tl.int32, 4: tl.int32, 2: tl.int16, 1: tl.int8}  # bytes of a unit -> elements of pointers
+WORDS = {16: tl.int32, 8: tl.int32, 4: tl.int32, 2: tl.int16, 1: tl.int8}  # bytes of a unit -> type of a word
 
 
 @triton.jit
 def _known(slot, capacity):
-    """Slot ids of any width, 0 for those that name no slot."""
+    """Returns slot ids as int32, 0 for ids outside 1..capacity."""
     return tl.where((slot > 0) & (slot <= capacity), slot, 0).to(tl.int32)
 
 
 @triton.jit
 def _held(slots_ptr, register, capacity):
-    """Slots in registers; register 0 and below hold none."""
+    """Returns the slots in registers; 0 for registers 0 and below."""
     return _known(tl.load(slots_ptr + register, mask=register > 0, other=0), capacity)
 
 
@@ -50,16 +50,16 @@ def _held(slots_ptr, register, capacity):
 def _move_tile(
     tiles, fills, tile, to, of, UNIT: tl.constexpr, WORD: tl.constexpr, LANES: tl.constexpr, FILLED: tl.constexpr
 ):  # fmt: skip
-    """Moves one tile from slot `of` to slot `to`, a unit per lane; slot 0 as a source stands for a fresh one."""
+    """Moves one tile from slot `of` to slot `to`, or makes it fresh if `of` is 0."""
     PER_UNIT: tl.constexpr = UNIT * 8 // WORD.primitive_bitwidth
     start = tl.load(tiles + 3 * tile)
     stride = tl.load(tiles + 3 * tile + 1)
     length = tl.load(tiles + 3 * tile + 2)
     length = tl.where(of != 0, tl.abs(length), tl.maximum(length, 0))
-    words = (length // UNIT * PER_UNIT).to(tl.int32)  # visibly whole units, so that the masks below never cut one
+    words = (length // UNIT * PER_UNIT).to(tl.int32)  # the compiler sees whole units: no mask below cuts a unit
     target = tl.multiple_of((start + to.to(tl.int64) * stride).to(tl.pointer_type(WORD)), UNIT)
     source = tl.multiple_of((start + of.to(tl.int64) * stride).to(tl.pointer_type(WORD)), UNIT)
-    if FILLED:  # the word of each lane, of 64 bits that repeat; LANES are whole repetitions
+    if FILLED:  # a fill is 64 bits that repeat; LANES words are a multiple of them
         width: tl.constexpr = WORD.primitive_bitwidth
         shift = (tl.arange(0, LANES) % (64 // width) * width).to(tl.int64)
         fresh = (tl.load(fills + tile) >> shift).to(WORD)
@@ -120,7 +120,7 @@ def _move(
 
 
 KEPT = Kept(_move, {})
-FILLED = Kept(_move, ALONE)  # otherwise it would spill
+FILLED = Kept(_move, ALONE)  # without `ALONE`, the kernel would spill
 
 
 def _launch(planes: PlaneMap, mode: int, first: Tensor, second: Tensor, n: int) -> None:
@@ -140,7 +140,8 @@ def _launch(planes: PlaneMap, mode: int, first: Tensor, second: Tensor, n: int) 
         "MODE": mode, "UNIT": planes.unit, "WORD": WORDS[planes.unit], "ENTRIES": config.entries, "LANES": config.lanes,
         "FILLED": filled,
     }  # fmt: skip
-    alike = mode >= DATA.value and first.dtype == second.dtype == torch.int32  # packets and registers, of the library
+    # Packets and registers belong to the library: their dtypes and alignment are the same in all launches.
+    alike = mode >= DATA.value and first.dtype == second.dtype == torch.int32
     (FILLED if filled else KEPT).launch(args, sizes, config.warps, device, alike, programs)
 
 
@@ -167,11 +168,11 @@ def run_rows(planes: PlaneMap, packet: Tensor) -> None:
 
 
 def compile_cases(unit: int = 0, config: CopyConfig = DEFAULT) -> list[CompileCase]:
-    """The launches to compile ahead; plane bytes move through the addresses in the tile table.
+    """Returns the launches to compile ahead; plane bytes move through the addresses in the tile table.
 
     Args:
-        unit: bytes a lane; fewer than 16 are for memory that an engine has laid out, and narrow on purpose. 0 for all,
-            the narrow ones as rare cases.
+        unit: bytes of a unit. Memory that an engine has laid out can need less than 16. 0 stands for all units, those
+            below 16 as rare cases.
         config: a launch configuration other than the default.
     """
     pointers = {"tiles": "*i64", "fills": "*i64", "first_ptr": "*i32", "second_ptr": "*i32"}
@@ -194,5 +195,5 @@ def compile_cases(unit: int = 0, config: CopyConfig = DEFAULT) -> list[CompileCa
 
 
 def units(unit: int) -> list[tuple[int, str]]:
-    """Bytes a lane to compile for, and what is added to the name of a case: nothing for the one that was asked for."""
+    """Returns (bytes of a unit, suffix for names of cases) for each unit to compile; a given `unit` has no suffix."""
     return [(unit, "")] if unit else [(size, "" if size == ACCESS_BYTES else f", {size} bytes") for size in WORDS]

@@ -1,7 +1,7 @@
-"""What the decode steps ask of their arguments. Knows no Triton.
+"""Checks the arguments of decode steps. Knows no Triton.
 
-These checks run once per layer and step, where a microsecond counts: plain comparisons, no parsed patterns.
-Each raises ValueError naming the first argument that does not fit.
+The checks run once per layer and step, where a microsecond counts: they compare plainly, and parse no patterns. Each
+raises a ValueError that names the first argument that does not fit.
 """
 
 from itertools import combinations
@@ -30,13 +30,13 @@ from memstate.kernels.checks import (
 )
 from memstate.kernels.tables import ACCESS_BYTES, ConvTail, Cursor, DeltaTail, Mamba3State, Marks, SelectiveTail
 
-Keeps = dict[str, tuple[tuple[int, ...], torch.dtype]]  # ring of a tail -> what it keeps of a token
+Keeps = dict[str, tuple[tuple[int, ...], torch.dtype]]  # field of a tail -> (shape, dtype) of one token in its ring
 ACTIVATIONS = ("silu", None)
 LARGEST = torch.finfo(torch.float32).max
-MOST_TOKENS = 2**31  # that a kernel counts in 32 bits, padding too
-MOST_PROGRAMS = 65535  # along the second and the third axis of a grid, where heads and rows are
-MOST_ELEMENTS = 8192  # of a matrix that one program holds
-MAMBA3 = {  # what a token, a model or a slot has in each tensor of `mamba3_step`
+MOST_TOKENS = 2**31  # tokens of a batch, padding included: kernels count them in 32 bits
+MOST_PROGRAMS = 65535  # along the second and the third axis of a grid: rows and heads
+MOST_ELEMENTS = 8192  # elements of a matrix that one program holds
+MAMBA3 = {  # argument or plane of `mamba3_step` -> axes of one token, of the model, or of one slot
     "x": "head dim", "b": "group state", "c": "group state", "dt": "head", "decay": "head", "trap": "head",
     "rotation": "angle", "z": "head dim", "b_bias": "head state", "c_bias": "head state", "d": "head",
     "angle": "head angle", "ssm": "head dim state", "k": "head state", "v": "head dim",
@@ -44,7 +44,7 @@ MAMBA3 = {  # what a token, a model or a slot has in each tensor of `mamba3_step
 
 
 def check(name: str, tensor: Tensor, pattern: str, shape: tuple[int, ...], device: torch.device) -> None:
-    """Refuses a tensor that is not contiguous, of a known dtype, on the device, and of `shape`."""
+    """Refuses a tensor with another shape, dtype or device than allowed, or that is not contiguous."""
     dense = tensor.shape == shape and tensor.is_contiguous()
     if not (dense and tensor.dtype in FLOATS and tensor.device == device) or tensor.is_neg():
         check_shape(name, tensor, pattern, shape)
@@ -54,18 +54,18 @@ def check(name: str, tensor: Tensor, pattern: str, shape: tuple[int, ...], devic
 
 
 def check_tokens(name: str, tensor: Tensor, pattern: str, shape: tuple[int, ...], device: torch.device) -> int:
-    """Returns how many elements lie between a token and the next, in a tensor that may be a slice of a wider one.
+    """Returns the number of elements from one token to the next, in a tensor that may be a slice of a wider one.
 
     Args:
-        name: of the tensor.
-        tensor: `batch token ..`. What belongs to one token is contiguous, and tokens lie at equal distances.
-        pattern: its axes in einops letters.
-        shape: its shape.
-        device: where it must be.
+        name: name of the tensor.
+        tensor: `batch token ..`. The elements of one token are contiguous, and tokens lie at equal distances.
+        pattern: axes of the tensor in einops letters.
+        shape: the expected shape.
+        device: the expected device.
 
     Raises:
-        ValueError: the shape, dtype, device or strides do not fit, or lanes cannot move 16 bytes at a time although
-            what belongs to a token is a multiple of 16 bytes.
+        ValueError: the shape, dtype, device or strides do not fit, or a token has a multiple of 16 bytes but does not
+            begin on a 16-byte boundary, so lanes cannot move 16 bytes at a time.
     """
     if tensor.shape != shape or tensor.dtype not in FLOATS or tensor.device != device or tensor.is_neg():
         check_shape(name, tensor, pattern, shape)
@@ -91,20 +91,20 @@ def check_tokens(name: str, tensor: Tensor, pattern: str, shape: tuple[int, ...]
 
 
 def check_count(name: str, batch: int, token: int) -> None:
-    """Refuses more tokens than a kernel counts, padding included."""
+    """Refuses a batch with more tokens, padding included, than a kernel can count."""
     if batch * token >= MOST_TOKENS:
         raise ValueError(f"{name}: expected fewer than 2**31 tokens in a batch, got {batch} x {token}")
 
 
 def check_grid(name: str, **sizes: int) -> None:
-    """Refuses more rows or heads than one launch has programs for.
+    """Refuses more rows or heads than one launch can have programs for.
 
     Args:
-        name: of the tensor that has these axes.
-        sizes: of the axes.
+        name: name of the tensor that has these axes.
+        sizes: axis -> size.
 
     Raises:
-        ValueError: naming the axis and its size.
+        ValueError: names the axis and its size.
     """
     for axis, size in sizes.items():
         if size > MOST_PROGRAMS:
@@ -114,7 +114,7 @@ def check_grid(name: str, **sizes: int) -> None:
 
 
 def check_state(state: Tensor, pattern: str, shape: tuple[int, ...], name: str = "state") -> Blocks:
-    """Where the slots lie; refuses slots of another shape, that are not contiguous, or that share bytes."""
+    """Returns where the slots lie; refuses slots that have another shape, are not contiguous, or share bytes."""
     if state.shape[1:] != shape:
         raise ValueError(f"{name}: expected `{pattern}` = {('slots', *shape)}, got {tuple(state.shape)}")
     if not is_dense(shape, state.stride()[1:]):
@@ -123,7 +123,7 @@ def check_state(state: Tensor, pattern: str, shape: tuple[int, ...], name: str =
 
 
 def check_slots(state: Tensor, shape: tuple[int, ...], name: str = "state") -> Blocks:
-    """Where slots lie that are known to be dense; refuses a dtype, and slots that share bytes."""
+    """Returns where slots lie, which must be dense; refuses other dtypes, and slots that share bytes."""
     check_float(name, state)
     if state.is_neg():
         check_memory(name, state, state.device)
@@ -134,7 +134,7 @@ def check_slots(state: Tensor, shape: tuple[int, ...], name: str = "state") -> B
 
 
 def check_kept(marks: Marks, tensors: dict[str, Tensor | None], device: torch.device) -> None:
-    """Refuses marks that do not fit; adds their columns to the step's tensors."""
+    """Refuses marks that do not fit, and adds their columns to `tensors`, those of the step."""
     if not isinstance(marks, Marks):
         raise ValueError(f"marks: expected Marks or None, got {type(marks).__name__}")
     check_marks(device, marks)
@@ -145,23 +145,23 @@ def check_tail(
     tail: Any, kind: Any, cursor: Cursor | None, parents: Tensor | None, keeps: Keeps,
     tensors: dict[str, Tensor | None], batch: int, device: torch.device,
 ) -> list[str]:  # fmt: skip
-    """Refuses rings and a cursor that do not fit the step; adds them to its tensors.
+    """Refuses rings and a cursor that do not fit the step, and adds them to the tensors of the step.
 
     Args:
         tail: the rings, `row ring ...`, or None.
-        kind: the tuple that they must be.
-        cursor: the columns, or None.
-        parents: of the nodes of trees, or None.
-        keeps: shape and dtype of what each ring keeps of a token. Of the others there is none.
-        tensors: of the step.
+        kind: the named tuple that `tail` must be.
+        cursor: columns of the cursor, or None.
+        parents: parents of the nodes of trees, or None.
+        keeps: field of the tail -> shape and dtype of one token in its ring. Other fields must be None.
+        tensors: tensors of the step, by name.
         batch: entries of the step.
-        device: of the step.
+        device: device of the step.
 
     Returns:
         The names of the rings in `tensors`.
 
     Raises:
-        ValueError: naming what does not fit.
+        ValueError: names the ring or column that does not fit.
     """
     if tail is None and cursor is None and parents is None:
         return []
@@ -204,7 +204,7 @@ def check_tail(
 
 
 def check_address(name: str, tensor: Tensor) -> None:
-    """Refuses a tensor from whose first element on lanes cannot move 16 bytes at a time."""
+    """Refuses a tensor that does not begin on a 16-byte boundary: lanes could not move 16 bytes at a time."""
     if tensor.data_ptr() % ACCESS_BYTES:
         raise ValueError(
             f"{name}: expected to begin at a multiple of {ACCESS_BYTES} bytes, got address {tensor.data_ptr():#x}: "
@@ -217,7 +217,7 @@ def check_conv(
     tokens: Tensor, activation: str | None, out: Tensor | None, marks: Marks | None, tail: ConvTail | None,
     cursor: Cursor | None, parents: Tensor | None,
 ) -> tuple[int, int]:  # fmt: skip
-    """Refuses arguments of `conv_step` that do not fit each other; returns elements between tokens of x and of out."""
+    """Refuses arguments of `conv_step` that do not fit; returns the elements from token to token of x, and of out."""
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation {activation!r}: expected one of {ACTIVATIONS}")
     rows = {"read": read, "write": write, "snapshot": snapshot, "tokens": tokens}
@@ -250,7 +250,7 @@ def check_conv(
 
 
 def _check_conv_state(state: Tensor, shape: tuple[int, int]) -> Blocks:
-    """Where the slots lie; each is `tap-1 channel` or `channel tap-1` in memory."""
+    """Returns where the slots lie; refuses slots that are neither `tap-1 channel` nor `channel tap-1` in memory."""
     if state.shape[1:] != shape:
         raise ValueError(f"state: expected `slot tap-1 channel` = {('slots', *shape)}, got {tuple(state.shape)}")
     check_float("state", state)
@@ -268,10 +268,10 @@ def check_gated_delta(
     a_log: Tensor | None, dt_bias: Tensor | None, sigmoid: bool, normalize: bool, a: Tensor | None, b: Tensor | None,
     tail: DeltaTail | None, cursor: Cursor | None, parents: Tensor | None,
 ) -> tuple[int | None, ...]:  # fmt: skip
-    """Refuses arguments that do not fit each other.
+    """Refuses arguments of `gated_delta_step` that do not fit each other.
 
     Returns:
-        Elements between a token and the next of q, k, v, decay, beta, a and b; None of what is not given.
+        The elements from one token to the next, of q, k, v, decay, beta, a and b; None for a tensor that is not given.
     """
     rows = {"read": read, "write": write, "snapshot": snapshot, "tokens": tokens}
     tensors: dict[str, Tensor | None] = {
@@ -338,7 +338,7 @@ def check_gated_delta(
 
 
 def _check_matrices(state: Tensor, shape: tuple[int, int, int]) -> Blocks:
-    """Where the slots lie; each is `head key value` or `head value key` in memory."""
+    """Returns where the slots lie; refuses slots that are neither `head key value` nor `head value key` in memory."""
     head, key, value = shape
     if state.shape[1:] == shape and is_transposed(state):
         return check_state(state.mT, "slot head value key", (head, value, key))
@@ -346,7 +346,7 @@ def _check_matrices(state: Tensor, shape: tuple[int, int, int]) -> Blocks:
 
 
 def _check_states(state: Tensor, shape: tuple[int, int, int], tied: bool) -> Blocks:
-    """Where the slots lie; each is `head dim state` or, with one decay a head, `head state dim` in memory."""
+    """Returns where the slots lie: `head dim state` in memory or, if `tied` (one decay a head), `head state dim`."""
     head, dim, states = shape
     if state.shape[1:] == shape and is_transposed(state):
         if not tied:
@@ -367,7 +367,7 @@ def check_selective(
     """Refuses arguments of `selective_step` that do not fit each other.
 
     Returns:
-        Elements between a token and the next of x, dt, b, c and z; 0 without z.
+        The elements from one token to the next, of x, dt, b, c and z; 0 without z.
     """
     rows = {"read": read, "write": write, "snapshot": snapshot, "tokens": tokens}
     tensors: dict[str, Tensor | None] = {
@@ -397,7 +397,7 @@ def check_selective(
         check_tokens(name, shared, "batch token group state", (batch, token, b.shape[2], states), device)
         for name, shared in (("b", b), ("c", c))
     )
-    # One step, decay, skip and bias a head, or for each of its channels.
+    # If tied, each head has one step, decay, skip and bias; otherwise each channel of a head has its own.
     tied = dt.dim() == 3
     pattern, shape = ("head", (head,)) if tied else ("head dim", (head, dim))
     dt_distance = check_tokens("dt", dt, f"batch token {pattern}", (batch, token, *shape), device)
@@ -431,8 +431,8 @@ def check_mamba3(
     """Refuses arguments of `mamba3_step` that do not fit each other.
 
     Returns:
-        Elements between a token and the next of x, b, c, dt, decay, trap, rotation and z, 0 without z; and accesses of
-        16 bytes between slots of the planes.
+        (the elements from one token to the next, of x, b, c, dt, decay, trap, rotation and z, 0 without z;
+        for each plane, the distance of its slots in accesses of 16 bytes).
     """
     if not isinstance(state, Mamba3State):
         raise ValueError(f"state: expected Mamba3State, got {type(state).__name__}")
@@ -492,7 +492,7 @@ def check_mamba3(
     for name, blocks in slots.items():
         check_apart(name, blocks, others, "out")
     for (name, mine), (other, its) in combinations(slots.items(), 2):
-        if mine.start < its.end() and its.start < mine.end():  # in each other's gaps, at equal distances
+        if mine.start < its.end() and its.start < mine.end():  # slots may lie only in each other's gaps
             stride, after = mine.axes[0][1], its.start - mine.start
             if not stride or its.axes[0][1] != stride or not mine.size <= after % stride <= stride - its.size:
                 raise ValueError(f"{name}: shares bytes with {other}: give each plane memory of its own")

@@ -1,4 +1,4 @@
-"""Chooses between kernels and reference, chooses the device of a launch, and counts: the only place that does so."""
+"""Chooses between kernels and reference, chooses the device of a launch, and counts launches. No other file does so."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -49,7 +49,7 @@ def on(device: torch.device) -> AbstractContextManager[object]:
 
 @dataclass
 class Counts:
-    """What the library asked of the device; exact on every backend, because the orchestration is the same code."""
+    """Counts of launches, uploads and syncs; exact on every backend, because all backends run the same host code."""
 
     launches: Counter[str] = field(default_factory=Counter)
     uploads: int = 0
@@ -58,11 +58,11 @@ class Counts:
 
     @property
     def total_launches(self) -> int:
-        """Launches of all ops together."""
+        """The number of launches of all ops."""
         return sum(self.launches.values())
 
     def reset(self) -> None:
-        """Starts again from zero."""
+        """Sets all counts to 0."""
         self.launches.clear()
         self.uploads = self.upload_bytes = self.syncs = 0
 
@@ -70,12 +70,12 @@ class Counts:
 class Op(Generic[P, R]):
     """An op as an attribute of a `Backend`, with the signature and the docstring of its reference.
 
-    The first use of a backend's op imports the module that has it, and stores the counted function on the backend.
+    The first use on a backend imports its module, and stores a function that counts and launches on the backend.
     """
 
     def __init__(self, reference: Callable[P, R]) -> None:
         self.reference, self.name = reference, reference.__name__
-        self.module = reference.__module__.rpartition(".")[2]  # of the same name for kernel and reference
+        self.module = reference.__module__.rpartition(".")[2]  # kernel and reference have modules of one name
 
     @overload
     def __get__(self, backend: None, owner: type["Backend"]) -> Callable[P, R]: ...
@@ -97,7 +97,7 @@ class Op(Generic[P, R]):
             counts.launches[name] += 1
             return call(*args, **kwargs)
 
-        setattr(backend, name, launch)  # found directly from now on
+        setattr(backend, name, launch)  # later uses find it on the backend
         return launch
 
 
@@ -154,7 +154,7 @@ class Backend:
     def __init__(self, name: str = "auto", device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
         self.name = choose(name, self.device)
-        if self.device == torch.device("cuda"):  # without an index
+        if self.device == torch.device("cuda"):  # "cuda" without an index
             self.device = torch.device("cuda", torch.cuda.current_device())
         self.counts = Counts()
 
@@ -162,12 +162,12 @@ class Backend:
         return f"Backend({self.name}, {self.device}, {self.counts.total_launches} launches)"
 
 
-# op -> the module of that name under memstate.kernels and memstate.kernels.reference
+# op -> name of its module, under memstate.kernels and under memstate.kernels.reference
 OPS = {name: op.module for name, op in vars(Backend).items() if isinstance(op, Op)}
 
 
 def _on_tensors(op: Callable[P, R], default: torch.device) -> Callable[P, R]:
-    """Returns an op that makes the device of its tensors current while it launches, because Triton launches there."""
+    """Returns `op` with the device of its tensors made current, because Triton launches on the current device."""
 
     def launch(*args: P.args, **kwargs: P.kwargs) -> R:
         with on(_device_of(args or kwargs.values(), default)):
@@ -177,7 +177,7 @@ def _on_tensors(op: Callable[P, R], default: torch.device) -> Callable[P, R]:
 
 
 def _device_of(arguments: Iterable[Any], default: torch.device) -> torch.device:
-    """Returns the device of the first tensor among an op's arguments; a table counts as its first tensor."""
+    """Returns the device of the first tensor among an op's arguments; a tuple counts as its first tensor."""
     for argument in arguments:
         first = argument[0] if isinstance(argument, tuple) and argument else argument
         if isinstance(first, Tensor):
@@ -186,14 +186,14 @@ def _device_of(arguments: Iterable[Any], default: torch.device) -> torch.device:
 
 
 def choose(name: str, device: torch.device) -> str:
-    """The backend that a name means on a device.
+    """Returns the name of the backend that `name` means on a device.
 
     Args:
         name: as for `Backend`.
         device: where the tensors live.
 
     Raises:
-        ValueError: it cannot run there, with the remedy.
+        ValueError: the backend cannot run there; the message says what to do.
 
     Syncs: no.
     """

@@ -1,11 +1,11 @@
-"""The gated delta rule step over read, write and snapshot slots. Knows no register, no strategy and no other layer.
+"""Computes the gated delta rule step on read, write and snapshot slots. Knows no register, strategy or other layer.
 
-One program advances one tile of one head's state, `key` by a block of `value`, through all tokens of its row. The tile
-stays in fp32 registers from its load on, so the program may write the slot that it read. Up to 128 keys fit one warp,
-and sums over keys then never wait for another. Slots of marks take a copy of the tile behind their tokens.
+One program takes one tile of one head's state, `key` by a block of `value`, through all tokens of its row. The tile
+stays in fp32 hardware registers after its load, so the program may write the slot that it read. Up to 128 keys fit one
+warp, so a sum over keys waits for no other warp. Behind the token of a mark, the program stores the tile to its slot.
 
-A slot stores `key value` or `value key`, which the strides of the state say. Lanes move 16 bytes along the axis that is
-fastest. The order in which they add up a sum differs.
+A slot stores `key value` or `value key`; the strides of the state say which. Lanes move 16 bytes along the fastest
+axis. The two orders add up sums in different orders.
 """
 
 import math
@@ -44,11 +44,12 @@ from memstate.kernels.tuned import DeltaConfig, config_of, shares
 from memstate.kernels.warps import THREAD_REGISTERS, limit, roomy, warp_threads
 
 OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
-WIDE = 168  # registers of a thread where a warp holds fp32 states: they take 140, and would spill at 128
+WIDE = 168  # hardware registers of a thread for fp32 states in one warp: these need 140, and would spill at 128
 DEFAULT = DeltaConfig()
 
-# Everything that may differ between two calls of one model. The alignment of the inputs belongs here too: the bits of a
-# row would depend on where its batch was allocated. What shapes alone say about it, the kernel says itself.
+# Arguments that may differ between two calls of one model: the kernel specialises on none of them, nor on the alignment
+# of inputs. Otherwise the bits of a row would depend on where its batch was allocated. If the shape alone gives the
+# alignment, the kernel states it.
 PER_CALL = [
     "q_ptr", "k_ptr", "v_ptr", "decay_ptr", "beta_ptr", "a_log_ptr", "dt_bias_ptr", "out_ptr",
     "read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr",
@@ -61,26 +62,26 @@ PER_CALL = [
 
 @triton.jit
 def _below(at, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """Which of the elements of a block there are. Of whole blocks all, and no lane is asked."""
+    """Returns which elements of a block are below SIZE: all, without a comparison, if SIZE is a multiple of BLOCK."""
     return tl.full(at.shape, True, tl.int1) if SIZE % BLOCK == 0 else at < SIZE
 
 
 @triton.jit
 def _run(ptr, at, KEY: tl.constexpr, RUN: tl.constexpr):
-    """RUN neighbouring elements of each lane, in fp32: one tensor `lane` for each. Zeros behind the last of KEY.
+    """Returns RUN neighbouring elements of each lane, in fp32: RUN tensors `lane`. Elements behind KEY are zeros.
 
-    They are moved 16 bytes at a time where the shape alone says that every run lies on 16 bytes: see `check_tokens`. So
-    few words of 8 bytes are loaded by the lanes that use them, and nothing is exchanged.
+    Lanes load 16 bytes at a time if the shape alone says that every run begins on a 16-byte boundary: see
+    `check_tokens`. Each lane then loads the few words of 8 bytes that it uses, and lanes exchange nothing.
 
-    ptr: the first element of the head. at: the first element of each lane's run.
+    `ptr` is the first element of the head, `at` the first element of each lane's run.
     """
     dtype: tl.constexpr = ptr.dtype.element_ty
     bits: tl.constexpr = dtype.primitive_bitwidth
     PER_WORD: tl.constexpr = 64 // bits
     WORDS: tl.constexpr = (
         2 if RUN * bits % 128 == 0 and at.shape[0] <= 8 else 1
-    )  # 16 words are loaded where they are used
-    found = ()
+    )  # up to 16 words, each lane loads those it uses
+    elements = ()
     if KEY * bits % 128 == 0 and RUN * bits % 64 == 0:
         word = tl.multiple_of(ptr, 16).to(tl.pointer_type(tl.int64), bitcast=True)
         for piece in tl.static_range(RUN // (PER_WORD * WORDS)):
@@ -94,46 +95,46 @@ def _run(ptr, at, KEY: tl.constexpr, RUN: tl.constexpr):
                 for half in tl.static_range(2):
                     part = (pair[which] >> (32 * half)).to(tl.int32)
                     if dtype == tl.bfloat16:
-                        found += halves(part)
+                        elements += halves(part)
                     elif bits == 16:
-                        found += (part.to(tl.int16).to(dtype, bitcast=True).to(tl.float32),)
-                        found += ((part >> 16).to(tl.int16).to(dtype, bitcast=True).to(tl.float32),)
+                        elements += (part.to(tl.int16).to(dtype, bitcast=True).to(tl.float32),)
+                        elements += ((part >> 16).to(tl.int16).to(dtype, bitcast=True).to(tl.float32),)
                     else:
-                        found += (part.to(dtype, bitcast=True).to(tl.float32),)
+                        elements += (part.to(dtype, bitcast=True).to(tl.float32),)
     else:
         for part in tl.static_range(RUN):
-            found += (tl.load(ptr + at + part, mask=at + part < KEY, other=0.0).to(tl.float32),)
-    return found
+            elements += (tl.load(ptr + at + part, mask=at + part < KEY, other=0.0).to(tl.float32),)
+    return elements
 
 
 @triton.jit
 def _rows(block, COUNT: tl.constexpr):
-    """Tensors `lane value` of a block, a power of two of them: neighbouring rows of a lane, which are in its registers.
+    """Splits a block `lane*COUNT value` into COUNT tensors `lane value`: the neighbouring rows that each lane holds.
 
-    block: `lane*COUNT value`.
+    COUNT is a power of two.
     """
-    found = (block,)
+    tensors = (block,)
     if COUNT > 1:
         LANES: tl.constexpr = block.shape[0] // COUNT
-        found = (block.reshape(LANES, COUNT, block.shape[1]).trans(0, 2, 1),)
+        tensors = (block.reshape(LANES, COUNT, block.shape[1]).trans(0, 2, 1),)
         for level in tl.static_range(3):
             if 1 << level < COUNT:
                 even = ()
                 odd = ()
                 for part in tl.static_range(1 << level):
-                    rows = found[part]
+                    rows = tensors[part]
                     if 2 << level < COUNT:
                         rows = rows.reshape(LANES, block.shape[1], COUNT >> (level + 1), 2)
                     pair = tl.split(rows)
                     even += (pair[0],)
                     odd += (pair[1],)
-                found = even + odd
-    return found
+                tensors = even + odd
+    return tensors
 
 
 @triton.jit
 def _joined(rows, COUNT: tl.constexpr):
-    """The block `lane*COUNT value` of its rows: what `_rows` has taken apart."""
+    """Returns the block `lane*COUNT value` that has these rows: the inverse of `_rows`."""
     for level in tl.static_range(4):
         if 1 << level < COUNT:
             pairs = ()
@@ -141,34 +142,34 @@ def _joined(rows, COUNT: tl.constexpr):
                 pair = tl.join(rows[part], rows[part + (COUNT >> (level + 1))])
                 pairs += (pair.reshape(pair.shape[0], pair.shape[1], 2 << level) if level else pair,)
             rows = pairs
-    found = rows[0]
+    block = rows[0]
     if COUNT > 1:
-        found = found.trans(0, 2, 1).reshape(found.shape[0] * COUNT, found.shape[1])
-    return found
+        block = block.trans(0, 2, 1).reshape(block.shape[0] * COUNT, block.shape[1])
+    return block
 
 
 @triton.jit
 def _keys(
     ptr, KEY: tl.constexpr, KEY_FASTEST: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr
 ):  # fmt: skip
-    """One head's elements for each key, as the tile has them: a tensor `lane` for each of a lane's keys."""
+    """Returns one head's elements for each key, in the order of the tile: a tensor `lane` for each key of a lane."""
     lane = tl.arange(0, LANES)
     if not KEY_FASTEST:
         return _run(ptr, lane * PIECES, KEY, PIECES)
-    found = ()
+    elements = ()
     for piece in tl.static_range(PIECES):
-        found += _run(ptr, (piece * LANES + lane) * RUN, KEY, RUN)
-    return found
+        elements += _run(ptr, (piece * LANES + lane) * RUN, KEY, RUN)
+    return elements
 
 
 @triton.jit
 def _values(
     ptr, VALUE: tl.constexpr, BLOCK_V: tl.constexpr, KEY_FASTEST: tl.constexpr, LANES: tl.constexpr
 ):  # fmt: skip
-    """One head's elements for each value, as the tile has them: `1 value`, or `lane value` with every lane's copy.
+    """Returns one head's elements for each value: `1 value` with keys fastest, otherwise `lane value`, one copy a lane.
 
-    With keys fastest a lane's values lie apart. Up to 16 of them are loaded by the lanes that use them; of more the
-    compiler would make one load, and exchange it through shared memory.
+    With keys fastest, a lane's values lie apart. Up to 16 at a time, each lane loads the values that it uses. For more
+    than 16, the compiler would load once and exchange the values through shared memory.
     """
     FEW: tl.constexpr = min(16, BLOCK_V) if KEY_FASTEST else BLOCK_V
     parts = ()
@@ -177,55 +178,55 @@ def _values(
         if not KEY_FASTEST:
             at = at + tl.zeros([LANES, 1], tl.int32)
         parts += (tl.load(ptr + at, mask=_below(at, VALUE, BLOCK_V), other=0.0).to(tl.float32),)
-    found = _joined(parts, BLOCK_V // FEW)
-    return found.reshape(1, BLOCK_V) if KEY_FASTEST else found
+    block = _joined(parts, BLOCK_V // FEW)
+    return block.reshape(1, BLOCK_V) if KEY_FASTEST else block
 
 
 @triton.jit
 def _dot(keys, rows, COUNT: tl.constexpr):
-    """Sums over keys, `value`: those of a lane one after the other, then those of all lanes."""
-    found = keys[0][:, None] * rows[0]
+    """Returns sums over keys, `value`: first over the keys of each lane, in order, then over lanes."""
+    products = keys[0][:, None] * rows[0]
     for key in tl.static_range(1, COUNT):
-        found = tl.fma(keys[key][:, None], rows[key], found)
-    return tl.sum(found, 0)
+        products = tl.fma(keys[key][:, None], rows[key], products)
+    return tl.sum(products, 0)
 
 
 @triton.jit
 def _inverse_norm(keys, COUNT: tl.constexpr):
-    """1 / sqrt(x^2 + EPSILON) of a vector x over keys: a number that every lane has."""
-    found = keys[0] * keys[0]
+    """Returns 1 / sqrt(x^2 + EPSILON) of a vector x over keys: one number, the same in all lanes."""
+    squares = keys[0] * keys[0]
     for key in tl.static_range(1, COUNT):
-        found = tl.fma(keys[key], keys[key], found)
-    return tl.rsqrt(tl.sum(found, 0) + EPSILON)
+        squares = tl.fma(keys[key], keys[key], squares)
+    return tl.rsqrt(tl.sum(squares, 0) + EPSILON)
 
 
 @triton.jit
 def _in_piece(index, piece, in_value, KEY: tl.constexpr, KEY_STEP: tl.constexpr, PIECE_STEP: tl.constexpr):
-    """Elements of a piece that the head has."""
+    """Returns the mask of a piece: elements whose key and value the head has."""
     return (index * KEY_STEP + piece * PIECE_STEP < KEY)[:, None] & in_value[None, :]
 
 
 @triton.jit
 def _load(ptr, mask, KEY_FASTEST: tl.constexpr, RUN: tl.constexpr):
-    """A piece of the state in fp32: a tensor `lane value` for each of a lane's RUN keys. Zeros outside of the mask.
+    """Returns a piece of the state in fp32: a tensor `lane value` for each of a lane's RUN keys. Zeros outside `mask`.
 
-    Two bf16 elements that are neighbours in a lane become the word again that they were loaded in, which takes nothing,
-    and fp32 from there. Element by element it takes half as many instructions more.
+    Two neighbouring bf16 elements of a lane are joined again to the word that was loaded, which costs nothing, and are
+    converted together. To convert each element alone takes 1.5 times as many instructions.
     """
-    found = ()
+    loaded = ()
     if ptr.dtype.element_ty == tl.bfloat16 and (RUN if KEY_FASTEST else ptr.shape[1]) > 1:
         bits = tl.load(ptr.to(tl.pointer_type(tl.uint16), bitcast=True), mask=mask, other=0).to(tl.uint32)
         if KEY_FASTEST:
             rows = _rows(bits, RUN)
             for row in tl.static_range(0, RUN, 2):
-                found += halves(rows[row] | (rows[row + 1] << 16))
+                loaded += halves(rows[row] | (rows[row + 1] << 16))
         else:
             pair = tl.split(bits.reshape(bits.shape[0], bits.shape[1] // 2, 2))
             both = halves(pair[0] | (pair[1] << 16))
-            found += (tl.join(both[0], both[1]).reshape(bits.shape[0], bits.shape[1]),)
+            loaded += (tl.join(both[0], both[1]).reshape(bits.shape[0], bits.shape[1]),)
     else:
-        found += _rows(tl.load(ptr, mask=mask, other=0.0).to(tl.float32), RUN)
-    return found
+        loaded += _rows(tl.load(ptr, mask=mask, other=0.0).to(tl.float32), RUN)
+    return loaded
 
 
 @triton.jit
@@ -233,9 +234,9 @@ def _store(
     ptr, rows, wanted, index, in_value, KEY: tl.constexpr, KEY_STEP: tl.constexpr, PIECE_STEP: tl.constexpr,
     KEY_STRIDE: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    """Stores the tile where it is wanted. ptr: of the first piece."""
+    """Stores the tile if `wanted`; `ptr` is that of its first piece."""
     for piece in tl.static_range(PIECES):
-        # Masks of a block and a scalar by `where`: `&` of the two is no mask in the interpreter of Triton 3.9.
+        # `where`, because `&` of a block and a scalar is no mask in the interpreter of Triton 3.9
         mask = tl.where(wanted, _in_piece(index, piece, in_value, KEY, KEY_STEP, PIECE_STEP), False)
         part = ()
         for row in tl.static_range(RUN):
@@ -246,7 +247,7 @@ def _store(
 
 @triton.jit
 def _gate(decay, rate, bias, GATED: tl.constexpr, BIASED: tl.constexpr):
-    """The gate of a log decay, or of what a model projects for it."""
+    """Returns the gate of a log decay or, if GATED, of a projection from which the log decay is computed."""
     if BIASED:
         decay = decay + bias
     if GATED:
@@ -256,23 +257,23 @@ def _gate(decay, rate, bias, GATED: tl.constexpr, BIASED: tl.constexpr):
 
 @triton.jit
 def _decayed(s, gates, COUNT: tl.constexpr, PER_KEY: tl.constexpr):
-    found = ()
+    decayed = ()
     for key in tl.static_range(COUNT):
-        found += (s[key] * (gates[key][:, None] if PER_KEY else gates[0]),)
-    return found
+        decayed += (s[key] * (gates[key][:, None] if PER_KEY else gates[0]),)
+    return decayed
 
 
 @triton.jit
 def _added(s, keys, delta, COUNT: tl.constexpr):
-    found = ()
+    added = ()
     for key in tl.static_range(COUNT):
-        found += (tl.fma(keys[key][:, None], delta, s[key]),)
-    return found
+        added += (tl.fma(keys[key][:, None], delta, s[key]),)
+    return added
 
 
 @triton.jit
 def _advanced(s, k, v, gates, beta, COUNT: tl.constexpr, PER_KEY: tl.constexpr, NORMALIZE: tl.constexpr):
-    """The state behind one more token of the gated delta rule."""
+    """Returns the state after one more token of the gated delta rule."""
     s = _decayed(s, gates, COUNT, PER_KEY)
     seen = _dot(k, s, COUNT)[None, :]
     if NORMALIZE:
@@ -286,7 +287,7 @@ def _advanced(s, k, v, gates, beta, COUNT: tl.constexpr, PER_KEY: tl.constexpr, 
 
 @triton.jit
 def _advanced_low_rank(s, k, v, gates, a, b, COUNT: tl.constexpr, PER_KEY: tl.constexpr):
-    """The state behind one more token of the generalized delta rule."""
+    """Returns the state after one more token of the generalized delta rule."""
     seen = _dot(a, s, COUNT)[None, :]
     return _added(_added(_decayed(s, gates, COUNT, PER_KEY), b, seen, COUNT), k, v, COUNT)
 
@@ -296,12 +297,12 @@ def _tile(
     ptr, wanted, index, in_value, KEY: tl.constexpr, KEY_STEP: tl.constexpr, PIECE_STEP: tl.constexpr,
     KEY_STRIDE: tl.constexpr, KEY_FASTEST: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    """The tile of a slot, zeros if it is not wanted. ptr: of the first piece."""
-    found = ()
+    """Returns the tile of a slot, zeros unless `wanted`; `ptr` is that of its first piece."""
+    tile = ()
     for piece in tl.static_range(PIECES):
         mask = tl.where(wanted, _in_piece(index, piece, in_value, KEY, KEY_STEP, PIECE_STEP), False)
-        found += _load(ptr + piece * (PIECE_STEP * KEY_STRIDE), mask, KEY_FASTEST, RUN)
-    return found
+        tile += _load(ptr + piece * (PIECE_STEP * KEY_STRIDE), mask, KEY_FASTEST, RUN)
+    return tile
 
 
 @triton.jit
@@ -310,7 +311,7 @@ def _with_pending(
     KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_V: tl.constexpr, PER_KEY: tl.constexpr, KEY_FASTEST: tl.constexpr,
     LANES: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr, NORMALIZE: tl.constexpr, stored: tl.constexpr,
 ):  # fmt: skip
-    """The state behind one more token of the tail. The pointers are those of place 0, of the head."""
+    """Returns the state after one more token of the tail; pointers are those of the head at place 0 of the rings."""
     COUNT: tl.constexpr = PIECES * RUN
     k = _keys(k_ptr + place * (KEY_HEADS * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
     v_at = v_ptr + place * (HEADS * VALUE)
@@ -346,8 +347,8 @@ def _gated_delta_step(
     key_head = head // (HEADS // KEY_HEADS)
     value = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     in_value = _below(value, VALUE, BLOCK_V)
-    # The tile in pieces, so that a lane knows which keys it has. With values fastest it has PIECES neighbouring keys,
-    # one of each piece; with keys fastest RUN neighbouring ones of each piece.
+    # The pieces of a tile say which keys a lane has. With values fastest, a lane has PIECES neighbouring keys, one of
+    # each piece; with keys fastest, it has RUN neighbouring keys of each piece.
     PIECES: tl.constexpr = BLOCK_K // (LANES * RUN)
     index = tl.arange(0, LANES * RUN)
     KEY_STEP: tl.constexpr = 1 if KEY_FASTEST else PIECES  # keys from one row of a piece to the next
@@ -362,7 +363,7 @@ def _gated_delta_step(
         mark = first_mark(mark_count_ptr, mark_entry_ptr, row)
         offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
 
-    # A multiple of UNIT that the compiler can see to be one: otherwise the accesses to the state become narrow.
+    # The compiler must see that the stride is a multiple of UNIT: otherwise accesses to the state become narrow.
     slot_stride = stride_units.to(tl.int64) * UNIT
     tile = head * (KEY * VALUE) + index[:, None] * (KEY_STEP * KEY_STRIDE) + value[None, :] * VALUE_STRIDE
     tile_ptr = state_ptr + tile
@@ -407,8 +408,8 @@ def _gated_delta_step(
 
     visits = count
     if parents_ptr is not None:
-        # The walk adds the pending tokens, and does so again when it goes back: of two such loops a compiler would keep
-        # more than there are registers. So it has a visit also where there is no token.
+        # The walk of the tree adds the pending tokens, and adds them again each time it goes back. One loop does both,
+        # because two loops would need too many hardware registers. So the walk has a visit even without tokens.
         tree = parents_ptr + row * nodes
         visits = tl.maximum(walk_length(tree, count, nodes), 1)
         first_place, last_node, target, start = place, -1, 0, 0
@@ -434,7 +435,7 @@ def _gated_delta_step(
         q = _keys(q_ptr + (token * q_apart + key_head * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
         v_at = v_ptr + (token * v_apart + head * VALUE)
         if VALUE * v_ptr.dtype.element_ty.primitive_bitwidth % 128 == 0:
-            v_at = tl.multiple_of(v_at, 16)  # it was seen at the door
+            v_at = tl.multiple_of(v_at, 16)  # `check_tokens` has made sure of it
         v = _values(v_at, VALUE, BLOCK_V, KEY_FASTEST, LANES)
         if beta_ptr is not None:
             beta = tl.load(beta_ptr + token * beta_apart + head).to(tl.float32)
@@ -473,7 +474,7 @@ def _gated_delta_step(
         if KEY_FASTEST or VALUE * out_ptr.dtype.element_ty.primitive_bitwidth % 128 != 0:
             tl.store(out_at + value, o, mask=of_token)
         else:
-            # By the lanes of key 0, as pieces lie: nothing is exchanged.
+            # Only lanes with key 0 store, each the values that it has: lanes exchange nothing.
             out_at = tl.multiple_of(out_at, WIDTH)
             first = (tl.arange(0, LANES) == 0)[:, None] & of_token[None, :]
             whole = tl.broadcast_to(o[None, :], (LANES, BLOCK_V))
@@ -497,22 +498,22 @@ def _gated_delta_step(
                     gate_at = ring_gate + place * (HEADS * KEY if PER_KEY else HEADS)
                     if PER_KEY:
                         in_key = channel < KEY
-                        found = tl.load(decay_at + channel, mask=in_key, other=0.0).to(tl.float32)
+                        gate = tl.load(decay_at + channel, mask=in_key, other=0.0).to(tl.float32)
                         of_key = 0.0
                         if dt_bias_ptr is not None:
                             of_key = tl.load(dt_bias_ptr + head * KEY + channel, mask=in_key, other=0.0).to(tl.float32)
-                        found = _gate(found, rate, of_key, a_log_ptr is not None, dt_bias_ptr is not None)
-                        tl.store(gate_at + channel, found, mask=in_key)
+                        gate = _gate(gate, rate, of_key, a_log_ptr is not None, dt_bias_ptr is not None)
+                        tl.store(gate_at + channel, gate, mask=in_key)
                     else:
-                        tl.store(gate_at, gates[0])  # type: ignore[misc]  # there is one
+                        tl.store(gate_at, gates[0])  # type: ignore[misc]  # bound above unless PER_KEY
             if stored != tl.float32:
                 s = rounded(s, stored, COUNT)
             place = next_place(place, ring)
         if parents_ptr is not None:
             last_node, target, back = behind(tree, t, target, count, nodes)
             if back:
-                # The state in front of the tree, again: registers have no room for it. It is in the slot that this
-                # program has just stored, or else was read, but for pending tokens.
+                # Load the state in front of the tree again: hardware registers have no room to keep it. Without its
+                # pending tokens, it is in the slot that this program has just stored or, if none was, in the read slot.
                 tl.debug_barrier()
                 start = tl.maximum(store, 0)
                 start_ptr = tile_ptr + tl.where(store >= 0, write, read) * slot_stride
@@ -543,26 +544,26 @@ def _gated_delta_step(
 def blocks(
     key: int, value: int, itemsize: int, unit: int, config: DeltaConfig = DEFAULT, converted: bool = False
 ) -> tuple[int, int, int]:  # fmt: skip
-    """Keys and values of one tile (powers of two) and the warps that hold it.
+    """Returns the keys and values of one tile (powers of two), and the warps that hold it.
 
-    Elements that cannot be moved 16 bytes at a time count as 8 bytes: a lane has room for the addresses of fewer.
+    If lanes cannot move 16 bytes at a time, an element counts as 8 bytes, because a lane then holds more addresses.
 
     Args:
         key: keys of a head.
         value: values of a head.
         itemsize: bytes of an element of the state.
-        unit: elements that every slot begins at a multiple of.
-        config: the configuration.
-        converted: whether an element is converted by an instruction of its own where keys are fastest, as fp16 is. It
-            counts twice then.
+        unit: elements; every slot begins at a multiple of it.
+        config: the launch configuration.
+        converted: whether each element takes a conversion of its own, as fp16 does with keys fastest. An element then
+            counts twice.
     """
     return config.blocks(key, value, itemsize * (1 + converted) if unit * itemsize == ACCESS_BYTES else 8)
 
 
 def _most(unit: int, itemsize: int, warps: int) -> int:
-    """Registers of a thread. Narrow accesses need more addresses at a time, keys of several warps more inputs.
+    """Returns the most hardware registers of a thread: WIDE for fp32 states that one warp accesses by 16 bytes.
 
-    Of 2 bytes an element a lane holds twice as many.
+    Narrow accesses need more addresses, tiles of several warps more inputs, and 2-byte states more elements a lane.
     """
     return WIDE if unit * itemsize == ACCESS_BYTES and (itemsize, warps) == (4, 1) else THREAD_REGISTERS
 
@@ -603,20 +604,20 @@ def gated_delta_step(
 
 
 def _tiles(itemsize: int) -> list[tuple[int, int]]:
-    """Keys and values of heads whose tiles differ: every number of keys with a whole block of values, and fewer."""
+    """Returns (keys, values) of heads whose tiles differ: every number of keys, and fewer values than a whole block."""
     whole = blocks(128, 128, itemsize, ACCESS_BYTES // itemsize)[1]
     fewer = [2**power for power in range(whole.bit_length() - 1)]
     return [(128, 128), *((2**power, whole) for power in range(4, 10)), *((128, values) for values in fewer)]
 
 
-GATES: dict[str, dict[str, Any]] = {  # those inside the kernel: none, or all that a layer of a model has
+GATES: dict[str, dict[str, Any]] = {  # suffix -> gates inside the kernel: none, or all of a layer
     "": {"a_log_ptr": None, "dt_bias_ptr": None, "SIGMOID": False, "NORMALIZE": False},
     "_gates": {"SIGMOID": True, "NORMALIZE": True},
 }  # fmt: skip
 
 TAIL = {"k": "*bf16", "v": "*bf16", "gate": "*fp32"}
 LOW_RANK = ("a_ptr", "b_ptr", "a_apart", "b_apart")
-COMMON = {  # order of the state and what is stored -> compiled for every change, of either width of the state
+COMMON = {  # kind -> orders of the state and stores of the cases that are not rare, for fp32 and bf16 states
     "": ("", "_marks", "_value_key", "_value_key_marks", "_tail", "_tree"),
     "_kda": ("",),
     "_gates": ("", "_value_key", "_tail", "_value_key_tail", "_tree", "_value_key_tree"),
@@ -626,11 +627,11 @@ COMMON = {  # order of the state and what is stored -> compiled for every change
 
 
 def compile_cases() -> list[CompileCase]:
-    """The launches to compile ahead: 32 heads of 128 x 128, bf16 inputs, every dtype of the state, both orders of it.
+    """Returns the launches to compile ahead: 32 heads of 128 x 128, bf16 inputs, states of all dtypes and both orders.
 
-    One decay a head with 16 key heads, one a key channel with 32; gates given, or computed from what a model projects;
-    RWKV-7 with heads of 64 x 64; storing slots, slots of marks too, with a tail, and with trees. Tiles of other sizes
-    are rare cases, and so is a state whose slots lie at any element; none of them has trees.
+    They have one decay a head and 16 key heads, or one decay a key channel and 32 key heads; given gates, or gates
+    computed from projections; heads of 64 x 64 for RWKV-7; plain slots, marks, tails or trees. Rare cases have tiles of
+    other sizes, or slots that begin at any element, and no trees.
     """
     delta = dict.fromkeys(LOW_RANK)
     kinds: dict[str, dict[str, Any]] = {

@@ -1,11 +1,11 @@
-"""The gates of recurrences, as kernels compute them from what a model projects. Knows no op."""
+"""Computes gates of recurrences, inside kernels, from the projections of a model. Knows no op."""
 
 import triton
 import triton.language as tl
 
-EPSILON = tl.constexpr(1e-6)  # under the root of a norm
-# log(1 + e) / e for e from 0 to 1, the highest power first: of all polynomials of this degree about the one that errs
-# least, by 0.7 of 2^-24 at most. Evaluated in fp32 it errs by 2.5 of them.
+EPSILON = tl.constexpr(1e-6)  # added under the root of a norm
+# Coefficients of a polynomial for log(1 + e) / e, e from 0 to 1, highest power first. It is close to the best one of
+# its degree: its error is at most 0.7 * 2^-24, and 2.5 * 2^-24 if evaluated in fp32.
 LOG = tl.constexpr(
     (
         -0.00324398093, 0.0198512636, -0.0569591597, 0.106036171, -0.153055698,
@@ -16,31 +16,32 @@ LOG = tl.constexpr(
 
 @triton.jit
 def softplus(x):
-    """log(1 + exp(x)) to the last places, also where it is small: max(x, 0) + log(1 + exp(-|x|)). Above 20 it is x."""
+    """Returns log(1 + exp(x)), exact to the last places also if it is small: max(x, 0) + log(1 + exp(-|x|))."""
     e = tl.exp(-tl.abs(x))
-    found = tl.fma(e, LOG[0], LOG[1])
+    series = tl.fma(e, LOG[0], LOG[1])
     for power in tl.static_range(2, 10):
-        found = tl.fma(found, e, LOG[power])
-    return tl.fma(found, e, tl.maximum(x, 0.0))
+        series = tl.fma(series, e, LOG[power])
+    return tl.fma(series, e, tl.maximum(x, 0.0))
 
 
 @triton.jit
 def sigmoid(x):
-    """1 / (1 + exp(-x))."""
+    """Returns 1 / (1 + exp(-x))."""
     return 1 / (1 + tl.exp(-x))
 
 
-HALF_PI = tl.constexpr((1.57079637, -4.37113883e-08))  # pi / 2 and what fp32 rounds of it
-# (sin r - r) / r^3 and (cos r - 1 + r^2 / 2) / r^4 as polynomials in r^2 that err least up to pi / 4: by 2^-28.
+HALF_PI = tl.constexpr((1.57079637, -4.37113883e-08))  # pi / 2 in fp32, and the rest that fp32 rounds away
+# Coefficients of polynomials in r^2 for (sin r - r) / r^3 and (cos r - 1 + r^2 / 2) / r^4: up to pi / 4, their error is
+# 2^-28.
 SINE = tl.constexpr((-1.95172337e-4, 8.33217800e-3, -1.66666552e-1))
 COSINE = tl.constexpr((2.44383800e-5, -1.38873671e-3, 4.16666456e-2))
 
 
 @triton.jit
 def cosine_sine(angle):
-    """Cosine and sine of an angle of up to a few turns; each errs by 2^-23 at most.
+    """Returns (cosine, sine) of an angle of up to a few turns, each with an error of at most 2^-23.
 
-    Those of a compiler's library have a way for large angles, too, which takes an array in memory for each thread.
+    The functions of a compiler's library also take large angles, and need an array in memory for each thread.
     """
     quarters = tl.floor(tl.fma(angle, 1 / HALF_PI[0], 0.5))
     rest = tl.fma(quarters, -HALF_PI[1], tl.fma(quarters, -HALF_PI[0], angle))

@@ -1,6 +1,6 @@
 """Gathers slots of one plane into a contiguous batch, all layers in one launch. Knows no register and no other plane.
 
-One program moves one tile of one layer of one entry, so that a single entry occupies the device as well as many do.
+One program moves one tile of one layer of one entry, so that even a single entry keeps the whole device busy.
 """
 
 import triton
@@ -16,7 +16,7 @@ from memstate.kernels.warps import limit, roomy
 
 WARPS = 4
 SIZES = ["batch", "layers", "tiles", "last", "layer_units", "slot_units", "block_units", "pattern"]
-POINTERS = ["plane_ptr", "slots_ptr", "out_ptr"]  # what is known of their alignment is in UNIT
+POINTERS = ["plane_ptr", "slots_ptr", "out_ptr"]  # UNIT says how they are aligned
 
 
 @triton.jit(do_not_specialize=POINTERS + SIZES)
@@ -37,7 +37,7 @@ def _gather_slots(
     source = tl.multiple_of(plane_ptr + (layer * layer_units + slot * slot_units + first) * UNIT, ALIGNMENT)
     target = tl.multiple_of(out_ptr + ((layer * batch + row) * block_units + first) * UNIT, ALIGNMENT)
     lane = tl.arange(0, LANES)
-    inside = lane < tl.minimum(block_units - first, UNITS).to(tl.int32) * UNIT  # a bound that never cuts a unit
+    inside = lane < tl.minimum(block_units - first, UNITS).to(tl.int32) * UNIT  # this bound never cuts a unit
     # `where`, because `&` of a block and a scalar is no mask in the interpreter of Triton 3.9
     words = tl.load(source + lane, mask=tl.where(known, inside, False), other=0)
     if pattern is not None:
@@ -66,7 +66,7 @@ def gather_slots(plane: Tensor, slots: Tensor, out: Tensor, pattern: int = 0) ->
 
 
 def compile_cases() -> list[CompileCase]:
-    """The launches to compile ahead: 16 bytes a lane, whatever the dtype of the plane, and fewer as rare cases."""
+    """Returns the launches to compile ahead: 16 bytes a unit for any dtype of the plane, and fewer as rare cases."""
     planes = ("plane_ptr", "out_ptr")
     signature = {"slots_ptr": "*i32"} | dict.fromkeys(SIZES[:-1], "i32")
     return [

@@ -1,4 +1,4 @@
-"""Whether kernels are interpreted in this process, and a loop that one version of the interpreter cannot run."""
+"""Says whether this process interprets kernels, and mends loops of one version of the interpreter."""
 
 from functools import wraps
 from importlib.util import find_spec
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def interpreted() -> bool | None:
-    """Returns whether kernels of this process are interpreted; None without Triton."""
+    """Returns whether this process interprets kernels; None without Triton."""
     if find_spec("triton") is None:
         return None
     from triton import knobs  # imported late: Triton is optional
@@ -17,8 +17,8 @@ def interpreted() -> bool | None:
 def mend_bounds() -> None:
     """Lets Triton 3.6 interpret a loop whose bound is an argument of the kernel.
 
-    There the interpreter holds the argument in an array of one element and takes `int` of that array, which numpy 2.4
-    and later refuse. Triton 3.7 and later take `int` of the element. Other versions are left as they are.
+    The interpreter of Triton 3.6 calls `int` on an array of one element, which numpy 2.4 and later refuse. Triton 3.7
+    and later call `int` on the element, so this function changes no other version.
     """
     import triton
     from triton.runtime import interpreter

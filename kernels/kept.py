@@ -1,8 +1,8 @@
 """Launches a kernel again without Triton's handling of its arguments. Knows no kernel.
 
-`kernel[grid](..)` looks at each argument, and searches for the compiled kernel with what it found: tens of microseconds
-for the many columns of a plan. Where every launch passes tensors of the same kind, the compiled kernel of the first
-launch is the one to call.
+`kernel[grid](..)` inspects each argument to choose the compiled kernel, which takes tens of microseconds for the many
+columns of a plan. If every launch passes tensors of the same kind, `Kept` calls the compiled kernel of the first launch
+again.
 """
 
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ from memstate.kernels.warps import ALONE, limit
 
 
 class Kept:
-    """A kernel, and how it is launched: by device, programs, warps and constants.
+    """A kernel and its compiled launches, by device, programs, warps and constants.
 
     Args:
-        kernel: a kernel. Its constants come last, and it specialises on no integer.
-        options: launch options, as `limit` takes them: those of one program that runs alone, unless told otherwise.
+        kernel: a kernel whose constants come last, and which specialises on no integer.
+        options: launch options for `limit`; the default is for a program that runs alone.
     """
 
     def __init__(self, kernel: Any, options: Mapping[str, int] = ALONE) -> None:
@@ -32,13 +32,13 @@ class Kept:
         """Launches the kernel on the current stream of the current device.
 
         Args:
-            args: everything but the constants, in order.
-            constants: by name, in the order of the kernel's arguments.
-            warps: of a program.
+            args: all arguments except the constants, in order.
+            constants: name -> value, in the order of the kernel's arguments.
+            warps: warps of a program.
             device: the current device.
             alike: whether all such launches pass tensors of the same dtypes on 16-byte boundaries, and integers that
                 fit int32.
-            programs: how many.
+            programs: number of programs.
         """
         key = (device, programs, warps, *constants.values())
         if alike and (launch := self._launches.get(key)) is not None:

@@ -1,12 +1,12 @@
-"""Where the words of a bitmap of free slots lie, and those of its summary. Knows no kernel and no Triton.
+"""Says where the words of a bitmap of free slots and of its summary lie. Knows no kernel and no Triton.
 
-One int32 tensor has them all, level behind level:
+One int32 tensor has the words of all levels, level behind level:
 
     words of the bitmap            a set bit for each free slot
     level 1 of the summary         a set bit for each word of the bitmap that is not 0
     level 2 of the summary         a set bit for each word of level 1 that is not 0
 
-A level of more than `TOP_WORDS` words has another above it. A bitmap of at most that many words has no summary.
+A level of more than `TOP_WORDS` words has another level above it. A bitmap of at most `TOP_WORDS` words has no summary.
 """
 
 from bisect import bisect_left
@@ -15,18 +15,18 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-TOP_WORDS = 64  # of the highest level at most: two for each thread of one warp
+TOP_WORDS = 64  # most words of the highest level: two for each thread of one warp
 Ints = NDArray[np.int32]
 
 
 def bitmap_levels(words: int) -> list[int]:
-    """Returns the number of words of each level, the bitmap's own first.
+    """Returns the number of words of each level, that of the bitmap first.
 
     Args:
         words: words of the bitmap itself.
 
     Example:
-        >>> bitmap_levels(31251)  # of a million slots
+        >>> bitmap_levels(31251)  # a bitmap of a million slots
         [31251, 977, 31]
     """
     levels = [words]
@@ -36,21 +36,21 @@ def bitmap_levels(words: int) -> list[int]:
 
 
 def bitmap_words(capacity: int) -> int:
-    """Returns the words of a bitmap, without its summary, that has a bit for each slot and for the null slot."""
+    """Returns the number of words of a bitmap without summary: a bit for each slot, and one for the null slot."""
     return capacity // 32 + 1
 
 
 def bitmap_ints(capacity: int) -> int:
-    """Returns the int32 of a bitmap with its summary."""
+    """Returns the number of int32 of a bitmap with its summary."""
     return sum(bitmap_levels(bitmap_words(capacity)))
 
 
 @lru_cache
 def words_of(ints: int) -> int:
-    """Returns the words of the bitmap in a tensor that has it and its summary.
+    """Returns the number of words of a bitmap, given its number of int32 with the summary.
 
     Args:
-        ints: elements of the tensor.
+        ints: int32 of the bitmap and its summary.
 
     Raises:
         ValueError: no bitmap has this length with its summary.
@@ -62,7 +62,7 @@ def words_of(ints: int) -> int:
 
 
 def with_summary(words: Ints) -> Ints:
-    """Returns a bitmap with its summary behind it."""
+    """Returns the words of a bitmap, and its summary behind them."""
     levels = [words]
     while levels[-1].size > TOP_WORDS:
         levels.append(_above(levels[-1]))
@@ -70,7 +70,7 @@ def with_summary(words: Ints) -> Ints:
 
 
 def wrong_summary(bitmap: Ints) -> list[int]:
-    """Returns the words of a summary that disagree with the level below, as indices of the tensor."""
+    """Returns the indices of the words of a summary that disagree with the level below."""
     wrong: list[int] = []
     start, size = 0, words_of(bitmap.size)
     while size > TOP_WORDS:
@@ -82,10 +82,10 @@ def wrong_summary(bitmap: Ints) -> list[int]:
 
 
 def summed_slots(index: int, capacity: int) -> tuple[int, int, int]:
-    """Returns the level of a word of the summary, and the first and last slot that it stands for.
+    """Returns the level of a word of the summary, and the first and last slot that the word stands for.
 
     Args:
-        index: the word, as `wrong_summary` gives it.
+        index: index of the word in the tensor, as `wrong_summary` returns it.
         capacity: the highest slot.
     """
     level, slots, sizes = 0, 32, bitmap_levels(bitmap_words(capacity))
@@ -96,7 +96,7 @@ def summed_slots(index: int, capacity: int) -> tuple[int, int, int]:
 
 
 def _above(words: Ints) -> Ints:
-    """Returns the level above some words."""
+    """Returns the level above a level."""
     bits = np.zeros(-(-words.size // 32) * 32, bool)
     bits[: words.size] = words != 0
     return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)

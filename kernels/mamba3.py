@@ -1,8 +1,8 @@
-"""The state update of Mamba-3 over read, write and snapshot slots. Knows no register, no strategy, no layer.
+"""Computes the state update of Mamba-3 on read, write and snapshot slots. Knows no register, strategy or layer.
 
-One program advances all that one head keeps through all tokens of its row: of several, one might read an angle or a key
-in place that another has stored already. All stays in fp32 registers from its load on. A barrier stands between the
-loads and the first store, because several warps hold the same key, value and angle.
+One program takes the whole state of one head through all tokens of its row. If several programs shared a head, one
+could read an angle or a key in place after another has stored it. The state stays in fp32 hardware registers after its
+load. A barrier separates the loads from the first store, because several warps hold the same key, value and angle.
 """
 
 from itertools import product
@@ -28,10 +28,10 @@ from memstate.kernels.tables import Mamba3State, Marks
 from memstate.kernels.warps import all_loaded, limit, roomy
 
 OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
-WARP_ELEMENTS = 1024  # of the matrix of a head: 32 fp32 registers a lane
-TURN = tl.constexpr((6.28318548, -1.74845553e-07))  # 2 pi and what fp32 rounds of it
+WARP_ELEMENTS = 1024  # elements of a head's matrix for each warp: 32 fp32 registers a lane
+TURN = tl.constexpr((6.28318548, -1.74845553e-07))  # 2 pi in fp32, and the rest that fp32 rounds away
 
-# Everything that may differ between two calls of one model: see `memstate.kernels.selective`.
+# Arguments that may differ between two calls of one model: see `memstate.kernels.selective`.
 PER_CALL = [
     "x_ptr", "b_ptr", "c_ptr", "dt_ptr", "decay_ptr", "trap_ptr", "rotation_ptr", "z_ptr",
     "b_bias_ptr", "c_bias_ptr", "d_ptr", "out_ptr", "read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr", *MARK_ARGS,
@@ -43,23 +43,23 @@ PER_CALL = [
 
 @triton.jit
 def _of(ptr, place, apart):
-    """Where a head begins in a slot; slots lie `apart` times 16 bytes apart.
+    """Returns the address of a head in slot `place`; slots lie `apart` times 16 bytes apart.
 
-    One address for all elements, which lie at offsets that the compiler knows: addresses take no registers then.
+    All elements share this one address, and lie at offsets that the compiler knows, so addresses take no registers.
     """
     return ptr + place * apart.to(tl.int64) * (128 // ptr.dtype.element_ty.primitive_bitwidth)
 
 
 @triton.jit
 def _load(ptr, slot, apart, at, inside):
-    """What a head keeps in a slot, in fp32: zeros where that is null."""
-    # Masks of a block and a scalar by `where`: `&` of the two is no mask in the interpreter of Triton 3.9.
+    """Returns a head's part of one plane of a slot, in fp32; zeros for the null slot."""
+    # `where`, because `&` of a block and a scalar is no mask in the interpreter of Triton 3.9
     return tl.load(_of(ptr, slot, apart) + at, mask=tl.where(slot > 0, inside, False), other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _store(planes, place, apart, at, kept, turning):
-    """Stores all that a head keeps."""
+    """Stores the state of a head, all planes, to slot `place`."""
     tl.store(_of(planes[0], place, apart[0]) + at[0], kept[0], mask=turning)
     for plane in tl.static_range(1, 4):
         part = kept[plane].to(planes[plane].dtype.element_ty)
@@ -68,14 +68,14 @@ def _store(planes, place, apart, at, kept, turning):
 
 @triton.jit
 def _pairs(ptr, STATE: tl.constexpr):
-    """The elements of a vector, those of even number and those of odd number, in fp32."""
+    """Returns the even elements and the odd elements of a vector, in fp32."""
     at = 2 * tl.arange(0, STATE // 2)[:, None] + tl.arange(0, 2)[None, :]
     return tl.split(tl.load(ptr + at).to(tl.float32))
 
 
 @triton.jit
 def _turned(ptr, bias, cosine, sine, STATE: tl.constexpr):
-    """A vector and its bias, each pair of neighbours turned by an angle."""
+    """Returns a vector plus its bias, with each pair of neighbours turned by its angle."""
     even, odd = _pairs(ptr, STATE)
     even += bias[0]
     odd += bias[1]
@@ -124,7 +124,7 @@ def _mamba3_step(
         now = sigmoid(tl.load(trap_ptr + (token * trap_distance + head)).to(tl.float32))
         rotation_at = token_start(rotation_ptr, token, rotation_distance, ANGLES) + pair
         rotation = tl.load(rotation_at, mask=turning, other=0.0).to(tl.float32)
-        # tanh, times pi and the step; whole turns are taken off, so that no digit is lost to them.
+        # The angle grows by tanh(rotation) * pi * dt. Whole turns are subtracted, so that the angle keeps its digits.
         angle = tl.fma(2 * sigmoid(2 * rotation) - 1, dt * (TURN[0] / 2), angle)
         turns = tl.floor(tl.fma(angle, 1 / TURN[0], 0.5))
         angle = tl.fma(turns, -TURN[1], tl.fma(turns, -TURN[0], angle))
@@ -161,7 +161,7 @@ def _mamba3_step(
 
 
 def warps(dim: int, state: int) -> int:
-    """Warps of the program of a head."""
+    """Returns the number of warps of a program."""
     return max(1, dim * state // WARP_ELEMENTS)
 
 
@@ -192,7 +192,7 @@ MODELS = {"": (64, 128, 32), "_whole": (64, 128, 64), "_wide": (32, 256, 128), "
 
 
 def compile_cases() -> list[CompileCase]:
-    """The launches to compile ahead: bf16 inputs, keys and values; storing slots, and slots of marks too."""
+    """Returns the launches to compile ahead: bf16 inputs, keys and values, without and with marks."""
     return [
         _case(f"{name}_{dtype}{stores}", *sizes, dtype, stores)
         for (name, sizes), dtype, stores in product(MODELS.items(), ("fp32", "bf16"), ("", "_marks"))
@@ -200,7 +200,7 @@ def compile_cases() -> list[CompileCase]:
 
 
 def _case(name: str, dim: int, state: int, angles: int, dtype: str, stores: str) -> CompileCase:
-    kinds = {  # arguments -> type; of the others pointers are to fp32, and numbers are i32
+    kinds = {  # arguments -> type; other pointers are *fp32, other numbers i32
         "x b c trap rotation z out k v": "*bf16", "ssm": f"*{dtype}",
         "read write snapshot tokens mark_count mark_entry mark_offset mark_slot": "*i32",
     }  # fmt: skip
@@ -209,7 +209,7 @@ def _case(name: str, dim: int, state: int, angles: int, dtype: str, stores: str)
     signature = {name: types.get(name, "*fp32" if name.endswith("_ptr") else "i32") for name in names}
     divisible = tuple(f"{field}_ptr" for field in Mamba3State._fields)
     shape = {"HEADS": 64, "GROUPS": 1, "DIM": dim, "STATE": state, "ANGLES": angles}
-    planes = ("ssm_ptr",)  # of 98 % of the bytes
+    planes = ("ssm_ptr",)  # has 98 % of the bytes of a state
     rare = name not in ("_fp32", "_fp32_marks", "_bf16")
     return CompileCase(
         f"mamba3_step{name}", _mamba3_step, signature, shape | absent(stores), divisible, warps(dim, state), planes,

@@ -1,11 +1,11 @@
-"""Keeps states inside a step whose forward has kernels of its own. Knows no register and no strategy.
+"""Stores the states at marks, for forwards that run kernels of their own. Knows no register and no strategy.
 
     h        layer piece [block of a slot]    the state before each piece of `chunk` tokens, as chunked kernels store it
-    inputs   layer token channel              packed inputs of a convolution; the window at a mark is the last of them
+    inputs   layer token channel              packed inputs of a convolution; a window is the last inputs before a mark
     write    slot of each entry               the state at the end of the entry's tokens
 
-A unit of work is (mark, layer, tile of a block), dealt round robin to a fixed number of programs: the device alone
-knows how many marks there are. One launch serves a plane of states and one of windows.
+An item of work is (mark, layer, tile of a block). A fixed number of programs take the items in turn, because only the
+device knows the number of marks. One launch serves one plane of states and one plane of windows.
 """
 
 from math import gcd
@@ -23,7 +23,7 @@ from memstate.kernels.tables import ACCESS_BYTES, Marks
 from memstate.kernels.tuned import programs
 
 WARPS = 4
-SIDE = 64  # of a tile
+SIDE = 64  # most rows, and most columns, of a tile
 COLUMNS = ["count_ptr", "entry_ptr", "offset_ptr", "slot_ptr", "starts_ptr", "read_ptr", "write_ptr", "first_ptr"]
 SIZES = [
     "batch", "chunk", "pieces", "packed", "layers", "last",
@@ -33,7 +33,7 @@ SIZES = [
 
 @triton.jit
 def _mark(mark, entry_ptr, offset_ptr, slot_ptr, starts_ptr, batch, last):
-    """Entry, offset and slot of a mark, the first token of its entry and how many it has; null outside of them."""
+    """Returns (entry, offset, slot of a mark; first token, tokens of the entry); slot 0 outside the entry's tokens."""
     entry = tl.load(entry_ptr + mark)
     offset = tl.load(offset_ptr + mark)
     known = (entry >= 0) & (entry < batch)
@@ -55,7 +55,7 @@ def _scatter_states(
 ):  # fmt: skip
     marks = tl.load(count_ptr)
     item = tl.program_id(0)
-    # Masks of a block and a scalar by `where`: `&` of the two is no mask in the interpreter of Triton 3.9.
+    # `where`, because `&` of a block and a scalar is no mask in the interpreter of Triton 3.9
     if plane_ptr is not None:
         ACROSS: tl.constexpr = (COLS + BLOCK_C - 1) // BLOCK_C
         DOWN: tl.constexpr = (ROWS + BLOCK_R - 1) // BLOCK_R
@@ -70,7 +70,7 @@ def _scatter_states(
             row = item // ACROSS % DOWN * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
             col = item % ACROSS * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
             inside = (row < ROWS) & (col < COLS)
-            # Multiples of UNIT that the compiler can see to be such: otherwise the accesses become narrow.
+            # The compiler must see that strides are multiples of UNIT: otherwise accesses become narrow.
             tile_ptr = plane_ptr + layer * (plane_layer.to(tl.int64) * UNIT) + head * (ROWS * COLS) + row * COLS + col
             slot_stride = plane_slot.to(tl.int64) * UNIT
             ended = (slot > 0) & (offset == tokens)
@@ -78,7 +78,7 @@ def _scatter_states(
             values = tl.load(tile_ptr + end * slot_stride, mask=tl.where(end > 0, inside, False), other=0.0)
             given = end > 0
             if h_ptr is not None:
-                at = offset.to(tl.uint32)  # two numbers below 2^31: their sum needs no sign, and no division of 64 bits
+                at = offset.to(tl.uint32)  # as a sum of two numbers below 2^31, it fits uint32
                 if first_ptr is None:
                     at += start.to(tl.uint32)
                 whole = at // chunk.to(tl.uint32)
@@ -130,7 +130,7 @@ def _scatter_states(
             if inputs_ptr is not None:
                 window = ()
                 for tap in tl.static_range(TAPS):
-                    at = offset - TAPS + tap  # token of the entry; below 0 it is in the old window
+                    at = offset - TAPS + tap  # token of the entry; negative in the old window
                     token = (start + at).to(tl.int64)
                     known = (slot > 0) & (at >= 0) & (token < packed)
                     input_ptr = inputs_ptr + (layer * packed + tl.where(known, token, 0)) * CHANNELS
@@ -178,7 +178,7 @@ def scatter_states(
 
 
 def block_of(plane: Tensor) -> tuple[int, int, int]:
-    """Heads, rows and columns of one layer of one slot."""
+    """Returns the heads, rows and columns of one layer of one slot."""
     *heads, rows, cols = (1, 1, *plane.shape[2:])
     size = 1
     for head in heads:
@@ -187,14 +187,14 @@ def block_of(plane: Tensor) -> tuple[int, int, int]:
 
 
 def _strides(plane: Tensor) -> tuple[int, tuple[int, int]]:
-    """Elements of which both strides are multiples, and the strides from layer to layer and slot to slot in these."""
+    """Returns (unit, (stride of layers, stride of slots)): a number of elements, and both strides in such units."""
     layer, slot = (plane.stride(axis) if plane.shape[axis] > 1 else 0 for axis in (0, 1))
     unit = gcd(ACCESS_BYTES // plane.element_size(), layer, slot)
     return unit, (layer // unit, slot // unit)
 
 
 def state_tiles(sizes: tuple[int, int, int], transposed: bool) -> dict[str, int]:
-    """What a launch is compiled for, by the block of the plane of states."""
+    """Returns the constants of a launch that depend on the block of the plane of states."""
     heads, rows, cols = sizes
     block_c = min(SIDE, triton.next_power_of_2(cols))
     return {
@@ -204,8 +204,8 @@ def state_tiles(sizes: tuple[int, int, int], transposed: bool) -> dict[str, int]
 
 
 def window_tiles(channels: int, taps: int, tap_fastest: bool, itemsize: int) -> dict[str, int]:
-    """What a launch is compiled for, by the windows of the plane of a convolution."""
-    block, lane = blocks(channels, taps + 1, itemsize, threads=64)  # of one warp, of any width
+    """Returns the constants of a launch that depend on the windows of the plane of a convolution."""
+    block, lane = blocks(channels, taps + 1, itemsize, threads=64)  # the same for warps of 32 threads
     block = min(WARPS * block, triton.next_power_of_2(channels))
     return {
         "CHANNELS": channels, "TAPS": taps, "TAP_FASTEST": tap_fastest, "CONV_UNIT": 1, "BLOCK": block, "LANE": lane,
@@ -213,10 +213,10 @@ def window_tiles(channels: int, taps: int, tap_fastest: bool, itemsize: int) -> 
 
 
 def compile_cases() -> list[CompileCase]:
-    """The launches to compile ahead: 32 heads of 128 x 128 and windows of 3 x 8192, from h in both orders.
+    """Returns the launches to compile ahead: 32 heads of 128 x 128 and windows of 3 x 8192, from h in both orders.
 
-    States in float32 and bf16, h in bf16, on the grid of each row. One plane alone, ends of chunks alone and the grid
-    of the flattened batch are rare cases.
+    States are float32 or bf16, h is bf16, and pieces count from the start of each row. Rare cases have only one plane,
+    no h, or pieces that count from the start of the flattened batch.
     """
     return [
         _case(dtype, itemsize, transposed, tap_fastest, absent)

@@ -1,6 +1,6 @@
-"""What gather, scatter and the ops on records ask of their arguments. Knows no Triton.
+"""Checks the arguments of gather, scatter and the ops on records. Knows no Triton.
 
-Each check raises ValueError naming the first argument that does not fit.
+Each check raises a ValueError that names the first argument that does not fit.
 """
 
 import torch
@@ -25,7 +25,7 @@ from memstate.kernels.tables import RECORD_ALIGNMENT, Marks, RecordMap, ScaledMa
 
 
 def check_plane(plane: Tensor, beside: dict[str, Tensor]) -> Blocks:
-    """Where the blocks of a plane lie; refuses what is not `layer slot ...`, and blocks that are not contiguous.
+    """Returns where the blocks of a plane lie; refuses a plane that is not `layer slot ...` with contiguous blocks.
 
     Args:
         plane: the plane.
@@ -47,7 +47,7 @@ def _require_dense(plane: Tensor) -> None:
 
 
 def check_beside(plane: Tensor, name: str, tensor: Tensor, pattern: str, shape: tuple[int, ...]) -> None:
-    """Refuses a tensor that is not of `shape` along `pattern`, contiguous, and of the plane's dtype."""
+    """Refuses a tensor that is not contiguous, of `shape`, and on the device and of the dtype of the plane."""
     check_shape(name, tensor, pattern, shape)
     if tensor.dtype != plane.dtype:
         raise ValueError(f"{name}: expected {plane.dtype} as the plane, got {tensor.dtype}")
@@ -77,7 +77,7 @@ def check_scatter(plane: Tensor, slots: Tensor, batch: Tensor) -> None:
 
 
 def check_windows(name: str, plane: Tensor) -> None:
-    """Refuses windows `layer slot tap-1 channel` that are not dense in one of both orders."""
+    """Refuses windows `layer slot tap-1 channel` that are dense in neither order."""
     if not is_dense(plane.shape[2:], plane.stride()[2:]) and not taps_are_fastest(plane):
         raise ValueError(
             f"{name}: one layer of one slot must be dense, as `tap channel` or `channel tap`, got "
@@ -128,7 +128,7 @@ def check_scatter_states(
 
 
 def check_states(plane: Tensor, h: Tensor | None, transposed: bool, device: torch.device) -> None:
-    """Refuses a plane `layer slot ...` of states, and states before pieces that do not fit it."""
+    """Refuses a plane `layer slot ...` of states, and states `h` that do not fit it."""
     check_memory("plane", plane, device)
     check_float("plane", plane)
     if plane.dim() < (4 if transposed else 3):
@@ -165,12 +165,12 @@ def check_pack(
     """Refuses arguments of `pack_slots` and `unpack_slots` that do not fit each other.
 
     Args:
-        records: the map of the planes.
+        records: where the bytes of slots lie in planes and in records.
         slots: see `Backend.pack_slots`.
         index: see `Backend.pack_slots`.
         places: see `Backend.pack_slots`.
-        name: of the argument `held`.
-        held: the records.
+        name: name of the argument `held`.
+        held: the records, `record byte`.
     """
     _check_entries(records.tiles.device, slots, index, places, name, held, records.nbytes)
     _check_outside(name, held, records.blocks)
@@ -186,7 +186,7 @@ def check_int8(planes: ScaledMap, slots: Tensor | None, index: Tensor, places: T
 def _check_entries(
     device: torch.device, slots: Tensor | None, index: Tensor, places: Tensor, name: str, held: Tensor, nbytes: int
 ) -> None:
-    """Refuses columns of another device, and records that are not `nbytes` bytes each, reachable, and apart."""
+    """Refuses columns on another device, and records of another size, that overlap, or that the device cannot reach."""
     columns = {"slots": slots, "index": index, "places": places}
     check_tensors(columns | {name: held}, "slots")
     if slots is not None:
@@ -200,7 +200,7 @@ def _check_entries(
             raise ValueError(f"{name}: host memory that {device} cannot reach: allocate it with pin_memory=True")
     else:
         check_memory(name, held, device)
-    stride = held.stride(0) if len(held) > 1 else 0  # that of a single record means nothing
+    stride = held.stride(0) if len(held) > 1 else 0  # the stride of a single record means nothing
     if held.numel() and ((held.stride(1) != 1 and nbytes > 1) or (held.data_ptr() | stride) % RECORD_ALIGNMENT):
         raise ValueError(
             f"{name}: expected records of contiguous bytes, at multiples of {RECORD_ALIGNMENT}, got address "

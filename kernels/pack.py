@@ -1,12 +1,12 @@
 """Moves slots to and from records, all planes and layers in one persistent launch. Knows no plane by name and no key.
 
-A record holds a slot in one run of bytes, in the memory of the device or of the host; its body is laid out slot-major:
+A record holds a slot as one run of bytes, in device or host memory. Its body has the planes of each layer in turn:
 
     body    layer 0 [conv .. pad | ssm .. pad]  layer 1 [conv .. pad | ssm .. pad]  ...
 
-Bytes of padding are not moved. A unit of work is (entry, tile), dealt round robin as in `memstate.kernels.copy`. Lanes
-that move to or from the host wait for its bus: more programs than keep the bus busy would only take multiprocessors
-from the model that runs beside.
+The kernel does not move padding. An item of work is (entry, tile); programs take items in turn, as in
+`memstate.kernels.copy`. Lanes that move to or from the host wait for its bus. So more programs than keep the bus busy
+would only take multiprocessors from the model.
 """
 
 import torch
@@ -22,7 +22,7 @@ from memstate.kernels.tables import ACCESS_BYTES, RECORD_ALIGNMENT, RecordMap
 from memstate.kernels.tuned import PackConfig, config_of, programs_for
 from memstate.kernels.warps import limit, roomy
 
-HOST_PROGRAMS = 32  # of a launch that touches host memory: as many as fill a PCIe 5 link; more starve the model
+HOST_PROGRAMS = 32  # of a launch on host memory: enough to fill a PCIe 5 link; more would slow the model
 ALIGNMENT = tl.constexpr(RECORD_ALIGNMENT)
 DEFAULT = PackConfig()
 SIZES = ["n", "first", "count", "registers", "capacity", "held", "record_units"]
@@ -32,7 +32,7 @@ SIZES = ["n", "first", "count", "registers", "capacity", "held", "record_units"]
 def due_entries(
     slots_ptr, index_ptr, places_ptr, start, n, registers, capacity, held, PACK: tl.constexpr, ENTRIES: tl.constexpr
 ):
-    """Of the entries from `start` on: which are due, and place << 32 | slot of each; slot 0 stands for none."""
+    """Returns (whether each entry from `start` on is due, place << 32 | slot of each entry); slot 0 is none."""
     index = start + tl.arange(0, ENTRIES)
     place = tl.load(places_ptr + index, mask=index < n, other=-1)
     slot = tl.load(index_ptr + index, mask=index < n, other=0)
@@ -48,13 +48,13 @@ def due_entries(
 @triton.jit
 def _move_tile(tiles, tile, records_ptr, place, slot, record_units, PACK: tl.constexpr, UNIT: tl.constexpr,
                WORD: tl.constexpr, LANES: tl.constexpr):  # fmt: skip
-    """Moves one tile between slot and record, a unit per lane; from slot 0 come zeros."""
+    """Moves one tile between slot and record; the null slot gives zeros."""
     PER_UNIT: tl.constexpr = UNIT * 8 // WORD.primitive_bitwidth
     start = tl.load(tiles + 4 * tile)
     stride = tl.load(tiles + 4 * tile + 1)
     length = tl.load(tiles + 4 * tile + 2)
     offset = tl.load(tiles + 4 * tile + 3)
-    words = (length // UNIT * PER_UNIT).to(tl.int32)  # visibly whole units, so that the masks below never cut one
+    words = (length // UNIT * PER_UNIT).to(tl.int32)  # the compiler sees whole units: no mask below cuts a unit
     body = records_ptr + (place * record_units * ALIGNMENT + offset)
     in_slot = tl.multiple_of((start + slot * stride).to(tl.pointer_type(WORD)), UNIT)
     in_record = tl.multiple_of(body.to(tl.pointer_type(WORD)), UNIT)
@@ -87,7 +87,7 @@ def _move_records(
 
 
 def programs_of(tuned: int, planes: torch.device, held: torch.device) -> int:
-    """Programs of a launch that moves between planes and records, of `tuned` that would occupy the device."""
+    """Returns the programs of a launch between planes and records: `tuned`, but few if records are in host memory."""
     return min(tuned, HOST_PROGRAMS) if held.type == "cpu" != planes.type else tuned
 
 
@@ -119,10 +119,10 @@ def unpack_slots(records: RecordMap, slots: Tensor | None, index: Tensor, places
 
 
 def compile_cases(unit: int = 0, config: PackConfig = DEFAULT) -> list[CompileCase]:
-    """The launches to compile ahead: slots in registers, and slots, or pages, named directly.
+    """Returns the launches to compile ahead: slots that registers hold, and slots or pages named directly.
 
     Args:
-        unit: bytes a lane; fewer than 16 are for memory that an engine has laid out. 0 for all, as of copies.
+        unit: bytes of a unit; 0 stands for all units, as in `copy.compile_cases`.
         config: a launch configuration other than the default.
     """
     pointers = {"tiles": "*i64", "slots_ptr": "*i32", "index_ptr": "*i32", "places_ptr": "*i32", "records_ptr": "*u8"}

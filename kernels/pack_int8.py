@@ -2,9 +2,9 @@
 
     body    layer 0 [.. | values int8 | scales float32 | ..]  layer 1 [.. | values | scales | ..]  ...
 
-All values along one axis of the plane share a scale: one layer of one slot is `column x reduced`, a column being what
-has a scale of its own. A unit of work is (entry, layer, block of columns), dealt round robin as in
-`memstate.kernels.copy`; a column is read twice where it does not fit a block.
+All values along one axis of the plane share a scale. They are a column: one layer of one slot is `column reduced`. An
+item of work is (entry, layer, block of columns); programs take items in turn, as in `memstate.kernels.copy`. A column
+that does not fit into a block is read twice.
 """
 
 from itertools import product
@@ -23,13 +23,13 @@ from memstate.kernels.tuned import ENTRIES, Int8Config, config_of, programs_for
 from memstate.kernels.warps import limit, roomy
 
 OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
-DEFAULT = Int8Config()  # 4096 elements a block: 32 of each lane, so that 16 of them are 16 bytes of int8
+DEFAULT = Int8Config()  # 4096 elements a block: 32 a lane, of which 16 are 16 bytes of int8
 WARPS = DEFAULT.warps
 ALIGNMENT = tl.constexpr(RECORD_ALIGNMENT)
 FULL = tl.constexpr(float(LEVELS))
 LEAST = tl.constexpr(SMALLEST_SCALE)
 MOST = tl.constexpr(LARGEST_SCALE)
-ROUND = tl.constexpr(1.5 * 2**23)  # floats of this size are whole numbers: adding it rounds half to even
+ROUND = tl.constexpr(1.5 * 2**23)  # fp32 of this size are whole numbers, so adding it rounds half to even
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 SIZES = [
     "n", "first", "count", "registers", "capacity", "held", "record_units", "value_units", "scale_units", "layer_units",
@@ -39,7 +39,7 @@ POINTERS = ["slots_ptr", "index_ptr", "places_ptr", "values_ptr", "scales_ptr"]
 
 @triton.jit
 def _quantise(x, scale):
-    """int8 of values, at most FULL times the scale large but for rounding; 0 where the scale is none."""
+    """Returns values divided by their scale, as int8 from -FULL to FULL; 0 unless the scale is positive."""
     real = scale > 0
     ratio = tl.div_rn(tl.where(real[:, None], x, 0.0), tl.where(real, scale, 1.0)[:, None])
     return ((ratio + ROUND) - ROUND).to(tl.int8)
@@ -47,13 +47,13 @@ def _quantise(x, scale):
 
 @triton.jit
 def _sizes(x):
-    """How large values are; NaN is as large as anything."""
+    """Returns absolute values; infinity for NaN."""
     return tl.where(x == x, tl.abs(x), float("inf"))
 
 
 @triton.jit
 def _scale_of(peak):
-    """The scale of columns, from their largest values."""
+    """Returns the scale of each column, from its largest absolute value; NaN if that is infinite."""
     scale = tl.div_rn(peak, tl.full(peak.shape, FULL, tl.float32))
     scale = tl.where(peak > 0, tl.minimum(tl.maximum(scale, LEAST), MOST), 0.0)
     return tl.where(peak < float("inf"), scale, float("nan"))
@@ -61,7 +61,7 @@ def _scale_of(peak):
 
 @triton.jit
 def _rounded(x, DTYPE: tl.constexpr):
-    """Floats of a dtype; bfloat16 half to even by hand, because Triton's interpreter cuts digits off."""
+    """Returns floats of a dtype, rounded half to even; by hand for bfloat16, which Triton's interpreter truncates."""
     if tl.bfloat16 == DTYPE:
         bits = x.to(tl.int32, bitcast=True)
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
@@ -74,7 +74,7 @@ def _convert(
     in_slot, values, scales, is_slot, column, COLUMNS: tl.constexpr, REDUCED: tl.constexpr, INNER: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_R: tl.constexpr, PACK: tl.constexpr,
 ):  # fmt: skip
-    """Moves a block of columns between a slot and a record; what is no slot is zeros."""
+    """Moves a block of columns between a slot and a record; the null slot gives zeros."""
     row = tl.arange(0, BLOCK_R)
     at = (column // INNER * (REDUCED * INNER) + column % INNER)[:, None] + (row * INNER)[None, :]
     in_column = (column < COLUMNS)[:, None]
@@ -133,12 +133,12 @@ def _move_int8(
 
 
 def blocks(columns: int, reduced: int, inner: int, config: Int8Config = DEFAULT) -> tuple[int, int]:
-    """Columns of a block, and values of each of them; powers of two."""
+    """Returns (columns of a block, values of a column in a block), powers of two."""
     return config.blocks(columns, reduced, inner)
 
 
 def _fits(reduced: int, block_r: int) -> bool:
-    """Whether columns are neither short nor long nor longer than a block: these spill nothing by themselves."""
+    """Returns whether a column has 64 to 512 values and fits into a block: such launches spill nothing."""
     return 64 <= reduced <= min(block_r, 512)
 
 
@@ -176,11 +176,11 @@ def unpack_int8(planes: ScaledMap, slots: Tensor | None, index: Tensor, places: 
 
 
 def compile_cases() -> list[CompileCase]:
-    """The launches to compile ahead: every dtype of two kinds of planes.
+    """Returns the launches to compile ahead: every dtype of two kinds of planes.
 
-    One is `head key value` with a scale for each key of 32 heads, the other `head dim state` with a scale for each
-    state of 128 heads. Values move 16 bytes a lane. Scales are one of a hundred bytes, and lie one a lane. Columns of
-    other lengths are rare cases.
+    One kind is `head key value` with a scale for each key of 32 heads, the other `head dim state` with a scale for each
+    state of 128 heads. Lanes move 16 bytes of values at a time, but one scale, as scales are 1 % of the bytes. Columns
+    of other lengths are rare cases.
     """
     signature = (
         {"layers": "*i64", "slots_ptr": "*i32", "index_ptr": "*i32", "places_ptr": "*i32"}

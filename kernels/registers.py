@@ -1,12 +1,12 @@
-"""The ownership launch for one command packet, register resolution and the audit. Knows no plane.
+"""Launches the ownership changes of a packet, the resolution of registers and the audit. Knows no plane.
 
-A packet's phases run in one program and speak to each other through memory:
+The phases of a packet run in one program, and pass data through memory:
 
     moves | releases | claims | writes | labels of copies
           ^ barrier  ^ barrier ^ barrier ^ barrier
 
-The host guarantees that no register is named twice within a phase and none by an earlier phase after a later one. Two
-lanes of a phase therefore never meet; two warps that hold the same lane could, and a barrier keeps them apart.
+The host names no register twice in a phase, and records the changes of a register in the order of the phases. So two
+lanes of a phase never touch the same register. Two warps that hold the same lane could; a barrier separates them.
 """
 
 import triton
@@ -45,19 +45,19 @@ BLOCK_AUDIT = 1024
 
 @triton.jit
 def phase_barrier():
-    """What one phase wrote, the next one reads."""
+    """Separates two phases: the next phase reads what this phase wrote."""
     tl.debug_barrier()
 
 
 @triton.jit
 def _section(packet_ptr, section: tl.constexpr):
-    """Entries of a section and the pointer to its first column."""
+    """Returns (entries of a section, pointer to its first column)."""
     return tl.load(packet_ptr + section), packet_ptr + tl.load(packet_ptr + 8 + section)
 
 
 @triton.jit
 def _second_column(first, n):
-    """A section of pairs stores its second column behind the first, padded to 4 entries."""
+    """Returns the pointer to the second column of a section: it follows the first, which is padded to 4 entries."""
     return first + (n + 3) // 4 * 4
 
 
@@ -74,7 +74,7 @@ def _move(packet_ptr, slots_ptr, labels_ptr, counters_ptr, BLOCK: tl.constexpr):
         slot = tl.load(slots_ptr + source, mask=index < n, other=0)
         label = tl.load(labels_ptr + source, mask=index < n, other=0)
         full = (slot != 0) & (tl.load(slots_ptr + target, mask=index < n, other=0) != 0)
-        all_loaded()  # or a late warp finds the source empty and the target full
+        all_loaded()  # otherwise a late warp finds the source empty and the target full
         go = (slot != 0) & (full == 0)
         tl.store(slots_ptr + target, slot, mask=go)
         tl.store(labels_ptr + target, label, mask=go)
@@ -88,12 +88,14 @@ def _move(packet_ptr, slots_ptr, labels_ptr, counters_ptr, BLOCK: tl.constexpr):
 
 @triton.jit
 def release_registers(slots_ptr, labels_ptr, bitmap_ptr, register, mask, capacity):
-    """Empties registers and frees their slots; returns which became free, were free already, were no slots at all.
+    """Empties registers and frees their slots.
 
-    Holds the barrier between all that its caller has loaded and all that its caller stores.
+    Its barrier separates all loads of the caller from all stores of the caller.
+
+    Returns (whether the slot became free, whether it was free already, whether it is no slot, the slot).
     """
     slot = tl.load(slots_ptr + register, mask=mask, other=0)
-    all_loaded()  # or a late warp finds registers empty, and counts fewer releases
+    all_loaded()  # otherwise a late warp finds registers empty, and counts fewer releases
     tl.store(slots_ptr + register, 0, mask=mask & (slot != 0))
     tl.store(labels_ptr + register, 0, mask=mask & (slot != 0))
     valid = (slot > 0) & (slot <= capacity)
@@ -139,9 +141,8 @@ def _claim_phase(
         need = ((index < n) & (full == 0)).to(tl.int32)
         wanted = tl.sum(need, 0)
         rank = tl.where(need != 0, tl.cumsum(need, 0) - need, BIG)
-        slot, taken = take_lowest(
-            bitmap_ptr, capacity // 32 + 1, wanted, rank, CHUNK
-        )  # its barrier: `full` is known to all
+        # The barrier in `take_lowest` also makes sure that all warps have loaded `full` before a register changes.
+        slot, taken = take_lowest(bitmap_ptr, capacity // 32 + 1, wanted, rank, CHUNK)
         tl.store(slots_ptr + register, slot, mask=(need != 0) & (slot != 0))
         tl.store(labels_ptr + register, 0, mask=(need != 0) & (slot != 0))
         claimed += taken
@@ -168,7 +169,7 @@ def _write_phase(packet_ptr, slots_ptr, labels_ptr, cells_ptr, BLOCK: tl.constex
     phase_barrier()
     n, targets = _section(packet_ptr, DATA)
     sources = _second_column(targets, n)
-    for start in range(0, n, BLOCK):  # a copied state stands for what its source stands for
+    for start in range(0, n, BLOCK):  # a copied state has the label of its source
         index = start + tl.arange(0, BLOCK)
         target = tl.load(targets + index, mask=index < n, other=0)
         source = tl.load(sources + index, mask=index < n, other=-1)
@@ -210,7 +211,7 @@ def _audit(slots_ptr, bitmap_ptr, out_ptr, n, capacity, BLOCK: tl.constexpr):
         register = start + tl.arange(0, BLOCK)
         slot = tl.load(slots_ptr + register, mask=register < n, other=0)
         inside = (slot > 0) & (slot <= capacity)
-        owner = tl.where(inside, slot, 0)  # a register with no slot at all is booked on slot 0
+        owner = tl.where(inside, slot, 0)  # a number that is no slot counts for slot 0
         tl.atomic_add(out_ptr + owner, tl.full(owner.shape, 1, tl.int32), mask=slot != 0, sem="relaxed")
     phase_barrier()
     for start in range(0, capacity + 1, BLOCK):
@@ -252,7 +253,7 @@ def audit(registers: Registers, out: Tensor) -> None:
 
 
 def compile_cases() -> list[CompileCase]:
-    """The launches to compile ahead; none moves plane bytes."""
+    """Returns the launches to compile ahead; none moves plane bytes."""
     warps = warps_for(BLOCK_ENTRIES)
     columns = dict.fromkeys(("slots_ptr", "labels_ptr", "cells_ptr", "bitmap_ptr", "counters_ptr"), "*i32")
     return [

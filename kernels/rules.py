@@ -1,8 +1,8 @@
-"""The tracking rules: what a plan and a settle change in the columns of a register file.
+"""Computes what a plan and a settle change in the columns of a register file: the rules of tracking.
 
-The reference kernels apply them to slot ids. The host's mirror applies them to flags, which say whether a register
-holds a slot. So a "slot" is an id or True here, and 0 or False is none. The rules only read and write the columns.
-All rows of a call are distinct, and every value is one array entry for each row.
+The reference kernels apply the rules to slot ids. The mirror on the host applies them to flags that say whether a
+register holds a slot. So a "slot" is an id or True here, and 0 or False is none. The rules only read and write the
+columns. All rows of a call are distinct, and every argument has one entry for each row.
 """
 
 from collections.abc import Callable
@@ -13,20 +13,20 @@ from numpy.typing import NDArray
 
 from memstate.kernels.tables import REGISTERS_PER_ROW, Rules, Strategy
 
-DRAFTS = 1 << 16  # what tokens in a packet are counted in where some may be rejected
-FOLD = -(DRAFTS * (DRAFTS // 2 - 1))  # of a row that reads no token, and whose tail is folded
+DRAFTS = 1 << 16  # a packet has n tokens with d drafts as -(DRAFTS * d + n)
+FOLD = -(DRAFTS * (DRAFTS // 2 - 1))  # in a packet: the row reads no token, and its tail is folded
 Longs = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-Claim = Callable[[Flags], NDArray[Any]]  # one more slot for each entry that needs one, in order; 0 past the budget
+Claim = Callable[[Flags], NDArray[Any]]  # (which entries need a slot) -> their slots, in order; 0 past the budget
 
 
 class Columns(NamedTuple):
     """The columns that the rules read and write.
 
     Args:
-        slots: of each register, a slot or none, `register`.
-        labels: of each register, `register`.
-        tracked: the length of each row up to which no boundary is due any more, `row`.
+        slots: slot that each register holds, or none, `register`.
+        labels: label of each register, `register`.
+        tracked: length of each row up to which no boundary is due any more, `row`.
         source: the register that the row's first step reads, 0 for none, `row`.
     """
 
@@ -46,15 +46,15 @@ def plan_snapshots(columns: Columns, rules: Rules, rows: Longs, length: Longs, a
     """Finds the lanes for the snapshots of a step, and labels them.
 
     Args:
-        columns: changed.
-        rules: of the strategy.
+        columns: the columns; slots, labels and `tracked` change.
+        rules: rules of the strategy.
         rows: the rows.
         length: tokens before the step.
         after: tokens after the step.
-        claim: takes one more slot for each entry that needs one.
+        claim: returns one more slot for each entry that needs one.
 
     Returns:
-        The lanes' registers; 0 where no snapshot is due, or no slot is left for it.
+        The register of the lane of each row; 0 if no snapshot is due, or no slot is left for it.
     """
     if rules.strategy == Strategy.REDIRECT:
         return _keep_old(columns, rows, length, due(columns, rules, rows, length), claim)
@@ -64,13 +64,13 @@ def plan_snapshots(columns: Columns, rules: Rules, rows: Longs, length: Longs, a
 
 
 class Folded(NamedTuple):
-    """What a step does with the tails of its rows, `row` each.
+    """What a step does with the tails of its rows; each field is `row`.
 
     Args:
-        store: the state is stored behind so many tokens of the tail and the step; -1: not at all.
+        store: tokens of the tail, then of the step, behind which the state is stored; -1 stores no state.
         after: tokens of the row's state after the step.
-        pending: real tokens in the tail that the step leaves there.
-        newest: tokens that the step puts behind them.
+        pending: real tokens that the step leaves in the tail.
+        newest: tokens of the step that go to the tail, behind the pending ones.
     """
 
     store: Longs
@@ -79,14 +79,14 @@ class Folded(NamedTuple):
     newest: Longs
 
     def due(self, label: Longs) -> tuple[Longs, Longs]:
-        """The tokens of the states before and after the step; 0 where the step stores none, or none with new tokens."""
+        """Returns (label, 0 if the step stores no state; tokens after it, 0 if it stores no state with new tokens)."""
         return np.where(self.store >= 0, label, 0), np.where(self.store > 0, self.after, 0)
 
 
 def drafted(tokens: Longs) -> tuple[Longs, Longs]:
-    """Tokens of each entry, and how many of them may be rejected, of those in a packet: -(`DRAFTS * drafts + n`).
+    """Returns (tokens, drafts) of each entry, from the numbers in a packet: n, or -(`DRAFTS * drafts + n`).
 
-    A row that reads none, `FOLD`, has more drafts than tokens.
+    An entry of `FOLD` has 0 tokens, and more drafts than tokens.
     """
     drafts = np.where(tokens < 0, -tokens // DRAFTS, 0)
     return np.where(tokens < 0, -tokens % DRAFTS, tokens), drafts
@@ -98,20 +98,20 @@ def fold(
 ) -> Folded:  # fmt: skip
     """Decides how far a step folds the tails of its rows.
 
-    A row without drafts ends with all of its tokens in its state. One with drafts folds what is pending, and its tokens
-    go to the tail. If a boundary lies inside the pending tokens, the step folds up to it, so that the state there can
-    be kept, and the other tokens stay in the tail. Otherwise a row whose tail and step have fewer than `defer` tokens
-    folds nothing.
+    A row without drafts folds all of its tokens into its state. A row with drafts folds its pending tokens, and the
+    tokens of the step go to the tail. If a boundary lies inside the pending tokens, the step folds up to the boundary,
+    so that the state there can be kept; the other tokens stay in the tail. Otherwise, a row whose tail and step have
+    fewer than `defer` tokens folds nothing.
 
     Args:
-        columns: only read.
-        rules: of the strategy.
+        columns: the columns, only read.
+        rules: rules of the strategy.
         rows: the rows.
         label: tokens of the state that the step reads.
         pending: real tokens in the tail.
-        tokens: of the step.
-        drafts: those of them that may be rejected.
-        defer: of how many tokens, pending and new, a state is stored.
+        tokens: tokens of the step.
+        drafts: tokens of the step that may be rejected.
+        defer: fewest tokens, pending and new, for which a state is stored.
     """
     mark = np.zeros_like(label)
     if rules.strategy != Strategy.NONE:
@@ -125,11 +125,11 @@ def fold(
 
 
 def needs_claim(columns: Columns, rules: Rules, rows: Longs) -> Flags:
-    """Returns which rows that are due take one more slot for the snapshot.
+    """Returns which rows, if a snapshot is due, take one more slot for it.
 
     Args:
-        columns: only read.
-        rules: of the strategy.
+        columns: the columns, only read.
+        rules: rules of the strategy.
         rows: the rows.
     """
     first = rows * REGISTERS_PER_ROW + 1
@@ -146,10 +146,10 @@ def needs_claim(columns: Columns, rules: Rules, rows: Longs) -> Flags:
 
 
 def superseded(columns: Columns, rows: Longs, known: NDArray[np.integer]) -> Longs:
-    """Returns the lanes that hold snapshots older than the newest real one of their row.
+    """Returns the lanes whose snapshot is older than the newest real snapshot of their row.
 
     Args:
-        columns: only read.
+        columns: the columns, only read.
         rows: the rows.
         known: length up to which each row is real.
     """
@@ -167,19 +167,19 @@ def due(columns: Columns, rules: Rules, rows: Longs, length: Longs) -> Flags:
 
 
 def _keep_old(columns: Columns, rows: Longs, label: Longs, wanted: Flags, claim: Claim) -> Longs:
-    """Makes the old slots the snapshots, where the row has a slot to continue in.
+    """Turns the live slots of rows into snapshots, if the rows have another slot to go on in.
 
     Args:
-        columns: changed.
+        columns: the columns; slots, labels and `tracked` change.
         rows: the rows.
-        label: what a snapshot of each row stands for.
-        wanted: whether the row is at a boundary.
-        claim: takes one more slot for each entry that needs one.
+        label: label of each row's snapshot.
+        wanted: whether a snapshot of each row is due.
+        claim: returns one more slot for each entry that needs one.
     """
     lanes = np.zeros(len(rows), np.int64)
     if not wanted.any():
         return lanes
-    at = np.flatnonzero(wanted & (columns.source[rows] == 0))  # not the state that the row started from
+    at = np.flatnonzero(wanted & (columns.source[rows] == 0))  # a state that is read directly is kept already
     if not at.size:
         return lanes
     slots, live = columns.slots, rows[at] * REGISTERS_PER_ROW
@@ -197,10 +197,10 @@ def _keep_old(columns: Columns, rows: Longs, label: Longs, wanted: Flags, claim:
 def _write_lane(
     columns: Columns, rules: Rules, rows: Longs, label: Longs, wanted: Flags, claim: Claim
 ) -> Longs:  # fmt: skip
-    """Takes the lanes that a step writes its snapshots to as well.
+    """Returns the register of the lane that takes each row's snapshot, 0 for none, after it has filled and labelled it.
 
-    It is a held lane without a snapshot, else an empty one with a new slot, else the one with the older snapshot, else,
-    with `in_place`, the only one that is held.
+    The lane is one with a slot and label 0, else an empty one with a claimed slot, else the one with the older
+    snapshot, else, with `in_place`, the only one with a slot.
     """
     lanes = np.zeros(len(rows), np.int64)
     at = np.flatnonzero(wanted)
@@ -208,7 +208,7 @@ def _write_lane(
         return lanes
     slots, labels = columns.slots, columns.labels
     a = rows[at] * REGISTERS_PER_ROW + 1
-    b = a + (rules.lanes - 1)  # the same one where a row has one lane
+    b = a + (rules.lanes - 1)  # lane a again if a row has one lane
     slot_a, slot_b, label_a, label_b = slots[a], slots[b], labels[a], labels[b]
     idle_a = (slot_a != 0) & (label_a == 0)
     idle = idle_a | ((slot_b != 0) & (label_b == 0))

@@ -1,8 +1,8 @@
 """Scatters a contiguous batch to slots of one plane, all layers in one launch. Knows no register and no other plane.
 
-A unit of work is (due entry, tile of a block), dealt round robin to a fixed number of programs, as in
-`memstate.kernels.copy`: a single due entry occupies the whole device, and a call with nothing due ends after reading
-its entries.
+An item of work is (due entry, tile of a block). A fixed number of programs take the items in turn, as in
+`memstate.kernels.copy`. So one due entry keeps the whole device busy, and a call with nothing due ends after it has
+read its entries.
 """
 
 import triton
@@ -18,7 +18,7 @@ from memstate.kernels.warps import limit, roomy
 
 WARPS = 4
 SIZES = ["entries", "layers", "tiles", "last", "layer_units", "slot_units", "block_units"]
-POINTERS = ["plane_ptr", "slots_ptr", "batch_ptr"]  # what is known of their alignment is in UNIT
+POINTERS = ["plane_ptr", "slots_ptr", "batch_ptr"]  # UNIT says how they are aligned
 
 
 @triton.jit(do_not_specialize=POINTERS + SIZES)
@@ -46,7 +46,7 @@ def _scatter_slots(
 
             target = tl.multiple_of(plane_ptr + (layer * layer_units + slot * slot_units + first) * UNIT, ALIGNMENT)
             source = tl.multiple_of(batch_ptr + ((layer * entries + entry) * block_units + first) * UNIT, ALIGNMENT)
-            inside = lane < tl.minimum(block_units - first, UNITS).to(tl.int32) * UNIT  # never cuts a unit
+            inside = lane < tl.minimum(block_units - first, UNITS).to(tl.int32) * UNIT  # this bound never cuts a unit
             tl.store(target + lane, tl.load(source + lane, mask=inside, other=0), mask=inside)
             item += tl.num_programs(0)
         item -= items
@@ -73,7 +73,7 @@ def scatter_slots(plane: Tensor, slots: Tensor, batch: Tensor, trusted: bool = F
 
 
 def compile_cases() -> list[CompileCase]:
-    """The launches to compile ahead: 16 bytes a lane, whatever the dtype of the plane, and fewer as rare cases."""
+    """Returns the launches to compile ahead: 16 bytes a unit for any dtype of the plane, and fewer as rare cases."""
     planes = ("plane_ptr", "batch_ptr")
     signature = {"slots_ptr": "*i32"} | dict.fromkeys(SIZES, "i32")
     return [

@@ -1,11 +1,12 @@
-"""The selective state update of Mamba over read, write and snapshot slots. Knows no register, no strategy, no layer.
+"""Computes the selective state update of Mamba on read, write and snapshot slots. Knows no register, strategy or layer.
 
-One program advances one tile of one head's state, a block of `dim` by all of `state`, through all tokens of its row.
-The tile stays in fp32 registers from its load on, so the program may write the slot that it read. Up to 512 states fit
-one warp, and sums over them then never wait for another. Slots of marks take a copy of the tile behind their tokens.
+One program takes one tile of one head's state, a block of `dim` by all of `state`, through all tokens of its row. The
+tile stays in fp32 hardware registers after its load, so the program may write the slot that it read. Up to 512 states
+fit one warp, so a sum over states waits for no other warp. Behind the token of a mark, the program stores the tile to
+its slot.
 
-A slot stores `dim state` or, with one decay a head, `state dim`: the strides of the state say which. Lanes move 16
-bytes along the axis that is fastest. The order in which they add up a sum differs.
+A slot stores `dim state` or, with one decay a head, `state dim`; the strides of the state say which. Lanes move 16
+bytes along the fastest axis. The two orders add up sums in different orders.
 """
 
 import math
@@ -44,9 +45,9 @@ from memstate.kernels.warps import limit, roomy, warp_threads
 OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
 DEFAULT = SelectiveConfig()
 
-# Everything that may differ between two calls of one model. The alignment of the inputs belongs here too: it may change
-# the order in which lanes add up a sum, and the bits of a row would depend on where its batch was allocated. Inputs of
-# shapes that the door wants on 16 bytes are said to be there, see `_of_head`.
+# Arguments that may differ between two calls of one model: the kernel specialises on none of them, nor on the alignment
+# of inputs. Alignment may change the order in which lanes add up a sum, so the bits of a row would depend on where its
+# batch was allocated. If the shape alone gives the alignment, the kernel states it, see `_of_head`.
 PER_CALL = [
     "x_ptr", "dt_ptr", "a_ptr", "b_ptr", "c_ptr", "d_ptr", "z_ptr", "dt_bias_ptr", "out_ptr",
     "read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr",
@@ -59,7 +60,7 @@ PER_CALL = [
 
 @triton.jit
 def _of_head(at, offset, WIDTH: tl.constexpr):
-    """Where the elements of a head begin in a token: on 16 bytes if WIDTH of them, as `check_tokens` has seen."""
+    """Returns the pointer to a head in a token, 16-byte aligned if WIDTH elements are a multiple of 16 bytes."""
     at = at + offset
     if WIDTH * at.dtype.element_ty.primitive_bitwidth % 128 == 0:
         at = tl.multiple_of(at, 16)
@@ -68,16 +69,16 @@ def _of_head(at, offset, WIDTH: tl.constexpr):
 
 @triton.jit
 def _own(ptr, head, dim, in_dim, DIM: tl.constexpr, TIED: tl.constexpr):
-    """The head's value, or one of each channel, in fp32: of dt, d and dt_bias."""
-    found = tl.load(ptr + head) if TIED else tl.load(ptr + (head * DIM + dim), mask=in_dim, other=0.0)
-    return found.to(tl.float32)
+    """Returns dt, d or dt_bias of a head in fp32: one value if TIED, otherwise one for each channel."""
+    own = tl.load(ptr + head) if TIED else tl.load(ptr + (head * DIM + dim), mask=in_dim, other=0.0)
+    return own.to(tl.float32)
 
 
 @triton.jit
 def _mask(wanted, index, piece, in_dim, STATE: tl.constexpr, STATE_STEP: tl.constexpr, PIECE_STEP: tl.constexpr):
-    """Elements of a piece that the head has, where they are wanted."""
+    """Returns the mask of a piece: elements that the head has, none unless `wanted`."""
     inside = (index * STATE_STEP + piece * PIECE_STEP < STATE)[:, None] & in_dim[None, :]
-    # Masks of a block and a scalar by `where`: `&` of the two is no mask in the interpreter of Triton 3.9.
+    # `where`, because `&` of a block and a scalar is no mask in the interpreter of Triton 3.9
     return tl.where(wanted, inside, False)
 
 
@@ -86,7 +87,7 @@ def _store(
     ptr, tiles, wanted, index, in_dim, STATE: tl.constexpr, STATE_STEP: tl.constexpr, PIECE_STEP: tl.constexpr,
     STATE_STRIDE: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    """Stores the tile where it is wanted. ptr: of the first piece."""
+    """Stores the tile if `wanted`; `ptr` is that of its first piece."""
     for piece in tl.static_range(PIECES):
         mask = _mask(wanted, index, piece, in_dim, STATE, STATE_STEP, PIECE_STEP)
         tl.store(ptr + piece * (PIECE_STEP * STATE_STRIDE), tiles[piece].to(ptr.dtype.element_ty), mask=mask)
@@ -94,16 +95,16 @@ def _store(
 
 @triton.jit
 def _advanced(s, x, b, dt, a, PIECES: tl.constexpr, TIED: tl.constexpr):
-    """The state behind one more token. a: of the head, or for each piece."""
+    """Returns the state after one more token; `a` is one number if TIED, otherwise a tensor for each piece."""
     inward = (dt * x)[None, :]
     if TIED:
         decay = tl.exp(dt * a)
-    found = ()
+    advanced = ()
     for piece in tl.static_range(PIECES):
         if not TIED:
             decay = tl.exp(dt[None, :] * a[piece])
-        found += (tl.fma(s[piece], decay, inward * b[piece][:, None]),)
-    return found
+        advanced += (tl.fma(s[piece], decay, inward * b[piece][:, None]),)
+    return advanced
 
 
 @triton.jit(do_not_specialize=PER_CALL)
@@ -124,8 +125,8 @@ def _selective_step(
     if DIM % BLOCK_D == 0:
         in_dim = tl.full([BLOCK_D], True, tl.int1)
     channel = head * DIM + dim
-    # The tile in pieces, so that a lane knows which states it has. With dims fastest it has PIECES neighbouring states,
-    # one of each piece; with states fastest RUN neighbouring ones of each piece.
+    # The pieces of a tile say which states a lane has. With dims fastest, a lane has PIECES neighbouring states, one of
+    # each piece; with states fastest, it has RUN neighbouring states of each piece.
     PIECES: tl.constexpr = BLOCK_N // (LANES * RUN)
     index = tl.arange(0, LANES * RUN)
     STATE_STEP: tl.constexpr = 1 if STATE_FASTEST else PIECES  # states from one row of a piece to the next
@@ -140,7 +141,7 @@ def _selective_step(
         mark = first_mark(mark_count_ptr, mark_entry_ptr, row)
         offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
 
-    # A multiple of UNIT that the compiler can see to be one: otherwise the accesses to the state become narrow.
+    # The compiler must see that the stride is a multiple of UNIT: otherwise accesses to the state become narrow.
     slot_stride = stride_units.to(tl.int64) * UNIT
     tile = head * (DIM * STATE) + index[:, None] * (STATE_STEP * STATE_STRIDE) + dim[None, :] * DIM_STRIDE
     tile_ptr = state_ptr + tile
@@ -157,7 +158,7 @@ def _selective_step(
         for piece in tl.static_range(PIECES):
             a_at = a_ptr + (tile + piece * (PIECE_STEP * STATE_STRIDE))
             if STATE * a_ptr.dtype.element_ty.primitive_bitwidth % 128 == 0:
-                a_at = tl.multiple_of(a_at, [16, 1])  # it was seen at the door; each row of `a` is whole accesses long
+                a_at = tl.multiple_of(a_at, [16, 1])  # `check_address`; a row is a multiple of 16 bytes
             mask = _mask(True, index, piece, in_dim, STATE, STATE_STEP, PIECE_STEP)
             a += (tl.load(a_at, mask=mask, other=0.0).to(tl.float32),)
     if dt_bias_ptr is not None:
@@ -165,7 +166,7 @@ def _selective_step(
     if d_ptr is not None:
         d = _own(d_ptr, head, dim, in_dim, DIM, TIED)
 
-    # Pointers go on from token to token: products of 64 bits would be made in the loop.
+    # Pointers advance from token to token, because the loop would otherwise compute 64-bit products.
     first = (row * max_tokens).to(tl.int64)
     x_at = x_ptr + first * x_distance
     b_at = b_ptr + first * b_distance
@@ -242,7 +243,7 @@ def _selective_step(
         if STATE_FASTEST or DIM * out_ptr.dtype.element_ty.primitive_bitwidth % 128 != 0:
             tl.store(out_ptr + token * (HEADS * DIM) + channel, y, mask=of_token)
         else:
-            # By the lanes of state 0, as pieces lie: nothing is exchanged.
+            # Only lanes with state 0 store, each the dims that it has: lanes exchange nothing.
             out_at = tl.multiple_of(out_ptr + (token * (HEADS * DIM) + head * DIM), WIDTH)
             of_first = (index == 0)[:, None] & of_token[None, :]
             whole = tl.broadcast_to(y[None, :], (LANES * RUN, BLOCK_D))
@@ -290,12 +291,12 @@ def _selective_step(
 
 
 def blocks(dim: int, state: int, tied: bool, config: SelectiveConfig = DEFAULT, least: int = 1) -> tuple[int, int, int]:
-    """Dims and states of one tile (powers of two) and the warps that hold it; see `SelectiveConfig.blocks`."""
+    """Returns (dims and states of a tile, its warps); see `SelectiveConfig.blocks`."""
     return config.blocks(dim, state, tied, least)
 
 
 def _options(warps: int, tied: bool, itemsize: int, dim_fastest: bool, marked: bool) -> dict[str, int]:
-    """Options of a launch that would spill: with marks, with states of 16 bits, or with dims fastest."""
+    """Returns launch options: `roomy` ones if the launch would spill (marks, 16-bit states, or dims fastest)."""
     return roomy(warps, marked or dim_fastest or (tied and itemsize == 2))
 
 
@@ -339,12 +340,12 @@ STATES = (8, 16, 32, 64, 128, 256, 512)
 
 
 class Model(NamedTuple):
-    """Heads, groups, dims and states; whether a head has one `a`, a slot stores `state dim`; dtypes of the state."""
+    """The sizes of a model, for compile cases."""
 
-    sizes: tuple[int, int, int, int]
-    tied: bool = True
-    dim_fastest: bool = False
-    dtypes: tuple[str, ...] = EVERY
+    sizes: tuple[int, int, int, int]  # heads, groups, dims, states
+    tied: bool = True  # whether a head has one `a`
+    dim_fastest: bool = False  # whether a slot stores `state dim`
+    dtypes: tuple[str, ...] = EVERY  # of the state
 
 
 MODELS = {
@@ -353,7 +354,7 @@ MODELS = {
     "mamba2_256": Model((128, 8, 64, 256), dtypes=("fp32",)),
     "mamba1": Model((1, 1, 8192, 16), tied=False),
 }
-# Other tiles: every number of states, and fewer dims than fill one.
+# Models with other tiles: every number of states, and too few dims to fill a tile.
 OTHERS = {
     **{f"mamba2, {n} states": Model((8, 1, 64, n)) for n in STATES},
     **{f"mamba2_state_dim, {n} states": Model((8, 1, 64, n), True, True) for n in STATES},
@@ -364,7 +365,7 @@ OTHERS = {
 
 
 def compile_cases() -> list[CompileCase]:
-    """The launches to compile ahead: both kinds, bf16 inputs; storing slots, slots of marks too, a tail, trees."""
+    """Returns the launches to compile ahead: Mamba-1 and Mamba-2, bf16 inputs; plain slots, marks, tails or trees."""
     return [
         _case(name, model, dtype, stores)
         for name, model in (MODELS | OTHERS).items()
@@ -395,7 +396,7 @@ def _case(name: str, model: Model, dtype: str, stores: str) -> CompileCase:
         "RUN": run,
     }  # fmt: skip
     planes = ("state_ptr",)
-    like_others = state == 256 or dim_fastest or (dtype == "fp16" and not tied)  # stores are as in a case beside it
+    like_others = state == 256 or dim_fastest or (dtype == "fp16" and not tied)  # another case has the same stores
     rare = name in OTHERS or (stores != "" and dtype == "fp16") or (bool(stores) and like_others)
     bulk = () if rare else planes if tied else (*planes, "a_ptr")
     return CompileCase(

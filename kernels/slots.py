@@ -1,4 +1,4 @@
-"""What a row of a decode step reads, writes, snapshots and keeps at marks. Knows no plane and no op."""
+"""Loads the slots, tail and marks of a row, inside the kernels of decode steps. Knows no plane and no op."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from memstate.kernels.tables import Cursor, Marks, Tail
 
-NEVER = tl.constexpr(2**31 - 1)  # tokens that no step has
+NEVER = tl.constexpr(2**31 - 1)  # more tokens than any step has
 MARK_BLOCK = tl.constexpr(128)
 NO_MARKS = (None,) * len(Marks._fields)  # arguments of a launch without marks
 TREE = ("parents_ptr", "nodes")  # arguments of a step that runs trees
@@ -17,12 +17,12 @@ MARK_ARGS = tuple(f"mark_{name}_ptr" for name in Marks._fields)
 
 
 def mark_types(stores: str) -> dict[str, str]:
-    """Types of the columns of marks, of a compile case that stores the slots of marks ("_marks")."""
+    """Returns argument -> type of the columns of marks, if a compile case stores them ("_marks")."""
     return dict.fromkeys(MARK_ARGS, "*i32") if stores == "_marks" else {}
 
 
 def tail_args(kind: type[Tail]) -> tuple[str, ...]:
-    """Names of a kernel's arguments about a tail of this kind, its cursor and a tree, in order."""
+    """Returns the names of a kernel's arguments for a tail of this kind, its cursor and a tree, in order."""
     rings = [f"tail_{name}" for name in kind._fields]
     apart = (f"{ring}_apart" for ring in rings)
     cursor = (f"cursor_{name}_ptr" for name in Cursor._fields)
@@ -32,7 +32,7 @@ def tail_args(kind: type[Tail]) -> tuple[str, ...]:
 def tail_values(
     kind: type[Tail], tail: Tail | None, cursor: Cursor | None, parents: Tensor | None
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Values of `tail_args` in a launch."""
+    """Returns the values of `tail_args` in a launch."""
     if tail is None or cursor is None:
         return (None,) * len(tail_args(kind))
     apart = (None if ring is None else ring.stride(0) for ring in tail)
@@ -40,7 +40,7 @@ def tail_values(
 
 
 def tail_types(stores: str, rings: Mapping[str, str]) -> dict[str, str]:
-    """Types of `tail_args`, of a compile case with a tail of these rings ("_tail"), and a tree ("_tree")."""
+    """Returns argument -> type of `tail_args`, if a compile case has a tail ("_tail"), or also a tree ("_tree")."""
     if stores not in ("_tail", "_tree"):
         return {}
     types = {f"tail_{name}_ptr": ring for name, ring in rings.items()} | {"tail_rows": "i32", "ring": "i32"}
@@ -50,7 +50,7 @@ def tail_types(stores: str, rings: Mapping[str, str]) -> dict[str, str]:
 
 
 def absent(stores: str, kind: type[Tail] | None = None, *rings: str) -> dict[str, None]:
-    """Arguments that are None, of a compile case that stores slots ("") or marks too, or has a tail of rings."""
+    """Returns the arguments of a compile case that are None: those of marks, tails and trees that it does not have."""
     given = mark_types(stores) | tail_types(stores, dict.fromkeys(rings, ""))
     names = (*MARK_ARGS, *(tail_args(kind) if kind else ()))
     return dict.fromkeys(name for name in names if name not in given)
@@ -58,27 +58,28 @@ def absent(stores: str, kind: type[Tail] | None = None, *rings: str) -> dict[str
 
 @triton.jit
 def known_slot(slot, last):
-    """Slot ids of any width as int64, null for those outside 1..last."""
+    """Returns slot ids as int64; the null slot for ids outside 1..last."""
     return tl.where(slot <= last, tl.maximum(slot, 0), 0).to(tl.int64)
 
 
 @triton.jit
 def row_slots(read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, last):
-    """Whether a row is real, its slots, and how many of its tokens are real; zeros where it writes no slot."""
+    """Returns (whether a row is real; read, write and snapshot slot; real tokens); zeros if the row writes no slot."""
     write = known_slot(tl.load(write_ptr + row), last)
     real = write > 0
     read = tl.where(real, known_slot(tl.load(read_ptr + row), last), 0)
     snapshot = tl.where(real, known_slot(tl.load(snapshot_ptr + row), last), 0)
-    # Within bounds before it becomes 32 bits wide.
+    # Clamped before the cast to 32 bits.
     tokens = tl.minimum(tl.maximum(tl.load(tokens_ptr + row), 0), max_tokens).to(tl.int32)
     return real, read, write, snapshot, tl.where(real, tokens, 0)
 
 
 @triton.jit
 def row_tail(row_ptr, label_ptr, pending_ptr, store_ptr, row, rows, ring, count):
-    """Where a row's tail lies: its memory, 0 for none; the place of its next token; pending tokens; and where to store.
+    """Returns (the row whose memory has the tail, 0 for none; place of the first pending token; pending tokens; store).
 
-    Without memory nothing is pending, and the state is stored behind the last of the `count` tokens of the step.
+    `store` is as in `Cursor`. Without memory, no tokens are pending, and the state is stored behind all `count` tokens
+    of the step.
     """
     memory = tl.load(row_ptr + row)
     memory = tl.where((memory > 0) & (memory < rows), memory, 0).to(tl.int64)
@@ -90,19 +91,19 @@ def row_tail(row_ptr, label_ptr, pending_ptr, store_ptr, row, rows, ring, count)
 
 @triton.jit
 def next_place(place, ring):
-    """The place in a ring behind another."""
+    """Returns the place that follows a place in a ring."""
     return tl.where(place + 1 == ring, 0, place + 1)
 
 
 @triton.jit
 def copy_token(to, of, index, SIZE: tl.constexpr):
-    """Copies the elements of one token that a block has."""
+    """Copies the elements `index` of one token, below SIZE."""
     tl.store(to + index, tl.load(of + index, mask=index < SIZE, other=0.0), mask=index < SIZE)
 
 
 @triton.jit
 def first_mark(count_ptr, entry_ptr, row):
-    """The first mark of a row, or where it would be: marks ascend by entry."""
+    """Returns the index of the first mark of a row, or where it would be: marks ascend by entry."""
     marks = tl.load(count_ptr)
     mark = 0
     for start in range(0, marks, MARK_BLOCK):
@@ -114,9 +115,9 @@ def first_mark(count_ptr, entry_ptr, row):
 
 @triton.jit
 def mark_offset(mark, count_ptr, entry_ptr, offset_ptr, row):
-    """Tokens of the row up to a mark; `NEVER` if it is another row's, or behind the last.
+    """Returns the offset of a mark; `NEVER` if the mark is another row's, or behind the last mark.
 
-    The count is loaded again for each mark: a loop over tokens has no register to spare for it.
+    It loads the count again for each mark: a loop over tokens has no hardware register to spare for the count.
     """
     inside = mark < tl.load(count_ptr)
     entry = tl.load(entry_ptr + mark, mask=inside, other=-1)
@@ -125,10 +126,10 @@ def mark_offset(mark, count_ptr, entry_ptr, offset_ptr, row):
 
 @triton.jit
 def token_start(ptr, token, distance, WIDTH: tl.constexpr):
-    """Where the elements of a token begin, in a tensor whose tokens are `distance` elements apart.
+    """Returns the pointer to the elements of a token, in a tensor whose tokens are `distance` elements apart.
 
-    Tokens that are whole accesses wide begin on 16 bytes: `check_tokens` has seen it. The shape alone says so, never an
-    address: bits may not depend on where a batch lies.
+    Tokens of a multiple of 16 bytes begin on 16-byte boundaries: `check_tokens` makes sure of it. Only the shape
+    decides, never an address, because bits must not depend on where a batch lies.
     """
     at = ptr + token * distance
     if WIDTH * ptr.dtype.element_ty.primitive_bitwidth % 128 == 0:

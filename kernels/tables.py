@@ -1,4 +1,4 @@
-"""The tensors that kernels and references share, as plain tuples. Knows no kernel, no allocator and no Triton."""
+"""Defines the tuples of tensors that kernels and references share. Knows no kernel, no allocator and no Triton."""
 
 from enum import IntEnum
 from typing import NamedTuple
@@ -9,21 +9,21 @@ NULL_SLOT = 0
 NULL_ROW = 0
 REGISTERS_PER_ROW = 3  # live, lane 0, lane 1
 ACCESS_BYTES = 16  # the widest load or store of one lane
-RECORD_ALIGNMENT = 16  # bytes of which addresses of records and their distance are multiples
-TILE_BYTES = 32768  # one unit of work of the copy kernel
+RECORD_ALIGNMENT = 16  # bytes; addresses of records and distances between them are multiples
+TILE_BYTES = 32768  # bytes of a tile: one item of work of the copy kernel
 HEADER_INTS = 16
-LIMIT_CELL = 7  # of the header of a packet: the optional claims that a plan may make
-DEFER_CELL = 15  # and the tokens below which tails are not folded
-AUDIT_FREE = 1 << 30  # added to a slot's number of owners where its bit says free
+LIMIT_CELL = 7  # cell of a packet's header: the most optional claims of a plan
+DEFER_CELL = 15  # cell of a packet's header: tails of fewer tokens are not folded
+AUDIT_FREE = 1 << 30  # added to the number of owners of a slot if the bitmap says free
 ZERO_SOURCE = -1  # in the data section of a packet: make the destination fresh instead of copying
-ROW_CODE = -1  # and ROW_CODE - r is the memory of row r
-LEVELS = 127  # of int8, on either side of 0
-SMALLEST_SCALE = 2.0**-126  # of smaller ones float32 has fewer digits
-LARGEST_SCALE = float.fromhex("0x1.0204060000000p+121")  # the largest of which LEVELS times are finite
+ROW_CODE = -1  # in the data section of a packet: ROW_CODE - r is the memory of row r
+LEVELS = 127  # levels of int8 on either side of 0
+SMALLEST_SCALE = 2.0**-126  # smaller float32 numbers have fewer digits
+LARGEST_SCALE = float.fromhex("0x1.0204060000000p+121")  # the largest float32 whose product with LEVELS is finite
 
 
 class Count(IntEnum):
-    """Cells of the device counters; everything after RESERVE only grows."""
+    """Cells of the device counters; those from CLAIMED to MOVE_FULL only grow."""
 
     FREE = 0
     RESERVE = 1
@@ -36,7 +36,7 @@ class Count(IntEnum):
     CLAIM_SHORT = 8
     MOVE_FULL = 9
     OFFENDER = 10  # first slot or register of the first fault, 0 = none
-    OFFENDER_KIND = 11  # the Count of that fault
+    OFFENDER_KIND = 11  # `Count` of the first fault
 
 
 COUNTERS = 16
@@ -45,8 +45,8 @@ COUNTERS = 16
 class Section(IntEnum):
     """Sections of a command packet: cell s of the header counts its entries, cell 8 + s says where it starts.
 
-    The batch always starts behind the header. A plan sets the counts of the other sections to 0, because their changes
-    are made and its marks are resolved.
+    The batch always starts behind the header. A plan sets the counts of all other sections to 0, because their changes
+    are made and the marks are resolved.
     """
 
     MOVES = 0
@@ -74,8 +74,8 @@ class Rules(NamedTuple):
         strategy: a `Strategy`.
         lanes: lanes of a row.
         every: tokens between boundaries.
-        in_place: whether the only lane is overwritten where no slot is left for another.
-        pad: what a plan stores as read, write and snapshot slot where there is none: 0, or a negative number.
+        in_place: whether the snapshot overwrites the only lane with a slot if no other slot is left.
+        pad: number that a plan stores as read, write and snapshot slot if there is none: 0, or a negative number.
         tail: tokens of a row that one step may keep in its tail; 0: rows have no tail.
     """
 
@@ -88,15 +88,15 @@ class Rules(NamedTuple):
 
 
 class PlaneMap(NamedTuple):
-    """Where the bytes of a slot lie.
+    """The bytes of a slot in memory.
 
     Args:
         tiles: int64 `tile 3`: address of the tile inside slot 0, slot stride and length; bytes, multiples of `unit`. A
-            negative length: the tile is copied, but never made fresh.
+            tile with a negative length is copied, but never made fresh.
         blocks: uint8 views `layer slot byte`, one per tensor that holds layers of a plane, for the reference.
-        unit: bytes that one lane of a kernel moves: 16, or 8, 4, 2, 1 where foreign memory is laid out that way.
-        patterns: 64 bits for each of `blocks`, which a fresh slot repeats; 0 for zeros, None where none is made fresh.
-        fills: int64 `tile`, the pattern of each tile; None where all are zeros.
+        unit: bytes that one lane of a kernel moves: 16, or 8, 4, 2 or 1 if the layout of foreign memory needs it.
+        patterns: for each of `blocks`, the 64 bits that a fresh slot repeats; 0 for zeros, None if never made fresh.
+        fills: int64 `tile`, the pattern of each tile; None if all are zeros.
     """
 
     tiles: Tensor
@@ -125,7 +125,7 @@ class RecordPiece(NamedTuple):
 
 
 class RecordMap(NamedTuple):
-    """Where the bytes of a slot lie, and where in the body of a record; layer by layer.
+    """The bytes of a slot in memory, and in the body of a record, layer by layer.
 
     Args:
         tiles: int64 `tile 4`: address of the tile inside slot 0, slot stride, length, and offset in the body; bytes,
@@ -144,7 +144,7 @@ class RecordMap(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        """The highest slot, 0 where no plane has bytes."""
+        """The highest slot; 0 if no plane has bytes."""
         return self.blocks[0].shape[1] - 1 if self.blocks else 0
 
 
@@ -181,9 +181,9 @@ class Registers(NamedTuple):
     """The register file and the columns of the request table: int32 views into `cells`, plus bitmap and counters.
 
     Args:
-        slots: int32 `register`, the slot each holds, 0 for none. Row r owns 3r (live), 3r+1 and 3r+2 (lanes); the
+        slots: int32 `register`, the slot of each register, 0 for none. Row r owns 3r (live), 3r+1 and 3r+2 (lanes); the
             registers of snapshots follow the rows.
-        labels: int32 `register`, tokens that each state stands for.
+        labels: int32 `register`, tokens that the state of each register stands for.
         tracked: int32 `row`, the length up to which no boundary is due any more: that of the row's newest snapshot
             (Redirect), or where its own boundaries begin, such as the end of its prompt.
         source: int32 `row`, the register that the next step reads instead of the live one, 0 for none.
@@ -191,11 +191,10 @@ class Registers(NamedTuple):
         bitmap: int32 `word`, a set bit for each free slot, and its summary; see `memstate.kernels.levels`.
         counters: int32 `COUNTERS`, see `Count`.
         capacity: the highest slot.
-        trusted: whether the columns that are passed beside this file are the library's own, and are not checked again.
-        pending: int32 `row`, tokens behind the row's state that are in its tail and real. None where rows have no tail,
-            as for `newest`.
-        newest: int32 `row`, tokens that the row's newest step put in the tail behind those. The next plan asks how many
-            of them were accepted, once.
+        trusted: whether all columns that come with this tuple belong to the library, so that they are not checked.
+        pending: int32 `row`, real tokens in the row's tail, behind its state. None if rows have no tail.
+        newest: int32 `row`, tokens that the row's newest step put in the tail behind the pending ones. The next plan
+            counts, once, how many of them were accepted. None if rows have no tail.
     """
 
     slots: Tensor
@@ -212,7 +211,7 @@ class Registers(NamedTuple):
 
 
 class StepRecord(NamedTuple):
-    """What plan decided for a batch: int32 `batch` each; row 0 marks padding."""
+    """The decisions of a plan for a batch, each int32 `batch`; row 0 is padding."""
 
     rows: Tensor
     tokens: Tensor
@@ -222,32 +221,32 @@ class StepRecord(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """Where the states inside a step go that are kept besides its last ones: lengths of prompts, known beforehand.
+    """The marks of a step: offsets inside the step at which states are kept, and the slots that keep them.
 
-    A row may have several. They ascend by entry, and by offset within an entry. What lies behind the first `count` is
-    undefined.
+    A row may have several marks. Marks ascend by entry, and by offset within an entry. Elements behind the first
+    `count` are undefined.
 
     Args:
         count: the number of marks, int32 `1`.
-        entry: entry of the batch, int32 `mark`.
+        entry: entry of the batch that has the mark, int32 `mark`.
         offset: tokens of the step up to the mark, from 1 on, int32 `mark`.
         slot: slot that keeps the state, 0 for none, int32 `mark`.
     """
 
-    count: Tensor  # type: ignore[assignment]  # a method of tuples, which nobody calls here
+    count: Tensor  # type: ignore[assignment]  # hides `tuple.count`, which nobody calls
     entry: Tensor
     offset: Tensor
     slot: Tensor
 
 
 class Mamba3State(NamedTuple):
-    """What a layer of Mamba-3 keeps, each `slot ..`.
+    """The planes of a layer of Mamba-3, each `slot ..`.
 
     Args:
-        angle: how far keys and queries are turned, from -pi to pi, fp32 `head angle`.
+        angle: rotation of keys and queries, from -pi to pi, fp32 `head angle`.
         ssm: `head dim state`.
         k: the key of the last token, turned, `head state`.
-        v: its value, `head dim`.
+        v: the value of the last token, `head dim`.
     """
 
     angle: Tensor
@@ -257,16 +256,16 @@ class Mamba3State(NamedTuple):
 
 
 class TailRecord(NamedTuple):
-    """What plan decided about the tails of a batch: int32, as long as the largest batch, and the size of the batch.
+    """The decisions of a plan about the tails of a batch; each column is int32, as long as the largest batch.
 
     Args:
-        rows: the column that `StepRecord.rows` is the start of.
-        label: tokens that the state which the step reads stands for.
-        pending: tokens behind it that are in the tail and real.
-        store: as `Cursor.store`.
+        rows: rows of the batch; `StepRecord.rows` is the start of this column.
+        label: label of the state that the step reads.
+        pending: real tokens in the tail, behind the label.
+        store: see `Cursor.store`.
         length: tokens of the row before the step, `label + pending`.
-        accepted: tokens of the step that are real. A plan sets it to those that are certain; who knows better writes it
-            before the next plan.
+        accepted: real tokens of the step. A plan sets those that are certain; the sampler, or `accept`, may write
+            another number before the next plan.
         batch: entries of the newest plan, int32 `1`.
     """
 
@@ -284,11 +283,10 @@ class Cursor(NamedTuple):
 
     Args:
         row: row whose memory has the tail; 0 for none.
-        label: tokens that the state which the step reads stands for. What is kept of token n, counted from 0, lies at
-            n % ring.
-        pending: kept tokens behind the label that are real.
-        store: the state is stored behind so many tokens, pending ones first. The tokens behind it stay in the tail, or
-            go there. 0 stores what was read, a negative number nothing.
+        label: label of the state that the step reads. Token n, counted from 0, has place n % ring in the tail.
+        pending: real tokens in the tail, behind the label.
+        store: tokens behind which the state is stored, pending tokens first. The tokens behind the stored state stay in
+            the tail, or go there. 0 stores the state that was read, a negative number stores nothing.
     """
 
     row: Tensor
@@ -298,13 +296,13 @@ class Cursor(NamedTuple):
 
 
 class RingMap(NamedTuple):
-    """Where the rings of all tails lie.
+    """The rings of all tails in memory.
 
     Args:
-        table: int64 `ring 4`: address of the ring of row 0, bytes from row to row, of a place, and of all places;
-            multiples of `unit`.
+        table: int64 `ring 4`: address of the ring of row 0, bytes from row to row, bytes of a place, and bytes of all
+            places; multiples of `unit`.
         blocks: uint8 `layer row byte`, one per plane of rings, for the reference.
-        places: tokens of a ring, one number per plane.
+        places: places of a ring, one number per plane.
         unit: bytes that one lane of a kernel moves, up to 16.
     """
 
@@ -315,15 +313,15 @@ class RingMap(NamedTuple):
 
 
 class DeltaTail(NamedTuple):
-    """What a layer of the gated delta rule keeps of tokens that are not in the state yet, `row ring ...`.
+    """The rings of a layer of the gated delta rule, for tokens that are not in the state yet, each `row ring ...`.
 
     Args:
-        k: keys as the op gets them, `row ring key_head key`.
-        v: values, `row ring head value`.
+        k: input `k` of the op, `row ring key_head key`.
+        v: input `v` of the op, `row ring head value`.
         gate: exp of the log decay, fp32 `row ring head` or `row ring head key`.
-        beta: the rate that the rule takes, fp32 `row ring head`; None beside `a` and `b`.
-        a: as the op gets it, `row ring key_head key`, or None.
-        b: as `a`.
+        beta: beta behind its sigmoid, if it has one, fp32 `row ring head`; None beside `a` and `b`.
+        a: input `a` of the op, `row ring key_head key`, or None.
+        b: input `b` of the op, `row ring key_head key`, or None.
     """
 
     k: Tensor
@@ -335,22 +333,22 @@ class DeltaTail(NamedTuple):
 
 
 class ConvTail(NamedTuple):
-    """What a convolution keeps of tokens that are not in the window yet.
+    """The ring of a convolution, for tokens that are not in the window yet.
 
     Args:
-        x: inputs as the op gets them, `row ring channel`.
+        x: input `x` of the op, `row ring channel`.
     """
 
     x: Tensor
 
 
 class SelectiveTail(NamedTuple):
-    """What a layer of Mamba-1 or Mamba-2 keeps of tokens that are not in the state yet, `row ring ...`.
+    """The rings of a layer of Mamba-1 or Mamba-2, for tokens that are not in the state yet, each `row ring ...`.
 
     Args:
-        x: inputs as the op gets them, `row ring head dim`.
-        b: as the op gets it, `row ring group state`.
-        dt: the step that the rule takes, behind bias and softplus, fp32 `row ring head` or `row ring head dim`.
+        x: input `x` of the op, `row ring head dim`.
+        b: input `b` of the op, `row ring group state`.
+        dt: dt behind bias and softplus, fp32 `row ring head` or `row ring head dim`.
     """
 
     x: Tensor

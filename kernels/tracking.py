@@ -1,7 +1,7 @@
-"""Plan: the tracking rules for a whole batch in one launch. Knows no plane.
+"""Plans a whole batch by the rules of tracking, in one launch. Knows no plane.
 
-The rules are in ARCHITECTURE.md. All that changes from step to step is in the packet or in the columns, so a captured
-launch can be replayed:
+The rules are in ARCHITECTURE.md. Everything that changes from step to step is in the packet or in the columns, so a
+captured launch can be replayed:
 
     packet   [ header: counts, limit, offsets | rows | tokens | entries, offsets, registers of marks | other sections ]
 """
@@ -54,15 +54,15 @@ DRAFT = tl.constexpr(DRAFTS)
 
 @triton.jit
 def known_row(row, table_rows):
-    """Row numbers, 0 for those that are padding or beyond the table."""
+    """Returns row numbers; 0 for padding and for rows beyond the table."""
     return tl.where((row > 0) & (row < table_rows), row, 0)
 
 
 @triton.jit
 def batch_columns(packet_ptr, batch, table_rows):
-    """Both columns of a packet's batch behind its header, its limit of optional claims, and the rows of the table.
+    """Returns (column of rows, column of tokens, limit of optional claims, rows of the table) of a packet.
 
-    There are 0 rows if the packet has a batch of another size: the graph of that size should have been replayed.
+    The table has 0 rows if the packet has a batch of another size: another graph should have been replayed.
     """
     first = packet_ptr + HEADER
     known = tl.where(tl.load(packet_ptr + BATCH) == batch, table_rows, 0)
@@ -71,9 +71,10 @@ def batch_columns(packet_ptr, batch, table_rows):
 
 @triton.jit
 def mark_columns(packet_ptr, batch):
-    """The number of marks in a packet and their first column; none if the packet has a batch of another size.
+    """Returns (number of marks in a packet, their first column); 0 marks if the packet has a batch of another size.
 
-    The count is loaded before the first barrier, because the plan sets it to 0. A batch of 0 has no barrier.
+    It must load the count before the first barrier, because the plan sets the count to 0 later. A batch of 0 has no
+    barrier, and no marks.
     """
     given = tl.load(packet_ptr + MARKS, mask=batch > 0, other=0)
     given = tl.where(tl.load(packet_ptr + BATCH) == batch, given, 0)
@@ -84,7 +85,7 @@ def mark_columns(packet_ptr, batch):
 def resolve_marks(first, given, count, slots_ptr, count_ptr, entry_ptr, offset_ptr, slot_ptr, BLOCK: tl.constexpr):
     """Copies entries and offsets of `count` marks, and stores the slots that their registers hold.
 
-    The columns of the packet begin at `first` and have room for all that are `given`.
+    The columns of marks begin at `first` in the packet, and have room for all `given` marks.
     """
     width = (given + 3) // 4 * 4
     tl.store(count_ptr, count)
@@ -99,9 +100,9 @@ def resolve_marks(first, given, count, slots_ptr, count_ptr, entry_ptr, offset_p
 
 @triton.jit
 def claim_counts(counters_ptr):
-    """What a claim reads of the counters: free slots, the reserve, slots claimed so far, and claims refused so far.
+    """Returns the counters that a claim reads: free slots, reserve, slots claimed so far, claims refused so far.
 
-    Loaded first, because nothing has to be known for it.
+    The plan loads them first, because these loads depend on nothing.
     """
     free = tl.load(counters_ptr + FREE)
     reserve = tl.load(counters_ptr + RESERVE)
@@ -110,10 +111,10 @@ def claim_counts(counters_ptr):
 
 @triton.jit
 def row_columns(row, slots_ptr, labels_ptr, tracked_ptr, source_ptr, TRACKED: tl.constexpr, LANES: tl.constexpr):
-    """What a step reads of its rows, each load as soon as the row is known: none of them waits for another.
+    """Returns (live slot, live label, source, tracked, slot a, slot b, label a, label b) of rows; a and b are lanes.
 
-    Returns (live slot, its label, source, tracked, slots of both lanes, labels of both lanes). Columns
-    that the strategy does not read are 0; without a second lane the first stands for it.
+    The loads depend only on the row, so none waits for another. Columns that the strategy does not read are 0. Without
+    a second lane, b is the first lane again.
     """
     known = row > 0
     live = row * 3
@@ -137,15 +138,15 @@ def row_columns(row, slots_ptr, labels_ptr, tracked_ptr, source_ptr, TRACKED: tl
 
 @triton.jit
 def claim_needed(need, bitmap_ptr, words, budget, CHUNK: tl.constexpr):
-    """One free slot for each lane in need, in batch order up to the budget; 0 for the rest.
+    """Claims one free slot for each entry in need, in batch order, up to the budget.
 
-    Holds the barrier between all that its caller has loaded and all that its caller stores.
+    Its barrier separates all loads of the caller from all stores of the caller.
 
-    Returns (slots, claims granted, claims refused).
+    Returns (slots, 0 for none; claims granted; claims refused).
     """
     wanted = need.to(tl.int32)
     total = tl.sum(wanted, 0)
-    all_loaded()  # or a late warp finds rows labelled and slots spent, and claims for others
+    all_loaded()  # otherwise a late warp finds rows labelled and slots spent, and claims for other rows
     granted = tl.maximum(tl.minimum(budget, total), 0)
     rank = tl.where(need, tl.cumsum(wanted, 0) - wanted, BIG)
     slot, taken = take_lowest(bitmap_ptr, words, granted, rank, CHUNK)
@@ -157,12 +158,11 @@ def take_lane(
     due, live, label, slot_a, slot_b, label_a, label_b, slots_ptr, labels_ptr, bitmap_ptr, words, budget,
     IN_PLACE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """The slot of the lane that takes the snapshot of each row that is due, 0 for none.
+    """Chooses the lane that takes the snapshot of each row that is due, and fills and labels its register.
 
-    The lane's register is filled and labelled. What is decided before the claim is kept as numbers, not as masks, of
-    which AMD's wide warps have few.
+    Decisions from before the claim are kept as numbers, not as masks: AMD's wide warps have few registers for masks.
 
-    Returns (slots, claims granted, claims refused).
+    Returns (slots of the lanes, 0 for none; claims granted; claims refused).
     """
     idle_a = (slot_a > 0) & (label_a == 0)
     idle = idle_a | ((slot_b > 0) & (label_b == 0))
@@ -172,7 +172,7 @@ def take_lane(
     lane = tl.where(first, live + 1, live + 2)
     held = tl.where(due, tl.where(first, slot_a, slot_b), 0)
     spare = held * 0
-    if IN_PLACE:  # if the claim is refused and one lane is held: overwrite that one
+    if IN_PLACE:  # if the claim is refused, overwrite the one lane that holds a slot
         spare = tl.where(need, tl.maximum(slot_a, slot_b), 0)
     claimed, granted, refused = claim_needed(need, bitmap_ptr, words, budget, CHUNK)
     chosen = tl.where(held > 0, held, claimed)
@@ -186,7 +186,7 @@ def take_lane(
 
 @triton.jit
 def book_claims(counters_ptr, free, claimed, degraded):
-    """Stores the counters that claims have changed; they were loaded before."""
+    """Stores the counters that claims have changed."""
     tl.store(counters_ptr + FREE, free)
     tl.store(counters_ptr + CLAIMED, claimed)
     tl.store(counters_ptr + DEGRADED, degraded)
@@ -194,7 +194,7 @@ def book_claims(counters_ptr, free, claimed, degraded):
 
 @triton.jit
 def count_accepted(rows_ptr, accepted_ptr, batch_ptr, pending_ptr, newest_ptr, table_rows, BLOCK: tl.constexpr):
-    """Counts the tokens of the step before that were accepted, once, and waits until all of them are stored."""
+    """Adds the accepted tokens of the last step to `pending`, once, and waits until all warps have stored."""
     entries = tl.load(batch_ptr)
     for start in range(0, entries, BLOCK):
         index = start + tl.arange(0, BLOCK)
@@ -203,7 +203,7 @@ def count_accepted(rows_ptr, accepted_ptr, batch_ptr, pending_ptr, newest_ptr, t
         accepted = tl.load(accepted_ptr + index, mask=inside, other=0)
         newest = tl.load(newest_ptr + row, mask=row > 0, other=0)
         pending = tl.load(pending_ptr + row, mask=row > 0, other=0)
-        all_loaded()  # or a late warp counts what another has counted
+        all_loaded()  # otherwise a late warp counts tokens that another warp has counted
         tl.store(pending_ptr + row, pending + tl.minimum(tl.maximum(accepted, 0), newest), mask=row > 0)
         tl.store(newest_ptr + row, 0, mask=row > 0)
     all_loaded()
@@ -225,7 +225,7 @@ def _plan(
     rows_ptr, tokens_ptr, limit, table_rows = batch_columns(packet_ptr, batch, table_rows)
     marks, marks_ptr = mark_columns(packet_ptr, batch)
     free, reserve, claimed, degraded = claim_counts(counters_ptr)
-    for start in tl.range(0, batch, BLOCK, disable_licm=True):  # else AMD's compiler keeps too much of the next one
+    for start in tl.range(0, batch, BLOCK, disable_licm=True):  # otherwise AMD's compiler holds too much
         index = start + tl.arange(0, BLOCK)
         inside = index < batch
         row = known_row(tl.load(rows_ptr + index, mask=inside, other=0), table_rows)
@@ -242,14 +242,14 @@ def _plan(
         asks = tokens > 0
         if TAILS:
             asks = asks | (drafts > 0)
-        real = (live_slot > 0) & asks  # padding, a row without a state, nothing to do: a null row
+        real = (live_slot > 0) & asks  # padding, rows without a state and rows without tokens become row 0
         row = tl.where(real, row, 0)
         live = row * 3
         after = length + tokens
         write = live_slot
         snapshot = row * 0
-        stores = real  # whether the step stores the state, and whether it has new tokens then
-        grows = real
+        stores = real  # whether the step stores a state
+        grows = real  # whether the stored state has new tokens
         if TAILS:
             mark = row * 0
             if STRATEGY != NONE:
@@ -270,7 +270,7 @@ def _plan(
             fresh, granted, refused = claim_needed(
                 due & (slot_a == 0), bitmap_ptr, words, tl.minimum(free - reserve, limit), CHUNK
             )
-            fresh = tl.where(held > 0, held, fresh)  # rotate: the superseded snapshot's slot is written next
+            fresh = tl.where(held > 0, held, fresh)  # rotate: the row goes on in the slot of its older snapshot
             turn = fresh > 0
             tl.store(slots_ptr + live + 1, live_slot, mask=turn)
             tl.store(labels_ptr + live + 1, length, mask=turn)
@@ -288,7 +288,7 @@ def _plan(
         if STRATEGY == NONE:
             granted = limit * 0
             refused = limit * 0
-            all_loaded()  # or a late warp takes the new label for the old one, or finds no marks
+            all_loaded()  # otherwise a late warp takes the new label for the old one, or finds no marks
         free -= granted
         limit -= granted
         claimed += granted
@@ -319,7 +319,7 @@ def _plan(
     )  # fmt: skip
     if TAILS:
         tl.store(batch_ptr, batch)
-    section = tl.arange(0, BLOCK)  # its changes are made, its marks are resolved; the batch stays
+    section = tl.arange(0, BLOCK)  # changes are made and marks resolved: only the batch stays
     tl.store(packet_ptr + section, 0, mask=(section < BATCH) | (section == MARKS))
 
 
@@ -327,13 +327,13 @@ KEPT = Kept(_plan)
 
 
 def shape(batch: int) -> tuple[int, int]:
-    """Lanes of the one program and its warps: two rows a thread, up to 1024 at a time."""
+    """Returns (lanes, warps) of the program: two rows a thread, up to 1024 rows at a time."""
     block = block_for(batch)
     return block, warps_for(block)
 
 
 def constants(rules: Rules) -> dict[str, int]:
-    """What a launch is compiled for, by the rules."""
+    """Returns the constants of a launch that depend on the rules."""
     return {"STRATEGY": int(rules.strategy), "LANES": rules.lanes, "IN_PLACE": rules.in_place}
 
 
@@ -357,7 +357,7 @@ def plan(
     KEPT.launch(args, sizes, warps, packet.device, alike=registers.trusted and rules.every < 2**31)
 
 
-# Name of a strategy as it is launched -> its constants, and the lanes that are no rare case.
+# Name of a launch -> (rules, lanes of the compile cases that are not rare).
 VARIANTS = {
     "none": (Rules(Strategy.NONE, 0, 1, False), (32, 256)),
     "ping-pong": (Rules(Strategy.PING_PONG, 2, 1, False), (32, 256)),
@@ -369,7 +369,7 @@ VARIANTS = {
 
 
 def compile_cases() -> list[CompileCase]:
-    """Every strategy from the smallest batch on; none moves plane bytes."""
+    """Returns the launches to compile ahead: every strategy for every number of lanes; none moves plane bytes."""
     columns = (
         "slots_ptr", "labels_ptr", "tracked_ptr", "source_ptr", "bitmap_ptr", "counters_ptr",
     )  # fmt: skip

@@ -1,11 +1,11 @@
-"""Trees of drafts: the way from token to token that a decode step takes, and the accepted path moved together.
+"""Walks trees of drafts from token to token in a decode step, and closes the gaps of the accepted path.
 
-The tokens of a step are the nodes of a tree, each behind its parent. A step runs them in order. Where a node is no
-child of the one before it, the step goes back to the state in front of the tree, and runs the node's ancestors again:
+The tokens of a step are the nodes of a tree, each behind its parent. A step runs the nodes in order. If a node is no
+child of the node before it, the step goes back to the state in front of the tree, and runs the node's ancestors again:
 
     parents -1 0 1 0 3      node 0 1 2, back, 0 3 4      the states of 0-1-2 and 0-3-4
 
-What a ring keeps of token n lies at n % ring, so the rejected nodes leave gaps. `keep_path` closes them.
+Token n has place n % ring in a ring, so rejected nodes leave gaps. `keep_path` closes the gaps.
 """
 
 import triton
@@ -17,47 +17,47 @@ from memstate.kernels.checks import check_path
 from memstate.kernels.copy import WORDS, units
 from memstate.kernels.tables import RingMap, TailRecord
 
-LANES = 256  # 16 bytes a lane of 64, too
+LANES = 256  # words; 16 bytes a thread also in warps of 64 threads
 WARPS = 1
 
 
 @triton.jit
 def parent_of(parents_ptr, node, nodes):
-    """The node before a node, -1 for none. Behind the last of `nodes`, each token follows the one before it."""
+    """Returns the parent of a node, -1 for none. From `nodes` on, each token follows the token before it."""
     parent = tl.load(parents_ptr + node, mask=node < nodes, other=-1)
-    parent = tl.maximum(tl.minimum(parent, node - 1), -1).to(tl.int32)  # within bounds before it becomes 32 bits wide
+    parent = tl.maximum(tl.minimum(parent, node - 1), -1).to(tl.int32)  # clamped before the cast to 32 bits
     return tl.where(node < nodes, parent, node - 1)
 
 
 @triton.jit
 def next_node(parents_ptr, node, target, nodes):
-    """The node behind `node` on the way to `target`; behind -1, the first one of the way."""
-    found = target
+    """Returns the node behind `node` on the path to `target`; the first node of the path for -1."""
+    following = target
     parent = parent_of(parents_ptr, target, nodes)
     while parent > node:
-        found = parent
+        following = parent
         parent = parent_of(parents_ptr, parent, nodes)
-    return found
+    return following
 
 
 @triton.jit
 def walk_length(parents_ptr, tokens, nodes):
-    """Tokens that a walk through a tree of `tokens` runs, ancestors as often as they are run."""
-    found = tokens
+    """Returns the visits of a walk through a tree of `tokens` nodes; an ancestor counts each time it runs."""
+    visits = tokens
     for target in range(1, tl.minimum(tokens, nodes)):
         parent = parent_of(parents_ptr, target, nodes)
         if parent != target - 1:
             while parent >= 0:
-                found += 1
+                visits += 1
                 parent = parent_of(parents_ptr, parent, nodes)
-    return found
+    return visits
 
 
 @triton.jit
 def behind(parents_ptr, node, target, tokens, nodes):
-    """Where a walk goes on behind a node: from which node, to which target, and whether it goes back to the start.
+    """Returns how a walk goes on behind a node: (node, -1 at the start; target; whether it goes back to the start).
 
-    Behind the last of a row's `tokens` it ends, whatever the parents of others are.
+    The walk ends behind the last of a row's `tokens`, whatever the parents of later nodes are.
     """
     arrived = node == target
     target = tl.where(arrived, target + 1, target)
@@ -67,11 +67,11 @@ def behind(parents_ptr, node, target, tokens, nodes):
 
 @triton.jit
 def either(first, second, wanted, COUNT: tl.constexpr):
-    """The tiles of `first` where it is wanted, and those of `second` elsewhere. wanted: a scalar."""
-    found = ()
+    """Returns the tiles of `first` if the scalar `wanted` is true, otherwise those of `second`."""
+    chosen = ()
     for tile in tl.static_range(COUNT):
-        found += (tl.where(wanted, first[tile], second[tile]),)
-    return found
+        chosen += (tl.where(wanted, first[tile], second[tile]),)
+    return chosen
 
 
 @triton.jit(do_not_specialize=["rows", "depth"], do_not_specialize_on_alignment=["nodes_ptr"])
@@ -89,7 +89,7 @@ def _keep_path(
         places = (tl.load(ring + 3) // size).to(tl.int32)
         start = tl.load(ring) + row.to(tl.int64) * tl.load(ring + 1)
         first = tl.maximum(tl.load(lengths_ptr + entry), 0) % places
-        words = (size // UNIT * PER_UNIT).to(tl.int32)  # visibly whole units, so that the masks below never cut one
+        words = (size // UNIT * PER_UNIT).to(tl.int32)  # the compiler sees whole units: no mask below cuts a unit
         for at in range(0, words, LANES):
             index = at + tl.arange(0, LANES)
             for number in range(accepted):
@@ -115,7 +115,7 @@ def keep_path(rings: RingMap, record: TailRecord, nodes: Tensor) -> None:
 
 
 def compile_cases() -> list[CompileCase]:
-    """The launches to compile ahead, for every unit that rings may have; the narrow ones are rare cases."""
+    """Returns the launches to compile ahead, one for each unit of rings; units below 16 bytes are rare cases."""
     columns = dict.fromkeys(("rows_ptr", "lengths_ptr", "accepted_ptr", "nodes_ptr"), "*i32")
     return [
         CompileCase(

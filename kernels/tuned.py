@@ -1,16 +1,16 @@
-"""Launch configurations: defaults, what was measured on a device, and the lookup. Launches nothing, needs no Triton.
+"""Chooses launch configurations: those measured on a device, or defaults. Launches nothing, needs no Triton.
 
-`memstate tune` measures and writes one file per device, named after it (`nvidia-h200.json`), and read from two folders:
+`memstate tune` measures, and writes one file per device, with the name of the device (`nvidia-h200.json`). Files are
+read from two folders:
 
-    $MEMSTATE_TUNED   the user's; if it is not set, memstate/tuned in $XDG_CONFIG_HOME, which is ~/.config if not set
-    tuned/            beside this module: what is shipped
+    $MEMSTATE_TUNED   the user's files; without it memstate/tuned in $XDG_CONFIG_HOME, or else in ~/.config
+    tuned/            beside this module: the shipped files
 
-An entry of the user's goes before one that is shipped for the same key. A key is made of the kernel and of what is
-static about its launches, such as the bytes of a lane; see `KEYS`. Without an entry the defaults hold, and a file that
-was not timed changes nothing. A file found under this device's name that cannot be read, or says that it is
-another device's, is an error and not ignored. In a folder that MEMSTATE_TUNED does not name, such as that of a home
-which this process may not look into, a file that cannot be opened is none. Files are read once in a process, at the
-first launch.
+The user's entry wins over a shipped entry with the same key. A key has the kernel and the static sizes of its launches,
+such as the bytes of a lane; see `KEYS`. Without an entry, defaults apply. A file that was not timed changes nothing. A
+file with the name of this device that cannot be read, or that says it is another device's, is an error. But if
+MEMSTATE_TUNED is not set, a user's file that cannot be opened is skipped: this process may not be allowed to read the
+home. Files are read once in a process, at the first launch.
 """
 
 import json
@@ -29,14 +29,14 @@ import torch
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.tables import ACCESS_BYTES
 
-FORMAT = 1  # of the files
+FORMAT = 1  # version of the format of the files
 SHIPPED = Path(__file__).with_suffix("")
-ENTRIES = 256  # entries compacted at a time
+ENTRIES = 256  # entries that a program looks at together
 PROGRAMS_PER_SM = 4
-LONGEST = {True: 1024, False: 64}  # of a column in an int8 block; where columns lie side by side, there are 64 of them
+LONGEST = {True: 1024, False: 64}  # whether a column is contiguous -> its most values in an int8 block
 MOST_WARPS = 16
-PROGRAMS_ON_CPU = 2  # the fewest that share work
-RANGES = {  # of every field: the least and the most
+PROGRAMS_ON_CPU = 2  # the fewest programs that share work
+RANGES = {  # field of a configuration -> (least, most)
     "entries": (16, 4096), "lanes": (128, 16384), "warps": (1, 16), "programs_per_sm": (1, 32), "block": (512, 32768),
     "block_value": (4, 128), "warp_elements": (128, 8192), "tile_warps": (1, 8), "window_bytes": (512, 16384),
 }  # fmt: skip
@@ -47,21 +47,21 @@ ENTRY_KEYS = {"kernel": str, "key": str, "config": dict, "value": float, "unit":
 
 
 def _power_above(number: int) -> int:
-    """The least power of two that is not below a number."""
+    """Returns the least power of two that is not below a number."""
     return 1 << max(number - 1, 0).bit_length()
 
 
-ROW_BYTES = 64  # of a state's row that lanes move together at least
-SECTOR_BYTES = 32  # that memory moves at a time
-KEY_LANES = 8  # that share the keys of a value at least, where keys are fastest
+ROW_BYTES = 64  # fewest bytes of a row of a state that lanes move together
+SECTOR_BYTES = 32  # bytes that memory moves at a time
+KEY_LANES = 8  # fewest lanes that share the keys of a value, with keys fastest
 
 
 @dataclass(frozen=True)
 class Config:
-    """How a kernel is launched: a class for each kernel. Every field is a power of two, except `programs_per_sm`.
+    """The launch configuration of one kernel. Every field is a power of two, except `programs_per_sm`.
 
     Raises:
-        ValueError: with the number and what is allowed.
+        ValueError: says the number, and which numbers are allowed.
     """
 
     def __post_init__(self) -> None:
@@ -76,12 +76,12 @@ class Config:
 
 @dataclass(frozen=True)
 class CopyConfig(Config):
-    """How the copy kernel is launched.
+    """The launch configuration of the copy kernel.
 
     Args:
-        entries: of the slot vectors, compacted at a time.
-        lanes: words per step of a tile.
-        warps: of a program.
+        entries: entries of the slot vectors that a program looks at together.
+        lanes: words of a tile that a program moves at a time.
+        warps: warps of a program.
         programs_per_sm: programs of a launch, for each multiprocessor.
     """
 
@@ -93,21 +93,21 @@ class CopyConfig(Config):
 
 @dataclass(frozen=True)
 class PackConfig(CopyConfig):
-    """How slots are packed into records, and unpacked. The fields are those of the copy kernel."""
+    """The launch configuration of packing and unpacking records, with the fields of the copy kernel."""
 
 
 @dataclass(frozen=True)
 class ScatterConfig(CopyConfig):
-    """How the scatter kernel is launched. The fields are those of the copy kernel; `lanes` are words of a tile."""
+    """The launch configuration of the scatter kernel: fields of the copy kernel; `lanes` is the words of a tile."""
 
 
 @dataclass(frozen=True)
 class GatherConfig(Config):
-    """How the gather kernel is launched.
+    """The launch configuration of the gather kernel.
 
     Args:
         lanes: words of a tile.
-        warps: of a program.
+        warps: warps of a program.
     """
 
     lanes: int = 4096
@@ -116,11 +116,11 @@ class GatherConfig(Config):
 
 @dataclass(frozen=True)
 class Int8Config(Config):
-    """How planes are packed as int8, and unpacked.
+    """The launch configuration of packing and unpacking as int8.
 
     Args:
         block: elements of a block.
-        warps: of a program.
+        warps: warps of a program.
         programs_per_sm: programs of a launch, for each multiprocessor.
     """
 
@@ -129,27 +129,27 @@ class Int8Config(Config):
     programs_per_sm: int = PROGRAMS_PER_SM
 
     def blocks(self, columns: int, reduced: int, inner: int) -> tuple[int, int]:
-        """Columns of a block, and values of each of them; powers of two."""
+        """Returns (columns of a block, values of a column in a block), powers of two."""
         block_r = min(_power_above(reduced), LONGEST[inner == 1], self.block)
         return min(_power_above(columns), self.block // block_r), block_r
 
 
 @dataclass(frozen=True)
 class DeltaConfig(Config):
-    """How the gated delta step is launched. Another configuration may add up the keys of a sum in another order.
+    """The launch configuration of the gated delta step. It can change the order in which a sum over keys is added up.
 
     Args:
-        block_value: values of each key in a program, where an element of the state has 4 bytes; twice as many where it
-            has 2. So 16 are 64 bytes, whole memory sectors.
-        warp_elements: elements of the state that a warp holds, counted alike. 2048 are 8 KB, in 64 fp32 registers of a
-            lane, or in 128 where an element has 2 bytes.
+        block_value: values of each key in a program, for elements of 4 bytes; twice as many for elements of 2 bytes.
+            So 16 values are 64 bytes, whole memory sectors.
+        warp_elements: elements of the state that a warp holds, for elements of 4 bytes; twice as many for elements of 2
+            bytes. So 2048 are 8 KB, in 64 fp32 hardware registers of a lane, or 128 for elements of 2 bytes.
     """
 
     block_value: int = 16
     warp_elements: int = 2048
 
     def blocks(self, key: int, value: int, itemsize: int) -> tuple[int, int, int]:
-        """Keys and values of one tile (powers of two) and the warps that hold it.
+        """Returns the keys and values of one tile (powers of two), and the warps that hold it.
 
         Args:
             key: keys of a head.
@@ -163,17 +163,17 @@ class DeltaConfig(Config):
 def shares(
     key_fastest: bool, itemsize: int, block_k: int, block_v: int, warps: int, threads: int = 32
 ) -> tuple[int, int]:
-    """Lanes that share the keys of a value in each piece of a tile, and neighbouring keys of each.
+    """Returns (lanes that share the keys of a value in a piece of a tile, neighbouring keys of each lane).
 
-    No fewer lanes than threads are in a piece, so that no two warps hold the same ones.
+    A piece has at least as many lanes as threads, so that no two warps hold the same lanes.
 
     Args:
         key_fastest: whether a slot stores `value key`.
         itemsize: bytes of an element of the state.
         block_k: keys of the tile.
         block_v: values of the tile.
-        warps: of a program.
-        threads: of a warp.
+        warps: warps of a program.
+        threads: threads of a warp.
     """
     wide = ACCESS_BYTES // itemsize
     if key_fastest:
@@ -184,25 +184,25 @@ def shares(
 
 @dataclass(frozen=True)
 class SelectiveConfig(Config):
-    """How the selective step is launched. Another configuration may add up the states of a sum in another order.
+    """The launch configuration of the selective step. It can change the order in which a sum over states is added up.
 
     Args:
-        warp_elements: elements of the state that a warp holds, 2048 are 64 fp32 registers a lane; a quarter of it where
-            every element has its own `a`.
-        tile_warps: warps' worth of elements in a program.
+        warp_elements: elements of the state that a warp holds; 2048 are 64 fp32 hardware registers a lane. A quarter of
+            that if every element has its own `a`.
+        tile_warps: elements of a program, in multiples of those of a warp.
     """
 
     warp_elements: int = 2048
     tile_warps: int = 1
 
     def blocks(self, dim: int, state: int, tied: bool, least: int = 1) -> tuple[int, int, int]:
-        """Dims and states of one tile (powers of two) and the warps that hold it.
+        """Returns the dims and states of one tile (powers of two), and the warps that hold it.
 
         Args:
-            dim: of a head.
-            state: of a head.
+            dim: dims of a head.
+            state: states of a head.
             tied: whether a head has one `a`.
-            least: dims of a tile at least, if there are so many. Where dims are fastest, a tile has whole sectors.
+            least: fewest dims of a tile, if the head has them; with dims fastest, a tile then has whole sectors.
         """
         block_n = _power_above(state)
         elements = self.warp_elements if tied else max(1, self.warp_elements // 4)
@@ -213,10 +213,10 @@ class SelectiveConfig(Config):
 def state_shares(
     dim_fastest: bool, itemsize: int, wide: int, block_d: int, block_n: int, warps: int, threads: int = 32
 ) -> tuple[int, int]:
-    """Lanes that share the states of a dim in each piece of a tile, and neighbouring states of each.
+    """Returns (lanes that share the states of a dim in a piece of a tile, neighbouring states of each lane).
 
-    Few lanes add up a sum with few exchanges, and do once what belongs to a dim. More lanes hold fewer elements of b
-    and c each. With states fastest a lane of a full tile has 2 dims, and its neighbours 64 bytes of a row.
+    Few lanes need few exchanges for a sum, and repeat the work of a dim less often. Many lanes hold fewer elements of b
+    and c each. With states fastest, a lane of a full tile has 2 dims, and neighbouring lanes have 64 bytes of a row.
 
     Args:
         dim_fastest: whether a slot stores `state dim`.
@@ -224,8 +224,8 @@ def state_shares(
         wide: neighbouring states that a lane moves at a time.
         block_d: dims of the tile.
         block_n: states of the tile.
-        warps: of a program.
-        threads: of a warp.
+        warps: warps of a program.
+        threads: threads of a warp.
     """
     if dim_fastest:
         return min(block_n, max(1, threads * warps // max(1, block_d * itemsize // ACCESS_BYTES))), 1
@@ -235,26 +235,26 @@ def state_shares(
 
 @dataclass(frozen=True)
 class ConvConfig(Config):
-    """How the convolution step is launched.
+    """The launch configuration of the convolution step.
 
     Args:
-        window_bytes: bytes of the window that 32 threads hold: four taps of 16 bytes for each. So programs are small,
-            and there are many of them for a batch of 1.
-        warps: of a program, which holds as many times the bytes.
+        window_bytes: bytes of the window that 32 threads hold: four taps of 16 bytes a thread. So programs are small,
+            and a batch of 1 has many programs.
+        warps: warps of a program, which holds `window_bytes` for each.
     """
 
     window_bytes: int = 2048
     warps: int = 1
 
     def blocks(self, channels: int, taps: int, itemsize: int, threads: int = 32) -> tuple[int, int]:
-        """Channels of one program and of one lane's access, powers of two; threads: of a warp."""
+        """Returns (channels of one program, channels of one access of a lane), powers of two; `threads` of a warp."""
         held = self.window_bytes * self.warps * threads // (32 * _power_above(taps) * itemsize)
         block = min(_power_above(channels), max(1, held))
         return block, min(block, ACCESS_BYTES // itemsize)
 
 
 class CopyLaunch(NamedTuple):
-    """A configuration on a device: with the programs of one launch."""
+    """The programs of one launch on a device, and its configuration."""
 
     programs: int
     config: CopyConfig
@@ -266,7 +266,7 @@ CONFIGS: dict[str, type[Config]] = {  # kernel -> the class of its configuration
 }  # fmt: skip
 NUMBER = r"[1-9]\d*"
 MOVED = rf"unit=(16|8|4|2|1),tiles={NUMBER}"
-KEYS = {  # kernel -> what configurations are kept under
+KEYS = {  # kernel -> pattern of the keys of its configurations
     "copy": MOVED, "gather": MOVED, "scatter": MOVED, "pack": MOVED,
     "pack_int8": rf"reduced={NUMBER},inner={NUMBER},bytes=[24]",
     "gated_delta": rf"key={NUMBER},value={NUMBER},bytes=[24]",
@@ -275,36 +275,36 @@ KEYS = {  # kernel -> what configurations are kept under
 }  # fmt: skip
 C = TypeVar("C", bound=Config)
 Table = dict[tuple[str, str], Config]  # (kernel, key) -> configuration
-_trial: list[Config] = []  # the last one of a kernel goes before every table
+_trial: list[Config] = []  # configurations on trial: the last one of a kernel wins over every table
 
 
 def copy_key(unit: int, tiles: int) -> str:
-    """What configurations of kernels that move tiles are kept under.
+    """Returns the key of a configuration of a kernel that moves tiles.
 
     Args:
         unit: bytes that one lane moves.
-        tiles: of a slot, or of a block; rounded up to a power of two.
+        tiles: tiles of a slot, or of a block; the key rounds them up to a power of two.
     """
     return f"unit={unit},tiles={_power_above(tiles)}"
 
 
 def int8_key(reduced: int, inner: int, itemsize: int) -> str:
-    """The key of packing as int8: values that share a scale, elements between two of them, bytes of an element."""
+    """Returns the key of packing as int8, from values of a column, elements between two values, bytes of an element."""
     return f"reduced={reduced},inner={inner},bytes={itemsize}"
 
 
 def delta_key(key: int, value: int, itemsize: int) -> str:
-    """The key of the gated delta step: keys and values of a head, bytes of an element of the state."""
+    """Returns the key of the gated delta step, from keys and values of a head, bytes of an element of the state."""
     return f"key={key},value={value},bytes={itemsize}"
 
 
 def selective_key(dim: int, state: int, tied: bool, itemsize: int) -> str:
-    """The key of the selective step: dims and states of a head, whether a head has one `a`, bytes of an element."""
+    """Returns the key of the selective step, from dims, states, whether a head has one `a`, bytes of an element."""
     return f"dim={dim},state={state},tied={tied:d},bytes={itemsize}"
 
 
 def conv_key(taps: int, channel_major: bool, itemsize: int) -> str:
-    """The key of the convolution step: taps of the weight, whether taps are the fastest axis, bytes of an element."""
+    """Returns the key of the convolution step, from taps, whether they are the fastest axis, bytes of an element."""
     return f"taps={taps},channel_major={channel_major:d},bytes={itemsize}"
 
 
@@ -320,7 +320,7 @@ KERNEL_OF = {kind: kernel for kernel, kind in CONFIGS.items()}
 
 
 def _found(kind: type[C], device: torch.device, static: tuple[int, ...]) -> C | None:
-    """The configuration that is tried, or that a file has for the device; None without."""
+    """Returns the configuration on trial, or that of a file for the device; None without one."""
     for config in reversed(_trial):
         if type(config) is kind:
             return config
@@ -330,15 +330,15 @@ def _found(kind: type[C], device: torch.device, static: tuple[int, ...]) -> C | 
 
 @cache
 def config_of(kind: type[C], device: torch.device, *static: int) -> C:
-    """How a kernel is launched on a device. Only the first call with the same arguments reads files.
+    """Returns the configuration of a kernel on a device. Only the first call with the same arguments reads files.
 
     Args:
-        kind: the class of its configurations.
-        device: of the launch.
-        static: what the key is made of; see `KEY_OF`.
+        kind: class of the kernel's configurations.
+        device: device of the launch.
+        static: arguments of the function in `KEY_OF`, which makes the key.
 
     Raises:
-        ValueError: a file is invalid; with its name, the key and the numbers.
+        ValueError: a file is invalid; says its name, the key and the numbers.
 
     Syncs: no.
     """
@@ -347,24 +347,24 @@ def config_of(kind: type[C], device: torch.device, *static: int) -> C:
 
 @cache
 def programs_for(kind: type[Config], device: torch.device, *static: int) -> int:
-    """Programs of a launch, for the kernels that share their work out; see `config_of`."""
+    """Returns the programs of a launch, for kernels whose programs take items in turn; see `config_of`."""
     config = _found(kind, device, static)
     return programs(device) if config is None else int(config.programs_per_sm) * multiprocessors(device)  # type: ignore[attr-defined]
 
 
 @cache
 def copy_launch(device: torch.device, unit: int, tiles: int) -> CopyLaunch:
-    """How planes are copied on a device.
+    """Returns the configuration of copies on a device.
 
-    The first call for planes of a size reads files; every other is a lookup in memory.
+    The first call for planes of a size reads files; every later call is a lookup in memory.
 
     Args:
-        device: of the planes.
+        device: device of the planes.
         unit: bytes that one lane moves.
-        tiles: of a slot.
+        tiles: tiles of a slot.
 
     Raises:
-        ValueError: a file is invalid; with its name, the key and the numbers.
+        ValueError: a file is invalid; says its name, the key and the numbers.
 
     Syncs: no.
     """
@@ -373,7 +373,7 @@ def copy_launch(device: torch.device, unit: int, tiles: int) -> CopyLaunch:
 
 @contextmanager
 def trying(*configs: Config) -> Iterator[None]:
-    """Launches every kernel of these configurations in this process under them meanwhile, whatever the files say."""
+    """Is a context in which the kernels of these configurations are launched with them, whatever the files say."""
     _trial.extend(configs)
     _forget_launches()
     try:
@@ -390,34 +390,34 @@ def _forget_launches() -> None:
 
 @cache
 def programs(device: torch.device) -> int:
-    """Programs of one launch where nothing was tuned: what occupies the device, whatever the number of entries."""
+    """Returns the programs of an untuned launch: as many as keep the device busy, for any number of entries."""
     return PROGRAMS_ON_CPU if device.type == "cpu" else PROGRAMS_PER_SM * multiprocessors(device)
 
 
 def multiprocessors(device: torch.device) -> int:
-    """Multiprocessors of a device; a CPU, on which kernels are interpreted, counts as one."""
+    """Returns the multiprocessors of a device; a CPU, on which kernels are interpreted, counts as one."""
     return 1 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def device_name(device: torch.device) -> str:
-    """The name by which files know a device."""
+    """Returns the name of a device in files."""
     return "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
 
 
 def file_name(device: str) -> str:
-    """`NVIDIA H200` -> `nvidia-h200.json`."""
+    """Returns the name of a device's file: `NVIDIA H200` -> `nvidia-h200.json`."""
     return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") + ".json"
 
 
 def user_folder() -> Path:
-    """Where the user's own files are."""
+    """Returns the folder of the user's own files."""
     if chosen := os.environ.get("MEMSTATE_TUNED"):
         return Path(chosen)
     return Path(os.path.expanduser(os.environ.get("XDG_CONFIG_HOME") or "~/.config"), "memstate", "tuned")
 
 
 def forget() -> None:
-    """Reads files anew at the next launch: what has been written since counts then."""
+    """Forgets what files said, so that the next launch reads them again."""
     _table.cache_clear()
     _forget_launches()
 
@@ -433,10 +433,10 @@ def _table(device: str) -> Table:
 
 
 def _is_there(path: Path, named: bool) -> bool:
-    """Whether there is such a file: in a folder that nobody named, one that can be read.
+    """Returns whether the file exists and, in a folder that MEMSTATE_TUNED does not name, whether it can be read.
 
     Raises:
-        ValueError: what cannot even be looked for in a named folder, such as a name that is too long.
+        ValueError: the search itself fails in a named folder, for example because the name is too long.
     """
     try:
         return path.is_file() and (named or os.access(path, os.R_OK))
@@ -447,28 +447,28 @@ def _is_there(path: Path, named: bool) -> bool:
 
 
 def configurations(path: Path, device: str) -> Table:
-    """What a file says of launches on a device; nothing where it was not timed.
+    """Returns the configurations in the file of a device; none if the file was not timed.
 
     Args:
-        path: of the file.
+        path: path of the file.
         device: name of the device.
 
     Raises:
-        ValueError: naming the file, the key and the numbers, also for another device's.
+        ValueError: the file is invalid, or another device's; says the file, the key and the numbers.
     """
     record = read(path)
     if record["device"] != device:
         raise ValueError(f"{path}: measured on {record['device']!r}, this is {device!r}: remove the file")
-    found = {
+    table = {
         (entry["kernel"], entry["key"]): CONFIGS[entry["kernel"]](**entry["config"]) for entry in record["entries"]
     }
-    return found if record["timed"] else {}
+    return table if record["timed"] else {}
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A file's content, with nothing in it that this version does not know. Raises: ValueError naming what is wrong."""
+    """Returns a file's content. Raises: ValueError for anything in it that this version does not know."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8-sig"))  # some editors put a mark before the first byte
+        record = json.loads(path.read_text(encoding="utf-8-sig"))  # some editors write a byte order mark
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from error
     if isinstance(record, dict) and record.get("format", FORMAT) != FORMAT:
@@ -494,21 +494,21 @@ def read(path: Path) -> dict[str, Any]:
     return dict(record)
 
 
-def _require_keys(where: str, found: Any, expected: Mapping[str, type], optional: tuple[str, ...] = ()) -> None:
-    """Raises: ValueError unless an object has the expected keys and no other, each of its type."""
-    if not isinstance(found, dict):
-        raise ValueError(f"{where}: {found!r}, expected an object with {', '.join(expected)}")
-    missing = expected.keys() - found.keys() - set(optional)
-    if missing or found.keys() - expected.keys():
-        have = ", ".join(sorted(found)) or "nothing"
+def _require_keys(where: str, record: Any, expected: Mapping[str, type], optional: tuple[str, ...] = ()) -> None:
+    """Raises: ValueError unless `record` is an object with the expected keys and no others, each of its type."""
+    if not isinstance(record, dict):
+        raise ValueError(f"{where}: {record!r}, expected an object with {', '.join(expected)}")
+    missing = expected.keys() - record.keys() - set(optional)
+    if missing or record.keys() - expected.keys():
+        have = ", ".join(sorted(record)) or "nothing"
         raise ValueError(f"{where}: has {have}; expected {', '.join(expected)} and no other")
-    for name, value in found.items():
+    for name, value in record.items():
         kinds = (int, float) if expected[name] is float else (expected[name],)
         if type(value) not in kinds:
             raise ValueError(f"{where}: {name} {value!r}, expected {expected[name].__name__}")
 
 
 def compile_cases(kernel: str) -> list[CompileCase]:
-    """The launches of a kernel to compile ahead; needs Triton."""
+    """Returns the launches of a kernel to compile ahead; needs Triton."""
     cases: list[CompileCase] = import_module(f"memstate.kernels.{kernel}").compile_cases()
     return cases

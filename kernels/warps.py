@@ -1,9 +1,9 @@
-"""How many warps a program gets that speaks to itself through memory, and how many registers. Knows no kernel.
+"""Chooses the warps and the hardware registers of programs that pass data through memory. Knows no kernel.
 
-Triton deals the lanes of a tensor out over the threads of a program. Where there are more threads than lanes, several
-warps hold the same lane: each loads it when it gets there, and one stores it. A warp that is late reads what another
-has stored, decides otherwise and enters a loop alone. So there are never more warps than lanes / 32; and a barrier
-stands between loads that decide something and the first store to the same words, however lanes are dealt out.
+Triton spreads the lanes of a tensor over the threads of a program. If there are more threads than lanes, several warps
+hold the same lane: each warp loads it, at a time of its own, and one stores it. A late warp would then read what
+another warp has stored, decide differently, and enter a loop alone. So there are never more warps than lanes / 32, and
+a barrier always separates loads on which a decision depends from the first store to the same words.
 """
 
 from functools import cache
@@ -14,21 +14,21 @@ import triton.language as tl
 from triton import knobs
 from triton.runtime import driver
 
-LANES = 64  # of a warp at least: what the widest one has; 32 threads take two each
-MOST = 16
-BLOCKS = (32, 64, 128, 256, 512, 1024)  # lanes of a program that has a lane for each entry; of more it makes a loop
-REGISTERS = 65536  # of a multiprocessor of NVIDIA
-THREAD_REGISTERS = 255  # of a thread, at most
+LANES = 64  # fewest lanes of a warp: the widest warp has 64 threads; 32 threads take two lanes each
+MOST = 16  # warps of a program
+BLOCKS = (32, 64, 128, 256, 512, 1024)  # lanes of a program with a lane for each entry; it loops over more entries
+REGISTERS = 65536  # hardware registers of an NVIDIA multiprocessor
+THREAD_REGISTERS = 255  # most hardware registers of a thread
 
 
 def warps_for(lanes: int) -> int:
-    """Warps of a program, so that no lane is in two of them.
+    """Returns the warps of a program, so few that no two warps hold the same lane.
 
     Args:
-        lanes: the fewest lanes of the program's tensors.
+        lanes: lanes of the program's smallest tensor.
 
     Raises:
-        ValueError: below 32 lanes, of which even one warp would hold copies.
+        ValueError: fewer than 32 lanes: even the threads of one warp would hold copies.
     """
     warps = min(MOST, max(1, lanes // LANES))
     if warps * 32 > lanes:
@@ -37,40 +37,40 @@ def warps_for(lanes: int) -> int:
 
 
 def block_for(entries: int) -> int:
-    """Lanes of a program for a number of entries, one of `BLOCKS`."""
+    """Returns the lanes of a program for a number of entries, one of `BLOCKS`."""
     return min(BLOCKS[-1], max(BLOCKS[0], int(triton.next_power_of_2(entries))))
 
 
 def roomy(warps: int, needed: bool = True, most: int = THREAD_REGISTERS) -> dict[str, int]:
-    """Returns the launch options that let a thread have the registers it needs, as far as a program can have them.
+    """Returns launch options that allow a thread as many hardware registers as a program of its size can have.
 
-    Without these options NVIDIA's assembler aims at more programs of a multiprocessor, and spills some bytes in some
-    shapes. With them most shapes take some more registers. So they are for the kinds of launches in which a shape
-    spills, and not for others. AMD's compiler has no such option.
+    Without these options, NVIDIA's assembler fits more programs on a multiprocessor, and spills in some shapes. With
+    them, most shapes take a few more registers. So only kinds of launches in which a shape spills have these options.
+    AMD's compiler has no such option.
 
     Args:
-        warps: of a program.
-        needed: whether the launch is of such a kind.
-        most: registers of a thread.
+        warps: warps of a program.
+        needed: whether a shape of this kind of launch would spill.
+        most: most registers of a thread.
     """
     return {"maxnreg": min(most, REGISTERS // (32 * warps))} if needed else {}
 
 
-ALONE = roomy(MOST)  # of a program that runs alone, whatever its warps
+ALONE = roomy(MOST)  # launch options of a program that runs alone, for any number of warps
 
 
 def alone() -> dict[str, int]:
-    """Returns the launch options of a program that runs alone, on the device that is current."""
+    """Returns the launch options of a program that runs alone on the current device."""
     return limit(ALONE)
 
 
 def limit(options: dict[str, int]) -> dict[str, int]:
-    """Returns options that limit the registers of a thread, where the compiler of the current device has them."""
+    """Returns `options`, which limit the registers of a thread, or none if the current device's compiler lacks them."""
     return {} if knobs.runtime.interpret or not _limits(driver.active) else options
 
 
 def warp_threads() -> int:
-    """Returns how many threads a warp of the current device has; 32 where kernels are interpreted."""
+    """Returns the threads of a warp of the current device; 32 if kernels are interpreted."""
     return 32 if knobs.runtime.interpret else _threads(driver.active)
 
 
@@ -86,5 +86,5 @@ def _limits(active: Any) -> bool:
 
 @triton.jit
 def all_loaded():
-    """Stands behind the loads that decide something: every warp has them before one stores to the same words."""
+    """Waits until every warp has loaded the words on which a decision depends, before a warp stores to them."""
     tl.debug_barrier()

@@ -1,17 +1,16 @@
-"""Layouts of known models: a preset for each of these checkpoints, and `from_config` for every other configuration.
+"""Has layouts of known checkpoints, one preset for each, and `from_config` for every other configuration.
 
 A preset takes the keywords of `from_config`: ssm_dtype (torch.float32), conv_dtype (torch.bfloat16), order
-("layer_major"), ranks (1), the tensor-parallel ranks of which the layout is one, conv_order, ssm_order, tail (0) and
-layers (all).
+("layer_major"), ranks (1; the layout is that of one tensor-parallel rank), conv_order, ssm_order, tail (0) and layers
+(all).
 
     conv_order   "channel_first" for windows of `channel (width-1)` (default), "width_first" for `(width-1) channel`;
-                 "engine" for what SGLang and vLLM store: width first for Kimi Linear, channel first for the others
+                 "engine" for the order of SGLang and vLLM: width first for Kimi Linear, channel first for other models
     ssm_order    of a delta rule: "key_value" for states of `head key value` (default), "value_key" for
                  `head value key`; of Mamba-2: "dim_state" for `head dim state` (default), "state_dim" for
-                 `head state dim`; "engine" for what SGLang and vLLM store: "value_key" and "dim_state"
+                 `head state dim`; "engine" for the order of SGLang and vLLM: "value_key" and "dim_state"
 
-No preset waits for a device, and each raises InvalidArgument for ranks that do not divide its heads,
-or are more.
+No preset waits for a device. Each raises InvalidArgument if the ranks do not divide its heads, or outnumber them.
 """
 
 from typing import Any, Final, TypedDict, Unpack
@@ -61,10 +60,10 @@ class Options(TypedDict, total=False):
 
 
 _GRANITE_ATTENTION: Final = (5, 15, 25, 35)
-_KIMI_ATTENTION: Final = (4, 8, 12, 16, 20, 24, 27)  # from 1; the last layer is one, which the class default misses
+_KIMI_ATTENTION: Final = (4, 8, 12, 16, 20, 24, 27)  # from 1; the class default lacks the last layer
 
-# The fields that decide state and KV, as config.json of the named checkpoint has them. Few are the defaults of the
-# class. `head_dim` is hidden_size / num_attention_heads where a checkpoint leaves it out.
+# The fields of each checkpoint's config.json that decide state and KV. Most differ from the defaults of the class of
+# transformers. If a checkpoint has no `head_dim`, it is hidden_size / num_attention_heads.
 CHECKPOINTS: Final[dict[str, dict[str, Any]]] = {
     "qwen3_next": {  # Qwen/Qwen3-Next-80B-A3B-Instruct
         "model_type": "qwen3_next",
@@ -78,7 +77,7 @@ CHECKPOINTS: Final[dict[str, dict[str, Any]]] = {
         "num_key_value_heads": 2,
         "head_dim": 256,
     },
-    "qwen3_5": {  # Qwen/Qwen3.5-27B, its text model; the class has 32 layers and 32 value heads
+    "qwen3_5": {  # Qwen/Qwen3.5-27B, the text model; class defaults: 32 layers, 32 value heads
         "model_type": "qwen3_5_text",
         "num_hidden_layers": 64,
         "full_attention_interval": 4,
@@ -90,7 +89,7 @@ CHECKPOINTS: Final[dict[str, dict[str, Any]]] = {
         "num_key_value_heads": 4,
         "head_dim": 256,
     },
-    "nemotron_h": {  # nvidia/Nemotron-H-8B-Base-8K; the class has one state layer unless it is given a pattern
+    "nemotron_h": {  # nvidia/Nemotron-H-8B-Base-8K; class default: one layer with state
         "model_type": "nemotron_h",
         "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
         "mamba_num_heads": 128,
@@ -101,7 +100,7 @@ CHECKPOINTS: Final[dict[str, dict[str, Any]]] = {
         "num_key_value_heads": 8,
         "head_dim": 128,
     },
-    "falcon_h1": {  # the defaults of the class at full width: d_ssm = expand * hidden_size, where the class says 1024
+    "falcon_h1": {  # class defaults at full width: d_ssm = expand * hidden_size; class default: 1024
         "model_type": "falcon_h1",
         "num_hidden_layers": 32,
         "hidden_size": 4096,
@@ -114,7 +113,7 @@ CHECKPOINTS: Final[dict[str, dict[str, Any]]] = {
         "num_key_value_heads": 8,
         "head_dim": 128,
     },
-    "granite_hybrid": {  # ibm-granite/granite-4.0-h-micro; the class has 128 heads and a state of 256
+    "granite_hybrid": {  # ibm-granite/granite-4.0-h-micro; class defaults: 128 heads, a state of 256
         "model_type": "granitemoehybrid",
         "num_hidden_layers": 40,
         "layer_types": ["attention" if layer in _GRANITE_ATTENTION else "mamba" for layer in range(40)],
@@ -141,7 +140,7 @@ CHECKPOINTS: Final[dict[str, dict[str, Any]]] = {
         "kv_lora_rank": 512,
         "qk_rope_head_dim": 64,
     },
-    "lfm2": {  # LiquidAI/LFM2-1.2B; the class has 32 layers of 2560 channels
+    "lfm2": {  # LiquidAI/LFM2-1.2B; class defaults: 32 layers of 2560 channels
         "model_type": "lfm2",
         "num_hidden_layers": 16,
         "full_attn_idxs": [2, 5, 8, 10, 12, 14],
@@ -150,7 +149,7 @@ CHECKPOINTS: Final[dict[str, dict[str, Any]]] = {
         "num_key_value_heads": 8,
         "head_dim": 64,
     },
-    "falcon_mamba": {  # tiiuae/falcon-mamba-7b, whose expand of 16 is not what its channels are
+    "falcon_mamba": {  # tiiuae/falcon-mamba-7b; its channels are not expand * hidden_size
         "model_type": "falcon_mamba",
         "num_hidden_layers": 64,
         "hidden_size": 4096,
@@ -159,7 +158,7 @@ CHECKPOINTS: Final[dict[str, dict[str, Any]]] = {
         "state_size": 16,
         "conv_kernel": 4,
     },
-    "bamba": {  # ibm-ai-platform/Bamba-9B-v1; the class has a state of 256 and no attention
+    "bamba": {  # ibm-ai-platform/Bamba-9B-v1; class defaults: a state of 256, no attention
         "model_type": "bamba",
         "num_hidden_layers": 32,
         "attn_layer_indices": [9, 18, 27],
@@ -183,7 +182,7 @@ CHECKPOINTS: Final[dict[str, dict[str, Any]]] = {
         "state_size": 128,
         "conv_kernel": 4,
     },
-    "mamba": {  # state-spaces/mamba-2.8b-hf; the class is the smallest one
+    "mamba": {  # state-spaces/mamba-2.8b-hf; class defaults: the smallest Mamba
         "model_type": "mamba",
         "num_hidden_layers": 64,
         "hidden_size": 2560,
@@ -195,55 +194,55 @@ CHECKPOINTS: Final[dict[str, dict[str, Any]]] = {
 
 
 def qwen3_next(**options: Unpack[Options]) -> StateLayout:
-    """Qwen3-Next-80B-A3B: Gated DeltaNet in 36 of 48 layers."""
+    """Returns the layout of Qwen3-Next-80B-A3B: Gated DeltaNet in 36 of 48 layers."""
     return from_config(CHECKPOINTS["qwen3_next"], **options)
 
 
 def qwen3_5(**options: Unpack[Options]) -> StateLayout:
-    """Qwen3.5-27B: Gated DeltaNet in 48 of 64 layers."""
+    """Returns the layout of Qwen3.5-27B: Gated DeltaNet in 48 of 64 layers."""
     return from_config(CHECKPOINTS["qwen3_5"], **options)
 
 
 def nemotron_h(**options: Unpack[Options]) -> StateLayout:
-    """Nemotron-H-8B: Mamba-2 in 24 of 52 layers."""
+    """Returns the layout of Nemotron-H-8B: Mamba-2 in 24 of 52 layers."""
     return from_config(CHECKPOINTS["nemotron_h"], **options)
 
 
 def falcon_h1(**options: Unpack[Options]) -> StateLayout:
-    """A Falcon-H1 of the class's size: Mamba-2 beside attention in all 32 layers."""
+    """Returns the layout of a Falcon-H1 with the sizes of the class: Mamba-2 beside attention in all 32 layers."""
     return from_config(CHECKPOINTS["falcon_h1"], **options)
 
 
 def granite_hybrid(**options: Unpack[Options]) -> StateLayout:
-    """Granite-4.0-H-Micro: Mamba-2 in 36 of 40 layers."""
+    """Returns the layout of Granite-4.0-H-Micro: Mamba-2 in 36 of 40 layers."""
     return from_config(CHECKPOINTS["granite_hybrid"], **options)
 
 
 def kimi_linear(**options: Unpack[Options]) -> StateLayout:
-    """Kimi-Linear-48B-A3B: Kimi Delta Attention in 20 of 27 layers."""
+    """Returns the layout of Kimi-Linear-48B-A3B: Kimi Delta Attention in 20 of 27 layers."""
     return from_config(CHECKPOINTS["kimi_linear"], **options)
 
 
 def lfm2(**options: Unpack[Options]) -> StateLayout:
-    """LFM2-1.2B: short convolutions in 10 of 16 layers, and no ssm plane."""
+    """Returns the layout of LFM2-1.2B: short convolutions in 10 of 16 layers, and no ssm plane."""
     return from_config(CHECKPOINTS["lfm2"], **options)
 
 
 def falcon_mamba(**options: Unpack[Options]) -> StateLayout:
-    """Falcon-Mamba-7B: Mamba in all 64 layers."""
+    """Returns the layout of Falcon-Mamba-7B: Mamba in all 64 layers."""
     return from_config(CHECKPOINTS["falcon_mamba"], **options)
 
 
 def bamba(**options: Unpack[Options]) -> StateLayout:
-    """Bamba-9B: Mamba-2 in 29 of 32 layers."""
+    """Returns the layout of Bamba-9B: Mamba-2 in 29 of 32 layers."""
     return from_config(CHECKPOINTS["bamba"], **options)
 
 
 def codestral_mamba(**options: Unpack[Options]) -> StateLayout:
-    """Mamba-Codestral-7B: Mamba-2 in all 64 layers."""
+    """Returns the layout of Mamba-Codestral-7B: Mamba-2 in all 64 layers."""
     return from_config(CHECKPOINTS["codestral_mamba"], **options)
 
 
 def mamba(**options: Unpack[Options]) -> StateLayout:
-    """Mamba-2.8B: Mamba in all 64 layers."""
+    """Returns the layout of Mamba-2.8B: Mamba in all 64 layers."""
     return from_config(CHECKPOINTS["mamba"], **options)

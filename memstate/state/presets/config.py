@@ -1,7 +1,7 @@
-"""Layouts of a state and of a KV page, from a configuration of transformers. Imports no transformers.
+"""Computes the layouts of a state and of a KV page from a configuration of transformers. Imports no transformers.
 
-A configuration is an object with attributes, a config.json as a dict, or the path of one, written before or after
-transformers 5.0.
+A configuration is an object with attributes, a config.json as a dict, or the path of a config.json. It may be older
+than transformers 5.0.
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ from memstate.state.presets.layers import attention_layers, require_layers, stat
 from memstate.state.presets.readers import READERS, kv_heads
 from memstate.state.sharding import Part
 
-NESTED: Final = 4  # configurations of text models inside one another; real ones have one or two
-TEXT: Final = ("text_config", "llm_config", "language_config", "thinker_config")  # fields that have the text model
-DTYPE: Final = ("dtype", "torch_dtype")  # the second before transformers 5.0
-SSM_DTYPE: Final = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")  # what engines keep states in
+NESTED: Final = 4  # most levels of nested text models; real configurations have one or two
+TEXT: Final = ("text_config", "llm_config", "language_config", "thinker_config")  # fields that hold a nested text model
+DTYPE: Final = ("dtype", "torch_dtype")  # "torch_dtype" before transformers 5.0
+SSM_DTYPE: Final = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")  # dtype in which engines keep states
 
 
 def from_config(
@@ -39,37 +39,37 @@ def from_config(
     tail: int = 0,
     layers: range | None = None,
 ) -> StateLayout:
-    """The layout of a model, from a configuration object of transformers, or from a config.json.
+    """Returns the layout of a model, from a configuration object of transformers or from a config.json.
 
-    Planes have the dtypes, and their axes the order, that the classes of transformers give them. Windows have the
-    inputs that a step needs from before. A configuration of several models stands for its text model. Where states of a
-    kind differ in shape, or are in some layers only, they are several planes: conv, conv2. Windows that are open at no
-    length of a kept state are planes of rows.
+    Planes have the dtypes and the order of axes of the classes of transformers. A window holds the earlier inputs that
+    a step needs. A configuration of several models stands for its text model. If states of one kind differ in shape, or
+    are in some layers only, they are several planes: conv, conv2. Windows that are never open at the length of a kept
+    state are planes of rows.
 
     Args:
-        config: the configuration: an object, a dict, or the path of a config.json or of the folder that has one.
-        ssm_dtype: of ssm planes; None: the field `mamba_ssm_dtype` or `mamba_ssm_cache_dtype`, without one as in the
-            class, which is fp32 nearly everywhere.
-        conv_dtype: of convolution windows; None: as in the class, which is nearly everywhere the dtype of the model.
-            That is the field `dtype`, or bf16 without one.
+        config: the configuration: an object, a dict, the path of a config.json, or the path of its folder.
+        ssm_dtype: dtype of ssm planes. None takes the field `mamba_ssm_dtype` or `mamba_ssm_cache_dtype`, or else the
+            dtype of the class, which is fp32 for nearly all models.
+        conv_dtype: dtype of convolution windows. None takes that of the class, which for nearly all models is the dtype
+            of the model: the field `dtype`, or bf16 without it.
         order: "layer_major" or "slot_major".
-        ranks: tensor-parallel ranks; the layout is that of one of them. With more ranks than groups (q and k of a delta
-            rule, B and C of Mamba-2) several ranks hold a group; heads of states are on one rank only.
-        conv_order: how windows lie in memory: "channel_first", "width_first", or "engine": as SGLang and vLLM store
-            those of the model, which is width first of Kimi's rule.
-        ssm_order: how states lie in memory: "key_value" (default) or "value_key" of a delta rule, "dim_state" (default)
-            or "state_dim" of Mamba-2, or "engine": as SGLang and vLLM store those of the model, which is "value_key"
-            and "dim_state". Kernels take a plane of "value_key" or "state_dim" as `plane.mT`.
-        tail: rows have tails, for steps of up to so many tokens (`Forward(tail=)`). The rings are planes of rows. Each
-            is named after its plane and what its decode step calls it: conv_x of a convolution; ssm_k, ssm_v, ssm_gate,
-            ssm_beta of a delta rule, with ssm_a and ssm_b in the place of ssm_beta of RWKV-7; ssm_x, ssm_b, ssm_dt of
-            Mamba. conv2_x belongs to conv2, layer by layer. `planes.tail` has the tuple that a step takes. 0: no tails.
-        layers: of the model, from 0, whose states are meant, such as those of a pipeline stage. None: all.
+        ranks: tensor-parallel ranks; the layout is that of one rank. With more ranks than groups (q and k of a delta
+            rule, B and C of Mamba-2), several ranks hold the same group. Heads of states are on one rank only.
+        conv_order: order of windows in memory: "channel_first", "width_first", or "engine", the order of SGLang and
+            vLLM for the model: width first for Kimi's rule.
+        ssm_order: order of states in memory: "key_value" (default) or "value_key" of a delta rule, "dim_state"
+            (default) or "state_dim" of Mamba-2, or "engine", the order of SGLang and vLLM for the model: "value_key"
+            and "dim_state". Pass a plane of "value_key" or "state_dim" to kernels as `plane.mT`.
+        tail: most tokens of a step of rows with tails (`Forward(tail=)`); 0 for no tails. The rings are planes of rows.
+            Their names are those of the plane and of a field of the decode step: conv_x of a convolution; ssm_k, ssm_v,
+            ssm_gate, ssm_beta of a delta rule; ssm_a and ssm_b instead of ssm_beta for RWKV-7; ssm_x, ssm_b, ssm_dt of
+            Mamba. conv2_x belongs to conv2, layer by layer. `planes.tail` returns the tuple that a step takes.
+        layers: layers of the model, from 0, whose states the layout has, such as a pipeline stage (default: all).
 
     Raises:
         InvalidArgument: the file cannot be read; the type is not known; fields are missing or contradict each other;
-            the ranks do not divide, or outnumber the heads of states; the model has no such layers; an order is not
-            one of the model; or with `tail`, a step has none.
+            the ranks do not divide, or outnumber the heads of states; the model has no such layers; the model has no
+            such order; or with `tail`, a step of the model takes no tail.
 
     Example:
         >>> from memstate.state.presets import from_config
@@ -106,22 +106,22 @@ def from_config(
 def kv_from_config(
     config: object, *, page_size: int, dtype: torch.dtype = torch.bfloat16, ranks: int = 1, layers: range | None = None
 ) -> StateLayout | None:
-    """The layout of a KV page of a model, as if a page were a slot; None for a model without attention.
+    """Returns the layout of a KV page of a model, as if a page were a slot; None for a model without attention.
 
-    A page has keys and values of every attention layer, which is `2 x KV heads x head size` elements a token and layer.
-    With latent attention (`kv_lora_rank`, as in Kimi Linear) it is `kv_lora_rank + qk_rope_head_dim` elements, which is
-    what vLLM and SGLang keep, and every rank has all of them. Windows of attention, KV that layers share, and keys of
-    an index are not taken into account.
+    A page has keys and values of every attention layer: `2 x KV heads x head size` elements a token and layer. With
+    latent attention (`kv_lora_rank`, as in Kimi Linear), it has `kv_lora_rank + qk_rope_head_dim` elements, as in vLLM
+    and SGLang, and every rank has all of them. The layout ignores windows of attention, KV that layers share, and keys
+    of an index.
 
     Args:
-        config: as for `from_config`.
+        config: the configuration, as in `from_config`.
         page_size: tokens of a page.
-        dtype: of keys and values.
-        ranks: tensor-parallel ranks; the layout is that of one of them. Ranks beyond the KV heads hold copies.
-        layers: as for `from_config`.
+        dtype: dtype of keys and values.
+        ranks: tensor-parallel ranks; the layout is that of one rank. If ranks outnumber KV heads, they hold copies.
+        layers: layers of the model, as in `from_config`.
 
     Raises:
-        InvalidArgument: as for `from_config`.
+        InvalidArgument: as in `from_config`.
 
     Example:
         >>> from memstate.state.presets import CHECKPOINTS, kv_from_config
@@ -149,12 +149,12 @@ def kv_from_config(
     return grouped(planes)[0].shard(ranks)
 
 
-def _among(layers: range | None, found: tuple[int, ...]) -> tuple[int, ...]:
-    return found if layers is None else tuple(layer for layer in found if layer in layers)
+def _among(layers: range | None, all_layers: tuple[int, ...]) -> tuple[int, ...]:
+    return all_layers if layers is None else tuple(layer for layer in all_layers if layer in layers)
 
 
 def _require_heads(kind: str, states: Sequence[Plane], ranks: int) -> None:
-    """Refuses more ranks than states have heads, which would hold copies: no engine runs that. Groups may be copied."""
+    """Refuses more ranks than heads of states: no engine copies heads. Groups may be copied."""
     for plane in states:
         for part in plane.parts:
             if (plane.name == "ssm" or part.name == "x") and part.units < ranks:
@@ -163,17 +163,17 @@ def _require_heads(kind: str, states: Sequence[Plane], ranks: int) -> None:
 
 
 def _text_model(config: object) -> tuple[Fields, torch.dtype, torch.dtype | None]:
-    """The fields of the text model of a configuration, its dtype, and that of its states where a field says it.
+    """Returns (fields of the text model of a configuration, its dtype, dtype of its states if a field has it).
 
     Raises:
-        InvalidArgument: the type is not known, or the dtype is none.
+        InvalidArgument: the type of the model is not known, or a dtype is invalid.
     """
     fields = Fields.of(config)
     dtype, engines = fields.dtype(*DTYPE), fields.dtype(*SSM_DTYPE)
     for _ in range(NESTED):
         if (text := next((text for name in TEXT if (text := fields.get(name)) is not None), None)) is None:
             break
-        fields = Fields(text)  # a nested configuration without a dtype is as the whole
+        fields = Fields(text)  # without a dtype, a nested configuration has that of the outer one
         dtype, engines = fields.dtype(*DTYPE) or dtype, fields.dtype(*SSM_DTYPE) or engines
     kind = fields.get("model_type")
     if kind == "log_linear_mamba2":

@@ -1,8 +1,8 @@
-"""What one layer of a model keeps: its planes, and the orders in which they can lie. Knows no field and no model.
+"""Describes the planes of one layer, by the kind of the layer, and their orders in memory. Knows no field and no model.
 
-Every plane says what tensor parallelism cuts: heads, groups of heads, or channels. A window holds the inputs that a
-causal convolution of `width` taps needs from before, so width-1 of them, as engines keep it; the cache of transformers
-keeps one more, the input of the step itself. The axes have the order that they have in that cache.
+Every plane says what tensor parallelism cuts: heads, groups of heads, or channels. A window holds the earlier inputs
+that a causal convolution of `width` taps needs: width-1 inputs, as in engines. The cache of transformers also holds the
+input of the step itself. The order of axes is that of this cache.
 """
 
 from dataclasses import replace
@@ -22,14 +22,14 @@ SsmOrder = Literal["key_value", "value_key", "dim_state", "state_dim", "engine"]
 
 
 class Kept(NamedTuple):
-    """The state of one layer, as the classes of transformers have it.
+    """The state of one layer, as in the classes of transformers.
 
     Attributes:
-        planes: windows first; several may have the same name.
-        orders: the orders in which the matrix of a head can lie, the usual one first.
-        engine: whether engines keep windows as `(width-1) channel`, and whether they keep matrices in the second order.
-        rows: what a request has beside its state, see `StateLayout`.
-        rings: for each plane, what a tail keeps of one token; nothing where a decode step has no tail.
+        planes: planes of the layer, windows first; several planes may have the same name.
+        orders: possible orders of a head's matrix in memory, the usual one first.
+        engine: (whether engines keep windows as `(width-1) channel`, whether they keep matrices in the second order).
+        rows: planes of rows, see `StateLayout`.
+        rings: fields of the tail of each plane; empty if the decode step takes no tail.
     """
 
     planes: tuple[Plane, ...]
@@ -39,7 +39,7 @@ class Kept(NamedTuple):
     rings: tuple[tails.Fields, ...] = ()
 
     def typed(self, model: torch.dtype, conv: torch.dtype | None, ssm: torch.dtype | None) -> "Kept":
-        """Returns it with the dtype of a model, or with dtypes of the caller for the planes of a name."""
+        """Returns the state with the dtype of the model; `conv` and `ssm` are dtypes for the planes of these names."""
         asked = {"conv": conv, "ssm": ssm}
 
         def of(plane: Plane) -> Plane:
@@ -52,20 +52,20 @@ class Kept(NamedTuple):
 
 
 def window(*parts: Part, width: int) -> Plane:
-    """The last width-1 inputs of a causal convolution, `channel (width-1)`."""
+    """Returns the plane of the last width-1 inputs of a causal convolution, `channel (width-1)`."""
     return Plane("conv", (sum(part.length for part in parts), width - 1), OF_MODEL, parts=parts)
 
 
 def matrices(heads: int, *shape: int) -> Plane:
-    """A matrix for each head."""
+    """Returns a plane with a matrix for each head."""
     return Plane("ssm", (heads, *shape), torch.float32, parts=(Part("head", heads),))
 
 
 def delta_rule(key_heads: int, value_heads: int, key: int, value: int, width: int, *, by_key: bool = False) -> Kept:
-    """Gated delta rule: ssm `head key value`, and a window over the channels q | k | v.
+    """Returns the state of a gated delta rule: ssm `head key value`, and a window over the channels q | k | v.
 
     Gated DeltaNet, https://arxiv.org/abs/2412.06464. Kimi Delta Attention, https://arxiv.org/abs/2510.26692, has the
-    same state, with a gate a key channel; engines keep its windows width first.
+    same state, with one gate a key channel (`by_key`); engines keep its windows width first.
     """
     parts = Part("q", key_heads, key), Part("k", key_heads, key), Part("v", value_heads, value)
     conv, ssm = window(*parts, width=width), matrices(value_heads, key, value)
@@ -74,7 +74,10 @@ def delta_rule(key_heads: int, value_heads: int, key: int, value: int, width: in
 
 
 def mamba2(heads: int, dim: int, groups: int, state: int, width: int) -> Kept:
-    """Mamba-2: ssm `head dim state`, and a window over x | B | C. See https://arxiv.org/abs/2405.21060."""
+    """Returns the state of Mamba-2: ssm `head dim state`, and a window over x | B | C.
+
+    See https://arxiv.org/abs/2405.21060.
+    """
     parts = Part("x", heads, dim), Part("B", groups, state), Part("C", groups, state)
     conv, ssm = window(*parts, width=width), matrices(heads, dim, state)
     rings = tails.of_window(conv), tails.of_selective(heads, dim, groups, state)
@@ -82,9 +85,9 @@ def mamba2(heads: int, dim: int, groups: int, state: int, width: int) -> Kept:
 
 
 def mamba3(heads: int, dim: int, state: int, angles: int) -> Kept:
-    """Mamba-3: ssm `head dim state`, how far each head has turned, and its last key and value.
+    """Returns the state of Mamba-3: the angles of each head, ssm `head dim state`, and the last key and value.
 
-    As `mamba_ssm` 2.3.2 has it for one input and one output. `Mamba3State` takes the planes in this order.
+    The planes are those of `mamba_ssm` 2.3.2 for one input and one output, in the order of `Mamba3State`.
     """
     parts = (Part("head", heads),)
     angle = Plane("angle", (heads, angles), torch.float32, parts=parts)
@@ -93,7 +96,10 @@ def mamba3(heads: int, dim: int, state: int, angles: int) -> Kept:
 
 
 def mamba(channels: int, state: int, width: int) -> Kept:
-    """Mamba: ssm `channel state`, and a window over the channels. See https://arxiv.org/abs/2312.00752."""
+    """Returns the state of Mamba: ssm `channel state`, and a window over the channels.
+
+    See https://arxiv.org/abs/2312.00752.
+    """
     part = Part("x", channels)
     conv = window(part, width=width)
     ssm = Plane("ssm", (channels, state), torch.float32, parts=(part,))
@@ -101,41 +107,42 @@ def mamba(channels: int, state: int, width: int) -> Kept:
 
 
 def convolutions(*convs: Plane) -> Kept:
-    """Convolutions alone."""
+    """Returns the state of a layer that has only convolutions."""
     return Kept(convs, rings=tuple(map(tails.of_window, convs)))
 
 
 def compressor(name: str, rate: int, size: int, overlap: int = 0) -> Kept:
-    """Windows of `rate` tokens that become one entry of KV each: keys and gates of the open window, `token channel`.
+    """Returns the state of a layer that pools windows of `rate` tokens to one entry of KV each.
 
-    The last token of a window need not be kept, since it closes the window in its own step. Where a window closes, all
-    is in the KV, unless windows overlap: then each token has a second series of keys and gates for the window after its
-    own, and the state is that of the last window. Gates start at -inf, which gives what is not there no weight.
+    Planes of rows hold keys and gates of the open window, `token channel`. The last token of a window is not kept,
+    because it closes the window in its own step. When a window closes, the KV has all of it, unless windows overlap.
+    Then each token has a second set of keys and gates for the next window, and the state holds the last window. Gates
+    start at -inf, so that missing tokens have no weight.
 
     Args:
-        name: of the planes, with "_kv" and "_gate" behind it.
+        name: start of the names of planes, before "_kv" and "_gate".
         rate: tokens of a window.
         size: channels of an entry.
-        overlap: the grid of the state if windows overlap, 0 if they do not.
+        overlap: grid of the state if windows overlap, otherwise 0.
     """
 
     def planes(tokens: int, channels: int, gates: torch.dtype, grid: int = 1) -> tuple[Plane, ...]:
         kv = Plane(f"{name}_kv", (tokens, channels), OF_MODEL, rewritten_each_step=False, grid=grid)
         return kv, replace(kv, name=f"{name}_gate", dtype=gates, fill=-inf)
 
-    last = planes(rate, size, torch.float32, overlap) if overlap else ()  # with a bias, which the class has in fp32
+    last = planes(rate, size, torch.float32, overlap) if overlap else ()  # fp32, because the class adds a bias in fp32
     return Kept(last, rows=planes(rate - 1, 2 * size if overlap else size, OF_MODEL))
 
 
 def conv_ordered(kept: Kept, order: ConvOrder) -> Kept:
-    """The same state with windows as `channel (width-1)` or `(width-1) channel`; the cut stays one of the channels.
+    """Returns the state with windows as `channel (width-1)` or `(width-1) channel`; ranks still cut the channels.
 
     Args:
-        kept: by a layer, as transformers has it.
-        order: "channel_first", "width_first", or "engine": as SGLang and vLLM store them.
+        kept: the state of a layer, as in transformers.
+        order: "channel_first", "width_first", or "engine", the order of SGLang and vLLM.
 
     Raises:
-        InvalidArgument: another order.
+        InvalidArgument: there is no such order.
     """
     if order not in get_args(ConvOrder):
         raise InvalidArgument(f"conv_order {order!r}: expected {' or '.join(get_args(ConvOrder))}")
@@ -149,15 +156,15 @@ def conv_ordered(kept: Kept, order: ConvOrder) -> Kept:
 
 
 def ssm_ordered(kept: Kept, order: SsmOrder) -> Kept:
-    """The same state with the matrix of a head in either order.
+    """Returns the state with the matrix of a head in an order.
 
     Args:
-        kept: by a layer, as transformers has it.
-        order: "key_value" or "value_key" of a delta rule, "dim_state" or "state_dim" of Mamba-2, or "engine": as SGLang
-            and vLLM store them, which is "value_key", "dim_state" and no change for the others.
+        kept: the state of a layer, as in transformers.
+        order: "key_value" or "value_key" of a delta rule, "dim_state" or "state_dim" of Mamba-2, or "engine", the order
+            of SGLang and vLLM: "value_key", "dim_state", and no change for other states.
 
     Raises:
-        InvalidArgument: another order, or one of another kind of state.
+        InvalidArgument: there is no such order, or this kind of state does not have it.
     """
     if order not in get_args(SsmOrder):
         raise InvalidArgument(f"ssm_order {order!r}: expected {' or '.join(get_args(SsmOrder))}")

@@ -1,4 +1,4 @@
-"""Which layers of a configuration hold state, and which attend, from whichever list of layers it has.
+"""Finds which layers of a configuration hold state, and which attend, from any list of layers that it may have.
 
 Layers count from 0, as in the model. Knows no dimension of a state.
 """
@@ -12,24 +12,24 @@ from memstate.state.presets.fields import Fields
 
 Layers = tuple[int, ...]
 
-# Kinds of layers that pool windows of tokens, by the tokens of a window where a checkpoint has only these.
+# Tokens of a window -> kind of the layers that pool such windows, for checkpoints that only have the numbers.
 COMPRESSED: Final = {4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
 # Kinds of layers that hold state; checkpoints written before transformers 5.0 say "mamba".
 STATE_LAYERS: Final = ("linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba", *COMPRESSED.values())
-ATTENTION_LAYERS: Final = (  # kinds that have KV; before transformers 5.0 "attention"
+ATTENTION_LAYERS: Final = (  # kinds of layers that have KV; "attention" before transformers 5.0
     "full_attention", "sliding_attention", "indexed_attention", "attention", "hybrid", "hybrid_sliding",
 )  # fmt: skip
-PURE: Final = ("mamba2", "mamba", "falcon_mamba", "rwkv7", "mamba3")  # no layer attends
-BESIDE: Final = ("falcon_h1", "zaya", "inkling_text", "inkling2_text")  # every layer attends and has a state
-EVERY_LAYER: Final = ("zamba", "zamba2", *BESIDE, *PURE)  # every layer has a state
+PURE: Final = ("mamba2", "mamba", "falcon_mamba", "rwkv7", "mamba3")  # model types in which no layer attends
+BESIDE: Final = ("falcon_h1", "zaya", "inkling_text", "inkling2_text")  # every layer attends and has state
+EVERY_LAYER: Final = ("zamba", "zamba2", *BESIDE, *PURE)  # every layer has state
 
 
 def kinds(fields: Fields, name: str) -> tuple[str, ...]:
-    """A field that lists the kind of each layer. Raises: InvalidArgument."""
-    found = fields.get(name)
-    if not isinstance(found, list | tuple) or not all(isinstance(kind, str) for kind in found):
+    """Returns a field that lists the kind of each layer. Raises: InvalidArgument."""
+    listed = fields.get(name)
+    if not isinstance(listed, list | tuple) or not all(isinstance(kind, str) for kind in listed):
         raise fields.refused(name, expected="a list with the kind of each layer")
-    return tuple(found)
+    return tuple(listed)
 
 
 def _of_kinds(fields: Fields, name: str) -> Layers:
@@ -40,11 +40,11 @@ def _of_pattern(fields: Fields, name: str, letter: str = "M") -> Layers:
     pattern = fields.get(name)
     if not isinstance(pattern, str):
         raise fields.refused(name, expected="a text with a letter for each layer")
-    return tuple(layer for layer, found in enumerate(pattern) if found == letter)
+    return tuple(layer for layer, kind in enumerate(pattern) if kind == letter)
 
 
 def _of_kimi(fields: Fields, name: str) -> Layers:
-    """The lists count layers from 1; without a number of layers the largest of them counts as the last."""
+    """Returns the layers of a list that counts from 1; without `num_hidden_layers`, its largest layer is the last."""
     total, attention = fields.get("num_hidden_layers"), "linear_attn_config.full_attn_layers"
     known = range(1, 1 + (2**31 if total is None else fields.number("num_hidden_layers")))
     state = fields.numbers(name, known)
@@ -80,7 +80,7 @@ def _all_but_periodic(fields: Fields, name: str) -> Layers:
 
 
 def compressors(fields: Fields) -> dict[int, tuple[str, int]]:
-    """Layers that pool windows of tokens, each with its kind and the tokens of a window. Raises: InvalidArgument."""
+    """Returns layer -> (kind, tokens of a window) of layers that pool windows. Raises: InvalidArgument."""
     if fields.get("layer_types") is not None:
         named = [(kind, f"compress_rates.{kind}") for kind in kinds(fields, "layer_types")]
         return {
@@ -88,15 +88,16 @@ def compressors(fields: Fields) -> dict[int, tuple[str, int]]:
             for layer, (kind, rate) in enumerate(named)
             if kind in COMPRESSED.values()
         }
-    found, total = fields.get("compress_ratios"), fields.number("num_hidden_layers")
-    known = isinstance(found, list | tuple) and all(is_whole(rate) and rate in (0, *COMPRESSED) for rate in found)
-    if not known or len(found) < total:
+    rates, total = fields.get("compress_ratios"), fields.number("num_hidden_layers")
+    known = isinstance(rates, list | tuple) and all(is_whole(rate) and rate in (0, *COMPRESSED) for rate in rates)
+    if not known or len(rates) < total:
         raise fields.refused("compress_ratios", expected=f"0, 4 or 128 for each of {total} layers")
-    # the entries behind those of the layers are of layers that guess tokens, which the class leaves out
-    return {layer: (COMPRESSED[rate], int(rate)) for layer, rate in enumerate(found[:total]) if rate}
+    # Entries beyond `total` belong to layers that guess tokens, which the class leaves out.
+    return {layer: (COMPRESSED[rate], int(rate)) for layer, rate in enumerate(rates[:total]) if rate}
 
 
-# The first that a configuration has decides, as in the classes, which derive the later ones from it or drop them.
+# Field -> function that reads it. The first field that a configuration has decides, as in the classes of transformers,
+# which compute the later fields from the first or drop them.
 READINGS: Final[Mapping[str, Callable[[Fields, str], Layers]]] = {
     "layer_types": _of_kinds,
     "layers_block_type": _of_kinds,
@@ -109,20 +110,20 @@ READINGS: Final[Mapping[str, Callable[[Fields, str], Layers]]] = {
     "layer_group_size": _all_but_every,
     "attn_layer_period": _all_but_periodic,
 }
-ONE_EACH: Final = ("layer_types", "layers_block_type", "hybrid_override_pattern")  # an entry for every layer
+ONE_EACH: Final = ("layer_types", "layers_block_type", "hybrid_override_pattern")  # with an entry for every layer
 
 
 def state_layers(config: object) -> Layers:
-    """Which layers of a configuration hold state, from whichever list of layers it has.
+    """Returns which layers of a configuration hold state, from any list of layers that it may have.
 
     Args:
-        config: a configuration object of transformers, a config.json as a dict, or its path.
+        config: a configuration object of transformers, a config.json as a dict, or the path of a config.json.
 
     Returns:
         The numbers of these layers in the model, from 0.
 
     Raises:
-        InvalidArgument: it has no such list, or the list and num_hidden_layers contradict each other.
+        InvalidArgument: the configuration has no such list, or the list contradicts num_hidden_layers.
     """
     fields = Fields.of(config)
     kind, total = fields.get("model_type"), fields.get("num_hidden_layers")
@@ -154,13 +155,13 @@ def require_layers(fields: Fields, layers: range | None) -> None:
 
 
 def attention_layers(fields: Fields) -> Layers:
-    """Which layers of a configuration attend to KV: those of the kinds that do, or else all that hold no state.
+    """Returns which layers attend to KV: layers of such kinds or, without kinds, all layers that hold no state.
 
     Args:
-        fields: of a configuration whose layers `state_layers` knows.
+        fields: fields of a configuration that `state_layers` can read.
 
     Raises:
-        InvalidArgument: as `state_layers`.
+        InvalidArgument: as in `state_layers`.
     """
     kind, state = fields.get("model_type"), state_layers(fields.config)
     if kind in PURE:
@@ -178,7 +179,7 @@ def attention_layers(fields: Fields) -> Layers:
 
 
 def sliding(fields: Fields, layer: int) -> bool:
-    """Whether a layer attends to a window only, where that changes its dimensions. Raises: InvalidArgument."""
+    """Returns whether a layer attends to a window only, if KV heads depend on that. Raises: InvalidArgument."""
     if fields.get("layer_types") is not None:
         return kinds(fields, "layer_types")[layer] == "hybrid_sliding"
     return layer in fields.numbers("local_layer_ids", range(fields.number("num_hidden_layers")))

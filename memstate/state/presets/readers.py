@@ -1,6 +1,6 @@
-"""What a layer keeps, model type by model type: which fields of a configuration say so. Imports no transformers.
+"""Reads the state of a layer from the fields of a configuration, by model type. Imports no transformers.
 
-A field that is missing is an error, never a default: a wrong layout is worse than none.
+A missing field is an error and never a default, because a wrong layout is worse than none.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,14 +29,14 @@ from memstate.state.presets.layers import COMPRESSED, compressors, sliding
 from memstate.state.presets.tails import OF_MODEL
 from memstate.state.sharding import Part
 
-Reader = Callable[[Fields, int], Kept]  # fields and the number of a layer with state
+Reader = Callable[[Fields, int], Kept]  # (fields, number of a layer with state) -> its state
 
-SLIDING_HEADS: Final = ("inkling_text", "inkling2_text")  # layers with a window have KV heads of their own
+SLIDING_HEADS: Final = ("inkling_text", "inkling2_text")  # their sliding layers have other KV heads
 _EXPANDED: Final = ("mamba_expand", "hidden_size")  # fields whose product is the channels of all heads
 
 
 def kv_heads(fields: Fields, layer: int) -> tuple[int, int]:
-    """KV heads of a layer and the size of one. Raises: InvalidArgument."""
+    """Returns (KV heads of a layer, size of a head). Raises: InvalidArgument."""
     own = "swa_" if fields.get("model_type") in SLIDING_HEADS and sliding(fields, layer) else ""
     heads = fields.number(f"{own}num_key_value_heads")
     names = [name for name in (f"{own}head_dim", "attention_head_dim") if fields.get(name) is not None]
@@ -51,10 +51,10 @@ def _delta_rule(fields: Fields, _: int) -> Kept:
 
 
 def _ngram_delta(fields: Fields, layer: int) -> Kept:
-    """A delta rule that in some layers also adds embeddings of n-grams, as Qwen4-Exp does.
+    """Reads a delta rule that also adds embeddings of n-grams in some layers, as in Qwen4-Exp.
 
-    Beside the state of the rule these keep the inputs of a dilated convolution, and the last tokens: before the first
-    one, those that end a text.
+    These layers also keep the inputs of a dilated convolution, and the last tokens. Tokens before the first one are the
+    token that ends a text.
     """
     kept, total = _delta_rule(fields, layer), fields.number("num_hidden_layers")
     if not fields.get("ple_layer_ids") or layer + 1 not in fields.numbers("ple_layer_ids", range(1, total + 1)):
@@ -69,7 +69,7 @@ def _ngram_delta(fields: Fields, layer: int) -> Kept:
 
 
 def _kimi(heads: str, dim: str, width: str) -> Reader:
-    """A reader for where a checkpoint has what the class keeps in fields of its own."""
+    """Returns a reader of Kimi's rule; the arguments name the fields of a checkpoint that lacks those of the class."""
 
     def read(fields: Fields, _: int) -> Kept:
         count, size = fields.number("linear_num_heads", heads), fields.number("linear_head_dim", dim)
@@ -84,10 +84,10 @@ _KIMI: Final = _kimi(*(f"linear_attn_config.{name}" for name in ("num_heads", "h
 def _mamba2(
     heads: str, dim: str, groups: str, state: str, width: str, *, wide: Sequence[tuple[str, ...]] = ()
 ) -> Reader:
-    """A reader for the five names that a model has for the same five dimensions.
+    """Returns a reader of Mamba-2; the first five arguments name a model's fields for the five dimensions.
 
-    `wide` names fields whose product is the channels of all heads, where the class insists on it; of several the first
-    that is there counts. Nemotron-H has heads that are not expand * hidden_size, and its class allows it.
+    `wide` has tuples of fields; the product of the first tuple that a configuration has must be the channels of all
+    heads. It is empty if the class does not require that: heads of Nemotron-H are not expand * hidden_size channels.
     """
 
     def read(fields: Fields, _: int) -> Kept:
@@ -105,18 +105,18 @@ def _mamba2(
 
 
 def _mamba(fields: Fields, _: int) -> Kept:
-    # intermediate_size wins: Falcon-Mamba-7B has expand 16, and twice its hidden size in channels.
+    # intermediate_size wins: Falcon-Mamba-7B has expand 16, but twice its hidden size in channels.
     wide = ("intermediate_size",) if fields.get("intermediate_size") is not None else ("expand", "hidden_size")
     return mamba(prod(map(fields.number, wide)), fields.number("state_size"), fields.number("conv_kernel"))
 
 
 def _jamba(fields: Fields, _: int) -> Kept:
-    channels = prod(map(fields.number, _EXPANDED))  # intermediate_size is that of the MLP
+    channels = prod(map(fields.number, _EXPANDED))  # intermediate_size belongs to the MLP
     return mamba(channels, fields.number("mamba_d_state"), fields.number("mamba_d_conv"))
 
 
 def _zamba(fields: Fields, _: int) -> Kept:
-    """Mamba with its channels in heads: ssm `head channel state`. See https://arxiv.org/abs/2405.16712."""
+    """Reads Mamba with channels in heads: ssm `head channel state`. See https://arxiv.org/abs/2405.16712."""
     channels, heads = prod(map(fields.number, _EXPANDED)), fields.number("n_mamba_heads")
     if channels % heads:
         raise fields.refused(*_EXPANDED, "n_mamba_heads", expected=f"{channels} channels in heads of one size")
@@ -127,7 +127,7 @@ def _zamba(fields: Fields, _: int) -> Kept:
 
 
 def _rwkv7(fields: Fields, _: int) -> Kept:
-    """RWKV-7: ssm `head key value`, and two token shifts: the last input of time mixing and that of channel mixing.
+    """Reads RWKV-7: ssm `head key value`, and two token shifts, the last inputs of time mixing and of channel mixing.
 
     See https://arxiv.org/abs/2503.14456. The fields are those of flash-linear-attention. Every rank holds the shifts.
     """
@@ -140,7 +140,7 @@ def _rwkv7(fields: Fields, _: int) -> Kept:
 
 
 def _mamba3(fields: Fields, _: int) -> Kept:
-    """Mamba-3, with the fields of flash-linear-attention: of the states of a head, a part is turned in pairs."""
+    """Reads Mamba-3 with the fields of flash-linear-attention; `rope_fraction` of a head's states turn in pairs."""
     turned, channels = fields.get("rope_fraction"), fields.number("expand") * fields.number("hidden_size")
     if turned not in (0.5, 1.0) or fields.get("is_mimo"):
         raise fields.refused("rope_fraction", "is_mimo", expected="0.5 or 1.0, and one input and output")
@@ -151,12 +151,15 @@ def _mamba3(fields: Fields, _: int) -> Kept:
 
 
 def _short_conv(fields: Fields, _: int) -> Kept:
-    """Gated short convolution: a window over the channels and no ssm plane. See https://arxiv.org/abs/2511.23404."""
+    """Reads a gated short convolution: a window over the channels, no ssm plane.
+
+    See https://arxiv.org/abs/2511.23404.
+    """
     return convolutions(window(Part("x", fields.number("hidden_size")), width=fields.number("conv_L_cache")))
 
 
 def _short_convs(fields: Fields, layer: int) -> Kept:
-    """Four short convolutions of a layer, as in Inkling: of keys, values, and the outputs of attention and MLP.
+    """Reads four short convolutions of a layer, as in Inkling: of keys, values, and the outputs of attention and MLP.
 
     Every rank holds the windows of the outputs. The classes compute all four in fp32.
     """
@@ -167,9 +170,10 @@ def _short_convs(fields: Fields, layer: int) -> Kept:
 
 
 def _convolved_attention(fields: Fields, layer: int) -> Kept:
-    """Compressed convolutional attention, as in Zaya: inputs of two convolutions over q | k, and the last half value.
+    """Reads compressed convolutional attention, as in Zaya: a window over q | k for two convolutions, and half a value.
 
-    See https://arxiv.org/abs/2510.04476. Every rank holds the half value: its heads do not divide.
+    See https://arxiv.org/abs/2510.04476. Half of the last value is kept. Every rank holds it, because its
+    heads do not divide.
     """
     heads, size = kv_heads(fields, layer)
     width = fields.number("cca_time0") + fields.number("cca_time1") - 1
@@ -178,15 +182,15 @@ def _convolved_attention(fields: Fields, layer: int) -> Kept:
 
 
 def _compressed(fields: Fields, layer: int) -> Kept:
-    """What pools KV in a layer of DeepSeek-V4, and in layers of overlapping windows also what pools keys of the index.
+    """Reads the windows that pool KV in a layer of DeepSeek-V4 and, if windows overlap, those that pool index keys.
 
-    Open windows belong to the request, so states can be kept where the windows of all layers close.
+    Open windows belong to the request, so a state can be kept at lengths at which the windows of all layers close.
     """
-    found = compressors(fields)
-    (kind, rate), size = found[layer], fields.number("head_dim")
+    pooling = compressors(fields)
+    (kind, rate), size = pooling[layer], fields.number("head_dim")
     if kind != COMPRESSED[4]:
         return compressor("hca", rate, size)
-    grid = lcm(*(rate for _, rate in found.values()))
+    grid = lcm(*(rate for _, rate in pooling.values()))
     kv, index = compressor("csa", rate, size, grid), compressor("index", rate, fields.number("index_head_dim"), grid)
     return Kept(kv.planes + index.planes, rows=kv.rows + index.rows)
 
@@ -204,7 +208,7 @@ READERS: Final[Mapping[str, Reader]] = {
     "olmo_hybrid": _delta_rule,
     "kimi_linear": _KIMI,
     "glm5_next_text": _KIMI,
-    "glm5_next": _KIMI,  # a checkpoint without pictures has no nested text model
+    "glm5_next": _KIMI,  # checkpoints without pictures nest no text model
     "bailing_hybrid": _kimi("num_attention_heads", "head_dim", "short_conv_kernel_size"),
     "nemotron_h": _mamba2("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel"),
     "falcon_h1": _hybrid_mamba2(("mamba_d_ssm",), _EXPANDED),

@@ -1,7 +1,7 @@
-"""The rings of tails: what the memory of a row keeps of tokens that are not in its state yet. Knows no model.
+"""Lists the rings of tails, in which a row keeps tokens that are not in its state yet. Knows no model.
 
-The fields of `ConvTail`, `DeltaTail` and `SelectiveTail` in `memstate.kernels.tables` say what a decode step keeps of a
-token: its inputs in the dtype of the model, gates and rates in fp32.
+A decode step keeps a token in the fields of `ConvTail`, `DeltaTail` or `SelectiveTail` of `memstate.kernels.tables`:
+inputs in the dtype of the model; gates, beta and dt in fp32.
 """
 
 from collections.abc import Sequence
@@ -13,41 +13,41 @@ import torch
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.sharding import Part
 
-OF_MODEL: Final = torch.bfloat16  # of a plane that has the dtype of the model in the classes of transformers
-Fields = tuple[Plane, ...]  # of a tail, each for one token
+OF_MODEL: Final = torch.bfloat16  # stands for the dtype of the model
+Fields = tuple[Plane, ...]  # fields of a tail, each with the shape of one token
 
 
 def of_heads(name: str, heads: int, *shape: int, dtype: torch.dtype = OF_MODEL) -> Plane:
-    """A field with `head ...` of a token."""
+    """Returns a field `head ...` of one token."""
     return Plane(name, (heads, *shape), dtype, parts=(Part("head", heads),))
 
 
 def of_window(conv: Plane) -> Fields:
-    """What a convolution keeps of a token, whose window is `channel (width-1)`."""
+    """Returns the field of a convolution; its window is `channel (width-1)`."""
     return (replace(conv, name="x", shape=conv.shape[:1]),)
 
 
 def of_delta_rule(key_heads: int, heads: int, key: int, value: int, *, by_key: bool) -> Fields:
-    """What a gated delta rule keeps of a token, with a gate a head, or a key channel."""
+    """Returns the fields of a gated delta rule, with one gate a head or, with `by_key`, one a key channel."""
     gate = of_heads("gate", heads, *[key] * by_key, dtype=torch.float32)
     k, v = of_heads("k", key_heads, key), of_heads("v", heads, value)
     return k, v, gate, of_heads("beta", heads, dtype=torch.float32)
 
 
 def of_generalized_rule(heads: int, size: int) -> Fields:
-    """What the rule of RWKV-7 keeps of a token: `a` and `b` in the place of beta."""
+    """Returns the fields of the rule of RWKV-7: `a` and `b` replace beta."""
     k, v, gate, _ = of_delta_rule(heads, heads, size, size, by_key=True)
     return k, v, gate, replace(k, name="a"), replace(k, name="b")
 
 
 def of_selective(heads: int, dim: int, groups: int, state: int) -> Fields:
-    """What Mamba-2 keeps of a token."""
+    """Returns the fields of Mamba-2."""
     x, b = of_heads("x", heads, dim), Plane("b", (groups, state), OF_MODEL, parts=(Part("group", groups),))
     return x, b, of_heads("dt", heads, dtype=torch.float32)
 
 
 def of_channels(heads: int, channels: int, state: int) -> Fields:
-    """What Mamba keeps of a token; of one head, ranks cut the channels."""
+    """Returns the fields of Mamba; with one head, ranks cut the channels."""
     x, b = of_heads("x", heads, channels), of_heads("b", heads, state)
     if heads == 1:
         x, b = replace(x, parts=(Part("x", channels),), axis=1), replace(b, parts=())
@@ -57,12 +57,12 @@ def of_channels(heads: int, channels: int, state: int) -> Fields:
 def ringed(layout: StateLayout, fields: Sequence[tuple[str, Fields]], tail: int) -> StateLayout:
     """Returns a layout whose rows have rings of 3 * tail - 1 tokens.
 
-    A ring is named after its plane and its field, such as "ssm_k", and has the layers of the plane.
+    The name of a ring is that of its plane and its field, such as "ssm_k". A ring has the layers of the plane.
 
     Args:
-        layout: of the states.
-        fields: for each state of each layer, the name of its plane, and what its tail keeps of a token.
-        tail: tokens of a step.
+        layout: layout of the states.
+        fields: for each state of each layer, (name of its plane, fields of its tail).
+        tail: most tokens of a step.
     """
     of = dict(fields)
     rings = [

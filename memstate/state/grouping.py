@@ -1,4 +1,4 @@
-"""One layout for states of any shapes: equal states share a plane."""
+"""Groups states of any shapes into one layout: equal states share a plane."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,17 +8,17 @@ from memstate.state.layout import Order, Plane, StateLayout
 
 
 def grouped(states: Sequence[Plane], order: Order = "layer_major") -> tuple[StateLayout, tuple[tuple[str, int], ...]]:
-    """Returns one layout for the states of all layers of a model, and where each of them lies in it.
+    """Returns one layout for the states of all layers of a model, and where each state lies in it.
 
-    Equal states are one plane. A second plane of the same name gets the number 2. The layers of the layout are those of
-    the largest plane; the others may have layers of their own.
+    Equal states share a plane. A second plane of the same name gets the number 2. The number of layers of the layout is
+    that of the largest plane; other planes may have a number of their own.
 
     Args:
-        states: each state of each layer of the model; one or more.
-        order: of the layout.
+        states: one or more; every state of every layer of the model.
+        order: order of the layout.
 
     Returns:
-        The layout, and for each state the name of its plane and the layer of the plane.
+        The layout, and for each state (name of its plane, layer in this plane).
     """
     groups: dict[Plane, list[int]] = {}
     for at, state in enumerate(states):

@@ -1,11 +1,11 @@
-"""What one slot consists of and where its bytes lie, as arithmetic on byte offsets. Knows no memory and no device.
+"""Describes the planes of a slot, and computes byte offsets of its blocks. Knows no memory and no device.
 
     layer_major   one arena per plane   layer slot [block .. pad]         a plane of one layer is one dense tensor
-    slot_major    one arena in all      slot layer plane [block .. pad]   a slot, and each of its layers, is one run
+    slot_major    one arena             slot layer plane [block .. pad]   a slot, and each of its layers, is one run
 
-In slot_major, planes with another number of layers follow those before them, `layer plane` again.
+In slot_major, planes with the same number of layers lie together as `layer plane`, one such group behind the other.
 
-A block is one plane of one layer of one slot, padded to `alignment`, so that 16 bytes can move at a time everywhere.
+A block is one plane of one layer of one slot, padded to `alignment`, so that lanes can always move 16 bytes at a time.
 """
 
 import sys
@@ -25,8 +25,8 @@ from memstate.sizes import INT64_MAX, format_bytes
 from memstate.state.sharding import Owned, Part
 
 Order = Literal["layer_major", "slot_major"]
-MOVE_BYTES = 16  # what one lane of a kernel moves
-NEVER = 2**31  # tokens that no request has
+MOVE_BYTES = 16  # bytes that one lane of a kernel moves at a time
+NEVER = 2**31  # more tokens than any request has
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,25 +34,25 @@ class Plane:
     """One named tensor of the state.
 
     Args:
-        name: of the plane, such as "conv" or "ssm".
+        name: name of the plane, such as "conv" or "ssm".
         shape: elements per slot and layer; () is one element, a zero makes the plane empty.
-        dtype: of the elements.
-        rewritten_each_step: whether a step computes every element anew. A plane that is written in part must be copied
-            where a step reads one slot and writes another.
-        parts: what tensor parallelism cuts along `axis`, in the order of memory. Without parts every rank holds the
-            whole plane.
+        dtype: dtype of the elements.
+        rewritten_each_step: whether a step computes every element anew. If a step writes only a part of the plane, and
+            reads one slot and writes another, the plane must be copied first.
+        parts: the parts that tensor parallelism cuts along `axis`, in the order of memory. Without parts, every rank
+            holds the whole plane.
         axis: the axis that is cut.
-        order: which of several orders of the axes this is, such as "value_key": the shape may not say it. A state of
-            one order is not found as one of another.
-        layers: how many layers of the model hold this plane (default: those of the layout). 1 for what a request has
-            once, such as its last tokens.
-        fill: what every element of a fresh slot and of the null slot is. None: the plane is never made fresh, because
-            every element is written before it is read.
-        grid: the state can be kept and found again only at multiples of so many tokens, because the plane is
-            incomplete between them. None: never.
+        order: name of the order of the axes, such as "value_key", which the shape may not show. A state that was stored
+            in one order does not match a layout with another order.
+        layers: number of layers of the model that hold this plane (default: that of the layout). 1 for data that a
+            request has once, such as its last tokens.
+        fill: value of every element of a fresh slot and of the null slot. None if the plane is never made fresh,
+            because every element is written before it is read.
+        grid: tokens; the state can be kept and found again only at multiples of this number, because the plane is
+            incomplete between them. None if it is always incomplete.
 
     Raises:
-        InvalidArgument: a name, size, dtype, fill or order that cannot be meant, or parts that are not the axis.
+        InvalidArgument: a name, size, dtype, fill or order is invalid, or the parts do not add up to the axis.
 
     Example:
         >>> import torch
@@ -88,12 +88,12 @@ class Plane:
         object.__setattr__(self, "fill", _fill(self.name, self.fill, self.dtype))
 
     def _require_fit(self) -> None:
-        """Refuses parts that are not exactly one axis of the shape."""
+        """Refuses parts that do not add up to one axis of the shape."""
         parts, axis, who = self.parts, self.axis, f"plane {self.name}"
         names = [part.name for part in parts]
         if len(set(names)) != len(names):
             raise InvalidArgument(f"{who}: parts {names}, expected each name once")
-        axes = len(self.shape) if parts else 1  # without parts the axis says nothing
+        axes = len(self.shape) if parts else 1  # without parts, the axis means nothing
         if not is_whole(axis) or not 0 <= axis < axes:
             why = "nothing to cut there"
             raise InvalidArgument(f"{who}: axis {axis!r} of shape {self.shape} with {len(parts)} parts: {why}")
@@ -116,19 +116,20 @@ class Plane:
 
     @property
     def pattern(self) -> int | None:
-        """The fill as 64 bits that repeat in memory, a signed number; 0 for zeros, None without a fill."""
+        """The fill as the 64 bits that repeat in memory, a signed number; 0 for zeros, None without a fill."""
         if not self.fill:
             return self.fill if self.fill is None else 0
         element = torch.full((1,), self.fill, dtype=self.dtype, device="cpu").view(torch.uint8)
         return int.from_bytes(bytes(element.tolist()) * (8 // self.dtype.itemsize), sys.byteorder, signed=True)
 
     def shard(self, ranks: int) -> "Plane":
-        """The plane that one of `ranks` ranks holds; `owned` says which part.
+        """Returns the plane of one of `ranks` ranks; `owned` says which elements the rank holds.
 
-        Each rank holds an equal share of the units of a part, or one unit that other ranks hold too.
+        Each rank holds an equal share of the units of a part. With more ranks than units, several ranks hold the same
+        unit.
 
         Args:
-            ranks: how many ranks there are.
+            ranks: number of ranks.
 
         Raises:
             InvalidArgument: the units of a part and the ranks do not divide each other.
@@ -147,34 +148,34 @@ class Plane:
         return replace(self, parts=parts, shape=(*self.shape[: self.axis], size, *self.shape[self.axis + 1 :]))
 
     def slices(self) -> dict[str, slice]:
-        """Where each part lies along `axis`, by name; nothing for a plane without parts."""
+        """Returns name -> slice along `axis` of each part; nothing for a plane without parts."""
         ends = accumulate(part.length for part in self.parts)
         return {part.name: slice(end - part.length, end) for part, end in zip(self.parts, ends, strict=True)}
 
     def owned(self, ranks: int, rank: int) -> list[Owned]:
-        """Which slices along `axis` of this plane a rank holds, and where in `shard(ranks)` they lie.
+        """Returns the slices along `axis` of this plane that a rank holds, and their places in `shard(ranks)`.
 
-        With more ranks than units, neighbours hold the same unit. Heads are cut the same way, so they stay with the
-        group they belong to. A plane without parts is one entry with the plane's name and all of it.
+        With more ranks than units, neighbouring ranks hold the same unit. Heads and groups are cut the same way, so
+        heads stay with their group. A plane without parts is one entry with the plane's name and the whole axis.
 
         Args:
-            ranks: how many ranks there are.
-            rank: which one of them.
+            ranks: number of ranks.
+            rank: number of the rank, from 0.
 
         Raises:
-            InvalidArgument: there is no such rank, or the parts cannot be cut.
+            InvalidArgument: there is no such rank, or the ranks do not divide the units of a part.
         """
         local = self.shard(ranks).slices()
         if not is_whole(rank) or not 0 <= rank < ranks:
             raise InvalidArgument(f"plane {self.name}: rank {rank!r}, expected 0 to {ranks - 1}")
-        found, uncut, rank, ranks = list[Owned](), self.slices(), int(rank), int(ranks)
+        held, uncut, rank, ranks = list[Owned](), self.slices(), int(rank), int(ranks)
         for part in self.parts:
             first, mine = uncut[part.name].start + rank * part.units // ranks * part.size, local[part.name]
-            found.append(Owned(part.name, slice(first, first + mine.stop - mine.start), mine))
-        return found or [Owned(self.name, slice(None), slice(None))]
+            held.append(Owned(part.name, slice(first, first + mine.stop - mine.start), mine))
+        return held or [Owned(self.name, slice(None), slice(None))]
 
     def index(self, along: slice) -> tuple[EllipsisType | slice, ...]:
-        """The index that takes a slice along `axis` out of a tensor that ends in the axes of this plane."""
+        """Returns the index of a slice along `axis`, for a tensor whose last axes are those of this plane."""
         if not self.shape:
             return (...,)
         return (..., along, *[slice(None)] * (len(self.shape) - self.axis - 1))
@@ -190,7 +191,7 @@ class Plane:
 
 
 class Placement(NamedTuple):
-    """Where the blocks of one plane start, in bytes: arena[offset + layer * layer_stride + slot * slot_stride]."""
+    """The blocks of one plane, in bytes; each starts at arena[offset + layer * layer_stride + slot * slot_stride]."""
 
     arena: int
     offset: int
@@ -199,7 +200,7 @@ class Placement(NamedTuple):
 
 
 class PlaneRow(NamedTuple):
-    """One plane as a line of a table: bytes of one layer of one slot, and the `Placement` of these blocks.
+    """A plane as a row of a table: the bytes of one block, and the `Placement` of its blocks.
 
     In slot_major `offset` and `layer_stride` are bytes from the start of a slot.
     """
@@ -216,7 +217,7 @@ class PlaneRow(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Bytes that lie in one piece in every slot: arena[offset + slot * slot_stride], nbytes long."""
+    """Bytes that are contiguous in every slot: `nbytes` from arena[offset + slot * slot_stride] on."""
 
     arena: int
     offset: int
@@ -230,15 +231,16 @@ class StateLayout(Shown):
 
     Args:
         planes: one or more, each name once.
-        layers: how many layers hold state. A plane exists once in each of them, unless it has layers of its own.
+        layers: number of layers that hold state. A plane without `layers` of its own exists once in each of them.
         order: "layer_major" or "slot_major".
         alignment: every block starts and ends at a multiple of this many bytes from the start of its arena; a multiple
             of 16.
-        rows: what each request has once, whatever slots it uses, such as the inputs since the last whole state: planes
-            by row, `layer row ...`. It is fresh when a request starts, goes along with a fork, and is never published.
+        rows: planes with one entry per row, `layer row ...`, for data that belongs to a request and not to a slot, such
+            as its inputs since the last complete state. An entry is fresh when a request starts, is copied by a fork,
+            and is never published.
 
     Raises:
-        InvalidArgument: a value that cannot be meant.
+        InvalidArgument: a value is invalid.
 
     Example:
         >>> import torch
@@ -276,16 +278,16 @@ class StateLayout(Shown):
             )
 
     def layers_of(self, plane: Plane) -> int:
-        """Layers of a plane."""
+        """Returns the number of layers of a plane."""
         return plane.layers or self.layers
 
     @property
     def grid(self) -> int:
-        """Tokens at whose multiples the state can be kept: the least that all planes allow, `NEVER` if one has none."""
+        """The least number of tokens at whose multiples all planes can be kept; `NEVER` if one can never be."""
         return min(NEVER, lcm(*(plane.grid or NEVER for plane in self.planes)))
 
     def block_bytes(self, plane: Plane) -> int:
-        """Bytes of a plane per slot and layer, padding included."""
+        """Returns the bytes of a plane per slot and layer, padding included."""
         return -(-plane.nbytes // self.alignment) * self.alignment
 
     @property
@@ -299,40 +301,40 @@ class StateLayout(Shown):
         return sum(self.layers_of(plane) * plane.nbytes for plane in self.planes)
 
     def arena_bytes(self, slots: int) -> tuple[int, ...]:
-        """Size of each arena in bytes for `slots` slots and the null slot. Raises: InvalidArgument."""
+        """Returns the bytes of each arena for `slots` slots and the null slot. Raises: InvalidArgument."""
         slots = whole("slots", slots, least=0)
         if self.order == "slot_major":
             return ((slots + 1) * self.bytes_per_slot,)
         return tuple(self.layers_of(plane) * (slots + 1) * self.block_bytes(plane) for plane in self.planes)
 
     def placements(self, slots: int) -> tuple[Placement, ...]:
-        """Where each plane lies in the arenas for `slots` slots and the null slot. Raises: InvalidArgument."""
+        """Returns where each plane lies in arenas of `slots` slots and the null slot. Raises: InvalidArgument."""
         slots = whole("slots", slots, least=0)
         blocks = [self.block_bytes(plane) for plane in self.planes]
         if self.order == "layer_major":
             return tuple(Placement(i, 0, (slots + 1) * block, block) for i, block in enumerate(blocks))
-        found, start = dict[str, Placement](), 0
+        places, start = dict[str, Placement](), 0
         for layers in dict.fromkeys(map(self.layers_of, self.planes)):
             alike = [plane for plane in self.planes if self.layers_of(plane) == layers]
             ends = [*accumulate(map(self.block_bytes, alike))]
             for plane, end in zip(alike, ends, strict=True):
                 offset = start + end - self.block_bytes(plane)
-                found[plane.name] = Placement(0, offset, ends[-1], self.bytes_per_slot)
+                places[plane.name] = Placement(0, offset, ends[-1], self.bytes_per_slot)
             start += layers * ends[-1]
-        return tuple(found[plane.name] for plane in self.planes)
+        return tuple(places[plane.name] for plane in self.planes)
 
     def table(self, slots: int = 1) -> list[PlaneRow]:
-        """Where a slot has its bytes, a row per plane; `slots` decides layer_stride only. Raises: InvalidArgument."""
+        """Returns where each plane lies in a slot; only layer_stride depends on `slots`. Raises: InvalidArgument."""
         return [
             PlaneRow(plane.name, plane.shape, plane.dtype, plane.nbytes, self.block_bytes(plane) - plane.nbytes, *place)
             for plane, place in zip(self.planes, self.placements(slots), strict=True)
         ]
 
     def shard(self, ranks: int) -> "StateLayout":
-        """The layout that one of `ranks` tensor-parallel ranks holds; `Plane.owned` says which bytes are whose.
+        """Returns the layout of one of `ranks` tensor-parallel ranks; `Plane.owned` says what each rank holds.
 
         Args:
-            ranks: how many ranks there are.
+            ranks: number of ranks.
 
         Raises:
             InvalidArgument: the units of a part and the ranks do not divide each other.
@@ -341,7 +343,7 @@ class StateLayout(Shown):
         return replace(self, planes=tuple(plane.shard(ranks) for plane in self.planes), rows=rows)
 
     def runs(self, slots: int) -> tuple[Run, ...]:
-        """The longest runs of bytes that make up a slot, with every block once in them. Raises: InvalidArgument."""
+        """Returns the longest runs of bytes of a slot; every block is in one run. Raises: InvalidArgument."""
         slots = whole("slots", slots, least=0)
         if self.order == "slot_major":
             return (Run(0, 0, self.bytes_per_slot, self.bytes_per_slot),) if self.bytes_per_slot else ()
@@ -380,9 +382,9 @@ class StateLayout(Shown):
 
 
 def _fill(plane: str, fill: float | None, dtype: torch.dtype) -> float | None:
-    """The fill as the dtype has it. Raises: InvalidArgument for one that it cannot hold."""
+    """Returns the fill in the dtype. Raises: InvalidArgument if the dtype cannot hold it."""
     try:
-        if fill is None or fill == 0:  # of every dtype
+        if fill is None or fill == 0:  # every dtype holds 0
             return fill if fill is None else 0
         kept = torch.full((1,), fill, dtype=dtype, device="cpu").item()
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -395,7 +397,7 @@ def _fill(plane: str, fill: float | None, dtype: torch.dtype) -> float | None:
 
 
 def _shape(plane: str, shape: Iterable[int]) -> tuple[int, ...]:
-    """The sizes as ints. Raises: InvalidArgument with the plane's name."""
+    """Returns the sizes as ints. Raises: InvalidArgument with the plane's name."""
     sizes = tuple(shape) if isinstance(shape, Iterable) else (None,)
     if not all(is_whole(size) and size >= 0 for size in sizes):
         raise InvalidArgument(f"plane {plane}: shape {shape!r}, expected sizes of 0 or more")

@@ -1,6 +1,6 @@
-"""The memory of the states: the tile tables of its planes, and its sleep. Moves no slot.
+"""Holds the memory of the states: builds tile tables, releases the memory and brings it back. Moves no slot.
 
-A span is what lies in one piece in every slot: a block of a region, or several that touch.
+A span is bytes that are contiguous in every slot: a block of a region, or several that touch.
 """
 
 from abc import ABC, abstractmethod
@@ -24,29 +24,29 @@ from memstate.state.regions import Region, buffer_infos
 
 TILE_ROW = 24  # bytes of a tile in the table: three int64
 RING_ROW = 32  # bytes of a ring in the table of rings: four int64
-PATTERN = 8  # bytes of a tile in the table of patterns, which planes with a fill have
+PATTERN = 8  # bytes of a tile in the table of patterns, for planes with a fill
 
 
 class Span(NamedTuple):
-    """Bytes in one piece in every slot; `start` counts from the first byte of `blocks`, whose address may change."""
+    """Bytes that are contiguous in every slot; `start` counts from `blocks`, whose address may change."""
 
     blocks: Tensor
     start: int
     slot_stride: int
     nbytes: int
-    pattern: int | None  # None: never made fresh
+    pattern: int | None  # 64 bits of a fresh span; None if never made fresh
 
     @property
     def address(self) -> int:
-        """Where slot 0 lies now."""
+        """The current address of the span in slot 0."""
         return self.blocks.data_ptr() + self.start
 
 
 @lru_cache
 def table_bytes(layout: StateLayout) -> int:
-    """Returns the bytes of the tile table of planes in arenas of their own, the same for any number of slots."""
+    """Returns the bytes of the tile table of planes in memstate's own arenas, for any number of slots."""
     runs, patterns = [run.nbytes for run in layout.runs(1)], {plane.pattern for plane in layout.planes}
-    if layout.order == "slot_major" and len(patterns) > 1:  # a span has one pattern
+    if layout.order == "slot_major" and len(patterns) > 1:  # blocks of different patterns are different spans
         blocks = sorted(
             (place.offset + layer * place.layer_stride, layout.block_bytes(plane), plane.pattern)
             for plane, place in zip(layout.planes, layout.placements(1), strict=True)
@@ -57,24 +57,24 @@ def table_bytes(layout: StateLayout) -> int:
 
 
 def rings_of(name: str, rows: Collection[str]) -> tuple[type[Any], dict[str, str]] | None:
-    """Returns the kind of a plane's tail, and which planes of rows are the rings of its fields; None without a tail.
+    """Returns (kind of a plane's tail, field -> name of the plane of rows that is its ring); None without a tail.
 
     Args:
-        name: of the plane.
+        name: name of the plane.
         rows: names of the planes of rows.
     """
     for kind in (DeltaTail, SelectiveTail, ConvTail):
-        found = {field: ring for field in kind._fields if (ring := f"{name}_{field}") in rows}
-        if found.keys() >= set(kind._fields) - set(kind._field_defaults):
-            return kind, found
+        rings = {field: ring for field in kind._fields if (ring := f"{name}_{field}") in rows}
+        if rings.keys() >= set(kind._fields) - set(kind._field_defaults):
+            return kind, rings
     return None
 
 
 def ring_names(layout: StateLayout) -> set[str]:
     """Returns the names of the planes of rows that are rings of tails."""
     rows = {plane.name for plane in layout.rows.planes} if layout.rows is not None else set[str]()
-    found = [rings for plane in layout.planes if (rings := rings_of(plane.name, rows))]
-    return {ring for _, rings in found for ring in rings.values()}
+    tails = [rings for plane in layout.planes if (rings := rings_of(plane.name, rows))]
+    return {ring for _, rings in tails for ring in rings.values()}
 
 
 def ring_table_bytes(layout: StateLayout) -> int:
@@ -89,15 +89,15 @@ def tiles_of(nbytes: int) -> range:
 
 
 class AddressTable(ABC):
-    """A table of addresses on the device, which can be filled again in place when they have moved.
+    """A table of addresses on the device, which can be filled again in place when the addresses have moved.
 
     Args:
-        columns: numbers of a row, which starts with its address.
-        device: where the table goes.
+        columns: number of columns; the first one has addresses.
+        device: device of the table.
 
     Attributes:
         table: int64 `row column`.
-        unit: up to 16 bytes, of which all numbers are multiples.
+        unit: bytes, at most 16; all numbers of the table are multiples of it.
     """
 
     def __init__(self, columns: int, device: torch.device) -> None:
@@ -107,17 +107,17 @@ class AddressTable(ABC):
 
     @abstractmethod
     def rows(self) -> Sequence[tuple[int, ...]]:
-        """Returns the rows by the addresses of now."""
+        """Returns the rows with the current addresses."""
 
     def require_alignment(self) -> None:
-        """Raises: LayoutMismatch where addresses have moved to such that the launches would not fit any more."""
+        """Raises: LayoutMismatch if the current addresses are no multiples of `unit`, which launches need."""
         for address, *_ in self.rows():
             if address % self.unit:
                 where = f"memory came back at address {address:#x}"
                 raise LayoutMismatch(f"{where}, expected a multiple of {self.unit} bytes")
 
     def fill(self) -> None:
-        """Writes the addresses of now into the table. Syncs: yes, off the CPU."""
+        """Writes the current addresses into the table. Syncs: yes, off the CPU."""
         self.table.copy_(torch.tensor(self.rows(), dtype=torch.int64, device="cpu").reshape(self.table.shape))
 
 
@@ -136,7 +136,7 @@ class PlaneTable(AddressTable):
         self.slot_bytes = sum(region.blocks.shape[0] * region.blocks.shape[2] for region in regions)
 
     def rows(self) -> list[tuple[int, int, int]]:
-        """Returns address, slot stride and length of each tile, as `PlaneMap` has them."""
+        """Returns (address, slot stride, length) of each tile, as in `PlaneMap.tiles`."""
         return [
             (
                 span.address + at,
@@ -149,7 +149,7 @@ class PlaneTable(AddressTable):
 
 
 class RingTable(AddressTable):
-    """The table of some planes of rows that are rings, on `device`."""
+    """The table of planes of rows that are rings, on `device`."""
 
     def __init__(self, regions: Sequence[Region], device: torch.device) -> None:
         self.regions = regions
@@ -158,7 +158,7 @@ class RingTable(AddressTable):
         self.map = RingMap(self.table, blocks, tuple(region.plane.shape[0] for region in regions), self.unit)
 
     def rows(self) -> list[tuple[int, int, int, int]]:
-        """Returns address, row stride, and bytes of a place and of all places of each ring, as `RingMap` has them."""
+        """Returns (address, row stride, bytes of a place, bytes of all places) of each ring, as in `RingMap.table`."""
         return [
             (info.address, info.slot_stride, info.nbytes // region.plane.shape[0], info.nbytes)
             for region in self.regions
@@ -169,14 +169,14 @@ class RingTable(AddressTable):
 class Memory:
     """The memory of the planes, which can be released and brought back.
 
-    Addresses change between `sleep` and `wake` alone. Tensors and tables stay the same objects, so a captured graph of
-    copies that holds one remains valid.
+    Addresses change only between `sleep` and `wake`. Tensors and tables stay the same objects, so a captured graph of
+    copies remains valid.
 
     Args:
-        regions: where the planes lie.
-        owned: the arenas whose memory is memstate's to release.
-        backend: what launches.
-        also: memory that sleeps and wakes with it, or None.
+        regions: regions of the planes.
+        owned: the arenas whose memory memstate releases.
+        backend: backend that launches the operations.
+        also: other memory that sleeps and wakes with this one, or None.
 
     Attributes:
         asleep: whether the memory of the states is released; every operation on slots raises Asleep then.
@@ -193,7 +193,7 @@ class Memory:
         self._names = frozenset(region.plane.name for region in regions)
         self.whole = PlaneTable(regions, backend.device)
         self.plane_map = self.whole.map
-        self.device = self.plane_map.tiles.device  # with its index, which the backend's may lack
+        self.device = self.plane_map.tiles.device  # with an index, which `backend.device` may lack
         self._tables = {self._names: self.whole}
         self._followers: WeakSet[AddressTable] = WeakSet()
 
@@ -203,7 +203,7 @@ class Memory:
             raise Asleep(operation)
 
     def table_of(self, names: Collection[str] | None) -> PlaneTable:
-        """The table of some planes, None for all; made once for each set of names. Raises: InvalidArgument, Asleep."""
+        """Returns the table of planes, made once for each set of names; None: all. Raises: InvalidArgument, Asleep."""
         self.require_awake("planes")
         key = self._names if names is None else frozenset(names)
         if key not in self._tables:
@@ -214,11 +214,11 @@ class Memory:
         return self._tables[key]
 
     def follow(self, table: AddressTable) -> None:
-        """Has another table filled again by `wake`, as long as the table is used."""
+        """Makes `wake` fill another table again, as long as somebody holds the table."""
         self._followers.add(table)
 
     def of(self, name: str, operation: str = "planes") -> list[Region]:
-        """The regions of a plane. Raises: InvalidArgument; and Asleep, naming the operation."""
+        """Returns the regions of a plane. Raises: InvalidArgument; and Asleep, which names the operation."""
         self.require_awake(operation)
         if name not in self._names:
             raise InvalidArgument(f"no plane {name!r}, expected one of {sorted(self._names)}")
@@ -227,14 +227,14 @@ class Memory:
     def sleep(self, *, keep: bool = True) -> None:
         """Releases the memory of the states until `wake`; the tensors stay, and must not be read meanwhile.
 
-        Memory that an engine or `allocate` gave is its giver's to release, after this call. On a GPU, released memory
-        goes to torch's allocator: `torch.cuda.empty_cache()` hands it on.
+        Who gave memory, an engine or `allocate`, also releases it, after this call. On a GPU, released memory goes to
+        torch's allocator: `torch.cuda.empty_cache()` returns it to the device.
 
         Args:
             keep: keep the bytes in host memory; otherwise contents are undefined after `wake`, except the null slot.
 
         Raises:
-            Asleep: it is asleep already.
+            Asleep: the memory is asleep already.
 
         Syncs: yes.
         """
@@ -247,10 +247,10 @@ class Memory:
                 "on a plane; copy planes to look at them"
             )
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # launches of any stream may still use what is kept and released
+            torch.cuda.synchronize(self.device)  # launches of any stream may still use the memory
         self._kept = [block.to("cpu", copy=True) for block in self._layers()] if keep else None
         self._sizes = [region.blocks.untyped_storage().nbytes() for region in self.regions]
-        self.asleep = True  # from here on an interrupted call is put right by `wake`
+        self.asleep = True  # from here on, `wake` repairs an interrupted call
         for arena in self._owned:
             arena.untyped_storage().resize_(0)
         if self._also is not None:
@@ -258,15 +258,15 @@ class Memory:
         self.backend.counts.syncs += 1
 
     def wake(self) -> None:
-        """Brings the states back where `sleep` released them: the same tensors, at addresses that may have moved.
+        """Brings back the memory that `sleep` released: the same tensors, whose addresses may have moved.
 
-        A giver's memory must be back in its tensors before. CUDA graphs that hold addresses of planes must be captured
-        anew; those of copies and zeros find the new ones.
+        Before this call, who gave memory must bring it back into its tensors. CUDA graphs that hold addresses of planes
+        must be captured again. Graphs of copies and zeros stay valid, because they read addresses from tables.
 
         Raises:
-            InvalidArgument: it is awake.
-            Asleep: memory is missing; still asleep then.
-            LayoutMismatch: memory came back with a worse alignment; still asleep then.
+            InvalidArgument: the memory is awake.
+            Asleep: memory is missing; the memory stays asleep.
+            LayoutMismatch: memory came back with a worse alignment; the memory stays asleep.
 
         Syncs: yes.
         """
@@ -294,7 +294,7 @@ class Memory:
         self.backend.counts.syncs += 1
 
     def scrub_null(self) -> None:
-        """Makes slot 0 fresh, which kernels of an engine may have written; one small device operation per tensor.
+        """Makes slot 0 fresh, because kernels of an engine may have written it; one small device operation per tensor.
 
         Raises:
             Asleep: the memory is released.
@@ -310,12 +310,12 @@ class Memory:
                 region.tensor[:, 0].fill_(fill)
 
     def _layers(self) -> Iterator[Tensor]:
-        """Every layer of every plane, uint8 `slot byte`."""
+        """Returns every layer of every plane, uint8 `slot byte`."""
         return (block for region in self.regions for block in region.blocks)
 
 
 def _spans(regions: Sequence[Region]) -> list[Span]:
-    """The longest spans; blocks that touch are joined within a storage only, because storages may move apart."""
+    """Returns the longest spans; only blocks of one storage are joined, because storages may move apart."""
     blocks = [
         Span(
             region.blocks,

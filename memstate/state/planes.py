@@ -1,4 +1,4 @@
-"""The bytes of all slots, and the operations that move them. Knows no free slot and no owner."""
+"""Holds the bytes of all slots, and moves them. Knows no free slot and no owner."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -31,15 +31,15 @@ from memstate.state.regions import (
     require_no_grad,
 )
 
-MOST_TAPS = 8  # of a plane that is taken for windows without a look at its inputs
+MOST_TAPS = 8  # a plane without inputs counts as windows if an axis has at most so many elements
 
-Given = tuple[Any, Tensor | None]  # a plane, and what a forward gave out for it
+Given = tuple[Any, Tensor | None]  # a plane, and the tensor of the forward that fills it
 NOTHING: Given = (None, None)
 
 
 @dataclass
 class Traffic:
-    """Bytes that copies and zeros of slots moved, padding included, as far as the host knows.
+    """Bytes that copies and zeroing of slots moved, padding included, as far as the host knows.
 
     Args:
         copied: bytes copied.
@@ -51,7 +51,7 @@ class Traffic:
 
 
 class _Naming:
-    """Puts the operation and its planes in front of what a launch refuses."""
+    """A context that puts the operation and its planes in front of the error of a launch."""
 
     def __init__(self, operation: str, *planes: Plane | None) -> None:
         self.operation, self.planes = operation, planes
@@ -70,21 +70,21 @@ class _Naming:
 class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
     """The states of all slots: a mapping from plane names to tensors, and the operations that move slots.
 
-    Contents start undefined, except in the null slot (slot 0). It is fresh: zero, or what the plane is filled with.
+    Contents start undefined, except in the null slot (slot 0), which is fresh: zero, or the fill of the plane.
 
-    Operations run on the current stream of the planes' device, and a CUDA graph can hold them. If that is not the
-    stream of the manager, the caller orders both by events.
+    Operations run on the current stream of the planes' device, and a CUDA graph can hold them. If this is not the
+    stream of the manager, the caller orders the two streams by events.
 
     Args:
-        layout: what a slot consists of.
-        slots: how many, without the null slot.
-        backend: what launches.
-        allocate: gives a uint8 arena of the byte count asked for, where memory comes from elsewhere; called once per
-            arena, in the order of `layout.arena_bytes`.
-        rows: rows for `layout.rows`; 0: the memory of rows is left out.
+        layout: the planes of a slot.
+        slots: number of slots, without the null slot.
+        backend: backend that launches the operations.
+        allocate: function that returns a uint8 arena of a number of bytes (default: memstate allocates). It is called
+            once per arena, in the order of `layout.arena_bytes`.
+        rows: number of rows for `layout.rows`; 0 leaves the memory of rows out.
 
     Attributes:
-        rows: the planes of `layout.rows`, with a row where others have a slot; row 0 is null. None without them.
+        rows: the planes of `layout.rows`, with rows in place of slots; row 0 is null. None without memory of rows.
 
     Raises:
         InvalidArgument: no slots, more slots than the device has memory for, or no backend; nothing was allocated.
@@ -117,7 +117,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         regions = carve(layout, slots, self.arenas)
         if allocate:
             require_apart(buffer_infos(regions))
-        # Any, because readers know whether an engine gave one tensor or one per layer: both are self[name][layer]
+        # `Any`, because it is one tensor, or one per layer if an engine allocates so: self[name][layer] fits both.
         self._tensors: dict[str, Any] = {region.plane.name: region.tensor for region in regions}
         self._set_up(layout, slots, backend, regions, () if allocate else self.arenas, rows)
 
@@ -126,25 +126,25 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         cls, layout: StateLayout, tensors: Mapping[str, Tensor | Sequence[Tensor]], backend: Backend,
         slots: int | None = None, rows: int = 0,
     ) -> "Planes":  # fmt: skip
-        """The planes in memory that an engine has allocated, with any strides between slots and layers.
+        """Returns the planes in memory that an engine has allocated, with any strides between slots and layers.
 
-        Slot 0 is the null slot and becomes zero, so n slots need n + 1 entries. Only the bytes of the planes are
-        touched, never what lies between two blocks.
+        Slot 0 is the null slot and becomes fresh, so n slots need n + 1 entries. Only the bytes of the planes are
+        touched, never the bytes between two blocks.
 
         Checked: names, layers, shape, dtype, device, the same number of slots everywhere, each layer of each slot
         contiguous, and that no two blocks share a byte (exact, from addresses and strides). Not checked: whether other
-        tensors lie in between. Launches move 16 bytes a lane if all addresses, strides and lengths are multiples of 16,
-        and 8, 4, 2 or 1 otherwise, see `plane_map.unit`.
+        tensors lie in between. Lanes move 16 bytes at a time if all addresses, strides and lengths are multiples of 16,
+        otherwise 8, 4, 2 or 1, see `plane_map.unit`.
 
         Args:
-            layout: names, shapes, dtypes and layers; its order and alignment mean nothing here.
+            layout: names, shapes, dtypes and layers; the order and the alignment mean nothing here.
             tensors: plane name -> `layer slot ...`, or a sequence of `slot ...`, one per layer. Slot 0 is changed.
-            backend: what launches.
-            slots: refuse any other number of slots.
-            rows: as for `Planes`, which allocates them.
+            backend: backend that launches the operations.
+            slots: the expected number of slots; None accepts any.
+            rows: number of rows, as in `Planes`, which allocates their memory.
 
         Raises:
-            LayoutMismatch: with the plane, the layer and the numbers.
+            LayoutMismatch: says the plane, the layer and the numbers.
             InvalidArgument: a tensor requires grad.
 
         Syncs: no.
@@ -171,39 +171,39 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
             if rings := [region for region in self.rows.regions if region.plane.name in names]:
                 self._rings = RingTable(rings, self.device)
                 self.follow(self._rings)
-        self._gathered: dict[str, ref[Tensor]] = {}  # by plane: the last batch
-        if backend.name != "reference":  # a tuned file that cannot be read is found here, not in the first launch
+        self._gathered: dict[str, ref[Tensor]] = {}  # plane name -> the last gathered batch
+        if backend.name != "reference":  # a bad tuned file is refused here, not in the first launch
             copy_launch(self.device, self.plane_map.unit, len(self.plane_map.tiles))
         self.scrub_null()
 
     def __getitem__(self, name: str) -> Any:
-        """One plane: a tensor `layer slot ...`, or a tuple of `slot ...` per layer where an engine gave them so.
+        """Returns a plane: a tensor `layer slot ...`, or a tuple of `slot ...` if an engine gave one tensor per layer.
 
         In both cases planes[name][layer] is one layer.
 
         Raises:
-            Asleep: the memory is released; tensors that were taken before may not be read either.
+            Asleep: the memory is released; tensors from earlier calls must not be read either.
         """
         self.require_awake("planes")
         return self._tensors[name]
 
     def tail(self, name: str, layer: int) -> Any:
-        """The rings of a layer of a plane, as its decode step takes them: a `ConvTail`, `DeltaTail` or `SelectiveTail`.
+        """Returns the rings of a layer of a plane for its decode step: a `ConvTail`, `DeltaTail` or `SelectiveTail`.
 
-        They are the planes of rows that are named after the plane and the fields of the tuple, such as "ssm_k", as in
+        The rings are planes of rows with the names of the plane and of a field of the tuple, such as "ssm_k", as in
         presets with `tail=`.
 
         Args:
-            name: of the plane.
-            layer: of the plane.
+            name: name of the plane.
+            layer: layer of the plane.
 
         Raises:
             InvalidArgument: rows have no tail of this plane, or the plane has no such layer.
             Asleep: the memory is released.
         """
         rows = self.rows if self.rows is not None else {}
-        if found := rings_of(name, rows):
-            kind, names = found
+        if kind_and_names := rings_of(name, rows):
+            kind, names = kind_and_names
             rings = {field: rows[ring] for field, ring in names.items()}
             layers = min(map(len, rings.values()))
             if not 0 <= layer < layers:
@@ -218,10 +218,10 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         )
 
     def keep_path(self, record: TailRecord, nodes: Tensor) -> None:
-        """Moves what tails keep of the accepted nodes of trees together: one launch; see `Backend.keep_path`.
+        """Moves the accepted nodes of trees together in the tails, in one launch; see `Backend.keep_path`.
 
         Args:
-            record: of the step.
+            record: record of the step.
             nodes: int32 or int64 `batch depth`.
 
         Raises:
@@ -245,7 +245,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
     def __contains__(self, name: object) -> bool:
         return name in self._tensors
 
-    __hash__ = object.__hash__  # memory is itself, whatever other memory holds
+    __hash__ = object.__hash__  # planes are compared by identity, not by content
     __eq__ = object.__eq__
 
     @property
@@ -259,7 +259,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         return sum(region.blocks.numel() for region in self.regions)
 
     def buffer_infos(self) -> list[BufferInfo]:
-        """Where every plane and layer lies, for readers of slots such as RDMA. Syncs: no. Raises: Asleep."""
+        """Returns where every plane and layer lies, for readers such as RDMA. Syncs: no. Raises: Asleep."""
         self.require_awake("buffer_infos")
         return buffer_infos(self.regions)
 
@@ -272,9 +272,9 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         Args:
             dst: int32 or int64 `n` on the planes' device.
             src: int32 or int64 `n` on the planes' device.
-            planes: names of those to copy (default: all).
-            checked: refuse overlapping sets and unknown ids first.
-            due: entries that are not skipped, where the caller knows.
+            planes: names of the planes to copy (default: all).
+            checked: whether to refuse overlapping sets and unknown ids first.
+            due: number of entries that are not skipped, if the caller knows it.
 
         Raises:
             InvalidArgument: the ids do not fit; nothing moved.
@@ -298,11 +298,11 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
     def zero(self, ids: Tensor, *, due: int | None = None) -> None:
         """Makes slots fresh, over all planes and layers in one launch; ids outside 1..slots are skipped.
 
-        A fresh slot is zero, or what its planes are filled with.
+        A fresh slot is zero, or has the fills of its planes.
 
         Args:
             ids: int32 or int64 `n` on the planes' device.
-            due: entries that are not skipped, where the caller knows.
+            due: number of entries that are not skipped, if the caller knows it.
 
         Raises:
             InvalidArgument: the ids do not fit; nothing moved.
@@ -317,15 +317,15 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
             self._count(self.whole.slot_bytes, zeroed=due)
 
     def run_data(self, slots: Tensor, packet: Tensor, *, copied: int | None = None, zeroed: int | None = None) -> None:
-        """Carries out the data section of a command packet in one launch, and one more for planes of rows.
+        """Carries out the data section of a command packet in one launch, plus one for planes of rows.
 
         See `Backend.run_data` and `Backend.run_rows`.
 
         Args:
-            slots: int32 `register`.
-            packet: int32.
-            copied: slots that will be copied, where the caller knows.
-            zeroed: slots that will be zeroed, where the caller knows.
+            slots: int32 `register`, the slot of each register.
+            packet: int32, the packet.
+            copied: number of slots that will be copied, if the caller knows it.
+            zeroed: number of slots that will be made fresh, if the caller knows it.
 
         Raises:
             Asleep: the memory is released; nothing moved.
@@ -343,7 +343,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         """Counts slots that a captured graph copies or zeroes.
 
         Args:
-            planes: names of the planes that it copies (default: all).
+            planes: names of the planes that the graph copies (default: all).
             copied: number of slots copied.
             zeroed: number of slots zeroed.
         """
@@ -351,14 +351,14 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         self._count(table.slot_bytes, copied=copied, zeroed=zeroed)
 
     def gather(self, name: str, slots: Tensor, out: Tensor | None = None) -> Tensor:
-        """Slots of a plane side by side, `layer batch ...`; a fresh slot for ids outside 1..slots.
+        """Returns slots of a plane side by side, `layer batch ...`; a fresh slot for ids outside 1..slots.
 
-        One launch, or one per layer where an engine's tensors hold one layer each.
+        It takes one launch, or one per layer if an engine gave one tensor per layer.
 
         Args:
-            name: of the plane.
+            name: name of the plane.
             slots: int32 or int64 `batch`.
-            out: where to, contiguous (default: new memory).
+            out: tensor for the result, contiguous (default: new memory).
 
         Raises:
             InvalidArgument: an unknown plane; ids or an `out` that do not fit it, with its name, shape and dtype.
@@ -384,14 +384,14 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         """Copies a batch to slots of a plane; entries with an id outside 1..slots are skipped.
 
         Args:
-            name: of the plane, which is changed.
+            name: name of the plane, which is changed.
             slots: int32 or int64 `batch`, distinct.
-            batch: `layer batch ...`, contiguous. What the last `gather` of the plane has returned is not checked again.
+            batch: `layer batch ...`, contiguous. The result of the last `gather` of the plane is not checked again.
 
         Raises:
-            InvalidArgument, Asleep: as `gather`.
+            InvalidArgument, Asleep: as in `gather`.
 
-        Syncs: no. Launches: as `gather`.
+        Syncs: no. Launches: as in `gather`.
         """
         regions = self.of(name, "scatter")
         with _Naming("scatter", regions[0].plane):
@@ -408,7 +408,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
             slots: int32 or int64 `batch` on the planes' device.
 
         Returns:
-            Plane name -> `layer batch ...` in host memory; as `gather`.
+            Plane name -> `layer batch ...` in host memory, as from `gather`.
 
         Raises:
             InvalidArgument: the ids do not fit.
@@ -421,10 +421,10 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         return {name: batch.cpu() for name, batch in gathered.items()}
 
     def load(self, saved: Mapping[str, Tensor], slots: Tensor) -> None:
-        """Copies what `save` returned to slots, in one call for all planes.
+        """Copies the result of `save` to slots, in one call for all planes.
 
         Args:
-            saved: a batch for each plane, as `save` returned it.
+            saved: plane name -> batch, as `save` returned it.
             slots: int32 or int64 `batch`, distinct; entries with an id outside 1..slots are skipped.
 
         Raises:
@@ -453,24 +453,24 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
     ) -> None:  # fmt: skip
         """Stores the states at the marks of a step whose forward has kernels of its own; see `Backend.scatter_states`.
 
-        A plane of states and a plane of convolution windows share a launch, so most models take one, or one per layer
-        where an engine's tensors hold one layer each. A plane without a source keeps only states at the end of the
-        tokens of an entry.
+        A plane of states and a plane of convolution windows share a launch. So most models take one launch, or one per
+        layer if an engine gave one tensor per layer. A plane without a source keeps only states at the end of an
+        entry's tokens.
 
         Args:
-            sources: plane name -> what its forward gave out: `layer piece ...`, the states before pieces, or for
-                windows `layer token channel`, the packed inputs.
-            marks: of the step, `Step.marks`.
-            starts: the first packed token of each entry, and at the end their number, int32 or int64 `batch+1`.
+            sources: plane name -> output of its forward: the states before pieces, `layer piece ...`, or for windows
+                the packed inputs, `layer token channel`.
+            marks: marks of the step, `Step.marks`.
+            starts: the first packed token of each entry, then the number of all tokens, int32 or int64 `batch+1`.
             read: int32 or int64 `batch`, `Step.read`.
             write: int32 or int64 `batch`, `Step.write`.
-            first: the first piece of each entry, and at the end their number, int32 or int64 `batch+1`; None for pieces
-                on the grid of the packed batch.
+            first: the first piece of each entry, then the number of all pieces, int32 or int64 `batch+1`; None if
+                pieces begin at multiples of `chunk` of the packed batch.
             chunk: tokens of a piece.
-            transposed: whether the last two axes of the states are those of the plane exchanged.
+            transposed: whether the last two axes of the sources are swapped, compared with those of the plane.
 
         Raises:
-            InvalidArgument: an unknown plane, or arguments that do not fit the planes of a launch, with their names.
+            InvalidArgument: an unknown plane, or arguments that do not fit the planes of a launch; names the planes.
             Asleep: the memory is released.
 
         Syncs: no.
@@ -500,7 +500,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
                     )  # fmt: skip
 
     def _beside(self, regions: Sequence[Region], what: str, tensor: Tensor) -> list[tuple[Region, Tensor]]:
-        """Each region with its layers of a tensor `layer ...`."""
+        """Returns each region with its layers of a tensor `layer ...`."""
         if not isinstance(tensor, Tensor):
             raise InvalidArgument(f"{what}: {type(tensor).__name__}, expected a tensor `layer ...`")
         layers = self.layout.layers_of(regions[0].plane)
@@ -545,7 +545,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
 
 
 def _holds_windows(plane: Plane, source: Tensor | None) -> bool:
-    """Returns whether a plane is filled from packed inputs; without a source, whether it has the form of windows."""
+    """Returns whether a plane holds windows, by its source or, without a source, by its shape."""
     if len(plane.shape) != 2:
         return False
     return source.dim() == 3 if isinstance(source, Tensor) else min(plane.shape) <= MOST_TAPS
@@ -564,15 +564,15 @@ def _require_backend(backend: Backend) -> None:
 
 
 def check_disjoint(dst: Sequence[int], src: Sequence[int], slots: int) -> None:
-    """Refuses copies whose result would depend on their order; entries that a copy skips do not count.
+    """Refuses copies whose result would depend on their order; skipped entries do not count.
 
     Args:
-        dst: slot ids, entry by entry.
-        src: slot ids, entry by entry.
+        dst: destination slot of each entry.
+        src: source slot of each entry.
         slots: the highest id.
 
     Raises:
-        InvalidArgument: naming the ids.
+        InvalidArgument: names the ids.
     """
     unknown = sorted({slot for slot in (*dst, *src) if slot > slots})
     if unknown:

@@ -1,8 +1,8 @@
-"""Where the bytes of planes lie: in arenas of memstate's own, or in tensors that an engine gives. Moves no slot.
+"""Finds the bytes of planes: in memstate's own arenas, or in tensors of an engine. Moves no slot.
 
-region   some layers of one plane in one tensor: all of them, or a single one where an engine allocates by layer
-block    one layer of one slot of a region; what lies between two blocks is not memstate's
-span     bytes that lie in one piece in every slot: a block, or several that touch
+region   layers of one plane in one tensor: all layers, or one if an engine allocates by layer
+block    one layer of one slot of a region; bytes between two blocks do not belong to memstate
+span     bytes that are contiguous in every slot: a block, or several that touch
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,9 +24,9 @@ class Region(NamedTuple):
 
     Args:
         plane: the plane.
-        first: its first layer in this tensor.
+        first: number of the plane's first layer in this tensor.
         tensor: `layer slot ...`.
-        blocks: its bytes, uint8 `layer slot byte`, in memstate's own arenas with their padding.
+        blocks: bytes of the tensor, uint8 `layer slot byte`; with padding in memstate's own arenas.
     """
 
     plane: Plane
@@ -40,14 +40,14 @@ class Region(NamedTuple):
 
 @dataclass(frozen=True)
 class BufferInfo:
-    """Where the blocks of one plane and layer lie, in bytes: that of slot s at address + s * slot_stride.
+    """The blocks of one plane and layer in memory: the block of slot s lies at address + s * slot_stride.
 
     Args:
         plane: name of the plane.
         layer: number of the layer.
-        address: of the block of slot 0.
+        address: address of the block of slot 0.
         slot_stride: bytes from one slot to the next.
-        nbytes: of a block, padding left out.
+        nbytes: bytes of a block, without padding.
         slots: the highest slot.
     """
 
@@ -62,7 +62,7 @@ class BufferInfo:
 def allocated(
     layout: StateLayout, slots: int, device: torch.device, allocate: Callable[[int], Tensor] | None
 ) -> tuple[Tensor, ...]:
-    """Arenas for `slots` slots and the null slot. Raises: LayoutMismatch for one that does not fit."""
+    """Returns arenas for `slots` slots and the null slot. Raises: LayoutMismatch for an arena that does not fit."""
     arenas = []
     for nbytes in layout.arena_bytes(slots):
         arena = allocate(nbytes) if allocate else lasting.empty(nbytes, torch.uint8, device)
@@ -79,10 +79,10 @@ def allocated(
 
 
 def carve(layout: StateLayout, slots: int, arenas: Sequence[Tensor]) -> tuple[Region, ...]:
-    """The planes in arenas of `layout.arena_bytes(slots)`, uint8, as the layout places them."""
+    """Returns the planes in uint8 arenas of `layout.arena_bytes(slots)` bytes, as the layout places them."""
     regions = []
     for plane, place in zip(layout.planes, layout.placements(slots), strict=True):
-        arena, size = arenas[place.arena], plane.dtype.itemsize  # 1, 2, 4, 8 or 16: divides every stride and offset
+        arena, size = arenas[place.arena], plane.dtype.itemsize  # the size, 1 to 16, divides strides and offsets
         start = arena.storage_offset() + place.offset
         outer = (layout.layers_of(plane), slots + 1)
         inner = [prod(plane.shape[axis + 1 :]) for axis in range(len(plane.shape))]
@@ -97,16 +97,16 @@ def carve(layout: StateLayout, slots: int, arenas: Sequence[Tensor]) -> tuple[Re
 def adopt(
     layout: StateLayout, tensors: Mapping[str, Tensor | Sequence[Tensor]], device: torch.device, slots: int | None
 ) -> tuple[Region, ...]:
-    """The planes in an engine's tensors; see `Planes.from_tensors` for what is asked of them.
+    """Returns the planes in an engine's tensors, which must fit as `Planes.from_tensors` says.
 
     Args:
         layout: names, shapes, dtypes and layers.
         tensors: plane name -> `layer slot ...`, or a sequence of `slot ...`, one per layer.
-        device: where they have to be.
-        slots: refuse any other number of slots, unless None.
+        device: device on which the tensors must be.
+        slots: the expected number of slots; None accepts any.
 
     Raises:
-        LayoutMismatch: naming the plane, the layer and the numbers.
+        LayoutMismatch: names the plane, the layer and the numbers.
         InvalidArgument: a tensor requires grad.
     """
     if not isinstance(tensors, Mapping):
@@ -130,7 +130,7 @@ def adopt(
             where = _where(plane, layer, layer + layers - 1)
             require_no_grad(where, tensor)
             _require_fit(where, plane, layers, tensor, device)
-            if tensor.is_inference():  # nothing outside of that mode could change it
+            if tensor.is_inference():  # which nothing can change outside inference mode
                 start = tensor.storage_offset() * tensor.element_size()
                 tensor = lasting.view(tensor, tensor.dtype, start, tensor.shape, tensor.stride())
             regions.append(Region(plane, layer, tensor, _as_bytes(tensor, plane.nbytes)))
@@ -151,7 +151,7 @@ def adopt(
 
 
 def buffer_infos(regions: Sequence[Region]) -> list[BufferInfo]:
-    """Where every plane and layer lies, padding left out; planes without bytes are left out."""
+    """Returns where every plane and layer lies, without padding and without planes that have no bytes."""
     return [
         BufferInfo(
             region.plane.name, region.first + layer, region.blocks.data_ptr() + layer * region.blocks.stride(0),
@@ -164,7 +164,7 @@ def buffer_infos(regions: Sequence[Region]) -> list[BufferInfo]:
 
 
 def _as_bytes(tensor: Tensor, nbytes: int) -> Tensor:
-    """The blocks of a tensor `layer slot ...` as uint8 `layer slot byte`; nothing is copied."""
+    """Returns a view of a tensor `layer slot ...` as uint8 `layer slot byte`."""
     size = tensor.element_size()
     shape, strides = (*tensor.shape[:2], nbytes), (tensor.stride(0) * size, tensor.stride(1) * size, 1)
     return lasting.view(tensor, torch.uint8, tensor.storage_offset() * size, shape, strides)
@@ -192,7 +192,7 @@ def _require_fit(where: str, plane: Plane, layers: int, tensor: Tensor, device: 
 
 
 def require_no_grad(what: str, tensor: Tensor) -> None:
-    """Refuses a tensor that autograd follows. Raises: InvalidArgument naming `what` it is."""
+    """Refuses a tensor that autograd follows. Raises: InvalidArgument, which names `what` the tensor is."""
     if tensor.requires_grad:
         raise InvalidArgument(
             f"{what}: the tensor requires grad, and autograd cannot follow states that are overwritten: use .detach()"
@@ -200,7 +200,7 @@ def require_no_grad(what: str, tensor: Tensor) -> None:
 
 
 def require_apart(infos: Sequence[BufferInfo]) -> None:
-    """Raises: LayoutMismatch where two blocks share a byte; exact, whatever the strides."""
+    """Raises: LayoutMismatch if two blocks share a byte; exact for any strides."""
     for info in infos:
         if info.slot_stride < info.nbytes:
             raise LayoutMismatch(
@@ -221,12 +221,13 @@ def require_apart(infos: Sequence[BufferInfo]) -> None:
 
 
 def _overlap(low: BufferInfo, high: BufferInfo) -> bool:
-    """Whether a block of one shares a byte with a block of the other; `high` does not start below `low`."""
+    """Returns whether a block of `low` shares a byte with one of `high`, which does not start below `low`."""
     ahead, slots = high.address - low.address, low.slots + 1
     if low.slot_stride == high.slot_stride:
-        turns, rest = divmod(ahead, low.slot_stride)  # slot 0 of high lies `rest` behind slot `turns` of low
-        before = low.slot_stride - rest  # and this much before the next one
+        turns, rest = divmod(ahead, low.slot_stride)  # slot 0 of `high` lies `rest` bytes behind slot `turns` of `low`
+        before = low.slot_stride - rest  # bytes from slot 0 of `high` to the next slot of `low`
         return (turns < slots and rest < low.nbytes) or (turns + 1 < slots and before < high.nbytes)
-    starts = np.arange(slots, dtype=np.int64) * low.slot_stride - ahead  # of low's blocks, from the first of high
-    last = np.minimum((starts + low.nbytes - 1) // high.slot_stride, slots - 1)  # of high's that start before the end
+    # For each block of `low`: its start, counted from slot 0 of `high`, and the last slot of `high` before its end.
+    starts = np.arange(slots, dtype=np.int64) * low.slot_stride - ahead
+    last = np.minimum((starts + low.nbytes - 1) // high.slot_stride, slots - 1)
     return bool(((last >= 0) & (last * high.slot_stride + high.nbytes > starts)).any())

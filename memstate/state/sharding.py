@@ -1,7 +1,7 @@
-"""How tensor parallelism cuts one axis: whole heads, groups or channels to a rank. Knows no plane and no byte.
+"""Says how tensor parallelism cuts one axis: into whole heads, groups or channels. Knows no plane and no byte.
 
 8 units on 2 ranks    0 1 2 3 | 4 5 6 7     each rank holds 4
-2 units on 4 ranks    0 | 0 | 1 | 1         each rank holds 1, every unit is on 2 ranks
+2 units on 4 ranks    0 | 0 | 1 | 1         each rank holds 1, and each unit is on 2 ranks
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ class Part:
     """A part of an axis that tensor parallelism cuts by whole units: heads, groups or channels.
 
     Args:
-        name: of the part, such as "q".
-        units: how many units there are.
+        name: name of the part, such as "q".
+        units: number of units.
         size: elements of a unit; the axis is `(unit size)` in einops letters.
 
     Raises:
@@ -44,7 +44,7 @@ class Part:
 
 
 class Owned(NamedTuple):
-    """What a rank holds of one part: the elements `whole` of the uncut axis are the elements `local` of its own.
+    """The share of a rank of one part: elements `whole` of the uncut axis are elements `local` of the rank's axis.
 
     Example:
         >>> import torch

@@ -265,7 +265,7 @@ def release(bitmap: Tensor, ids: Tensor, capacity: int, counters: Tensor) -> Non
 
 
 def sized(name: str, block: int) -> str:
-    """Returns the name of a compile case of `block` lanes; `name` is that of the case of 256 lanes."""
+    """Returns the name of a compile case: `name`, and the number of lanes unless it is 256."""
     return name if block == 256 else f"{name} {block}"
 
 

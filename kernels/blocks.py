@@ -29,7 +29,7 @@ class Blocks(NamedTuple):
 
     start: int
     size: int
-    axes: tuple[tuple[int, int], ...]  # count, stride
+    axes: tuple[tuple[int, int], ...]  # (count, stride in bytes) of each axis
 
     def end(self) -> int:
         """Returns the address behind the last byte."""

@@ -1,4 +1,4 @@
-"""Checks arguments: checks that all ops share, and those of the ops on registers. Knows no Triton.
+"""Checks arguments: the checks that ops share, and the checks of ops on registers. Knows no Triton.
 
 Kernel and reference call the same checks before any byte moves, so both refuse the same arguments. Checks are plain
 comparisons of attributes, because every call of an op runs them and a microsecond counts. They read no device memory.
@@ -35,7 +35,7 @@ def check_tensors(tensors: Mapping[str, Tensor | None], *optional: str) -> None:
 
 
 def check_memory(name: str, tensor: Tensor, device: torch.device) -> None:
-    """Refuses a tensor on another device, and a view that negates or conjugates what its memory holds."""
+    """Refuses a tensor on another device, and a negated or conjugated view."""
     if tensor.device != device:
         raise ValueError(f"{name}: expected on {device}, got {tensor.device}")
     if tensor.is_neg() or tensor.is_conj():
@@ -50,7 +50,7 @@ def check_written(tensors: Mapping[str, Tensor | None], *names: str) -> None:
         names: names of the tensors that the op writes.
 
     Raises:
-        ValueError: names the first such tensor.
+        ValueError: names the first tensor that requires grad.
     """
     for name in names:
         tensor = tensors[name]
@@ -122,7 +122,7 @@ def check_nodes(name: str, nodes: Tensor, device: torch.device, batch: int | Non
         batch: entries of the step; None allows any number.
 
     Raises:
-        ValueError: says what the nodes are.
+        ValueError: shows what the nodes are instead.
     """
     check_tensors({name: nodes})
     if nodes.dim() != 2 or nodes.shape[0] != (len(nodes) if batch is None else batch) or nodes.dtype not in INTS:
@@ -199,7 +199,7 @@ def check_distinct(name: str, blocks: Blocks) -> None:
         shared |= count > 1 and stride < size
     if len(blocks.axes) == 2 and not shared:
         (inner, near), (outer, far) = sorted(blocks.axes, key=itemgetter(1))
-        if inner > 1 and outer > 1 and far < (inner - 1) * near + size:  # the inner axis overlaps the next outer stride
+        if inner > 1 and outer > 1 and far < (inner - 1) * near + size:  # inner blocks reach beyond the outer stride
             shared = any(
                 0 < j < inner and abs(i * far - j * near) < size
                 for i in range(1, outer)

@@ -35,9 +35,9 @@ from memstate.kernels.trees import behind, either, next_node, walk_length
 from memstate.kernels.tuned import ConvConfig, config_of
 from memstate.kernels.warps import limit, roomy, warp_threads
 
-DEFAULT = ConvConfig()  # no fewer bytes: a thread would have less than 16 of a tap
+DEFAULT = ConvConfig()  # with fewer bytes, a thread would hold less than 16 bytes of a tap
 COMMON = (8192, 4)  # channels and taps of the compile cases that are not rare
-OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
+OPTIONS = {"enable_fp_fusion": False}  # rounding must not depend on the Triton version
 
 
 @triton.jit

@@ -34,7 +34,7 @@ Keeps = dict[str, tuple[tuple[int, ...], torch.dtype]]  # field of a tail -> (sh
 ACTIVATIONS = ("silu", None)
 LARGEST = torch.finfo(torch.float32).max
 MOST_TOKENS = 2**31  # tokens of a batch, padding included: kernels count them in 32 bits
-MOST_PROGRAMS = 65535  # along the second and the third axis of a grid: rows and heads
+MOST_PROGRAMS = 65535  # programs along the second and the third axis of a grid: heads and rows
 MOST_ELEMENTS = 8192  # elements of a matrix that one program holds
 MAMBA3 = {  # argument or plane of `mamba3_step` -> axes of one token, of the model, or of one slot
     "x": "head dim", "b": "group state", "c": "group state", "dt": "head", "decay": "head", "trap": "head",
@@ -134,7 +134,7 @@ def check_slots(state: Tensor, shape: tuple[int, ...], name: str = "state") -> B
 
 
 def check_kept(marks: Marks, tensors: dict[str, Tensor | None], device: torch.device) -> None:
-    """Refuses marks that do not fit, and adds their columns to `tensors`, those of the step."""
+    """Refuses marks that do not fit, and adds their columns to the tensors of the step."""
     if not isinstance(marks, Marks):
         raise ValueError(f"marks: expected Marks or None, got {type(marks).__name__}")
     check_marks(device, marks)

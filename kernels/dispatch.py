@@ -110,7 +110,7 @@ class Backend:
 
     Args:
         name: "auto", "reference", "interpreter" or "cuda".
-        device: where the tensors live. "cuda" means the current device.
+        device: device of the tensors. "cuda" means the current device.
 
     Raises:
         ValueError: the backend cannot run on this device or in this process.
@@ -189,8 +189,8 @@ def choose(name: str, device: torch.device) -> str:
     """Returns the name of the backend that `name` means on a device.
 
     Args:
-        name: as for `Backend`.
-        device: where the tensors live.
+        name: name of the backend, as in `Backend`.
+        device: device of the tensors.
 
     Raises:
         ValueError: the backend cannot run there; the message says what to do.

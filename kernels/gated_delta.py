@@ -43,7 +43,7 @@ from memstate.kernels.trees import behind, next_node, walk_length
 from memstate.kernels.tuned import DeltaConfig, config_of, shares
 from memstate.kernels.warps import THREAD_REGISTERS, limit, roomy, warp_threads
 
-OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
+OPTIONS = {"enable_fp_fusion": False}  # rounding must not depend on the Triton version
 WIDE = 168  # hardware registers of a thread for fp32 states in one warp: these need 140, and would spill at 128
 DEFAULT = DeltaConfig()
 
@@ -78,9 +78,8 @@ def _run(ptr, at, KEY: tl.constexpr, RUN: tl.constexpr):
     dtype: tl.constexpr = ptr.dtype.element_ty
     bits: tl.constexpr = dtype.primitive_bitwidth
     PER_WORD: tl.constexpr = 64 // bits
-    WORDS: tl.constexpr = (
-        2 if RUN * bits % 128 == 0 and at.shape[0] <= 8 else 1
-    )  # up to 16 words, each lane loads those it uses
+    # Up to 8 lanes load two words at a time: of 16 words, each lane loads only its own.
+    WORDS: tl.constexpr = 2 if RUN * bits % 128 == 0 and at.shape[0] <= 8 else 1
     elements = ()
     if KEY * bits % 128 == 0 and RUN * bits % 64 == 0:
         word = tl.multiple_of(ptr, 16).to(tl.pointer_type(tl.int64), bitcast=True)
@@ -234,7 +233,7 @@ def _store(
     ptr, rows, wanted, index, in_value, KEY: tl.constexpr, KEY_STEP: tl.constexpr, PIECE_STEP: tl.constexpr,
     KEY_STRIDE: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    """Stores the tile if `wanted`; `ptr` is that of its first piece."""
+    """Stores the tile if `wanted`; `ptr` points to its first piece."""
     for piece in tl.static_range(PIECES):
         # `where`, because `&` of a block and a scalar is no mask in the interpreter of Triton 3.9
         mask = tl.where(wanted, _in_piece(index, piece, in_value, KEY, KEY_STEP, PIECE_STEP), False)
@@ -297,7 +296,7 @@ def _tile(
     ptr, wanted, index, in_value, KEY: tl.constexpr, KEY_STEP: tl.constexpr, PIECE_STEP: tl.constexpr,
     KEY_STRIDE: tl.constexpr, KEY_FASTEST: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    """Returns the tile of a slot, zeros unless `wanted`; `ptr` is that of its first piece."""
+    """Returns the tile of a slot, zeros unless `wanted`; `ptr` points to its first piece."""
     tile = ()
     for piece in tl.static_range(PIECES):
         mask = tl.where(wanted, _in_piece(index, piece, in_value, KEY, KEY_STEP, PIECE_STEP), False)
@@ -311,7 +310,7 @@ def _with_pending(
     KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_V: tl.constexpr, PER_KEY: tl.constexpr, KEY_FASTEST: tl.constexpr,
     LANES: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr, NORMALIZE: tl.constexpr, stored: tl.constexpr,
 ):  # fmt: skip
-    """Returns the state after one more token of the tail; pointers are those of the head at place 0 of the rings."""
+    """Returns the state after one more token of the tail; the pointers are at the head in place 0 of the rings."""
     COUNT: tl.constexpr = PIECES * RUN
     k = _keys(k_ptr + place * (KEY_HEADS * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
     v_at = v_ptr + place * (HEADS * VALUE)
@@ -435,7 +434,7 @@ def _gated_delta_step(
         q = _keys(q_ptr + (token * q_apart + key_head * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
         v_at = v_ptr + (token * v_apart + head * VALUE)
         if VALUE * v_ptr.dtype.element_ty.primitive_bitwidth % 128 == 0:
-            v_at = tl.multiple_of(v_at, 16)  # `check_tokens` has made sure of it
+            v_at = tl.multiple_of(v_at, 16)  # `check_tokens` requires this
         v = _values(v_at, VALUE, BLOCK_V, KEY_FASTEST, LANES)
         if beta_ptr is not None:
             beta = tl.load(beta_ptr + token * beta_apart + head).to(tl.float32)
@@ -512,8 +511,8 @@ def _gated_delta_step(
         if parents_ptr is not None:
             last_node, target, back = behind(tree, t, target, count, nodes)
             if back:
-                # Load the state in front of the tree again: hardware registers have no room to keep it. Without its
-                # pending tokens, it is in the slot that this program has just stored or, if none was, in the read slot.
+                # Load the state in front of the tree again: hardware registers have no room to keep it. The slot that
+                # this program has just stored has it, or else the read slot, in both cases without pending tokens.
                 tl.debug_barrier()
                 start = tl.maximum(store, 0)
                 start_ptr = tile_ptr + tl.where(store >= 0, write, read) * slot_stride

@@ -20,7 +20,7 @@ Ints = NDArray[np.int32]
 
 
 def bitmap_levels(words: int) -> list[int]:
-    """Returns the number of words of each level, that of the bitmap first.
+    """Returns the number of words of each level, from the bitmap upwards.
 
     Args:
         words: words of the bitmap itself.

@@ -27,7 +27,7 @@ from memstate.kernels.slots import (
 from memstate.kernels.tables import Mamba3State, Marks
 from memstate.kernels.warps import all_loaded, limit, roomy
 
-OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
+OPTIONS = {"enable_fp_fusion": False}  # rounding must not depend on the Triton version
 WARP_ELEMENTS = 1024  # elements of a head's matrix for each warp: 32 fp32 registers a lane
 TURN = tl.constexpr((6.28318548, -1.74845553e-07))  # 2 pi in fp32, and the rest that fp32 rounds away
 

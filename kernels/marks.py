@@ -78,7 +78,7 @@ def _scatter_states(
             values = tl.load(tile_ptr + end * slot_stride, mask=tl.where(end > 0, inside, False), other=0.0)
             given = end > 0
             if h_ptr is not None:
-                at = offset.to(tl.uint32)  # as a sum of two numbers below 2^31, it fits uint32
+                at = offset.to(tl.uint32)  # uint32 holds the sum of two numbers below 2^31
                 if first_ptr is None:
                     at += start.to(tl.uint32)
                 whole = at // chunk.to(tl.uint32)
@@ -187,7 +187,7 @@ def block_of(plane: Tensor) -> tuple[int, int, int]:
 
 
 def _strides(plane: Tensor) -> tuple[int, tuple[int, int]]:
-    """Returns (unit, (stride of layers, stride of slots)): a number of elements, and both strides in such units."""
+    """Returns (unit, (stride of layers, stride of slots)); the unit is in elements, the strides are in units."""
     layer, slot = (plane.stride(axis) if plane.shape[axis] > 1 else 0 for axis in (0, 1))
     unit = gcd(ACCESS_BYTES // plane.element_size(), layer, slot)
     return unit, (layer // unit, slot // unit)
@@ -205,7 +205,7 @@ def state_tiles(sizes: tuple[int, int, int], transposed: bool) -> dict[str, int]
 
 def window_tiles(channels: int, taps: int, tap_fastest: bool, itemsize: int) -> dict[str, int]:
     """Returns the constants of a launch that depend on the windows of the plane of a convolution."""
-    block, lane = blocks(channels, taps + 1, itemsize, threads=64)  # the same for warps of 32 threads
+    block, lane = blocks(channels, taps + 1, itemsize, threads=64)  # also for warps of 32 threads
     block = min(WARPS * block, triton.next_power_of_2(channels))
     return {
         "CHANNELS": channels, "TAPS": taps, "TAP_FASTEST": tap_fastest, "CONV_UNIT": 1, "BLOCK": block, "LANE": lane,

@@ -22,7 +22,7 @@ from memstate.kernels.tables import ACCESS_BYTES, RECORD_ALIGNMENT, RecordMap
 from memstate.kernels.tuned import PackConfig, config_of, programs_for
 from memstate.kernels.warps import limit, roomy
 
-HOST_PROGRAMS = 32  # of a launch on host memory: enough to fill a PCIe 5 link; more would slow the model
+HOST_PROGRAMS = 32  # programs that fill the PCIe 5 link to host memory; more would slow the model
 ALIGNMENT = tl.constexpr(RECORD_ALIGNMENT)
 DEFAULT = PackConfig()
 SIZES = ["n", "first", "count", "registers", "capacity", "held", "record_units"]

@@ -22,14 +22,14 @@ from memstate.kernels.tables import LARGEST_SCALE, LEVELS, RECORD_ALIGNMENT, SMA
 from memstate.kernels.tuned import ENTRIES, Int8Config, config_of, programs_for
 from memstate.kernels.warps import limit, roomy
 
-OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
+OPTIONS = {"enable_fp_fusion": False}  # rounding must not depend on the Triton version
 DEFAULT = Int8Config()  # 4096 elements a block: 32 a lane, of which 16 are 16 bytes of int8
 WARPS = DEFAULT.warps
 ALIGNMENT = tl.constexpr(RECORD_ALIGNMENT)
 FULL = tl.constexpr(float(LEVELS))
 LEAST = tl.constexpr(SMALLEST_SCALE)
 MOST = tl.constexpr(LARGEST_SCALE)
-ROUND = tl.constexpr(1.5 * 2**23)  # fp32 of this size are whole numbers, so adding it rounds half to even
+ROUND = tl.constexpr(1.5 * 2**23)  # fp32 numbers of this size are whole: to add it rounds half to even
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 SIZES = [
     "n", "first", "count", "registers", "capacity", "held", "record_units", "value_units", "scale_units", "layer_units",

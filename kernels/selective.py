@@ -42,7 +42,7 @@ from memstate.kernels.trees import behind, either, next_node, walk_length
 from memstate.kernels.tuned import SECTOR_BYTES, SelectiveConfig, config_of, state_shares
 from memstate.kernels.warps import limit, roomy, warp_threads
 
-OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
+OPTIONS = {"enable_fp_fusion": False}  # rounding must not depend on the Triton version
 DEFAULT = SelectiveConfig()
 
 # Arguments that may differ between two calls of one model: the kernel specialises on none of them, nor on the alignment
@@ -87,7 +87,7 @@ def _store(
     ptr, tiles, wanted, index, in_dim, STATE: tl.constexpr, STATE_STEP: tl.constexpr, PIECE_STEP: tl.constexpr,
     STATE_STRIDE: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    """Stores the tile if `wanted`; `ptr` is that of its first piece."""
+    """Stores the tile if `wanted`; `ptr` points to its first piece."""
     for piece in tl.static_range(PIECES):
         mask = _mask(wanted, index, piece, in_dim, STATE, STATE_STEP, PIECE_STEP)
         tl.store(ptr + piece * (PIECE_STEP * STATE_STRIDE), tiles[piece].to(ptr.dtype.element_ty), mask=mask)
@@ -158,7 +158,7 @@ def _selective_step(
         for piece in tl.static_range(PIECES):
             a_at = a_ptr + (tile + piece * (PIECE_STEP * STATE_STRIDE))
             if STATE * a_ptr.dtype.element_ty.primitive_bitwidth % 128 == 0:
-                a_at = tl.multiple_of(a_at, [16, 1])  # `check_address`; a row is a multiple of 16 bytes
+                a_at = tl.multiple_of(a_at, [16, 1])  # see `check_address`; rows are whole accesses
             mask = _mask(True, index, piece, in_dim, STATE, STATE_STEP, PIECE_STEP)
             a += (tl.load(a_at, mask=mask, other=0.0).to(tl.float32),)
     if dt_bias_ptr is not None:

@@ -50,7 +50,7 @@ def tail_types(stores: str, rings: Mapping[str, str]) -> dict[str, str]:
 
 
 def absent(stores: str, kind: type[Tail] | None = None, *rings: str) -> dict[str, None]:
-    """Returns the arguments of a compile case that are None: those of marks, tails and trees that it does not have."""
+    """Returns the arguments that are None, because a compile case has no marks, no tail or no tree."""
     given = mark_types(stores) | tail_types(stores, dict.fromkeys(rings, ""))
     names = (*MARK_ARGS, *(tail_args(kind) if kind else ()))
     return dict.fromkeys(name for name in names if name not in given)

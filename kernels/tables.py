@@ -184,8 +184,8 @@ class Registers(NamedTuple):
         slots: int32 `register`, the slot of each register, 0 for none. Row r owns 3r (live), 3r+1 and 3r+2 (lanes); the
             registers of snapshots follow the rows.
         labels: int32 `register`, tokens that the state of each register stands for.
-        tracked: int32 `row`, the length up to which no boundary is due any more: that of the row's newest snapshot
-            (Redirect), or where its own boundaries begin, such as the end of its prompt.
+        tracked: int32 `row`, length up to which no boundary is due any more: that of the row's newest snapshot under
+            Redirect, or the length at which its boundaries begin, such as the end of its prompt.
         source: int32 `row`, the register that the next step reads instead of the live one, 0 for none.
         cells: int32, the memory of the columns above.
         bitmap: int32 `word`, a set bit for each free slot, and its summary; see `memstate.kernels.levels`.

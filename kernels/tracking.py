@@ -225,7 +225,8 @@ def _plan(
     rows_ptr, tokens_ptr, limit, table_rows = batch_columns(packet_ptr, batch, table_rows)
     marks, marks_ptr = mark_columns(packet_ptr, batch)
     free, reserve, claimed, degraded = claim_counts(counters_ptr)
-    for start in tl.range(0, batch, BLOCK, disable_licm=True):  # otherwise AMD's compiler holds too much
+    # With code motion, AMD's compiler would keep too many values of the next iteration in hardware registers.
+    for start in tl.range(0, batch, BLOCK, disable_licm=True):
         index = start + tl.arange(0, BLOCK)
         inside = index < batch
         row = known_row(tl.load(rows_ptr + index, mask=inside, other=0), table_rows)

@@ -33,7 +33,7 @@ FORMAT = 1  # version of the format of the files
 SHIPPED = Path(__file__).with_suffix("")
 ENTRIES = 256  # entries that a program looks at together
 PROGRAMS_PER_SM = 4
-LONGEST = {True: 1024, False: 64}  # whether a column is contiguous -> its most values in an int8 block
+LONGEST = {True: 1024, False: 64}  # whether a column is contiguous -> most of its values in an int8 block
 MOST_WARPS = 16
 PROGRAMS_ON_CPU = 2  # the fewest programs that share work
 RANGES = {  # field of a configuration -> (least, most)
@@ -188,7 +188,7 @@ class SelectiveConfig(Config):
 
     Args:
         warp_elements: elements of the state that a warp holds; 2048 are 64 fp32 hardware registers a lane. A quarter of
-            that if every element has its own `a`.
+            that if every element has an `a`.
         tile_warps: elements of a program, in multiples of those of a warp.
     """
 
@@ -320,7 +320,7 @@ KERNEL_OF = {kind: kernel for kernel, kind in CONFIGS.items()}
 
 
 def _found(kind: type[C], device: torch.device, static: tuple[int, ...]) -> C | None:
-    """Returns the configuration on trial, or that of a file for the device; None without one."""
+    """Returns the configuration on trial or, without one, that of the device's file; None without both."""
     for config in reversed(_trial):
         if type(config) is kind:
             return config
@@ -373,7 +373,7 @@ def copy_launch(device: torch.device, unit: int, tiles: int) -> CopyLaunch:
 
 @contextmanager
 def trying(*configs: Config) -> Iterator[None]:
-    """Is a context in which the kernels of these configurations are launched with them, whatever the files say."""
+    """Launches kernels with these configurations inside the context, whatever the files say."""
     _trial.extend(configs)
     _forget_launches()
     try:

@@ -15,8 +15,8 @@ from triton import knobs
 from triton.runtime import driver
 
 LANES = 64  # fewest lanes of a warp: the widest warp has 64 threads; 32 threads take two lanes each
-MOST = 16  # warps of a program
-BLOCKS = (32, 64, 128, 256, 512, 1024)  # lanes of a program with a lane for each entry; it loops over more entries
+MOST = 16  # most warps of a program
+BLOCKS = (32, 64, 128, 256, 512, 1024)  # lanes of a program, one for each entry; it loops over more entries
 REGISTERS = 65536  # hardware registers of an NVIDIA multiprocessor
 THREAD_REGISTERS = 255  # most hardware registers of a thread
 

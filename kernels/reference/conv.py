@@ -78,7 +78,7 @@ def conv_step(
         own = tails[row]
         pending = [own.at(token).x[None].float() for token in range(own.pending)]
         inputs = torch.cat([old, *pending, x[row, :count].float()])
-        held = inputs if tail is None else inputs.to(state.dtype).float()  # inputs of earlier tokens are rounded
+        held = inputs if tail is None else inputs.to(state.dtype).float()  # with a tail, windows have rounded inputs
         windows = {-1: held[own.pending : own.pending + taps - 1]}  # token of the step -> window behind it
         for t in range(count):
             at, window = own.pending + t, windows[lineage(parents, row, t)]

@@ -16,7 +16,7 @@ def copy_slots(planes: PlaneMap, dst: Tensor, src: Tensor) -> None:
     entries, or the destination of one and the source of another: the order of copies is not defined.
 
     Args:
-        planes: where the bytes of a slot lie. The planes are changed.
+        planes: bytes of all slots, see `PlaneMap`. Changed.
         dst: int32 or int64 `n`.
         src: int32 or int64 `n`.
 
@@ -35,7 +35,7 @@ def zero_slots(planes: PlaneMap, ids: Tensor) -> None:
     """Makes slots fresh over all planes and layers, padding included: zeros, or the fill of a plane.
 
     Args:
-        planes: where the bytes of a slot lie. The planes are changed.
+        planes: bytes of all slots, see `PlaneMap`. Changed.
         ids: int32 or int64 `n`; ids outside 1..capacity are skipped.
 
     Raises:
@@ -56,7 +56,7 @@ def run_data(planes: PlaneMap, slots: Tensor, packet: Tensor) -> None:
     hold no slot, or the same slot, is skipped. Overlaps are forbidden as in `copy_slots`.
 
     Args:
-        planes: where the bytes of a slot lie. The planes are changed.
+        planes: bytes of all slots, see `PlaneMap`. Changed.
         slots: int32 `register`, the slot of each register.
         packet: int32, laid out as `memstate.kernels.tables.Section` says.
 
@@ -82,7 +82,7 @@ def run_rows(planes: PlaneMap, packet: Tensor) -> None:
     registers are skipped.
 
     Args:
-        planes: where the bytes of a row lie. The planes are changed.
+        planes: bytes of all rows, see `PlaneMap`. Changed.
         packet: int32, laid out as `memstate.kernels.tables.Section` says.
 
     Syncs: no (the reference: yes, off the CPU).

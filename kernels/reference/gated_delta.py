@@ -79,7 +79,7 @@ def gated_delta_step(
             The op first adds the pending tokens to the state, then runs the tokens of the step. Tokens that are not in
             the stored state go to the ring, in the memory of the row. A state of 16 bits is rounded after every token,
             as if each token had been a step. Rows of the step have distinct memory, or none. Rings have room for
-            pending tokens and those of the step. Beside `cursor`. With `a` and `b`, their rings replace that of beta.
+            pending tokens and those of the step. Beside `cursor`. The rings of `a` and `b` replace that of beta.
         cursor: how far the tails are folded, or None; beside `tail`.
         parents: trees of drafts, or None: the parent of each node, -1 for none, int32 or int64 `batch node`,
             contiguous. Nodes are the first tokens of the step; each later token follows the token before it. A parent

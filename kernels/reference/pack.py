@@ -41,11 +41,11 @@ def unpack_slots(records: RecordMap, slots: Tensor | None, index: Tensor, places
     Entries without a slot or without a place are skipped. A place may occur twice, a slot may not.
 
     Args:
-        records: as for `pack_slots`. The planes are changed.
-        slots: as for `pack_slots`.
-        index: as for `pack_slots`.
-        places: as for `pack_slots`.
-        source: the records, as `out` of `pack_slots`.
+        records: see `pack_slots`. The planes are changed.
+        slots: see `pack_slots`.
+        index: see `pack_slots`.
+        places: see `pack_slots`.
+        source: bodies of records, like `out` of `pack_slots`.
 
     Raises:
         ValueError: as in `pack_slots`.

@@ -21,10 +21,10 @@ def pack_int8(planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Te
 
     Args:
         planes: where the plane lies in memory, and in a record.
-        slots: as for `pack_slots`; an entry without a slot gives zeros.
-        index: as for `pack_slots`.
-        places: as for `pack_slots`.
-        out: as for `pack_slots`. Changed.
+        slots: see `pack_slots`; an entry without a slot gives zeros.
+        index: see `pack_slots`.
+        places: see `pack_slots`.
+        out: see `pack_slots`. Changed.
 
     Raises:
         ValueError: as in `pack_slots`.
@@ -53,11 +53,11 @@ def unpack_int8(planes: ScaledMap, slots: Tensor | None, index: Tensor, places: 
     x' = q * scale in float32, rounded to the plane's dtype. Entries without a slot or without a place are skipped.
 
     Args:
-        planes: as for `pack_int8`. The plane is changed.
-        slots: as for `pack_slots`.
-        index: as for `pack_slots`.
-        places: as for `pack_slots`.
-        source: as for `unpack_slots`.
+        planes: see `pack_int8`. The plane is changed.
+        slots: see `pack_slots`.
+        index: see `pack_slots`.
+        places: see `pack_slots`.
+        source: see `unpack_slots`.
 
     Raises:
         ValueError: as in `pack_slots`.

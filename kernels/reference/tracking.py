@@ -61,14 +61,14 @@ def plan(
         packet: int32, laid out as `memstate.kernels.tables.Section` says. If its batch has not as many entries as a
             column of the record, all entries are padding. Each row comes at most once. Padding is an entry without
             tokens, or with a row that is 0, negative or beyond the table. The limit in the header bounds the optional
-            claims, in addition to the budget (free slots less the reserve). The marks name registers of snapshots,
+            claims, in addition to the budget (free slots minus the reserve). The marks name registers of snapshots,
             which no plan changes. Changed: the counts of all sections except the batch become 0.
         record: int32 `batch` columns. Changed.
         marks: int32 columns with room for marks. Changed: gets the packet's marks, with the slots that their registers
             hold; no marks if the packet has a batch of another size.
         rules: rules of the tracking strategy.
-        tails: columns of rows with tails, or None; beside `rules.tail`. It still has the columns of the last plan,
-            whatever its batch, and the plan first makes the accepted tokens of that step pending. In the packet, n
+        tails: columns of rows with tails, or None; beside `rules.tail`. `tails` still has the decisions of the last
+            plan, whatever its batch; the plan first makes the accepted tokens of that step pending. In the packet, n
             tokens of which d may be rejected are -(2**16 d + n), and `FOLD` is a row that only folds its tail. A cell
             of the header has `defer` of `rules.fold`. With tails, a state stands for fewer tokens than its row has, and
             the rules apply to the tokens of the state. Changed.

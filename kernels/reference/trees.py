@@ -20,7 +20,7 @@ def keep_path(rings: RingMap, record: TailRecord, nodes: Tensor) -> None:
             nodes of an entry count. Node i of the path stays if its number is at most i, so -1 stands for "no tree".
 
     Raises:
-        ValueError: `nodes` is no such tensor, or has more entries than the record.
+        ValueError: `nodes` has another shape, dtype or device, or more entries than the record.
 
     Syncs: no (the reference: yes, off the CPU).
     """

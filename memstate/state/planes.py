@@ -31,7 +31,7 @@ from memstate.state.regions import (
     require_no_grad,
 )
 
-MOST_TAPS = 8  # a plane without inputs counts as windows if an axis has at most so many elements
+MOST_TAPS = 8  # a plane without inputs counts as windows if one of its axes is at most this long
 
 Given = tuple[Any, Tensor | None]  # a plane, and the tensor of the forward that fills it
 NOTHING: Given = (None, None)
@@ -117,7 +117,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         regions = carve(layout, slots, self.arenas)
         if allocate:
             require_apart(buffer_infos(regions))
-        # `Any`, because it is one tensor, or one per layer if an engine allocates so: self[name][layer] fits both.
+        # The values are `Any`: one tensor, or one per layer if an engine allocates so. self[name][layer] fits both.
         self._tensors: dict[str, Any] = {region.plane.name: region.tensor for region in regions}
         self._set_up(layout, slots, backend, regions, () if allocate else self.arenas, rows)
 

@@ -130,7 +130,7 @@ def adopt(
             where = _where(plane, layer, layer + layers - 1)
             require_no_grad(where, tensor)
             _require_fit(where, plane, layers, tensor, device)
-            if tensor.is_inference():  # which nothing can change outside inference mode
+            if tensor.is_inference():  # it could not be changed outside inference mode
                 start = tensor.storage_offset() * tensor.element_size()
                 tensor = lasting.view(tensor, tensor.dtype, start, tensor.shape, tensor.stride())
             regions.append(Region(plane, layer, tensor, _as_bytes(tensor, plane.nbytes)))
@@ -192,7 +192,7 @@ def _require_fit(where: str, plane: Plane, layers: int, tensor: Tensor, device: 
 
 
 def require_no_grad(what: str, tensor: Tensor) -> None:
-    """Refuses a tensor that autograd follows. Raises: InvalidArgument, which names `what` the tensor is."""
+    """Refuses a tensor that autograd follows. Raises: InvalidArgument, which calls the tensor `what`."""
     if tensor.requires_grad:
         raise InvalidArgument(
             f"{what}: the tensor requires grad, and autograd cannot follow states that are overwritten: use .detach()"

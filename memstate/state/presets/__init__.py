@@ -60,7 +60,7 @@ class Options(TypedDict, total=False):
 
 
 _GRANITE_ATTENTION: Final = (5, 15, 25, 35)
-_KIMI_ATTENTION: Final = (4, 8, 12, 16, 20, 24, 27)  # from 1; the class default lacks the last layer
+_KIMI_ATTENTION: Final = (4, 8, 12, 16, 20, 24, 27)  # counted from 1; the class default lacks the last layer
 
 # The fields of each checkpoint's config.json that decide state and KV. Most differ from the defaults of the class of
 # transformers. If a checkpoint has no `head_dim`, it is hidden_size / num_attention_heads.
@@ -100,7 +100,7 @@ CHECKPOINTS: Final[dict[str, dict[str, Any]]] = {
         "num_key_value_heads": 8,
         "head_dim": 128,
     },
-    "falcon_h1": {  # class defaults at full width: d_ssm = expand * hidden_size; class default: 1024
+    "falcon_h1": {  # class defaults, but d_ssm = expand * hidden_size instead of 1024
         "model_type": "falcon_h1",
         "num_hidden_layers": 32,
         "hidden_size": 4096,

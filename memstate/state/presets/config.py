@@ -61,7 +61,7 @@ def from_config(
             (default) or "state_dim" of Mamba-2, or "engine", the order of SGLang and vLLM for the model: "value_key"
             and "dim_state". Pass a plane of "value_key" or "state_dim" to kernels as `plane.mT`.
         tail: most tokens of a step of rows with tails (`Forward(tail=)`); 0 for no tails. The rings are planes of rows.
-            Their names are those of the plane and of a field of the decode step: conv_x of a convolution; ssm_k, ssm_v,
+            A ring has the name of its plane and of a field of the decode step: conv_x of a convolution; ssm_k, ssm_v,
             ssm_gate, ssm_beta of a delta rule; ssm_a and ssm_b instead of ssm_beta for RWKV-7; ssm_x, ssm_b, ssm_dt of
             Mamba. conv2_x belongs to conv2, layer by layer. `planes.tail` returns the tuple that a step takes.
         layers: layers of the model, from 0, whose states the layout has, such as a pipeline stage (default: all).

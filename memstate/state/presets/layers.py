@@ -110,7 +110,7 @@ READINGS: Final[Mapping[str, Callable[[Fields, str], Layers]]] = {
     "layer_group_size": _all_but_every,
     "attn_layer_period": _all_but_periodic,
 }
-ONE_EACH: Final = ("layer_types", "layers_block_type", "hybrid_override_pattern")  # with an entry for every layer
+ONE_EACH: Final = ("layer_types", "layers_block_type", "hybrid_override_pattern")  # fields with one entry a layer
 
 
 def state_layers(config: object) -> Layers:
@@ -155,7 +155,7 @@ def require_layers(fields: Fields, layers: range | None) -> None:
 
 
 def attention_layers(fields: Fields) -> Layers:
-    """Returns which layers attend to KV: layers of such kinds or, without kinds, all layers that hold no state.
+    """Returns which layers attend to KV: those whose kind attends or, without kinds, all layers without state.
 
     Args:
         fields: fields of a configuration that `state_layers` can read.

@@ -140,7 +140,7 @@ def _rwkv7(fields: Fields, _: int) -> Kept:
 
 
 def _mamba3(fields: Fields, _: int) -> Kept:
-    """Reads Mamba-3 with the fields of flash-linear-attention; `rope_fraction` of a head's states turn in pairs."""
+    """Reads Mamba-3 with the fields of flash-linear-attention; the part `rope_fraction` of a head turns in pairs."""
     turned, channels = fields.get("rope_fraction"), fields.number("expand") * fields.number("hidden_size")
     if turned not in (0.5, 1.0) or fields.get("is_mimo"):
         raise fields.refused("rope_fraction", "is_mimo", expected="0.5 or 1.0, and one input and output")

@@ -57,7 +57,7 @@ def of_channels(heads: int, channels: int, state: int) -> Fields:
 def ringed(layout: StateLayout, fields: Sequence[tuple[str, Fields]], tail: int) -> StateLayout:
     """Returns a layout whose rows have rings of 3 * tail - 1 tokens.
 
-    The name of a ring is that of its plane and its field, such as "ssm_k". A ring has the layers of the plane.
+    A ring has the name of its plane and its field, such as "ssm_k", and the layers of the plane.
 
     Args:
         layout: layout of the states.

@@ -90,7 +90,7 @@ def load_channel_tap(ptr, at, end, present, TAPS: tl.constexpr, LANE: tl.constex
 
 @triton.jit
 def _pieces(tiles, TAPS: tl.constexpr, LANE: tl.constexpr):
-    """Returns the pieces from which `load_channel_tap` makes these tiles."""
+    """Returns the pieces of these tiles: the inverse of `load_channel_tap`."""
     columns = ()
     for tap in tl.static_range(TAPS):
         columns += _apart(tiles[tap], LANE)

@@ -217,7 +217,7 @@ def check_conv(
     tokens: Tensor, activation: str | None, out: Tensor | None, marks: Marks | None, tail: ConvTail | None,
     cursor: Cursor | None, parents: Tensor | None,
 ) -> tuple[int, int]:  # fmt: skip
-    """Refuses arguments of `conv_step` that do not fit; returns the elements from token to token of x, and of out."""
+    """Refuses arguments of `conv_step` that do not fit; returns the elements between tokens of x, and of out."""
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation {activation!r}: expected one of {ACTIVATIONS}")
     rows = {"read": read, "write": write, "snapshot": snapshot, "tokens": tokens}

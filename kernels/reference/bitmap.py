@@ -1,4 +1,4 @@
-"""Claims and releases slots in a bitmap, in plain numpy: the oracle of `memstate.kernels.bitmap`."""
+"""Claims and releases slots in a bitmap, in plain numpy: oracle of `memstate.kernels.bitmap`."""
 
 import numpy as np
 import torch

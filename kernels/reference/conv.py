@@ -1,4 +1,4 @@
-"""Computes the causal convolution step in plain torch: the oracle of `memstate.kernels.conv`, used without Triton."""
+"""Computes the causal convolution step in plain torch: oracle of `memstate.kernels.conv`, stand-in without Triton."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Copies slots and makes them fresh, one by one: the oracle of `memstate.kernels.copy`, used without Triton."""
+"""Copies slots and makes them fresh, one by one: oracle of `memstate.kernels.copy`, stand-in without Triton."""
 
 import torch
 from torch import Tensor

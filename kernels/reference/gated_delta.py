@@ -1,4 +1,4 @@
-"""Computes the gated delta rule step in plain torch: oracle of `memstate.kernels.gated_delta`, used without Triton."""
+"""Computes the gated delta rule step in torch: oracle of `memstate.kernels.gated_delta`, stand-in without Triton."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""Gathers slots in plain torch: the oracle of `memstate.kernels.gather`, used without Triton."""
+"""Gathers slots in plain torch: oracle of `memstate.kernels.gather`, stand-in without Triton."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Computes the state update of Mamba-3 in plain torch: oracle of `memstate.kernels.mamba3`, used without Triton."""
+"""Computes the state update of Mamba-3 in plain torch: oracle of `memstate.kernels.mamba3`, stand-in without Triton."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Stores the states at marks, one by one: the oracle of `memstate.kernels.marks`, used without Triton."""
+"""Stores the states at marks, one by one: oracle of `memstate.kernels.marks`, stand-in without Triton."""
 
 import torch
 from torch import Tensor

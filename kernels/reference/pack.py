@@ -1,4 +1,4 @@
-"""Moves slots to and from records tile by tile: the oracle of `memstate.kernels.pack`, used without Triton."""
+"""Moves slots to and from records tile by tile: oracle of `memstate.kernels.pack`, stand-in without Triton."""
 
 from collections.abc import Iterator
 

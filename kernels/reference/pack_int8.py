@@ -1,4 +1,4 @@
-"""Moves planes to and from records as int8: the oracle of `memstate.kernels.pack_int8`, used without Triton."""
+"""Moves planes to and from records as int8: oracle of `memstate.kernels.pack_int8`, stand-in without Triton."""
 
 import torch
 from torch import Tensor

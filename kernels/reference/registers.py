@@ -1,4 +1,4 @@
-"""Changes ownership, resolves registers and audits, in plain numpy: the oracle of `memstate.kernels.registers`."""
+"""Changes ownership, resolves registers and audits, in plain numpy: oracle of `memstate.kernels.registers`."""
 
 import numpy as np
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Scatters a batch to slots in plain torch: the oracle of `memstate.kernels.scatter`, used without Triton."""
+"""Scatters a batch to slots in plain torch: oracle of `memstate.kernels.scatter`, stand-in without Triton."""
 
 from torch import Tensor
 

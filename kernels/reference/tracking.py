@@ -1,4 +1,4 @@
-"""Plans a batch as the rules are written down: the oracle of `memstate.kernels.tracking`, used without Triton."""
+"""Plans a batch as the rules are written down: oracle of `memstate.kernels.tracking`, stand-in without Triton."""
 
 import numpy as np
 from torch import Tensor

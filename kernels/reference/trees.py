@@ -1,4 +1,4 @@
-"""Closes the gaps of accepted paths on the host: the oracle of `memstate.kernels.trees`, used without Triton."""
+"""Closes the gaps of accepted paths on the host: oracle of `memstate.kernels.trees`, stand-in without Triton."""
 
 from torch import Tensor
 

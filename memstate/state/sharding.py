@@ -39,7 +39,7 @@ class Part:
 
     @property
     def length(self) -> int:
-        """Elements along the axis."""
+        """Elements of the part along the axis."""
         return self.units * self.size
 
 

@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def _element(word, part: tl.constexpr, dtype: tl.constexpr):
-    """Returns element `part` of a word of 8 bytes, in fp32. A bf16 takes one instruction: it is the upper half."""
+    """Returns element `part` of an 8-byte word, in fp32. A bf16 is the upper half of an fp32: one instruction."""
     if dtype == tl.bfloat16:
         half = (word >> (part // 2 * 32)).to(tl.int32)
         bits = (half & -65536) if part % 2 else half << 16

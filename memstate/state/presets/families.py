@@ -156,7 +156,7 @@ def conv_ordered(kept: Kept, order: ConvOrder) -> Kept:
 
 
 def ssm_ordered(kept: Kept, order: SsmOrder) -> Kept:
-    """Returns the state with the matrix of a head in an order.
+    """Returns the state with the matrix of each head in the given order.
 
     Args:
         kept: the state of a layer, as in transformers.

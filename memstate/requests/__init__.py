@@ -1,10 +1,11 @@
-"""Keeps what requests have: rows, pages, steps, published snapshots and tracking strategies. It knows no plane.
+"""Keeps what requests have: rows, pages, steps, published snapshots and tracking strategies. No file knows planes.
 
-handles      requests and the handles that callers get
+handles      requests, and the handles that callers get
 table        rows, their generations and their progress
-pages        KV pages as integers on the host; page_table: the pages of each row
+pages        ids of KV pages, with their number of holders
+page_table   the KV pages of each row
 steps        planned steps that are not settled yet
-holdings     who has each holder, and the first steps that still read its state
-marks        states of prompts: where they are kept, and who holds them until they are published
-tracking/    the four strategies, and the host's mirror of them
+holdings     the owner of each holder, and the rows whose first step still reads the state
+marks        lengths of prompts at which states are kept, and these states until they are published
+tracking/    the four strategies, and the host's copy of what a plan decides
 """

@@ -1,4 +1,4 @@
-"""Defines handles and requests: what callers pass in and get back. This file knows no register file."""
+"""Defines requests, which callers pass in, and the handles that they get back. This file knows no register file."""
 
 from array import array
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -19,24 +19,24 @@ ONE, LARGEST = np.int32(1), np.int32(2**31 - 1)
 
 
 def first_generation() -> int:
-    """Returns where the generations of a table start.
+    """Returns the first generation of a new table.
 
-    Each table starts elsewhere, so that another manager's handles are stale here.
+    Each table starts at another number, so that a table refuses the handles of another manager as stale.
     """
     return next(_TABLES) * 1_000_003 % 2**30
 
 
 def risen(generation: Ints) -> Ints:
-    """Returns the generations after these; after the largest int32 comes 0."""
-    return (generation + ONE) & LARGEST  # the sum may wrap to a negative number
+    """Returns each generation plus 1; the largest int32 becomes 0."""
+    return (generation + ONE) & LARGEST  # the sum can overflow to a negative number
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Snapshot:
-    """A handle to a published state, which it keeps until it is dropped. It keeps the state's KV pages as well.
+    """A handle to a published state. Until the handle is dropped, it keeps the state and the KV pages of the state.
 
     Attributes:
-        register: the register that has the state.
+        register: number of the register that has the state.
         generation: counts the uses of this register.
         length: tokens that the state stands for.
         pages: KV pages of these tokens, in order.
@@ -53,14 +53,15 @@ class Snapshot:
 
 
 class Source(NamedTuple):
-    """Where the state of a new row comes from: zeros, a state that it reads, or states that become its own.
+    """Where the state of a new row comes from: zeros, a state that the row reads, or states that move to the row.
 
     Attributes:
         length: tokens that the state stands for; 0 for zeros.
-        states: states in holders, the longest first. None for zeros, and for a state that is still below the device.
-        pages: ids of the KV pages of these tokens, which the row shares. For what is still below the device, zeros.
-        of: who has the states: a session, a node of the prefix cache, or None: the caller, or nobody on the device.
-        takes: whether the states move to the row. If not, the row reads or copies the first.
+        states: states in holders, the longest first. Empty for zeros, and for a state that is still below the device.
+        pages: ids of the KV pages of these tokens, which the row shares. A page that is still below the device has 0.
+        of: owner of the states: a session, a node of the prefix cache, or `PUBLISHED` if the caller has the handle.
+            None for zeros, and for a state that is still below the device.
+        takes: whether the states move to the row. If not, the row reads or copies the first of them.
 
     Example:
         >>> ZEROS.length, Source(16).takes
@@ -74,16 +75,16 @@ class Source(NamedTuple):
     takes: bool = False
 
 
-ZEROS = Source()  # from the first token on
+ZEROS = Source()  # the row starts at its first token
 
 
 @dataclass(frozen=True)
 class Session:
-    """A handle to a conversation whose states stay between its turns, until it is closed.
+    """A handle to a conversation. Its states stay between its turns, until the session is closed.
 
     Attributes:
-        id: its name, shown by audits.
-        serial: tells sessions of one name apart.
+        id: name of the session, shown by audits.
+        serial: number that tells sessions of the same name apart.
 
     Example:
         >>> Session("chat 7", serial=1).id
@@ -100,19 +101,20 @@ class Request:
 
     Args:
         id: a name, shown by audits. Two live requests may have the same one.
-        length: tokens that KV pages are taken for at once. Default: all of `tokens`.
-        resume: a snapshot to continue from. It says what length it stands for, but not of which tokens. A caller that
-            gives `resume` and `tokens` must make sure that they agree.
-        snapshot_at: lengths in tokens at which states are kept as well, such as the ends of messages: a sequence of
+        length: number of tokens that the admission takes KV pages for. Default: all of `tokens`.
+        resume: a snapshot to continue from. A snapshot has a length, but no tokens: a caller that gives `resume` and
+            `tokens` must make sure that they agree.
+        snapshot_at: additional lengths at which states are kept, in tokens, such as the ends of messages: a sequence of
             whole numbers, or an array of numpy. Each is rounded down to whole pages, and to the grid of all planes.
-            Those beyond the prompt are ignored; without `tokens` the prompt has no known end.
-        tokens: the whole prompt, for the prefix cache or a session to find what is computed already. One dimension, any
-            sequence of whole numbers. Without a prefix cache and without a session they only say the length.
-        salt: equal tokens under different salts never match. None, str, bytes, int or a tuple of these.
+            Lengths beyond the prompt are ignored; without `tokens` the prompt has no known end.
+        tokens: the whole prompt: any sequence of whole numbers, of one dimension. The prefix cache or the session finds
+            by it what is computed already. Without both, only the number of tokens counts.
+        salt: None, str, bytes, int or a tuple of these. Equal tokens under different salts never match.
         session: the session that this request is the next turn of.
-        fetch: the prefetch that was started for it. Several ranks start from what they agreed on.
-        kind: what the request is, a text of at most 64 characters such as "chat", "tool" or "retrieval", or None. The
-            default policy for states learns how the states of each kind come back. Only the first 8 kinds count.
+        fetch: the result of `prefetch` for this request. Several ranks start from the length that they agreed on.
+        kind: kind of the request, a text of at most 64 characters such as "chat", "tool" or "retrieval", or None. The
+            default policy for states learns how often states of each kind are used again. It tells only the first 8
+            kinds apart.
 
     Example:
         >>> Request("a", tokens=[1, 2, 3], snapshot_at=[2]).snapshot_at
@@ -132,7 +134,7 @@ class Request:
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Row:
-    """A handle to one running request: a row of the request table, until it is released.
+    """A handle to one running request: a row of the request table. It is valid until the row is released.
 
     Attributes:
         index: number of the row.
@@ -150,7 +152,7 @@ class Row:
         if not isinstance(other, Row):
             return NotImplemented
         known = self.index == other.index and self.generation == other.generation
-        return known and type(self.index) is type(other.index)  # True and 1.0 are no rows
+        return known and type(self.index) is type(other.index)  # True == 1.0 == 1, but True and 1.0 are no rows
 
     def __hash__(self) -> int:
         return hash((self.index, self.generation))
@@ -160,19 +162,19 @@ class RowInfo(NamedTuple):
     """What the host knows of a row.
 
     Attributes:
-        length: tokens of the row. All planned steps count; drafts count after their `accept`, and so does a step that
-            was planned before it.
+        length: tokens of the row. All planned steps count. Drafts count after `accept` of their step; a step that was
+            planned before this `accept` counts from then on, too.
         confirmed: tokens that the row is certain to reach, unless a step is cancelled. A planned step counts as soon as
-            all earlier steps of the row are settled, drafts after their `accept`.
+            all earlier steps of the row are settled. Drafts count after `accept` of their step.
         next_boundary: the next length at which a chunk should end, so that a state can be kept there: the next multiple
-            of `every` after the prompt, or the next mark, unless the forward has a grid that counts from the start of
-            the row's chunk. A chunk can go further; the state there is then kept at a shorter length, or not at all.
-            `StateManager.chunk` is simpler for a prompt.
-        slots: slots that the row holds, the states at its marks included.
-        pending: number of its last tokens that are real, and in its tail instead of its state.
-        missed: why no more of its prompt was cached when it was admitted. "evicted": more was there, states or KV too.
-            "no_snapshot": KV was there, and no state. "no_sharing": nobody had computed it. "": all whole pages were
-            cached, or there is no prefix cache.
+            of `every` after the prompt, or the next mark. Marks do not count if the forward has a grid that counts from
+            the start of the row's chunk. If a chunk goes further, the state is kept at a shorter length, or not at all.
+            For a prompt, `StateManager.chunk` is simpler.
+        slots: number of slots that the row holds, with those of the states at its marks.
+        pending: number of the row's last tokens that are real, and in its tail instead of its state.
+        missed: why no more of the prompt was cached at the admission. "evicted": more was cached once, states or KV.
+            "no_snapshot": there was KV, but no state. "no_sharing": nobody had computed more of the prompt. "": all
+            whole pages were cached, or there is no prefix cache.
     """
 
     length: int
@@ -184,14 +186,14 @@ class RowInfo(NamedTuple):
 
 
 class Rows(Sequence[Row]):
-    """The rows of a batch: handles, and two numpy vectors on demand. Every call that takes a list of rows takes them.
+    """The rows of a batch: a sequence of handles. Every call that takes a list of rows takes `Rows`.
 
-    A part of it, `rows[2:5]` or `rows[mask]`, and the sum of two are `Rows` too. One entry is a `Row`.
+    A part, `rows[2:5]` or `rows[mask]`, is `Rows`, too, and so is the sum of two. One entry, `rows[2]`, is a `Row`.
 
     Args:
         rows: the handles.
         table: the request table that made the handles.
-        distinct: whether no row comes twice. None: it is looked up.
+        distinct: whether no row comes twice. None: the constructor finds out.
 
     Example:
         >>> import torch, memstate as ms
@@ -208,12 +210,12 @@ class Rows(Sequence[Row]):
 
     @cached_property
     def indices(self) -> Longs:
-        """Rows of the request table, int64 `batch`."""
+        """The number of each row, int64 `batch`."""
         return np.frombuffer(array("q", [row.index for row in self._rows]).tobytes(), np.int64)
 
     @cached_property
     def generations(self) -> Ints:
-        """Generation of each handle, int32 `batch`."""
+        """The generation of each handle, int32 `batch`."""
         return np.frombuffer(array("i", [row.generation for row in self._rows]).tobytes(), np.int32)
 
     def __len__(self) -> int:

@@ -1,17 +1,19 @@
-"""Keeps who has each holder: a register outside of the rows. This file knows no slot and no plane.
+"""Keeps the owner of each holder: of each register outside of the rows. This file knows no slot and no plane.
 
 A slot is in one register. The registers of a row belong to the row, by number. Every holder that is not free has one
-owner, and the column `owner` names it:
+owner, and the column `owner` names this owner:
 
-snapshot   the caller, who has a handle            published, until it is dropped
-cached     a node of the prefix cache              until it is evicted
+kind       the owner                               how long
+snapshot   the caller, who has a handle            until the snapshot is dropped
+cached     a node of the prefix cache              until the state is evicted
 session    an idle conversation                    until its next turn
-mark       a row, for a length of its prompt       until the row publishes it or ends
-leaving    nobody; a first step has still to read the state
+mark       a row, for a length of its prompt       until the row publishes the state or ends
+leaving    nobody                                  until no first step has to read the state any more
 
-An owner changes in one of two ways. A state that leaves or enters a row is *moved*: the change is recorded, and the
-device carries it out. A state in a holder *changes hands*, and nothing is recorded. A holder has its owner before the
-change is recorded, so that the journal names it. Until then it is empty on the device: recovery gives it to nobody.
+A state gets another owner in one of two ways. When it leaves or enters a row, it is *moved*: the change is recorded,
+and the device carries it out. When it stays in its holder, it *changes hands*, and nothing is recorded. A holder gets
+its owner before the change is recorded, so that the journal can name the owner. Until the packet is sent, the holder
+is empty on the device, and recovery gives it to nobody.
 """
 
 from collections import Counter, deque
@@ -33,22 +35,22 @@ KINDS: Final = ("snapshot", "cached", "session", "mark", "leaving")
 
 
 class Owner(Protocol):
-    """Who can have a holder. It says the kind, one of `KINDS`."""
+    """An owner of a holder. It names its kind, one of `KINDS`."""
 
     @property
     def holds(self) -> str:
-        """The kind of owner."""
+        """The kind of this owner."""
 
 
 class Nobody(NamedTuple):
-    """The owner of states that have no object besides their holder."""
+    """An owner that has no object of its own: only its kind is known."""
 
     holds: str
 
 
 @dataclass(frozen=True)
 class Marked:
-    """The owner of a state inside of a prompt.
+    """The owner of a state at a mark.
 
     Attributes:
         row: the row that computes the prompt.
@@ -60,28 +62,28 @@ class Marked:
     holds: ClassVar[str] = "mark"
 
 
-PUBLISHED: Final = Nobody("snapshot")  # the caller has the handle
-LEAVING: Final = Nobody("leaving")  # let go by its owner; a first step still reads it
+PUBLISHED: Final = Nobody("snapshot")  # owner of states whose handle the caller has
+LEAVING: Final = Nobody("leaving")  # owner of ended states that a first step still reads
 
 
 class Holdings:
     """Gives states to owners, and releases them. Handles are valid as long as their state has an owner.
 
-    A holder is used again as late as possible, so that a command buffer rarely sees it twice. If the owner of a state
-    ends it while rows read it, the state stays until the last reader is done.
+    Free holders are used in turn, so that one packet rarely changes a holder twice. If an owner ends a state while rows
+    read it, the state stays until the last reader is done.
 
     Args:
         commands: records the changes of owners.
         pages: KV pages, which published states share.
 
     Attributes:
-        owner: by register; None for a free holder, and for the registers of rows.
-        readers: rows whose `source` it is, and admissions under way, by register; none of 0.
-        held: kind -> register -> its state, in the order in which they came to owners of this kind.
-        generation: by register; one more each time that a state ends.
-        published: states since the start.
-        dropped: states since the start.
-        refused: states since the start, for lack of a holder.
+        owner: by register, its owner; None for a free holder, and for the registers of rows.
+        readers: register -> its number of readers: rows whose `source` it is, and admissions under way. None have 0.
+        held: kind -> register -> its state, in the order in which the states came to owners of this kind.
+        generation: by register, a number that grows by one each time that its state ends.
+        published: number of states published since the start.
+        dropped: number of states dropped since the start.
+        refused: number of states since the start that were not published, for lack of a holder.
     """
 
     def __init__(self, commands: CommandBuffer, pages: PageAllocator) -> None:
@@ -91,7 +93,7 @@ class Holdings:
         self.restart(())
 
     def restart(self, kept: Sequence[tuple[Snapshot, Owner]]) -> None:
-        """Forgets everything else; handles given out before become stale.
+        """Forgets all states except those of `kept`; the handles of the others become stale.
 
         Args:
             kept: states whose handles stay valid, each with its owner.
@@ -113,7 +115,7 @@ class Holdings:
         self.owner[register], self.held[to.holds][register] = to, state
 
     def _forget(self, registers: list[int], kind: str) -> None:
-        """Makes holders of one kind of owner free, whose slots were released or moved, and which nobody reads."""
+        """Makes holders free, all of one kind of owner. Their slots were released or moved, and nobody reads them."""
         owner, generation, held = self.owner, self.generation, self.held[kind]
         for register in registers:
             del held[register]
@@ -122,26 +124,26 @@ class Holdings:
 
     @property
     def free(self) -> int:
-        """Holders without a state."""
+        """Number of holders without a state."""
         return len(self._free)
 
     def evictable(self, kind: str) -> int:
-        """Returns how many states of a kind of owner no first step is about to read."""
+        """Returns how many states of owners of this kind no first step is about to read."""
         return len(self.held[kind]) - sum(self.kind(register) == kind for register in self.readers)
 
     def state(self, register: int) -> Snapshot | None:
-        """Returns the state in a register, None for none, and for registers of rows."""
+        """Returns the state in a holder; None if it has none, and for registers of rows."""
         return self.held[owner.holds].get(register) if (owner := self.owner[register]) is not None else None
 
     def kind(self, register: int) -> str:
-        """Returns the kind of a register's owner, "" for none."""
+        """Returns the kind of a register's owner, "" if it has none."""
         owner = self.owner[register]
         return "" if owner is None else owner.holds
 
     # Owners
 
     def add(self, lengths: Sequence[int], to: Owner, pages: Iterable[Sequence[int]] = repeat(())) -> list[Snapshot]:
-        """Gives an owner holders for states that a step, a load or a recorded move writes.
+        """Gives an owner free holders, one for each state that a step, a load or a recorded move writes there.
 
         Call it only where `free` is large enough.
 
@@ -160,10 +162,10 @@ class Holdings:
         return states
 
     def move_in(self, cells: list[int], to: Owner, pages: Iterable[Sequence[int]] = repeat(())) -> list[Snapshot]:
-        """Moves states out of rows to holders. Call it only where `free` is large enough.
+        """Moves states from the registers of rows to holders. Call it only where `free` is large enough.
 
         Args:
-            cells: registers of rows, `state`.
+            cells: registers of rows, one for each state.
             to: the owner of all of them.
             pages: KV pages that each shares.
         """
@@ -180,7 +182,7 @@ class Holdings:
             pages: KV pages that it shares from now on.
 
         Returns:
-            Its handle: with pages a new one, and the old one is not valid.
+            The handle of the state. With `pages` it is a new one, and the old handle is not valid.
         """
         if pages:
             state = replace(state, pages=tuple(pages))
@@ -188,7 +190,7 @@ class Holdings:
         return state
 
     def take(self, states: Sequence[Snapshot], row: int) -> None:
-        """Moves states to the registers of a row, the first to the live one. Their handles are stale then.
+        """Moves states to the registers of a row, the first of them to the live register. Their handles become stale.
 
         Args:
             states: states in holders that nobody reads.
@@ -201,7 +203,7 @@ class Holdings:
             self._forget(registers, self.kind(registers[0]))
 
     def end(self, states: Sequence[Snapshot], registers: list[int] | None = None) -> None:
-        """Ends states: their handles are stale. A state that is read goes with its last reader, the others at once.
+        """Ends states: their handles become stale. A state with readers is released after its last reader.
 
         Args:
             states: distinct states of owners of one kind.
@@ -211,11 +213,11 @@ class Holdings:
         if not registers:
             return
         kind = self.kind(registers[0])
-        if kind != "session":  # those were never published
+        if kind != "session":  # states of sessions were never published
             self.dropped += len(registers)
         if self.readers:
             for register in registers:
-                if register in self.readers:  # rows still read it
+                if register in self.readers:
                     state, generation = self.held[kind][register], (self.generation[register] + 1) & INT32_MAX
                     self.generation[register] = generation
                     self._own(register, LEAVING, replace(state, generation=generation))
@@ -223,7 +225,7 @@ class Holdings:
         self._release(registers, kind)
 
     def _release(self, registers: list[int], kind: str) -> None:
-        """Releases states of one kind of owner that nobody reads, and their pages."""
+        """Releases states and their pages. Nobody reads the states, and their owners are of one kind."""
         if not registers:
             return
         self._commands.release(registers)
@@ -237,11 +239,11 @@ class Holdings:
     # Readers
 
     def begin_read(self, register: int) -> None:
-        """Keeps a state until `end_read`, even if it is ended meanwhile."""
+        """Counts one more reader of a state: the state stays until `end_read`, even if its owner ends it before."""
         self.readers[register] += 1
 
     def end_read(self, register: int) -> None:
-        """Ends one `begin_read`. A state that is leaving is released with its last reader."""
+        """Counts one reader less. A state that its owner has ended is released after the last reader."""
         self.readers[register] -= 1
         if not self.readers[register]:
             del self.readers[register]
@@ -249,20 +251,20 @@ class Holdings:
                 self._release([register], "leaving")
 
     def reads_done(self, sources: Iterable[int]) -> None:
-        """Notes that rows have no `source` any more: their steps were planned, or they end.
+        """Counts out the readers of sources: the first steps of their rows were planned, or the rows end.
 
         Args:
-            sources: what `source` was, of each row; 0 for none.
+            sources: for each row, its `source` until now; 0 for none.
         """
         for register in sources:
             if register:
                 self.end_read(register)
 
     def left_by(self, sources: Iterable[int]) -> int:
-        """Returns how many states are released when rows end before their next step.
+        """Returns how many states would be released if these rows ended before their next step.
 
         Args:
-            sources: `source` of each of these rows; 0 for none.
+            sources: for each row, its `source`; 0 for none.
         """
         reads = Counter(filter(None, sources))
         return sum(self.owner[register] is LEAVING and self.readers[register] == n for register, n in reads.items())
@@ -274,7 +276,7 @@ class Holdings:
 
         Raises:
             StaleHandle: a snapshot was dropped.
-            InvalidArgument: something is not a snapshot.
+            InvalidArgument: an entry is not a snapshot.
         """
         for state in states:
             if not isinstance(state, Snapshot) or type(state.register) is not int:
@@ -291,7 +293,7 @@ class Holdings:
             states: handles that a caller wants to drop or to resume.
 
         Raises:
-            InvalidArgument: one of them is the cache's to drop.
+            InvalidArgument: the prefix cache owns one of the states.
         """
         for state in states if self.held["cached"] else ():
             if isinstance(state, Snapshot) and self.has(state) and self.kind(state.register) == "cached":
@@ -304,18 +306,18 @@ class Holdings:
         register = state.register
         if type(register) is not int or not 0 <= register < self._file.count:
             return False
-        found = self.state(register)
-        return found is state or found == state
+        held = self.state(register)
+        return held is state or held == state
 
     def droppable(self, given: Sequence[Snapshot | None]) -> tuple[Sequence[Snapshot], list[int]]:
-        """Requires distinct valid handles of published states; returns those that are not None, and their registers.
+        """Returns the states that are not None, and their registers. Requires published states, each once.
 
         Raises:
             StaleHandle: a snapshot was dropped before.
-            InvalidArgument: a snapshot is named twice, or something is not a snapshot, or it is the prefix cache's.
+            InvalidArgument: a snapshot is named twice, the prefix cache owns it, or an entry is not a snapshot.
         """
         states: Any = given
-        try:  # all at once
+        try:  # the common case, without a loop: published snapshots, no None
             registers = list(map(REGISTER, states))
             valid = all(map(is_, map(self.held["snapshot"].get, registers), states))
         except (AttributeError, TypeError):
@@ -329,29 +331,29 @@ class Holdings:
             raise InvalidArgument("a snapshot is named twice")
         return states, registers
 
-    # To look at
+    # Looking at holders
 
     def of(self, *kinds: str) -> Iterator[Snapshot]:
-        """Yields the states whose owners are of these kinds, in the order in which they came to them."""
+        """Yields the states whose owners are of these kinds, kind by kind, in the order in which owners got them."""
         for kind in kinds:
             yield from list(self.held[kind].values())
 
     def miscounts(self) -> list[str]:
-        """Returns what is wrong with readers, free holders and counts."""
-        found, first = [], self._file.first_holder
+        """Returns a sentence for each error in the readers, the free holders and the kinds of owners."""
+        faults, first = [], self._file.first_holder
         reads = Counter(self._file.source[self._file.source > 0].tolist())
         if self.readers != reads:
-            found.append(f"snapshot registers are pinned {dict(self.readers)}, and first steps read {dict(reads)}")
+            faults.append(f"snapshot registers are pinned {dict(self.readers)}, and first steps read {dict(reads)}")
         owned = [register for register, owner in enumerate(self.owner) if owner is not None]
         if sorted([*self._free, *owned]) != list(range(first, self._file.count)):
-            found.append(
+            faults.append(
                 f"{len(self._free)} free registers and {len(owned)} snapshots are not the {self._file.count - first} "
                 "registers of snapshots"
             )
         kinds = {register: kind for kind, states in self.held.items() for register in states}
         if kinds != {register: self.kind(register) for register in owned}:
-            found.append(f"the kinds of the states are noted as {kinds}, and their owners are of others")
-        return found
+            faults.append(f"the kinds of the states are noted as {kinds}, and their owners are of others")
+        return faults
 
     def name(self, register: int) -> str:
         """Returns a name for the state in a holder, for audits."""

@@ -1,11 +1,13 @@
 """Keeps the lengths of prompts at which states are kept (*marks*), and these states until they are handed out.
 
 The tokens of a prompt are known before the step that computes them. So the host decides which states a step keeps, and
-claims a register of its own for each. A state is real as soon as its step has run. This file knows no slot.
+claims a register of its own for each state. A state is real as soon as its step has run. This file knows no slot.
 
-wanted     lengths that a request asks for, ascending                 admission
-due        those that a step passes, moved down to what its forward can give        plan
-kept       a state for each, until publish or the end of the row
+word       what it names                                                         since
+wanted     lengths that a request asks for, ascending                            admission
+due        wanted lengths that a step reaches, moved down to what the forward    plan
+           can give
+kept       the states at these lengths                                           plan, until publish or the end
 """
 
 import logging
@@ -26,7 +28,7 @@ from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import Longs
 
 LOG = logs.logger("marks")
-RANKS = ("named", "again", "branch", "prompt")  # what is kept first where slots are short; other kinds come last
+RANKS = ("named", "again", "branch", "prompt")  # kinds; where slots are short, earlier ones win, others come last
 
 
 class Mark(NamedTuple):
@@ -34,10 +36,10 @@ class Mark(NamedTuple):
 
     Attributes:
         entry: entry of the batch.
-        row: its row.
+        row: row of this entry.
         offset: tokens of the step up to the mark. 0: the state before the step.
         length: tokens that the state stands for.
-        kind: why it is kept; see `memstate.prefix.policies.base.Place`.
+        kind: why the state is kept; see `memstate.prefix.policies.base.Place`.
     """
 
     entry: int
@@ -49,12 +51,12 @@ class Mark(NamedTuple):
 
 @dataclass
 class _Coming:
-    """Lengths that a row still has to reach.
+    """The wanted lengths that a row has not reached yet.
 
     Attributes:
-        wanted: (length, kind), ascending.
+        wanted: (length, kind) of each, ascending.
         floor: tokens of the newest state that the row has kept or started from.
-        prompt: length of the prompt, where a chunk ends in any case; 0 if it is not known.
+        prompt: length of the prompt, where a chunk ends in any case; 0 if the length is not known.
     """
 
     wanted: list[tuple[int, str]]
@@ -66,9 +68,10 @@ class _End(NamedTuple):
     """A live state that is to be kept.
 
     Attributes:
-        length: tokens that it stands for.
-        kind: why it is kept.
-        wanted: the length that it is kept for. If it is longer, the next chunk may come closer to it.
+        length: tokens that the state stands for.
+        kind: why the state is kept.
+        wanted: the wanted length that the state is kept for. If `wanted` is larger than `length`, the next chunk may
+            give a state closer to it.
     """
 
     length: int
@@ -82,14 +85,15 @@ class Marks:
     Args:
         commands: records the changes of owners.
         holdings: gives holders.
-        unit: tokens of which the length of a kept state is a multiple: whole pages.
-        grid: the forward can give a state at each multiple of so many tokens inside its chunk; 0: only at the end.
-        packed: whether multiples count from the start of the batch instead of the start of the row's chunk.
+        unit: the length of a kept state is a multiple of this number of tokens: whole pages.
+        grid: the forward can give a state at multiples of this number of tokens inside a chunk; 0: only at its end.
+        packed: whether multiples of `grid` count from the start of the batch, not from the start of the row's chunk.
         direct_hits: whether a step can read another slot than it writes, so that no state is copied.
 
     Attributes:
-        refused: marks that found no slot, since the start.
-        missed: wanted lengths near which no chunk could give a state, since the start.
+        refused: number of marks without a slot or a holder since the start.
+        missed: number of wanted lengths since the start near which no chunk could give a state.
+        kept: row -> its states at marks, until they are handed out.
     """
 
     def __init__(
@@ -105,36 +109,36 @@ class Marks:
     def reset(self) -> None:
         """Forgets all marks and states. Call it only where registers are reset as well."""
         self._coming: dict[int, _Coming] = {}
-        self._ends: dict[int, _End] = {}  # rows whose live state is to be kept
+        self._ends: dict[int, _End] = {}  # row -> its live state, if that is to be kept
         self.kept: dict[int, list[Snapshot]] = {}
 
     def start(self, row: int, wanted: Sequence[tuple[int, str]], length: int, prompt: int = 0) -> None:
-        """Notes what a new row is to keep.
+        """Notes the wanted lengths of a new row.
 
         Args:
             row: the row.
-            wanted: lengths and kinds, ascending; multiples of the unit.
+            wanted: (length, kind) of each, ascending. Lengths are multiples of the unit.
             length: tokens of the state that the row starts from.
-            prompt: tokens of the prompt, 0 if they are not known.
+            prompt: length of the prompt, 0 if it is not known.
         """
         if left := [(at, kind) for at, kind in wanted if at > length]:
             self._coming[row] = _Coming(left, length, prompt)
 
     def add(self, row: int, lengths: Sequence[int], length: int, prompt: int) -> None:
-        """Notes what a row is to keep as well.
+        """Notes more wanted lengths of a running row.
 
         Args:
             row: the row.
-            lengths: multiples of the unit.
-            length: the row's length.
-            prompt: tokens of the prompt.
+            lengths: the wanted lengths, multiples of the unit.
+            length: length of the row.
+            prompt: length of the prompt.
         """
         coming = self._coming.get(row, _Coming([], 0, prompt))
         if new := [(at, "named") for at in lengths if at > length]:
             self._coming[row] = replace(coming, wanted=sorted((dict(new) | dict(coming.wanted)).items()))
 
     def arrived(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
-        """Notes the lengths of states that arrived from elsewhere. One of a wanted length is to be kept."""
+        """Notes the lengths of states that arrived in live slots. A state of a wanted length is to be kept."""
         for row, length in zip(rows, lengths, strict=True) if self._coming else ():
             if (coming := self._coming.get(row)) and (kind := dict(coming.wanted).get(length)):
                 coming.floor, self._ends[row] = length, _End(length, kind, length)
@@ -150,25 +154,25 @@ class Marks:
 
     @property
     def rows(self) -> set[int]:
-        """Rows with lengths to come, or with states."""
+        """Rows that have not reached a wanted length, or have states at marks."""
         return self._coming.keys() | self._ends.keys() | self.kept.keys()
 
     def next(self, row: int, length: int) -> int:
-        """Returns the row's next wanted length beyond this one that a chunk must end at; 0 for none."""
+        """Returns the row's next wanted length above `length` that a chunk must end at; 0 for none."""
         coming = self._coming.get(row)
         if coming is None:
             return 0
         if self._grid and not self._packed and length % gcd(self._page, self._grid) == 0:
-            return 0  # the chunk's grid meets pages; where a packed grid begins, the plan alone says
+            return 0  # the grid meets page ends inside a chunk; of a packed grid, only the plan knows the start
         return next((at for at, _ in coming.wanted if at > length), 0)
 
     def chunk(self, row: int, length: int, end: int, prompt: int) -> int:
-        """Returns where a chunk ends best, so that the forward can give the wanted states.
+        """Returns the length at which a chunk should end, so that the forward can give the wanted states.
 
         Args:
             row: the row.
-            length: its length.
-            end: where the chunk ends at most.
+            length: length of the row.
+            end: largest length at which the chunk can end.
             prompt: length of the prompt.
         """
         whole = end // self._page * self._page
@@ -183,44 +187,46 @@ class Marks:
     ) -> list[Mark]:
         """Returns the marks of a step, in the order of its entries, then of lengths.
 
-        A wanted length moves down to the last one that the forward can give. It is left out where that gains less than
-        a page. A state at the end of the step stays in the row until its next step, which then has a mark at offset 0,
-        unless the next step comes closer to the wanted length. If steps cannot read another slot than they write, the
-        forward stores it as the others. A step of one token stores nothing, so that the graphs of decode need no marks.
+        A wanted length moves down to the nearest length that the forward can give. The mark is left out if its state is
+        less than a page beyond the row's last kept state. A state at the end of the step stays in the row until the
+        next step, which then has a mark at offset 0, unless the next step comes closer to the wanted length. If steps
+        cannot read another slot than they write, the forward stores the state at the end as it stores the others. A
+        step of one token stores no state at a mark, so that the graphs of decode need no marks.
 
         Args:
             rows: row of each entry; 0 for padding.
             before: length of each entry before the step.
             after: length of each entry after it.
-            tokens: of each entry in the packed batch; None: those from `before` to `after`.
-            label: the last length of each entry of which a slot has a state then; None: `after`. Others are in a tail.
+            tokens: tokens of each entry in the packed batch; None: `after - before`.
+            label: for each entry, the largest length whose state is in a slot after the step; the tokens from there to
+                `after` are in a tail. None: `after`.
         """
-        found: list[Mark] = []
+        marks: list[Mark] = []
         if not (self._coming or self._ends):
-            return found
-        start = 0  # of the entry in the packed batch
+            return marks
+        start = 0  # where the entry starts in the packed batch
         sizes, labels = after - before if tokens is None else tokens, after if label is None else label
         columns = [column.tolist() for column in (rows, before, after, sizes, labels)]
         for entry, (row, length, reach, size, stands) in enumerate(zip(*columns, strict=True)):
             origin = start if self._packed else 0
             most = reach - (stands < reach)
             if (end := self._ends.pop(row, None)) is not None and self._stays(end, reach, most, origin):
-                found.append(self._at_end(row, end, entry))
+                marks.append(self._at_end(row, end, entry))
             if reach > length and (coming := self._coming.get(row)) is not None:
-                found += self._due(entry, row, coming, length, reach, most, origin)
+                marks += self._due(entry, row, coming, length, reach, most, origin)
                 if not coming.wanted:
                     del self._coming[row]
             start += size
-        return found
+        return marks
 
     def _stays(self, end: _End, reach: int, most: int, origin: int) -> bool:
-        """Returns whether a live state is kept, now that the next chunk is known. It may come closer to what is wanted.
+        """Returns whether a live state is kept. It is not if the next chunk gives a state nearer to the wanted length.
 
         Args:
             end: the live state.
-            reach: where the next chunk ends.
-            most: the last length at which it has a state.
-            origin: token of the batch at which the next chunk begins.
+            reach: length at which the next chunk ends.
+            most: largest length at which the next chunk has a state in a slot.
+            origin: token of the packed batch at which the next chunk begins; 0 if the grid counts from the chunk.
         """
         if end.length == end.wanted:
             return True
@@ -231,7 +237,7 @@ class Marks:
     def _due(
         self, entry: int, row: int, coming: _Coming, length: int, reach: int, most: int, origin: int
     ) -> list[Mark]:
-        found: list[Mark] = []
+        marks: list[Mark] = []
         stores_end = self._stores_ends and reach - length > 1
         while coming.wanted:
             wanted, kind = coming.wanted[0]
@@ -240,39 +246,39 @@ class Marks:
                 break
             if at - coming.floor >= self._page:
                 if at < reach or stores_end:
-                    found.append(Mark(entry, row, at - length, at, kind))
+                    marks.append(Mark(entry, row, at - length, at, kind))
                     coming.floor = at
                 else:
                     self._ends[row] = _End(at, kind, wanted)
                     coming.floor = at if at == wanted else coming.floor
             if wanted > reach:
                 break
-            if wanted - coming.floor >= self._finest:  # no chunk came near; the first one is an event of the log
+            if wanted - coming.floor >= self._finest:  # missed: no chunk came near. Only the first is logged
                 if not self.missed:
                     why = "the forward gives no state near it: plan chunks as mem.chunk() says, or say Forward(grid=)"
                     logs.event(LOG, logging.WARNING, "missed", row=row, wanted=wanted, chunk=[length, reach], why=why)
                 self.missed += 1
             del coming.wanted[0]
-        return found
+        return marks
 
     def _keeps_before(self, wanted: int, reach: int, stores_end: bool, prompt: int) -> bool:
-        """Returns whether a chunk keeps a state for a wanted length that lies behind it.
+        """Returns whether a chunk keeps a state for a wanted length beyond the end of the chunk.
 
         Args:
             wanted: the wanted length.
-            reach: where the chunk ends.
-            stores_end: whether the decision on the state at its end is due now, and not with the next chunk.
-            prompt: where a chunk ends in any case.
+            reach: length at which the chunk ends.
+            stores_end: whether the forward stores the state at the end now; if not, the next plan decides on it.
+            prompt: length of the prompt, where a chunk ends in any case.
         """
         if wanted == prompt:
             return False
-        soon = wanted < reach + self._finest  # so the next chunk's grid may meet no page in between
-        if reach % gcd(self._page, self._grid):  # it meets none at all, unless it counts from elsewhere
+        soon = wanted < reach + self._finest  # the next chunk's grid perhaps meets no page end before `wanted`
+        if reach % gcd(self._page, self._grid):  # it meets none at all, unless a packed grid shifts it
             return soon or not self._packed
         return reach % self._page == 0 and (soon or not stores_end)
 
     def _give(self, wanted: int, length: int, reach: int, origin: int, floor: int) -> int:
-        """Returns the largest length up to `wanted` and above `floor` that the forward can give; 0 for none."""
+        """Returns the largest length in `floor + 1 .. wanted` at which the forward can give a state; 0 for none."""
         if wanted == reach and reach % self._page == 0:
             return reach
         if not self._grid:
@@ -283,7 +289,7 @@ class Marks:
         return at if at > floor else 0
 
     def choose(self, marks: list[Mark], room: int) -> list[Mark]:
-        """Returns the most valuable marks that find room, in the same order, and counts the others as refused."""
+        """Returns the `room` most valuable marks, in their order, and counts the others as refused."""
         if len(marks) <= room:
             return marks
         ranked = sorted(marks, key=lambda mark: (_rank(mark.kind), -mark.length))
@@ -292,13 +298,13 @@ class Marks:
         return [mark for mark in marks if mark in chosen]
 
     def keep(self, marks: Sequence[Mark]) -> tuple[Longs, ...]:
-        """Gives each mark a register, and a slot. Call it only where so many registers and slots are free.
+        """Gives each mark a holder and a slot. Call it only where a holder and a slot for each mark are free.
 
-        The live slot of a row becomes the state at offset 0, and the row continues from it in a new slot. If its
-        forward cannot read another slot, the state is copied.
+        For a mark at offset 0, the live slot of the row moves to the holder. The row reads it there, and gets another
+        live slot. If a step cannot read another slot than it writes, the state is copied instead.
 
         Returns:
-            Entry, offset and register of the states that the forward stores, axis `mark`.
+            Entry, offset and register of the marks whose states the forward stores, each `mark`; empty for none.
         """
         inside: list[tuple[Mark, int]] = []
         ends: list[tuple[Mark, int]] = []
@@ -329,18 +335,18 @@ class Marks:
             self._holdings.begin_read(register)
 
     def at_ends(self, rows: Sequence[int], known: Sequence[int]) -> list[int]:
-        """Returns the rows whose live state, of at most `known` tokens, is to be kept. No chunk can come closer."""
+        """Returns the rows whose live state is to be kept, has a wanted length, and has at most `known` tokens."""
         if not self._ends:
             return []
         pairs = zip(rows, known, strict=True)
         return [row for row, most in pairs if (end := self._ends.get(row)) and end.length == end.wanted <= most]
 
     def ends(self, rows: Sequence[int], known: Sequence[int], but: Collection[int] = ()) -> list[Mark]:
-        """Returns the marks of the rows of `at_ends`, except some rows, for `keep`. The rows have them no longer."""
+        """Takes the marks of the rows that `at_ends` returns, except the rows in `but`. They are for `keep`."""
         return [mark for row in self.at_ends(rows, known) if row not in but for mark in self.shared(row)]
 
     def shared(self, row: int) -> list[Mark]:
-        """Returns the mark of a row whose live state other rows are to read, for `keep`. The row has it no longer."""
+        """Takes the mark at a row's live state, if there is one, for `keep`: other rows are to read this state."""
         end = self._ends.pop(row, None)
         return [self._at_end(row, end)] if end else []
 
@@ -350,12 +356,12 @@ class Marks:
         return Mark(entry, row, 0, end.length, end.kind)
 
     def kind_of(self, row: int, length: int) -> str:
-        """Returns why the live state of this length is to be kept, "" if it is not."""
+        """Returns why the row's live state is to be kept; "" if it is not, or has another length."""
         end = self._ends.get(row)
         return end.kind if end and end.length == length else ""
 
     def kind(self, state: Snapshot) -> str:
-        """Returns why a state at a mark is kept."""
+        """Returns why a state at a mark is kept; "" for other states."""
         owner = self._holdings.owner[state.register]
         return owner.kind if isinstance(owner, Marked) else ""
 
@@ -365,15 +371,15 @@ class Marks:
         return max(states, key=lambda state: state.length, default=None)
 
     def hand_over(self, row: int, known: int) -> list[tuple[int, int, str]]:
-        """Takes a row's states of at most `known` tokens: register, length and kind of each, ascending."""
-        found = [state for state in self.kept.get(row, ()) if state.length <= known]
-        if found:
+        """Takes the states of at most `known` tokens from a row: register, length and kind of each, ascending."""
+        taken = [state for state in self.kept.get(row, ()) if state.length <= known]
+        if taken:
             self._hold(row, [state for state in self.kept[row] if state.length > known])
-        return [(state.register, state.length, self.kind(state)) for state in found]
+        return [(state.register, state.length, self.kind(state)) for state in taken]
 
     def remove(self, row: int, state: Snapshot) -> None:
-        """Takes one state from its row."""
-        self._hold(row, [one for one in self.kept[row] if one.register != state.register])
+        """Takes one state at a mark from its row."""
+        self._hold(row, [kept for kept in self.kept[row] if kept.register != state.register])
 
     def _hold(self, row: int, kept: list[Snapshot]) -> None:
         if kept:
@@ -390,13 +396,13 @@ def require_lengths(request: object, given: object, unit: int, prompt: int) -> l
     """Returns the lengths of `Request.snapshot_at` at which states can be kept, ascending, each once.
 
     Args:
-        request: names the request in an error.
-        given: the lengths.
-        unit: each is rounded down to a multiple of it.
-        prompt: tokens of the prompt; what lies beyond is left out. 0: they are not known.
+        request: id of the request, for the error.
+        given: the lengths that the caller gave.
+        unit: each length is rounded down to a multiple of this number of tokens.
+        prompt: length of the prompt; larger lengths are left out. 0: it is not known.
 
     Raises:
-        InvalidArgument: they are no sequence of whole numbers from 0 on.
+        InvalidArgument: `given` is no sequence of whole numbers from 0 on.
     """
     lengths = given.tolist() if isinstance(given, np.ndarray) else given
     if isinstance(lengths, Sequence) and not isinstance(lengths, str | bytes) and all(map(is_count, lengths)):

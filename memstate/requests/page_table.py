@@ -1,6 +1,6 @@
-"""Keeps the KV pages of rows: page ids on the host, and the device's page table through the command buffer.
+"""Keeps the KV pages of each row: page ids on the host, and recorded writes of the device's page table.
 
-It knows no slot and no plane.
+This file knows no slot and no plane.
 """
 
 from array import array
@@ -20,18 +20,18 @@ Lengths = TypeVar("Lengths", int, Longs)
 
 
 class PageTable:
-    """Gives rows their pages. With `pages=0` the caller manages KV elsewhere, and every request needs 0 pages.
+    """Gives rows their KV pages. With `pages=0` the caller manages KV, and no request needs pages.
 
     Args:
         pages: number of pages.
         page_size: tokens of a page.
         commands: records the changes of the device's table.
-        grid: tokens at whose multiples a state can be kept.
+        grid: states can be kept at multiples of this number of tokens.
 
     Attributes:
         allocator: the free pages.
-        unit: tokens of which the length of a kept state is a multiple: whole pages, and the grid.
-        room: tokens that the pages of each row hold, int64 `row`.
+        unit: the length of a kept state is a multiple of this number of tokens: whole pages, and the grid.
+        room: number of tokens that the pages of each row have room for, int64 `row`.
     """
 
     def __init__(self, pages: int, page_size: int, commands: CommandBuffer, grid: int = 1) -> None:
@@ -46,17 +46,17 @@ class PageTable:
         """Takes the pages of all rows. The register file zeroes the device's table.
 
         Args:
-            holders: page -> its number of holders, for pages that are not free after it.
+            holders: page -> its number of holders, for the pages that stay in use.
         """
         self.allocator.reset(holders)
         self._rows = [NO_PAGES] * (self._commands.registers.rows + 1)
         self.room = np.zeros(len(self._rows), np.int64)
 
     def count(self, length: int) -> int:
-        """Returns the pages that `length` tokens need.
+        """Returns the number of pages that `length` tokens need.
 
         Raises:
-            InvalidArgument: they are more than a row can have.
+            InvalidArgument: the number is larger than a row can have.
         """
         if not self.allocator.pages:
             return 0
@@ -70,16 +70,16 @@ class PageTable:
         return length // self.page_size * self.page_size
 
     def short_of(self, n: int) -> OutOfPages | None:
-        """Returns what to raise if fewer than n pages are free; otherwise None."""
+        """Returns the error to raise if fewer than n pages are free; otherwise None."""
         return OutOfPages(n, self.allocator.free, self.allocator.pages) if n > self.allocator.free else None
 
     def start(self, rows: Sequence[int], shared: Sequence[Sequence[int]], fresh: Sequence[int]) -> None:
-        """Fills rows that have no pages: first with shared pages, then with new ones, which must be free.
+        """Gives pages to rows that have none: first the shared pages, then new ones, which must be free.
 
         Args:
             rows: the rows.
-            shared: pages of each row that a snapshot or the cache has too.
-            fresh: number of new pages of each row.
+            shared: for each row, the pages that it shares with a snapshot or the prefix cache.
+            fresh: for each row, the number of new pages.
         """
         if not self.allocator.pages:
             return
@@ -91,7 +91,7 @@ class PageTable:
         self._write([(row, 0, self._rows[row]) for row in rows])
 
     def missing(self, rows: Sequence[int], lengths: Sequence[int]) -> int:
-        """Returns the pages that rows lack for their lengths, beyond those that are free.
+        """Returns how many more pages must become free, so that each row can get pages for its length.
 
         Raises:
             InvalidArgument: a length needs more pages than a row can have.
@@ -101,11 +101,11 @@ class PageTable:
         return max(0, sum(self._lacking(rows, lengths)) - self.allocator.free)
 
     def _lacking(self, rows: Sequence[int], lengths: Sequence[int]) -> list[int]:
-        """Returns the pages that each row lacks for its length."""
+        """Returns for each row the number of pages that it lacks for its length."""
         return [max(0, self.count(length) - len(self._rows[row])) for row, length in zip(rows, lengths, strict=True)]
 
     def extend(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
-        """Gives each row pages for its length. Call it only where so many are free, as `missing` says.
+        """Gives each row the pages that it lacks for its length. Call it only where `missing` returns 0.
 
         Raises:
             InvalidArgument: a length needs more pages than a row can have; nothing changed.
@@ -132,15 +132,15 @@ class PageTable:
 
     @property
     def held(self) -> dict[int, Ids]:
-        """Rows with pages, and these pages."""
+        """Row -> its pages, for the rows that have pages."""
         return {row: pages for row, pages in enumerate(self._rows) if pages}
 
     def of(self, row: int, most: int | None = None) -> Ids:
-        """Returns the row's pages, in order; only the first `most`, if that is given."""
+        """Returns the row's pages, in order; only the first `most` pages, if `most` is given."""
         return self._rows[row][:most]
 
     def share(self, row: int, length: int) -> Ids:
-        """Returns the row's pages for its first `length` tokens, with one more holder."""
+        """Returns the row's full pages of its first `length` tokens, after it has added a holder to each."""
         if not self.allocator.pages:
             return NO_PAGES
         pages = self._rows[row][: length // self.page_size]
@@ -148,9 +148,9 @@ class PageTable:
         return pages
 
     def own_partial(self, row: int, length: int) -> bool:
-        """Returns whether a row may continue to write behind its first `length` tokens.
+        """Returns whether a row may write KV behind its first `length` tokens.
 
-        It may not if the last page is filled in part and has another holder: a snapshot shares it since.
+        The row may not if these tokens fill their last page in part, and this page has another holder.
         """
         page = length // self.page_size
         partial = self.allocator.pages and length % self.page_size
@@ -160,7 +160,7 @@ class PageTable:
         """Requires pages for each row's length.
 
         Raises:
-            InvalidArgument: the pages of a row do not reach to its length; the first such row is named.
+            InvalidArgument: a row has too few pages for its length. The error names the first such row.
         """
         if not self.allocator.pages:
             return
@@ -173,7 +173,7 @@ class PageTable:
             )
 
     def miscounts(self, device: NDArray[np.int32]) -> list[str]:
-        """Returns what the device's page table, and the column `room`, have other than the rows.
+        """Returns a sentence for each entry of `room` and of the device's page table that does not fit the rows' pages.
 
         Args:
             device: the device's page table, `row page`.
@@ -191,7 +191,7 @@ class PageTable:
         ]
 
     def _write(self, added: Sequence[tuple[int, int, Ids]]) -> None:
-        """Notes pages in the device's table: (row, first column, pages) each."""
+        """Records writes of the device's table. Each entry of `added` is (row, first column, pages)."""
         start = self._commands.registers.starts["pages"]
         cells, values = array("i"), array("i")
         for row, at, pages in added:

@@ -1,4 +1,4 @@
-"""Hands out KV pages as integers on the host: lowest free page first, shared by reference count. It knows no tensor."""
+"""Hands out the ids of KV pages, lowest free page first, and counts the holders of each. This file knows no tensor."""
 
 from array import array
 from collections.abc import Mapping, Sequence
@@ -9,9 +9,9 @@ import numpy as np
 from memstate.errors import OutOfPages
 from memstate.guard import Guard
 
-MANY: Final = 24  # from so many ids on numpy is faster than a loop
-Ids: TypeAlias = "array[int]"  # of pages, 64 bits each
-NO_PAGES: Final[Ids] = array("q")  # of all that have none: nothing is added to it
+MANY: Final = 24  # ids; from this number on, numpy is faster than a loop
+Ids: TypeAlias = "array[int]"  # page ids, 64 bits each
+NO_PAGES: Final[Ids] = array("q")  # all rows without pages share this array: nobody appends to it
 
 
 class PageAllocator:
@@ -19,7 +19,7 @@ class PageAllocator:
 
     Args:
         pages: number of pages.
-        guard: learns which pages the running call claims.
+        guard: gets the pages that the running call claims.
 
     Attributes:
         holders: number of holders of each page.
@@ -37,39 +37,39 @@ class PageAllocator:
         """Makes every page free.
 
         Args:
-            holders: page -> its number of holders, for pages that are not free after it.
+            holders: page -> its number of holders, for the pages that stay in use.
         """
-        self.holders = array("Q", [0]) * (self.pages + 1)  # of all types the one that is set fastest
+        self.holders = array("Q", [0]) * (self.pages + 1)  # "Q" is the type whose entries are set fastest
         for page, times in (holders or {}).items():
             self.holders[page] = times
         self._counts = np.frombuffer(self.holders, np.int64)
         self._is_free = bytearray([0, *(not times for times in self.holders[1:])])
         self._free_at = np.frombuffer(self._is_free, np.bool_)
         self.free = self._is_free.count(1)
-        self._low = 0  # neither this page is free nor a lower one
+        self._low = 0  # no page up to this one is free
 
     def miscounts(self, holders: Mapping[int, int]) -> list[str]:
-        """Returns what is wrong with counts and free pages, given who holds pages.
+        """Returns a sentence for each error in the counts of holders and in the free pages.
 
         Args:
-            holders: page -> its number of holders, counted at the holders.
+            holders: page -> its number of holders, as the owners of pages report it.
         """
         noted = {page: times for page, times in enumerate(self.holders) if times}
-        found = [
+        faults = [
             f"page {page} is counted for {noted.get(page, 0)} holders and has {holders.get(page, 0)}"
             for page in (sorted(noted.keys() | holders.keys()) if noted != dict(holders) else ())
             if noted.get(page, 0) != holders.get(page, 0)
         ]
         free = bytes([0, *(not times for times in self.holders[1:])])
         if self._is_free != free or self.free != free.count(1) or 1 in free[: self._low + 1]:
-            found.append(f"{self.free} KV pages are noted as free, and these are not the pages without a holder")
-        return found
+            faults.append(f"{self.free} KV pages are noted as free, and these are not the pages without a holder")
+        return faults
 
     def claim(self, n: int) -> Ids:
         """Claims the n lowest free pages.
 
         Raises:
-            OutOfPages: fewer are free; nothing changed.
+            OutOfPages: fewer than n pages are free; nothing changed.
         """
         if n > self.free:
             raise OutOfPages(n, self.free, self.pages)
@@ -80,7 +80,7 @@ class PageAllocator:
                 low = is_free.find(1, low + 1)
                 pages.append(low)
                 is_free[low], holders[low] = 0, 1
-        else:  # numpy looks at all pages
+        else:  # this path scans all pages, so it pays only for a large n
             ids = np.flatnonzero(self._free_at)[:n]
             pages = array("q", ids.tobytes())
             self._free_at[ids], self._counts[ids], low = False, 1, pages[-1]
@@ -91,13 +91,13 @@ class PageAllocator:
         return pages
 
     def alone(self, pages: Sequence[int]) -> int:
-        """Returns how many of these pages have one holder."""
+        """Returns how many of these pages have exactly one holder."""
         if len(pages) < MANY:
             return [*map(self.holders.__getitem__, pages)].count(1)
         return int(np.count_nonzero(self._counts[np.asarray(pages, np.intp)] == 1))
 
     def share(self, pages: Sequence[int]) -> None:
-        """Adds a holder to pages that are held; no page is named twice."""
+        """Adds a holder to each page. Every page has a holder already, and no page comes twice."""
         if len(pages) >= MANY:
             np.add.at(self._counts, np.asarray(pages, np.intp), 1)
         else:
@@ -106,7 +106,7 @@ class PageAllocator:
                 holders[page] += 1
 
     def release(self, pages: Sequence[int]) -> None:
-        """Removes a holder from each page; no page is named twice."""
+        """Removes a holder from each page. No page comes twice."""
         holders, is_free, low, gone = self.holders, self._is_free, self._low, 0
         if len(pages) < MANY:
             for page in pages:

@@ -1,7 +1,7 @@
-"""Keeps the steps that are planned and not settled yet. It knows no slot id.
+"""Keeps the steps that are planned and not settled yet. This file knows no slot id.
 
-The vectors of a step lie at one address: the next plan overwrites them, behind the forward. What a settle needs of a
-step is on the host.
+The vectors of all steps lie at the same address: each plan overwrites those of the step before, behind the forward of
+that step. The host keeps what a settle needs. The drawing shows how long vectors and host keep each step:
 
 vectors   plan(0)  forward(0)  plan(1)  forward(1)  plan(2) ..
 host      step 0 ............................ settle(0)
@@ -30,19 +30,19 @@ class Batch(NamedTuple):
     """The rows of one step, looked up and checked.
 
     Attributes:
-        numbers: for each entry of the batch, its row; 0 for padding.
+        numbers: for each entry of the batch, the number of its row; 0 for padding.
         tokens_of: for each entry of the batch, its tokens; 0 for padding.
         real: the entries that are not padding.
-        rows: rows of the real entries.
+        rows: numbers of the rows of the real entries.
         tokens: tokens of the real entries.
         live: live registers of the real entries.
-        generation: of each entry's row, int32.
+        generation: for each entry of the batch, the generation of its row, int32.
         distinct: whether no row comes twice.
         fewest: smallest number of tokens of a real entry.
         most: largest number of tokens of a real entry.
-        version: of the request table, when the batch was looked up.
-        drafts: of the tokens of the real entries, those that may be rejected; None: none.
-        sent: for each entry of the batch, its tokens as the packet of a plan has them.
+        version: version of the request table when the batch was looked up.
+        drafts: for each real entry, how many of its tokens may be rejected; None: the batch has no drafts.
+        sent: for each entry of the batch, the number by which the packet of a plan encodes its tokens and drafts.
     """
 
     numbers: Longs
@@ -70,7 +70,7 @@ class Batch(NamedTuple):
             table: the request table.
             rows: the row of each entry; None and finished rows are padding.
             tokens: for each entry its tokens, or one number for all.
-            last: the batch that was looked up before, if the tokens are a plain number.
+            last: the batch that was looked up before this one, or None. Its vector of tokens is used again if it fits.
             drafts: for each entry, how many of its tokens may be rejected, or one number for all.
 
         Raises:
@@ -89,14 +89,14 @@ class Batch(NamedTuple):
         real: slice | Longs = slice(None)
         if padded:
             real, tokens_of = np.flatnonzero(numbers), tokens_of * (numbers > 0)
-        numbers.flags.writeable = tokens_of.flags.writeable = False  # callers see them, and later steps use them too
+        numbers.flags.writeable = tokens_of.flags.writeable = False  # callers and later steps share these arrays
         running, of_rows = (numbers[real], tokens_of[real]) if padded else (numbers, tokens_of)
         fewest, most = (tokens, tokens) if type(tokens) is int and running.size else (1, 0)
         if type(tokens) is not int and running.size:
             fewest, most = int(of_rows.min()), int(of_rows.max())
         live, generation = running * REGISTERS_PER_ROW, table.generation[numbers]
         drafted, sent = None, tokens_of
-        if not fewest:  # a packet has 0 for padding
+        if not fewest:  # in a packet 0 means padding, so an entry of 0 tokens has another number
             sent = np.where((numbers > 0) & (tokens_of == 0), FOLD, tokens_of)
         if type(drafts) is not int or drafts:
             of_all = counts("drafts", drafts, size) * (numbers > 0)
@@ -112,7 +112,7 @@ class Batch(NamedTuple):
         )  # fmt: skip
 
     def spread(self, values: Longs) -> Longs:
-        """Takes one value for each real entry, and returns one for each entry; 0 for padding."""
+        """Returns one value for each entry: from one for each real entry, and 0 for padding."""
         if isinstance(self.real, slice):
             return values
         entries = np.zeros_like(self.numbers)
@@ -130,16 +130,16 @@ class Step:
     Attributes:
         serial: number of the step.
         record: the vectors on the device.
-        before: length of each row before the step: its tokens so far, int64 `batch`.
-        after: length of each row behind it, int64 `batch`. Of tokens with drafts it counts those that are certain,
-            until they are accepted.
-        marks: the states inside the step that are kept as well, on the device: for each one its entry of the batch, its
-            tokens of the step, and the slot for it. The forward stores them; our decode steps take it as it is.
+        before: length of each row before the step, int64 `batch`.
+        after: length of each row after the step, int64 `batch`. Drafts count after `accept` of the step.
+        marks: the marks of this step, on the device: for each mark its entry of the batch, its offset in tokens of the
+            step, and the slot for the state there. The forward stores these states; memstate's own decode steps take
+            `marks` as an argument.
         marked: number of marks, known on the host; 0 for most steps. A row with one token has none.
-        label: tokens of each entry's state before the step, int64 `batch`. A row with a tail has more.
-        tails: what the plan decided about tails, on the device; None where rows have none.
-        there: tokens up to which the states of each entry are there without the forward of the step, int64 `batch`: of
-            a row that stores the state it reads, and no token, fewer than `label`.
+        label: tokens of each entry's state before the step, int64 `batch`. The length of a row with a tail is larger.
+        tails: what the plan decided about tails, on the device; None where rows have no tails.
+        there: for each entry, the largest length whose state exists even if the forward of the step never runs, int64
+            `batch`. It is less than `label` where the step only stores again the state that it reads.
 
     Example:
         >>> import torch, memstate as ms
@@ -163,21 +163,21 @@ class Step:
 
     @property
     def cursor(self) -> Cursor:
-        """How far the tails of its rows are folded, for decode steps with `tail=`. Raises: InvalidArgument."""
+        """How far the tails of the rows are folded, for decode steps with `tail=`. Needs tails: `Forward(tail=)`."""
         tails = self._tails()
         return Cursor(self.record.rows, tails.label, tails.pending, tails.store)
 
     @property
     def lengths(self) -> Tensor:
-        """Tokens of each entry before the step, int32 `batch`. Raises: InvalidArgument without tails."""
+        """Length of each row before the step, on the device: int32 `batch`. Raises: InvalidArgument without tails."""
         return self._tails().length
 
     @property
     def accepted(self) -> Tensor:
-        """Tokens of each entry that are real: int32 `batch`. A sampler may write it. Raises: InvalidArgument.
+        """Number of real tokens of each entry: int32 `batch`. A sampler may write it. Raises: InvalidArgument.
 
-        All steps of this batch size share the vector: once the next step is planned, it has that step's numbers. With
-        overlap, copy it behind the sampler and before the next plan, for `accept`.
+        All steps of this batch size share the vector: the next plan overwrites it with the numbers of the next step.
+        With overlap, copy it after the sampler and before the next plan, for `accept`.
         """
         return self._tails().accepted
 
@@ -188,27 +188,27 @@ class Step:
 
     @property
     def drafted(self) -> bool:
-        """Whether some of its tokens may be rejected, so that `accept` settles it."""
+        """Whether the step has drafts, so that `accept` settles it."""
         return self.batch.drafts is not None
 
     @property
     def numbers(self) -> Longs:
-        """Row of each entry on the host, 0 for padding: int64 `batch`."""
+        """Row of each entry, 0 for padding, on the host: int64 `batch`."""
         return self.batch.numbers
 
     @property
     def tokens_of(self) -> Longs:
-        """Tokens of each entry on the host: int64 `batch`."""
+        """Tokens of each entry in this step, on the host: int64 `batch`."""
         return self.batch.tokens_of
 
     @property
     def rows(self) -> Tensor:
-        """Row of each entry: int32 `batch`."""
+        """Row of each entry, on the device: int32 `batch`."""
         return self.record.rows
 
     @property
     def tokens(self) -> Tensor:
-        """Tokens of each entry in this step: int32 `batch`."""
+        """Tokens of each entry in this step, on the device: int32 `batch`."""
         return self.record.tokens
 
     @property
@@ -228,7 +228,7 @@ class Step:
 
 
 def _width(max_batch: int) -> int:
-    """Returns the entries of a column: on 256-byte boundaries, so that every slice of a batch starts aligned."""
+    """Returns the entries of a column: a multiple of 64, so that every column starts at a multiple of 256 bytes."""
     return -(-max_batch // 64) * 64
 
 
@@ -259,10 +259,10 @@ class StepLog:
         tails: whether rows have tails.
 
     Attributes:
-        unsettled: the steps.
-        sent: rows and tokens of the batch that is on the device, its limit of claims and `defer`; None if not known.
-        marks: the marks of the newest plan on the device, at one address.
-        tails: the columns of the newest plan about tails, at one address; None where rows have none.
+        unsettled: the unsettled steps, oldest first.
+        sent: (rows, tokens, limit of claims, `defer`) of the batch on the device; None if the host does not know it.
+        marks: the marks of the newest plan on the device, always at the same address.
+        tails: the tails of the newest plan on the device, always at the same address; None where rows have no tails.
     """
 
     def __init__(
@@ -272,11 +272,11 @@ class StepLog:
         width = _width(max_batch)
         columns = lasting.zeros((len(StepRecord._fields), width), torch.int32, device)
         self._columns = StepRecord(*columns)
-        self._records: dict[int, StepRecord] = {}  # by batch size: slicing tensors costs
+        self._records: dict[int, StepRecord] = {}  # batch size -> its slices, kept because slicing tensors takes time
         count, *places = lasting.zeros((len(Marks._fields), _width(max(marks, 1))), torch.int32, device)
         self.marks = Marks(count[:1], *places)
         self.tails: TailRecord | None = None
-        self._tails: dict[int, TailRecord] = {}  # by batch size
+        self._tails: dict[int, TailRecord] = {}  # batch size -> its slices
         if tails:
             more = list(lasting.zeros((len(TailRecord._fields) - 1, width), torch.int32, device))
             self.tails = TailRecord(self._columns.rows, *more)._replace(batch=more[-1][:1])
@@ -298,20 +298,20 @@ class StepLog:
 
     def times(self, table: RequestTable) -> Longs:
         """Returns the number of unsettled steps that each row's request is in: int64 `row`."""
-        found = np.zeros(table.rows + 1, np.int64)
+        times = np.zeros(table.rows + 1, np.int64)
         for step in self.unsettled:
             same = (table.generation[step.numbers] == step.batch.generation) & table.used[step.numbers]
-            found[step.numbers[same]] += 1
-        return found
+            times[step.numbers[same]] += 1
+        return times
 
     def record(self, batch: int) -> StepRecord:
-        """Returns the vectors of a batch of this size."""
-        if (found := self._records.get(batch)) is None:
-            found = self._records[batch] = StepRecord(*(column[:batch] for column in self._columns))
-        return found
+        """Returns the device vectors of all steps of this batch size."""
+        if (record := self._records.get(batch)) is None:
+            record = self._records[batch] = StepRecord(*(column[:batch] for column in self._columns))
+        return record
 
     def repeats(self, rows: Longs, tokens: Longs, limit: int, defer: int) -> bool:
-        """Returns whether the batch on the device is this one already."""
+        """Returns whether the device has this batch already, with the same limit and `defer`."""
         if self.sent is None:
             return False
         last_rows, last_tokens, *numbers = self.sent
@@ -321,18 +321,18 @@ class StepLog:
         self, record: StepRecord, batch: Batch, before: Longs, after: Longs, marked: int = 0,
         label: Longs | None = None,
     ) -> Step:  # fmt: skip
-        """Notes a planned step."""
+        """Adds a planned step to the unsettled ones, and returns it."""
         step = Step(self._serial, record, batch, before, after, self.marks, marked, label)
         if self.tails is not None:
-            if (found := self._tails.get(size := len(record.rows))) is None:
-                found = self._tails[size] = TailRecord(*(column[:size] for column in self.tails))
-            step.tails = found
+            if (tails := self._tails.get(size := len(record.rows))) is None:
+                tails = self._tails[size] = TailRecord(*(column[:size] for column in self.tails))
+            step.tails = tails
         self._serial += 1
         self.unsettled.append(step)
         return step
 
     def is_last(self, step: Step) -> bool:
-        """Returns whether no step was planned after this one, so that the vectors on the device are its own."""
+        """Returns whether this is the newest step, so that the vectors on the device are still those of this step."""
         return step.serial == self._serial - 1
 
     def require(self, step: Step) -> None:
@@ -340,7 +340,7 @@ class StepLog:
 
         Raises:
             StaleHandle: the step was settled before.
-            InvalidArgument: not a step.
+            InvalidArgument: the argument is not a step.
         """
         if not isinstance(step, Step):
             raise InvalidArgument(f"{step!r} is no step: use what plan() returned")
@@ -349,10 +349,10 @@ class StepLog:
             raise StaleHandle(f"step {step.serial}", step.serial, self._serial, why)
 
     def require_next(self, step: Step, newest: bool = False) -> None:
-        """Requires the oldest unsettled step, or the newest. Call `require` first.
+        """Requires the oldest unsettled step, or with `newest` the newest. Call `require` first.
 
         Raises:
-            InvalidArgument: another step comes first.
+            InvalidArgument: it is another step.
         """
         expected = self.unsettled[-1 if newest else 0]
         if step is not expected:

@@ -1,6 +1,6 @@
 """Keeps the request table: rows, their generations and their progress.
 
-It is sized by rows, never by slots, and knows no slot id and no plane.
+All columns have one entry for each row. This file knows no slot and no plane.
 """
 
 import heapq
@@ -22,19 +22,19 @@ class RequestTable:
 
     Args:
         rows: number of rows.
-        clock: returns seconds; one look at it for each call that takes rows.
+        clock: returns the time in seconds. It is read once in each `claim`.
 
     Attributes:
-        generation: of each row, int32 `row`; one more at every end.
-        running: the handle of each row's request, None for a row without one.
-        used: whether a request has the row, `row`.
-        finished: whether a settled step finished the row, `row`; it stays so until the next request.
-        over: rows that a step finished and whose request has not ended.
-        confirmed: length up to which the row is known to be real, `row`.
-        confirmed_at: the same memory, for one entry as a plain number.
-        ids: the request of each row.
-        admitted: when its request took it, in seconds of the clock, `row`.
-        version: counts the changes of which rows run; while it stays, checked handles stay valid.
+        generation: generation of each row, int32 `row`; it grows by one when a request ends.
+        running: for each row, the handle of its request; None for a row without a request.
+        used: whether a request has the row, bool `row`.
+        finished: whether a settled step finished the row, bool `row`. It stays True until the next request.
+        over: number of rows that a settled step finished and whose request has not ended.
+        confirmed: confirmed length of each row, int64 `row`.
+        confirmed_at: the memory of `confirmed`, whose entries are read as plain numbers.
+        ids: id of each row's request.
+        admitted: when the request took the row, in seconds of the clock, `row`.
+        version: number of changes of which rows run. While it is the same, checked handles stay valid.
     """
 
     def __init__(self, rows: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -42,18 +42,18 @@ class RequestTable:
         self.generation = np.full(rows + 1, first_generation(), np.int32)
         self.used = np.zeros(rows + 1, bool)
         self.version = 0
-        self._everyone: tuple[int, Rows] = 0, Rows((), self)  # of which version
+        self._everyone: tuple[int, Rows] = 0, Rows((), self)  # (version, handles of all rows then)
         self.reset()
 
     def reset(self, how: str = "") -> None:
-        """Frees every row; handles given out before become stale.
+        """Frees every row; all handles become stale.
 
         Args:
-            how: what ended the requests, for the errors of stale handles; "" if nothing is known of requests.
+            how: what ended the requests, for the errors of stale handles; "": those errors name no request.
         """
         self.version += 1
         ended = np.flatnonzero(self.used).tolist() if how else ()
-        self._ended: dict[int, tuple[int, Hashable, str]] = {  # by row: the last generation, its request, how it ended
+        self._ended: dict[int, tuple[int, Hashable, str]] = {  # row -> last generation, its request, how it ended
             row: (int(self.generation[row]), self.ids[row], how) for row in ended
         }
         self.running: list[Row | None] = [None] * (self.rows + 1)
@@ -62,15 +62,15 @@ class RequestTable:
         self.used = np.zeros(self.rows + 1, bool)
         self.over = 0
         self.finished = np.zeros(self.rows + 1, bool)
-        self.confirmed = np.zeros(self.rows + 1, np.int64)  # length up to which the row is known to be real
+        self.confirmed = np.zeros(self.rows + 1, np.int64)
         self.ids: list[Hashable] = [None] * (self.rows + 1)
         self.admitted = np.zeros(self.rows + 1)
         columns = self.generation, self.used, self.finished, self.confirmed, self.admitted
-        self._at: list[Any] = [column.data for column in columns]  # for one entry as a plain number
+        self._at: list[Any] = [column.data for column in columns]  # memoryviews: an entry is a plain number
         self.confirmed_at = self._at[3]
 
     def miscounts(self) -> list[str]:
-        """Returns what is wrong with the rows that are noted as free."""
+        """Returns a sentence if the list of free rows does not fit `used`; otherwise nothing."""
         free = np.flatnonzero(~self.used[1:]) + 1
         if sorted(self._free) != free.tolist():
             return [f"rows {sorted(self._free)} are noted as free, and rows {free.tolist()} have no request"]
@@ -78,12 +78,12 @@ class RequestTable:
 
     @property
     def free(self) -> int:
-        """Rows without a request."""
+        """Number of rows without a request."""
         return len(self._free)
 
     def claim(self, ids: Sequence[Hashable]) -> list[int]:
-        """Takes the lowest free rows for requests. Call it only where so many are free."""
-        now = self.clock()  # first: it is the caller's, and could raise
+        """Takes the lowest free rows, one for each id. Call it only where `free` is large enough."""
+        now = self.clock()  # before any change: the clock can be the caller's, and can raise
         self.version += 1
         generation, used, finished, confirmed, admitted = self._at
         taken, free = [], self._free
@@ -99,7 +99,7 @@ class RequestTable:
 
         Args:
             rows: the rows.
-            how: what ended them, for the errors of stale handles.
+            how: what ended their requests, for the errors of stale handles.
         """
         self.version += 1
         generation, used, finished, *_ = self._at
@@ -121,7 +121,7 @@ class RequestTable:
 
         Raises:
             StaleHandle: the request has ended.
-            InvalidArgument: not a row of this table.
+            InvalidArgument: the argument is not a row of this table.
         """
         if not isinstance(row, Row):
             raise InvalidArgument(f"{row!r} is no row: use the handles that admit() returned")
@@ -144,24 +144,24 @@ class RequestTable:
             numbers = rows.indices
             if ((self.generation[numbers] == rows.generations) & self.used[numbers]).all():
                 return numbers, rows.distinct, False
-        found = self._look_up(rows)
-        padded, numbers = 0 in found, np.frombuffer(array("q", found), np.int64)
-        rest = [row for row in found if row] if padded else found
+        listed = self._look_up(rows)
+        padded, numbers = 0 in listed, np.frombuffer(array("q", listed), np.int64)
+        rest = [row for row in listed if row] if padded else listed
         return numbers, len(set(rest)) == len(rest), padded
 
     def _look_up(self, rows: Sequence[Row | None]) -> list[int]:
-        """Returns the number of each handle's row, 0 for None. Handles that this table has made are found at once."""
+        """Returns the number of each handle's row, 0 for None."""
         given = rows if type(rows) is list else list(sequence("rows", rows, "[row]"))
         try:
-            found = [row.index if row is not None else 0 for row in given]
-            if list(map(self.running.__getitem__, found)) == given:
-                return found
+            numbers = [row.index if row is not None else 0 for row in given]
+            if list(map(self.running.__getitem__, numbers)) == given:  # the common case: all handles are valid
+                return numbers
         except (AttributeError, TypeError, IndexError):
             pass
         return [0 if row is None else self.index(row) for row in given]
 
     def indices(self, rows: Sequence[Row]) -> list[int]:
-        """Returns the numbers of distinct rows.
+        """Returns the numbers of rows, which must be distinct.
 
         Raises:
             StaleHandle: a request has ended.
@@ -175,12 +175,12 @@ class RequestTable:
         return numbers
 
     def handles(self, rows: Iterable[int]) -> Rows:
-        """Returns the handles to distinct rows in use."""
+        """Returns the handles of rows in use; no row comes twice."""
         return Rows(filter(None, map(self.running.__getitem__, rows)), self, distinct=True)
 
     @property
     def everyone(self) -> Rows:
-        """Handles to all rows in use, in order."""
+        """The handles of all rows in use, in order of their numbers."""
         if self._everyone[0] != self.version:
             self._everyone = self.version, self.handles(np.flatnonzero(self.used).tolist())
         return self._everyone[1]

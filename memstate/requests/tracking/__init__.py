@@ -1,4 +1,4 @@
-"""Decides when a snapshot is due, and which slots a step reads, writes and keeps.
+"""Decides in decode when a snapshot is due, and which slots a step reads, writes and keeps.
 
 | strategy | slots at admission | steady | at most | snapshot costs |
 | --- | --- | --- | --- | --- |

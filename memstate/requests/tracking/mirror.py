@@ -1,6 +1,6 @@
-"""Repeats plans on the host's mirror, by the same rules as the kernels, so that its counts stay exact.
+"""Repeats each plan on the host, by the same rules as the kernels, so that the host's counts stay exact.
 
-It uses the lengths that the host knows.
+The *mirror* is the host's copy of labels, of which registers hold a slot, and of the columns of rows.
 """
 
 import logging
@@ -27,28 +27,28 @@ from memstate.requests.tracking.strategies import LazyPingPong, Tracking
 from memstate.slots.registers import Longs, RegisterFile
 
 LOG = logs.logger("tracking")
-FEW = 8  # rows that cost less as plain integers than as an array
+FEW = 8  # up to this number of rows, a loop over integers is faster than numpy
 NO_LANES: Longs = np.zeros(0, np.int64)
 
 
 class Mirror:
-    """Keeps the mirror of a register file in step with the plans of one strategy.
+    """Makes the changes of each plan in the host's copy of a register file, for one strategy.
 
     Args:
         file: the register file.
         tracking: the strategy.
-        overlap: the next step is planned before the last one is settled.
-        pad: what a plan stores where there is no slot.
-        unit: tokens of which the length of a kept state is a multiple.
-        tail: tokens that a step may keep in the tail of a row; 0: rows have no tail.
+        overlap: whether the next step can be planned before the previous step is settled.
+        pad: number that a plan stores where there is no slot.
+        unit: the length of a kept state is a multiple of this number of tokens.
+        tail: largest number of tokens that a step keeps in the tail of a row; 0: rows have no tail.
 
     Attributes:
-        lanes: lane registers of a row.
-        lanes_at_admission: those that are filled when a request is admitted.
-        doubled: False: no row holds two lanes. True: one may, and the next settle looks.
+        lanes: number of lanes of a row.
+        lanes_at_admission: number of lanes that get a slot when a request is admitted.
+        doubled: False: no row has two lanes with slots. True: a row may have two, and the next settle finds out.
         rules: the strategy's settings for the kernels.
-        snapshots: taken since the start.
-        degraded: optional claims refused since the start.
+        snapshots: number of snapshots taken since the start.
+        degraded: number of claims for snapshots that found no slot since the start.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class Mirror:
         overwrites = isinstance(tracking, LazyPingPong) and tracking.overwrite
         self.rules = Rules(int(tracking.strategy), self.lanes, int(tracking.every), overwrites, pad, tail)
         self._columns = Columns(file.held, file.labels, file.tracked, file.source)
-        self.snapshots = 0  # taken since the start
-        self.degraded = 0  # optional claims refused since the start
+        self.snapshots = 0
+        self.degraded = 0
         self._told = logs.Repeats(LOG, sums=["refused"])
 
     def reaches(self, length: Longs, after: Longs) -> bool:
-        """Returns whether a row stands at a boundary in a plan, where the strategy takes snapshots.
+        """Returns whether a plan finds a row at a boundary. False if the strategy takes no snapshots.
 
         Args:
             length: tokens before the step, `row`.
@@ -80,15 +80,15 @@ class Mirror:
     def plan(
         self, batch: Batch, length: Longs, after: Longs, limit: int, due: bool, reading: bool, label: Longs
     ) -> int:
-        """Plans distinct rows that hold a state.
+        """Plans rows that have a live slot, no row twice.
 
         Args:
             batch: the rows.
             length: tokens before the step, `row`.
             after: tokens after the step, `row`.
-            limit: number of optional claims.
+            limit: largest number of claims for snapshots.
             due: whether a row stands at a boundary, see `reaches`.
-            reading: whether some rows read another register than their own.
+            reading: whether a row reads another register than its live one.
             label: tokens of the states after the step, `row`.
 
         Returns:
@@ -110,8 +110,8 @@ class Mirror:
 
         Args:
             batch: the rows.
-            label: tokens of their states.
-            defer: tokens below which no tail is folded.
+            label: tokens of the states that the step reads, `row`.
+            defer: a tail of fewer tokens is not folded.
         """
         drafts = np.zeros_like(batch.tokens) if batch.drafts is None else batch.drafts
         pending = self.file.pending[batch.rows]
@@ -120,16 +120,16 @@ class Mirror:
     def plan_late(
         self, batch: Batch, label: Longs, pending: Longs, source: NDArray[np.int32], limit: int, free: int, defer: int
     ) -> int:
-        """Plans rows with tails that the device has planned before, when the host did not know their lengths.
+        """Repeats a plan of rows with tails that the device made when the host did not know the lengths of the rows.
 
         Args:
             batch: the rows.
             label: tokens of the states that the step reads, `row`.
-            pending: real tokens in the tails then, `row`.
-            source: what the rows of the file read then.
-            limit: number of optional claims.
-            free: slots that were free then.
-            defer: tokens below which no tail was folded.
+            pending: real tokens in the tails at the plan, `row`.
+            source: column `source` of the register file at the plan.
+            limit: largest number of claims for snapshots.
+            free: number of slots that were free at the plan.
+            defer: a tail of fewer tokens was not folded.
 
         Returns:
             Number of snapshots that the step takes.
@@ -147,18 +147,18 @@ class Mirror:
         return taken
 
     def folded(self, batch: Batch, folded: Folded) -> None:
-        """Notes what a planned step leaves in the tails of its rows."""
-        self.file.newest[:] = 0  # the plan has counted what was accepted of the step before
+        """Notes the tokens that a planned step leaves in the tails of its rows."""
+        self.file.newest[:] = 0  # the plan has added the accepted tokens of the step before to `pending`
         self.file.newest[batch.rows] = folded.newest
         certain = batch.tokens if batch.drafts is None else batch.tokens - batch.drafts
         self.file.pending[batch.rows] = folded.pending + np.where(folded.newest > 0, certain, 0)
 
     def _claims(self, limit: int, then: int | None = None) -> Claim:
-        """Returns what takes the optional slots of one plan, as far as its budget goes.
+        """Returns the function by which one plan claims slots for snapshots, within its slot budget.
 
         Args:
-            limit: the most claims.
-            then: slots that were free when the device made them; None: those that are free now.
+            limit: largest number of claims.
+            then: number of slots that were free when the device planned; None: the number that is free now.
         """
         allocator = self.file.allocator
 
@@ -182,13 +182,13 @@ class Mirror:
         return claim
 
     def claims(self, rows: Longs, length: Longs, after: Longs, most: bool = False) -> int:
-        """Returns the optional claims that the next plan of these rows would make if slots were free.
+        """Returns how many slots the next plan of these rows would claim for snapshots if enough were free.
 
         Args:
             rows: the rows.
             length: tokens of their states before the step, `row`.
             after: tokens of their states after the step, `row`.
-            most: the states may end at any length up to `after`; count the most claims.
+            most: the states may end at any length up to `after`; return the largest possible number.
         """
         if not self.lanes:
             return 0
@@ -199,7 +199,7 @@ class Mirror:
         return int(np.count_nonzero(needs_claim(self._columns, self.rules, rows[at])))
 
     def lengths(self, rows: Longs) -> Longs:
-        """Returns the tokens of rows."""
+        """Returns the lengths of rows."""
         return self.file.lengths(rows)
 
     def superseded(self, rows: Longs, known: NDArray[np.integer]) -> Longs:
@@ -207,29 +207,29 @@ class Mirror:
 
         Args:
             rows: `row`.
-            known: length up to which each row is real, `row`.
+            known: confirmed length of each row, `row`.
         """
         if not self.releases:
             return NO_LANES
         held, end = self.file.held, self.file.first_holder
-        both = held[1:end:REGISTERS_PER_ROW] & held[2:end:REGISTERS_PER_ROW]  # one lane alone supersedes nothing
+        both = held[1:end:REGISTERS_PER_ROW] & held[2:end:REGISTERS_PER_ROW]  # one snapshot alone supersedes none
         self.doubled = bool(both.any())
         both = both[rows]
         return superseded(self._columns, rows[both], known[both]) if both.any() else NO_LANES
 
     @property
     def releases(self) -> bool:
-        """Whether a settle can release lanes."""
+        """Whether the next settle can release lanes."""
         return self.tracking.releases_at_settle and self.doubled
 
     def answer(self, row: int, known: int, ended: bool) -> int:
-        """Returns the register with the most tokens in 1..known that can be kept: whole pages of them.
+        """Returns the register with the longest state that can be published: in 1..known, of whole pages.
 
-        It is a lane, or live too if the row has ended; 0: none.
+        The candidates are the lanes and, if the row has ended, the live register. 0: none has such a state.
         """
         held, label, first = self.file.held_at, self.file.label_at, REGISTERS_PER_ROW * row
-        found, most = 0, 0
+        answer, most = 0, 0
         for register in range(first if ended else first + 1, first + 1 + self.lanes):
             if held[register] and most < label[register] <= known and not label[register] % self._unit:
-                found, most = register, label[register]
-        return found
+                answer, most = register, label[register]
+        return answer

@@ -1,12 +1,14 @@
-"""The four tracking strategies: the slots that each takes. Their rules are in `memstate.kernels.rules`.
+"""Defines the four tracking strategies: their settings, and the slots that each takes.
 
-One row under PingPong, I = 4, unpublished snapshots in brackets; `a`, `b` are slots:
+`memstate.kernels.rules` has the rules by which they take snapshots.
+
+One row under PingPong, every=4. `a` and `b` are slots, brackets mark unpublished snapshots:
 
     length      1    2    3    4       5    6    7    8          12
     lane 0      a    a    a   [a@4]   .................  [a@4]   [a@12]
-    lane 1      b    b    b    b      .................  [b@8]   [b@8]     the smaller label is next
+    lane 1      b    b    b    b      .................  [b@8]   [b@8]     the smaller label goes next
 
-One row under Redirect, I = 4; a snapshot is in the lane from the plan of the step after its boundary:
+One row under Redirect, every=4. The snapshot is in the lane once the step after its boundary is planned:
 
     length      3 -> 4      4 -> 5       ..     7 -> 8      8 -> 9
     reads       a           a                   b           b
@@ -25,15 +27,15 @@ from memstate.kernels.tables import Strategy
 
 @dataclass(frozen=True)
 class Tracking(ABC):
-    """A strategy: its number for the kernels, its settings, and the slots that it takes.
+    """A tracking strategy: its number for the kernels, its settings, and the slots that it takes.
 
     Args:
         every: tokens between boundaries.
 
     Attributes:
-        strategy: the kernels' number of the strategy.
-        reads_old_slot: the boundary is found before the step (Redirect), not after it.
-        releases_at_settle: a settle can release lanes.
+        strategy: number of the strategy in the kernels.
+        reads_old_slot: whether a snapshot is taken of the length before the step (Redirect), not after the step.
+        releases_at_settle: whether a settle can release lanes.
     """
 
     every: int = 256
@@ -44,25 +46,25 @@ class Tracking(ABC):
 
     @abstractmethod
     def lanes(self, overlap: bool) -> int:
-        """Returns the lane registers that a row may fill."""
+        """Returns the number of lanes of a row."""
 
     def lanes_at_admission(self, overlap: bool) -> int:
-        """Returns the lanes that are filled when a request is admitted. With live these are its slots."""
+        """Returns the number of lanes that get a slot when a request is admitted, besides the live slot."""
         return 0
 
     def most_slots(self, overlap: bool) -> int:
-        """Returns the slots that one request holds at most, live included."""
+        """Returns the largest number of slots of one request, the live slot included."""
         return 1 + self.lanes(overlap)
 
     def validate(self, unit: int, overlap: bool) -> None:
         """Requires settings that can work.
 
         Args:
-            unit: tokens of which the length of a kept state is a multiple: whole KV pages.
-            overlap: the next step is planned before the last one is settled.
+            unit: the length of a kept state is a multiple of this number of tokens: whole KV pages, and the grid.
+            overlap: whether the next step can be planned before the previous step is settled.
 
         Raises:
-            ConfigurationError: they cannot work.
+            ConfigurationError: the settings cannot work.
         """
         if not is_count(self.every) or self.every < 1:
             raise ConfigurationError(f"every={self.every!r}: a boundary needs a whole number of tokens, at least 1")
@@ -75,10 +77,10 @@ class Tracking(ABC):
 
 @dataclass(frozen=True)
 class NoTracking(Tracking):
-    """One slot a request, read and written in place. Only its last state can be published, when it ends.
+    """Takes no snapshots: a request has one slot, updated in place. Only its last state can be published, at its end.
 
     Args:
-        every: where chunks may end, for `next_boundary` only.
+        every: tokens between the boundaries that `RowInfo.next_boundary` names; no snapshots are taken there.
 
     Example:
         >>> NoTracking().most_slots(overlap=True)
@@ -94,7 +96,7 @@ class NoTracking(Tracking):
 
 @dataclass(frozen=True)
 class PingPong(Tracking):
-    """Two lanes held from admission on (one without overlap). Snapshots alternate, in the same pass as the state.
+    """Holds two lanes from admission on (one without overlap). A step at a boundary writes its state to a lane as well.
 
     Args:
         every: tokens between boundaries.
@@ -110,18 +112,18 @@ class PingPong(Tracking):
     strategy = Strategy.PING_PONG
 
     def lanes(self, overlap: bool) -> int:
-        """Returns `lane_count`, or its default."""
+        """Returns `lane_count`, or the default for this `overlap`."""
         return self.lane_count if self.lane_count is not None else 2 if overlap else 1
 
     def lanes_at_admission(self, overlap: bool) -> int:
-        """Returns the same as `lanes`."""
+        """Returns the number of all lanes."""
         return self.lanes(overlap)
 
     def validate(self, unit: int, overlap: bool) -> None:
         """Requires one or two lanes, and two with overlap.
 
         Raises:
-            ConfigurationError: it cannot work with these lanes, or with this `every`.
+            ConfigurationError: `lane_count` or `every` cannot work.
         """
         super().validate(unit, overlap)
         if self.lane_count is not None and not (is_count(self.lane_count) and 1 <= self.lane_count <= 2):
@@ -134,12 +136,11 @@ class PingPong(Tracking):
 
 @dataclass(frozen=True)
 class LazyPingPong(Tracking):
-    """One lane held; the second is claimed at a boundary, and the older one released at the next settle of the row.
+    """Holds one lane. A boundary claims the second one, and the next settle of the row releases the older snapshot.
 
     Args:
         every: tokens between boundaries.
-        overwrite: if no slot is free, overwrite the only lane in place. Without it, the boundary passes without a
-            snapshot.
+        overwrite: whether a boundary overwrites the only lane if no slot is free. If not, it takes no snapshot.
 
     Example:
         >>> LazyPingPong().lanes_at_admission(overlap=True), LazyPingPong().most_slots(overlap=True)
@@ -162,11 +163,11 @@ class LazyPingPong(Tracking):
 
 @dataclass(frozen=True)
 class Redirect(Tracking):
-    """One slot a request, two while a snapshot is kept unpublished. Snapshots take no copy.
+    """Keeps the old slot as the snapshot, without a copy: one slot a request, two with an unpublished snapshot.
 
-    At a boundary the step reads the old slot, which is the snapshot, and writes a fresh one.
+    At a boundary the step reads the old slot and writes to a fresh slot. The old slot is the snapshot.
 
-    If no slot is free, the step stays in place: it takes no snapshot, and loses nothing.
+    If no slot is free, the step takes no snapshot, and reads and writes the same slot.
 
     Args:
         every: tokens between boundaries.

@@ -1,4 +1,4 @@
-"""Starts rows for new requests. Notes states that arrive from elsewhere.
+"""Starts rows for new requests, and notes states that arrive from elsewhere.
 
 A call gets everything that it needs, or it changes nothing. This module does not know steps.
 """
@@ -31,18 +31,18 @@ LOG = logs.logger("admission")
 
 @dataclass(slots=True)
 class Start:
-    """How one request starts.
+    """The start of one request: its prompt, and where its state comes from.
 
     Attributes:
         request: the request.
-        tokens: number of tokens that pages are taken for.
+        tokens: number of tokens that the row gets KV pages for.
         prompt: the prompt, empty if the request has no tokens.
-        source: where the state comes from.
-        hit: the state below the device, if it comes from there.
-        session: the session, if the request is one of its turns. If the session makes way, None until there is room.
-        shared: tokens that the prompt shares with the last turn of the session.
+        source: where the state of the row comes from.
+        hit: the state in host memory that the row starts from; None if it starts from another source.
+        session: the session, if the request is one of its turns. None while the session makes way for this admission.
+        shared: number of tokens that the prompt shares with the last turn of the session.
         match: the match of the prompt in the prefix cache.
-        lease: keeps the matched path from eviction.
+        lease: the lease that keeps the matched path from eviction.
         wanted: lengths at which states are kept, each with its kind, ascending.
     """
 
@@ -61,14 +61,15 @@ class Start:
 class Admission(Verbs):
     """Gives requests their rows, slots and pages.
 
-    It changes every table but the log of steps: a request can start from a handle, a session, the cache or the tiers.
+    A request can start from a snapshot, a session, the prefix cache or the tiers. So this part changes every table
+    except the log of steps.
 
     Args:
         world: the world.
 
     Attributes:
         per_request: slots that a new row claims.
-        lacks: error -> calls that it refused since the start.
+        lacks: kind of error -> number of calls refused with it since the start.
     """
 
     def __init__(self, world: World) -> None:
@@ -85,7 +86,7 @@ class Admission(Verbs):
         given = requests if type(requests) is list else sequence("requests", requests, "admit([request])")
         below = self._tiers is not None
         away: list[Session] = []
-        if self._cache.heard:  # what follows asks the policies before it changes anything
+        if self._cache.heard:  # policies are asked below, before any change, so they must learn first
             with self._admitting:
                 self._cache.learn()
         while True:
@@ -93,7 +94,7 @@ class Admission(Verbs):
             rows = self._admit(starts)
             if isinstance(rows, Rows):
                 return rows
-            # perhaps there is room without loads, or once sessions make way: first those that the turns do not need
+            # try again without loads; then let sessions make way, first those that their turns do not start from
             loads = below and any(start.hit is not None for start in starts)
             kept = [start for start in starts if start.session is not None and start.session.kept]
             if not loads:
@@ -152,7 +153,7 @@ class Admission(Verbs):
         return self._tiers.prefetch(prompt, match, max(length, match.length, own))
 
     def _matched(self, prompt: Prompt, session: Session | None) -> tuple[Match, int]:
-        """Returns what cache and host memory have, and the length that a session keeps."""
+        """Returns the match of a prompt in cache and host memory, and the length of the state that its session has."""
         if not self._cache.enabled:
             raise ConfigurationError("there is no prefix cache: build the manager with prefix=ms.Prefix()")
         match = self._cache.match(prompt)
@@ -172,12 +173,12 @@ class Admission(Verbs):
         self._told.event(logging.INFO, "refused", call=call, error=type(lack).__name__, why=str(lack))
 
     def _starts_of(self, requests: Sequence[Request], below: bool, away: Collection[Session]) -> list[Start]:
-        """Returns how requests start.
+        """Returns a start for each request.
 
         Args:
             requests: the requests.
-            below: whether they start from host memory, too.
-            away: sessions that make way; their turns start from the prefix cache or from zeros.
+            below: whether requests can start from host memory, too.
+            away: sessions that make way. Their turns start from the prefix cache or from zeros.
         """
         starts = [self._start_of(request, below, away) for request in requests]
         if self._sessions.opened:
@@ -187,31 +188,31 @@ class Admission(Verbs):
         return starts
 
     def _admit(self, starts: Sequence[Start]) -> Rows | Lack:
-        """Returns a row for each start; or what is lacking, and then it has started none."""
+        """Returns a row for each start, or the error that says what is lacking. In that case nothing is started."""
         pages = sum(self._fresh(starts)) if self._pages.allocator.pages else 0
-        # others ask for nothing but a row
-        found = [
+        # starts that need more than a row, slots and pages
+        special = [
             start for start in starts
             if start.request.tokens is not None or start.source is not ZEROS or start.wanted
             or start.request.fetch is not None
         ]  # fmt: skip
         with self._admitting:
             slots, emptied = self.per_request * len(starts), self._sessions.emptied
-            if not found:
+            if not special:
                 lack = self.make_room(len(starts), pages, slots)
-                return self._carry_out(starts, found) if lack is None else lack
-            if sessions := [start.session for start in found if start.session is not None]:
+                return self._carry_out(starts, special) if lack is None else lack
+            if sessions := [start.session for start in special if start.session is not None]:
                 self._sessions.starting(sessions)
-            for start in found:
+            for start in special:
                 self._hold(start)
-            slots, holders, pages = self._needs(found, slots, pages)
+            slots, holders, pages = self._needs(special, slots, pages)
             if slots > self._file.allocator.free:
-                slots -= self._take_over(found, slots)
+                slots -= self._take_over(special, slots)
             lack = self._short_of_holders(holders) if holders > self._holdings.free else None
             if (lack := lack or self.make_room(len(starts), pages, slots)) is not None:
-                self._undo(found)
+                self._undo(special)
                 return lack
-            for start in found:
+            for start in special:
                 if start.session is not None:
                     self._sessions.give_up(start.session, start.source)
                 elif start.request.session is not None:
@@ -221,18 +222,18 @@ class Admission(Verbs):
             if holders:
                 if holders > self._holdings.free:
                     self._room.free_registers(holders)
-                self._fill(found, look_again=self._sessions.emptied > emptied)
-            return self._carry_out(starts, found)
+                self._fill(special, look_again=self._sessions.emptied > emptied)
+            return self._carry_out(starts, special)
 
     def _needs(self, starts: Sequence[Start], slots: int, pages: int) -> tuple[int, int, int]:
-        """Returns the slots, holders and pages that starts need, less those that their sources give.
+        """Returns the slots, holders and pages that starts need, without those that their sources give.
 
         Args:
-            starts: the starts that may have sources.
+            starts: the starts that can have a source.
             slots: slots that the rows of the call need.
-            pages: pages that the rows of the call need beyond shared ones.
+            pages: new pages that the rows of the call need.
         """
-        states, loaded = set[object](), set[object]()  # each once, however many prompts start from it
+        states, loaded = set[object](), set[object]()  # keys of records: each counts once
         for start in starts:
             source, session = start.source, start.session
             if source.takes:
@@ -246,7 +247,7 @@ class Admission(Verbs):
         return slots + len(states), len(states), pages + len(loaded)
 
     def _fresh(self, starts: Sequence[Start]) -> list[int]:
-        """Returns the new pages of each start, beyond those that it shares. Count them again where a source changes.
+        """Returns the number of new pages of each start. The number changes with the source of the start.
 
         Raises:
             InvalidArgument: the tokens of a request need more pages than a row can have.
@@ -254,13 +255,13 @@ class Admission(Verbs):
         return [max(0, self._pages.count(start.tokens) - len(start.source.pages)) for start in starts]
 
     def _fill(self, starts: Sequence[Start], look_again: bool) -> None:
-        """Fills holders from below the device. Then the starts read or take states of the prefix cache.
+        """Loads states from host memory to the prefix cache. Then the starts read or take them there.
 
-        A session that made way may have left a state there that serves a prompt as well. Such a request reads that
-        state and loads nothing, which takes no more room.
+        A session that made way can have left a state in the prefix cache that serves a prompt as well as the state in
+        host memory. Then the request reads that state, and loads nothing.
 
         Args:
-            starts: the starts that may have sources.
+            starts: the starts that can have a source.
             look_again: whether a session has made way.
         """
         loads = list[tuple[Start, Match, Hit]]()
@@ -274,12 +275,12 @@ class Admission(Verbs):
             self._cache.loaded(self._tiers.bring([(start.prompt, match, hit) for start, match, hit in loads]))
         for start, _, hit in loads:
             match = self._cache.match(start.prompt)
-            if match.length > hit.length:  # another request of the call loads a longer state; only the slot of its own
-                match = self._cache.match(start.prompt, hit.length)  # load is counted
+            if match.length > hit.length:  # another request of this call has loaded a longer state, but only the
+                match = self._cache.match(start.prompt, hit.length)  # slot of this request's own load is counted
             self._filled(start, hit, match, start.source.takes)
 
     def _filled(self, start: Start, hit: Hit, match: Match, takes: bool) -> None:
-        """Lets a request start from the prefix cache instead of host memory, and moves its lease there."""
+        """Changes a start from host memory to the prefix cache, and moves its lease to the cached state."""
         reach, session = start.lease, start.session
         start.source, start.match, start.hit = self._cached(match)._replace(takes=takes), match, None
         start.lease = self._cache.hold(match, start.prompt)
@@ -291,19 +292,19 @@ class Admission(Verbs):
             self._tiers.host.unpin(hit)
 
     def _short_of_holders(self, n: int) -> Lack | None:
-        """Returns what to raise if n loaded states find no holders. Each must be free, or become free by making way.
+        """Returns the error to raise if fewer than n holders are free or can become free, one for each loaded state.
 
-        Cached states that these requests will read are pinned, so they do not count.
+        Cached states that these requests will read are pinned, so they cannot make way.
         """
         free, evictable = self._holdings.free, self._room.states
         return OutOfSlots(n, free, evictable) if n > free + evictable else None
 
-    def _carry_out(self, starts: Sequence[Start], found: Sequence[Start]) -> Rows:
-        """Gives rows their pages, registers and states. The caller has checked that all of these are available."""
+    def _carry_out(self, starts: Sequence[Start], special: Sequence[Start]) -> Rows:
+        """Gives rows their pages, registers and states. The caller has made sure that there are enough of each."""
         rows = self._table.claim([start.request.id for start in starts])
         if self._pages.allocator.pages:
             self._pages.start(rows, [start.source.pages for start in starts], self._fresh(starts))
-        if not found:
+        if not special:
             self.start(rows, nothing := [0] * len(rows), nothing, nothing)
         else:
             for row, start in zip(rows, starts, strict=True):
@@ -317,11 +318,11 @@ class Admission(Verbs):
                 [max(start.source.length, start.match.tokens if start.match is not None else 0) for start in starts],
                 [len(source.states) if source.takes else 0 for source in sources],
             )
-        for row, start in zip(rows, starts, strict=True) if found or self._cache.enabled else ():
+        for row, start in zip(rows, starts, strict=True) if special or self._cache.enabled else ():
             source = start.source
             if source.states and not source.takes:
                 self._reads(source)
-            if self._cache.enabled or start.session is not None:  # what is kept will be compared with the prompt
+            if self._cache.enabled or start.session is not None:  # later tokens are compared with the prompt
                 lease = self._cache.leases[row] = start.lease or Lease(NO_NODE, start.prompt, NO_MATCH)
                 lease.given = start.request.tokens
             if start.lease is not None:
@@ -329,7 +330,7 @@ class Admission(Verbs):
             if start.wanted:
                 self._marks.start(row, start.wanted, source.length, len(start.prompt.key) // BYTES)
         if self._tiers is not None:
-            self._tiers.admitted([start.request.fetch for start in found if start.request.fetch is not None])
+            self._tiers.admitted([start.request.fetch for start in special if start.request.fetch is not None])
         return self._table.handles(rows)
 
     def _begin(self, row: int, start: Start) -> None:
@@ -342,7 +343,7 @@ class Admission(Verbs):
             if isinstance(source.of, Node):
                 self._cache.detach(source.of, "taken")
         elif source.of is session is not None:
-            self._holdings.begin_read(source.states[0].register)  # before the session lets it go
+            self._holdings.begin_read(source.states[0].register)  # before the session ends the state
         if session is not None:
             self._sessions.compare(session, start.prompt, start.shared, source.length, self._cache)
             self._cache.drop_bare(self._sessions.begin(session, row, start.prompt.head(source.length)))
@@ -352,9 +353,10 @@ class Admission(Verbs):
                     self._cache.shorten(start.lease, source.length)
 
     def _reads(self, source: Source) -> None:
-        """Notes that a row reads a state in its first step, or that its copy of the state is recorded.
+        """Notes one more reader of a row's source, or one less after its copy is recorded.
 
-        A state of the prefix cache or of a session was held for that.
+        A state of the prefix cache or of a session has this reader since the start of the admission. So it gets none
+        here, and without direct reads the copy ends the read.
         """
         held, register = source.of is not PUBLISHED, source.states[0].register
         if self._direct_hits and not held:
@@ -402,9 +404,9 @@ class Admission(Verbs):
         start.source = Source(snapshot.length, [snapshot], snapshot.pages, PUBLISHED)
 
     def _look(self, start: Start, below: bool, away: Collection[Session]) -> None:
-        """Finds the longest state for a prompt, in its session, in the prefix cache or in host memory.
+        """Finds the longest state for a prompt: in its session, in the prefix cache or in host memory.
 
-        Adds the lengths at which the cache wants a snapshot.
+        Adds the lengths at which the placement wants states to those that the request wants.
         """
         request, prompt = start.request, start.prompt
         if not prompt.key:
@@ -429,12 +431,12 @@ class Admission(Verbs):
                 start.wanted = sorted((dict(self._cache.marks(seen)) | dict(start.wanted)).items())
 
     def _cached(self, match: Match) -> Source:
-        """Returns the cached state of a match as a source."""
+        """Returns the source for the cached state of a match."""
         assert match.snapshot is not None and match.found is not None and match.found.stated is not None
         return Source(match.length, [match.snapshot], self._cache.tree.pages_to(match.found.stated), match.found.stated)
 
     def _hold(self, start: Start) -> None:
-        """Keeps what a request starts from, whatever else makes way, until it has its row or `_undo`."""
+        """Keeps the source of a request from making way, until the request has its row or `_undo` is called."""
         source, match, session = start.source, start.match, start.session
         if match is None:
             return
@@ -454,7 +456,7 @@ class Admission(Verbs):
                 self._cache.tree.unlease(session.path)
 
     def _undo(self, starts: Sequence[Start]) -> None:
-        """Ends what `_hold` keeps, where room is short."""
+        """Takes back what `_hold` did, after the admission found too little room."""
         tree = self._cache.tree
         for start in starts:
             source, lease, session = start.source, start.lease, start.session
@@ -465,7 +467,7 @@ class Admission(Verbs):
             elif session is not None:
                 if tree.has(session.path):
                     tree.lease(session.path)
-                else:  # a policy of the caller gave it up, and was not able to free enough
+                else:  # the caller's policy evicted this path, but could not free enough
                     session.path = NO_NODE
             if isinstance(source.of, Node):
                 self._holdings.end_read(source.states[0].register)
@@ -475,7 +477,8 @@ class Admission(Verbs):
     def _take_over(self, starts: Sequence[Start], slots: int) -> int:
         """Lets requests take over the cached states that they matched, if slots are short.
 
-        Such a request needs one slot less, because the slot of the state becomes its own.
+        Such a request needs one slot less, because the slot of the state becomes its own. A state that several requests
+        start from is not taken over.
 
         Returns:
             Number of requests that take a state over.
@@ -487,7 +490,7 @@ class Admission(Verbs):
             alone = (hit is not None and loads[hit.state.key] == 1) or (
                 isinstance(start.source.of, Node) and self._holdings.readers[start.source.states[0].register] == 1
             )
-            if alone and taken < short:  # no other starts from it
+            if alone and taken < short:
                 start.source, taken = start.source._replace(takes=True), taken + 1
         return taken
 
@@ -495,8 +498,8 @@ class Admission(Verbs):
         """Makes sure that enough rows, pages and slots are free. Cached states and idle sessions make way.
 
         Returns:
-            What to raise if rows, pages or slots are too few; otherwise None. If a policy of the caller offers too few
-            victims, those that it offered are evicted. In all other cases with an error, nothing has changed.
+            The error to raise if rows, pages or slots are too few; otherwise None. With an error nothing has changed,
+            except if the caller's policy offered too few victims: those are evicted.
         """
         if rows > self._table.free:
             return OutOfRows(rows, self._table.free, self._table.rows)
@@ -513,7 +516,7 @@ class Admission(Verbs):
             return OutOfSlots(slots, allocator.free, evictable, allocator.capacity, self._sessions.held)
         if missing > 0:
             room.free_pages(pages)
-            if (lack := self._pages.short_of(pages)) is not None:  # a caller's policy can evict fewer than needed
+            if (lack := self._pages.short_of(pages)) is not None:  # the caller's policy can evict too few
                 return lack
         room.free_slots(slots)
         return OutOfSlots(slots, allocator.free, 0, allocator.capacity) if slots > allocator.free else None
@@ -522,18 +525,19 @@ class Admission(Verbs):
         self, rows: Sequence[int], source: Sequence[int], length: Sequence[int], tracked: Sequence[int],
         moved: Sequence[int] = (), of_rows: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        """Claims slots for new rows, and fills their columns and states.
+        """Claims slots for new rows, and records their columns and states.
 
-        Each state becomes zeros or a copy of its source, or the first step of the row reads the source itself: then the
-        caller has noted the reader. A state that was moved to its row stays as it is.
+        With direct reads, the first step of a row reads its source, and the caller has counted this reader. Otherwise
+        the state is a copy of the source. Without a source and a length it is zeros. A state that a move has brought to
+        the row stays as it is.
 
         Args:
             rows: the new rows.
-            source: for each row, the register of the state to continue from; 0 = none.
-            length: for each row, the tokens that it starts with.
-            tracked: for each row, the length up to which no boundary is due: its prompt, at least.
-            moved: for each row, its first registers that a move has filled; empty for none.
-            of_rows: for each row, the row whose memory of rows it continues; empty: it is fresh.
+            source: for each row, the register of the state to continue from; 0 for none.
+            length: for each row, the length that it starts with.
+            tracked: for each row, the length up to which no snapshot is due.
+            moved: for each row, how many of its first registers a move has filled; empty if no row has any.
+            of_rows: for each row, the row that it is forked from; empty for rows that start fresh.
         """
         file, confirmed, commands = self._file, self._table.confirmed_at, self._commands
         first_tracked, first_source = file.starts["tracked"], file.starts["source"]
@@ -546,7 +550,7 @@ class Admission(Verbs):
             live, of, n, until = PER_ROW * row, source[at], length[at], tracked[at]
             read = of if self._direct_hits else 0
             claimed += range(live + moved[at] if moved else live, live + self.per_request)
-            if file.tracked_at[row] != until:  # the device has what the host has
+            if file.tracked_at[row] != until:  # the device has the same value as the host
                 file.tracked_at[row] = until
                 cells.append(first_tracked + row)
                 values.append(until)
@@ -570,7 +574,7 @@ class Admission(Verbs):
             commands.write(cells, values)
         if copies:
             commands.copy([*copies], [*copies.values()])
-        if self._of_rows and of_rows and not self._fills:  # of rings, only pending tokens are read
+        if self._of_rows and of_rows and not self._fills:  # of a ring, only pending tokens are read
             pairs = [(row, of) for row, of in zip(rows, of_rows, strict=True) if file.pending_at[of]]
             rows, of_rows = [row for row, _ in pairs], [of for _, of in pairs]
         if self._of_rows and rows and (of_rows or self._fills):

@@ -1,7 +1,7 @@
 """Ends rows and publishes their states: `end`, `publish` and `cancel` of the manager.
 
-A state that is kept becomes a handle, or goes to the prefix cache; the states of a turn go to its session. Everything
-else becomes free. This module calls the parts that own slots and pages, and makes no decision.
+A kept state becomes a handle, or goes to the prefix cache; the states of a turn go to its session. Everything else
+becomes free. This module only calls the parts that own slots and pages; they have the rules.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,10 +23,10 @@ Keep = Literal["handle", "cache"]
 
 
 def require_keep(keep: Keep | None, tokens: object, lengths: object = None) -> None:
-    """Requires that `keep` is known, and that what else is given fits it.
+    """Requires a valid `keep`, and `tokens` and `lengths` that fit it.
 
     Raises:
-        InvalidArgument: it is not.
+        InvalidArgument: `keep` is not valid, or `tokens` or `lengths` do not fit it.
     """
     if keep is not None and (not isinstance(keep, str) or keep not in ("handle", "cache")):
         raise InvalidArgument(f"keep={keep!r}: expected None, 'handle' or 'cache'")
@@ -39,11 +39,12 @@ def require_keep(keep: Keep | None, tokens: object, lengths: object = None) -> N
 class Ending(Verbs):
     """Publishes states of rows, and ends rows.
 
-    It changes what rows own, and what the cache and sessions keep of it; of steps, what they may no longer cancel.
+    This part changes what rows, sessions and the prefix cache own. Of the open step it only notes that rows have
+    published what the step computes, so that the step cannot be cancelled.
 
     Args:
         world: the world.
-        stepping: knows the open step, which may have to compute what is published.
+        stepping: knows the open step, which perhaps still has to compute what is published.
     """
 
     def __init__(self, world: World, stepping: Stepping) -> None:
@@ -129,7 +130,7 @@ class Ending(Verbs):
             return snapshots
 
     def _told(self, rows: Sequence[int], known: Sequence[int], keys: Sequence[bytes] | None) -> list[int] | None:
-        """Returns the length of each row that the cache or a session will use; None if handles are published."""
+        """Returns for each row the length up to which the cache or a session gets KV; None if handles are published."""
         if keys is None:
             return None
         lengths = [min(n, len(key) // BYTES) for n, key in zip(known, keys, strict=True)]
@@ -140,14 +141,14 @@ class Ending(Verbs):
         self, rows: Sequence[int], told: Sequence[int] | None, snapshots: Sequence[Snapshot | None],
         before: dict[int, int],
     ) -> None:  # fmt: skip
-        """Notes what the open step must still compute of what these rows published."""
+        """Notes the published length of each row, because the open step perhaps must still compute it."""
         self._stepping.promise(rows, told or [state.length if state else 0 for state in snapshots], before)
 
     def _keys(self, tokens: Sequence[Tokens | None] | None, rows: Sequence[int]) -> list[bytes]:
-        """Returns the tokens of each row as a key. Checks that they agree with the row's prompt as far as both go.
+        """Returns the tokens of each row as a key. Requires that tokens and prompt of a row agree as far as both go.
 
         Args:
-            tokens: one sequence for each row. None, or None for a row: its prompt, which is encoded already.
+            tokens: one sequence for each row; None for a row, or for all, stands for the prompt.
             rows: the row numbers. An entry of row 0 needs no tokens.
 
         Returns:
@@ -173,7 +174,9 @@ class Ending(Verbs):
         return keys
 
     def _key(self, row: int, given: Tokens | None) -> bytes:
-        """Returns the tokens of a row as a key; of what it was admitted with, only those behind its prompt are read.
+        """Returns the tokens of a row as a key. Without `given`, they are the prompt.
+
+        If `given` is the object that the row was admitted with, only the tokens behind the prompt are encoded.
 
         Raises:
             InvalidArgument: no tokens are given, and no prompt is known.
@@ -191,10 +194,7 @@ class Ending(Verbs):
         )
 
     def _require_continued(self, row: int, key: bytes) -> None:
-        """Requires that the row's prompt begins with the tokens, or the tokens with the prompt.
-
-        Otherwise later requests would match a wrong state.
-        """
+        """Requires tokens that agree with the row's prompt as far as both go. Otherwise matches find wrong states."""
         lease = self._cache.leases.get(row)
         prompt = lease.prompt.key if lease else key
         if key is not prompt and not (key.startswith(prompt) or prompt.startswith(key)):
@@ -206,13 +206,13 @@ class Ending(Verbs):
     def _leave(
         self, rows: Sequence[int], known: Sequence[int], keys: Sequence[bytes] | None, ended: bool = False
     ) -> list[Snapshot | None]:
-        """Moves the newest snapshot of each row to the prefix cache. Without keys, moves it to a holder.
+        """Publishes states of each row: with keys to the prefix cache, without keys the newest one as a handle.
 
         Args:
             rows: the row numbers.
             known: the confirmed length of each row. No published snapshot is longer.
-            keys: one key for each row. If None, handles are returned.
-            ended: whether the rows have ended. If so, their live states count as snapshots.
+            keys: one key for each row. None: publish handles.
+            ended: whether the rows have ended. If so, their live states can be published, too.
 
         Returns:
             One snapshot for each row, or None.
@@ -230,14 +230,14 @@ class Ending(Verbs):
         return self._cache.file(given)
 
     def _require_answers(self, rows: Sequence[int], known: Sequence[int]) -> None:
-        """Requires that every running row has a snapshot to publish, and a register and a slot for it.
+        """Requires a snapshot of every running row, and holders and slots to publish them all.
 
         Args:
             rows: the row numbers.
-            known: tokens up to which each row is real.
+            known: confirmed length of each row.
 
         Raises:
-            InvalidArgument: a snapshot, a register or a slot is missing.
+            InvalidArgument: a snapshot, a holder or a slot is missing.
         """
         ends = [row for row in self._marks.at_ends(rows, known) if row not in self._sessions.by_row]
         rest = {
@@ -261,62 +261,62 @@ class Ending(Verbs):
             )
 
     def _publish(self, rows: Sequence[int], known: Sequence[int], ended: bool) -> list[Snapshot | None]:
-        """Publishes the newest state in a register of each row, as a handle."""
+        """Publishes the newest state in the registers of each row, as a handle."""
         holdings, answer = self._holdings, self._mirror.answer
-        found: dict[int, int] = {}
+        answers: dict[int, int] = {}  # row -> the register to publish
         for row, n in zip(rows, known, strict=True):
             if register := answer(row, n, ended):
-                found[row] = register
-        if (over := len(found) - holdings.free) > 0:
+                answers[row] = register
+        if (over := len(answers) - holdings.free) > 0:
             holdings.refused += over
-            found = dict(islice(found.items(), holdings.free))
+            answers = dict(islice(answers.items(), holdings.free))
         shared: Iterable[Sequence[int]] = repeat(())
         if self._pages.allocator.pages:
-            shared = map(self._pages.share, found, map(self._file.label_at.__getitem__, found.values()))
-        states = holdings.move_in([*found.values()], PUBLISHED, shared)
+            shared = map(self._pages.share, answers, map(self._file.label_at.__getitem__, answers.values()))
+        states = holdings.move_in([*answers.values()], PUBLISHED, shared)
         holdings.published += len(states)
-        return list(map(dict(zip(found, states, strict=True)).get, rows))
+        return list(map(dict(zip(answers, states, strict=True)).get, rows))
 
     def _newest(self, rows: Sequence[int], known: Sequence[int], ended: bool) -> list[Snapshot | None]:
         """Publishes the newest state of each row, at a mark or in a lane, as a handle."""
-        found, rest = dict[int, Snapshot | None](), dict[int, int]()
+        states, rest = dict[int, Snapshot | None](), dict[int, int]()
         for row, n in zip(rows, known, strict=True):
             if (mark := self._mark_of(row, n, ended)) is None:
                 rest[row] = n
             else:
-                found[row] = self._holdings.give(mark, PUBLISHED, self._pages.share(row, mark.length))
+                states[row] = self._holdings.give(mark, PUBLISHED, self._pages.share(row, mark.length))
                 self._marks.remove(row, mark)
-        found.update(zip(rest, self._publish([*rest], [*rest.values()], ended), strict=True))
-        return [found[row] for row in rows]
+        states.update(zip(rest, self._publish([*rest], [*rest.values()], ended), strict=True))
+        return [states[row] for row in rows]
 
     def _mark_of(self, row: int, known: int, ended: bool) -> Snapshot | None:
-        """Returns the row's newest state at a mark, None if a register of the row has a newer one."""
+        """Returns the row's newest state at a mark; None for none, or if a register of the row has a newer state."""
         mark = self._marks.newest(row, known)
         answer = 0 if mark is None else self._mirror.answer(row, known, ended)
         return None if mark is not None and self._file.label_at[answer] > mark.length else mark
 
     def _states_of(self, row: int, known: int, ended: bool) -> list[tuple[int, int, str]]:
-        """Returns what a row leaves to the prefix cache: register, length and kind of each state, ascending.
+        """Returns the states that go from a row to the prefix cache: (register, length, kind) of each, ascending.
 
         Args:
             row: the row.
-            known: tokens up to which its states are real.
-            ended: whether the row has ended. Then the states in the registers of a turn go to its session.
+            known: length up to which the states of the row are real.
+            ended: whether the row has ended. If it was a turn, the states in its registers go to its session instead.
         """
-        found = self._marks.hand_over(row, known) if self._marks.kept else []
+        states = self._marks.hand_over(row, known) if self._marks.kept else []
         if ended and self._sessions.by_row and self._sessions.keeps(row, self._cache):
-            return found
+            return states
         if answer := self._mirror.answer(row, known, ended):
             label = self._file.label_at[answer]
-            found.append((answer, label, self._marks.kind_of(row, label) or ("end" if ended else "boundary")))
-        return found
+            states.append((answer, label, self._marks.kind_of(row, label) or ("end" if ended else "boundary")))
+        return states
 
     def _require_all(self, rows: Sequence[int], known: Sequence[int], keys: Sequence[bytes]) -> None:
-        """Refuses tokens that end before the states which they are to find.
+        """Refuses fewer tokens than the length up to which the states of a row are kept.
 
         Args:
             rows: the row numbers.
-            known: tokens up to which the states of each row are kept.
+            known: for each row, the length up to which its states are kept.
             keys: one key for each row.
 
         Raises:
@@ -331,7 +331,7 @@ class Ending(Verbs):
                 )
 
     def _require_no_turns(self, rows: Sequence[int]) -> None:
-        """Refuses rows that are turns of sessions: a session keeps states with their tokens.
+        """Refuses rows that are turns of sessions: a session needs the tokens of its states, so they cannot be handles.
 
         Raises:
             InvalidArgument: a row is a turn of a session.
@@ -348,13 +348,13 @@ class Ending(Verbs):
             rows: the row numbers.
             known: the confirmed length of each row. None: nothing is kept, and turns are aborted.
             keys: one key for each row, or None.
-            how: how the rows ended, such as "ended". Errors of stale handles show this word.
+            how: word for the errors of stale handles, such as "ended".
 
         Returns:
             One snapshot for each row, or None.
         """
         snapshots: list[Snapshot | None] = [None] * len(rows)
-        # first: states that these rows were about to read can be evicted for what they leave
+        # reads end first: then a state that only these rows were to read can be evicted for the states they leave
         file, turns = self._file, self._sessions.by_row
         if self._holdings.readers:
             self._holdings.reads_done([file.source_at[row] for row in rows])
@@ -371,7 +371,7 @@ class Ending(Verbs):
             if file.tracked_at[row] or file.source_at[row]:
                 file.tracked_at[row] = file.source_at[row] = 0
                 cells += file.starts["tracked"] + row, file.starts["source"] + row
-            if file.tails:  # whatever the host knows: the device may have counted tokens of a dead step
+            if file.tails:  # always: on the device, the tail can have tokens of a dead step
                 file.pending_at[row] = file.newest[row] = 0
                 cells += file.starts["pending"] + row, file.starts["newest"] + row
         self._commands.release(registers)

@@ -1,4 +1,4 @@
-"""Offers the calls of a decode loop as one object, `StateManager`: a file of calls. The rules are in its parts.
+"""Offers the calls of a decode loop as one object, `StateManager`. Other modules have the rules.
 
 admit -> plan -> (your forward) -> settle | accept -> ... -> end
               `-> cancel                      `-> publish -> (your index) -> admit([Request(resume=...)]) | drop
@@ -57,33 +57,33 @@ class StateManager(NotCopied, Shown):
         pages: KV pages of requests. None: the caller manages KV, and a page has one token.
         prefix: settings of a prefix cache, for requests with tokens. Admissions can evict cached states and pages.
         tiers: settings of host memory and storage below the prefix cache. With tiers, call `poll` in each iteration.
-        sessions: limits of what idle sessions keep. Default: `SessionLimits()`.
+        sessions: limits on what idle sessions keep. Default: `SessionLimits()`.
         forward: what the kernels of your forward can do.
         overlap: whether the next step can be planned before the previous step is settled.
         max_batch: entries of the largest batch. Default: max_requests + preallocated.
         preallocated: additional rows, for requests that wait for a state computed elsewhere.
         snapshots: largest number of published snapshots. Default: slots; with a prefix cache slots + rows.
-        reserve: slots that snapshots at boundaries leave free for admissions.
+        reserve: number of slots that snapshots at boundaries leave free for admissions.
         tensors: plane name -> tensors that the engine has allocated; None: allocate. See `Planes.from_tensors`.
         device: device of the states.
         backend: what runs the kernels: "auto", "reference", "interpreter" or "cuda".
         journal: how many changes of owners `journal` keeps; 0: none.
-        debug: whether to check the calling thread, overlapping copies and in each call the owners of all states, to
-            look for leaks in `close`, and to find forwards that forget a store or change a slot that they may only
-            read. Slots that a forward must store in are filled before it, and the call that closes the step raises
-            ForwardFault if it did not. This call waits for the device then.
+        debug: whether to check the calling thread, overlapping copies and, in each call, the owners of all states; to
+            look for leaks in `close`; and to find forwards that forget a store or change a slot that they may only
+            read. Before a forward, the slots that it must store in are filled with a pattern. The call that closes the
+            step waits for the device, and raises ForwardFault if the forward has not stored there.
 
     Attributes:
         planes: the bytes of all slots, by plane, with gather and scatter.
         layout: the argument `layout`. The arguments `forward`, `overlap`, `pages` and `tracking` are attributes, too.
-        pool: hands out slots by id, for callers that use slots outside of requests.
+        pool: slots by id, for callers that use slots outside of requests.
         prefix: the prefix cache, or None.
         tiers: host memory and storage, or None.
-        sessions: opens and closes conversations.
-        device: tensors at fixed addresses, slot ids, memory that sleeps, the stream.
+        sessions: the calls that open and close sessions.
+        device: tensors at fixed addresses, slot ids, `sleep` and `wake`, the stream.
         journal: the last changes of owners, or None.
-        backend: runs memstate's launches and counts them. Use another `Backend` for the kernels of your forward. If you
-            use this one, it counts the launches of the forward, too.
+        backend: runs and counts the launches of memstate. Use another `Backend` for the kernels of your forward: this
+            one would count their launches, too.
 
     Raises:
         ConfigurationError: settings contradict each other, a value is not valid, or the memory of the device or the
@@ -160,10 +160,10 @@ class StateManager(NotCopied, Shown):
         super().__delattr__(name)
 
     def _require_free(self, name: str) -> None:
-        """Refuses to change an attribute that is there. A method can be wrapped.
+        """Refuses to change an attribute that is set already. A method can be replaced, so that callers can wrap it.
 
         Raises:
-            AttributeError: the attribute is there.
+            AttributeError: the attribute is set already.
         """
         method = getattr(type(self), name, None)
         if isinstance(method, property) or (method is None and name in self.__dict__):
@@ -181,7 +181,7 @@ class StateManager(NotCopied, Shown):
     def rows(self) -> Rows:
         """Handles of all requests, finished ones too, in the order of their rows.
 
-        A caller that an exception has kept from the result of `admit` or `fork` finds the new rows here.
+        If an exception took the result of `admit` or `fork` from the caller, the new rows are here.
         """
         return self._table.everyone
 
@@ -189,14 +189,14 @@ class StateManager(NotCopied, Shown):
     def free_slots(self) -> int:
         """Number of free slots.
 
-        Admissions can get more if the prefix cache has states to evict. The number includes slots whose release waits
-        for a forward. `pool.claim` cannot use these slots yet.
+        Admissions can get more slots if the prefix cache has states to evict. The number includes slots whose release
+        waits for a forward, which `pool.claim` cannot use yet.
         """
         return self._parts.allocator.free
 
     @property
     def free_pages(self) -> int:
-        """Number of free KV pages. Admissions can get more if the prefix cache has pages to evict."""
+        """Number of free KV pages. Admissions can get more pages if the prefix cache has pages to evict."""
         return self._parts.pages.allocator.free
 
     def info(self, row: Row) -> RowInfo:
@@ -207,7 +207,7 @@ class StateManager(NotCopied, Shown):
 
         Raises:
             StaleHandle: the request has ended.
-            InvalidArgument: not a row of this manager.
+            InvalidArgument: the argument is not a row of this manager.
 
         Syncs: no.
         """
@@ -217,21 +217,21 @@ class StateManager(NotCopied, Shown):
     def chunk(self, row: Row, most: int) -> int:
         """Returns how many tokens of its prompt the row's next chunk should read, so that no wanted state is lost.
 
-        A chunk ends where the prompt ends, or else at the last whole page within `most`: the next chunk then begins on
-        a page, and so does its grid. Without a grid, or with one of the packed batch, which rows in front shift, a
-        chunk ends at the next mark, if that comes first. Other chunks are allowed. Their states are kept at shorter
-        lengths, or not at all (`Stats.missed`).
+        A chunk ends where the prompt ends, or else at the last whole page within `most`. So the next chunk, and the
+        grid inside it, begin at the start of a page. If the forward has no grid, or a packed grid, a chunk also ends at
+        the next mark. You can plan other chunks: their states are kept at shorter lengths, or not at all
+        (`Stats.missed`).
 
         Args:
             row: the request.
-            most: tokens that the step has room for.
+            most: largest number of tokens of the chunk.
 
         Returns:
             A number from 1 to `most`. It is `most` if the row has read its prompt, or was admitted without one.
 
         Raises:
             StaleHandle: the request has ended.
-            InvalidArgument: not a row of this manager, or `most` is not a whole number from 1 on.
+            InvalidArgument: `row` is not a row of this manager, or `most` is not a whole number from 1 on.
 
         Syncs: no.
         """
@@ -256,7 +256,7 @@ class StateManager(NotCopied, Shown):
             StaleHandle: a snapshot was dropped, or a session closed; nothing changed.
             InvalidArgument: a request contradicts itself, or a turn of its session runs; nothing changed.
 
-        Syncs: no, unless it needs slots that `pool.release` freed by id.
+        Syncs: no, unless the call needs slots that `pool.release` freed by id.
         """
         self._enter()
         if self._parts.sessions.opened:
@@ -272,10 +272,10 @@ class StateManager(NotCopied, Shown):
 
         The rows share the KV pages that are full. The result names the pages whose contents the caller must copy.
 
-        A new row may go on with other tokens than those of the prompt. So only the tokens that it shares are known:
-        `publish` and `end` with `keep="cache"` need `tokens=` for more.
+        A new row can go on with other tokens than those of the prompt. So memstate knows only the tokens that the rows
+        share: to keep longer states, `publish` and `end` with `keep="cache"` need `tokens=`.
 
-        With `direct_hits` the shared state is not a snapshot of any row. If a row then ends before its next step, it
+        With `direct_hits` the shared state is not a snapshot of any row. If a row ends before its next step, it
         publishes an older snapshot, or none.
 
         Args:
@@ -299,15 +299,15 @@ class StateManager(NotCopied, Shown):
         return self._parts.forking.fork(row, ids)
 
     def reorder(self, rows: Sequence[Row], entries: Sequence[int]) -> Fork:
-        """Makes row i of the result what `rows[entries[i]]` was: for beams, all rows in one call.
+        """Forks and ends rows, so that row i of the result continues `rows[entries[i]]`. For beams, it takes one call.
 
-        A row that is named once goes on. One that is named several times goes on and is forked, as by `fork`, under
-        its own id. One that is not named ends, as by `end`, and its slots, pages and row count for the forks. All
-        of this is in one packet.
+        A row that is named once goes on. A row that is named several times goes on and is forked, as by `fork`, under
+        its own id. A row that is not named ends, as by `end`, and the forks can use its slots, pages and row. All of
+        these changes are in one packet.
 
         Args:
             rows: the running requests.
-            entries: an entry of `rows` for each row of the result. There can be more or fewer than rows.
+            entries: for each row of the result, an index into `rows`. There can be more or fewer entries than rows.
 
         Returns:
             The rows, and the page copies to make.
@@ -317,8 +317,8 @@ class StateManager(NotCopied, Shown):
             OutOfRows: back-pressure, the request table is full; nothing changed.
             OutOfPages: back-pressure, too few KV pages are free; nothing changed.
             StaleHandle: a request has ended; nothing changed.
-            InvalidArgument: a row is named twice in `rows`, or an entry is no row; a row that is not named is the turn
-                of a session; or a row cannot be forked: see `fork`. Nothing changed.
+            InvalidArgument: a row comes twice in `rows`, or an entry is no index of `rows`; a row that is not named is
+                the turn of a session; or a row cannot be forked: see `fork`. Nothing changed.
 
         Syncs: no, unless it needs slots that `pool.release` freed by id.
         """
@@ -326,7 +326,7 @@ class StateManager(NotCopied, Shown):
         return self._parts.forking.reorder(rows, entries)
 
     def extend(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
-        """Gives rows the KV pages that they need for longer lengths. If pages are short, no row gets any.
+        """Gives rows the KV pages that they need for longer lengths. If pages are short, no row gets a page.
 
         Args:
             rows: the rows.
@@ -343,17 +343,18 @@ class StateManager(NotCopied, Shown):
         self._admission.extend(rows, lengths)
 
     def snapshot_at(self, row: Row, lengths: Sequence[int] | NDArray[np.integer]) -> None:
-        """Asks a request that reads its prompt to keep states at more lengths, as `Request(snapshot_at=)` does.
+        """Adds lengths at which a running request keeps states of its prompt, as `Request(snapshot_at=)` does.
 
-        So a request that arrives later can start where the two prompts part, as soon as the row has read that far.
+        A later request whose prompt parts from this one at such a length can then start there, once the row has read
+        that far.
 
         Args:
             row: the request.
-            lengths: lengths in tokens. Those that the row has been planned to reach are ignored.
+            lengths: lengths in tokens. Lengths that a planned step of the row reaches already are ignored.
 
         Raises:
             StaleHandle: the request has ended.
-            InvalidArgument: they are no sequence of whole numbers from 0 on.
+            InvalidArgument: `lengths` is no sequence of whole numbers from 0 on.
 
         Syncs: no.
         """
@@ -366,8 +367,8 @@ class StateManager(NotCopied, Shown):
     ) -> int:  # fmt: skip
         """Returns how many slots are missing for the snapshots that are due in the next plan of these rows.
 
-        If you drop that many snapshots first, the plan can take every snapshot that is due. For rows of which an
-        earlier step is not accepted yet, it is an upper bound.
+        If you drop that many snapshots first, the plan can take every snapshot that is due. The number is an upper
+        bound if an earlier step of the rows is not accepted yet.
 
         Args:
             rows: the batch; None and finished rows are padding.
@@ -398,9 +399,9 @@ class StateManager(NotCopied, Shown):
     ) -> Step:
         """Decides which slots the next step reads, writes and snapshots.
 
-        It sends the recorded changes, then takes one launch. With in-place kernels, or planes that a step writes only
-        in part, it can take one more, for copies. Launch the forward before the next plan:
-        memstate takes the next plan as the sign that this forward has been launched.
+        The call sends the recorded changes, then takes one launch. With in-place kernels, or planes that a step writes
+        only in part, it can take one more launch, for copies. Launch the forward before the next plan: memstate takes
+        the next plan as the sign that this forward has been launched.
 
         Between the plan and its forward, do not call `plan` again and do not settle this step. Nearly all other calls
         are allowed; a few raise InvalidArgument while changes wait for the forward. If a slot that this step uses
@@ -408,15 +409,16 @@ class StateManager(NotCopied, Shown):
 
         Args:
             rows: the batch; None and finished rows are padding.
-            tokens: tokens of each row in this step, drafts included: 1 in decode, the chunk in prefill. 0 for a row
-                that reads none: what is pending in its tail is added to its state, up to the next boundary.
+            tokens: number of tokens of each row in this step, drafts included: 1 in decode, the chunk in prefill. For a
+                row with 0 tokens, the step adds the pending tokens of the tail to the state, up to the next boundary.
             limit: largest number of slots that this step can claim for snapshots.
             replay: replays a CUDA graph that begins with `launch` and contains the forward. Then this call takes no
                 launch of its own, and the step is not open after it.
-            drafts: of the tokens of each entry, how many of the last may be rejected, with `Forward(tail=)`. `accept`
-                says how many were not.
-            defer: store the state of a row only once so many tokens have come since it was stored last, at most 2 *
-                tail, or at a boundary. Fewer bytes move, and more is computed: see docs/speculation.md.
+            drafts: for each entry, how many of its last tokens may be rejected; needs `Forward(tail=)`. Afterwards
+                `accept` says how many tokens are real.
+            defer: number of tokens, at most 2 * tail. The state of a row is stored only at boundaries, and when this
+                many tokens have come since it was stored last. Fewer bytes move, and more is computed: see
+                docs/speculation.md.
 
         Returns:
             The step, with three vectors of slots on the device: int32, axis `batch`.
@@ -427,7 +429,7 @@ class StateManager(NotCopied, Shown):
                 row has too few pages. Nothing changed.
             ForwardFault: with `debug=True`, the forward of the step before did something wrong; nothing changed.
 
-        Syncs: no, unless it needs slots that `pool.release` freed by id, or in debug mode.
+        Syncs: no, unless the call needs slots that `pool.release` freed by id, or in debug mode.
         """
         self._enter()
         if replay is not None and not callable(replay):
@@ -438,7 +440,7 @@ class StateManager(NotCopied, Shown):
         return self._stepping.plan(rows, tokens, limit, replay, drafts, int(defer))
 
     def _require_tails(self, defer: int) -> None:
-        """Requires rows with tails, where a step has drafts or is deferred."""
+        """Requires `Forward(tail=)`, for a plan with `drafts` or `defer`, and a valid `defer`."""
         tail = self.forward.tail
         if not tail:
             raise InvalidArgument(
@@ -450,22 +452,22 @@ class StateManager(NotCopied, Shown):
             )
 
     def launch(self, batch: int) -> StepRecord:
-        """Launches all that comes before the forward of a step, for a CUDA graph that is replayed step by step.
+        """Launches everything that comes before the forward of a step, for a CUDA graph that is replayed in each step.
 
         Call it at the beginning of the capture, then run the forward on the vectors that it returns. Each
         `plan(rows, replay=graph.replay)` with a batch of this size then takes at most one upload, and the graph. Before
-        you capture, call `warm_up` and run the forward once. A function that calls `launch` and the forward can also
-        be the `replay` itself; then each launch is made one by one.
+        you capture, call `warm_up` and run the forward once. Without a graph, `replay` can be a function that calls
+        `launch` and the forward.
 
         Args:
             batch: entries of the batch.
 
         Returns:
-            The vectors that all steps of this batch size have, each int32 `batch`.
+            The vectors of all steps of this batch size, each int32 `batch`.
 
         Raises:
-            InvalidArgument: no graph is captured, and no plan replays; the batch is too large, or it is not the batch
-                of the plan that replays.
+            InvalidArgument: the call comes neither in a graph capture nor in the replay of a plan; or the batch is too
+                large, or not the batch of the plan that replays.
             Asleep: the states are not in memory.
 
         Syncs: no.
@@ -476,11 +478,11 @@ class StateManager(NotCopied, Shown):
     def settle(self, step: Step, finished: Sequence[bool] | NDArray[np.bool_] | None = None) -> None:
         """Tells the manager that the results of a step are known, and which rows of the step have ended.
 
-        Rows that have ended are padding from now on. Settle steps in the order of their plans. If a lane can
-        be released, the call records that; the next packet carries it.
+        Rows that have ended are padding from now on. Settle steps in the order of their plans. If a lane can be
+        released, the call records its release, and the next packet sends it.
 
-        If this step is still open, `settle` closes it: it launches the copies of snapshots that in-place kernels, or
-        planes written only in part, need. If a readback or a transfer waits, it also sends the waiting changes.
+        If this step is still open, `settle` closes it: the call launches the copies of snapshots that in-place kernels,
+        or planes written only in part, need. If a readback or a transfer waits, it also sends the waiting changes.
 
         Args:
             step: the oldest unsettled step.
@@ -489,7 +491,7 @@ class StateManager(NotCopied, Shown):
         Raises:
             StaleHandle: the step was settled before.
             InvalidArgument: the step has drafts or an older one is unsettled, or `finished` does not fit the batch.
-            ForwardFault: with `debug=True`, its forward did something wrong; nothing changed.
+            ForwardFault: with `debug=True`, the forward of the step did something wrong; nothing changed.
 
         Syncs: in debug mode only.
         """
@@ -502,24 +504,25 @@ class StateManager(NotCopied, Shown):
         self, step: Step, accepted: Sequence[int], finished: Sequence[bool] | NDArray[np.bool_] | None = None, *,
         written: bool = False,
     ) -> None:  # fmt: skip
-        """Says how many tokens of each entry are real, those that are no drafts included, and settles the step.
+        """Settles a step with drafts, with the number of real tokens of each entry.
 
-        It takes one small upload and no launch, or nothing if the sampler has `written` them to `step.accepted`. The
-        next step of the row adds them to its state.
+        The call takes one small upload and no launch. If the sampler has `written` the numbers to `step.accepted`, it
+        takes no upload. The next step of a row adds the real tokens to the state of the row.
 
         Args:
             step: the oldest unsettled step.
-            accepted: number of real tokens of each entry.
-            finished: as for `settle`. If a row ends within its accepted tokens, accept only those up to its end; with
-                `written`, what is written, and `end(lengths=)` leaves out the tokens behind the end.
-            written: `step.accepted` has these numbers on the device already. Once the next step is planned, it has that
-                step's: `accepted` is what the host has read before.
+            accepted: number of real tokens of each entry, tokens that are no drafts included.
+            finished: as for `settle`. If a row ends within its accepted tokens, accept only the tokens up to the end.
+                With `written`, give the number that was written; `end(lengths=)` then leaves out the tokens behind the
+                end.
+            written: whether `step.accepted` has these numbers on the device already. Read them before the next plan,
+                which overwrites the vector.
 
         Raises:
             StaleHandle: the step was settled before; nothing changed.
             InvalidArgument: the manager has no tails, an older step is unsettled, or `accepted` or `finished` do not
                 fit the step. Nothing changed.
-            ForwardFault: with `debug=True`, its forward did something wrong; nothing changed.
+            ForwardFault: with `debug=True`, the forward of the step did something wrong; nothing changed.
 
         Syncs: in debug mode only.
         """
@@ -533,7 +536,7 @@ class StateManager(NotCopied, Shown):
             self._learn()
 
     def _learn(self) -> None:
-        """Lets the policies of the prefix cache learn of new requests, while a forward runs."""
+        """Tells the policies of the prefix cache which requests were admitted, while a forward runs."""
         with self._learning:
             self._cache.learn()
 
@@ -542,14 +545,15 @@ class StateManager(NotCopied, Shown):
     ) -> list[Snapshot | None]:
         """Cancels a planned step whose forward never ran, and ends its rows.
 
-        The rows end with the lengths that they had before the step. The plan has given up their live states, so `keep`
-        finds what earlier steps have left: snapshots at boundaries and at marks. Rows that finished in the previous
-        step end, too. To keep the states of the finished rows only, `end` these rows before `cancel`.
+        The rows end with the lengths that they had before the step. Their live states are lost, because the plan has
+        passed them to the forward. So `keep` finds only what earlier steps have left: snapshots at boundaries and at
+        marks. Rows that finished in the previous step end, too. To keep the states of the finished rows only, `end`
+        these rows before `cancel`.
 
         Args:
             step: the newest step.
-            keep: as for `end`. If the step stores no state, the state of the row counts, too.
-            tokens: one sequence for each entry of the batch, None as for `end`. States of more tokens are not kept.
+            keep: as for `end`. If the step stores no state of a row, the live state of the row can be kept, too.
+            tokens: for each entry of the batch, its tokens or None, as for `end`. Longer states are not kept.
 
         Returns:
             One snapshot for each entry of the batch; None where nothing was published.
@@ -569,21 +573,21 @@ class StateManager(NotCopied, Shown):
         self, rows: Sequence[Row], keep: Keep | None = None, *, tokens: Sequence[Tokens | None] | None = None,
         lengths: Sequence[int] | None = None,
     ) -> list[Snapshot | None]:  # fmt: skip
-        """Ends requests, also while a step is in flight. Keeps the longest confirmed state of each where `keep` says.
+        """Ends requests, also while a step is in flight. With `keep`, keeps the longest confirmed state of each.
 
-        The final state of a row counts if the row still holds it, and if its length is a multiple of the page size.
-        Everything that is not kept becomes free.
+        The final state of a row can be kept if the row still holds it, and if its length is a multiple of the page
+        size. Everything that is not kept becomes free.
 
         Args:
             rows: the requests.
-            keep: where the states go. None: nowhere; the session of a turn keeps the state with which the turn began,
-                or an older one, as far as a slot still holds it. "handle": to the result, for
-                `Request(resume=...)` and `drop`. "cache": KV and state to the prefix cache, and the states of a turn to
-                its session; `drop` refuses what the cache owns.
-            tokens: all tokens of each request so far, prompt and answer. Of the object that it was admitted with, only
-                those behind its prompt are read again. None, or None for a request: its prompt; a request that has
-                decoded needs its tokens. With `keep="cache"` only.
-            lengths: for each row, the largest length that its state can have, or one number for all. None: no limit.
+            keep: where the states go. None: no state is kept, but the session of a turn keeps the state with which the
+                turn began, or an older one, if a slot still holds it. "handle": the result has handles, for
+                `Request(resume=...)` and `drop`. "cache": KV and state go to the prefix cache, and the states of a turn
+                to its session. `drop` refuses states that the cache owns.
+            tokens: for each request all of its tokens so far, prompt and answer; with `keep="cache"` only. None, or
+                None for a request, stands for its prompt; a request that has decoded needs its tokens. If you give the
+                object that the request was admitted with, only the tokens behind the prompt are read.
+            lengths: for each row, the largest length of a state to keep, or one number for all rows. None: no limit.
 
         Returns:
             One snapshot for each row, or None.
@@ -609,19 +613,19 @@ class StateManager(NotCopied, Shown):
     ) -> list[Snapshot | None]:
         """Publishes the newest confirmed snapshot of each row. The rows continue to run.
 
-        The snapshot moves with its slot from the row to a register of its own. It keeps the slot until it is dropped;
-        any number of requests can resume from it.
+        The slot of the snapshot moves from the row to a holder, and stays there until the snapshot is dropped. Any
+        number of requests can resume from the snapshot.
 
         Args:
             rows: the requests.
             keep: where the snapshots go: "handle" or "cache", as for `end`.
-            tokens: all tokens of each request so far, prompt and answer. Of the object that it was admitted with, only
-                those behind its prompt are read again. None, or None for a request: its prompt; a request that has
-                decoded needs its tokens. With `keep="cache"` only.
-            strict: if a row has no snapshot, or no register is free for it, raise an error and publish nothing.
+            tokens: for each request all of its tokens so far, prompt and answer; with `keep="cache"` only. None, or
+                None for a request, stands for its prompt; a request that has decoded needs its tokens. If you give the
+                object that the request was admitted with, only the tokens behind the prompt are read.
+            strict: whether to raise an error and publish nothing if a row has no snapshot, or no holder is free for it.
 
         Returns:
-            One snapshot for each row; None if the row has no snapshot, or if no register is free for the snapshot.
+            One snapshot for each row; None if the row has no snapshot, or if no holder is free for it.
 
         Raises:
             StaleHandle: a request has ended; nothing changed.
@@ -637,8 +641,8 @@ class StateManager(NotCopied, Shown):
     def drop(self, snapshots: Sequence[Snapshot | None]) -> None:
         """Ends the handles of snapshots, and frees their slots and pages.
 
-        Slots and pages become free at once. If the first step of a row must still read the snapshot, they become free
-        when that step is planned.
+        Slots and pages become free at once, or, if the first step of a row must still read the snapshot, when that step
+        is planned.
 
         Args:
             snapshots: results of `publish`, `end` or `cancel`; None is skipped.
@@ -657,7 +661,7 @@ class StateManager(NotCopied, Shown):
             self._holdings.end(states, registers)
 
     def match(self, tokens: Tokens, salt: Hashable = None, session: Session | None = None) -> Match:
-        """Returns how much of a prompt the prefix cache has, and why it has no more. Changes nothing.
+        """Returns how much of a prompt the prefix cache has, and why it does not have more. Changes nothing.
 
         The result says how many tokens a cached state covers, how many cached KV covers, and how many a state in host
         memory covers. The last token never counts, because a request always computes it.
@@ -665,7 +669,7 @@ class StateManager(NotCopied, Shown):
         Args:
             tokens: the whole prompt.
             salt: the salt of the request.
-            session: the session of the request. The states that the session keeps count, too.
+            session: the session of the request. States that the session keeps count, too.
 
         Raises:
             InvalidArgument: tokens or salt are not valid, or a turn of the session runs.
@@ -735,7 +739,7 @@ class StateManager(NotCopied, Shown):
         Raises:
             StaleHandle: the step was settled before; nothing changed.
             InvalidArgument: the step is not the newest; nothing changed.
-            ForwardFault: with `debug=True`, its forward did something wrong; nothing changed.
+            ForwardFault: with `debug=True`, the forward of the step did something wrong; nothing changed.
 
         Syncs: in debug mode only.
         """
@@ -757,9 +761,10 @@ class StateManager(NotCopied, Shown):
     def audit(self) -> AuditReport:
         """Looks for leaked and doubly owned slots, and names their owners. Works while requests run.
 
-        It also counts rows, KV pages, pins, leases, snapshot registers, sessions and host records at those who hold
-        them, and compares the lengths of states and the page table with the device's. It first sends the recorded
-        changes that do not wait for a forward. The other changes count as done.
+        The audit also asks the owners of rows, KV pages, pins, leases, snapshot registers, sessions and host records
+        what they hold, and compares the answers with the host's counts. It compares the lengths of states and the page
+        table with those of the device. First it sends the recorded changes that do not wait for a forward; the other
+        changes count as done.
 
         Syncs: yes.
         """
@@ -769,8 +774,8 @@ class StateManager(NotCopied, Shown):
     def inspect(self) -> Inspection:
         """Returns the owner of every slot, and what the host knows of requests and caches, as plain data.
 
-        It holds what `audit` finds, too. Use it for drawings and files. It first sends the recorded
-        changes that do not wait for a forward. The other changes count as done.
+        The result includes what `audit` finds. Use it for drawings and files. First the call sends the recorded changes
+        that do not wait for a forward; the other changes count as done.
 
         Syncs: yes.
         """
@@ -778,34 +783,33 @@ class StateManager(NotCopied, Shown):
         return self._reports.inspect()
 
     def recover(self, held: Tensor | Sequence[int] = (), *, keep: bool = True) -> Recovered:
-        """Puts the manager right after an interrupted call, and keeps what was published.
+        """Repairs the manager after an interrupted call, and keeps what was published.
 
-        If an exception that memstate did not raise on purpose leaves a call, such as MemoryError, KeyboardInterrupt or
-        an error of your policy, the call was completed, or it changed nothing, or it was interrupted while it changed
-        something. In the last case every later call that changes something raises `Broken`, except `close` and
-        `recover`.
+        An exception that memstate did not raise on purpose, such as MemoryError, KeyboardInterrupt or an error of your
+        policy, can end a call. If that happens while the call changes something, the call is *interrupted*: every later
+        call that changes something raises `Broken`, except `close` and `recover`. Otherwise the call was completed, or
+        it changed nothing.
 
         `recover` reads the device's registers. It keeps published snapshots, idle sessions and the states and KV of
-        the prefix cache, as far as they are certain: what the interrupted call touched, and changes that were not sent
-        to the device, are lost. All requests end, and their handles and steps are stale. Sessions with a running turn
-        become empty. Host memory becomes empty; storage stays. Admit the requests again: they start from what is
-        cached.
+        the prefix cache, except those that the interrupted call or an unsent change touched. All requests end, and
+        their handles and steps are stale. Sessions with a running turn become empty. Host memory becomes empty; storage
+        stays. Admit the requests again: they start from what is cached.
 
-        After it, do not launch the forward of a step that was planned before it. End transfers that write to slots of
-        requests first. You can call `recover` at any time, and again if it was interrupted itself.
+        End transfers that write to slots of requests before you call `recover`. After it, do not launch the forward of
+        a step that was planned before. You can call `recover` at any time, and again if it was interrupted itself.
 
         Args:
             held: slots that you hold by id, from `pool.claim`. All other slots without an owner become free.
-            keep: False: nothing is certain. Every slot, row and page becomes free, every handle stale, and the prefix
-                cache and all sessions empty; the tables on the device become zero.
+            keep: whether to keep anything. If not, every slot, row and page becomes free, every handle stale, and the
+                prefix cache and all sessions empty; the tables on the device become zero.
 
         Returns:
-            What was ended and what was kept.
+            The requests that ended, and the snapshots that were kept or lost.
 
         Raises:
             Asleep: the states sleep; nothing changed.
             InvalidArgument: a slot of `held` is out of range, named twice, free or owned, or given with
-                `keep=False`; or another call makes this one, such as from a policy. Nothing changed.
+                `keep=False`; or `recover` is called inside another call, such as by a policy. Nothing changed.
 
         Syncs: yes.
         """
@@ -821,16 +825,15 @@ class StateManager(NotCopied, Shown):
         `prefetch` raises ConfigurationError, `poll` does nothing, and all other calls work. A second `close` does
         nothing.
 
-        With `debug=True`, `close` checks the calling thread. After everything is closed, it audits the slots, each time
-        that it is called. Slots that running requests hold are no leaks; slots from `pool.claim` are, so release them
-        first.
+        With `debug=True`, each `close` checks the calling thread, and audits the slots after everything is closed.
+        Slots of running requests are no leaks. Slots from `pool.claim` are leaks, so release them first.
 
         If an earlier call was interrupted (see `recover`), `close` writes nothing and audits nothing.
 
         Raises:
             Asleep: states or KV pages sleep; nothing changed.
-            InvalidArgument: a change waits for the newest step's forward, or another call makes this one, such as from
-                a policy; nothing changed.
+            InvalidArgument: a change waits for the newest step's forward, or `close` is called inside another call,
+                such as by a policy; nothing changed.
             MemstateError: with `debug=True`, another thread called; nothing changed.
             LeakFound: with `debug=True`, slots are leaked, have two owners, or are owned and free. The tiers are
                 closed.
@@ -850,7 +853,7 @@ class StateManager(NotCopied, Shown):
 
 
 def _limit(limit: int) -> int:
-    """Returns a limit as kernels take it: a plain integer that fits 32 bits."""
+    """Returns a limit of claims as a plain integer from 0 to the largest int32, as kernels take it."""
     if not isinstance(limit, int | np.integer) or isinstance(limit, bool):
         raise InvalidArgument(f"limit={limit!r}: expected a whole number of claims")
     return max(0, min(int(limit), NO_LIMIT))

@@ -1,4 +1,4 @@
-"""Groups settings of a manager. Refuses settings that contradict each other, and says why."""
+"""Defines settings of a manager, and refuses settings that contradict each other."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ class Pages:
     """KV pages of requests.
 
     Args:
-        size: tokens of a page. The length of a published snapshot is a multiple of it.
+        size: tokens of a page. The length of a published snapshot is a multiple of `size`.
         count: number of pages; the manager hands out ids 1 to `count`. 0: the caller manages KV itself.
         per_row: largest number of pages of one request, the width of the page table.
 
@@ -41,28 +41,28 @@ class Pages:
             raise ConfigurationError(f"{self}: give count and per_row, or neither where KV is the caller's")
 
 
-MOST_TAIL = 1 << 10  # tokens that a step may keep
+MOST_TAIL = 1 << 10  # largest Forward(tail=), in tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forward:
-    """What the forward's kernels can do.
+    """Says what the kernels of the forward can do.
 
     Args:
         in_place: the kernels update one slot, `step.write`. memstate copies the states that become snapshots.
         direct_hits: the first step of a resumed request reads the snapshot itself instead of a copy. None: True with
             Redirect and without `in_place`, otherwise False.
-        grid: the forward hands out the states inside a chunk, at each multiple of so many tokens. 1: it takes
+        grid: inside a chunk, the forward can store states at multiples of this number of tokens. 1: it takes
             `step.marks`, as memstate's own kernels do; 64: flash-linear-attention. None: it has a state only at the end
             of a chunk.
-        packed: multiples of `grid` count from the start of the packed batch, as in Mamba-2's chunk scan, and not from
-            the start of each row's chunk. `StateManager.chunk` then ends chunks at marks.
-        tail: steps may have drafts, of up to so many tokens a row. memstate's own kernels keep their inputs in rings of
-            3 * tail - 1 tokens, planes of `StateLayout(rows=)`; other kernels keep what they need themselves. 0: no
-            drafts.
-        pad: what `step.read`, `step.write` and `step.snapshot` hold where there is no slot: in padding, and for rows
-            without a snapshot. 0: the null slot, which no request reads. -1: for kernels that skip negative numbers
-            and have no null slot. memstate's own kernels take both.
+        packed: whether multiples of `grid` count from the start of the packed batch, as in Mamba-2's chunk scan, not
+            from the start of each row's chunk. If so, `StateManager.chunk` ends chunks at marks.
+        tail: largest number of tokens of a row in a step with drafts. memstate's own kernels keep the inputs of these
+            tokens in rings of 3 * tail - 1 tokens, planes of `StateLayout(rows=)`; other kernels keep what they need
+            themselves. 0: no drafts.
+        pad: number in `step.read`, `step.write` and `step.snapshot` where there is no slot: in padding, and for rows
+            without a snapshot. 0: the null slot, which no request owns. -1: for kernels that skip negative numbers and
+            have no null slot. memstate's own kernels take both.
 
     Raises:
         ConfigurationError: a value is neither True nor False, `grid` does not fit the rest, or `pad` is another number.
@@ -118,15 +118,15 @@ def validate_sizes(
 
 
 def _is_size(value: object) -> bool:
-    """Returns whether it is a whole number of 0 or more that a count of bytes can be computed from."""
+    """Returns whether a value is a whole number from 0 to the largest int64, so that bytes can be computed from it."""
     return is_whole(value) and 0 <= int(value) <= INT64_MAX
 
 
 def validate_tail(layout: StateLayout, tail: int) -> None:
-    """Requires what steps with drafts need.
+    """Requires rings that are long enough for steps with drafts.
 
     Raises:
-        ConfigurationError: naming it.
+        ConfigurationError: rings are too short. The error names them.
     """
     least = 3 * tail - 1
     rings = layout.rows.planes if layout.rows is not None else ()
@@ -154,7 +154,7 @@ def validate_layout(layout: StateLayout) -> None:
     """Requires a layout.
 
     Raises:
-        ConfigurationError: it is not a StateLayout.
+        ConfigurationError: the argument is not a StateLayout.
     """
     if not isinstance(layout, StateLayout):
         raise ConfigurationError(f"layout={layout!r}: expected a StateLayout")

@@ -1,10 +1,10 @@
 """Plans steps, and settles, accepts or cancels them.
 
-It joins mirror, registers and planes, and makes no decision itself.
+This module only calls mirror, registers and planes; they have the rules.
 
 plan  [copies]  forward  [copies]  settle | accept
 
-The copies are for in-place kernels, and for planes that a step writes only in part. They come before the forward for
+Copies are made for in-place kernels, and for planes that a step writes only in part. They come before the forward for
 Redirect and for rows that read a snapshot directly, and after the forward for the ping-pong strategies.
 
 A step is open from its plan until one of these calls closes it: the next plan, `submit(step)`, or its own settle,
@@ -34,18 +34,18 @@ PER_ROW = REGISTERS_PER_ROW
 
 
 class Late(NamedTuple):
-    """A planned step of which the host does not know what the device has decided: an earlier step is not accepted yet.
+    """A step that was planned before the step before it was accepted, so the host does not know the device's decisions.
 
     Attributes:
         step: the step.
         label: tokens of the state that each row reads, `row`.
-        unsure: tokens of the earlier step that may be accepted besides the certain ones, `row`.
-        pending: tokens in the tail of each row, as far as they were certain, `row`.
-        source: the column of the register file, before the plan.
-        limit: number of claims that the plan can make.
-        free: slots that were free.
-        kept: slots that are held back for its claims.
-        defer: tokens below which it folds no tail.
+        unsure: drafts of the step before, which may be accepted, `row`.
+        pending: certain tokens in the tail of each row, `row`.
+        source: column `source` of the register file before the plan.
+        limit: largest number of claims of the plan.
+        free: number of slots that were free at the plan.
+        kept: number of slots that are held back for the claims of the plan.
+        defer: a tail of fewer tokens is not folded.
     """
 
     step: Step
@@ -65,14 +65,15 @@ NO_LIMIT = 2**31 - 1
 class Stepping(Verbs):
     """Plans, settles, accepts and cancels steps.
 
-    It changes the log of steps, registers of rows and marks. Where snapshots are due, cached states make way.
+    This part changes the log of steps, the registers of rows, and marks. If due snapshots lack slots, it evicts cached
+    states.
 
     Args:
         world: the world.
 
     Attributes:
         open: the step whose forward is perhaps not launched yet, or None.
-        replaying: while a plan lets the caller replay a graph, the entries of its batch.
+        replaying: number of entries of the batch whose graph the caller replays now, or None.
     """
 
     def __init__(self, world: World) -> None:
@@ -82,18 +83,18 @@ class Stepping(Verbs):
         self._accepted = Views(world.log.tails.accepted) if world.log.tails is not None else None
         self._copied, self._canary = world.copied, world.canary
         self._moves = bool(world.copied) and (world.direct_hits or world.mirror.tracking.reads_old_slot)
-        self.open: Step | None = None  # the step whose forward is perhaps not launched yet
+        self.open: Step | None = None
         self.replaying: int | None = None
-        self._launched = False  # in the replay under way
-        self._captured: set[int] = set()  # batches that `launch` was called for
-        self._last: Batch | None = None  # the batch that was looked up last, and what it was looked up for
+        self._launched = False  # whether the present replay has called `launch`
+        self._captured: set[int] = set()  # batch sizes that `launch` was called with
+        self._last: Batch | None = None  # the batch that was looked up last, and the caller's arguments
         self._last_rows: Sequence[Row | None] = ()
         self._last_tokens: object = None
-        self._confirmed: Step | None = None  # the last step whose plan has noted the lengths of all of its rows
-        self._promised: list[int] = []  # rows that published a state or KV of the open step
-        self._uncopied: tuple[Step, int] | None = None  # snapshots to copy after the forward
-        self._late: Late | None = None  # the newest step, while it waits for the accept of the one before
-        self._told: tuple[Step, Longs] | None = None  # in debug mode, what a sampler has written of a step
+        self._confirmed: Step | None = None  # the newest step whose plan has confirmed the lengths of all of its rows
+        self._promised: list[int] = []  # rows that have published a state or KV which the open step computes
+        self._uncopied: tuple[Step, int] | None = None  # (step, number of snapshots) to copy after the forward
+        self._late: Late | None = None  # the newest step, while the step before it is not accepted
+        self._told: tuple[Step, Longs] | None = None  # in debug mode, (step, what its sampler has written)
 
     def reset(self) -> None:
         """Forgets every step."""
@@ -119,25 +120,26 @@ class Stepping(Verbs):
 
     @property
     def promised(self) -> bool:
-        """Whether something that the open step must still compute was handed out."""
+        """Whether rows have published a state or KV that the open step must still compute."""
         return bool(self._promised)
 
     def lengths_before(self) -> dict[int, int]:
-        """Returns the tokens of the state before the open step, of each row that is in it."""
+        """Returns row -> the largest length whose state exists without the open step, for the rows of that step."""
         if self.open is None:
             return {}
         same, before = self._same_request(self.open), self.open.before if self.open.there is None else self.open.there
         return dict(zip(self.open.numbers[same].tolist(), before[same].tolist(), strict=True))
 
     def promise(self, rows: Sequence[int], lengths: Sequence[int], before: Mapping[int, int]) -> None:
-        """Notes the rows that published something which the open step must still compute.
+        """Notes the rows that have published a state or KV which the open step must still compute.
 
-        If a published length is larger than the row's length before the open step, the step can no longer be cancelled.
+        Such a row has published a larger length than it had before the open step. The step cannot be cancelled any
+        more.
 
         Args:
             rows: the row numbers.
             lengths: for each row, the length that was published.
-            before: what `lengths_before` returned before rows ended.
+            before: result of `lengths_before`, from before rows ended.
         """
         pairs = zip(rows, lengths, strict=True)
         self._promised += [row for row, length in pairs if length > before.get(row, INT32_MAX)]
@@ -145,13 +147,13 @@ class Stepping(Verbs):
     def _close(self, step: Step | None, send: bool = False) -> None:
         """Closes the open step: its forward was launched or will never run.
 
-        It launches the copies of the step's snapshots. After this, waiting changes can be sent. Before it changes
-        anything, it looks at what the forward has done, in debug mode.
+        In debug mode, the call first checks what the forward has done. Then it launches the copies of the step's
+        snapshots. From then on, waiting changes can be sent.
 
         Args:
             step: the step to close; nothing happens if it is not the open step.
-            send: submit at once if an action is queued. Perhaps a caller waits for the result of the action, and no
-                further plan comes to send it.
+            send: whether to submit at once if an action is queued. A caller perhaps waits for the result of the action,
+                and no further plan comes.
 
         Raises:
             ForwardFault: the forward did something wrong; nothing changed.
@@ -168,12 +170,12 @@ class Stepping(Verbs):
             self._commands.submit()
 
     def batch(self, rows: Sequence[Row | None], tokens: int | Sequence[int], drafts: int | Sequence[int] = 0) -> Batch:
-        """Returns row numbers and tokens of a batch.
+        """Looks up the rows of a batch. Returns the batch of the last call if rows and tokens are the same.
 
         Args:
             rows: the row of each entry; None and finished rows are padding.
             tokens: tokens of each entry.
-            drafts: how many of them may be rejected.
+            drafts: for each entry, how many of its tokens may be rejected.
 
         Raises:
             StaleHandle: a request has ended.
@@ -221,9 +223,9 @@ class Stepping(Verbs):
             rows: the batch.
             tokens: tokens of each entry.
             limit: largest number of slots that the step can claim for snapshots.
-            replay: launches what `launch` has captured, and the forward. None: the plan launches by itself.
-            drafts: of the tokens of each entry, those that may be rejected.
-            defer: tokens below which no tail is folded.
+            replay: function that replays the graph with `launch` and the forward. None: the plan launches by itself.
+            drafts: for each entry, how many of its tokens may be rejected.
+            defer: a tail of fewer tokens is not folded.
         """
         log, commands, table = self._log, self._commands, self._table
         if len(log.unsettled) > log.depth:
@@ -231,8 +233,8 @@ class Stepping(Verbs):
         batch = self.batch(rows, tokens, drafts)
         if (size := len(batch.numbers)) > log.max_batch:
             raise InvalidArgument(f"a batch of {size}, the limit is max_batch={log.max_batch}")
-        running, elsewhere = batch.rows, self._holdings.readers  # perhaps rows read another register than their own
-        length = self._mirror.lengths(running) if elsewhere or self._tail else self._file.labels[batch.live]
+        running, reads = batch.rows, self._holdings.readers  # with reads, a row's length can be in another register
+        length = self._mirror.lengths(running) if reads or self._tail else self._file.labels[batch.live]
         unsure = self._unsure(running) if self._tail and log.unsettled else None
         after = length + batch.tokens if unsure is None else length + unsure + batch.tokens
         self._require_plannable(batch, after)
@@ -243,35 +245,35 @@ class Stepping(Verbs):
             folded = self._mirror.fold(batch, read, defer)
             due_at, label = folded.due(read), folded.after
             if unsure is not None:
-                due_at = read, after  # at most
+                due_at = read, after  # the largest possible lengths
             after = length + batch.tokens if batch.drafts is None else length + batch.tokens - batch.drafts
             self._read_accepted()
         with self._planning:
             if self.open is not None or self._canary is not None:
                 self._close(self.open)
             before, reached = length, after
-            if unsure is not None:  # a row with guesses has no mark
+            if unsure is not None:  # a row with unaccepted drafts has no mark
                 reached = np.where(unsure > 0, length, after)
             if type(batch.real) is not slice:
                 before, reached = batch.spread(before), batch.spread(reached)
             stored: tuple[Longs, ...] = ()
             of_tails: tuple[Longs, ...] = ()
-            if folded is not None:  # the last state of a step whose tokens go to the tail is in no slot
+            if folded is not None:  # if tokens stay in the tail, no slot has the state at the end of the step
                 of_tails = batch.tokens_of, np.subtract(reached, batch.spread(np.minimum(folded.newest, 1)))
             if marks := self._marks.due(batch.numbers, before, reached, *of_tails):
                 marks = self._make_room(marks, limit)
                 stored, limit = self._marks.keep(marks), limit - len(marks)
-                if folded is not None:  # some rows may have to copy the state that they read now
+                if folded is not None:  # `keep` has changed `source`, so rows can have to store the state they read
                     folded = self._mirror.fold(batch, read, defer)
                     due_at = folded.due(read) if unsure is None else due_at
             sources: list[int] = []
-            if self._holdings.readers:  # also of states at marks, since just now
+            if self._holdings.readers:  # `keep` can have added readers
                 sources = list(filter(None, self._file.source[running].tolist()))
             allocator, due = self._file.allocator, unsure is not None or self._mirror.reaches(*due_at)
             if due and self._cache.settings.evict and allocator.free - allocator.reserve < len(running):
                 self._room.free_slots(allocator.free + min(limit, self._shortfall(batch, *due_at, unsure is not None)))
 
-            if due and allocator.unconfirmed:  # before the packet of this step, which the device's count does not know
+            if due and allocator.unconfirmed:  # the device's count lacks the packet of this step, so read it before
                 allocator.confirm(allocator.reserve + len(running))
             if commands.queue or not log.repeats(batch.numbers, batch.sent, limit, defer):
                 commands.upload_step((batch.numbers, batch.sent), limit, stored, defer)
@@ -324,18 +326,18 @@ class Stepping(Verbs):
                 self._copy_around(step, len(sources), taken, replay is not None, late is not None)
             if self._cache.below is not None:
                 self._cache.below.planned(step.numbers, step.before, step.after)
-            if replay is not None:  # its forward is launched
+            if replay is not None:  # the replay has launched the forward
                 self._close(step, send=True)
             if self._canary is not None:
                 self._canary.planned(step, bool(sources or taken or step.marked or late), replay is not None)
             return step
 
     def _make_room(self, marks: list[Mark], limit: int) -> list[Mark]:
-        """Makes room for marks, and returns the marks that find some.
+        """Evicts cached states for marks, and returns the marks that get a slot and a holder.
 
         Args:
             marks: marks of a step.
-            limit: largest number of slots that they can take.
+            limit: largest number of slots for marks.
         """
         allocator = self._file.allocator
         limit = min(limit, STEP_MARKS)
@@ -346,21 +348,21 @@ class Stepping(Verbs):
         return self._marks.choose(marks, min(self._holdings.free, allocator.free - allocator.reserve, limit))
 
     def keep_ends(self, rows: Sequence[int], known: Sequence[int], turns: Collection[int]) -> None:
-        """Keeps the live states of rows that stand at a mark, for a publication before their next step.
+        """Keeps the live states of rows that stand at a mark, so that they can be published before the next step.
 
         Args:
             rows: the rows.
-            known: tokens up to which each row is real.
-            turns: rows that are turns of sessions. They leave their live state to their session.
+            known: confirmed length of each row.
+            turns: rows that are turns of sessions, which are left out: their live states go to their sessions.
         """
         if marks := self._marks.ends(rows, known, turns):
             self._marks.keep(self._make_room(marks, NO_LIMIT))
 
     def _replay(self, replay: Callable[[], object], batch: int) -> None:
-        """Lets the caller launch a step.
+        """Lets the caller launch a step, and requires that the step was launched.
 
         Args:
-            replay: launches it.
+            replay: function that replays the graph of the step.
             batch: entries of the batch.
         """
         try:
@@ -425,7 +427,7 @@ class Stepping(Verbs):
             raise InvalidArgument(
                 f"tokens={batch.tokens[at]} of row {rows[at]}: a row in the batch needs at least 1, padding is None"
             )
-        if self._file.longest + batch.most > INT32_MAX:  # perhaps; each plan adds its tokens to `longest`
+        if self._file.longest + batch.most > INT32_MAX:  # `longest` is an upper bound: each plan adds to it
             self._file.longest = int(self._file.labels.max())
             if rows.size and after.max() > INT32_MAX:
                 raise InvalidArgument(
@@ -435,16 +437,16 @@ class Stepping(Verbs):
             self._pages.require_room(rows, after)
 
     def _copy_around(self, step: Step, direct: int, taken: int, replayed: bool, late: bool) -> None:
-        """Copies states of the planes in `copied` before the forward, and notes the copies to make after it.
+        """Copies states of the planes in `copied` before the forward, and notes the copies to make after the forward.
 
-        The copies read the vectors on the device, so they copy what is due there, whatever the host knows of it.
+        The copies read the vectors on the device. So they copy the right states even if the host knows no number.
 
         Args:
             step: the step.
-            direct: number of entries that read the slot of a snapshot instead of their own.
+            direct: number of entries that read the slot of a snapshot directly.
             taken: number of snapshots that this step takes.
-            replayed: whether the copies before the forward were in a captured graph.
-            late: whether the number of snapshots is not known yet. `_decide` counts them.
+            replayed: whether a captured graph has made the copies before the forward.
+            late: whether the host does not know the number of snapshots yet. `_decide` counts them later.
         """
         before = self._mirror.tracking.reads_old_slot
         moved = direct + taken * before
@@ -461,13 +463,11 @@ class Stepping(Verbs):
         self._planes.copy(of.snapshot, of.write, planes=self._copied, due=due)
 
     def _named(self, batch: Batch, sources: list[int], before: Longs, after: Longs, taken: int) -> Longs:
-        """Returns the registers that, after the plan of a step, hold the slots which the step reads and writes.
-
-        The registers of the snapshots that the step takes are included.
+        """Returns the registers whose slots a step reads, writes or takes as snapshots, as they are after the plan.
 
         Args:
             batch: the rows.
-            sources: registers that rows read instead of their own.
+            sources: registers that rows read instead of their live ones.
             before: for each row, its length before the step.
             after: for each row, its length after the step.
             taken: number of snapshots that this step takes.
@@ -493,16 +493,16 @@ class Stepping(Verbs):
             self._close(step, send=True)
             del self._log.unsettled[0]
             if step is self._confirmed and over is None and not self._mirror.releases:
-                return  # its plan has noted all lengths
+                return  # the plan has confirmed all lengths
             table, batch = self._table, step.batch
             entries, rows = batch.real, batch.rows
             if batch.version != table.version:
                 same = self._same_request(step)
-                same &= ~table.finished[step.numbers]  # rows that ended in the previous step
+                same &= ~table.finished[step.numbers]  # without rows that finished in the previous step
                 entries = np.flatnonzero(same)
                 rows = step.numbers[entries]
-            elsewhere = self._holdings.readers  # perhaps rows whose state was kept where it is
-            known = self._mirror.lengths(rows) if elsewhere or self._tail else self._file.labels[rows * PER_ROW]
+            reads = self._holdings.readers  # with reads, a row's length can be in another register
+            known = self._mirror.lengths(rows) if reads or self._tail else self._file.labels[rows * PER_ROW]
             if over is not None and (ended := over[entries]).any():
                 known = np.where(ended, step.after[entries], known)
                 table.finish(rows[ended])
@@ -562,10 +562,10 @@ class Stepping(Verbs):
             self._release_lanes(rows, known)
 
     def _read_accepted(self) -> None:
-        """Reads, in debug mode, what the sampler has written of the newest step, before the next plan counts it.
+        """Reads, in debug mode, the accepted numbers that the sampler has written, before the next plan counts them.
 
         Raises:
-            InvalidArgument: a step cannot have so many.
+            InvalidArgument: a number is too small or too large for its entry.
 
         Syncs: yes.
         """
@@ -583,7 +583,7 @@ class Stepping(Verbs):
         self._told = step, told
 
     def _unsure(self, rows: Longs) -> Longs | None:
-        """Returns the tokens of rows that are not accepted yet and may be: None if there are none."""
+        """Returns for each row its drafts in the newest step, which may be accepted; None if no row has any."""
         step = self._log.unsettled[-1]
         if step.batch.drafts is None:
             return None
@@ -594,7 +594,7 @@ class Stepping(Verbs):
         return drafts[rows] if drafts[rows].any() else None
 
     def _note_certain(self, batch: Batch, certain: NDArray[np.bool_], folded: Folded | None) -> None:
-        """Notes the lengths of the rows of a late step which do not depend on what is accepted of the step before."""
+        """Notes the lengths of the `certain` rows of a late step: those without unaccepted drafts."""
         assert folded is not None
         rows, file = batch.rows[certain], self._file
         file.longest += batch.most + self._tail
@@ -604,12 +604,12 @@ class Stepping(Verbs):
         file.pending[rows] = (folded.pending + np.where(folded.newest > 0, tokens, 0))[certain]
 
     def _decide(self, late: Late, rows: Longs, more: Longs) -> None:
-        """Does what the device has done in the plan of a late step, now that the accepted tokens are known.
+        """Repeats the plan of a late step on the host, now that the accepted tokens of the step before are known.
 
         Args:
-            late: the step.
+            late: the late step.
             rows: rows of the step before.
-            more: their accepted tokens, besides the certain ones.
+            more: for each of these rows, the number of accepted drafts.
         """
         self._late, self._file.undecided = None, frozenset()
         step, allocator, file = late.step, self._file.allocator, self._file
@@ -619,7 +619,7 @@ class Stepping(Verbs):
         pending = late.pending + gained[batch.rows]
         gained[batch.rows] = 0
         file.pending[rows] += gained[rows]
-        exact = allocator.free if late.kept and not allocator.held_back else None  # the device's count is read already
+        exact = allocator.free if late.kept and not allocator.held_back else None  # exact if read back since the plan
         allocator.held_back = 0
         allocator.free += late.kept
         taken = self._mirror.plan_late(batch, late.label, pending, late.source, late.limit, late.free, late.defer)
@@ -633,10 +633,10 @@ class Stepping(Verbs):
         step.after = step.before + certain
 
     def require_told(self, rows: Sequence[int]) -> None:
-        """Requires rows of which the host knows what their newest plan has decided.
+        """Requires rows whose newest plan has no decision that the host does not know yet.
 
         Raises:
-            InvalidArgument: it waits for the accept of the step before.
+            InvalidArgument: a row is in a late step: the step before must be accepted first.
         """
         if not self._file.undecided.isdisjoint(rows):
             first = self._log.unsettled[0].serial
@@ -646,7 +646,7 @@ class Stepping(Verbs):
             )
 
     def _require_drafts(self, batch: Batch) -> None:
-        """Requires drafts that the tails of rows have room for."""
+        """Requires at most `tail` tokens of each row with drafts."""
         if batch.drafts is not None and (long := (batch.drafts > 0) & (batch.tokens > self._tail)).any():
             raise InvalidArgument(
                 f"rows {batch.rows[long].tolist()} have {batch.tokens[long].tolist()} tokens with drafts: a step keeps "
@@ -654,21 +654,21 @@ class Stepping(Verbs):
             )
 
     def _release_lanes(self, rows: Longs, known: NDArray[np.integer]) -> None:
-        """Records the release of lanes whose snapshots are superseded by newer snapshots.
+        """Records the release of lanes whose rows have a newer snapshot.
 
-        It never releases a slot that the open step uses: the snapshot of that step has the largest label of its row.
+        The slot of the open step's snapshot is never released: that snapshot is the newest of its row.
         """
         if (lanes := self._mirror.superseded(rows, known)).size:
             self._commands.release(lanes.tolist())
 
     def _same_request(self, step: Step) -> NDArray[np.bool_]:
-        """Returns for each entry of a step whether the row still belongs to the same request."""
+        """Returns for each entry of a step whether its row still belongs to the same request: bool `batch`."""
         same: NDArray[np.bool_] = self._table.generation[step.numbers] == step.batch.generation
         same &= self._table.used[step.numbers]  # not row 0, which is padding
         return same
 
     def _relied(self, step: Step) -> NDArray[np.bool_]:
-        """Returns for each entry of the open step whether its row goes on, or has published what the step computes."""
+        """Returns for each entry of the open step whether its row goes on or has published what the step computes."""
         return self._same_request(step) | np.isin(step.numbers, self._promised)
 
     def current(self, step: Step) -> Longs:
@@ -676,7 +676,7 @@ class Stepping(Verbs):
 
         Raises:
             StaleHandle: the step was settled before.
-            InvalidArgument: not a step.
+            InvalidArgument: the argument is not a step.
         """
         self._log.require(step)
         return np.where(self._same_request(step), step.numbers, 0)
@@ -701,9 +701,9 @@ class Stepping(Verbs):
         self._log.require_next(step, newest=True)
 
     def cancel(self, step: Step) -> tuple[list[int], list[int]]:
-        """Cancels a step that `require_cancellable` has let pass.
+        """Cancels a step for which `require_cancellable` has passed.
 
-        If the confirmed length of a row is larger than its length before the step, it is reduced to that length.
+        The confirmed length of a row becomes its length before the step, if it was larger.
 
         Returns:
             The entries whose requests have not ended, and their rows.

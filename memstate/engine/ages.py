@@ -1,4 +1,4 @@
-"""How long rows have run and stood still. Costs the steps nothing: rows are looked at where figures are asked for."""
+"""Measures how long rows have run and stood still. It looks at rows only when figures are asked for."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,14 +10,14 @@ Seconds = NDArray[np.float64]
 
 
 class Ages:
-    """Knows the age of each row, and how long its length has been seen to stay the same.
+    """Knows the age and the idle time of each row.
 
-    A row that is looked at for the first time has just moved, as far as is known. So the idle time is at least what it
-    says, and as exact as looks are frequent: each scrape of the metrics is one.
+    The idle time of a row counts from the first look that saw its present length. So the real idle time is never
+    shorter, and the measured one is as exact as looks are frequent. Each scrape of the metrics is a look.
 
     Args:
-        table: The request table, which notes when a row was taken.
-        mirror: Knows the lengths.
+        table: the request table, which has the times of admission.
+        mirror: has the lengths of rows.
     """
 
     def __init__(self, table: RequestTable, mirror: Mirror) -> None:
@@ -26,17 +26,17 @@ class Ages:
         self._seen = np.full((2, table.rows + 1), -1), np.zeros(table.rows + 1)
 
     def look(self, now: float) -> tuple[Seconds, Seconds]:
-        """Returns the age and the idle time of each row; what it says of a row without a request means nothing.
+        """Returns the age and the idle time of each row. Entries of rows without a request mean nothing.
 
-        Threads may call it at once. One of their looks is forgotten then.
+        Several threads can call it at the same time. Then only one of their looks is kept.
 
         Args:
-            now: The time, in seconds of the table's clock.
+            now: the time, in seconds of the table's clock.
 
         Returns:
-            Seconds since each row was taken, and since its length was last seen to change. float64 `row`.
+            Seconds since the admission to each row, and seconds since its length was seen to change: float64 `row`.
         """
-        (before, since), found = self._seen, np.stack([self._table.generation, self._mirror.lengths(self._rows)])
-        since = np.where((before == found).all(0), since, now)
-        self._seen = found, since
+        (before, since), seen = self._seen, np.stack([self._table.generation, self._mirror.lengths(self._rows)])
+        since = np.where((before == seen).all(0), since, now)
+        self._seen = seen, since
         return now - self._table.admitted, now - since

@@ -1,13 +1,13 @@
-"""Finds what the forward of a step did to its slots that it must not do. Only a manager with `debug=True` has it.
+"""Finds slots that a forward has not stored in, or has changed without permission, if `debug=True`.
 
 plan   fill   forward   look   fault: an error in the call that closes the step
 
-fill   slots that the forward must store in, and does not read, get a canary: a pattern that no forward stores.
-       Of slots that it may only read, sums are taken
-look   what still holds the canary was not stored. A slot with another sum was changed
+fill   writes a canary, a pattern that no forward stores, to slots that the forward must store in and does not read.
+       Computes a sum over each slot that the forward may only read
+look   a slot that still holds the canary was not stored in. A slot with another sum was changed
 
-No canary: in a slot that the step reads, and for planes that memstate copies itself. Where rows have tails, the device
-says which entries store a state at all.
+Two things get no canary: slots that the step reads, and planes that memstate copies itself. Where rows have tails, the
+device says which entries store a state.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,11 +26,11 @@ from memstate.requests.steps import Step, StepLog
 from memstate.state.layout import Plane
 from memstate.state.planes import Planes
 
-NAN = bytes.fromhex("faff")  # repeated: NaN in every float of two bytes or more, as no computation gives it
-NUMBERS = bytes.fromhex("c35a9e17d2864bf1396da0e87c25b40f")  # where a number can have any bits: no state by chance
-LEAST = 4  # bytes of the latter: fewer can be a state by chance
-SCRATCH = 1 << 26  # bytes of slots side by side
-ODD = -0x61C8864680B583EB  # spreads the positions of a sum over 64 bits
+NAN = bytes.fromhex("faff")  # repeated, it is NaN in every float of 2 bytes or more, and no computation gives it
+NUMBERS = bytes.fromhex("c35a9e17d2864bf1396da0e87c25b40f")  # for integers; no state has these bytes by chance
+LEAST = 4  # bytes of NUMBERS that a state needs; a shorter state can have them by chance
+SCRATCH = 1 << 26  # bytes of slots that are compared in one operation
+ODD = -0x61C8864680B583EB  # factor that spreads the weights of a sum over 64 bits
 
 
 class Block(NamedTuple):
@@ -38,10 +38,10 @@ class Block(NamedTuple):
 
     Attributes:
         plane: the plane.
-        layer: the layer.
-        data: its bytes, uint8 `slot byte`, without padding.
+        layer: number of the layer.
+        data: bytes of the layer without padding, uint8 `slot byte`.
         pattern: the canary, uint8 `byte`.
-        unit: bytes that are a canary together.
+        unit: number of bytes that prove a missing store if all of them hold the canary.
         is_nan: whether the canary is NaN.
     """
 
@@ -59,15 +59,15 @@ class Block(NamedTuple):
         return rearrange(equal[:, :whole], "slot (part unit) -> slot part unit", unit=self.unit).all(2).any(1)
 
     def all_nan(self, slots: Tensor) -> Tensor:
-        """Returns which slots hold nothing but NaN, as what was computed from a canary does: bool `slot`."""
+        """Returns which slots hold only NaN, the result of a computation on a canary: bool `slot`."""
         if not self.is_nan:
             return torch.zeros_like(slots, dtype=torch.bool)
         return self.data.index_select(0, slots).view(self.plane.dtype).isnan().all(1)
 
     def sums(self, slots: Tensor) -> Tensor:
-        """Returns a number for the bytes of each slot: int64 `slot`. Another byte gives another number."""
-        found = self.data.index_select(0, slots)
-        words = found.view(torch.int64) if found.shape[1] % 8 == 0 else found.long()
+        """Returns a checksum of the bytes of each slot: int64 `slot`. If one byte changes, so does the checksum."""
+        data = self.data.index_select(0, slots)
+        words = data.view(torch.int64) if data.shape[1] % 8 == 0 else data.long()
         return (words * (torch.arange(1, 2 * words.shape[1], 2, device=words.device) * ODD)).sum(1)
 
 
@@ -78,7 +78,7 @@ class Place(NamedTuple):
         vector: "read", "write", "snapshot" or "mark".
         entry: entry of the batch.
         plane: name of the plane.
-        layer: the layer.
+        layer: number of the layer.
     """
 
     vector: str
@@ -88,11 +88,11 @@ class Place(NamedTuple):
 
 
 class Canary:
-    """Fills slots before a forward, and looks at them behind it.
+    """Fills slots before a forward, and checks them after it.
 
     Args:
         planes: the bytes of slots.
-        log: has the marks of a step.
+        log: has the marks and tails of a step.
         copied: planes that memstate copies itself.
         moves: whether a step can read another slot than it writes.
         snapshots: whether a step can have a vector of snapshots.
@@ -123,23 +123,23 @@ class Canary:
         self.forget()
 
     def forget(self) -> None:
-        """Forgets the step that it watches."""
+        """Stops watching a step."""
         self._step: Step | None = None
-        self._found: list[Place] | None = None  # of a step that was replayed
+        self._wrong: list[Place] | None = None  # places of the watched step, if it was replayed
 
     def planned(self, step: Step, due: bool, replayed: bool) -> None:
         """Watches a step from now on.
 
         Args:
             step: the step.
-            due: whether it stores in a slot that it does not read. One with drafts perhaps stores not even in the slot
-                that it reads.
-            replayed: whether its forward is launched already. `fill` came in the replay then.
+            due: whether the step stores in a slot that it does not read. A step with drafts is always watched, because
+                it must not change slots of entries that store no state.
+            replayed: whether a replay has launched the forward already. `fill` was part of this replay.
 
-        Syncs: if its forward is launched.
+        Syncs: if `replayed`.
         """
         if replayed:
-            self._step, self._found = step, self._look(step)
+            self._step, self._wrong = step, self._look(step)
         elif due or step.drafted:
             self.fill(step.record, step.marked)
             self._step = step
@@ -149,7 +149,7 @@ class Canary:
 
         Args:
             record: the vectors of the step.
-            marked: number of its marks; None: what the device says.
+            marked: number of marks of the step; None: read it on the device.
 
         Syncs: no.
         """
@@ -161,38 +161,38 @@ class Canary:
         slots = torch.cat([slots for _, slots in self._targets(record, marked)])
         if not len(slots):
             return
-        one = slots.max()  # padding stands for a slot that is filled anyway, or leaves the null slot as it is
+        one = slots.max()  # an index for padding: a slot that is filled anyway, or 0 if no slot is filled
         slots = torch.where(slots > 0, slots, one)
         for block in self._stored:
             block.data[slots] = torch.where(one > 0, block.pattern, block.data[0])
 
     def fault(self, step: Step | None, relied: Callable[[Step], NDArray[np.bool_]]) -> ForwardFault | None:
-        """Returns what is wrong with the step that it watches, if that is the given one, or was replayed.
+        """Returns the error of the watched step, if this is the given step or was replayed. Otherwise None.
 
-        It is told once.
+        Each error is returned once.
 
         Args:
-            step: the step whose forward is launched.
-            relied: says which entries of a step later calls rely on, `batch`.
+            step: the step whose forward was launched.
+            relied: returns for each entry of a step whether later calls use its states: bool `batch`.
 
         Syncs: yes.
         """
-        watched, found = self._step, self._found
-        if watched is None or (found is None and watched is not step):
+        watched, places = self._step, self._wrong
+        if watched is None or (places is None and watched is not step):
             return None
         self.forget()
-        if found is None and (found := self._look(watched)):
+        if places is None and (places := self._look(watched)):
             chosen = relied(watched)
-            found = [place for place in found if chosen[place.entry]]
-        if not found:
+            places = [place for place in places if chosen[place.entry]]
+        if not places:
             return None
-        first, rows = found[0], [int(watched.numbers[place.entry]) for place in found]
+        first, rows = places[0], [int(watched.numbers[place.entry]) for place in places]
         return ForwardFault(
-            first.vector, first.plane, first.layer, rows[0], watched.serial, sorted({*rows}), len(found)
+            first.vector, first.plane, first.layer, rows[0], watched.serial, sorted({*rows}), len(places)
         )
 
     def _only_read(self, record: StepRecord) -> Tensor | None:
-        """The slots that a step reads and must not change, 0 for none: `batch`."""
+        """Returns the slot of each entry that the step reads and must not change, 0 for none: `batch`."""
         stores = self._stores(record)
         if not (self._moves or stores is not None) or not len(record.read):
             return None
@@ -202,21 +202,21 @@ class Canary:
         return (record.read * ((record.read > 0) & ~changed)).long()
 
     def _stores(self, record: StepRecord) -> Tensor | None:
-        """Which entries store a state, as the device has it: bool `batch`; None where rows have no tails."""
+        """Returns which entries store a state, by the device's plan: bool `batch`; None where rows have no tails."""
         return None if self._log.tails is None else self._log.tails.store[: len(record.read)] >= 0
 
     def _targets(self, record: StepRecord, marked: int | None) -> list[tuple[str, Tensor]]:
-        """The slots that a step stores in and does not read, 0 for none: of each vector, `batch` or `mark`."""
+        """Returns (vector, slots that the step stores in and does not read, 0 for none), for each vector of a step."""
         read, write, snapshot, stores = record.read, record.write, record.snapshot, self._stores(record)
         nothing = write[:0]
         if stores is not None:
             write = write * stores
-        found = {
+        targets = {
             "write": write * ((write > 0) & (write != read)) if self._moves else nothing,
             "snapshot": snapshot * ((snapshot > 0) & (snapshot != read)) if self._snapshots else nothing,
             "mark": self._marked_slots(marked) if self._marks else nothing,
         }
-        return [(vector, slots.long()) for vector, slots in found.items()]
+        return [(vector, slots.long()) for vector, slots in targets.items()]
 
     def _marked_slots(self, marked: int | None) -> Tensor:
         count, slots = self._log.marks.count, self._log.marks.slot
@@ -225,14 +225,14 @@ class Canary:
         return slots * (torch.arange(len(slots), device=slots.device) < count)
 
     def _look(self, step: Step) -> list[Place]:
-        """Returns the slots of a step whose bytes are wrong: first those that were changed, then by vector."""
+        """Returns the slots of a step whose bytes are wrong: first those that were only to be read, then by vector."""
         self._counts.syncs += 1
-        record, found = step.record, list[Place]()
+        record, wrong = step.record, list[Place]()
         if (read := self._only_read(record)) is not None and len(at := read.nonzero()[:, 0]):
             for block, sums in zip(self._blocks, self._sums, strict=True):
                 for part in at.split(_most(block)):
                     changed = part[block.sums(read[part]) != sums[part]]
-                    found += [Place("read", entry, block.plane.name, block.layer) for entry in changed.tolist()]
+                    wrong += [Place("read", entry, block.plane.name, block.layer) for entry in changed.tolist()]
         for vector, slots in self._targets(record, step.marked):
             if not len(at := slots.nonzero()[:, 0]):
                 continue
@@ -243,10 +243,10 @@ class Canary:
                         left |= block.all_nan(slots[part]) & ~block.all_nan(record.read[part].long())
                     places = part[left]
                     entries = self._log.marks.entry[places] if vector == "mark" else places
-                    found += [Place(vector, entry, block.plane.name, block.layer) for entry in entries.tolist()]
-        return found
+                    wrong += [Place(vector, entry, block.plane.name, block.layer) for entry in entries.tolist()]
+        return wrong
 
 
 def _most(block: Block) -> int:
-    """Returns how many slots of a layer are looked at side by side."""
+    """Returns how many slots of a layer are compared in one operation."""
     return max(1, SCRATCH // block.plane.nbytes)

@@ -21,7 +21,7 @@ from memstate.sizes import byte_count, token_count
 from memstate.state.layout import NEVER, Plane, StateLayout
 from memstate.state.presets import CHECKPOINTS, from_config, kv_from_config
 
-MOST_TOKENS = 1e12  # a second, of all requests
+MOST_TOKENS = 1e12  # tokens a second, of all requests together
 STRATEGIES: Final[Mapping[str, type[Tracking]]] = {
     "none": NoTracking, "ping-pong": PingPong, "lazy": LazyPingPong, "redirect": Redirect,
 }  # fmt: skip
@@ -52,36 +52,37 @@ def capacity(
 ) -> Capacity:
     """Plans the memory of a deployment: requests, cached states, KV pages and host memory, to the byte.
 
-    It allocates nothing, and needs no device. The bytes are those that a `StateManager` with a prefix cache allocates
-    when it is built with `Split.settings()`: arenas with the null slot, registers, bitmap, page table, step records and
-    upload buffer, and the staging buffers of tiers. KV is counted with the null page.
+    The call allocates nothing, and needs no device. It counts the bytes that a `StateManager` with a prefix cache
+    allocates when it is built with `Split.settings()`: arenas with the null slot, registers, bitmap, page table, step
+    records and upload buffer, and the staging buffers of tiers. KV is counted with the null page.
 
     Args:
         model: a preset such as "qwen3_next", the path of a config.json, a configuration object or dict, or the
             `StateLayout` of the whole model.
-        memory: bytes of one rank for states, KV and memstate's tables: what weights and activations leave. A number, or
-            a text such as "80GiB".
+        memory: bytes of one rank for states, KV and memstate's tables, without those of weights and activations. A
+            number, or a text such as "80GiB".
         context: tokens of a request, prompt and answer. A number, or a text such as "32k".
         concurrency: requests that run at a time. None: as many as fit, so that nothing is left for the cache.
         ranks: tensor-parallel ranks.
         every: tokens between two snapshots of decode, a multiple of `page_size`.
         page_size: tokens of a KV page.
-        ssm_dtype: of ssm planes; None: as `presets.from_config`.
-        conv_dtype: of convolution windows; None: as `presets.from_config`.
-        kv_dtype: of keys and values.
-        kv_bytes_per_token: bytes of KV for one token on one rank. Default: what the configuration gives, and 0 for a
-            `StateLayout`. With 0 this memory holds no KV.
-        overlap: whether the next step is planned before the last one is settled.
+        ssm_dtype: dtype of ssm planes; None: as in `presets.from_config`.
+        conv_dtype: dtype of convolution windows; None: as in `presets.from_config`.
+        kv_dtype: dtype of keys and values.
+        kv_bytes_per_token: bytes of KV for one token on one rank. Default: computed from the configuration, and 0 for a
+            `StateLayout`. With 0 the memory holds no KV.
+        overlap: whether the next step can be planned before the previous step is settled.
         in_place: whether the kernels of the forward update one slot, so that memstate copies snapshots.
-        prefills: prompts that are read at a time. The balanced split keeps the states at their marks beside whole
-            conversations. No request needs them: without room, a prompt keeps fewer.
-        placement: at which lengths prompts keep states. Default: `Ends()`.
-        tokens_per_second: decode tokens of all requests together, for what snapshots cost.
-        host_memory: bytes of host memory for a tier below. None: no tier.
-        speculate: tokens of a step with drafts, `Forward(tail=)`. Every request then has a tail, and pages for the
-            tokens of a step more, with overlap of two. A `StateLayout` brings its rings.
-        layers: of the model, from 0, that this memory is for, such as `range(12)` of a first pipeline stage. None: all.
-        **others: none. The command's names are refused, with those that are meant.
+        prefills: number of prompts that are read at a time. The balanced split has slots for the states at their marks,
+            beside whole conversations. No request needs these slots: without them, a prompt keeps fewer states.
+        placement: the rule that chooses the lengths at which prompts keep states. Default: `Ends()`.
+        tokens_per_second: decode tokens of all requests together, to compute how many bytes snapshots write.
+        host_memory: bytes of host memory for a tier. None: no tier.
+        speculate: tokens of a step with drafts, `Forward(tail=)`; 0: no drafts. Every request then has a tail, and KV
+            pages for the tokens of one more step, with overlap of two. A `StateLayout` must have its rings already.
+        layers: layers of the model, from 0, that the memory is for, such as `range(12)` for the first pipeline stage.
+            None: all layers.
+        **others: not allowed. The error for an option of the command names the argument to use.
 
     Returns:
         The plan. `Capacity.best` is the recommended split, `Capacity.recommendation` says why.
@@ -142,15 +143,15 @@ def capacity(
         marks=sum(0 < at <= tokens for at in marks), prefills=int(prefills),
         host=0 if host_memory is None else byte_count("host_memory", host_memory), tokens=tokens, tail=tail,
     )  # fmt: skip
-    found = [planner.residency(strategy, kind(every), tokens_per_second) for strategy, kind in STRATEGIES.items()]
-    snapshotting = [one for one in found if one.tracking.lanes(overlap)]
+    needs = [planner.residency(strategy, kind(every), tokens_per_second) for strategy, kind in STRATEGIES.items()]
+    snapshotting = [one for one in needs if one.tracking.lanes(overlap)]
     lean = max(snapshotting, key=lambda one: (one.max_requests, -one.snapshot_bytes_per_second))
     running = lean.max_requests if concurrency is None else whole("concurrency", concurrency)
     planner.require(lean.tracking, running, lean.max_requests)
     return Capacity(
         model=name, layout=layout, kv=page, memory=planner.memory, context=tokens, concurrency=running,
         ranks=int(ranks), every=every, tokens_per_second=tokens_per_second, marks=planner.marks,
-        residency=tuple(replace(one, split=planner.balanced(one.tracking, running)) for one in found),
+        residency=tuple(replace(one, split=planner.balanced(one.tracking, running)) for one in needs),
         splits=planner.splits(lean.tracking, running), speculation=planner.speculation(lean.tracking),
         layers=layers,
     )  # fmt: skip
@@ -160,7 +161,7 @@ def _model(
     model: object, ranks: int, page_size: int, ssm: torch.dtype | None, conv: torch.dtype | None, kv: torch.dtype,
     kv_bytes_per_token: int | None, tail: int, layers: range | None,
 ) -> tuple[str, StateLayout, StateLayout | None]:  # fmt: skip
-    """Returns the name of a model, and on one rank the layouts of its state and of a KV page."""
+    """Returns the name of a model, the layout of its state, and the layout of a KV page, both on one rank."""
     page_size = whole("page_size", page_size)
     for what, dtype in (("ssm_dtype", ssm), ("conv_dtype", conv), ("kv_dtype", kv)):
         if (dtype is not None or what == "kv_dtype") and not (

@@ -1,4 +1,4 @@
-"""Offers the calls of `mem.sessions`: conversations whose states stay between their turns."""
+"""Offers the calls of `mem.sessions`, which open, fork and close conversations."""
 
 from collections.abc import Hashable
 from types import EllipsisType
@@ -13,10 +13,10 @@ from memstate.requests.handles import Session
 
 
 def require_settings(priority: object, ttl: object) -> None:
-    """Requires that sessions can have this priority and this time to live.
+    """Requires a valid priority and time to live of a session.
 
     Raises:
-        InvalidArgument: a number is not valid.
+        InvalidArgument: a value is not valid.
     """
     if isinstance(priority, bool) or not isinstance(priority, int):
         raise InvalidArgument(f"priority={priority!r}: expected a whole number")
@@ -25,10 +25,10 @@ def require_settings(priority: object, ttl: object) -> None:
 
 
 class SessionCalls:
-    """Opens, forks and closes sessions, and says when they make way.
+    """Opens, forks and closes sessions, and changes when they make way.
 
-    Where a request, a snapshot or a load needs the room, idle sessions make way: see `SessionLimits`. A session that
-    made way stays open. Its next turn starts from what the prefix cache or the tiers have of its tokens.
+    If a request, a snapshot or a load needs room, idle sessions make way: see `SessionLimits`. Such a session stays
+    open. Its next turn starts from what the prefix cache or the tiers have of its tokens.
 
     Args:
         parts: the parts of the manager.
@@ -72,19 +72,19 @@ class SessionCalls:
         self._door.enter()
         require_settings(priority, ttl)
         hashable("session", name)
-        with self._parts.guard.changing("sessions.open"):  # another thread may be counting them
+        with self._parts.guard.changing("sessions.open"):
             return self._parts.sessions.open(name, priority, ttl)
 
     def fork(self, session: Session, name: Hashable) -> SessionFork:
         """Opens a second session that goes on from the same turn, with the same priority and `ttl`.
 
-        Both share the newest state, and KV of whole pages. The one that goes on first reads the state in its first
-        step, the other one keeps it: no state is copied, except where the first step reads copies in any case
-        (`Forward(direct_hits=False)`). Without states, both start from what the cache or the tiers have.
+        Both sessions share the newest state, and KV of whole pages. The session that goes on first reads this state in
+        its first step, and the other session keeps it. No state is copied, except with `Forward(direct_hits=False)`.
+        Without states, both start from what the cache or the tiers have.
 
         Args:
             session: the session to fork, without a running turn.
-            name: the name of the new one.
+            name: the name of the new session.
 
         Returns:
             The new session, and the KV pages to copy: at most one.
@@ -98,35 +98,34 @@ class SessionCalls:
         Syncs: no.
         """
         self._door.enter()
-        parts, found = self._parts, self._parts.sessions.get(session)
+        parts, talk = self._parts, self._parts.sessions.get(session)
         hashable("session", name)
-        partial = len(found.pages) - found.length // parts.pages.page_size if found.pages else 0
+        partial = len(talk.pages) - talk.length // parts.pages.page_size if talk.pages else 0
         if partial and parts.commands.waiting:
             raise InvalidArgument(
                 "a page that is filled in part is copied at once, and changes of owners wait for the newest step's "
                 "forward: launch it, say so with submit(step), then fork"
             )
         with parts.guard.changing("sessions.fork"):
-            parts.sessions.starting([found])
+            parts.sessions.starting([talk])
             lack = parts.admission.make_room(0, partial, 0)
             parts.sessions.starting(())
             if lack is not None:
                 parts.admission.refuse("sessions.fork", lack)
                 raise parts.guard.orderly(lack)
-            fork = parts.sessions.fork(found, name)
-            parts.cache.tree.lease(found.path)
+            fork = parts.sessions.fork(talk, name)
+            parts.cache.tree.lease(talk.path)
         return fork
 
     def set(
         self, session: Session, *, priority: int | EllipsisType = ..., ttl: float | EllipsisType | None = ...
     ) -> None:
-        """Changes when an idle session makes way: such as while its client waits for a tool.
+        """Changes when an idle session makes way, for example while its client waits for a tool.
 
         Args:
             session: the session, without a running turn.
             priority: sessions of a lower priority make way first. `...`: as before.
-            ttl: seconds since its last turn ended that the idle session keeps its states. None: no limit. `...`: as
-                before.
+            ttl: seconds that the idle session keeps its states after its last turn. None: no limit. `...`: as before.
 
         Raises:
             StaleHandle: the session is closed.
@@ -135,22 +134,22 @@ class SessionCalls:
         Syncs: no.
         """
         self._door.enter()
-        found = self._parts.sessions.get(session)
-        priority, ttl = found.priority if priority is ... else priority, found.ttl if ttl is ... else ttl
+        talk = self._parts.sessions.get(session)
+        priority, ttl = talk.priority if priority is ... else priority, talk.ttl if ttl is ... else ttl
         require_settings(priority, ttl)
         with self._parts.guard.changing("sessions.set"):
-            self._parts.sessions.set(found, priority, ttl)
+            self._parts.sessions.set(talk, priority, ttl)
 
     def rest(self, session: Session) -> None:
-        """Lets an idle session make way now, as if its room were needed: such as for a tool that takes long.
+        """Lets an idle session make way now, for example before a tool that takes long.
 
-        Its states that stand for whole pages go to the prefix cache. That evicts them as any others, and tiers keep
-        them. The session's other states are released, and so are all of one that has expired. A state that a fork
+        States of whole pages go to the prefix cache, which evicts them like any others, and to the tiers. The session's
+        other states are released. If the session has expired, all of its states are released. A state that a fork
         shares stays with the fork. The session stays open, and its next turn starts from what the cache or the tiers
         have of its tokens.
 
         Args:
-            session: the session, without a running turn. One that holds nothing stays as it is.
+            session: the session, without a running turn. A session without states stays as it is.
 
         Raises:
             StaleHandle: the session is closed.
@@ -160,20 +159,20 @@ class SessionCalls:
         Syncs: no.
         """
         self._door.enter()
-        found = self._parts.sessions.get(session)
+        talk = self._parts.sessions.get(session)
         if not self._parts.cache.enabled:
             raise ConfigurationError(
                 "there is no prefix cache to take the states of a session that rests: build the manager with "
                 "prefix=ms.Prefix(); close(session) releases them"
             )
         with self._parts.guard.changing("sessions.rest"):
-            self._parts.room.hand_over(found)
+            self._parts.room.hand_over(talk)
 
     def close(self, session: Session) -> None:
         """Closes a session and frees what it holds.
 
-        While a turn of the session runs, the handle becomes stale at once, and the session closes when the turn ends.
-        The states of that turn go to the prefix cache, as those of any other request.
+        If a turn of the session runs, the handle becomes stale at once, and the session closes when the turn ends. The
+        states of that turn go to the prefix cache, like those of any other request.
 
         Args:
             session: what `open` returned.

@@ -1,4 +1,4 @@
-"""Offers what engines need of the device: tensors at fixed addresses, slot ids, memory that sleeps, a stream."""
+"""Offers the calls of `mem.device`: tensors at fixed addresses, slot ids, memory that sleeps, the stream."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -27,18 +27,18 @@ class DeviceCalls:
         door: lets calls in.
 
     Attributes:
-        page_table: KV page ids of each row: int32 tensor, axes `row page`; 0 = no page. Always at one address.
-        live_slots: the slot of each row's live state: int32 tensor, axis `row`, always at one address.
-            `mem.device.live_slots[numbers]` are the slots of a batch, where `numbers` are those of `step.rows` on the
-            device. It is 0 for row 0, which is padding, and for rows without a request. Recorded changes show after the
-            next `submit` or `plan`. Under Redirect the slot of a row changes at boundaries.
-        lengths: tokens of each row's state after its newest plan: int32 tensor, axis `row`, always at one address.
+        page_table: KV page ids of each row: int32 tensor, axes `row page`; 0 = no page. Its address never changes.
+        live_slots: the slot of each row's live state: int32 tensor, axis `row`. Its address never changes.
+            `mem.device.live_slots[step.rows]` are the slots of a batch. An entry is 0 for row 0, which is padding, and
+            for rows without a request. The next `submit` or `plan` carries out recorded changes here. Under Redirect
+            the slot of a row changes at boundaries.
+        lengths: tokens of each row's state after its newest plan: int32 tensor, axis `row`. Its address never changes.
             `mem.device.lengths[step.rows] - step.tokens` are the lengths before a step, also in a CUDA graph. With
-            `Forward(tail=)` they are `step.lengths`.
-        marks: the marks of the newest plan, as in `step.marks`: the states inside of the step that are kept. Always at
-            one address, so that a captured forward can read them.
-        tails: what the newest plan decided about the tails of rows, always at one address: int32, as long as the
-            largest batch. None where rows have no tails.
+            `Forward(tail=)` use `step.lengths` instead.
+        marks: the marks of the newest plan, as in `step.marks`. Their addresses never change, so that a captured
+            forward can read them.
+        tails: what the newest plan decided about the tails of rows: int32 tensors, as long as the largest batch. Their
+            addresses never change. None where rows have no tails.
 
     Example:
         >>> import torch, memstate as ms
@@ -66,11 +66,11 @@ class DeviceCalls:
     def read_slots(self, handles: Sequence[Row | Snapshot]) -> Readback:
         """Asks the device which slot holds the state of each given row or snapshot, for RDMA or debugging.
 
-        It first sends the recorded changes. Then it takes one upload, one launch and one copy to the host.
+        The call first sends the recorded changes. Then it takes one upload, one launch and one copy to the host.
         `Readback.wait` waits for the copy.
 
-        The copy starts at once, or, if changes wait for a forward, after them. So the ids never name a slot that this
-        forward still uses for its former owner.
+        If changes wait for a forward, the copy starts after them, otherwise at once. So no id names a slot that this
+        forward still uses for an earlier owner.
 
         Args:
             handles: rows and snapshots, in any order.
@@ -106,9 +106,8 @@ class DeviceCalls:
     def arrived(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
         """Tells the manager that states computed elsewhere have been written to the slots of newly admitted rows.
 
-        Use `read_slots` to learn which slots to write. Under Redirect, such a state becomes a snapshot if its length is
-        a boundary, like a state computed here. Under other strategies it becomes no snapshot. The first snapshot comes
-        at the next boundary.
+        `read_slots` returns the slots to write. Under Redirect, such a state becomes a snapshot if its length is a
+        boundary, like a state computed here. Under other strategies, the first snapshot comes at the next boundary.
 
         Args:
             rows: rows of length 0.
@@ -125,10 +124,10 @@ class DeviceCalls:
         self._parts.admission.arrived(rows, lengths)
 
     def scrub_null(self) -> None:
-        """Makes slot 0 fresh: zeros, or what the planes are filled with; row 0 as well.
+        """Makes slot 0 and row 0 fresh: zeros, or the `fill` of a plane.
 
-        Call this before each forward if your kernels write to slot 0, read slot 0 later, and need it fresh. It runs
-        on the current stream, and a CUDA graph can hold it.
+        Call this before each forward if your kernels write to slot 0, read slot 0 later, and need it fresh. The launch
+        is on the current stream, and a CUDA graph can contain it.
 
         Syncs: no.
         """
@@ -139,16 +138,16 @@ class DeviceCalls:
         parts.planes.scrub_null()
 
     def keep_path(self, nodes: Tensor) -> None:
-        """Moves what tails keep of the accepted nodes of trees together, for all rows and layers in one launch.
+        """Moves the accepted nodes of draft trees next to each other in the tails of rows, in one launch.
 
-        Call it once, behind the sampler of a step with trees, when `step.accepted` is written, before the next plan.
-        From then on the accepted tokens of a row are in its tail as those of a step without a tree. It runs on the
-        current stream, and a CUDA graph can hold it.
+        Call it once in a step with trees: after the sampler has written `step.accepted`, and before the next plan.
+        After it, the tail of a row is like that of a step without a tree. The launch is on the current stream, and a
+        CUDA graph can contain it.
 
         Args:
             nodes: the accepted nodes of each entry of the newest step, in ascending order, int32 or int64
-                `batch depth` on the device. Of an entry, only as many as `step.accepted` says count. An entry without
-                a tree has -1 in them.
+                `batch depth` on the device. Of each entry, the first `step.accepted` nodes count. An entry without a
+                tree has -1 everywhere.
 
         Raises:
             InvalidArgument: the nodes do not fit the step, or rows have no tails; in debug mode, the nodes of an
@@ -194,7 +193,7 @@ class DeviceCalls:
         Until `wake`, only lengths, counts and `stats` work. Other calls raise Asleep.
 
         Args:
-            keep: keep the bytes in host memory. False is allowed only if no slot is held.
+            keep: whether to keep the bytes in host memory. False is allowed only if no slot is held.
 
         Raises:
             InvalidArgument: slots are held and `keep` is False, or memory cannot be released; nothing changed.
@@ -244,9 +243,10 @@ class DeviceCalls:
     def use_stream(self, stream: "torch.cuda.Stream") -> None:
         """Moves the device work of the manager to another stream, after all its work so far.
 
-        All calls come on one stream, except `info`, `chunk`, counts, `stats` and `scrub_null`. The first call decides
-        which; on another current stream the others raise InvalidArgument. `use_stream` makes the new stream wait for
-        the old one. It does not make the new stream current: make the next calls under `torch.cuda.stream(stream)`.
+        All calls come on one stream, except `info`, `chunk`, counts, `stats` and `scrub_null`. The current stream of
+        the first call is this stream; on another one, later calls raise InvalidArgument. `use_stream` makes the new
+        stream wait for the old one. It does not make the new stream current: make the next calls under
+        `torch.cuda.stream(stream)`.
 
         Only the forward may run on another stream, ordered by events of the caller.
 
@@ -254,7 +254,8 @@ class DeviceCalls:
             stream: a stream of the manager's device.
 
         Raises:
-            InvalidArgument: not a stream of this device, or the current stream captures a CUDA graph; nothing changed.
+            InvalidArgument: the argument is not a stream of this device, or the current stream captures a CUDA graph;
+                nothing changed.
 
         Syncs: no.
         """
@@ -264,7 +265,7 @@ class DeviceCalls:
     def check(self) -> None:
         """Raises an error for the first fault that the device counted.
 
-        It first sends the recorded changes that do not wait for a forward.
+        The call first sends the recorded changes that do not wait for a forward.
 
         Raises:
             DoubleRelease: a slot was released that was free already.

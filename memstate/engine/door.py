@@ -1,4 +1,4 @@
-"""Lets the calls of a manager in, or says why not: another thread or stream, a replay, a fault, sleeping states."""
+"""Refuses calls of a manager that come at a wrong time, from another thread, or on another stream."""
 
 import sys
 import threading
@@ -10,19 +10,19 @@ from memstate.guard import Guard
 from memstate.state.memory import Memory
 from memstate.streams import WorkStream
 
-# Of modules whose calls enter the guard, and which call policies, stores and replays that are not memstate's.
+# Beginnings of the names of modules that call code of the caller inside the guard: policies, stores and replays.
 INSIDE = ("memstate.engine.", "memstate.prefix.", "memstate.tiers.")
 
 
 class Door:
-    """Asks what can refuse a call, and only where it might.
+    """Checks at the start of each call whether the call is allowed.
 
     Args:
         guard: knows an interrupted call.
         stepping: knows whether a plan replays a graph.
         stream: the stream of the manager.
         memory: the memory of the states.
-        check: what each call asks first in debug mode, which also allows one thread only; None: no debug mode.
+        check: function that each call runs first in debug mode; None: no debug mode. Debug mode allows one thread only.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Door:
         self._thread = threading.get_ident() if check is not None else None
 
     def enter(self) -> None:
-        """Lets a call in that changes something, or that needs the device."""
+        """Requires that a call may change something, or use the device."""
         if self._stepping.replaying is not None:
             self.require_no_replay()
         if self._check is not None or self._stream.matters:
@@ -45,12 +45,12 @@ class Door:
             self._check()
 
     def require_whole(self) -> None:
-        """Lets a call in that asks the host only."""
+        """Requires that a call may read what the host knows."""
         self.require_no_replay()
         self._guard.require_whole()
 
     def require_no_replay(self) -> None:
-        """Refuses a call that the replay of a plan makes."""
+        """Refuses a call that comes from inside the replay of a plan."""
         if self._stepping.replaying is not None and not self._guard.interrupted:
             raise InvalidArgument(
                 "this call comes inside the replay of a plan, while the manager changes: only launch and "
@@ -63,13 +63,13 @@ class Door:
         self._stream.require()
 
     def require_outside(self, call: str) -> None:
-        """Refuses a call that another call of the manager makes, such as from a policy or in a replay.
+        """Refuses a call that comes from inside another call of the manager, such as from a policy or a replay.
 
         Args:
-            call: the call that is refused.
+            call: name of the call, for the error.
 
         Raises:
-            InvalidArgument: it comes from inside another call; nothing changed.
+            InvalidArgument: the call comes from inside another call; nothing changed.
         """
         frame = sys._getframe(2) if self._guard.call and not self._guard.interrupted else None
         while frame is not None:

@@ -1,4 +1,4 @@
-"""What a plan of memory found: its figures, which split they speak for, and how they are shown."""
+"""Holds the result of `capacity`: figures, the recommended split, and their display as text, table or JSON."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from memstate.state.layout import StateLayout
 from memstate.tiers.sizing import tier_bytes
 
 SETTINGS: Final = ("model", "memory", "context", "concurrency", "ranks", "every", "tokens_per_second")
-WIDTH: Final = 80  # characters of a line of text
+WIDTH: Final = 80  # characters in a line of text
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Capacity(Shown):
-    """What `capacity` found. `print` shows it as text, a notebook as a table.
+    """The result of `capacity`. `print` shows it as text, a notebook as a table.
 
     Attributes:
         model: name of the model.
@@ -27,15 +27,15 @@ class Capacity(Shown):
         kv: layout of a KV page on one rank, as if a page were a slot. None: the memory holds no KV.
         memory: bytes of one rank for states, KV and memstate's tables.
         context: tokens of a request.
-        concurrency: requests that the splits let run at a time.
+        concurrency: number of requests that can run at a time in each split.
         ranks: tensor-parallel ranks.
         every: tokens between two snapshots of decode.
         tokens_per_second: decode tokens of all requests together, for `snapshot_bytes_per_second`.
-        marks: states that a prompt of `context` tokens keeps where there is room.
-        residency: each strategy.
-        splits: ways to divide the memory, under the strategy that is recommended.
-        speculation: what steps with drafts cost; None without `speculate`.
-        layers: of the model that are planned; None: all.
+        marks: number of states that a prompt of `context` tokens keeps if there is room.
+        residency: the needs of each strategy.
+        splits: ways to divide the memory, under the recommended strategy.
+        speculation: the cost of steps with drafts; None without `speculate`.
+        layers: the layers of the model that are planned; None: all layers.
     """
 
     model: str
@@ -62,21 +62,21 @@ class Capacity(Shown):
         Raises:
             InvalidArgument: there is no such strategy.
         """
-        found = {one.strategy: one.split for one in self.residency}
-        if strategy not in found:
-            raise InvalidArgument(f"strategy {strategy!r}: expected {', '.join(found)}")
-        return found[strategy]
+        splits = {one.strategy: one.split for one in self.residency}
+        if strategy not in splits:
+            raise InvalidArgument(f"strategy {strategy!r}: expected {', '.join(splits)}")
+        return splits[strategy]
 
     def with_hit_rates(self, rates: Sequence[float]) -> "Capacity":
-        """Returns the same plan with the hit rates that a trace gives its splits; the best of them is recommended.
+        """Returns the same plan, with a hit rate for each split. The split of the highest hit rate is recommended.
 
-        `memstate capacity --trace` replays a trace for this.
+        `memstate capacity --trace` replays a trace to get these hit rates.
 
         Args:
             rates: a hit rate for each of `splits`.
 
         Raises:
-            InvalidArgument: there are not as many.
+            InvalidArgument: there are fewer or more rates than splits.
         """
         if len(rates) != len(self.splits):
             raise InvalidArgument(f"{len(rates)} hit rates for {len(self.splits)} splits: expected one for each")
@@ -85,12 +85,12 @@ class Capacity(Shown):
 
     @property
     def best(self) -> Split:
-        """The split that is recommended: the one of the highest hit rate, without a trace the balanced one."""
+        """The recommended split: the split of the highest hit rate, or without a trace the balanced split."""
         return max(self.splits, key=lambda split: (split.hit_rate or 0.0, split.balanced))
 
     @property
     def recommendation(self) -> str:
-        """The strategy and the split to use, with the numbers that speak for them."""
+        """Sentences that recommend a strategy and a split, with their numbers."""
         best, strategy = self.best, type(self.best.tracking).__name__
         other = {one.strategy: one.max_requests for one in self.residency}
         fits = ", ".join(f"{count:,} under {name}" for name, count in other.items())
@@ -125,9 +125,9 @@ class Capacity(Shown):
 
     @property
     def host_records(self) -> tuple[int, int]:
-        """Bytes of a state and of a KV page in host memory, headers included; 0 for a page without KV."""
-        found = tier_bytes(self.layout, self.kv, host_slots=0, host_pages=0, staging=0)
-        return found.state_record, found.page_record
+        """Bytes of a state and of a KV page in host memory, with their headers; 0 for the page if there is no KV."""
+        tier = tier_bytes(self.layout, self.kv, host_slots=0, host_pages=0, staging=0)
+        return tier.state_record, tier.page_record
 
     def to_json(self) -> dict[str, Any]:
         """Returns the figures as JSON objects."""
@@ -170,7 +170,7 @@ class Capacity(Shown):
         }
 
     def tables(self) -> list[tuple[str, Sequence[str], list[list[str]]]]:
-        """Returns a title, heads and rows of each table: strategies, splits, and the parts of the best split."""
+        """Returns (title, heads, rows) of each table: the strategies, the splits, and the parts of the best split."""
         strategies = []
         for one in self.residency:
             least, most = one.slots_per_request, one.most_slots_per_request
@@ -233,7 +233,7 @@ class Capacity(Shown):
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns rows as lines, the first column to the left and the others to the right."""
+    """Returns rows as lines of text: the first column aligned to the left, the others to the right."""
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     places = [str.ljust, *[str.rjust] * (len(widths) - 1)]
     return ["  ".join(map(lambda place, cell, width: place(cell, width), places, row, widths)).rstrip() for row in rows]

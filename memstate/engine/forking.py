@@ -23,7 +23,7 @@ class Fork(NamedTuple):
     """The result of `StateManager.fork` and `StateManager.reorder`.
 
     Attributes:
-        rows: of `fork` the new rows, in the order of `ids`; of `reorder` one row for each entry.
+        rows: after `fork` the new rows, in the order of `ids`; after `reorder` one row for each entry.
         page_copies: pairs (new page, old page). The old page belongs to the forked row and is partly filled. The caller
             copies its KV to the new page.
 
@@ -43,9 +43,9 @@ class Fork(NamedTuple):
 
 
 class Forking(Verbs):
-    """Lets more rows go on from the state of a running row.
+    """Starts more rows from the state of a running row.
 
-    It changes what new rows own, and moves a state that several rows share to a holder.
+    This part gives new rows their slots and pages, and moves a state that several rows share to a holder.
 
     Args:
         world: the world.
@@ -89,12 +89,12 @@ class Forking(Verbs):
                 f"rows {turns} are turns of sessions: end them with end(rows, keep='cache', tokens=[...]) first"
             )
         groups = {row: [self._table.ids[row]] * (times - 1) for row, times in chosen.items() if times > 1}
-        found, copies = self._fork("reorder", groups, gone)
-        left = {row: [row, *found.get(row, ())] for row in chosen}
+        forks, copies = self._fork("reorder", groups, gone)
+        left = {row: [row, *forks.get(row, ())] for row in chosen}
         return Fork(self._table.handles([left[row].pop(0) for row in order]), copies)
 
     def _require_settled(self, rows: Iterable[int], ended: Iterable[int] = ()) -> None:
-        """Requires rows whose last step is settled and that run; those of `ended` may have finished."""
+        """Requires rows that run and whose last step is settled. Rows of `ended` may have finished."""
         times = self._log.times(self._table)
         for index in (*rows, *ended):
             finished = self._table.finished[index] and index not in ended
@@ -107,15 +107,15 @@ class Forking(Verbs):
     def _fork(
         self, call: str, ids: Mapping[int, Sequence[Hashable]], gone: Sequence[int] = ()
     ) -> tuple[dict[int, list[int]], list[tuple[int, int]]]:  # fmt: skip
-        """Forks rows, and ends others for the room that they leave.
+        """Forks rows, and ends others, whose slots and pages the forks can use.
 
         Args:
-            call: the public call.
-            ids: for each row, the names of its forks, at least one.
+            call: name of the public call.
+            ids: row to fork -> ids of its forks, at least one.
             gone: the rows to end.
 
         Returns:
-            The forks of each row, and the page copies to make.
+            Row -> its forks, and the page copies to make.
         """
         origins = {row: self._file.origin(row) for row in ids}
         lengths = {row: self._file.length(row) for row in origins}
@@ -169,7 +169,7 @@ class Forking(Verbs):
             return forks, copies
 
     def _left_by(self, rows: Sequence[int]) -> tuple[int, int]:
-        """Returns the slots and pages that are free once these rows have ended: at least so many."""
+        """Returns how many slots and how many pages at least become free when these rows end."""
         held_at, source = self._file.held_at, self._file.source_at
         slots = sum(held_at[register] for row in rows for register in range(PER_ROW * row, PER_ROW * (row + 1)))
         slots += self._holdings.left_by(source[row] for row in rows)
@@ -180,8 +180,8 @@ class Forking(Verbs):
         """Moves a row's state to a holder, from which the row and its forks read it in their next steps.
 
         Returns:
-            The holder. Unless it is at a mark, it is free again when each of these rows has planned its next step or
-            has ended.
+            The holder. Unless the state is at a mark, the holder is free again when each of these rows has planned its
+            next step or has ended.
         """
         self._room.free_registers(1)
         if marks := self._marks.shared(row):

@@ -1,7 +1,7 @@
-"""The arithmetic of plans: what fits a memory, from the functions by which a manager and its tiers allocate.
+"""Computes what fits a memory, with the functions by which a manager and its tiers allocate.
 
 one split    [ slots of requests | cached states | pages of requests | cached pages | tables ]
-                                   `----- the border between states and KV lies in here
+                                                `- border between states and KV
 """
 
 from collections.abc import Callable
@@ -25,20 +25,20 @@ from memstate.state.memory import table_bytes
 from memstate.tiers.settings import Tiers
 from memstate.tiers.sizing import TierBytes, pages_in_proportion, tier_bytes
 
-SHARES: Final = (0.0625, 0.125, 0.25, 0.5, 1.0)  # of what requests leave, for states
-STAGING: Final = Tiers.staging  # its default
+SHARES: Final = (0.0625, 0.125, 0.25, 0.5, 1.0)  # shares for states of the memory that requests leave
+STAGING: Final = Tiers.staging
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostRoom:
-    """What fits in host memory: the arguments `host_slots` and `host_pages` of `Tiers`.
+    """The records that fit in host memory: the arguments `host_slots` and `host_pages` of `Tiers`.
 
     Attributes:
-        states: states.
-        pages: KV pages, in the device's proportion of pages to slots.
-        nbytes: bytes of all their records.
-        state_record: bytes of a state there, with its header.
-        page_record: bytes of a KV page there, with its header; 0 without KV.
+        states: number of states.
+        pages: number of KV pages, in the device's proportion of pages to slots.
+        nbytes: bytes of all records.
+        state_record: bytes of the record of a state, with its header.
+        page_record: bytes of the record of a KV page, with its header; 0 without KV.
     """
 
     states: int
@@ -54,21 +54,20 @@ class Split:
 
     Attributes:
         tracking: the strategy.
-        requests: requests that can run at a time.
-        slots: slots of the manager.
-        pages: KV pages of the manager; 0 where the memory holds no KV.
+        requests: number of requests that can run at a time.
+        slots: number of slots of the manager.
+        pages: number of KV pages of the manager; 0 if the memory holds no KV.
         page_size: tokens of a page.
-        per_row: pages of one request at most.
-        overlap: whether a step is planned before the last one is settled.
+        per_row: largest number of pages of one request.
+        overlap: whether the next step can be planned before the previous step is settled.
         in_place: whether the forward updates one slot.
-        placement: at which lengths prompts keep states.
-        cached_states: slots that are left for cached states when all requests run; those at the marks of prompts that
-            are read are among them.
-        cached_pages: KV pages that are left for the cache when all requests run.
-        balanced: whether it keeps states and KV of whole conversations in step.
-        parts: what is allocated on the device, with its bytes.
-        host: what fits in host memory; None without a tier there.
-        hit_rate: the block hit rate that a replay of a trace found; None without a trace.
+        placement: the rule that chooses the lengths at which prompts keep states.
+        cached_states: number of slots left for cached states, and for states at marks, when all requests run.
+        cached_pages: number of KV pages left for the cache when all requests run.
+        balanced: whether the cache has room for the states and the KV of the same whole conversations.
+        parts: each part that is allocated on the device, with its bytes.
+        host: the records that fit in host memory; None without a tier there.
+        hit_rate: the block hit rate in a replay of a trace; None without a trace.
         tail: tokens of a step with drafts; 0: rows have no tails.
     """
 
@@ -96,11 +95,11 @@ class Split:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the device, all parts together."""
+        """Bytes on the device of all parts together."""
         return sum(part.nbytes for part in self.parts)
 
     def settings(self) -> dict[str, Any]:
-        """Returns the arguments of a `StateManager` that allocates these parts, besides its layout and its tiers."""
+        """Returns the arguments of a `StateManager` that allocates these parts, except its layout and its tiers."""
         pages = Pages(size=self.page_size, count=self.pages, per_row=self.per_row)
         prefix, forward = Prefix(placement=self.placement), Forward(in_place=self.in_place, tail=self.tail)
         return {
@@ -111,14 +110,14 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class Speculation:
-    """What steps with drafts cost, beside the slots of requests, and what they cost where a state is kept a token.
+    """The cost of steps with drafts: with the tails of memstate, and with a state for each token, as in other engines.
 
     Attributes:
         tokens: tokens of a step, drafts included.
-        tail_bytes_per_request: bytes of the tail that every request has, also one that never speculates.
-        state_bytes_per_request: bytes of a state and a convolution window for each of the tokens, as engines have them.
-        max_requests_with_states: requests that would fit with these in the place of tails, under the strategy that is
-            recommended.
+        tail_bytes_per_request: bytes of the tail that every request has, even if it never has drafts.
+        state_bytes_per_request: bytes of a state and a convolution window for each of the tokens.
+        max_requests_with_states: number of requests that would fit with these states instead of tails, under the
+            recommended strategy.
     """
 
     tokens: int
@@ -136,16 +135,16 @@ class Speculation:
 
 @dataclass(frozen=True, kw_only=True)
 class Residency:
-    """What one strategy needs of memory, and how many requests it lets run.
+    """The memory that one strategy needs, and the number of requests that fit under it.
 
     Attributes:
         strategy: "none", "ping-pong", "lazy" or "redirect".
         tracking: the strategy.
-        slots_per_request: slots that a request holds from its admission on.
-        most_slots_per_request: slots that it holds at most, while a snapshot is unpublished. Those beyond
-            `slots_per_request` come out of what is free or cached; without any, no snapshot is taken.
-        max_requests: requests of `context` tokens that can run at a time, if the cache keeps nothing.
-        snapshot_bytes_per_second: bytes written for snapshots of decode at `tokens_per_second`.
+        slots_per_request: number of slots that a request holds from its admission on.
+        most_slots_per_request: largest number of slots of a request, while it has unpublished snapshots. The slots
+            beyond `slots_per_request` are free ones, or those of cached states. Without them, no snapshot is taken.
+        max_requests: number of requests of `context` tokens that can run at a time, if the cache keeps nothing.
+        snapshot_bytes_per_second: bytes written for snapshots in decode at `tokens_per_second`.
         split: the balanced split with `concurrency` requests. None: they do not fit.
     """
 
@@ -159,15 +158,15 @@ class Residency:
 
 
 def snapshot_bytes(layout: StateLayout, tracking: Tracking, *, overlap: bool = True, in_place: bool = False) -> int:
-    """Returns the bytes that one snapshot of decode writes.
+    """Returns the bytes that one snapshot in decode writes.
 
-    The ping-pong strategies write the state a second time. Redirect writes nothing, because the old slot is the
-    snapshot, unless memstate copies planes: those of in-place kernels, and those that a step writes only in part.
+    The ping-pong strategies write the state a second time. Under Redirect the old slot is the snapshot, so only planes
+    that memstate copies count: those of in-place kernels, and those that a step writes only in part.
 
     Args:
         layout: layout of a state.
         tracking: the strategy.
-        overlap: whether the next step is planned before the last one is settled.
+        overlap: whether the next step can be planned before the previous step is settled.
         in_place: whether the kernels of the forward update one slot.
 
     Example:
@@ -188,19 +187,19 @@ def snapshot_bytes(layout: StateLayout, tracking: Tracking, *, overlap: bool = T
 
 @dataclass(frozen=True, kw_only=True)
 class Planner:
-    """Computes splits from the settings that they share.
+    """Computes splits of one memory. Its arguments are the settings that all splits share.
 
     Args:
         layout: layout of a state on one rank.
         kv: layout of a KV page on one rank, as if a page were a slot. None: the memory holds no KV.
         page_size: tokens of a page.
-        per_row: pages of one request.
-        overlap: whether a step is planned before the last one is settled.
+        per_row: number of pages of one request.
+        overlap: whether the next step can be planned before the previous step is settled.
         in_place: whether the forward updates one slot.
         memory: bytes on the device.
-        placement: at which lengths prompts keep states.
-        marks: states that a prompt keeps, where there is room.
-        prefills: prompts that are read at a time, whose states the balanced split keeps beside whole conversations.
+        placement: the rule that chooses the lengths at which prompts keep states.
+        marks: number of states that a prompt keeps if there is room.
+        prefills: number of prompts that are read at a time. The balanced split has slots for their states at marks.
         host: bytes of host memory; 0 for no tier.
         tokens: tokens of a request.
         tail: tokens of a step with drafts; 0: rows have no tails.
@@ -221,48 +220,48 @@ class Planner:
     tail: int = 0
 
     def parts(self, requests: int, slots: int, pages: int, tier: TierBytes | None = None) -> list[Part]:
-        """What is allocated on the device; with tiers at most, unless `tier` says how much they take.
+        """Returns each part that is allocated on the device.
 
-        Few host pages take less staging.
+        Without `tier`, the staging of tiers has its largest size. With few host pages it would be smaller.
         """
-        found = device_parts(
+        parts = device_parts(
             self.layout, slots=slots, rows=requests, snapshots=slots + requests, per_row=self.per_row,
             max_batch=requests, tails=self.tail > 0,
         )  # fmt: skip
         if self.kv is not None:
-            found.append(Part("KV pages", sum(self.kv.arena_bytes(pages)), "context or concurrency"))
+            parts.append(Part("KV pages", sum(self.kv.arena_bytes(pages)), "context or concurrency"))
         if self.host:
             tier = tier or self.tier(1, INT32_MAX)
             table = table_bytes(self.kv) if self.kv is not None else 0
-            found.append(Part("staging of tiers", tier.device + table, "Tiers(staging=)"))
-        return found
+            parts.append(Part("staging of tiers", tier.device + table, "Tiers(staging=)"))
+        return parts
 
     def tier(self, host_slots: int, host_pages: int) -> TierBytes:
-        """The bytes of a tier, and of its staging on the device."""
+        """Returns the bytes of a tier in host memory, and of its staging on the device."""
         return tier_bytes(self.layout, self.kv, host_slots=host_slots, host_pages=host_pages, staging=STAGING)
 
     def needs(self, requests: int, slots: int, pages: int) -> int:
-        """Bytes on the device, at most."""
+        """Returns the largest number of bytes that these sizes take on the device."""
         return sum(part.nbytes for part in self.parts(requests, slots, pages))
 
     def fits(self, requests: int, slots: int, pages: int) -> bool:
-        """Whether it fits the memory, and int32 can number it."""
+        """Returns whether these sizes fit the memory, and int32 can number all slots, pages and cells."""
         cells = cell_starts(requests, slots + requests, self.per_row, tails=self.tail > 0)[-1]
         numbered = slots <= MOST_SLOTS and max(pages, cells) <= INT32_MAX
         return numbered and self.needs(requests, slots, pages) <= self.memory
 
     def slots(self, tracking: Tracking, requests: int) -> int:
-        """Slots without which these requests cannot run."""
+        """Returns the number of slots without which these requests cannot run."""
         return requests * (1 + tracking.lanes_at_admission(self.overlap))
 
     def most(self, tracking: Tracking) -> int:
-        """Requests that fit beside an empty cache."""
+        """Returns the number of requests that fit beside an empty cache."""
         return _most(
             lambda count: not count or self.fits(count, self.slots(tracking, count), count * self.per_row), INT32_MAX
         )
 
     def speculation(self, tracking: Tracking) -> Speculation | None:
-        """What drafts cost under a strategy; None where rows have no tails."""
+        """Returns the cost of drafts under a strategy; None if rows have no tails."""
         if self.layout.rows is None or not self.tail:
             return None
         states = self.tail * self.layout.bytes_per_slot
@@ -273,7 +272,7 @@ class Planner:
         )  # fmt: skip
 
     def residency(self, strategy: str, tracking: Tracking, tokens_per_second: float) -> Residency:
-        """What a strategy needs. Raises: ConfigurationError where it does not work with the page size."""
+        """Returns what a strategy needs. Raises: ConfigurationError if it does not work with the page size."""
         tracking.validate(lcm(self.page_size, self.layout.grid), self.overlap)
         written = snapshot_bytes(self.layout, tracking, overlap=self.overlap, in_place=self.in_place)
         return Residency(
@@ -283,7 +282,7 @@ class Planner:
         )  # fmt: skip
 
     def require(self, tracking: Tracking, requests: int, most: int) -> None:
-        """Refuses more requests than fit, with the bytes that they need."""
+        """Refuses more requests than fit. The error has the bytes that they need."""
         if requests <= most and most:
             return
         requests = requests if most else 1
@@ -299,7 +298,7 @@ class Planner:
         )
 
     def split(self, tracking: Tracking, requests: int, slots: int, pages: int, balanced: bool) -> Split:
-        """The split with these slots and pages. Raises: ConfigurationError for too little host memory."""
+        """Returns the split with these slots and pages. Raises: ConfigurationError for too little host memory."""
         room, tier = None, None
         if self.host:
             room = self.host_room(slots, pages)
@@ -312,7 +311,7 @@ class Planner:
         )  # fmt: skip
 
     def host_room(self, slots: int, pages: int) -> HostRoom:
-        """The records that fit host memory. Raises: ConfigurationError where that is no state."""
+        """Returns the records that fit in host memory. Raises: ConfigurationError if not even one state fits."""
 
         def room(states: int) -> HostRoom:
             of_kv = pages_in_proportion(states, slots, pages) if pages else 0
@@ -329,15 +328,15 @@ class Planner:
         return room(_most(lambda states: room(states).nbytes <= self.host, INT32_MAX))
 
     def filled(self, tracking: Tracking, requests: int, slots: int, balanced: bool) -> Split:
-        """The split with these slots, and KV pages in the memory that they leave."""
+        """Returns the split with these slots, and with KV pages in the rest of the memory."""
         least = requests * self.per_row
         more = _most(lambda count: self.fits(requests, slots, least + count), INT32_MAX - least) if self.kv else 0
         return self.split(tracking, requests, slots, least + more, balanced)
 
     def balanced(self, tracking: Tracking, requests: int) -> Split | None:
-        """The split that keeps conversations whole, each with its states and its KV; None if the requests do not fit.
+        """Returns the split whose cache has room for the same conversations in states and in KV.
 
-        Without KV all of the memory is for states.
+        None if the requests do not fit. Without KV, all of the memory is for states.
         """
         base, pages = self.slots(tracking, requests), requests * self.per_row
         if not self.fits(requests, base, pages):
@@ -351,25 +350,25 @@ class Planner:
         return self.filled(tracking, requests, base + paths * states, balanced=True)
 
     def most_slots(self, requests: int, slots: int, pages: int) -> int:
-        """Slots that fit beside these pages, of which so many do."""
+        """Returns the number of slots that fit beside these pages. At least `slots` must fit."""
         return slots + _most(lambda count: self.fits(requests, slots + count, pages), MOST_SLOTS)
 
     def splits(self, tracking: Tracking, requests: int) -> tuple[Split, ...]:
-        """The balanced split, and splits that give states each share of what the requests leave."""
+        """Returns the balanced split, and for each of `SHARES` a split that gives states this share of the rest."""
         balanced = self.balanced(tracking, requests)
         assert balanced is not None
-        found = {(balanced.slots, balanced.pages): balanced}
+        splits = {(balanced.slots, balanced.pages): balanced}
         base, pages = self.slots(tracking, requests), requests * self.per_row
         left = self.memory - self.needs(requests, base, pages)
         for share in SHARES if self.kv else ():
             smaller = replace(self, memory=self.memory - left + int(share * left))
             split = self.filled(tracking, requests, smaller.most_slots(requests, base, pages), balanced=False)
-            found.setdefault((split.slots, split.pages), split)
-        return tuple(sorted(found.values(), key=lambda split: split.slots))
+            splits.setdefault((split.slots, split.pages), split)
+        return tuple(sorted(splits.values(), key=lambda split: split.slots))
 
 
 def _most(fits: Callable[[int], bool], limit: int) -> int:
-    """Returns the largest number up to `limit` that fits, where 0 does and what is more than too much is too much."""
+    """Returns the largest number up to `limit` that fits. 0 must fit, and no number above one that does not."""
     low, high = 0, 1
     while high <= limit and fits(high):
         low, high = high, 2 * high

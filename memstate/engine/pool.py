@@ -1,4 +1,4 @@
-"""Joins slots and their bytes, for callers that hold slot ids. One allocator can serve several `Planes`.
+"""Claims slots and moves their bytes, for callers that hold slot ids. One allocator can serve several `Planes`.
 
 This module does not know requests.
 """
@@ -19,7 +19,7 @@ class StatePool(NotCopied):
     Args:
         allocator: the slots.
         of: planes with one entry for every slot of the allocator.
-        debug: refuse overlapping copies (costs a synchronisation).
+        debug: whether to refuse overlapping copies. Each copy then waits for the device.
 
     Raises:
         ConfigurationError: planes and allocator have different numbers of slots.
@@ -52,7 +52,7 @@ class StatePool(NotCopied):
 
         Args:
             n: number of slots.
-            zero: zero their bytes. Pass False only if you will overwrite every byte of the slots.
+            zero: whether to zero the bytes of the slots. Pass False only if you will overwrite every byte.
 
         Returns:
             The ids: int32 tensor, axis `n`.
@@ -63,7 +63,7 @@ class StatePool(NotCopied):
                 capture; nothing changed.
             Asleep: `zero` is True and the states sleep; nothing changed.
 
-        Syncs: only if it needs slots that were released by id and that the device has not confirmed yet.
+        Syncs: only if the call needs slots that were released by id and that the device has not confirmed yet.
         """
         self.allocator.stream.require()
         for planes in self.planes if zero else ():
@@ -105,12 +105,12 @@ class StatePool(NotCopied):
     def copy(self, dst: Tensor, src: Tensor, *, due: int | None = None) -> None:
         """Copies slot src[i] to slot dst[i] in all planes and layers, in one launch for each `Planes`.
 
-        It skips pairs with a 0 and pairs of equal slots.
+        Pairs with a 0 and pairs of equal slots are skipped.
 
         Args:
             dst: integer tensor, axis `n`.
             src: integer tensor, axis `n`.
-            due: number of pairs that it will copy, if the caller knows this number; used to count bytes.
+            due: number of pairs that are not skipped, if the caller knows it, to count bytes.
 
         Raises:
             InvalidArgument: the ids are not integers on this device, or dst and src differ in length. In debug mode
@@ -131,7 +131,7 @@ class StatePool(NotCopied):
             packet: the packet on the device.
             copied: number of slots that the packet copies.
             zeroed: number of slots that the packet zeroes.
-            replayed: whether a captured graph does it. Then the slots are only counted.
+            replayed: whether a captured graph copies and zeroes. If so, the slots are only counted.
 
         Syncs: no.
         """

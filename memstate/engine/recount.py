@@ -1,6 +1,6 @@
-"""Counts rows, pages, pins, leases and slots at those who hold them, and names the counts that are wrong.
+"""Asks the owners of rows, pages, pins, leases and states what they hold, and names the counts that are wrong.
 
-An audit of slots compares registers with the bitmap. This is the rest: what only the host keeps.
+The audit in `memstate.slots.audit` compares registers with the bitmap. This module checks what only the host keeps.
 """
 
 from collections import Counter
@@ -23,13 +23,13 @@ from memstate.slots.registers import RegisterFile
 
 
 class Held(NamedTuple):
-    """What one owner has, as it says itself.
+    """The states, pages and leases that one owner reports.
 
     Attributes:
-        owner: who it is in the column of owners; for a row, whose states are not in holders, its number.
+        owner: the owner as in `Holdings.owner`; a row, which has no holders, is its number.
         states: its states in holders.
         pages: its KV pages.
-        lease: the end of the path that it leases in the prefix cache.
+        lease: the last node of the path that it leases in the prefix cache.
     """
 
     owner: Owner | int
@@ -48,9 +48,9 @@ class Recount(Verbs):
     """
 
     def walk(self) -> Iterator[Held]:
-        """Yields everything that has states, pages or leases, by asking the owners themselves.
+        """Yields what each owner has, by asking the owner.
 
-        Only published and leaving states have no object besides their holder.
+        Published and leaving states have no owner that can be asked: for them, `Holdings` answers.
         """
         leases = self._cache.leases
         for row in np.flatnonzero(self._table.used).tolist():
@@ -70,9 +70,9 @@ class Recount(Verbs):
         """Returns a sentence for each count that is wrong.
 
         Args:
-            seen: what the device says, after all recorded changes.
+            seen: registers and bitmap of the device, after all recorded changes.
             names: register -> (kind, owner), for the registers that hold a slot according to the host.
-            read: the registers that `seen` was read from.
+            read: the register file that `seen` was read from.
         """
         held = list(self.walk())
         return [
@@ -90,7 +90,7 @@ class Recount(Verbs):
         ]
 
     def _wrong_rows(self) -> list[str]:
-        """Rows without a request that still have something, and rows with a request and no slot."""
+        """Returns the faults of rows: without a request but with slots or the like, or with a request but no slot."""
         held = self._file.held[: self._file.first_holder].reshape(-1, REGISTERS_PER_ROW)
         has = {
             "slots": np.flatnonzero(held.any(1)).tolist(),
@@ -102,47 +102,47 @@ class Recount(Verbs):
             "tokens in a tail": np.flatnonzero(self._file.pending + self._file.newest).tolist(),
         }
         used = set(np.flatnonzero(self._table.used).tolist())
-        found = [f"row {row} has {what} and no request" for what, rows in has.items() for row in set(rows) - used]
-        return found + [f"row {row} has a request and no slot" for row in sorted(used) if not held[row, 0]]
+        faults = [f"row {row} has {what} and no request" for what, rows in has.items() for row in set(rows) - used]
+        return faults + [f"row {row} has a request and no slot" for row in sorted(used) if not held[row, 0]]
 
     def require_owners(self) -> None:
-        """Requires that every state has the owner that its holder names. Every call asks this in debug mode.
+        """Requires that each state has the owner that `Holdings` names. In debug mode every call checks this.
 
         Raises:
-            LeakFound: an owner and a holder do not agree.
+            LeakFound: a state has another owner.
         """
         if wrong := self._wrong_owners(list(self.walk())):
             raise LeakFound("; ".join(wrong))
 
     def _wrong_owners(self, held: Sequence[Held]) -> list[str]:
-        """States whose owners and whose holders do not agree; and holders that are counted or read otherwise."""
-        holdings, seen, found = self._holdings, dict[int, Owner | int](), list[str]()
+        """Returns the faults of owners: states with another owner than `Holdings` names, and wrong counts there."""
+        holdings, seen, faults = self._holdings, dict[int, Owner | int](), list[str]()
         kept = {register: state for states in holdings.held.values() for register, state in states.items()}
         for each in held:
             for state in each.states:
                 register = state.register
                 if register in seen:
                     both = f"{self._name_of(each.owner, state)} and {self._name_of(seen[register], state)}"
-                    found.append(f"{both} both have the state in register {register}")
+                    faults.append(f"{both} both have the state in register {register}")
                 seen[register] = each.owner
                 there = kept.get(register)
                 if holdings.owner[register] != each.owner or (there is not state and there != state):
                     name = self._name_of(each.owner, state)
-                    found.append(f"{name} has the state in register {register}, noted is {self.named(register)}")
+                    faults.append(f"{name} has the state in register {register}, noted is {self.named(register)}")
         owned = {register: owner for register, owner in enumerate(holdings.owner) if owner is not None}
-        found += [
+        faults += [
             f"register {register} is noted for {self.named(register)}, which does not have it"
             for register in sorted(owned.keys() - seen.keys())
         ]
-        return found + holdings.miscounts()
+        return faults + holdings.miscounts()
 
     def named(self, register: int) -> str:
-        """Returns a name of the owner of a holder."""
+        """Returns a name for the owner of a holder, for messages."""
         owner, state = self._holdings.owner[register], self._holdings.state(register)
         return self._holdings.name(register) if owner is None or state is None else self._name_of(owner, state)
 
     def _name_of(self, owner: Owner | int, state: Snapshot) -> str:
-        """Returns a name of who has a state."""
+        """Returns a name for the owner of a state, for messages."""
         if isinstance(owner, int):
             return f"row {owner} (request {shown(self._table.ids[owner])})"
         if isinstance(owner, Node):
@@ -154,46 +154,47 @@ class Recount(Verbs):
         return self._holdings.name(state.register)
 
     def _wrong_holders(self) -> list[str]:
-        """Holders with a slot and no owner, with an owner and no slot, or with a state of another length."""
+        """Returns the faults of holders: a slot without an owner, an owner without a slot, or another length."""
         first, states = self._file.first_holder, self._holdings.held.values()
         held = set((np.flatnonzero(self._file.held[first:]) + first).tolist())
         kept = {register: state for by in states for register, state in by.items()}
-        found = [f"{self._holdings.name(register)} has no slot" for register in sorted(kept.keys() - held)]
-        found += [f"register {register} holds a slot and no snapshot" for register in sorted(held - kept.keys())]
+        faults = [f"{self._holdings.name(register)} has no slot" for register in sorted(kept.keys() - held)]
+        faults += [f"register {register} holds a slot and no snapshot" for register in sorted(held - kept.keys())]
         labels = self._file.labels
-        return found + [
+        return faults + [
             f"{self._holdings.name(register)} has a state of {labels[register]} tokens"
             for register, each in kept.items()
             if register in held and labels[register] != each.length
         ]
 
     def _wrong_labels(self, seen: Inspection, names: dict[int, tuple[str, str]]) -> list[str]:
-        """Lengths of states that host and device do not agree on, and a wrong count of free slots."""
+        """Returns the lengths of states and the number of free slots on which host and device do not agree."""
         there = np.array(seen.labels)
         known = self._file.held & ~np.isin(np.arange(len(there)) // REGISTERS_PER_ROW, [*self._file.undecided])
         wrong = np.flatnonzero(known & (self._file.labels != there)).tolist()
-        found = [
+        faults = [
             f"{names[register][1]}: {self._file.labels[register]} tokens for the host, {there[register]} for the device"
             for register in wrong
         ]
-        free, least = sum(seen.free[1:]), bool(self._file.undecided)  # some are held back then
+        free, least = sum(seen.free[1:]), bool(self._file.undecided)  # for undecided rows, the host holds slots back
         allocator = self._file.allocator
         if not allocator.unconfirmed and (free < allocator.free if least else free != allocator.free):
-            found.append(f"{allocator.free} slots are counted as free, {free} are")
-        return found
+            faults.append(f"{allocator.free} slots are counted as free, {free} are")
+        return faults
 
     def _wrong_tails(self, read: RegisterFile) -> list[str]:
-        """Tokens in tails that host and device do not agree on.
+        """Returns the tails on whose tokens host and device do not agree.
 
-        The device counts what was accepted of the newest step with the next plan. What is not settled yet is not sure.
-        Nobody reads the tail of a row that has ended: a step in flight leaves tokens there, which accept leaves out.
+        The device adds the accepted tokens of the newest step in the next plan, so they are added here. Rows of other
+        steps with drafts that are not accepted yet are left out. Finished rows are left out, too: a step in flight
+        leaves tokens in their tails, which nobody reads.
         """
         file, of_tails = self._file, self._log.tails
         if of_tails is None or read.table.pending is None or read.table.newest is None:
             return []
         pending, in_tail = read.table.pending.cpu().numpy().copy(), read.table.newest.cpu().numpy()
         entries, steps = int(of_tails.batch), self._log.unsettled
-        newest = steps[-1] if steps and self._log.is_last(steps[-1]) else None  # else it was settled, or cancelled
+        newest = steps[-1] if steps and self._log.is_last(steps[-1]) else None  # None: it was settled or cancelled
         untold = {row for step in steps if step.drafted and step is not newest for row in step.numbers.tolist()}
         rows, accepted = of_tails.rows[:entries].cpu().numpy(), of_tails.accepted[:entries].cpu().numpy()
         counted = newest.after - newest.before if newest is not None else accepted

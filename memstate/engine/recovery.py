@@ -1,7 +1,7 @@
-"""Starts a manager over: with nothing, or with what is certain after an interrupted call.
+"""Empties a manager after an interrupted call, or keeps the states on which host and device agree.
 
-The device's registers say which states are there. The host adds whose they are, except where the interrupted call or a
-change that was not sent could have left a register different on both sides. All requests end.
+The device's registers say which states exist, and the host knows their owners. A register is not trusted if the
+interrupted call or an unsent change can have left it different on host and device. All requests end.
 """
 
 from collections import Counter
@@ -18,16 +18,17 @@ from memstate.errors import InvalidArgument
 from memstate.requests.handles import Snapshot
 from memstate.requests.holdings import KINDS, PUBLISHED, Owner
 
-# These calls can have put KV into the prefix cache that the open step must still write.
+# Calls that can have given the prefix cache KV which the open step must still write.
 PUBLISHING = frozenset(("publish", "end", "cancel"))
 
 
 class Recovered(NamedTuple):
-    """What a `recover` ended, and what it kept.
+    """The requests that `recover` has ended, and the states that it has kept or lost.
 
     Attributes:
-        ended: names of the requests that have ended, by row.
-        lost: published snapshots whose handles are stale now. What the prefix cache and sessions lost is not listed.
+        ended: ids of the requests that have ended, in the order of their rows.
+        lost: published snapshots whose handles are stale now. Lost states of the prefix cache and of sessions are not
+            listed.
         snapshots: published snapshots that stay.
         cached: number of states that stay in the prefix cache.
         in_sessions: number of states that stay in sessions.
@@ -49,12 +50,12 @@ class Recovered(NamedTuple):
 
 
 class Sure(NamedTuple):
-    """What host and device agree on. Of it, each owner keeps what it still has.
+    """The states on which host and device agree. Each owner keeps those of them that it has.
 
     Attributes:
         slots: register -> (slot, label).
         states: kind of owner -> register -> state. Owners of a kind that is missing keep nothing.
-        pages: KV pages that are not sure.
+        pages: KV pages whose contents are not certain.
         held: slots that the caller holds by id.
     """
 
@@ -68,11 +69,11 @@ NOTHING = Sure({}, {}, frozenset(), ())
 
 
 class Recovery:
-    """Puts a manager right.
+    """Makes a manager usable again after an interrupted call.
 
     Args:
         parts: the parts of the manager.
-        recount: asks the owners themselves.
+        recount: asks the owners what they hold.
     """
 
     def __init__(self, parts: Parts, recount: Recount) -> None:
@@ -100,7 +101,7 @@ class Recovery:
         return Recovered(ended, lost, stays, parts.cache.states, parts.sessions.held)
 
     def _sure(self, held: Sequence[int]) -> Sure:
-        """Returns what host and device agree on. Changes nothing."""
+        """Returns the states on which host and device agree. Changes nothing."""
         parts = self._parts
         device = parts.registers.on_host()
         slots, labels = device.table.slots.numpy(), device.table.labels.numpy()
@@ -126,11 +127,14 @@ class Recovery:
             if (state := parts.holdings.state(r)) and state.length == labels[r] and unsure.isdisjoint(state.pages):
                 states[parts.holdings.kind(r)][r] = state
         if parts.stepping.open is not None and (parts.stepping.promised or parts.guard.call in PUBLISHING):
-            del states["cached"]  # the open step has still to write KV
+            del states["cached"]  # the open step must still write their KV
         return Sure({r: (int(slots[r]), int(labels[r])) for r in registers}, states, unsure, by_id)
 
     def _start_over(self, sure: Sure, how: str) -> None:
-        """Forgets everything else. What an interrupted call left unsure is forgotten last, for a second try."""
+        """Forgets everything except `sure`.
+
+        The notes of what is unsure are forgotten last, so that an interrupted `recover` can be called again.
+        """
         parts = self._parts
         parts.table.reset(how)
         if parts.tiers is not None:

@@ -1,4 +1,4 @@
-"""Reports the state of a manager: figures, owners by name, and everything as plain data."""
+"""Reports what a manager holds: figures, the name of each slot's owner, and all of it as plain data."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -26,16 +26,16 @@ PER_ROW = REGISTERS_PER_ROW
 
 
 def _longest(seconds: ArrayLike) -> float:
-    """Returns the most seconds to the millisecond, 0 for none."""
+    """Returns the largest of some times in seconds, rounded to milliseconds; 0 for none."""
     return round(float(np.max(seconds, initial=0.0)), 3)
 
 
 class Reports(Verbs):
-    """Says what a manager holds. It changes nothing; `audit` and `inspect` first send recorded changes.
+    """Returns what a manager holds. It changes nothing, except that `audit` and `inspect` send recorded changes.
 
     Args:
         parts: the parts of the manager.
-        recount: asks the owners themselves.
+        recount: asks the owners what they hold.
     """
 
     def __init__(self, parts: Parts, recount: Recount) -> None:
@@ -64,7 +64,7 @@ class Reports(Verbs):
 
         Args:
             row: number of the row.
-            most: tokens that the step has room for.
+            most: largest number of tokens of the chunk.
         """
         file = self._file
         length, prompt = file.length(row), file.tracked_at[row]
@@ -73,10 +73,7 @@ class Reports(Verbs):
         return self._marks.chunk(row, length, min(length + most, prompt), prompt) - length
 
     def stats(self) -> Stats:
-        """Returns figures that the host knows. Works while the states sleep, too.
-
-        Syncs: no.
-        """
+        """See `StateManager.stats`."""
         held, rows_end = self._file.held, self._file.first_holder
         live = int(held[:rows_end:PER_ROW].sum())
         asked, traffic = self._world.backend.counts, self._planes.traffic
@@ -126,24 +123,11 @@ class Reports(Verbs):
         )
 
     def audit(self) -> AuditReport:
-        """Looks for leaked and doubly owned slots, and names their owners. Works while requests run.
-
-        It also counts rows, KV pages, pins, leases, snapshot registers, sessions and host records at those who hold
-        them, and compares the lengths of states and the page table with the device's. It first sends the recorded
-        changes that do not wait for a forward. The other changes count as done.
-
-        Syncs: yes.
-        """
+        """See `StateManager.audit`."""
         return self._look()[1]
 
     def inspect(self) -> Inspection:
-        """Returns the owner of every slot, and what the host knows of requests and caches, as plain data.
-
-        It holds what `audit` finds, too. Use it for drawings and files. It first sends the recorded
-        changes that do not wait for a forward. The other changes count as done.
-
-        Syncs: yes.
-        """
+        """See `StateManager.inspect`."""
         seen, report = self._look()
         return replace(seen, faults=report.faults)
 
@@ -159,20 +143,20 @@ class Reports(Verbs):
         }
         rows = self._running(np.flatnonzero(self._table.used).tolist())
         read = behind(self._file, self._commands.waiting)
-        for row in self._file.undecided:  # the device knows more
+        for row in self._file.undecided:  # only the device knows which of their registers hold slots
             for register in range(PER_ROW * row, PER_ROW * (row + 1)):
                 names.pop(register, None)
                 if read.table.slots[register]:
                     names[register] = self.owner(register)
-        found = inspect(
+        seen = inspect(
             self._file, names, tags, read, rows=rows, prefix=self._cache.inspect(),
             sessions=self._sessions.inspect(), changes=list(map(asdict, journal.changes if journal else ())),
             stats=asdict(self.stats()), layout=self._described(),
         )  # fmt: skip
-        return found, audit(found, names, self._recount.miscounts(found, names, read))
+        return seen, audit(seen, names, self._recount.miscounts(seen, names, read))
 
     def _running(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """Running requests as plain data, from the host's counts."""
+        """Returns running requests as plain data, from the host's counts."""
         (ages, idle), unsettled = self._world.ages.look(self._table.clock()), self._log.times(self._table)
         return [
             {
@@ -189,10 +173,10 @@ class Reports(Verbs):
         ]
 
     def sheet(self, title: str) -> Sheet:
-        """Returns what the manager shows of itself, from the host's counts, at any time.
+        """Returns the sheet of the manager, from the host's counts. Works at any time.
 
         Args:
-            title: one line.
+            title: title of the sheet, one line.
         """
         file, stats, planes = self._file, self.stats(), self._planes
         layout, tables = planes.layout, file.nbytes + planes.plane_map.tiles.nbytes
@@ -241,7 +225,7 @@ class Reports(Verbs):
         return sheet(title, bars, sections, notes=notes)
 
     def _described(self) -> dict[str, Any]:
-        """The layout as plain data. Payload and padding of a plane are bytes of one layer of one slot."""
+        """Returns the layout as plain data. Payload and padding of a plane are bytes of one layer of one slot."""
         layout = self._planes.layout
         planes = [
             {

@@ -1,4 +1,4 @@
-"""Refuses sizes that a manager cannot allocate, before it allocates anything. It computes with whole numbers only."""
+"""Refuses sizes that a manager cannot allocate, before anything is allocated."""
 
 import torch
 
@@ -16,13 +16,13 @@ from memstate.slots.upload import INTS, RING
 from memstate.state.layout import StateLayout
 from memstate.state.memory import ring_table_bytes, table_bytes
 
-# Settings to lower.
+# What errors say that the caller can lower.
 CELLS = "max_requests, preallocated, snapshots (default: slots) or Pages(per_row=)"
 BATCH = "max_batch (default: max_requests + preallocated)"
 
-# Bytes on the host, in lists of Python integers and in numpy arrays.
+# Bytes on the host for each register, snapshot, row and page, in Python lists and numpy arrays.
 PER_REGISTER = 8  # held, label, fence, and two marks of a packet
-PER_SNAPSHOT = 44  # generation, and an entry in the queue of free registers
+PER_SNAPSHOT = 44  # generation, and an entry in the queue of free holders
 PER_ROW = 138  # mirrors of columns, and the lists of the request table and of the row's pages
 PER_PAGE = 48  # an entry in the list of free pages, and the number of holders
 
@@ -35,11 +35,11 @@ def require_fit(
 
     Args:
         layout: what one state is made of.
-        given: whether the planes exist already, except those of rows.
-        slots: number of states.
-        max_requests: requests that can run at a time.
-        preallocated: additional rows.
-        snapshots: registers of published snapshots.
+        given: whether the caller gives the planes of slots, so that only those of rows are allocated.
+        slots: number of slots.
+        max_requests: number of requests that can run at a time.
+        preallocated: number of additional rows.
+        snapshots: number of holders.
         pages: KV pages of requests.
         max_batch: entries of the largest batch.
         device: device of the states. On the CPU, device and host share their memory.
@@ -48,7 +48,7 @@ def require_fit(
     Raises:
         ConfigurationError: a size cannot fit. The error says how many bytes each part needs, and what to lower.
     """
-    # numbers of numpy would wrap around
+    # plain integers, because numpy's would overflow
     slots, rows, snapshots = int(slots), int(max_requests) + int(preallocated), int(snapshots)
     max_batch, per_row = int(max_batch), int(pages.per_row)
     asked = (
@@ -82,10 +82,10 @@ def device_parts(
     layout: StateLayout, *, slots: int, rows: int, snapshots: int, per_row: int, max_batch: int,
     given: bool = False, tails: bool = False,
 ) -> list[Part]:  # fmt: skip
-    """Returns what a manager allocates on the device when it is built.
+    """Returns each part that a manager allocates on the device when it is built.
 
-    The upload buffer grows later, if a packet needs more. If the planes are given, they exist already, and the bytes of
-    their tile table, which depend on their strides, are left out.
+    The upload buffer can grow later, for a large packet. If the caller gives the planes, they are left out, and so is
+    their tile table, whose size depends on their strides.
     """
     own = [] if given else [layout]
     of_rows = [] if layout.rows is None else [layout.rows]
@@ -105,7 +105,7 @@ def device_parts(
 
 
 def host_parts(*, rows: int, snapshots: int, pages: int) -> list[Part]:
-    """Returns what a manager allocates on the host, to within the overhead of Python's lists."""
+    """Returns each part that a manager allocates on the host, without the overhead of Python's lists."""
     return [
         Part("mirrors of registers", PER_REGISTER * register_count(rows, snapshots), "max_requests or snapshots"),
         Part("lists of published snapshots", PER_SNAPSHOT * snapshots, "snapshots (default: slots)"),

@@ -1,4 +1,4 @@
-"""Puts the calls of a manager over its world."""
+"""Joins the tables of a manager with the groups of calls that change them."""
 
 from functools import cached_property
 
@@ -10,13 +10,13 @@ from memstate.engine.world import World
 
 
 class Parts(World):
-    """A world, and the groups of calls that change it. Each is there from its first use on.
+    """The tables of a manager, and the groups of calls that change them. Each group is built at its first use.
 
     Attributes:
         admission: starts rows.
         stepping: plans and settles steps.
         ending: publishes states, and ends rows.
-        forking: lets rows go on in several ways.
+        forking: forks and reorders rows.
     """
 
     admission = cached_property(Admission)

@@ -1,6 +1,6 @@
 """Compiles the kernels of a manager before serving starts.
 
-It sends the recorded changes, then launches each of these kernels on empty inputs. These launches change no state.
+`warm_up` sends the recorded changes, then launches each kernel on empty inputs. These launches change no state.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,17 +15,16 @@ from memstate.errors import InvalidArgument
 from memstate.kernels.tables import HEADER_INTS
 from memstate.slots.allocator import SlotAllocator
 
-IDS = (torch.int32, torch.int64)  # what slot ids may be
+IDS = (torch.int32, torch.int64)  # dtypes that slot ids can have
 
 
 def warm_up(mem: StateManager) -> int:
     """Compiles everything that serving launches: each kernel in each form that the settings of the manager can reach.
 
-    These are the kernels of steps, of ownership changes, of `mem.pool`, of `gather` and `scatter` of
-    `mem.planes`, and those of the tiers. It repeats a kernel for every size that needs its own compilation. It does not
-    compile what your forward launches: the kernels of your layers, and `mem.planes.scatter_states` with their outputs.
-    Nor does it compile copies of planes that you choose yourself with `mem.planes.copy(planes=)`. Call it between
-    steps, before you capture CUDA graphs.
+    These are the kernels of steps, of ownership changes, of `mem.pool`, of `gather` and `scatter` of `mem.planes`, and
+    of the tiers. The call launches a kernel once for every size that needs its own compilation. Two things are not
+    compiled: the launches of your forward, with `mem.planes.scatter_states` of its outputs, and copies of planes that
+    you choose with `mem.planes.copy(planes=)`. Call it between steps, before you capture CUDA graphs.
 
     Args:
         mem: the manager.
@@ -34,7 +33,7 @@ def warm_up(mem: StateManager) -> int:
         The number of launches.
 
     Raises:
-        InvalidArgument: a step is open, whose forward would read other vectors.
+        InvalidArgument: a step is open, and the call would overwrite the vectors that its forward reads.
 
     Example:
         >>> import torch, memstate as ms
@@ -73,8 +72,8 @@ def _steps(mem: StateManager) -> None:
 
 
 def _plan(mem: StateManager, batch: int) -> None:
-    """Plans null rows."""
-    record = mem._parts.log.record(batch)  # the next plan overwrites it
+    """Plans a batch of padding."""
+    record = mem._parts.log.record(batch)  # the next plan overwrites this record again
     packet, rules = mem._parts.commands.step, mem._parts.mirror.rules
     mem._parts.registers.plan(packet, record, mem._parts.log.marks, rules, mem._parts.log.tails)
 
@@ -85,7 +84,7 @@ def _readers(mem: StateManager) -> None:
 
 
 def _slots_by_id(mem: StateManager) -> None:
-    """Claims and releases slots of allocators that nobody else uses."""
+    """Claims and releases slots of allocators that only this function uses."""
     for n in _sizes(mem._parts.allocator.capacity, alike=32):
         scratch = SlotAllocator(mem._parts.allocator.capacity, mem.backend)
         scratch.release(scratch.claim(n))
@@ -102,7 +101,7 @@ def _copies(mem: StateManager) -> None:
 
 
 def _planes(mem: StateManager) -> None:
-    """Gathers and scatters slots of every plane, by itself."""
+    """Gathers and scatters the null slot of each plane."""
     for plane, ids in product(mem.layout.planes, IDS):
         slots = _nothing(mem, 1, ids)
         mem.planes.scatter(plane.name, slots, mem.planes.gather(plane.name, slots))
@@ -112,7 +111,7 @@ def _planes(mem: StateManager) -> None:
 
 
 def _trees(mem: StateManager) -> None:
-    """Keeps paths of nodes that stay where they are."""
+    """Launches `keep_path` on a path whose nodes stay where they are."""
     if mem.device.tails is not None and mem.planes.tailed:
         for ids in IDS:
             mem.device.keep_path(_nothing(mem, 1, ids)[None])
@@ -129,7 +128,10 @@ FAMILIES: tuple[Callable[[StateManager], None], ...] = (
 
 
 def _sizes(most: int, alike: int = 1) -> Iterator[int]:
-    """Yields sizes up to `most` of which each is compiled for another power of two; those up to `alike` are one."""
+    """Yields one size up to `most` for each power of two, since each has its own compilation.
+
+    All sizes up to `alike` have the same compilation.
+    """
     yield most
     while most > alike:
         most = (most + 1) // 2
@@ -137,5 +139,5 @@ def _sizes(most: int, alike: int = 1) -> Iterator[int]:
 
 
 def _nothing(mem: StateManager, n: int = 1, dtype: torch.dtype = torch.int32) -> Tensor:
-    """Returns `n` times the null slot, or the null register."""
+    """Returns a tensor of n zeros: null slots, or null registers."""
     return torch.zeros(n, dtype=dtype, device=mem.backend.device)

@@ -1,4 +1,4 @@
-"""Builds what a manager is made of from its settings, once. Calls and rules are elsewhere."""
+"""Builds the tables of a manager from its settings: planes, registers, rows, pages, cache and tiers."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -46,7 +46,7 @@ TWO_STEPS = ": a depth of 0 or 1; with more unsettled steps a dead one could ove
 
 
 class World:
-    """The tables of a manager, and what they are built on. Its arguments are those of `StateManager`.
+    """The tables of a manager. The arguments are those of `StateManager`.
 
     Attributes:
         max_batch: entries of the largest batch.
@@ -54,8 +54,8 @@ class World:
         copied: planes that memstate must copy: those that in-place kernels update, and those that a step writes only in
             part. memstate copies such a plane in two cases: the step reads one slot and writes another, or a snapshot
             is due.
-        canary: looks at what forwards have done to their slots; None: nothing does.
-        chaos: returns the faults that were injected from outside, such as by `memstate.testing`; None: nothing does.
+        canary: checks what forwards have done to their slots; None without debug mode.
+        chaos: returns counts of the faults that `memstate.testing` has injected; None: no faults are injected.
     """
 
     def __init__(
@@ -111,10 +111,10 @@ class World:
         self.forward, self.direct_hits = forward, bool(forward.direct_hits)
         try:
             self.backend = Backend(backend, device)
-        except (ValueError, TypeError, RuntimeError) as error:  # torch raises these for an unknown device, and names it
+        except (ValueError, TypeError, RuntimeError) as error:  # torch raises these for an unknown device
             raise ConfigurationError(str(error)) from error
-        # A prefix cache gets one more holder for each row. With fewer, a holder could be emptied and filled again
-        # before the next plan, and that takes another packet.
+        # With a prefix cache there is one more holder for each row. With fewer, a holder could be emptied and filled
+        # again before the next plan, and that takes another packet.
         rows = int(max_requests) + int(preallocated)
         self.max_batch = max_batch or rows
         holders = slots + (rows if prefix else 0) if snapshots is None else snapshots
@@ -163,10 +163,10 @@ class World:
         self.chaos: Callable[[], ChaosStats] | None = None
 
     def _deciding(self, limits: SessionLimits, tiers: Tiers) -> Mapping[str, object]:
-        """Returns the settings by which the manager decides, by name. Ranks of a group must have them alike.
+        """Returns the settings on which decisions depend: name -> value. All ranks of a group must have the same.
 
-        A rank has of its own: the planes of its layout, its device and backend, and the host memory and store below it,
-        because ranks agree on what they take from there.
+        Ranks can have different planes, devices, backends, host memories and stores, because they agree on what they
+        load from there.
 
         Args:
             limits: limits of sessions.
@@ -201,9 +201,10 @@ class World:
 
 
 class Verbs:
-    """A group of calls of a manager, with the tables of its world at hand.
+    """A group of calls of a manager, with the tables of the manager as attributes.
 
-    It does not keep the world, which keeps it: a manager that nobody needs gives its memory back at once.
+    It has no reference to the world, because the world has one to it. Without such a cycle, the memory of a manager is
+    freed as soon as nobody uses the manager.
 
     Args:
         world: the world.

@@ -2,12 +2,11 @@
 
 allocator   the bitmap of free slots, and their number
 registers   the cells that hold slot ids, and the launches that change them
-commands    records changes of owners and sends them in packets
-packet      one packet, and its bytes in an upload
+commands    records changes of owners, and sends them in packets
+packet      one packet: its changes, and its bytes in an upload
 upload      copies packets to the device
 journal     the last changes of owners
-inspect     all owners as plain data, and their file
-saved       checks the fields of that file
+inspect     the owners of all slots as plain data, and a file of them
 audit       finds leaked, doubly owned, and owned but free slots
 readback    copies slot ids to the host
 """

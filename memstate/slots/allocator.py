@@ -1,11 +1,11 @@
 """Keeps free slots: a bitmap on the device with its summary, and a count on the host.
 
-The count is exact, unless invalid ids were released. The device's count is read back in two cases only: in `check`, and
-if a claim needs slots that were released by id. `follow` corrects the count by what arrives without waiting.
+The host's count is exact, unless invalid ids were released. The host waits for the device's count in two cases only: in
+`check`, and if a claim needs slots that were released by id. `follow` corrects the host's count without waiting.
 
 There are two ways to own a slot: by id (`claim` returns ids, `release` takes them back) or in a register
-(`memstate.slots.registers`). Both change the same bitmap and the same count. An audit does not see ids
-that a caller holds: it reports these slots as leaked. It sees ids that an open group has not handed out.
+(`memstate.slots.registers`). Both change the same bitmap and the same count. An audit does not know the ids
+that a caller holds: it reports these slots as leaked. It knows the ids that an open group has not handed out.
 
 This module does not know planes or requests.
 """
@@ -52,23 +52,24 @@ class SlotAllocator(NotCopied):
     Args:
         capacity: number of slots, at most 2**31 - 32.
         backend: runs the launches.
-        reserve: slots that optional claims (snapshots at a boundary) leave free.
-        dtype: of the ids that claims return: torch.int32 or torch.int64.
-        verify: whether a claim that needs slots released by id waits until the device has confirmed them. False: such a
-            claim never waits. If the ids were wrong, the device has too few slots, hands out 0, the null slot, in their
-            place, and counts a fault for `check`. No slot gets a second owner in either case.
+        reserve: number of slots that claims for snapshots at boundaries leave free.
+        dtype: dtype of the ids that claims return: torch.int32 or torch.int64.
+        verify: whether a claim that needs slots released by id waits until the device has confirmed them. If not, and
+            the released ids were wrong, the device has too few slots: it hands out 0, the null slot, instead, and
+            counts a fault for `check`. No slot gets a second owner in either case.
 
     Attributes:
-        unconfirmed: slots that were released by id, and that the device has not confirmed.
-        held_back: slots that `free` leaves out, because the device has claimed some of them, and the host does not know
-            yet which. Once it has read the device's count they are 0, and `free` is exact.
+        unconfirmed: number of slots that were released by id and that the device has not confirmed.
+        held_back: number of slots that `free` leaves out, because the device may have claimed them, and the host does
+            not know yet how many it has. It is 0 once the host has read the device's count: then `free` is exact.
         open_groups: groups that perhaps still hold slots; an audit counts these slots as owned.
-        recorder: the command buffer, whose `submit` is called before the bitmap or the device's count is read. The
-            reference is weak, so that the planes of a manager are freed without a garbage collection.
+        recorder: weak reference to the command buffer, whose `submit` is called before the bitmap or the device's count
+            is read. It is weak so that the planes of a manager are freed without a garbage collection.
         guard: notices calls that were interrupted; all parts of a manager share it.
 
     Raises:
-        InvalidArgument: `capacity` or `reserve` is out of range, or `dtype` is another; nothing was allocated.
+        InvalidArgument: `capacity` or `reserve` is out of range, or `dtype` is not one of the two; nothing was
+            allocated.
 
     Example:
         >>> from memstate import Backend, SlotAllocator
@@ -110,7 +111,7 @@ class SlotAllocator(NotCopied):
         """Makes every slot free, and empties open groups. Works after an interrupted call, too.
 
         Args:
-            taken: distinct slots that are not free after it.
+            taken: slots that stay in use, no slot twice.
 
         Syncs: yes.
         """
@@ -124,11 +125,11 @@ class SlotAllocator(NotCopied):
         self.counters.copy_(torch.from_numpy(counters))
         self.free = self.capacity - len(taken)
         self.unconfirmed = self.held_back = 0
-        self._reading: tuple[int, int] | None = None  # `free` and unverified when the device's count was asked for
+        self._reading: tuple[int, int] | None = None  # (`free`, `unconfirmed`) when the count was asked for
         for group in self.open_groups:
             group.held = group.held[:0]
         self.open_groups = []
-        if self.recorder is None and self.guard.call:  # a manager opens its guard itself, once all its parts are right
+        if self.recorder is None and self.guard.call:  # a manager mends its guard itself, after all of its parts
             with self.guard.mending("reset"):
                 pass
 
@@ -141,10 +142,10 @@ class SlotAllocator(NotCopied):
             self._reconcile()
 
     def follow(self) -> None:
-        """Corrects the host's count of free slots by the device's count, as far as that has arrived.
+        """Corrects the host's count of free slots by the device's count, if that has arrived.
 
-        On a CPU it is there at once. On a GPU each call takes what an earlier call asked for, so that the count is
-        right a step after a wrong release.
+        On a CPU it is there at once. On a GPU, a call uses the count that an earlier call has asked for. So the host's
+        count is right one step after a wrong release.
 
         Syncs: no.
         """
@@ -159,7 +160,7 @@ class SlotAllocator(NotCopied):
             self._arrive()
 
     def _arrive(self) -> None:
-        """Takes the count that was asked for, if it has arrived."""
+        """Corrects `free` by the device's count that was asked for, if that has arrived."""
         if self._reading is not None and (self._readback is None or self._readback.ready):
             (free, unverified), self._reading = self._reading, None
             counters = self.counters.numpy() if self._readback is None else self._readback.wait()
@@ -180,7 +181,7 @@ class SlotAllocator(NotCopied):
 
         Args:
             n: number of slots.
-            or_none: return None instead of raising OutOfSlots.
+            or_none: whether to return None instead of raising OutOfSlots.
 
         Returns:
             The ids, ascending: a new tensor of the allocator's `dtype`, axis `n`.
@@ -190,7 +191,7 @@ class SlotAllocator(NotCopied):
             InvalidArgument: n is not a whole number of 0 or more.
             Broken: an earlier call was interrupted.
 
-        Syncs: only if it needs slots released by id that the device has not confirmed.
+        Syncs: only if the claim needs slots released by id that the device has not confirmed.
         """
         n = self.valid_count(n)
         try:
@@ -205,7 +206,7 @@ class SlotAllocator(NotCopied):
         """Claims slots as `claim` does, for a caller that is inside the guard.
 
         Args:
-            n: number of slots, valid.
+            n: number of slots; see `valid_count`.
 
         Raises:
             OutOfSlots: fewer than n slots are free; nothing changed.
@@ -227,7 +228,7 @@ class SlotAllocator(NotCopied):
         return self.backend.claim(self.bitmap, n, self.counters).to(self.dtype)
 
     def _submit_recorded(self) -> None:
-        """Sends earlier recorded changes first, so that device and host count in the same order."""
+        """Sends the changes recorded so far, so that device and host count in the same order."""
         if self.recorder is not None and (recorder := self.recorder()):
             recorder.submit()
 
@@ -239,9 +240,9 @@ class SlotAllocator(NotCopied):
     def release(self, ids: Tensor | Sequence[int]) -> None:
         """Frees slots by id.
 
-        It ignores 0 and negative ids. The device counts ids that are free already or out of range as faults; `check()`
-        raises an error for the first. Such ids, and ignored ids, make the host's count too high until the host reads
-        the device's count again, for example in `check()`.
+        0 and negative ids are ignored. The device counts an id that is free already or out of range as a fault, and
+        `check()` raises an error for the first fault. Such ids, and ignored ids, make the host's count too high until
+        the host reads the device's count again, for example in `check()`.
 
         Args:
             ids: integers in any shape, on any device.
@@ -264,7 +265,7 @@ class SlotAllocator(NotCopied):
                 )
             ids = ids.to(torch.int64)
         ids = ids.reshape(-1).contiguous()
-        # Compare with the bitmap: its device has an index, and `backend.device` can lack one.
+        # compared with the bitmap's device, which always has an index; `backend.device` can lack one
         if ids.device != self.bitmap.device:
             self.backend.counts.uploads += 1
             ids = ids.to(self.bitmap.device)
@@ -294,7 +295,7 @@ class SlotAllocator(NotCopied):
     def group(self, n: int) -> "ClaimGroup":
         """Claims n slots in one launch, for a group that hands them out.
 
-        `with` closes the group at its end, also on an error. Without it, call `close`.
+        A `with` statement closes the group at its end, also on an error. Otherwise call `close`.
 
         Args:
             n: number of slots.
@@ -316,8 +317,8 @@ class SlotAllocator(NotCopied):
 
         Syncs: yes.
         """
-        found: list[int] = np.flatnonzero(self.free_slots()).tolist()
-        return found
+        slots: list[int] = np.flatnonzero(self.free_slots()).tolist()
+        return slots
 
     def free_slots(self) -> NDArray[np.bool_]:
         """Returns whether each slot is free on the device: axis `slot`, from slot 0 on.
@@ -339,8 +340,8 @@ class SlotAllocator(NotCopied):
     def check(self) -> None:
         """Raises an error for the first fault that the device counted.
 
-        It also sets the host's count from the device's counters. It clears the faults, so a second call raises no error
-        for them.
+        The call also sets the host's count from the device's counters, and clears the faults. So a second call raises
+        no error for them.
 
         Raises:
             DoubleRelease: a slot was released twice.
@@ -365,7 +366,7 @@ class SlotAllocator(NotCopied):
         """Returns a number of slots as a plain integer.
 
         Raises:
-            InvalidArgument: it is not a whole number of 0 or more.
+            InvalidArgument: n is not a whole number of 0 or more.
         """
         if not is_count(n):
             raise InvalidArgument(f"claim({n!r}): expected a number of slots, 0 or more")
@@ -380,7 +381,7 @@ class ClaimGroup:
         ids: the slots: a tensor, axis `n`.
 
     Attributes:
-        held: the ids not handed out yet: a tensor, axis `left`.
+        held: the ids that are not handed out yet: a tensor, axis `left`.
 
     Example:
         >>> from memstate import Backend, SlotAllocator
@@ -413,14 +414,14 @@ class ClaimGroup:
         Syncs: no.
         """
         allocator = self._allocator
-        if not allocator.guard.call:  # otherwise recover() or reset() ends the group, and the error goes on
+        if not allocator.guard.call:  # after an interrupted call, recover() or reset() ends the group
             with allocator.guard.changing("group"):
                 self.shrink(self.left)
                 allocator.open_groups = [group for group in allocator.open_groups if group is not self]
 
     @property
     def left(self) -> int:
-        """Number of slots not handed out yet."""
+        """Number of slots that are not handed out yet."""
         return self.held.numel()
 
     def claim(self, n: int) -> Tensor:

@@ -14,21 +14,21 @@ from memstate.slots.inspect import Inspection
 class AuditReport(Shown):
     """The result of an audit.
 
-    A slot is in order if exactly one of these is true: it is free, one register holds it, an open claim group holds it.
+    A slot is right if exactly one of these is true: it is free, one register holds it, an open claim group holds it.
     The report lists all other slots.
 
     Args:
         capacity: number of slots, the highest slot id.
         free: number of slots that are free in the bitmap.
         owned_by_kind: kind of owner -> number of slots.
-        leaked: slots that are not free, and that no register and no open claim group holds. Slots that a caller holds
-            by id are among them.
+        leaked: slots that are not free, and that no register and no open claim group holds. They include slots that a
+            caller holds by id.
         double_owned: slot -> its owners.
         owned_but_free: slot -> its first owner, for owned slots that are free in the bitmap.
         foreign: owners of registers whose slot id is out of range.
         lost: owners of registers that are empty, but held according to the host.
-        unexpected: owners of registers that hold a slot, but are empty according to the host. Such a slot would never
-            be released.
+        unexpected: owners of registers that hold a slot, but are empty according to the host. The host would never
+            release these slots.
         null_slot_free: whether slot 0 is free in the bitmap.
         summary: (level, first slot, last slot) of each word of the bitmap's summary that disagrees with the level
             below. A claim may miss free slots there.
@@ -65,7 +65,7 @@ class AuditReport(Shown):
         return not any((*slots, self.foreign, self.lost, self.unexpected, self.miscounts))
 
     def raise_if_leaking(self) -> None:
-        """Raises an error that lists everything wrong; does nothing if the audit is clean.
+        """Raises an error that lists all faults. Does nothing if the audit is clean.
 
         Raises:
             LeakFound: the audit found something wrong.

@@ -1,15 +1,15 @@
 """Records ownership changes on the host, and sends them together in packets. This module does not know planes.
 
-recording   move, release, claim ..   ->   [ packet | packet | action | packet ]   in the order of the calls
+recording   move, release, claim ..   ->   queue [ packet | packet | action | packet ]   in the order of the calls
 sending     each packet takes one asynchronous upload, one ownership launch, and one data launch if it moves bytes
 
-The last packet before a plan also carries the batch of the plan, at a fixed address, so that a captured CUDA graph can
-carry out the changes and the plan of every step.
+The last packet before a plan also has the batch of the plan. It lies at a fixed address, so that a captured CUDA graph
+can carry out the changes and the plan of every step.
 
 Recording sends nothing, with one exception: a claim that needs slots released by id, which the device must confirm.
 
-A packet runs its phases in the order move, release, claim, write, data. If this order would run an operation too early,
-the operation starts another packet. So changes always take effect in the order in which they were recorded.
+A packet runs its phases in the order move, release, claim, write, data. An operation that would run too early in this
+order starts another packet. So changes always take effect in the order in which they were recorded.
 
 Between the plan of a step and its forward, the command buffer marks (*fences*) the registers whose slots the step uses.
 The first change of a fenced register waits for the forward, and so does every later change. `submit` sends only the
@@ -33,12 +33,12 @@ from memstate.slots.packet import CLAIMS, DATA, MOVES, RELEASES, WRITES, Packet
 from memstate.slots.registers import Longs, RegisterFile
 from memstate.slots.upload import UploadRing, Views
 
-STEP_ROOM = 1 << 14
-STEP_MARKS = 1 << 12  # marks of one step; they fit beside any batch
+STEP_ROOM = 1 << 14  # int32 of a step's packet, besides its batch
+STEP_MARKS = 1 << 12  # largest number of marks of one step; they fit beside any batch
 
 
 def step_ints(max_batch: int) -> int:
-    """Returns the int32 of the packet of a step: a batch, and room for marks and for the changes of a busy step."""
+    """Returns the number of int32 in the packet of a step: a batch, and room for its marks and changes."""
     return STEP_ROOM + 2 * (max_batch + 3)
 
 
@@ -46,18 +46,18 @@ class DataMover(Protocol):
     """Copies and zeroes the states that a packet names, in the planes of the caller."""
 
     def __call__(self, slots: Tensor, packet: Tensor, *, copied: int, zeroed: int, replayed: bool = False) -> None:
-        """Copies `copied` slots and zeroes `zeroed` slots. If a captured graph does it, only counts them."""
+        """Copies `copied` slots and zeroes `zeroed` slots. If `replayed`, a graph has done it: only counts them."""
 
 
 class Action(NamedTuple):
     """Work on the device that runs in order with the packets.
 
     Args:
-        run: does the work.
-        keeps: what must not be evicted before the work is done, for audits.
+        run: function that does the work.
+        keeps: objects that must not be evicted before the work is done, for audits.
         pages: KV pages that the work fills.
         fills: registers whose states the work loads.
-        owners: makes the same changes of owners in another register file.
+        owners: function that makes the same changes of owners in another register file.
         released: number of slots that the work frees.
     """
 
@@ -72,8 +72,8 @@ class Action(NamedTuple):
 class CommandBuffer:
     """Records moves, releases, claims, cell writes, zeros and copies on registers, and sends them together.
 
-    The library computes registers and cells. What is asked of them each time is that a target is empty and a source
-    held.
+    Callers compute registers and cells from valid handles. Each operation checks only that targets are empty and that
+    sources hold a slot.
 
     Args:
         registers: the register file.
@@ -81,36 +81,37 @@ class CommandBuffer:
         max_batch: entries of the largest batch of a plan.
 
     Attributes:
-        queue: what is recorded and not sent, in the order of the calls; a new operation goes to the last packet.
-        step: the packet of the newest plan on the device, int32. It has a fixed address, so a captured launch can read
-            it again.
+        queue: packets and actions that are recorded and not sent, in the order of the calls. A new operation goes to
+            the last packet.
+        step: the packet of the newest plan on the device, int32. Its address never changes, so that a captured launch
+            can read it.
     """
 
     def __init__(self, registers: RegisterFile, run_data: DataMover | None = None, max_batch: int = 0) -> None:
         self.registers = registers
         self.ring = UploadRing(registers.backend)
         self.guard = registers.allocator.guard
-        self.packets = 0  # sent since the start
+        self.packets = 0  # number of packets with changes sent since the start
         self.journal: Journal | None = None
         registers.allocator.recorder = ref(self)
         self._run_data = run_data
         self._first: WeakMethod[Callable[[], None]] | None = None
         self.queue: list[Packet | Action] = []
-        self._sending: Packet | Action | None = None  # taken from the queue, not yet sent as a whole
+        self._sending: Packet | Action | None = None  # entry that has left the queue and is not sent completely
         self.step = lasting.zeros(step_ints(max_batch), torch.int32, registers.backend.device)
         self.step_views = Views(self.step)
-        self.fencing = False  # whether a forward is expected
-        self._used: Longs | None = None  # registers whose slots it uses
-        self._fenced: set[int] | None = None  # both as one set, made at the first change after the plan
-        self._unwritten: set[int] = set()  # of the fenced registers, those that it writes for the first time
-        # where the first waiting change is: index in the queue, index in that packet
+        self.fencing = False  # whether a planned forward is not launched yet
+        self._used: Longs | None = None  # registers whose slots this forward uses
+        self._fenced: set[int] | None = None  # `_used` and `_unwritten` as one set; made at the first change
+        self._unwritten: set[int] = set()  # registers of new slots whose states this forward writes
+        # position of the first waiting change: (index in the queue, index in that packet)
         self._waits: tuple[int, int] | None = None
 
     def before_packet(self, call: Callable[[], None]) -> None:
-        """Sets the method that is called before each packet is sent, and by a submit if nothing is recorded.
+        """Sets a method that is called before each packet, and in a `submit` that has no packet to send.
 
         Args:
-            call: a bound method; the reference to it is weak.
+            call: a bound method. The command buffer keeps a weak reference to it.
         """
         self._first = WeakMethod(call)
 
@@ -127,7 +128,7 @@ class CommandBuffer:
 
         Args:
             registers: the registers.
-            unwritten: more of them, whose states the forward has still to write. Actions that read them wait, too.
+            unwritten: more registers, whose states the forward must still write. Actions that read them wait, too.
         """
         self.fencing, self._used, self._fenced = True, registers, None
         if unwritten is not None:
@@ -165,40 +166,40 @@ class CommandBuffer:
         return released, claimed
 
     def unsure(self) -> NDArray[np.bool_]:
-        """Returns which registers may not have, on the device, the states that the host knows of.
+        """Returns which registers perhaps do not have, on the device, the states that the host knows: bool `register`.
 
-        These are the registers that the call changed, those of all changes that are not sent, and those whose states a
-        forward has still to write.
+        These are the registers that the interrupted call changed, those of unsent changes, and those whose states a
+        forward must still write.
         """
-        found = np.zeros(self.registers.count, bool)
-        found[list(self._unwritten)] = True
+        unsure = np.zeros(self.registers.count, bool)
+        unsure[list(self._unwritten)] = True
         for entry in [self._sending, *self.queue]:
             if isinstance(entry, Packet):
-                found[[register for named in entry.named.values() for register in named if register > 0]] = True
+                unsure[[register for named in entry.named.values() for register in named if register > 0]] = True
             elif entry is not None:
-                found[list(entry.fills)] = True
+                unsure[list(entry.fills)] = True
         for registers in self.guard.registers if self.guard.call else ():
             changed = np.asarray(registers, np.int64)
-            found[changed[changed > 0]] = True
-        return found
+            unsure[changed[changed > 0]] = True
+        return unsure
 
     def unsure_pages(self) -> set[int]:
-        """Returns the KV pages that may not have their contents.
+        """Returns the KV pages that perhaps do not have their contents.
 
-        These are the pages that the interrupted call took, and those that waiting work would fill.
+        These are the pages that the interrupted call claimed, and those that unsent actions fill.
         """
-        found = set[int]().union(*self.guard.pages) if self.guard.call else set()
+        unsure = set[int]().union(*self.guard.pages) if self.guard.call else set()
         for entry in [self._sending, *self.queue]:
             if isinstance(entry, Action):
-                found.update(entry.pages)
-        return found
+                unsure.update(entry.pages)
+        return unsure
 
     # Recording
 
     def named(self, registers: Sequence[int]) -> bool:
         """Returns whether an unsent operation changes one of these registers or reads its state.
 
-        Also true if a coming forward has still to write the state of one.
+        Also True if a coming forward must still write the state of one of them.
         """
         if self._unwritten and not self._unwritten.isdisjoint(registers):
             return True
@@ -257,15 +258,14 @@ class CommandBuffer:
 
         Args:
             registers: no register twice.
-            lengths: tokens that the states stand for which are stored in the slots next, one for each register; None
-                for zeros.
-            zeroed: those of the registers whose states are zeroed, None for none.
+            lengths: for each register, the tokens that its state will stand for; None: the labels become 0.
+            zeroed: the registers whose states are zeroed; None for none.
 
         Raises:
             OutOfSlots: more registers are given than slots are free; nothing recorded.
             RegisterInUse: a register holds a slot; nothing recorded.
 
-        Syncs: only if it needs slots released by id that the device has not confirmed.
+        Syncs: only if the claim needs slots released by id that the device has not confirmed.
         """
         allocator, held, label = self.registers.allocator, self.registers.held_at, self.registers.label_at
         for register in registers:
@@ -310,7 +310,7 @@ class CommandBuffer:
             self._label(registers, lengths)
 
     def _label(self, registers: list[int], lengths: list[int]) -> None:
-        """Records the labels of registers; with the registers, later changes of them cannot run before this write."""
+        """Records writes of labels. They name the registers, so that later changes of these cannot run too early."""
         cells, label = self.registers.address("labels", registers), self.registers.label_at
         self._record(WRITES, cells, lengths, registers)
         self.registers.longest = max(self.registers.longest, *lengths)
@@ -321,7 +321,7 @@ class CommandBuffer:
         """Copies states and their labels between registers.
 
         Args:
-            targets: registers that hold slots, none twice.
+            targets: registers that hold slots, no register twice.
             sources: registers that hold slots, one for each target.
 
         Raises:
@@ -338,12 +338,12 @@ class CommandBuffer:
     def start_rows(self, rows: Sequence[int], of: Sequence[int] = ()) -> None:
         """Makes the memory of rows fresh, or copies it from other rows.
 
-        A row that a coming forward uses is free only by the release of its registers, which waits for that forward. So
-        these changes wait behind it.
+        If a coming forward uses the row for its last request, the release of the row's registers waits for that
+        forward. This change comes after that release, so it waits, too.
 
         Args:
-            rows: the rows, none twice.
-            of: for each row, the row to copy, in no coming forward; empty for none.
+            rows: the rows, no row twice.
+            of: for each row, the row to copy, which no coming forward uses; empty to make the rows fresh.
         """
         targets, sources = ([ROW_CODE - row for row in named] for named in (rows, of))
         self._record(DATA, targets, sources or [ZERO_SOURCE] * len(targets), targets, sources)
@@ -352,21 +352,21 @@ class CommandBuffer:
         """Writes to the journal, if there is one, which registers a launch has filled or emptied.
 
         Args:
-            what: the launch.
-            before: which registers held a slot before it, `register`.
+            what: name of the launch.
+            before: whether each register held a slot before the launch, `register`.
         """
         if self.journal is not None:
-            carried = isinstance(self._sending, Packet) and bool(self._sending.operations)  # by the packet of this plan
+            carried = isinstance(self._sending, Packet) and bool(self._sending.operations)  # in this plan's packet
             changed: list[int] = np.flatnonzero(before != self.registers.held).tolist()
             self.journal.note(what, self._number - 1 + carried, changed)
 
     @property
     def _number(self) -> int:
-        """Number that the packet being recorded gets, if no earlier packet is split."""
+        """Number that the last packet in the queue will get, if no earlier packet is split."""
         return self.packets + max(1, sum(isinstance(entry, Packet) for entry in self.queue))
 
     def _last(self) -> Packet:
-        """Returns the packet that is being recorded."""
+        """Returns the last packet in the queue, to which operations are added. Makes one if there is none."""
         if self.queue and isinstance(last := self.queue[-1], Packet):
             return last
         self.queue.append(packet := Packet())
@@ -377,12 +377,12 @@ class CommandBuffer:
     ) -> None:
         """Records a change of registers. Starts another packet if the order of phases requires it.
 
-        It also notes the first change that must wait for a forward.
+        Also notes the first change that must wait for a forward.
 
         Args:
-            section: the section of its entries.
-            first: their first column.
-            second: their second column.
+            section: section of the packet that the entries go to.
+            first: first column of the entries.
+            second: second column of the entries.
             regs: the registers that change.
             sources: registers that a copy reads.
         """
@@ -426,16 +426,16 @@ class CommandBuffer:
             self._waits = len(self.queue) - rest, 0
 
     def upload_step(self, batch: Sequence[Longs], limit: int, marks: Sequence[Longs] = (), defer: int = 0) -> None:
-        """Sends all recorded changes. The last packet goes to `step`, with a batch; `launch_changes` carries it out.
+        """Sends all recorded changes. The last packet goes to `step`, with a batch, for `launch_changes`.
 
         Call it only while no change waits for a forward.
 
         Args:
             batch: the rows and the tokens of the next plan, axis `n`.
-            limit: number of optional claims of this plan.
+            limit: largest number of claims of this plan.
             marks: entries of the batch, offsets and registers of this plan's marks, axis `mark`: at most `STEP_MARKS`,
                 ascending by entry, then by offset.
-            defer: tokens below which this plan folds no tail.
+            defer: this plan does not fold a tail of fewer tokens.
 
         Syncs: no.
         """
@@ -445,7 +445,7 @@ class CommandBuffer:
         if self._first is not None:
             self._prepare()
         ints = last.encode(batch, limit, marks, self.ring.room, defer).size
-        if ints > self.step.numel():  # so many changes take an upload of their own
+        if ints > self.step.numel():  # too many changes for `step`: they take an upload of their own
             self._send_prepared(last)
             ints = (last := Packet()).encode(batch, limit, marks, self.ring.room, defer).size
         self._sending = last
@@ -453,7 +453,7 @@ class CommandBuffer:
         self.ring.push(ints, self.step_views)
 
     def launch_changes(self, replayed: bool = False) -> None:
-        """Carries out the changes in `step`, if it has any.
+        """Carries out the changes in `step`, if there are any.
 
         Args:
             replayed: whether a captured graph of the caller launches them.
@@ -465,7 +465,7 @@ class CommandBuffer:
         self._sending = None
 
     def capture_changes(self) -> None:
-        """Launches what carries out the changes in `step`, whatever they will be."""
+        """Launches the kernels that carry out the changes in `step`, so that a graph can capture them."""
         self.registers.ownership(self.step)
         if self._run_data:
             self._run_data(self.registers.table.slots, self.step, copied=0, zeroed=0)
@@ -477,7 +477,7 @@ class CommandBuffer:
 
         Args:
             action: the action.
-            reads: registers whose states it reads. It waits if a coming forward has still to write one.
+            reads: registers whose states the action reads. It waits if a coming forward must still write one of them.
         """
         if self._waits is None and not self._unwritten.isdisjoint(reads):
             self._waits = len(self.queue), 0
@@ -514,7 +514,7 @@ class CommandBuffer:
             self._run_data(slots, sent, copied=copied, zeroed=zeroed, replayed=replayed)
 
     def discard(self) -> None:
-        """Forgets the recorded changes. Call it only in a reset, because a reset also frees all slots on the device."""
+        """Forgets the recorded changes. Call it only in a reset, which also frees all slots on the device."""
         self.queue, self._sending = [], None
         self.lift()
 

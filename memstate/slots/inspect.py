@@ -23,15 +23,15 @@ from memstate.slots.packet import Packet
 from memstate.slots.registers import RegisterFile
 
 FORMAT = "memstate inspection 2"
-# Bytes of a file that `load` reads: room for about 200,000 slots, each with its owner and a node of the prefix cache.
+# Bytes of the largest file that `load` reads: about 200,000 slots, each with its owner and a node of the prefix cache.
 LARGEST: Final = 64 << 20
-# What drawing raises for a value that it cannot use.
+# Errors that drawing raises for a value that it cannot use.
 UNDRAWN: Final = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
 @dataclass(frozen=True, repr=False)
 class Inspection(Shown):
-    """The owners of every slot at one moment, and what the manager knew then.
+    """The owners of every slot at one moment, and what the manager knew at that moment.
 
     Args:
         capacity: number of slots, the highest slot id.
@@ -50,8 +50,8 @@ class Inspection(Shown):
         changes: the changes in the journal, oldest first, with the fields of `Change`.
         stats: figures by name.
         summary: words of the bitmap's summary that disagree with the level below.
-        layout: what one slot is made of: its order, layers, `bytes_per_slot`, and planes with the bytes of one layer;
-            and the tokens of a KV page.
+        layout: layout of a slot: its order, layers, `bytes_per_slot`, and planes with the bytes of one layer; and the
+            tokens of a KV page.
         faults: a sentence for each thing that the audit found wrong.
     """
 
@@ -81,11 +81,10 @@ class Inspection(Shown):
     def save(self, path: Path | str) -> None:
         """Writes the inspection as JSON, whole or not at all.
 
-        A file that is there already stays as it is until the new one is complete. `load` refuses a file of more than
-        `LARGEST` bytes.
+        An existing file is replaced when the new one is complete. `load` refuses a file of more than `LARGEST` bytes.
 
         Args:
-            path: the file. A link stays a link. A device or a pipe is written to as it is.
+            path: the file. If it is a link, the file behind it is replaced. A device or a pipe is written to directly.
 
         Raises:
             OSError: the file cannot be written.
@@ -96,9 +95,9 @@ class Inspection(Shown):
     def load(cls, path: Path | str) -> "Inspection":
         """Reads an inspection that `save` wrote.
 
-        The file may come from a stranger. So the inspection is drawn once, as `sheet`, and one that cannot be drawn is
-        refused. No number in it decides how much memory is taken. Whether the file tells the truth is not checked:
-        a faulty device can hold any slots and labels.
+        The file can come from a stranger. So `load` draws the inspection once, as `sheet`, and refuses one that cannot
+        be drawn. No number in the file decides how much memory is allocated. Slots and labels are not checked: a faulty
+        device can hold any.
 
         Args:
             path: the file.
@@ -115,30 +114,30 @@ class Inspection(Shown):
 
     @classmethod
     def parse(cls, content: bytes, source: str) -> "Inspection":
-        """Reads what `save` wrote from memory, as `load` does from a file.
+        """Reads an inspection from the bytes of a file that `save` wrote. See `load`.
 
         Args:
             content: the bytes.
-            source: where they come from, for messages.
+            source: name of the file, for errors.
 
         Raises:
-            InvalidArgument: this is no inspection, or has more than `LARGEST` bytes.
+            InvalidArgument: the bytes are no inspection, or more than `LARGEST`.
         """
         with _naming(source):
             _require_small(len(content))
-            found = json.loads(content.decode(), object_pairs_hook=_unique, parse_float=_finite, parse_constant=_finite)
-            form = found.pop("format", None) if isinstance(found, dict) else found
+            read = json.loads(content.decode(), object_pairs_hook=_unique, parse_float=_finite, parse_constant=_finite)
+            form = read.pop("format", None) if isinstance(read, dict) else read
             if form != FORMAT:
                 raise InvalidArgument(f"its format is {shown(form)}, expected {FORMAT!r}")
             for keyed in ("names", "kinds", "tags"):
-                found[keyed] = {int(register): text for register, text in found[keyed].items()}
-            seen = cls(**found)
+                read[keyed] = {int(register): text for register, text in read[keyed].items()}
+            seen = cls(**read)
             seen._require_sizes()
             seen.sheet()
             return seen
 
     def _require_sizes(self) -> None:
-        """Refuses what drawing would not notice: columns of other lengths, and a cache that is no tree."""
+        """Refuses faults that drawing does not find: columns of wrong lengths, and a prefix cache that is no tree."""
         lengths = len(self.owners), len(self.free)
         if self.capacity < 1 or lengths != (self.capacity + 1,) * 2:
             raise InvalidArgument(
@@ -151,7 +150,7 @@ class Inspection(Shown):
                 raise InvalidArgument(f"prefix[{at}].parent is {node['parent']}, expected -1 or a node before it")
 
     def by_slot(self) -> list[tuple[str, str]]:
-        """Returns kind and name, or tag, of the owner of each slot 1..capacity; see `memstate.viz.holdings`."""
+        """Returns (kind, tag or name) of the owner of each slot 1..capacity; see `memstate.viz.holdings`."""
         owners: list[list[tuple[str, str]]] = [[] for _ in range(self.capacity + 1)]
         for register, name in self.names.items():
             if 0 < self.slots[register] <= self.capacity:
@@ -200,7 +199,7 @@ class Inspection(Shown):
 
 @contextmanager
 def _naming(source: str) -> Iterator[None]:
-    """Names the source of what is no inspection."""
+    """Adds the name of the source to errors, and turns errors of drawing into InvalidArgument."""
     try:
         yield
     except (InvalidArgument, json.JSONDecodeError, UnicodeError) as error:
@@ -215,11 +214,11 @@ def _require_small(size: int) -> None:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
         name = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
         raise InvalidArgument(f"{shown(name)} stands there twice")
-    return found
+    return entries
 
 
 def _finite(text: str) -> float:
@@ -234,15 +233,15 @@ def inspect(
 ) -> Inspection:  # fmt: skip
     """Copies the registers, and the owners and free flag of each slot, to the host.
 
-    It takes one launch and three small copies, and a copy of the bitmap if that has a summary. Open claim groups and
-    waiting changes take more copies.
+    The call takes one launch and three small copies, and a copy of the bitmap if that has a summary. Open claim groups
+    and waiting changes take more copies.
 
     Args:
         file: the register file.
         name: register -> (kind, owner), for the registers whose owner is known.
         tags: register -> a short name of its owner.
-        read: the registers to read, if not those of the file itself; see `behind`.
-        more: the other fields of an inspection.
+        read: the register file to read instead of `file`; see `behind`.
+        more: the other fields of the inspection.
 
     Syncs: yes.
     """
@@ -269,11 +268,11 @@ def inspect(
 
 
 def behind(file: RegisterFile, waiting: Sequence[Packet | Action]) -> RegisterFile:
-    """Returns the register file as it is behind changes that wait for a forward, so that it agrees with the host.
+    """Returns the register file as it will be after the waiting changes, so that it agrees with the host.
 
     Args:
-        file: the register file. It is returned itself where nothing waits; otherwise a copy in host memory.
-        waiting: the changes.
+        file: the register file. If nothing waits, the result is this file, otherwise a copy in host memory.
+        waiting: the changes that wait for a forward.
 
     Syncs: yes, if something waits.
     """

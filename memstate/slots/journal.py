@@ -17,15 +17,15 @@ class Change:
 
     Args:
         serial: number of the change.
-        submit: number of the packet that carries out the change. `plan` is a launch of its own: for
-            these it is the number of the packet before the launch.
-        what: `claim`, `release` or `move`; or `plan`, if its launch filled the register.
+        submit: number of the packet that carries out the change. If a plan made the change, the number of the packet
+            before its launch.
+        what: `claim`, `release` or `move`; or `plan`, if the launch of a plan filled the register.
         register: number of the register; for a move, of the target register.
-        kind: kind of that owner: live, lane, cached, session, mark or snapshot.
-        owner: owner of the register at that time.
+        kind: kind of `owner`: live, lane, cached, session, mark or snapshot.
+        owner: name of the register's owner at the time of the change.
         label: length of the register's state in tokens.
         source: source register of a move, otherwise 0.
-        source_owner: owner of the source register.
+        source_owner: name of the source register's owner.
     """
 
     serial: int
@@ -49,7 +49,7 @@ class Journal:
     Args:
         size: number of changes to keep.
         registers: the register file.
-        owner: returns the owner of a register; a bound method. The reference to it is weak.
+        owner: bound method that returns the owner of a register. The journal keeps a weak reference to it.
     """
 
     def __init__(self, size: int, registers: RegisterFile, owner: Owner) -> None:
@@ -63,7 +63,7 @@ class Journal:
         return list(self._changes)
 
     def note(self, what: str, submit: int, registers: Sequence[int], sources: Sequence[int] = ()) -> None:
-        """Notes changes that the command buffer records. Call it before a release, and after a claim or a move."""
+        """Notes changes of the command buffer: a release before the mirror changes, a claim or a move after it."""
         for register, source in zip(registers, sources or repeat(0), strict=False):
             of = self._owner(source)[1] if source else ""
             label = int(self._file.labels[register])

@@ -1,7 +1,7 @@
 """Holds one packet of a command buffer: its operations, in the order of the calls, and its bytes in an upload.
 
 This module does not check the operations, and does not know which of them wait for a forward. Registers and cells are
-plain integers in lists: most packets name a few, and numpy takes longer for those.
+plain integers in lists: most packets have only a few, for which lists are faster than numpy.
 """
 
 from array import array
@@ -14,13 +14,13 @@ from memstate.slots.registers import Ints, Longs
 
 MOVES, RELEASES, CLAIMS, WRITES, DATA, BATCH, MARKS = map(
     int, Section
-)  # plain ints: each access to an enumeration costs 1 us
+)  # plain integers, because an access to an enumeration takes 1 us
 PAIRS = (MOVES, WRITES, DATA)  # sections with two columns
 NOTHING = [0, 0, 0, 0]
-NO_SECTIONS = array("i", [0] * 8 + [HEADER_INTS] * BATCH + [0] * (8 - BATCH))  # a header without entries
-# section, two columns, the registers that it changes
+NO_SECTIONS = array("i", [0] * 8 + [HEADER_INTS] * BATCH + [0] * (8 - BATCH))  # header of an empty packet
+# (section, first column, second column, registers that change)
 Operation = tuple[int, Sequence[int], Sequence[int], Sequence[int]]
-Room = Callable[[int], Ints]  # where a packet of so many int32 goes
+Room = Callable[[int], Ints]  # number of int32 -> the memory for a packet of this size
 
 
 def _zeros(ints: int) -> Ints:
@@ -34,8 +34,8 @@ class Packet:
         operations: the first operations.
 
     Attributes:
-        operations: in the order of the calls.
-        named: phase -> registers that an operation of it changes.
+        operations: the operations, in the order of the calls.
+        named: phase -> registers that an operation of this phase changes.
         reads: registers that a copy reads.
         zeroed: number of entries of DATA that make a state fresh.
         rows: number of entries of DATA that name rows, not registers.
@@ -77,9 +77,9 @@ class Packet:
         return entries
 
     def late(self, registers: Sequence[int], phase: int, sources: Sequence[int] = ()) -> bool:
-        """Returns True if a new operation must start another packet, because it would run too early in this one.
+        """Returns whether a new operation must start another packet, because it would run too early in this packet.
 
-        Zeros and copies of one packet run in no fixed order, and after its labels. So none of them may change a
+        The zeros and copies of a packet run in no fixed order, after the labels. So no zero or copy may change a
         register that another one of the same packet changes or reads.
 
         Args:
@@ -96,7 +96,7 @@ class Packet:
 
     def names(self, registers: Iterable[int]) -> bool:
         """Returns whether an operation of this packet changes one of these registers or reads its state."""
-        return not all(found.isdisjoint(registers) for found in (self.reads, *self.named.values()))
+        return not all(named.isdisjoint(registers) for named in (self.reads, *self.named.values()))
 
     def tail(self, operations: int) -> "Packet":
         """Returns a packet without the first `operations` operations."""
@@ -116,10 +116,10 @@ class Packet:
 
         Args:
             batch: the columns that the next plan reads, axis `n`.
-            limit: number of optional claims of that plan.
+            limit: largest number of claims of that plan.
             marks: entries of the batch, offsets and registers, axis `mark`; ascending by entry, then by offset.
-            room: returns where the packet goes, given its int32.
-            defer: tokens below which that plan folds no tail.
+            room: returns the memory for a packet, given its number of int32.
+            defer: that plan does not fold a tail of fewer tokens.
         """
         header, body, at = NO_SECTIONS[:], array("i"), HEADER_INTS
         header[LIMIT_CELL], header[DEFER_CELL] = limit, defer
@@ -158,8 +158,8 @@ class Packet:
 
 
 def _newest(cells: "array[int]", values: "array[int]") -> "tuple[array[int], array[int]]":
-    """Keeps only the last value of each cell."""
-    if len(cells) < 64:  # numpy takes longer
+    """Returns cells and values with only the last value of each cell."""
+    if len(cells) < 64:  # for few cells, a dict is faster than numpy
         newest = dict(zip(cells, values, strict=True))
         return (cells, values) if len(newest) == len(cells) else (array("i", newest), array("i", newest.values()))
     named, order = np.frombuffer(cells, np.int32), np.arange(len(cells), dtype=np.int32)

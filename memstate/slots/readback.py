@@ -1,4 +1,4 @@
-"""Copies slot ids to the host without waiting. This module does not know owners."""
+"""Copies slot ids from the device to the host without waiting. This module does not know owners."""
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from memstate.streams import mark
 
 
 class Readback:
-    """Slot ids that the device copies to pinned host memory, after all changes that were recorded earlier.
+    """Slot ids on their way from the device to pinned host memory, after all changes that were recorded before.
 
     Args:
         n: number of slot ids.
@@ -32,7 +32,7 @@ class Readback:
         self._backend = backend
         with on(backend.device):
             self._host = lasting.empty(n, torch.int32, pinned=backend.device.type == "cuda")
-        # keeps the source tensor, so that its memory is not reused before the copy is done
+        # a reference to the source tensor, so that its memory is not reused before the copy is done
         self._source: Tensor | None = None
         self._copied: torch.cuda.Event | None = None
 

@@ -2,11 +2,12 @@
 
     cells   [ slots | labels | tracked | source | page table | pending | newest ]    one int32 arena
 
-Columns start at multiples of 256 bytes. Registers of row r are 3r (live), 3r+1 and 3r+2 (lanes); row 0 is the null row.
-The registers of the rows come first. The holders follow: the registers of published snapshots and of sessions.
+Each column starts at a multiple of 256 bytes. Registers of row r are 3r (live), 3r+1 and 3r+2 (lanes); row 0 is the
+null row. The registers of the rows come first. The holders follow: the registers of published snapshots and of
+sessions.
 
-The host keeps a copy (the *mirror*) of the labels, and of which registers hold a slot. The host follows the same rules
-as the device, and reads nothing back. This module does not know planes or requests.
+The host keeps a copy (the *mirror*) of the labels, and of which registers hold a slot. It computes this copy by the
+same rules as the device, and reads nothing back. This module does not know planes or requests.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,18 +24,18 @@ from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import REGISTERS_PER_ROW, Marks, Registers, Rules, StepRecord, TailRecord
 from memstate.slots.allocator import SlotAllocator
 
-ALIGN = 64  # int32 per 256 bytes
+ALIGN = 64  # int32 in 256 bytes
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
 
 
 def register_count(rows: int, snapshots: int) -> int:
-    """Returns the number of registers: those of the rows with the null row, and the holders."""
+    """Returns the number of registers: those of all rows, the null row included, and the holders."""
     return REGISTERS_PER_ROW * (rows + 1) + snapshots
 
 
 def cell_starts(rows: int, snapshots: int, pages_per_row: int, tails: bool = False) -> list[int]:
-    """Returns the first cell of each column, and after the last column the number of cells.
+    """Returns the first cell of each column, and as the last entry the number of all cells.
 
     Args:
         rows: number of request rows, without the null row.
@@ -62,18 +63,18 @@ class RegisterFile(NotCopied):
         tails: whether rows have tails.
 
     Attributes:
-        held: whether each register holds a slot, for the host: bool `register`.
-        labels: tokens of the state in each register, for the host: int64 `register`.
-        tracked: length of each row up to which no boundary is due, for the host: int32 `row`.
-        source: register that each row's first step reads, 0 for none, for the host: int32 `row`.
-        pending: tokens of each row behind its state that are real, for the host: int64 `row`. The device counts those
-            of the newest step with the next plan.
-        newest: tokens of each row's newest step in its tail: int64 `row`.
-        held_at, label_at, tracked_at, source_at, pending_at: the same memory, for one entry as a plain number: that
-            costs half of what an array takes.
-        undecided: rows whose newest plan the host does not know yet: `Stepping` says why.
+        held: mirror: whether each register holds a slot, bool `register`.
+        labels: mirror: tokens of the state in each register, int64 `register`.
+        tracked: mirror: for each row the length up to which no snapshot is due, int32 `row`.
+        source: mirror: the register that each row's next step reads directly, 0 for none, int32 `row`.
+        pending: mirror: number of real tokens in each row's tail, int64 `row`. The device adds those of the newest step
+            in the next plan.
+        newest: mirror: number of tokens of each row's newest step in its tail, int64 `row`.
+        held_at, label_at, tracked_at, source_at, pending_at: memoryviews of these arrays. Reading one entry takes half
+            of the time, and gives a plain number.
+        undecided: rows whose newest plan has made decisions that the host does not know yet; see `Late`.
         starts: first cell of each column.
-        longest: no state stands for more tokens than that.
+        longest: upper bound of the tokens that any state stands for.
     """
 
     def __init__(
@@ -128,19 +129,18 @@ class RegisterFile(NotCopied):
         return self.source_at[row] or row * REGISTERS_PER_ROW
 
     def length(self, row: int) -> int:
-        """Returns the tokens of a row: those of its state, and those behind it that are real."""
+        """Returns the length of a row: the tokens of its state, and the real tokens in its tail."""
         return int(self.label_at[self.origin(row)] + self.pending_at[row])
 
     def lengths(self, rows: Longs) -> Longs:
-        """Returns the tokens of each row."""
-        found: Longs = self.labels[self.origins(rows)]
-        return found + self.pending[rows] if self.tails else found
+        """Returns the length of each row."""
+        labels: Longs = self.labels[self.origins(rows)]
+        return labels + self.pending[rows] if self.tails else labels
 
     def origins(self, rows: Longs) -> Longs:
         """Returns the register of each row's state.
 
-        It is the live register. If the next step of the row reads a snapshot directly, it is the register of that
-        snapshot.
+        This is the live register or, if the next step of the row reads a snapshot directly, the snapshot's register.
         """
         source = self.source[rows].astype(np.int64)
         return np.where(source > 0, source, rows * REGISTERS_PER_ROW)
@@ -149,7 +149,7 @@ class RegisterFile(NotCopied):
         """Empties every register, column and mirror. Does not reset the allocator.
 
         Args:
-            kept: register -> (slot, label), for registers that are not empty after it.
+            kept: register -> (slot, label), for the registers that keep their slots.
 
         Syncs: yes.
         """
@@ -167,7 +167,7 @@ class RegisterFile(NotCopied):
         self.held[registers], self.labels[registers] = True, pairs[:, 1]
 
     def on_host(self) -> "RegisterFile":
-        """Returns a copy in host memory, without the mirror, for trying changes.
+        """Returns a copy in host memory, without the mirror, on which changes can be tried.
 
         Syncs: yes.
         """

@@ -1,8 +1,9 @@
 """Sends small integer packets to the device without waiting. This module does not know their contents.
 
-host ring    [ 0 | 1 | 2 | 3 ]   pinned; a buffer is reused only after the CUDA event that follows its last copy
+host ring    [ 0 | 1 | 2 | .. ]   pinned; a buffer is used again only after the CUDA event that follows its last copy
                      |
-device       [    packet     ]   one buffer; all sends come on one stream, so a packet is read before the next is copied
+device       [    packet      ]   one buffer; all sends are on one stream, so launches read a packet before the next
+                                  copy
 """
 
 import numpy as np
@@ -14,13 +15,13 @@ from memstate import lasting
 from memstate.kernels.dispatch import Backend, on
 from memstate.streams import mark
 
-RING = 16
-VIEWS = 256  # of a tensor that are kept
-INTS = 4096  # of a buffer at first; it grows with the largest packet
+RING = 16  # buffers
+VIEWS = 256  # slices of a tensor that are kept
+INTS = 4096  # int32 of a buffer at first; buffers grow with the largest packet
 
 
 class Views(dict[int, Tensor]):
-    """Beginnings of a tensor, by length, each made once: slicing a tensor costs more than sending it.
+    """Length -> the slice of a tensor from its start. Each is made once, because slicing takes longer than sending.
 
     Args:
         whole: the tensor.
@@ -43,7 +44,7 @@ class UploadRing:
         self.waits = 0  # times that the host waited because the ring was full
         self._backend = backend
         self._cuda = backend.device.type == "cuda"
-        self._turn = 0  # whose buffer is filled next
+        self._turn = 0  # number of the buffer that is filled next
         self._grow(ints)
 
     def _grow(self, ints: int) -> None:
@@ -53,7 +54,7 @@ class UploadRing:
         self._device = Views(lasting.empty(ints, torch.int32, device))
         self._host, self._arrays = host, [buffer.whole.numpy() for buffer in host]
         self._sent: list[torch.cuda.Event | None] = [None] * RING
-        self._ints = ints  # last: memory can be short
+        self._ints = ints  # set last, because the allocations above can fail
 
     def room(self, ints: int) -> NDArray[np.int32]:
         """Returns the host memory of the next packet, for the caller to fill before `push`: int32 `ints`.
@@ -61,7 +62,7 @@ class UploadRing:
         Syncs: only if the ring is full; `waits` counts this.
         """
         if ints > self._ints:
-            if self._cuda:  # launches of this stream may still read it
+            if self._cuda:  # launches on this stream may still read the old buffer
                 self._device.whole.record_stream(torch.cuda.current_stream(self._backend.device))
             self._grow(2 * ints)
         event = self._sent[self._turn]
@@ -75,7 +76,7 @@ class UploadRing:
         """Copies the packet that the caller has put into `room` to the device asynchronously.
 
         Args:
-            ints: its int32.
+            ints: number of int32 of the packet.
             to: where the packet goes, int32. None: the ring's own memory, valid until the next packet.
 
         Returns:

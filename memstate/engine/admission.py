@@ -86,7 +86,7 @@ class Admission(Verbs):
         given = requests if type(requests) is list else sequence("requests", requests, "admit([request])")
         below = self._tiers is not None
         away: list[Session] = []
-        if self._cache.heard:  # policies are asked below, before any change, so they must learn first
+        if self._cache.heard:  # policies must learn of earlier requests before this call asks them
             with self._admitting:
                 self._cache.learn()
         while True:
@@ -94,7 +94,7 @@ class Admission(Verbs):
             rows = self._admit(starts)
             if isinstance(rows, Rows):
                 return rows
-            # try again without loads; then let sessions make way, first those that their turns do not start from
+            # Try again without loads. Then let sessions make way, first those that their turns do not start from.
             loads = below and any(start.hit is not None for start in starts)
             kept = [start for start in starts if start.session is not None and start.session.kept]
             if not loads:
@@ -133,7 +133,7 @@ class Admission(Verbs):
         """See `StateManager.snapshot_at`."""
         number = self._table.index(row)
         lease = self._cache.leases.get(number)
-        prompt = lease.prompt.tokens if lease and lease.given is not None else 0  # a fork may go on otherwise
+        prompt = lease.prompt.tokens if lease and lease.given is not None else 0  # a fork may leave the prompt
         named = require_lengths(self._table.ids[number], lengths, self._pages.unit, prompt)
         self._marks.add(number, named, self._file.length(number), self._file.tracked_at[number])
 
@@ -148,7 +148,7 @@ class Admission(Verbs):
             raise ConfigurationError("there is no storage to fetch from: build the manager with tiers=ms.Tiers(...)")
         prompt = Prompt(encode(tokens), require_salt(salt))
         match, length = self._matched(prompt, session)
-        # with several ranks, do not count this host memory: the other ranks do not know its contents
+        # With several ranks, host memory does not count: the other ranks can have other contents.
         own = match.host_length if self._tiers.settings.group is None else 0
         return self._tiers.prefetch(prompt, match, max(length, match.length, own))
 
@@ -190,7 +190,7 @@ class Admission(Verbs):
     def _admit(self, starts: Sequence[Start]) -> Rows | Lack:
         """Returns a row for each start, or the error that says what is lacking. In that case nothing is started."""
         pages = sum(self._fresh(starts)) if self._pages.allocator.pages else 0
-        # starts that need more than a row, slots and pages
+        # Starts that need more than a row, pages and slots.
         special = [
             start for start in starts
             if start.request.tokens is not None or start.source is not ZEROS or start.wanted
@@ -233,7 +233,7 @@ class Admission(Verbs):
             slots: slots that the rows of the call need.
             pages: new pages that the rows of the call need.
         """
-        states, loaded = set[object](), set[object]()  # keys of records: each counts once
+        states, loaded = set[object](), set[object]()  # keys, because starts can share a record
         for start in starts:
             source, session = start.source, start.session
             if source.takes:
@@ -275,8 +275,9 @@ class Admission(Verbs):
             self._cache.loaded(self._tiers.bring([(start.prompt, match, hit) for start, match, hit in loads]))
         for start, _, hit in loads:
             match = self._cache.match(start.prompt)
-            if match.length > hit.length:  # another request of this call has loaded a longer state, but only the
-                match = self._cache.match(start.prompt, hit.length)  # slot of this request's own load is counted
+            # Another request of this call can have loaded a longer state. But only the slot of this load is counted.
+            if match.length > hit.length:
+                match = self._cache.match(start.prompt, hit.length)
             self._filled(start, hit, match, start.source.takes)
 
     def _filled(self, start: Start, hit: Hit, match: Match, takes: bool) -> None:
@@ -322,7 +323,7 @@ class Admission(Verbs):
             source = start.source
             if source.states and not source.takes:
                 self._reads(source)
-            if self._cache.enabled or start.session is not None:  # later tokens are compared with the prompt
+            if self._cache.enabled or start.session is not None:  # for later comparisons of tokens with the prompt
                 lease = self._cache.leases[row] = start.lease or Lease(NO_NODE, start.prompt, NO_MATCH)
                 lease.given = start.request.tokens
             if start.lease is not None:
@@ -343,7 +344,7 @@ class Admission(Verbs):
             if isinstance(source.of, Node):
                 self._cache.detach(source.of, "taken")
         elif source.of is session is not None:
-            self._holdings.begin_read(source.states[0].register)  # before the session ends the state
+            self._holdings.begin_read(source.states[0].register)  # before `begin` ends the session's states
         if session is not None:
             self._sessions.compare(session, start.prompt, start.shared, source.length, self._cache)
             self._cache.drop_bare(self._sessions.begin(session, row, start.prompt.head(source.length)))
@@ -516,7 +517,7 @@ class Admission(Verbs):
             return OutOfSlots(slots, allocator.free, evictable, allocator.capacity, self._sessions.held)
         if missing > 0:
             room.free_pages(pages)
-            if (lack := self._pages.short_of(pages)) is not None:  # the caller's policy can evict too few
+            if (lack := self._pages.short_of(pages)) is not None:  # a caller's policy can free too few
                 return lack
         room.free_slots(slots)
         return OutOfSlots(slots, allocator.free, 0, allocator.capacity) if slots > allocator.free else None
@@ -550,7 +551,7 @@ class Admission(Verbs):
             live, of, n, until = PER_ROW * row, source[at], length[at], tracked[at]
             read = of if self._direct_hits else 0
             claimed += range(live + moved[at] if moved else live, live + self.per_request)
-            if file.tracked_at[row] != until:  # the device has the same value as the host
+            if file.tracked_at[row] != until:  # the device has the host's value: an equal one needs no write
                 file.tracked_at[row] = until
                 cells.append(first_tracked + row)
                 values.append(until)
@@ -574,7 +575,7 @@ class Admission(Verbs):
             commands.write(cells, values)
         if copies:
             commands.copy([*copies], [*copies.values()])
-        if self._of_rows and of_rows and not self._fills:  # of a ring, only pending tokens are read
+        if self._of_rows and of_rows and not self._fills:  # without pending tokens, nobody reads the ring of a row
             pairs = [(row, of) for row, of in zip(rows, of_rows, strict=True) if file.pending_at[of]]
             rows, of_rows = [row for row, _ in pairs], [of for _, of in pairs]
         if self._of_rows and rows and (of_rows or self._fills):

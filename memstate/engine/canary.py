@@ -26,9 +26,9 @@ from memstate.requests.steps import Step, StepLog
 from memstate.state.layout import Plane
 from memstate.state.planes import Planes
 
-NAN = bytes.fromhex("faff")  # repeated, it is NaN in every float of 2 bytes or more, and no computation gives it
-NUMBERS = bytes.fromhex("c35a9e17d2864bf1396da0e87c25b40f")  # for integers; no state has these bytes by chance
-LEAST = 4  # bytes of NUMBERS that a state needs; a shorter state can have them by chance
+NAN = bytes.fromhex("faff")  # repeated: a NaN that no computation gives, in any float of 2 bytes or more
+NUMBERS = bytes.fromhex("c35a9e17d2864bf1396da0e87c25b40f")  # for other dtypes; no state has these bytes by chance
+LEAST = 4  # bytes; a smaller block can have the bytes of NUMBERS by chance
 SCRATCH = 1 << 26  # bytes of slots that are compared in one operation
 ODD = -0x61C8864680B583EB  # factor that spreads the weights of a sum over 64 bits
 
@@ -125,7 +125,7 @@ class Canary:
     def forget(self) -> None:
         """Stops watching a step."""
         self._step: Step | None = None
-        self._wrong: list[Place] | None = None  # places of the watched step, if it was replayed
+        self._wrong: list[Place] | None = None  # wrong places of the watched step, if it was replayed
 
     def planned(self, step: Step, due: bool, replayed: bool) -> None:
         """Watches a step from now on.
@@ -161,7 +161,7 @@ class Canary:
         slots = torch.cat([slots for _, slots in self._targets(record, marked)])
         if not len(slots):
             return
-        one = slots.max()  # an index for padding: a slot that is filled anyway, or 0 if no slot is filled
+        one = slots.max()  # padding fills this slot once more; it is 0 if no slot is filled
         slots = torch.where(slots > 0, slots, one)
         for block in self._stored:
             block.data[slots] = torch.where(one > 0, block.pattern, block.data[0])

@@ -10,7 +10,7 @@ from memstate.guard import Guard
 from memstate.state.memory import Memory
 from memstate.streams import WorkStream
 
-# Beginnings of the names of modules that call code of the caller inside the guard: policies, stores and replays.
+# Prefixes of the modules that call policies, stores and replays of the caller inside the guard.
 INSIDE = ("memstate.engine.", "memstate.prefix.", "memstate.tiers.")
 
 

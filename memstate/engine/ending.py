@@ -354,7 +354,7 @@ class Ending(Verbs):
             One snapshot for each row, or None.
         """
         snapshots: list[Snapshot | None] = [None] * len(rows)
-        # reads end first: then a state that only these rows were to read can be evicted for the states they leave
+        # First end the reads: a state that only these rows would read can then be evicted to make room for theirs.
         file, turns = self._file, self._sessions.by_row
         if self._holdings.readers:
             self._holdings.reads_done([file.source_at[row] for row in rows])
@@ -371,7 +371,7 @@ class Ending(Verbs):
             if file.tracked_at[row] or file.source_at[row]:
                 file.tracked_at[row] = file.source_at[row] = 0
                 cells += file.starts["tracked"] + row, file.starts["source"] + row
-            if file.tails:  # always: on the device, the tail can have tokens of a dead step
+            if file.tails:  # even if the host counts 0: the device can count tokens of a dead step
                 file.pending_at[row] = file.newest[row] = 0
                 cells += file.starts["pending"] + row, file.starts["newest"] + row
         self._commands.release(registers)

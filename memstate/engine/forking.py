@@ -134,7 +134,7 @@ class Forking(Verbs):
             raise InvalidArgument(
                 "no register is free for the state that the rows share: drop a snapshot, or raise snapshots="
             )
-        of = [row for row, names in ids.items() for _ in names]  # the forked row of each new row
+        of = [row for row, names in ids.items() for _ in names]  # for each new row, the row that it is forked from
         slots, pages = self._left_by(gone)
         with self._guard.changing(call):
             lack = self._admission.make_room(

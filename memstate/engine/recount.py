@@ -194,7 +194,7 @@ class Recount(Verbs):
             return []
         pending, in_tail = read.table.pending.cpu().numpy().copy(), read.table.newest.cpu().numpy()
         entries, steps = int(of_tails.batch), self._log.unsettled
-        newest = steps[-1] if steps and self._log.is_last(steps[-1]) else None  # None: it was settled or cancelled
+        newest = steps[-1] if steps and self._log.is_last(steps[-1]) else None  # None: it is settled or cancelled
         untold = {row for step in steps if step.drafted and step is not newest for row in step.numbers.tolist()}
         rows, accepted = of_tails.rows[:entries].cpu().numpy(), of_tails.accepted[:entries].cpu().numpy()
         counted = newest.after - newest.before if newest is not None else accepted

@@ -18,7 +18,7 @@ from memstate.errors import InvalidArgument
 from memstate.requests.handles import Snapshot
 from memstate.requests.holdings import KINDS, PUBLISHED, Owner
 
-# Calls that can have given the prefix cache KV which the open step must still write.
+# These calls can give the prefix cache KV that the open step must still write.
 PUBLISHING = frozenset(("publish", "end", "cancel"))
 
 

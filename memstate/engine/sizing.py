@@ -16,7 +16,7 @@ from memstate.slots.upload import INTS, RING
 from memstate.state.layout import StateLayout
 from memstate.state.memory import ring_table_bytes, table_bytes
 
-# What errors say that the caller can lower.
+# Arguments that errors tell the caller to lower.
 CELLS = "max_requests, preallocated, snapshots (default: slots) or Pages(per_row=)"
 BATCH = "max_batch (default: max_requests + preallocated)"
 

@@ -87,7 +87,7 @@ class Stepping(Verbs):
         self.replaying: int | None = None
         self._launched = False  # whether the present replay has called `launch`
         self._captured: set[int] = set()  # batch sizes that `launch` was called with
-        self._last: Batch | None = None  # the batch that was looked up last, and the caller's arguments
+        self._last: Batch | None = None  # batch of the last lookup; the next two are its arguments
         self._last_rows: Sequence[Row | None] = ()
         self._last_tokens: object = None
         self._confirmed: Step | None = None  # the newest step whose plan has confirmed the lengths of all of its rows
@@ -233,7 +233,7 @@ class Stepping(Verbs):
         batch = self.batch(rows, tokens, drafts)
         if (size := len(batch.numbers)) > log.max_batch:
             raise InvalidArgument(f"a batch of {size}, the limit is max_batch={log.max_batch}")
-        running, reads = batch.rows, self._holdings.readers  # with reads, a row's length can be in another register
+        running, reads = batch.rows, self._holdings.readers  # a row that reads a source has its length there
         length = self._mirror.lengths(running) if reads or self._tail else self._file.labels[batch.live]
         unsure = self._unsure(running) if self._tail and log.unsettled else None
         after = length + batch.tokens if unsure is None else length + unsure + batch.tokens
@@ -245,7 +245,7 @@ class Stepping(Verbs):
             folded = self._mirror.fold(batch, read, defer)
             due_at, label = folded.due(read), folded.after
             if unsure is not None:
-                due_at = read, after  # the largest possible lengths
+                due_at = read, after  # `after` counts all drafts as accepted
             after = length + batch.tokens if batch.drafts is None else length + batch.tokens - batch.drafts
             self._read_accepted()
         with self._planning:
@@ -263,7 +263,7 @@ class Stepping(Verbs):
             if marks := self._marks.due(batch.numbers, before, reached, *of_tails):
                 marks = self._make_room(marks, limit)
                 stored, limit = self._marks.keep(marks), limit - len(marks)
-                if folded is not None:  # `keep` has changed `source`, so rows can have to store the state they read
+                if folded is not None:  # `keep` can have changed sources, on which the fold depends
                     folded = self._mirror.fold(batch, read, defer)
                     due_at = folded.due(read) if unsure is None else due_at
             sources: list[int] = []
@@ -273,7 +273,7 @@ class Stepping(Verbs):
             if due and self._cache.settings.evict and allocator.free - allocator.reserve < len(running):
                 self._room.free_slots(allocator.free + min(limit, self._shortfall(batch, *due_at, unsure is not None)))
 
-            if due and allocator.unconfirmed:  # the device's count lacks the packet of this step, so read it before
+            if due and allocator.unconfirmed:  # before the packet of this step, which the device's count lacks
                 allocator.confirm(allocator.reserve + len(running))
             if commands.queue or not log.repeats(batch.numbers, batch.sent, limit, defer):
                 commands.upload_step((batch.numbers, batch.sent), limit, stored, defer)
@@ -501,7 +501,7 @@ class Stepping(Verbs):
                 same &= ~table.finished[step.numbers]  # without rows that finished in the previous step
                 entries = np.flatnonzero(same)
                 rows = step.numbers[entries]
-            reads = self._holdings.readers  # with reads, a row's length can be in another register
+            reads = self._holdings.readers  # a row that reads a source has its length there
             known = self._mirror.lengths(rows) if reads or self._tail else self._file.labels[rows * PER_ROW]
             if over is not None and (ended := over[entries]).any():
                 known = np.where(ended, step.after[entries], known)
@@ -619,7 +619,7 @@ class Stepping(Verbs):
         pending = late.pending + gained[batch.rows]
         gained[batch.rows] = 0
         file.pending[rows] += gained[rows]
-        exact = allocator.free if late.kept and not allocator.held_back else None  # exact if read back since the plan
+        exact = allocator.free if late.kept and not allocator.held_back else None  # the count, if read since the plan
         allocator.held_back = 0
         allocator.free += late.kept
         taken = self._mirror.plan_late(batch, late.label, pending, late.source, late.limit, late.free, late.defer)
@@ -664,7 +664,7 @@ class Stepping(Verbs):
     def _same_request(self, step: Step) -> NDArray[np.bool_]:
         """Returns for each entry of a step whether its row still belongs to the same request: bool `batch`."""
         same: NDArray[np.bool_] = self._table.generation[step.numbers] == step.batch.generation
-        same &= self._table.used[step.numbers]  # not row 0, which is padding
+        same &= self._table.used[step.numbers]  # row 0, which is padding, is never used
         return same
 
     def _relied(self, step: Step) -> NDArray[np.bool_]:

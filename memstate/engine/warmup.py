@@ -73,7 +73,7 @@ def _steps(mem: StateManager) -> None:
 
 def _plan(mem: StateManager, batch: int) -> None:
     """Plans a batch of padding."""
-    record = mem._parts.log.record(batch)  # the next plan overwrites this record again
+    record = mem._parts.log.record(batch)  # every plan overwrites this record
     packet, rules = mem._parts.commands.step, mem._parts.mirror.rules
     mem._parts.registers.plan(packet, record, mem._parts.log.marks, rules, mem._parts.log.tails)
 
@@ -105,9 +105,7 @@ def _planes(mem: StateManager) -> None:
     for plane, ids in product(mem.layout.planes, IDS):
         slots = _nothing(mem, 1, ids)
         mem.planes.scatter(plane.name, slots, mem.planes.gather(plane.name, slots))
-    mem.planes.scatter_states(
-        {}, mem._parts.log.marks, _nothing(mem, 2), _nothing(mem), _nothing(mem)
-    )  # without sources
+    mem.planes.scatter_states({}, mem._parts.log.marks, _nothing(mem, 2), _nothing(mem), _nothing(mem))
 
 
 def _trees(mem: StateManager) -> None:

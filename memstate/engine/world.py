@@ -174,7 +174,7 @@ class World:
         """
         cache = self.cache
         return {
-            "memstate": sys.modules["memstate"].__version__,  # the package is a layer above this one
+            "memstate": sys.modules["memstate"].__version__,  # not imported: the package is a layer above this module
             "slots": self.allocator.capacity,
             "max_requests and preallocated": self.table.rows,
             "max_batch": self.max_batch,

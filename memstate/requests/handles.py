@@ -75,7 +75,7 @@ class Source(NamedTuple):
     takes: bool = False
 
 
-ZEROS = Source()  # the row starts at its first token
+ZEROS = Source()  # source of a row that starts at its first token
 
 
 @dataclass(frozen=True)

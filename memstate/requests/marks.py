@@ -28,7 +28,7 @@ from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import Longs
 
 LOG = logs.logger("marks")
-RANKS = ("named", "again", "branch", "prompt")  # kinds; where slots are short, earlier ones win, others come last
+RANKS = ("named", "again", "branch", "prompt")  # kinds of marks, the most valuable first; others come last
 
 
 class Mark(NamedTuple):
@@ -163,7 +163,7 @@ class Marks:
         if coming is None:
             return 0
         if self._grid and not self._packed and length % gcd(self._page, self._grid) == 0:
-            return 0  # the grid meets page ends inside a chunk; of a packed grid, only the plan knows the start
+            return 0  # the grid meets page ends inside the chunk, so it need not end at a mark
         return next((at for at, _ in coming.wanted if at > length), 0)
 
     def chunk(self, row: int, length: int, end: int, prompt: int) -> int:
@@ -253,7 +253,7 @@ class Marks:
                     coming.floor = at if at == wanted else coming.floor
             if wanted > reach:
                 break
-            if wanted - coming.floor >= self._finest:  # missed: no chunk came near. Only the first is logged
+            if wanted - coming.floor >= self._finest:  # a miss: no chunk came near. Only the first miss is logged
                 if not self.missed:
                     why = "the forward gives no state near it: plan chunks as mem.chunk() says, or say Forward(grid=)"
                     logs.event(LOG, logging.WARNING, "missed", row=row, wanted=wanted, chunk=[length, reach], why=why)
@@ -273,7 +273,7 @@ class Marks:
         if wanted == prompt:
             return False
         soon = wanted < reach + self._finest  # the next chunk's grid perhaps meets no page end before `wanted`
-        if reach % gcd(self._page, self._grid):  # it meets none at all, unless a packed grid shifts it
+        if reach % gcd(self._page, self._grid):  # the next chunk's grid meets no page end, unless it is packed
             return soon or not self._packed
         return reach % self._page == 0 and (soon or not stores_end)
 

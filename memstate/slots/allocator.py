@@ -129,7 +129,7 @@ class SlotAllocator(NotCopied):
         for group in self.open_groups:
             group.held = group.held[:0]
         self.open_groups = []
-        if self.recorder is None and self.guard.call:  # a manager mends its guard itself, after all of its parts
+        if self.recorder is None and self.guard.call:  # a manager mends the guard itself, after all of its parts
             with self.guard.mending("reset"):
                 pass
 
@@ -265,7 +265,7 @@ class SlotAllocator(NotCopied):
                 )
             ids = ids.to(torch.int64)
         ids = ids.reshape(-1).contiguous()
-        # compared with the bitmap's device, which always has an index; `backend.device` can lack one
+        # The bitmap's device always has an index, such as cuda:0. `backend.device` can lack one.
         if ids.device != self.bitmap.device:
             self.backend.counts.uploads += 1
             ids = ids.to(self.bitmap.device)

@@ -356,7 +356,8 @@ class CommandBuffer:
             before: whether each register held a slot before the launch, `register`.
         """
         if self.journal is not None:
-            carried = isinstance(self._sending, Packet) and bool(self._sending.operations)  # in this plan's packet
+            # The packet of this plan has a number only if it has operations.
+            carried = isinstance(self._sending, Packet) and bool(self._sending.operations)
             changed: list[int] = np.flatnonzero(before != self.registers.held).tolist()
             self.journal.note(what, self._number - 1 + carried, changed)
 
@@ -415,7 +416,7 @@ class CommandBuffer:
         at, operations = self._waits
         if operations:
             first = self.queue[at]
-            assert isinstance(first, Packet)  # an action waits as a whole
+            assert isinstance(first, Packet)  # only a packet can wait in part
             self.queue[at : at + 1] = first.split(operations)
             at += 1
         rest = len(self.queue) - at

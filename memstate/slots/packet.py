@@ -12,9 +12,8 @@ import numpy as np
 from memstate.kernels.tables import DEFER_CELL, HEADER_INTS, LIMIT_CELL, ZERO_SOURCE, Section
 from memstate.slots.registers import Ints, Longs
 
-MOVES, RELEASES, CLAIMS, WRITES, DATA, BATCH, MARKS = map(
-    int, Section
-)  # plain integers, because an access to an enumeration takes 1 us
+# Plain integers, because an access to an enumeration takes 1 us.
+MOVES, RELEASES, CLAIMS, WRITES, DATA, BATCH, MARKS = map(int, Section)
 PAIRS = (MOVES, WRITES, DATA)  # sections with two columns
 NOTHING = [0, 0, 0, 0]
 NO_SECTIONS = array("i", [0] * 8 + [HEADER_INTS] * BATCH + [0] * (8 - BATCH))  # header of an empty packet

@@ -15,7 +15,7 @@ from memstate import lasting
 from memstate.kernels.dispatch import Backend, on
 from memstate.streams import mark
 
-RING = 16  # buffers
+RING = 16  # number of host buffers
 VIEWS = 256  # slices of a tensor that are kept
 INTS = 4096  # int32 of a buffer at first; buffers grow with the largest packet
 

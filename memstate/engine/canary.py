@@ -145,7 +145,7 @@ class Canary:
             self._step = step
 
     def fill(self, record: StepRecord, marked: int | None = None) -> None:
-        """Fills the slots of a step. A CUDA graph can hold it.
+        """Fills the slots of a step. A CUDA graph can contain these launches.
 
         Args:
             record: the vectors of the step.

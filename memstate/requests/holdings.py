@@ -109,7 +109,7 @@ class Holdings:
         self._free = deque(register for register in holders if self.owner[register] is None)
 
     def _own(self, register: int, to: Owner, state: Snapshot) -> None:
-        """Lets a state in a holder change hands."""
+        """Gives a state in a holder to another owner."""
         if (before := self.owner[register]) is not None:
             del self.held[before.holds][register]
         self.owner[register], self.held[to.holds][register] = to, state
@@ -174,12 +174,12 @@ class Holdings:
         return states
 
     def give(self, state: Snapshot, to: Owner, pages: Sequence[int] = ()) -> Snapshot:
-        """Lets a state in a holder change hands.
+        """Gives a state in a holder to another owner.
 
         Args:
             state: the state.
             to: its new owner.
-            pages: KV pages that it shares from now on.
+            pages: KV pages that the state shares from now on; empty for no change.
 
         Returns:
             The handle of the state. With `pages` it is a new one, and the old handle is not valid.

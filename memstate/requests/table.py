@@ -70,7 +70,7 @@ class RequestTable:
         self.confirmed_at = self._at[3]
 
     def miscounts(self) -> list[str]:
-        """Returns a sentence if the list of free rows does not fit `used`; otherwise nothing."""
+        """Returns a sentence if the list of free rows does not fit `used`, otherwise an empty list."""
         free = np.flatnonzero(~self.used[1:]) + 1
         if sorted(self._free) != free.tolist():
             return [f"rows {sorted(self._free)} are noted as free, and rows {free.tolist()} have no request"]
@@ -134,7 +134,7 @@ class RequestTable:
         return row.index
 
     def batch(self, rows: Sequence[Row | None]) -> tuple[Longs, bool, bool]:
-        """Returns the numbers of rows, 0 for None; whether no row comes twice; and whether one is None.
+        """Returns (row numbers, 0 for None; whether no row comes twice; whether an entry is None).
 
         Raises:
             StaleHandle: a request has ended.

@@ -134,7 +134,7 @@ class SlotAllocator(NotCopied):
                 pass
 
     def confirm(self, n: int) -> None:
-        """Reads the device's count if a claim of n slots needs slots released by id that the device has not confirmed.
+        """Makes sure that n free slots are confirmed: reads the device's count if the claim needs slots released by id.
 
         Syncs: only if it reads the count.
         """

@@ -63,13 +63,13 @@ class RegisterFile(NotCopied):
         tails: whether rows have tails.
 
     Attributes:
-        held: mirror: whether each register holds a slot, bool `register`.
-        labels: mirror: tokens of the state in each register, int64 `register`.
-        tracked: mirror: for each row the length up to which no snapshot is due, int32 `row`.
-        source: mirror: the register that each row's next step reads directly, 0 for none, int32 `row`.
-        pending: mirror: number of real tokens in each row's tail, int64 `row`. The device adds those of the newest step
-            in the next plan.
-        newest: mirror: number of tokens of each row's newest step in its tail, int64 `row`.
+        held: mirror of which registers hold a slot, bool `register`.
+        labels: mirror of each register's label, int64 `register`.
+        tracked: mirror of the length of each row up to which no snapshot is due, int32 `row`.
+        source: mirror of the register that each row's next step reads directly, 0 for none, int32 `row`.
+        pending: mirror of the number of real tokens in each row's tail, int64 `row`. The device adds those of the
+            newest step in the next plan.
+        newest: mirror of the number of tokens of each row's newest step in its tail, int64 `row`.
         held_at, label_at, tracked_at, source_at, pending_at: memoryviews of these arrays. Reading one entry takes half
             of the time, and gives a plain number.
         undecided: rows whose newest plan has made decisions that the host does not know yet; see `Late`.

@@ -1,1 +1,1 @@
-"""Interfaces of other projects over the public calls of memstate: a folder for each, imported only where it is used."""
+"""Connects other projects to memstate's public calls: a folder for each project, imported only where it is used."""

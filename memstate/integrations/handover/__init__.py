@@ -1,6 +1,7 @@
-"""Makes records of one tensor-parallel split out of those of another, between stores.
+"""Turns the records of one tensor-parallel split into records of another split, from store to store.
 
-handover   a prompt's records, for one rank of the new split; resplit: the body of one record
+handover   hands over a prompt's records to one rank of the new split
+resplit    builds the body of one record
 """
 
 from memstate.integrations.handover.handover import Handed, HandOver

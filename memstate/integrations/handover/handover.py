@@ -1,6 +1,6 @@
-"""Hands a prompt's records over to the ranks of another split, from store to store.
+"""Writes the records of a prompt that a rank of another tensor-parallel split needs, from store to store.
 
-Knows no device and no host cache.
+Uses no device and no host cache.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from memstate.tiers.stores.base import Bytes, Outcome, Store
 from memstate.tokens import Prompt, Tokens, encode
 
 T = TypeVar("T")
-ASKED = 256  # records that a store is asked about at a time
+ASKED = 256  # records in one question to a store
 
 
 @dataclass
@@ -33,8 +33,8 @@ class Handed:
         length: Tokens that the target rank can start from now, 0 for none.
         written: Records that were written.
         present: Records that the target had already.
-        faults: Faulty records by word. `missing`: absent although other ranks or later pages have theirs. `damaged` and
-            `failed`: outcomes of stores. Else a flaw of `memstate.tiers.records`.
+        faults: Faulty records by word. `missing`: absent, although other ranks or later pages have theirs. `damaged`
+            and `failed`: outcomes of stores. Any other word: a flaw of `memstate.tiers.records`.
     """
 
     length: int = 0
@@ -44,32 +44,32 @@ class Handed:
 
 
 class PromptDigests(NamedTuple):
-    """Digests of a prompt's pages: those of the target rank, and those of each source rank."""
+    """Digests of a prompt's pages: for the target rank, and for each source rank."""
 
     own: list[bytes]
     theirs: Mapping[int, list[bytes]]
 
 
 class HandOver:
-    """Writes the records that one rank of another split needs, out of what the ranks of the same model have in a store.
+    """Builds the records that one target rank needs from the source ranks' records, and writes them to a store.
 
-    One thread at a time calls it, and waits for the stores.
+    One thread at a time calls it. Calls wait for the stores.
 
     Args:
         model: Name of the weights, as in `Tiers` on both sides.
-        state: Layout of the whole model's states in records, None for none.
-        kv: Layout of the whole model's KV pages, None for none.
+        state: Layout of the whole model's states in records; None if there are no states.
+        kv: Layout of the whole model's KV pages; None if there is no KV.
         page_tokens: Tokens of a page, as on both sides.
         source: The store to read from.
         ranks: Number of source ranks.
         target: The store to write to; it may be the source.
         to_ranks: Number of target ranks.
         rank: The target rank.
-        batch: KV pages on their way at a time.
+        batch: KV pages that are read and written at a time.
 
     Raises:
-        InvalidArgument: As `Resplit`, or there is neither `state` nor `kv`.
-        LayoutMismatch: As `Resplit`.
+        InvalidArgument: For the reasons of `Resplit`, or there is neither `state` nor `kv`.
+        LayoutMismatch: For the reasons of `Resplit`.
         OSError: A store refuses memory.
 
     Example:
@@ -105,21 +105,19 @@ class HandOver:
         self._kv = _Carrier("kv", kv_split, rank, self._own, self._theirs, *stores, batch) if kv_split else None
 
     def run(self, tokens: Tokens, salt: Hashable = None, most: int | None = None) -> Handed:
-        """Hands over the deepest state of a prompt, and all KV before it. Without states: KV as far as it reaches.
+        """Hands over the deepest state of a prompt and all KV before it, or KV alone if there are no states.
 
-        What a source rank lacks is not written, and no state without its KV. Ranks that must start alike run again with
-        the
-        least of their lengths, until it is the same.
+        A record is not written if a source rank lacks its part. A state is not written without its KV. Ranks that must
+        start at the same length run again with the smallest of their lengths as `most`, until all lengths are equal.
 
         Args:
-            tokens: The prompt; its whole pages count.
+            tokens: The prompt; only its whole pages are handed over.
             salt: The prompt's salt.
             most: Tokens that are of use. Default: all but the last, which the prompt computes in any case. Give all
-                where
-                longer prompts will continue from there.
+                tokens where longer prompts will continue from there.
 
         Raises:
-            InvalidArgument: The tokens, the salt or `most` cannot be meant.
+            InvalidArgument: The tokens, the salt or `most` are not valid.
         """
         given = Prompt(encode(tokens), salt)
         given = given.head(max(0, given.tokens - 1) if most is None else whole("most", most, least=0))
@@ -127,7 +125,7 @@ class HandOver:
         handed, state, done = Handed(), None, 0
         reach = len(prompt.own) if self._kv is None else self._kv.reach(prompt, handed)
         for end in self._ends(prompt, reach, handed):
-            if end > reach:  # a page before it could not be brought
+            if end > reach:  # a page before this end could not be written
                 continue
             if self._state and not (state := self._state.prepare(prompt, [end - 1], handed)).usable:
                 continue
@@ -136,7 +134,7 @@ class HandOver:
                 continue
             if self._state is None or (state and self._state.finish(prompt, state, handed)):
                 handed.length = end * self.page_tokens
-            break  # a target that takes no state takes no other
+            break  # a target that refuses this state would refuse other states
         return handed
 
     def _ends(self, prompt: PromptDigests, reach: int, handed: Handed) -> Sequence[int]:
@@ -148,7 +146,7 @@ class HandOver:
         return [page + 1 for page in range(reach)[::-1] if not lacking[page]]
 
     def _bring(self, prompt: PromptDigests, done: int, end: int, handed: Handed) -> int:
-        """Brings the KV of pages done .. end-1 in order; returns how many leading pages the target has then."""
+        """Writes the KV of pages done .. end-1 in order; returns how many leading pages the target has then."""
         while self._kv is not None and done < end:
             pages = range(done, min(end, done + self._kv.room))
             came = self._kv.finish(prompt, self._kv.prepare(prompt, pages, handed), handed)
@@ -159,7 +157,7 @@ class HandOver:
 
 
 class Ready(NamedTuple):
-    """Pages that the target has, and pages whose records wait to be written."""
+    """Pages of one batch: those that the target has, and those whose records are built and wait to be written."""
 
     pages: Sequence[int]
     here: set[int]
@@ -167,12 +165,12 @@ class Ready(NamedTuple):
 
     @property
     def usable(self) -> bool:
-        """Whether there is any page."""
+        """Whether the target has a page, or a record is built."""
         return bool(self.here or self.built)
 
 
 class _Carrier:
-    """Moves records of one kind: `room` records at a time, each made of `ranks` source records."""
+    """Moves records of one kind, at most `room` at a time. Each record is built from `ranks` source records."""
 
     def __init__(
         self, kind: Kind, resplit: Resplit, rank: int, own: Keys, theirs: Mapping[int, Keys], source: Store,
@@ -191,8 +189,8 @@ class _Carrier:
         """Returns how many source ranks have no record of each page; 0 where the target has one."""
         there = self._exist(self._target, self._form, prompt.own, pages)
         rest = [page for page, has in zip(pages, there, strict=True) if not has]
-        found = [self._exist(self._source, *each, rest) for each in self._of_sources(prompt)]
-        lack = {page: self.ranks - sum(has) for page, *has in zip(rest, *found, strict=True)}
+        answers = [self._exist(self._source, *each, rest) for each in self._of_sources(prompt)]
+        lack = {page: self.ranks - sum(has) for page, *has in zip(rest, *answers, strict=True)}
         return [lack.get(page, 0) for page in pages]
 
     def reach(self, prompt: PromptDigests, handed: Handed) -> int:
@@ -206,10 +204,11 @@ class _Carrier:
         return len(pages)
 
     def prepare(self, prompt: PromptDigests, pages: Sequence[int], handed: Handed) -> Ready:
-        """Builds the records of up to `room` pages in order, up to the first that cannot be built."""
-        found = self._present(prompt, pages, handed)
-        here = {page for page, flaw in found.items() if not flaw}
-        sure = takewhile(lambda page: found.get(page) != "failed", pages)  # writing over it could end either way
+        """Builds the records of up to `room` pages in order, up to the first page that cannot be built."""
+        faults = self._present(prompt, pages, handed)
+        here = {page for page, flaw in faults.items() if not flaw}
+        # after "failed" the state of the record is unknown: do not write it again
+        sure = takewhile(lambda page: faults.get(page) != "failed", pages)
         rest = [page for page in sure if page not in here]
         return Ready(pages, here, rest[: self._build(prompt, rest, handed)])
 
@@ -224,22 +223,23 @@ class _Carrier:
         return len(list(takewhile((done | ready.here).__contains__, ready.pages)))
 
     def _present(self, prompt: PromptDigests, pages: Sequence[int], handed: Handed) -> dict[int, str]:
-        """Returns what is wrong with each record that the target has; flawed ones are deleted."""
+        """Returns page -> flaw of each record that the target has, "" for none. Deletes flawed records."""
         there = self._exist(self._target, self._form, prompt.own, pages)
         pages = [page for page, has in zip(pages, there, strict=True) if has]
         flaws = self._get(self._target, self._form, prompt.own, pages, self._out)
-        handed.faults.update(flaw for flaw in flaws if flaw not in ("", "missing"))  # gone since: no fault of its own
-        found = dict(zip(pages, flaws, strict=True))
-        wrong = [page for page, flaw in found.items() if flaw not in ("", "missing", "failed")]
-        if read := [page for page in wrong if found[page] in FLAWS]:
+        # "missing": deleted since `exists`, which is no fault
+        handed.faults.update(flaw for flaw in flaws if flaw not in ("", "missing"))
+        faults = dict(zip(pages, flaws, strict=True))
+        wrong = [page for page, flaw in faults.items() if flaw not in ("", "missing", "failed")]
+        if read := [page for page in wrong if faults[page] in FLAWS]:
             with suppress(OSError):
                 self._target.discard(self._names(self._form, prompt.own, read))
         still = self._exist(self._target, self._form, prompt.own, wrong)
-        found |= {page: "failed" for page, has in zip(wrong, still, strict=True) if has}
-        return found
+        faults |= {page: "failed" for page, has in zip(wrong, still, strict=True) if has}
+        return faults
 
     def _build(self, prompt: PromptDigests, pages: Sequence[int], handed: Handed) -> int:
-        """Fills records of the target; returns how many leading pages could be built."""
+        """Builds target records in `_out`; returns how many leading pages could be built."""
         good = len(pages)
         for (form, keys), rows in zip(self._of_sources(prompt), self._read, strict=True):
             flaws = self._get(self._source, form, keys, pages[:good], rows)
@@ -265,7 +265,7 @@ class _Carrier:
     def _get(
         self, store: Store, form: RecordFormat, keys: Sequence[bytes], pages: Sequence[int], rows: Sequence[Bytes]
     ) -> list[str]:
-        """Reads records into rows; what is wrong with each."""
+        """Reads records into rows; returns the flaw of each record, "" if it is sound."""
         outcomes = _asked(store.get, Outcome.FAILED, self._names(form, keys, pages), rows[: len(pages)])
         return [
             form.flaw(row, keys[page], (page + 1) * self._page_tokens)
@@ -276,7 +276,7 @@ class _Carrier:
 
 
 def _asked(call: Callable[..., list[T]], unknown: T, names: Sequence[str], *buffers: Sequence[Bytes]) -> list[T]:
-    """Returns a store's answer to each name, `unknown` where it fails."""
+    """Returns a store's answer for each name, or `unknown` for all names if the store fails."""
     if not names:
         return []
     try:
@@ -287,7 +287,7 @@ def _asked(call: Callable[..., list[T]], unknown: T, names: Sequence[str], *buff
 
 
 def _memory(store: Store, records: int, nbytes: int) -> list[Bytes]:
-    """Returns records that a store can read and write."""
+    """Returns memory for records that the store can read and write."""
     memory = torch.zeros((records, nbytes), dtype=torch.uint8, device="cpu")
     store.register(memory)
     return list(memory.numpy())

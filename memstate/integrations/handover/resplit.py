@@ -1,10 +1,10 @@
-"""Records across tensor-parallel splits: builds the body of one rank from bodies of ranks that cut heads otherwise.
+"""Builds the body of one target rank's record from bodies of source ranks, which cut the heads differently.
 
-rank 0 of 2   heads 0 1 | group 0  ─┬─▶  rank 0 of 4   head 0 | group 0     a target rank reads from as few ranks as
-                                    └─▶  rank 1 of 4   head 1 | group 0     can be, of replicas from the lowest
-rank 1 of 2   heads 2 3 | group 1  ──▶ ..
+rank 0 of 2   heads 0 1 | group 0  ─┬─▶  rank 0 of 4   head 0 | group 0     a target rank reads from as few source
+                                    └─▶  rank 1 of 4   head 1 | group 0     ranks as possible; of replicas, it
+rank 1 of 2   heads 2 3 | group 1  ──▶ ..                                   reads the one of the lowest rank
 
-Knows no store and no key.
+Uses no store and no key.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,20 +23,19 @@ from memstate.tiers.stores.base import Bytes
 
 
 class Resplit:
-    """Cuts what the ranks of one split hold for the ranks of another. It moves bytes and computes none.
+    """Recombines what the ranks of one split hold into what the ranks of another split hold.
 
-    Planes without parts are whole on every rank. A body is one slot of a rank in slot order, aligned to 16 bytes: a
-    record
-    without its header. An int8 plane `x` goes with its scales `x.scale`, where both are cut alike.
+    Only moves bytes. Planes without parts are whole on every rank. A body is one slot of a rank in slot order, aligned
+    to 16 bytes: a record without its header. The scales `x.scale` of an int8 plane `x` must be cut like the plane.
 
     Args:
-        layout: The whole model's states or KV pages, in any order; `layout.shard` says how both sides cut it.
+        layout: The whole model's states or KV pages, in any order; `layout.shard` says how both splits cut it.
         ranks: Number of source ranks.
         to_ranks: Number of target ranks.
 
     Raises:
-        InvalidArgument: Ranks neither divide the units of a part nor are divided by them.
-        LayoutMismatch: Ranks would not hold scales with their values.
+        InvalidArgument: A number of ranks neither divides the units of a part nor is divided by them.
+        LayoutMismatch: A rank would hold values without their scales.
 
     Example:
         >>> from memstate.state.layout import Part
@@ -60,7 +59,7 @@ class Resplit:
         return f"Resplit({planes} x {self.layout.layers} layers, {self.ranks} -> {self.to_ranks} ranks)"
 
     def sources(self, rank: int) -> list[int]:
-        """Returns the source ranks that a target rank's body is made of: as few as can be, and the lowest of those.
+        """Returns the source ranks that a target rank's body is built from: as few and as low as possible.
 
         Raises:
             InvalidArgument: There is no such target rank.
@@ -68,12 +67,12 @@ class Resplit:
         return list(self._sources[self._require_rank(rank)])
 
     def body(self, rank: int, bodies: Mapping[int, Bytes], out: Bytes) -> None:
-        """Writes the body of a target rank, padding zero.
+        """Writes the body of a target rank, with zeros as padding.
 
         Args:
             rank: The target rank.
-            bodies: Body of each of `sources(rank)`, uint8 `byte`, contiguous.
-            out: uint8 `byte`, contiguous, no memory in common with the bodies; written.
+            bodies: Source rank -> its body, uint8 `byte`, contiguous. `sources(rank)` names the ranks.
+            out: The target body, uint8 `byte`, contiguous; it shares no memory with the bodies.
 
         Raises:
             InvalidArgument: A body is missing or has the wrong size; nothing was written.
@@ -97,11 +96,10 @@ class Resplit:
             padding[:] = 0
 
     def _fewest(self, wanted: Sequence[Sequence[Owned]]) -> list[int]:
-        """Chooses source ranks. Each wanted piece lies on neighbouring ranks, a run.
+        """Chooses the source ranks. Each wanted piece lies on neighbouring ranks: a run.
 
-        From the last run on, the lowest rank of a run is taken unless one taken before is in it. No choice has fewer
-        ranks, and
-        none with as few has lower ones.
+        Goes from the last run to the first, and takes the lowest rank of a run unless the run has a taken rank. No
+        choice has fewer ranks, and no choice with as few has lower ranks.
         """
         runs: list[range] = []
         for number, parts in enumerate(wanted):
@@ -119,16 +117,17 @@ class Resplit:
         return taken[::-1]
 
     def _cut(self, wanted: Sequence[Sequence[Owned]], sources: Sequence[int]) -> list[tuple[int, int, slice, slice]]:
-        """Returns the copies of each wanted piece, from the lowest source that has it.
+        """Returns the copies that build the wanted pieces, each from the lowest source rank that has the elements.
 
         Returns:
-            Plane, source rank, and the elements along the axis that are cut: of the source, and of the target.
+            (plane, source rank, elements of the source, elements of the target) for each copy; elements along the cut
+            axis.
         """
         moves = []
         for number, parts in enumerate(wanted):
             for place, want in enumerate(parts):
                 at, offset = want.whole.start, want.local.start - want.whole.start
-                for source in sources:  # the higher the rank, the further along the axis
+                for source in sources:  # pieces of higher ranks lie further along the axis
                     have = self._held[source][number][place]
                     if have.whole.start <= at < min(have.whole.stop, want.whole.stop):
                         end, back = min(have.whole.stop, want.whole.stop), have.local.start - have.whole.start
@@ -144,7 +143,7 @@ class Resplit:
 
 
 def _held(plane: Plane, ranks: int, rank: int) -> list[Owned]:
-    """Returns what a rank holds of a plane, in elements along its axis."""
+    """Returns which elements of a plane a rank holds, along the cut axis."""
     length = plane.shape[plane.axis] if plane.shape else 1
     return [
         owned if plane.parts else Owned(owned.part, slice(0, length), slice(0, length))
@@ -153,17 +152,17 @@ def _held(plane: Plane, ranks: int, rank: int) -> list[Owned]:
 
 
 def _blocks(layout: StateLayout, body: Bytes) -> list[tuple[Bytes, Bytes]]:
-    """Returns for each plane of a body its bytes, `layer byte`, and its padding."""
-    found = []
+    """Returns (bytes, padding) of each plane of a body, both `layer byte`."""
+    blocks = []
     for plane, row in zip(layout.planes, layout.table(), strict=True):
         shape = layout.layers_of(plane), row.payload + row.padding
         block = np.lib.stride_tricks.as_strided(body[row.offset :], shape, (row.layer_stride, 1))
-        found.append((block[:, : row.payload], block[:, row.payload :]))
-    return found
+        blocks.append((block[:, : row.payload], block[:, row.payload :]))
+    return blocks
 
 
 def _planes(layout: StateLayout, body: Bytes) -> list[Bytes]:
-    """Returns views of the planes of a body, `layer outer along byte`; `along` is the axis that is cut."""
+    """Returns views of the planes of a body, `layer outer along byte`; `along` is the cut axis."""
     views = []
     for plane, (block, _) in zip(layout.planes, _blocks(layout, body), strict=True):
         outer, along = prod(plane.shape[: plane.axis]), plane.shape[plane.axis] if plane.shape else 1
@@ -175,7 +174,7 @@ def _planes(layout: StateLayout, body: Bytes) -> list[Bytes]:
 
 
 def _require_body(what: str, body: Bytes, layout: StateLayout) -> None:
-    """Raises: InvalidArgument."""
+    """Refuses a body of the wrong dtype, shape or memory order. Raises: InvalidArgument."""
     size = layout.bytes_per_slot
     if body.dtype != np.uint8 or body.shape != (size,) or not body.flags.c_contiguous:
         raise InvalidArgument(
@@ -184,9 +183,9 @@ def _require_body(what: str, body: Bytes, layout: StateLayout) -> None:
 
 
 def _require_scales(layout: StateLayout) -> None:
-    """Refuses scales that ranks would not hold with their values.
+    """Refuses scales if a rank would hold values without their scales.
 
-    Scales have the shape of the values, except for the axis along which values share one, which is 1.
+    Scales have the shape of the values, but length 1 along the axis whose values share one scale.
     """
     planes = {plane.name: plane for plane in layout.planes}
     for values in layout.planes:

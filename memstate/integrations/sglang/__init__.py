@@ -1,13 +1,13 @@
-"""Puts memstate under SGLang's own scheduler, tree and sessions: classes of the same names and methods.
+"""Replaces SGLang's classes of slots, states and rows by classes of memstate, with the same names and methods.
 
 slots       `MambaSlotAllocator`: slot ids, without SGLang
-track       the track buffer of a request, entries on the host
+track       the track buffer of a request, with its entries on the host
 states      `MambaPool`: SGLang's tensors as planes
 rows        `HybridReqToTokenPool` and `HybridMambaDecodeReqToTokenPool`: rows of requests and their slots
 storage     a HiCache storage over a store
-staging     the memory that its records pass through
+staging     host memory that records of the storage pass through
 prefix      the prefix cache as a part, for an engine that owns its pages and slots
-core        the same as a tree core below SGLang's own cache
+core        the prefix cache as a tree core below SGLang's own cache
 replace     `in_place`: puts these classes in the place of SGLang's, for a run
 """
 
@@ -31,7 +31,7 @@ __all__ = [
     "in_place",
 ]
 
-VERSIONS = ("0.5.21", "0.5.22", "0.5.23")  # of SGLang that these classes work with
+VERSIONS = ("0.5.21", "0.5.22", "0.5.23")  # SGLang versions that these classes work with
 
 NEED_SGLANG = {
     "HybridMambaDecodeReqToTokenPool": "rows",
@@ -43,7 +43,7 @@ NEED_SGLANG = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what needs SGLang when it is first used."""
+    """Imports a name that needs SGLang when it is first used."""
     if name not in NEED_SGLANG:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

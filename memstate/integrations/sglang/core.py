@@ -1,11 +1,11 @@
-"""SGLang's tree core over memstate's prefix cache: which prefixes are cached, which states and KV make way.
+"""Puts memstate's prefix cache below SGLang's cache, as its tree core: what matches, and what is evicted.
 
-SGLang's cache, its sessions, and what it does with states at the ends of chunks and requests stay as they are. They ask
-a *tree core* what matches, what is locked, and what goes. SGLang's own cores evict what was used least recently; this
-one evicts by the policies of `Prefix`.
+SGLang's cache and sessions stay as they are, and so does what SGLang does with states at the ends of chunks and
+requests. They ask a *tree core* which prefixes match, which are locked and which are evicted. SGLang's own cores evict
+the least recently used; this core evicts by the policies of `Prefix`.
 
-Ids stay in SGLang's tensors, on the device: pages and states have numbers here, which stand for places in them. So
-nothing waits for the device.
+Ids stay in SGLang's tensors on the device. Here, pages and states are numbers that stand for places in those tensors,
+so that nothing waits for the device.
 """
 
 from bisect import bisect_right
@@ -38,12 +38,12 @@ from memstate.integrations.sglang.prefix import Gone, Hit, PrefixPart
 from memstate.prefix.settings import Prefix
 
 FULL, MAMBA = ComponentType.FULL, ComponentType.MAMBA
-# SGLang says after each part of an eviction whether it is enough: a part is 4 pages, or a quarter of what has gone.
+# SGLang asks after each part of an eviction whether it is enough. Part: 4 pages, or 1/4 of the evicted if more.
 PART, SHARE = 4, 4
 
 
 class Runs:
-    """Tensors of KV ids, whose pages have numbers. Numbers of a later tensor are higher.
+    """Maps numbers of pages to tensors of KV ids. Pages of a later tensor have higher numbers.
 
     Args:
         page_size: Tokens of a page.
@@ -54,7 +54,7 @@ class Runs:
         self._firsts, self._runs = list[int](), dict[int, tuple[Tensor, int]]()
 
     def add(self, ids: Tensor) -> range:
-        """Returns the numbers of the pages of a tensor."""
+        """Adds a tensor of KV ids; returns the numbers of its pages."""
         first, pages = self._next, len(ids) // self._size
         self._next += pages
         self._firsts.append(first)
@@ -67,19 +67,19 @@ class Runs:
 
     def give_up(self, pages: Sequence[int]) -> list[Tensor]:
         """Forgets pages, and returns their KV ids."""
-        found = list[Tensor]()
+        freed = list[Tensor]()
         for first, start, end in self._slices(pages):
             ids, left = self._runs.pop(first)
-            found.append(ids[start:end])
+            freed.append(ids[start:end])
             if left := left - (end - start) // self._size:
                 self._runs[first] = ids, left
         if len(self._firsts) > 2 * len(self._runs) + 100:
             self._firsts = sorted(self._runs)
-        return found
+        return freed
 
     def _slices(self, pages: Sequence[int]) -> list[tuple[int, int, int]]:
-        """Returns where pages lie: of each tensor its first number, and the tokens, start and end."""
-        found, size = list[tuple[int, int, int]](), self._size
+        """Returns (number of the tensor's first page, start token, end token in the tensor) of each run of pages."""
+        slices, size = list[tuple[int, int, int]](), self._size
         numbers = np.asarray(pages, np.int64)
         starts = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(pages)]
         for at, after in pairwise(starts):
@@ -87,13 +87,13 @@ class Runs:
             while page < end:
                 first = self._firsts[bisect_right(self._firsts, page) - 1]
                 until = min(end, first + len(self._runs[first][0]) // size)
-                found.append((first, (page - first) * size, (until - first) * size))
+                slices.append((first, (page - first) * size, (until - first) * size))
                 page = until
-        return found
+        return slices
 
 
 class TreeCore:
-    """What SGLang's `UnifiedRadixCache` asks of a tree core, for a hybrid model without tiers below the device.
+    """Answers what SGLang's `UnifiedRadixCache` asks of a tree core, for a hybrid model without tiers below the device.
 
     Args:
         params: SGLang's `CacheInitParams`.
@@ -101,7 +101,7 @@ class TreeCore:
         settings: Policies and limits of the prefix cache.
 
     Raises:
-        ConfigurationError: Something is on that this core does not have.
+        ConfigurationError: A feature is switched on that this core does not have.
     """
 
     enable_hicache = enable_storage = enable_external_cache_linker = is_write_back = has_swa_host_pool = False
@@ -128,13 +128,13 @@ class TreeCore:
         self.reset()
 
     def set_hicache_enabled(self) -> None:
-        """Refuses to have tiers switched on later. Raises: ConfigurationError."""
+        """Refuses to switch tiers on later. Raises: ConfigurationError."""
         raise ConfigurationError("memstate's tree core has no HiCache: leave that off, or the core (SGLang's own tree)")
 
     set_host_memory_buffer_only = set_hicache_enabled
 
     def reset(self) -> None:
-        """Forgets everything."""
+        """Forgets all prefixes."""
         self._part.reset()
         self._runs = Runs(self.page_size)
         self._slots, self._states = dict[int, Tensor](), 0
@@ -142,10 +142,10 @@ class TreeCore:
         self.empty_match_result = self._result(self.root_node)
         self._quota: dict[ComponentType, int] = {}
 
-    # What matches.
+    # -- lookups ----------------------------------------------------------------------------------------------------
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
-        """Returns how far a prompt is cached."""
+        """Returns how much of a prompt is cached."""
         hit = self._part.match(params.key.raw_token_ids(), self._salt(params.key), leave=0)
         return self._result(hit)
 
@@ -162,15 +162,15 @@ class TreeCore:
         return (key.extra_key, key.cache_salt) if key.extra_key or key.cache_salt else None
 
     def supports_fast_match_prefix(self) -> bool:
-        """Whether all waiting requests can be matched in each step."""
+        """Returns False: SGLang must not match all waiting requests in each step."""
         return False
 
     def root_node_handle(self, extra_key: str | None = None) -> Hit:
-        """Returns what stands for no prefix."""
+        """Returns the hit of the empty prefix."""
         return self.root_node
 
     def is_root(self, hit: Hit) -> bool:
-        """Whether it stands for no prefix."""
+        """Returns whether a hit is that of the empty prefix."""
         return not hit.length
 
     def node_by_id(self, hit: Hit) -> Hit:
@@ -178,10 +178,10 @@ class TreeCore:
         return hit
 
     def rotation_base_of(self, hit: Hit) -> None:
-        """Returns nothing: pages are not spread over ranks."""
+        """Returns None: pages are not spread over ranks."""
 
     def collect_full_device_indices(self, hit: Hit, until: Hit) -> Tensor:
-        """Returns the KV ids from the start to the end of a prefix, one for each token."""
+        """Returns the KV ids of a hit's prefix from its start on, one for each token."""
         parts = self._runs.ids(hit.pages)
         return torch.cat(parts) if parts else self._nothing
 
@@ -190,34 +190,34 @@ class TreeCore:
         return self._slots.get(hit.state) if component == MAMBA and hit.state is not None else None
 
     def dfs_weight_order(self, hits: Sequence[Hit]) -> list[int]:
-        """Returns the order of requests in which those with much in common follow each other."""
+        """Returns an order of requests in which requests with long common prefixes follow each other."""
         paths = [self._part.path(hit) for hit in hits]
         weights = Counter(node for path in paths for node in path)
         first = {node: at for at, node in enumerate(weights)}
         keys = [[*((-weights[node], first[node]) for node in path), (1, 0)] for path in paths]
         return sorted(range(len(hits)), key=keys.__getitem__)
 
-    # What is kept.
+    # -- locks ------------------------------------------------------------------------------------------------------
 
     def inc_lock_ref(self, hit: Hit, skip_lock_components: Sequence[ComponentType] = ()) -> IncLockRefResult:
-        """Keeps a prefix and its state, or the prefix alone."""
+        """Locks a prefix and its state, or the prefix alone."""
         self._part.lock(hit)
         if MAMBA in skip_lock_components:
             self._part.read(hit)
         return IncLockRefResult(skipped_lock_components=tuple(skip_lock_components))
 
     def dec_lock_ref(self, hit: Hit, params: DecLockRefParams, skip_swa: bool = False) -> DecLockRefResult:
-        """Ends a lock, or that of the state alone."""
+        """Ends a lock, or only its hold on the state."""
         if FULL in params.skipped_lock_components:
             self._part.read(hit)
         else:
             self._part.unlock(hit, drop=False)
         return DecLockRefResult()
 
-    # What comes.
+    # -- inserts ----------------------------------------------------------------------------------------------------
 
     def begin_insert(self, params: InsertParams) -> InsertStepResult:
-        """Takes a prefix, and a state at its end."""
+        """Inserts the KV of a prefix, and a state at its end."""
         assert params.key is not None and params.value is not None
         key, size = params.key.page_aligned(self.page_size), self.page_size
         if not len(key):
@@ -230,7 +230,7 @@ class TreeCore:
             self._slots[state] = params.mamba_value
         try:
             came = self._part.insert(tokens, pages, state, salt)
-        except BaseException:  # of a policy: SGLang frees what it has handed over
+        except BaseException:  # a policy raised: SGLang frees the ids it has handed over
             self._runs.give_up(pages)
             self._slots.pop(state or 0, None)
             raise
@@ -245,11 +245,11 @@ class TreeCore:
         return InsertStepResult(actions=actions, result=result)
 
     def has_ongoing_insert(self) -> bool:
-        """Whether an insert has not ended: each ends where it begins."""
+        """Returns False: an insert ends in `begin_insert`."""
         return False
 
     def end_insert(self) -> list[Any]:
-        """Returns what an insert has left to do: nothing."""
+        """Returns an empty list: an insert ends in `begin_insert`."""
         return []
 
     def _freed(self, gone: Gone) -> list[Any]:
@@ -259,14 +259,14 @@ class TreeCore:
             actions.append(FreeComponentDeviceSlot(slots, component_type=MAMBA))
         return actions
 
-    # What goes.
+    # -- evictions --------------------------------------------------------------------------------------------------
 
     def evict_device_start(self, component: ComponentType, most: int) -> None:
-        """Begins an eviction of tokens or states."""
+        """Begins an eviction of at most `most` tokens or states."""
         self._quota[component] = most
 
     def evict_device_next_node(self, component: ComponentType, gone: dict[ComponentType, int]) -> Any:
-        """Evicts the next part, unless so much has gone."""
+        """Evicts the next part, unless enough is evicted."""
         result = EvictDeviceNextNodeResult()
         done, left = gone[component], self._quota[component] - gone[component]
         if left > 0 and component == FULL:
@@ -286,52 +286,52 @@ class TreeCore:
         del self._quota[component]
 
     def evict_excess_path_states(self, hit: Hit, *_: Any) -> None:
-        """Evicts nothing: the policies say how many states a path is worth."""
+        """Evicts nothing: the policies limit the states of a path."""
 
-    # What is held.
+    # -- sizes ------------------------------------------------------------------------------------------------------
 
     def component_evictable_size(self, component: ComponentType) -> int:
-        """Returns the tokens, or the states, that are not locked."""
+        """Returns the number of tokens, or of states, that are not locked."""
         return self._sizes(*self._part.evictable).get(component, 0)
 
     def component_protected_size(self, component: ComponentType) -> int:
-        """Returns the tokens, or the states, that are locked."""
+        """Returns the number of tokens, or of states, that are locked."""
         return self._sizes(*self._part.held).get(component, 0) - self.component_evictable_size(component)
 
     def _sizes(self, pages: int, states: int) -> dict[Any, int]:
         return {FULL: pages * self.page_size, MAMBA: states}
 
     def total_size(self) -> tuple[int, int]:
-        """Returns cached tokens and states."""
+        """Returns the numbers of cached tokens and states."""
         pages, states = self._part.held
         return pages * self.page_size, states
 
     def evictable_size(self) -> int:
-        """Returns the tokens that are not locked."""
+        """Returns the number of tokens that are not locked."""
         return self.component_evictable_size(FULL)
 
     def protected_size(self) -> int:
-        """Returns the tokens that are locked."""
+        """Returns the number of tokens that are locked."""
         return self.component_protected_size(FULL)
 
     full_evictable_size, full_protected_size = evictable_size, protected_size
 
     def mamba_evictable_size(self) -> int:
-        """Returns the states that are not locked."""
+        """Returns the number of states that are not locked."""
         return self.component_evictable_size(MAMBA)
 
     def mamba_protected_size(self) -> int:
-        """Returns the states that are locked."""
+        """Returns the number of states that are locked."""
         return self.component_protected_size(MAMBA)
 
     def swa_evictable_size(self) -> int:
-        """Returns 0: no layer has a window."""
+        """Returns 0: no layer has a sliding window."""
         return 0
 
     swa_protected_size = swa_evictable_size
 
     def all_values_flatten(self) -> Tensor:
-        """Returns the ids of all cached tokens."""
+        """Returns the KV ids of all cached tokens."""
         return torch.cat([self._nothing, *self._runs.ids(self._part.all_pages())])
 
     def all_mamba_values_flatten(self) -> Tensor:
@@ -339,13 +339,13 @@ class TreeCore:
         return torch.cat([self._nothing, *self._slots.values()])
 
     def take_events(self) -> list[Any]:
-        """Returns nothing: events are refused."""
+        """Returns an empty list: the constructor refuses KV cache events."""
         return []
 
     def sanity_check(self, *_: Any) -> None:
-        """Raises what is wrong where nothing is locked."""
+        """Checks the counts. Nothing may be locked. Raises: LeakFound."""
         self._part.check()
 
     def pretty_print(self) -> None:
-        """Prints what is held."""
+        """Prints the numbers of states and pages."""
         print(self._part)

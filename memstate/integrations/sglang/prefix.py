@@ -1,8 +1,8 @@
-"""The prefix cache as a part, for an engine that owns its KV pages and its slots: ids come from it and go back to it.
+"""The prefix cache as a part, for an engine that owns its KV pages and slots and names them by ids.
 
-The tree, the policies and the order of eviction are those of a manager's cache. Here nothing is owned: what makes way
-is returned, and the engine frees it. If a policy raises in the middle of a call, the next one raises `Broken`, until
-`reset`.
+The tree, the policies and the order of eviction are those of a manager's cache. The part owns nothing: it returns the
+ids of evicted pages and states, and the engine frees them. If a policy raises during a change, later calls raise
+`Broken` until `reset`.
 """
 
 import logging
@@ -33,8 +33,8 @@ class Gone(NamedTuple):
     """Ids that the cache gives back.
 
     Attributes:
-        pages: KV pages.
-        states: States.
+        pages: Ids of KV pages.
+        states: Ids of states.
     """
 
     pages: list[int]
@@ -42,14 +42,14 @@ class Gone(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What became of a prefix.
+    """A change of the cache: a prefix that was stored, or ids that were removed.
 
     Attributes:
-        stored: Whether it came; otherwise it went.
-        salt: Its salt; None for what went, which is named by its ids.
-        length: Tokens up to its end; 0 for what went.
-        pages: Ids of the pages that came or went.
-        states: Ids of the states.
+        stored: True if a prefix was stored, False if ids were removed.
+        salt: The prefix's salt; None for a removal, which is named by ids alone.
+        length: Tokens of the prefix; 0 for a removal.
+        pages: Ids of the pages that were stored or removed.
+        states: Ids of the states that were stored or removed.
     """
 
     stored: bool
@@ -61,43 +61,44 @@ class Change(NamedTuple):
 
 @dataclass(eq=False)
 class Hit:
-    """What was found for a prompt, or where an insertion ends.
+    """A cached prefix: the match of a prompt, or the end of an insertion.
 
     Attributes:
         length: Tokens that a request can start from: those of the state.
-        state: Id of the state; None where nothing was found.
-        branch: Tokens, more than `length`, whose KV is there without a state: the prompt's own state is worth keeping
-            at this length. None where there are none.
-        locks: How often it is locked.
+        state: Id of the state; None if no state matches.
+        branch: Tokens, more than `length`, whose KV is cached without a state: a state of the prompt is worth keeping
+            at this length. None if the KV ends at `length`.
+        locks: Number of locks on the hit.
     """
 
     length: int
     state: int | None
     branch: int | None
     locks: int = 0
-    reads: int = field(default=0, repr=False)  # of the locks, those that keep the state no longer
+    reads: int = field(default=0, repr=False)  # locks that no longer keep the state, after `read`
     _node: Node | None = field(default=None, repr=False)
-    _found: Found | None = field(default=None, repr=False)
+    _matched: Found | None = field(default=None, repr=False)
     _tokens: int = field(default=0, repr=False)
     _part: "PrefixPart | None" = field(default=None, repr=False)
     _era: int = field(default=0, repr=False)
 
     @property
     def pages(self) -> list[int]:
-        """Ids of their KV pages. Lock the hit first: what was evicted has none."""
+        """Ids of the prefix's KV pages. Lock the hit first: an evicted prefix has no pages."""
         if self._part is None or self._node is None:
             return []
         return self._part._contents.tree.pages_to(self._node)[: self.length // self._part._size].tolist()
 
 
 class Inserted(NamedTuple):
-    """What became of an insertion.
+    """The result of an insertion.
 
     Attributes:
-        had: Tokens whose KV was there. The pages for them stay the engine's, as before the call.
-        kept: Whether the state is the cache's now. Otherwise it stays the engine's.
-        gone: What made way for it.
-        end: Where it ends. A request that goes on from here locks it, and unlocks what it had locked before.
+        had: Tokens whose KV was cached before. The call's pages for these tokens stay the engine's.
+        kept: Whether the cache took the state. Otherwise the state stays the engine's.
+        gone: Ids that were evicted to make room.
+        end: Hit of the inserted prefix. A request that goes on from here locks it, and unlocks the hit that it had
+            locked.
     """
 
     had: int
@@ -107,13 +108,13 @@ class Inserted(NamedTuple):
 
 
 class _Lent:
-    """A keeper of ids that are the engine's: notes what the cache gives back. See `Keeper`."""
+    """Keeps ids that belong to the engine, and collects those that the cache gives back. See `Keeper`."""
 
     def __init__(self, page_size: int) -> None:
         self.page_size, self.pages = page_size, KEYS // page_size
         self.gone = Gone([], [])
-        self.nodes: dict[int, Node] = {}  # by state
-        self.locks: Counter[int] = Counter()  # of states that have some
+        self.nodes: dict[int, Node] = {}  # state -> its node
+        self.locks: Counter[int] = Counter()  # state -> its locks, if it has any
 
     def free(self) -> int:
         return len(self.gone.pages)
@@ -142,12 +143,12 @@ class _Lent:
 
 
 class PrefixPart(NotCopied):
-    """Finds states and KV again by token prefix; an engine owns both, by ids of its own.
+    """Finds states and KV again by token prefix. An engine owns both, under its own ids.
 
     Args:
         page_size: Tokens of a KV page.
-        settings: Policies and limits. `placement` and `evict` mean nothing here.
-        heard: Is told of each change after it, such as for routers. Its errors are logged, and nothing is lost by them.
+        settings: Policies and limits. `placement` and `evict` have no effect here.
+        heard: Called after each change, for example to tell routers. Its errors are logged and do no harm.
 
     Raises:
         InvalidArgument: `page_size` is not a whole number from 1 on.
@@ -174,7 +175,7 @@ class PrefixPart(NotCopied):
         self._told, self._era = logs.Repeats(LOG), 0
 
     def reset(self) -> None:
-        """Forgets everything: all ids are the engine's, and hits from before mean nothing.
+        """Forgets all prefixes: all ids are the engine's again, and earlier hits are refused.
 
         Syncs: no.
         """
@@ -188,42 +189,42 @@ class PrefixPart(NotCopied):
         return f"PrefixPart({self._contents.states} states, {tree.total_pages} pages, {tree.leased_pages} locked)"
 
     def match(self, tokens: Tokens, salt: Hashable = None, leave: int = 1) -> Hit:
-        """Looks a prompt up. Changes nothing: what was found can be evicted until it is locked.
+        """Looks a prompt up. Changes nothing: the match can be evicted until it is locked.
 
         Args:
             tokens: The prompt.
             salt: Keeps prefixes of tenants apart.
-            leave: Tokens at its end that are computed in any case, so a hit is shorter.
+            leave: Tokens at the prompt's end that are computed in any case; the hit ends before them.
 
         Returns:
-            What was found.
+            The longest cached prefix with a state.
 
         Raises:
-            InvalidArgument: The tokens or the salt are not what they should be.
+            InvalidArgument: The tokens or the salt are not valid.
 
         Syncs: no.
         """
         require_salt(salt)
         key = encode(tokens)
-        found = self._contents.tree.find(Prompt(key, salt), max(len(key) // BYTES - leave, 0) // self._size)
-        node = found.stated
-        length, kv = (node.end if node else 0) * self._size, found.kv * self._size
+        matched = self._contents.tree.find(Prompt(key, salt), max(len(key) // BYTES - leave, 0) // self._size)
+        node = matched.stated
+        length, kv = (node.end if node else 0) * self._size, matched.kv * self._size
         state = node.snapshot.register if node and node.snapshot else None
-        return Hit(length, state, kv if kv > length else None, 0, 0, node, found, len(key) // BYTES, self, self._era)
+        return Hit(length, state, kv if kv > length else None, 0, 0, node, matched, len(key) // BYTES, self, self._era)
 
     def lock(self, hit: Hit) -> None:
-        """Keeps what was found until `unlock`, and notes that a request starts from it.
+        """Locks a hit until `unlock`, and notes that a request starts from it.
 
         Args:
-            hit: What `match` returned. It can be locked more than once.
+            hit: A hit of `match`. It can be locked more than once.
 
         Raises:
-            InvalidArgument: Its state has been evicted since: match again. Or another cache returned it.
+            InvalidArgument: The hit's state has been evicted: match again. Or another cache returned the hit.
 
         Syncs: no.
         """
         self._require_own(hit)
-        node, found = hit._node, hit._found
+        node, matched = hit._node, hit._matched
         if node is not None:
             gone = hit.state is not None and self._lent.owner(hit.state) is not node
             if gone or not self._contents.tree.has(node):
@@ -233,19 +234,19 @@ class PrefixPart(NotCopied):
                 self._contents.tree.lease(node)
                 self._read(hit, 1)
             hit.locks += 1
-            if found is not None and hit.locks == 1:
-                self._contents.hear(found, hit._tokens)
+            if matched is not None and hit.locks == 1:
+                self._contents.hear(matched, hit._tokens)
                 if node is not None:
                     node.uses += 1
 
     def read(self, hit: Hit) -> None:
-        """Notes that a request which has locked a hit has its state now: the lock keeps KV alone from here on.
+        """Notes that a request with a lock has read the hit's state: from now on its lock keeps only KV.
 
         Args:
-            hit: What was locked. Once for each lock at most.
+            hit: A locked hit. Call at most once for each lock.
 
         Raises:
-            InvalidArgument: No lock on it keeps the state, or another cache returned it.
+            InvalidArgument: No lock keeps the hit's state, or another cache returned the hit.
 
         Syncs: no.
         """
@@ -260,17 +261,17 @@ class PrefixPart(NotCopied):
             self._lent.read(hit.state, readers)
 
     def unlock(self, hit: Hit, drop: bool = True) -> Gone:
-        """Ends a lock.
+        """Ends one lock of a hit.
 
         Args:
-            hit: What was locked.
-            drop: Whether KV that no request can use any more goes, where the policy gives it up.
+            hit: A locked hit.
+            drop: Whether to evict KV that no request can use any more, if the policy gives it up.
 
         Returns:
-            KV that no request can use any more, where the policy gives it up.
+            Ids that were evicted.
 
         Raises:
-            InvalidArgument: It is not locked, or another cache returned it.
+            InvalidArgument: The hit is not locked, or another cache returned it.
 
         Syncs: no.
         """
@@ -290,19 +291,19 @@ class PrefixPart(NotCopied):
             return self._given()
 
     def insert(self, tokens: Tokens, pages: Sequence[int], state: int | None = None, salt: Hashable = None) -> Inserted:
-        """Takes KV of a prefix, and its state as the policy says.
+        """Inserts the KV of a prefix, and its state if the policy admits it.
 
         Args:
             tokens: Tokens of whole pages.
-            pages: Ids of their pages, one for each.
-            state: Id of the state that stands for all these tokens, 1 or more. None for none.
+            pages: Ids of the KV pages, one for each page of tokens.
+            state: Id, 1 or more, of the state after all these tokens. None if there is no state.
             salt: Keeps prefixes of tenants apart.
 
         Returns:
-            What was there before, whether the state was taken, and what made way.
+            The tokens that were cached before, whether the state was taken, and what was evicted.
 
         Raises:
-            InvalidArgument: Tokens, pages, state or salt do not fit; nothing changed.
+            InvalidArgument: The tokens, pages, state or salt do not fit; nothing changed.
 
         Syncs: no.
         """
@@ -326,12 +327,12 @@ class PrefixPart(NotCopied):
         if contents.heard:
             with self._guard.changing("insert"):
                 contents.learn()
-        found = contents.tree.find(Prompt(key, salt))
-        above = found.stated.end if found.stated else 0
+        matched = contents.tree.find(Prompt(key, salt))
+        above = matched.stated.end if matched.stated else 0
         new = state is not None and above != len(pages)
         kept = new and contents.state_policy.admits(
             Place(len(pages), above, "end")
-        )  # a policy may raise: nothing has changed
+        )  # a policy may raise: nothing has changed yet
         with self._guard.changing("insert"):
             node, had = contents.tree.insert(Prompt(key, salt), ids)
             if had < len(pages):
@@ -346,7 +347,7 @@ class PrefixPart(NotCopied):
                 came = [state] if kept and state is not None else []
                 self._tell(Change(True, salt, len(key) // BYTES, list(pages[had:]), came))
             if contents.settings.most_states is not None:
-                contents.tree.lease(node)  # its KV stays, whatever becomes of its state
+                contents.tree.lease(node)  # keeps the KV when the state is evicted
                 contents.evict_states(contents.states - contents.settings.most_states)
                 contents.tree.unlease(node)
             there = node.snapshot.register if node.snapshot else None
@@ -354,14 +355,14 @@ class PrefixPart(NotCopied):
             return Inserted(had * self._size, kept, self._given(), end)
 
     def evict(self, pages: int = 0, states: int = 0) -> Gone:
-        """Gives back the least valuable pages and states that are not locked.
+        """Evicts the least valuable pages and states that are not locked.
 
         Args:
             pages: Pages to free; a leaf's state goes with its pages.
             states: States to free; KV can go with them.
 
         Returns:
-            The ids. They are fewer where fewer are without a lock.
+            Ids that were evicted; fewer than asked for if too few are without a lock.
 
         Raises:
             InvalidArgument: A number is not a whole number of 0 or more.
@@ -378,28 +379,28 @@ class PrefixPart(NotCopied):
 
     @property
     def evictable(self) -> tuple[int, int]:
-        """Pages and states that are not locked."""
+        """Numbers of pages and states that are not locked."""
         return self._contents.evictable_pages, self._contents.evictable_states
 
     @property
     def held(self) -> tuple[int, int]:
-        """Pages and states that are held."""
+        """Numbers of cached pages and states."""
         return self._contents.tree.total_pages, self._contents.states
 
     def path(self, hit: Hit) -> list[Hashable]:
-        """Returns what stands for the parts of a prefix that requests can share, from the start on."""
+        """Returns the nodes of a hit's prefix from the start on; requests with a common prefix share nodes."""
         path: list[Hashable] = [*hit._node.path()] if hit._node else []
         return path[::-1]
 
     def all_pages(self) -> list[int]:
-        """Returns the ids of all KV pages that are held."""
+        """Returns the ids of all cached KV pages."""
         return [page for _, node in self._contents.tree.walk() for page in node.pages]
 
     def check(self) -> None:
-        """Checks the counts where nothing is locked.
+        """Checks the counts. Nothing may be locked.
 
         Raises:
-            LeakFound: Something is locked, or a count is wrong.
+            LeakFound: A state or page is locked, or a count is wrong.
         """
         wrong = self._contents.tree.miscounts(Counter())
         wrong += [f"state {state} is locked" for state in self._lent.locks]
@@ -407,7 +408,7 @@ class PrefixPart(NotCopied):
             raise LeakFound("; ".join(wrong))
 
     def stats(self) -> PrefixStats:
-        """Returns what is held now; counts of lookups are the engine's own.
+        """Returns what is cached now; the engine counts lookups itself.
 
         Syncs: no.
         """

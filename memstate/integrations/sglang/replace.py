@@ -19,23 +19,23 @@ OURS = (MambaSlotAllocator, MambaPool, HybridReqToTokenPool, HybridMambaDecodeRe
 HOMES = (
     "sglang.srt.mem_cache.allocator.mamba", "sglang.srt.mem_cache.memory_pool", "sglang.srt.disaggregation.decode",
 )  # fmt: skip
-MAKERS = (*HOMES, "sglang.srt.mem_cache.kv_cache_configurator")  # the modules that make objects of these classes
+MAKERS = (*HOMES, "sglang.srt.mem_cache.kv_cache_configurator")  # modules that use these classes
 TREE, CHOICE = "memstate", "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"
 
 
 @contextmanager
 def in_place(prefix: Prefix | None = None) -> Iterator[None]:
-    """SGLang makes pools and allocators of memstate instead of its own, until the end of the `with` statement.
+    """Makes SGLang use memstate's pools and allocators instead of its own, until the end of the `with` statement.
 
-    It changes names in SGLang's modules, those of this process alone. Modules of SGLang that only ask whether a pool is
-    hybrid keep asking for SGLang's class, of which ours are. Import them before.
+    Changes names in SGLang's modules, in this process alone. Some modules of SGLang only ask whether a pool is hybrid.
+    They keep asking for SGLang's class, and memstate's classes are subclasses of it. Import these modules before.
 
     Args:
-        prefix: Policies by which the prefix cache evicts. SGLang's cache then has memstate's tree, each with a copy of
-            these. None: its own tree.
+        prefix: Policies of the prefix cache. Each cache of SGLang then has memstate's tree, with a copy of these
+            policies. None: SGLang's own tree.
 
     Raises:
-        ConfigurationError: `prefix` is something else.
+        ConfigurationError: `prefix` is neither a `Prefix` nor None.
 
     Example::
 
@@ -69,7 +69,7 @@ def _own_tree(prefix: Prefix) -> Iterator[None]:
     before = [(home, name, home.get(name)) for home, name in zip(homes, (TREE, CHOICE), strict=True)]
 
     def tree(params: Any, components: Any) -> TreeCore:
-        return TreeCore(params, components, deepcopy(prefix))  # policies belong to one tree
+        return TreeCore(params, components, deepcopy(prefix))  # each tree needs its own policies
 
     trees[TREE], os.environ[CHOICE] = tree, TREE
     try:

@@ -1,8 +1,8 @@
-"""SGLang's rows of requests with their slots, batched: one claim for an admission, one write for a step.
+"""SGLang's rows of requests and their slots, in batches: one claim for an admission, one write for a step.
 
-SGLang asks for each request, and writes each change of a track buffer to the device. Here an admission claims all its
-slots at once. Changes of track buffers and freed slots are noted on the host, and reach the device together, before
-anything there reads them.
+SGLang claims slots for each request alone, and writes each change of a track buffer to the device at once. Here an
+admission claims all its slots together. The host collects changes of track buffers and freed slots; they reach the
+device together, before anything there reads them.
 """
 
 import logging
@@ -24,7 +24,7 @@ log = logs.logger("sglang")
 
 
 def note_tracks(kv: Any, empty: list[bool] | None) -> None:
-    """Sets what SGLang notes beside a new track buffer: 0.5.22 and 0.5.23 the length before, 0.5.23 what is empty."""
+    """Sets the attributes that some versions of SGLang keep beside a track buffer: last length, empty entries."""
     if hasattr(kv, "mamba_prev_track_seqlen"):
         kv.mamba_prev_track_seqlen = None
     if hasattr(kv, "mamba_ping_pong_empty"):
@@ -32,7 +32,7 @@ def note_tracks(kv: Any, empty: list[bool] | None) -> None:
 
 
 class Batched:
-    """What both pools do in another way than SGLang's; a base class before one of SGLang's.
+    """Methods that differ from those of SGLang's pools; a base class of both pools, before SGLang's class.
 
     Example::
 
@@ -49,7 +49,7 @@ class Batched:
     req_index_to_mamba_index_mapping: Tensor
 
     def _init_mamba_pool(self, mamba_size: int, *args: Any, **named: Any) -> None:
-        self._changes: list[tuple[int, int, Tensor]] = []  # of track buffers: row, entry, one id
+        self._changes: list[tuple[int, int, Tensor]] = []  # changes of track buffers: (row, entry, tensor with one id)
         self._first_slots = 1 if self.enable_mamba_extra_buffer_lazy else self.mamba_ping_pong_track_buffer_size
         super()._init_mamba_pool(mamba_size, *args, **named)  # type: ignore[misc]
         self.mamba_allocator = MambaSlotAllocator(mamba_size, self.device, copy=False)
@@ -58,13 +58,13 @@ class Batched:
 
     @property
     def req_index_to_mamba_ping_pong_track_buffer_mapping(self) -> Tensor:
-        """The track buffers by row on the device, `row entry`, always the same tensor; noted changes are written first.
+        """The track buffers on the device, `row entry`, always the same tensor. Writes collected changes first.
 
         Syncs: no.
         """
         if self._changes:
             last = {(row, entry): slot for row, entry, slot in self._changes}
-            self._changes.clear()  # the list is shared with clones of the pool
+            self._changes.clear()  # clear, not a new list: clones of the pool share it
             width = self._tracks.shape[1]
             at = self._upload([row * width + entry for row, entry in last])
             self._tracks.view(-1).index_copy_(0, at, torch.cat(list(last.values())))
@@ -76,7 +76,7 @@ class Batched:
         self._tracks = tracks
 
     def alloc(self, reqs: list[Any]) -> list[int] | None:
-        """Gives requests rows and slots, those that they do not have yet.
+        """Gives requests the rows and slots that they lack.
 
         Args:
             reqs: the requests.
@@ -86,13 +86,13 @@ class Batched:
 
         Raises:
             OutOfSlots: too few slots are free; nothing changed.
-            InvalidArgument: a request is there twice; nothing changed.
+            InvalidArgument: a request is given twice; nothing changed.
 
         Syncs: no.
         """
         if len(set(map(id, reqs))) < len(reqs):
             raise InvalidArgument(f"requests {[req.rid for req in reqs]}: expected each once")
-        fresh, stateless, trackless = [], [], []  # the last two with where their ids begin
+        fresh, stateless, trackless = [], [], []  # the last two hold (record, where its ids begin)
         size, n = 0, self._first_slots if self.enable_mamba_extra_buffer else 0
         for req in reqs:
             if req.kv.req_pool_idx is None:
@@ -120,7 +120,7 @@ class Batched:
         return rows
 
     def _upload(self, numbers: list[int]) -> Tensor:
-        """Returns numbers on the device: int64, axis `n`. Does not wait for the device."""
+        """Uploads numbers without waiting for the device; returns int64, axis `n`."""
         self.mamba_allocator.slots.backend.counts.uploads += 1
         pinned = torch.tensor(numbers, dtype=torch.int64, device="cpu", pin_memory=self._none.is_cuda)
         return pinned.to(self.device, non_blocking=True)
@@ -132,7 +132,7 @@ class Batched:
         return ids
 
     def _start_rings(self, fresh: list[Any], stateless: list[tuple[Any, int]]) -> None:
-        """Empties the rings of inputs, by slot and by row, that SGLang's replay of Mamba steps reads."""
+        """Empties the rings of inputs that SGLang's replay of Mamba steps reads; some lie by slot, some by row."""
         pool = self.mamba_pool
         by_row = getattr(pool, "replayssm_spec_write_pos", None)
         if pool.replayssm_write_pos is not None and stateless:
@@ -147,7 +147,7 @@ class Batched:
                 ring.index_fill_(0, rows, 0)
 
     def _start_tracks(self, trackless: list[tuple[Any, int]], ids: Tensor) -> None:
-        """Gives records of requests their track buffers, each with where its ids begin."""
+        """Gives requests their track buffers. `trackless` has (record of a request, where its ids begin) for each."""
         n, size = self._first_slots, self.mamba_ping_pong_track_buffer_size
         last = 0 if self.enable_mamba_extra_buffer_lazy else size - 1
         for kv, at in trackless:
@@ -164,12 +164,12 @@ class Batched:
         Args:
             rows: the rows.
             reqs: the requests.
-            ids: their slots, `request slot`, where they are many and all new.
+            ids: their slots, `request slot`, if there are several requests and all slots are new; otherwise None.
         """
         if self._changes:
             entered = set(rows)
             self._changes[:] = [change for change in self._changes if change[0] not in entered]
-        if len(rows) == 1:  # the number of a row needs no upload
+        if len(rows) == 1:  # a single row number needs no upload
             self.req_index_to_mamba_index_mapping[rows[0]] = reqs[0].kv.mamba_pool_idx
             if self.enable_mamba_extra_buffer:
                 self._tracks[rows[0]] = reqs[0].kv.mamba_ping_pong_track_buffer.ids()
@@ -193,7 +193,8 @@ class Batched:
             value: its new slot, a tensor with one id; or -1 to empty it.
 
         Raises:
-            InvalidArgument: the request has no such entry, or the value is neither; nothing changed.
+            InvalidArgument: the request has no such entry, or the value is neither a tensor with one id nor -1; nothing
+                changed.
 
         Syncs: no.
         """
@@ -216,7 +217,7 @@ class Batched:
             new_slot: one slot, axis `1`.
 
         Returns:
-            The slot that was there, axis `1`.
+            The slot that the entry had, axis `1`.
 
         Raises:
             InvalidArgument: the request has no track buffer, or `new_slot` is not one slot; nothing changed.
@@ -235,10 +236,11 @@ class Batched:
 
         Args:
             req: the request.
-            mamba_ping_pong_track_buffer_to_keep: entry of the track buffer whose slot has another owner now.
+            mamba_ping_pong_track_buffer_to_keep: entry of the track buffer whose slot now has another owner.
 
         Raises:
-            InvalidArgument: it has no slots, because they were freed before, or no such entry; nothing was freed.
+            InvalidArgument: the request has no slots, because they were freed before, or no such entry; nothing was
+                freed.
 
         Syncs: no.
         """
@@ -267,8 +269,8 @@ class Batched:
 
 
 class HybridReqToTokenPool(Batched, theirs.HybridReqToTokenPool):
-    """SGLang's `HybridReqToTokenPool`, batched; its arguments are SGLang's."""
+    """SGLang's `HybridReqToTokenPool` in batches, with SGLang's arguments."""
 
 
 class HybridMambaDecodeReqToTokenPool(Batched, theirs_decode.HybridMambaDecodeReqToTokenPool):
-    """SGLang's pool of a decode server, batched: rows that are preallocated for requests on their way count as rows."""
+    """SGLang's pool of a decode server in batches. Rows that are preallocated for incoming requests count as rows."""

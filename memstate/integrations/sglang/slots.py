@@ -1,4 +1,4 @@
-"""The slot ids of SGLang's recurrent states, over a `SlotAllocator`. It needs no SGLang."""
+"""The slot ids of SGLang's recurrent states, over a `SlotAllocator`. SGLang itself is not needed."""
 
 import torch
 from torch import Tensor
@@ -9,31 +9,31 @@ from memstate.integrations.sglang.track import TrackBuffer
 from memstate.kernels.dispatch import Backend
 from memstate.slots.allocator import SlotAllocator
 
-STOCK = 32  # slots that are claimed at once for calls that want one
+STOCK = 32  # slots of one claim, kept in stock for calls that want one slot
 
 
 def is_ids(kind: torch.dtype) -> bool:
-    """Returns whether numbers of a dtype can be ids."""
+    """Returns whether values of a dtype can be ids."""
     return not (kind.is_floating_point or kind.is_complex or kind == torch.bool)
 
 
 class MambaSlotAllocator:
     """Hands out slot ids with the methods of SGLang's `MambaSlotAllocator`.
 
-    Two things save launches. Slots for calls that want one are claimed in stocks. Freed slots are kept until the next
-    claim, or until the count is asked for, and then released together.
+    Two things save launches. Slots for calls that want one slot are claimed in stocks. Freed slots are collected until
+    the next claim or count, and then released together.
 
-    Wrong frees are harmless: 0, negative ids and ids beyond the pool are ignored. An id that is free already is not
-    freed twice: the device counts a fault, which `check` raises. The free count is exact again at the next
-    `available_size`, on a GPU one call later.
+    Wrong frees are harmless: 0, negative ids and ids beyond the pool are ignored. An id that is
+    already free is not freed again: the device counts a fault, which `check` raises. The free count is exact again at
+    the next `available_size`, on a GPU one call later.
 
     Args:
         size: number of slots; their ids are 1..size.
         device: where the ids live.
-        copy: whether a freed tensor is copied, because its owner may write to it afterwards, as SGLang's own pool does.
+        copy: whether to copy a freed tensor, because its owner may write to it later, as SGLang's own pool does.
 
     Raises:
-        InvalidArgument: `size` is no number of slots.
+        InvalidArgument: `size` is not a valid number of slots.
 
     Example:
         >>> slots = MambaSlotAllocator(4, "cpu")
@@ -51,16 +51,17 @@ class MambaSlotAllocator:
         self._copy = copy
         self._none = torch.empty(0, dtype=torch.int64, device=device)
         self._device = self._none.device
-        self._stock = self._group = self._none  # claimed
-        self._left = 0  # of the stock, those not handed out; they are its last ones
+        self._stock = self._group = self._none  # both hold claimed slots
+        self._left = 0  # slots at the stock's end that are not handed out yet
         self._freed: list[Tensor] = []
-        self._handed: list[tuple[Tensor, int]] = []  # while frees wait; with each, how many tensors were freed by then
+        # while frees wait: (slots handed out, number of tensors freed before)
+        self._handed: list[tuple[Tensor, int]] = []
 
     def __repr__(self) -> str:
         return f"MambaSlotAllocator({self.slots.free + self._left} of {self.size} slots free)"
 
     def available_size(self) -> int:
-        """Returns the number of free slots, without those that an open group holds.
+        """Returns the number of free slots, without the slots of an open group.
 
         Syncs: no.
         """
@@ -70,7 +71,7 @@ class MambaSlotAllocator:
         return self.slots.free + self._left
 
     def schedulable_available_size(self) -> int:
-        """Returns the number of slots that a scheduler can plan with: those of an open group count.
+        """Returns the number of slots that a scheduler can plan with, including the slots of an open group.
 
         Syncs: no.
         """
@@ -78,7 +79,7 @@ class MambaSlotAllocator:
 
     @property
     def free_slots(self) -> Tensor:
-        """The free slots: an int64 tensor on the device, without those that an open group holds.
+        """The free slots: an int64 tensor on the device, without the slots of an open group.
 
         Syncs: yes.
         """
@@ -89,11 +90,11 @@ class MambaSlotAllocator:
         """Claims slots.
 
         Args:
-            need_size: number of slots. One comes from the open group, where it has one left. If too few slots are free
-                beside the group, it ends.
+            need_size: number of slots. A single slot comes from the open group, if it has one left. If too few slots
+                are free outside the group, the group ends.
 
         Returns:
-            The ids, an int64 tensor, axis `need_size`; None if fewer are free. The caller does not write to it.
+            The ids, an int64 tensor, axis `need_size`; None if fewer slots are free. The caller must not write to it.
 
         Raises:
             InvalidArgument: `need_size` is not a whole number of 0 or more.
@@ -111,7 +112,7 @@ class MambaSlotAllocator:
                 if need_size > self._left:
                     if need_size > self.slots.free + self._group.numel():
                         return None
-                    self.alloc_group_end()  # every claim can have the group's slots
+                    self.alloc_group_end()  # now the claim can take the group's slots
                     return self.alloc(need_size)
             first = self._stock.numel() - self._left
             ids = self._stock[first : first + need_size]
@@ -121,10 +122,10 @@ class MambaSlotAllocator:
         return ids
 
     def free(self, free_index: Tensor | TrackBuffer) -> None:
-        """Frees slots, at the next claim or count.
+        """Frees slots. They are released at the next claim or count.
 
         Args:
-            free_index: integers in any shape, or a track buffer, as SGLang 0.5.21 frees those of a session.
+            free_index: integers in any shape, or a track buffer, which SGLang 0.5.21 passes when a session ends.
 
         Raises:
             InvalidArgument: the ids are not integers.
@@ -143,9 +144,9 @@ class MambaSlotAllocator:
         self._freed.append(mine if mine.dim() == 1 else mine.reshape(-1))
 
     def alloc_group_begin(self, num_reqs: int) -> None:
-        """Opens a group: claims a slot for each request, in one launch, for calls that want one.
+        """Opens a group: claims a slot for each request, in one launch. Later calls for one slot take from the group.
 
-        What an earlier group has left is free again. Without enough free slots there is no group.
+        Slots that an earlier group has left become free. If too few slots are free, no group is opened.
 
         Args:
             num_reqs: number of requests.
@@ -162,18 +163,18 @@ class MambaSlotAllocator:
             self._group = self._claim(num_reqs)
 
     def alloc_group_end(self) -> None:
-        """Frees what the group has left.
+        """Frees the slots that the group has left.
 
         Syncs: no.
         """
         if self._group.numel():
             if self._freed:
-                self._release()  # while it is known what the group holds
+                self._release()  # before the group's slots become free: `_owned` compares with them
             self._freed.append(self._group)
             self._group = self._none
 
     def clear(self) -> None:
-        """Makes every slot free, those of an open group too.
+        """Makes every slot free, including the slots of an open group.
 
         Syncs: yes.
         """
@@ -194,7 +195,7 @@ class MambaSlotAllocator:
         self.slots.check()
 
     def _claim(self, n: int, stock: int = 0) -> Tensor:
-        """Claims n slots, or up to `stock` where that is more; fewer than n only if fewer are free: then none."""
+        """Claims n slots, or up to `stock` if that is more; returns no slots if fewer than n are free."""
         if self._freed or self._left:
             self._release()
         self.slots.follow()
@@ -205,7 +206,7 @@ class MambaSlotAllocator:
             return self.slots.take(n)
 
     def _release(self) -> None:
-        """Releases what was freed, together with the stock: so the device sees a slot of the stock that was freed."""
+        """Releases freed slots together with the stock, so that the device notices a freed slot of the stock."""
         given = [self._owned()] if self._freed and (self._handed or self._group.numel()) else self._freed
         given = [self._stock[self._stock.numel() - self._left :], *given] if self._left else given
         self._left, self._freed, self._handed = 0, [], []
@@ -215,7 +216,7 @@ class MambaSlotAllocator:
                 self.slots.give(ids)
 
     def _owned(self) -> Tensor:
-        """Returns freed slots; those that nobody owned when they were freed are moved out of range, a fault."""
+        """Returns freed slots. Moves a slot that had no owner at its free out of range, which counts as a fault."""
         later = [*self._handed, (self._group, len(self._freed))]
         times = [at for at, each in enumerate(self._freed) for _ in range(each.numel())]
         times += [by for each, by in later for _ in range(each.numel())]

@@ -1,4 +1,4 @@
-"""Host memory that records pass through on their way to and from a store, which has to know it before."""
+"""Host memory, registered with a store, that records pass through on their way to and from the store."""
 
 from collections.abc import Iterator, Sequence
 from threading import Lock
@@ -8,11 +8,11 @@ import torch
 from memstate import lasting
 from memstate.tiers.stores.base import Bytes, Store
 
-MOST = 2**26  # bytes, unless one record is longer
+MOST = 2**26  # bytes; a longer record gets more
 
 
 class Staging:
-    """Memory that is registered with a store, and grows with the calls.
+    """Memory that is registered with a store and grows when calls need more.
 
     Args:
         store: the store.
@@ -24,7 +24,7 @@ class Staging:
     def __init__(self, store: Store) -> None:
         self._store, self.lock = store, Lock()
         self._memory = lasting.empty(0, torch.uint8)
-        self._before: list[torch.Tensor] = []  # stays registered, so it stays
+        self._before: list[torch.Tensor] = []  # earlier memory stays registered, so it must not be freed
 
     def parts(self, sizes: Sequence[int]) -> Iterator[tuple[int, list[Bytes]]]:
         """Divides records into parts that fit the memory.
@@ -33,7 +33,7 @@ class Staging:
             sizes: bytes of each record, 1 or more.
 
         Returns:
-            For each part its first record, and a buffer for each of its records. The next part uses the same memory.
+            (first record, buffers of its records) for each part. The next part uses the same memory.
         """
         need = min(sum(sizes), max(MOST, *sizes)) if sizes else 0
         if need > self._memory.numel():

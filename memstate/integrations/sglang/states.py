@@ -1,4 +1,4 @@
-"""SGLang's tensors of recurrent states as planes: one launch for all tensors and layers instead of one for each."""
+"""SGLang's tensors of recurrent states as planes: one launch for all tensors and layers, not one for each."""
 
 from functools import cached_property
 from typing import Any
@@ -15,14 +15,14 @@ TEMPORAL = "temporal"
 
 
 class MambaPool(theirs.MambaPool):
-    """SGLang's `MambaPool`, whose slots memstate zeroes, copies, saves and loads.
+    """SGLang's `MambaPool`, but memstate zeroes, copies, saves and loads the slots.
 
-    The tensors stay SGLang's, and so does all that follows a slot in buffers of its own.
+    SGLang keeps the tensors, and all buffers beside the states.
     """
 
     @cached_property
     def planes(self) -> Planes:
-        """The tensors `layer slot ...` of the pool as planes, in the order that `get_cpu_copy` returns them."""
+        """The pool's tensors `layer slot ...` as planes, in the order of `get_cpu_copy`."""
         cache = self.mamba_cache
         tensors = {f"conv{i}": conv for i, conv in enumerate(cache.conv)} | {TEMPORAL: cache.temporal}
         given = {name: tensor for name, tensor in tensors.items() if tensor.numel()}
@@ -62,10 +62,10 @@ class MambaPool(theirs.MambaPool):
         """Copies slots to host memory.
 
         Args:
-            indices: slots, axis `n`, or one without an axis.
+            indices: slots, axis `n`, or a single slot without an axis.
 
         Returns:
-            The tensors of windows in a list, the other state, and those of side states where there are any.
+            A list of the `conv` tensors, the `temporal` tensor, and a list of side states if there are any.
 
         Syncs: yes.
         """
@@ -80,11 +80,11 @@ class MambaPool(theirs.MambaPool):
         return copies
 
     def load_cpu_copy(self, mamba_cache_cpu: tuple[Any, ...], indices: Tensor) -> None:
-        """Copies what `get_cpu_copy` returned to slots.
+        """Copies a result of `get_cpu_copy` to slots.
 
         Args:
-            mamba_cache_cpu: what it returned.
-            indices: as many slots.
+            mamba_cache_cpu: the result of `get_cpu_copy`.
+            indices: slots to write, as many as were saved.
 
         Syncs: no.
         """
@@ -99,5 +99,5 @@ class MambaPool(theirs.MambaPool):
         if self._slot_siblings:
             for sibling, data in zip(self._slot_siblings, mamba_cache_cpu[-1], strict=True):
                 sibling.load_cpu_slots(data, indices)
-        if slots.device.type == "cuda":  # the caller may reuse its memory
+        if slots.device.type == "cuda":  # the caller may reuse the host memory
             torch.cuda.current_stream(slots.device).synchronize()

@@ -1,4 +1,4 @@
-"""SGLang's HiCache over a store of memstate: pages of KV and states, by SGLang's keys, a batch in one call."""
+"""SGLang's HiCache over a store of memstate: pages of KV and states under SGLang's keys, a batch in one call."""
 
 from collections.abc import Sequence
 from hashlib import sha256
@@ -16,7 +16,7 @@ from memstate.errors import InvalidArgument
 from memstate.integrations.sglang.staging import Staging
 from memstate.tiers.stores.base import Bytes, Outcome, Store
 
-CRC = 4  # bytes
+CRC = 4  # bytes of the checksum that ends a record
 KV = str(theirs.PoolName.KV.value)
 
 
@@ -24,26 +24,26 @@ def bytes_of(tensor: Tensor) -> Bytes:
     """Returns the bytes of a tensor in host memory, without a copy.
 
     Raises:
-        InvalidArgument: it is no tensor, not contiguous, or not in host memory.
+        InvalidArgument: the argument is no tensor, not contiguous, or not in host memory.
     """
     if not isinstance(tensor, Tensor):
         raise InvalidArgument(f"{shown(tensor)}: expected a tensor in contiguous host memory")
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         raise InvalidArgument(f"tensor of {tuple(tensor.shape)} on {tensor.device}: expected contiguous host memory")
-    found: Bytes = tensor.reshape(-1).view(torch.uint8).numpy()
-    return found
+    data: Bytes = tensor.reshape(-1).view(torch.uint8).numpy()
+    return data
 
 
 def checksum(name: str, body: Bytes) -> bytes:
-    """Returns the bytes that a record ends with."""
+    """Returns the checksum of a record's name and body."""
     return crc32(body.data, crc32(name.encode())).to_bytes(CRC, "little")
 
 
 def require_as_many(names: list[str], data: list[Bytes]) -> None:
-    """Requires a tensor for each key.
+    """Requires one tensor for each key.
 
     Raises:
-        InvalidArgument: they are more, or fewer.
+        InvalidArgument: there are more or fewer tensors.
     """
     if len(names) != len(data):
         raise InvalidArgument(f"{len(names)} keys with {len(data)} tensors: expected one for each")
@@ -53,12 +53,12 @@ class StoreStorage(theirs.HiCacheStorage):
     """Keeps what SGLang's HiCache writes in a `Store`, such as `FileStore` or `MooncakeStore`.
 
     A record's name is a hash of SGLang's key, the pool and `identity`. Records are written whole or not at all, and end
-    with a crc32 of name and bytes. A record that is damaged, of another size or of another name is not found by a read.
+    with a crc32 of name and bytes. A read does not return a record that is damaged, of another size or of another name.
 
     Args:
-        config: SGLang's settings: model and ranks become part of every name.
+        config: SGLang's settings; model and ranks become part of every name.
         store: the store.
-        identity: all else that bytes depend on, such as dtypes and the layout of a page.
+        identity: everything else that the bytes depend on, such as dtypes and the layout of a page.
 
     Example::
 
@@ -80,7 +80,7 @@ class StoreStorage(theirs.HiCacheStorage):
 
         Args:
             key: SGLang's key of a page.
-            pool: which pool's page. States are kept apart by rank, KV of MLA is not.
+            pool: the pool of the page. Names of states differ by rank, names of MLA's KV do not.
         """
         whose = self._whole if pool == KV else self._shard
         return f"{'kv' if pool == KV else 'state'}-{sha256(repr((whose, pool, key)).encode()).hexdigest()}"
@@ -90,14 +90,14 @@ class StoreStorage(theirs.HiCacheStorage):
 
         Args:
             key: its key.
-            target_location: where to: contiguous host memory of its size.
+            target_location: contiguous host memory of the record's size, to read to.
             target_sizes: unused.
 
         Returns:
-            `target_location`; None where there is no such record.
+            `target_location`; None if there is no such record.
 
         Raises:
-            InvalidArgument: there is no place to read to.
+            InvalidArgument: `target_location` is missing.
         """
         if target_location is None:
             raise InvalidArgument(f"get({key!r}): expected target_location, host memory to read to")
@@ -124,25 +124,25 @@ class StoreStorage(theirs.HiCacheStorage):
             target_sizes: unused.
 
         Returns:
-            Whether it will be found from now on.
+            Whether reads find the record from now on.
         """
         return self.batch_set([key], [value])
 
     def batch_set(
         self, keys: list[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None
     ) -> bool:  # fmt: skip
-        """Writes records; see `set`. Returns whether all will be found."""
+        """Writes records; see `set`. Returns whether reads find all of them."""
         if values is None:
             raise InvalidArgument(f"batch_set of {len(keys)} keys: expected values, tensors in host memory")
         data = [bytes_of(each.contiguous() if isinstance(each, Tensor) else each) for each in values]
         return all(self._write([self.name(key) for key in keys], data))
 
     def exists(self, key: str) -> bool:
-        """Returns whether there is a record."""
+        """Returns whether a record exists."""
         return self._store.exists([self.name(key)])[0]
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
-        """Returns how many of the first records are there, without a gap."""
+        """Returns how many leading records exist, without a gap."""
         return self._without_gap(keys, KV)
 
     def batch_exists_v2(
@@ -151,18 +151,19 @@ class StoreStorage(theirs.HiCacheStorage):
         """Returns how far a prefix can be restored from all pools.
 
         Args:
-            keys: keys of its pages.
-            pool_transfers: the pools besides KV, each with its rule: all pages, or those at the end alone, as states.
+            keys: keys of the prefix's pages.
+            pool_transfers: the pools besides KV, each with its rule: needs all pages, or only the last pages, as for
+                states.
             extra_info: unused.
 
         Returns:
-            SGLang's `PoolTransferResult`: the longest prefix, what each pool has, and every length that works.
+            SGLang's `PoolTransferResult`: the longest prefix, the pages of each pool, and every length that works.
 
         Raises:
-            InvalidArgument: a pool has another rule.
+            InvalidArgument: a pool has an unknown rule.
         """
         pages = self._without_gap(keys, KV)
-        found = {theirs.PoolName.KV: pages} if pages else {}
+        hits = {theirs.PoolName.KV: pages} if pages else {}
         lengths = list(range(1, pages + 1))
         for transfer in pool_transfers or ():
             if not lengths:
@@ -176,15 +177,15 @@ class StoreStorage(theirs.HiCacheStorage):
             else:
                 raise InvalidArgument(f"{transfer.name}: the rule {transfer.hit_policy} is not known here")
             if works:
-                found[transfer.name] = works[-1]
+                hits[transfer.name] = works[-1]
             lengths = [n for n in lengths if n in works]
-        return theirs.PoolTransferResult(lengths[-1] if lengths else 0, found, lengths)
+        return theirs.PoolTransferResult(lengths[-1] if lengths else 0, hits, lengths)
 
     def batch_get_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:
         """Reads pages of pools into host memory.
 
         Args:
-            transfers: for each pool its keys, and where its pages begin.
+            transfers: pool, keys and host positions of pages, one transfer for each pool.
             extra_info: unused.
 
         Returns:
@@ -210,7 +211,7 @@ class StoreStorage(theirs.HiCacheStorage):
         return written
 
     def _read(self, names: list[str], places: list[Bytes]) -> list[bool]:
-        """Reads records; a place changes only where its record is as it was written."""
+        """Reads records; changes a place only if its record is intact."""
         require_as_many(names, places)
         done: list[bool] = []
         with self._reading.lock:
@@ -241,7 +242,7 @@ class StoreStorage(theirs.HiCacheStorage):
         return there.index(False) if False in there else len(there)
 
     def _places(self, transfer: Any) -> tuple[Any, list[int], list[str]]:
-        """Returns a pool, where each page of a transfer begins, and its name; none where places do not fit the keys."""
+        """Returns (pool, start of each page, record names) of a transfer; no pages if positions do not fit the keys."""
         if transfer.name not in self.registered_pools:
             raise InvalidArgument(f"pool {transfer.name!r}: expected one of {list(self.registered_pools)}")
         pool = self.registered_pools[transfer.name]

@@ -9,18 +9,18 @@ from torch import Tensor
 class TrackBuffer:
     """Slots of one request for tracked states, -1 for an empty entry.
 
-    It takes the place of a small tensor. Its entries are views that the host holds, so that reading or changing one
-    launches nothing. Nothing writes to the views.
+    Stands in for a small tensor of SGLang. Its entries are views that the host holds, so that reading or changing an
+    entry launches nothing. Nothing writes to the views.
 
     Args:
-        slots: ids, also those of other requests.
-        first: where this one's slots begin.
-        held: how many they are; they are in its first entries.
-        size: number of entries; those without a slot are empty.
-        none: the id of an empty entry: a tensor with -1.
+        slots: ids of several requests.
+        first: where this request's ids begin in `slots`.
+        held: number of this request's ids; they fill the first entries.
+        size: number of entries; entries without a slot are empty.
+        none: a tensor with -1, for empty entries.
 
     Attributes:
-        empty: whether each entry is empty. The list is the request's, too.
+        empty: whether each entry is empty. The request holds the same list.
     """
 
     __slots__ = ("_changed", "_first", "_held", "_none", "_slots", "empty")
@@ -40,30 +40,31 @@ class TrackBuffer:
         """Changes an entry.
 
         Args:
-            at: which one.
-            slot: its new slot, one id; None to empty it.
+            at: number of the entry.
+            slot: its new slot, a tensor of one id; None to empty the entry.
 
         Returns:
-            What it holds now: one id.
+            The entry's new id, a tensor of one id.
         """
         self.empty[at] = slot is None
         self._changed[at] = self._none if slot is None else slot.reshape(1)
         return self._changed[at]
 
     def owned(self, state: Tensor, keep: int | None = None) -> list[Tensor]:
-        """Returns the slots of the request, in as few tensors as they lie in.
+        """Returns the slots of the request, in as few tensors as possible.
 
         Args:
-            state: the slot of its state.
-            keep: the entry that leaves its slot to another owner; None: no entry does.
+            state: the slot of the request's state.
+            keep: the entry whose slot has another owner now; None for no entry.
         """
         end = 0
         while end < self._held and end != keep and end not in self._changed:
             end += 1
-        found = [self._slots[self._first - 1 : self._first + end]] if self._first and end else []
-        if not found or found[0].data_ptr() != state.data_ptr():  # the slots of both were not claimed side by side
-            found, end = [state.unsqueeze(0)], 0
-        return found + [self.entry(at) for at in range(end, len(self.empty)) if at != keep and not self.empty[at]]
+        slots = [self._slots[self._first - 1 : self._first + end]] if self._first and end else []
+        # the slots of state and entries were not claimed side by side
+        if not slots or slots[0].data_ptr() != state.data_ptr():
+            slots, end = [state.unsqueeze(0)], 0
+        return slots + [self.entry(at) for at in range(end, len(self.empty)) if at != keep and not self.empty[at]]
 
     def ids(self) -> Tensor:
         """Returns all entries."""
@@ -72,7 +73,7 @@ class TrackBuffer:
         return torch.cat([self.entry(at) for at in range(len(self.empty))])
 
     def __ne__(self, other: Any) -> Tensor:  # type: ignore[override]
-        """Compares each entry, as SGLang 0.5.22 does to free those of a session."""
+        """Compares each entry. SGLang 0.5.22 uses this to free the slots of a session."""
         return self.ids().ne(other)
 
     def __getitem__(self, at: int | slice | Tensor) -> Tensor:
@@ -88,12 +89,12 @@ class TrackBuffer:
         return len(self.empty)
 
     def tolist(self) -> list[int]:
-        """Returns the slots.
+        """Returns the entries as numbers.
 
         Syncs: yes.
         """
-        found: list[int] = self.ids().tolist()
-        return found
+        slots: list[int] = self.ids().tolist()
+        return slots
 
     def __repr__(self) -> str:
         return f"TrackBuffer({self.empty.count(False)} of {len(self)} entries hold a slot)"

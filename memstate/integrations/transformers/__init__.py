@@ -1,21 +1,21 @@
 """Runs hybrid models of Transformers on the slots of a StateManager.
 
-probe       what a model keeps in its own cache: windows, recurrent states, KV
+probe       finds what a model keeps in its own cache: windows, recurrent states, KV
 layout      the planes of a state, and which layer has its state where
-weights     tells the weights of models apart
-binding     one manager for one model
-states      hands states to layers: copies, or references on which on_slots runs memstate's kernels where they are
-trial       whether a model can decode on slots
-reading     `layout`: probe, then a trial
+weights     names the weights of a model
+binding     makes the manager of a model
+states      hands states to layers: copies, or references with which on_slots runs memstate's kernels in place
+trial       tries whether a model can decode on slots
+reading     `layout`: a probe, then a trial
 cache       `StateCache`, for `generate`: watch says when a forward begins, lengths which tokens count, prefill reads
-            prompts from cached states
+            prompts from cached states on
 kv, paged   KV of attention layers in pages
 batch       one forward over any rows
-server      continuous batching: what threads ask for. line says who is next, running who is refused, steps runs rows;
-            prompts says what goes in and out, sampling chooses tokens, text decodes them, drafts guesses tokens,
-            speculation checks them
-chats       prompts of chats, and where later ones part from them
-serving     `serve` and `stream`; progress shows it all
+server      continuous batching for requests of any thread: line orders waiting requests, running refuses wrong ones,
+            steps runs rows; prompts has requests and answers, sampling chooses tokens, text decodes them,
+            drafts guesses tokens, speculation checks guesses
+chats       prompts of chats, and the lengths at which later prompts part from them
+serving     `serve` and `stream`
 """
 
 try:

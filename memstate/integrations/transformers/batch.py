@@ -21,26 +21,26 @@ from memstate.integrations.transformers.states import Kernels, States
 from memstate.requests.handles import Row
 from memstate.requests.steps import Step
 
-PAD: Final = 0  # any token: no layer sees it
+PAD: Final = 0  # any token id: no layer uses it
 KINDS: Final = (
     "full_attention", "sliding_attention", "indexed_attention", "linear_attention", "hybrid", "hybrid_sliding", "dummy",
 )  # fmt: skip
-KNOWN: Final = {DYNAMIC_LAYER_TYPE_MAPPING[kind] for kind in KINDS}  # classes of layers that pages can replace
+KNOWN: Final = {DYNAMIC_LAYER_TYPE_MAPPING[kind] for kind in KINDS}  # classes of cache layers that pages can replace
 
 
 class PagedCache(Cache):
-    """A cache of Transformers with states in slots and KV in pages, which `Batches` sets up before each forward.
+    """A cache of Transformers with states in slots and KV in pages. `Batches` sets it up before each forward.
 
     Args:
         model: the model.
-        kv: the pages; None: no layer attends.
-        copies: of which layers the last ones are copies.
+        kv: the KV pages; None if no layer attends.
+        copies: numbers of the layers of which the last cache layers are copies.
 
     Raises:
         ConfigurationError: a layer keeps KV in a way that pages cannot hold.
 
     Attributes:
-        past: columns before the forward.
+        past: number of columns before the forward.
     """
 
     def __init__(self, model: Any, kv: KvPages | None, copies: Sequence[int]) -> None:
@@ -50,24 +50,24 @@ class PagedCache(Cache):
         self._paged = [layer for layer in self.layers if isinstance(layer, PagedLayer)]
 
     def place(self, columns: Columns) -> None:
-        """Sets where the tokens of the next forward lie."""
+        """Sets the columns of the next forward."""
         self.past = columns.past
         for layer in self._paged:
             layer.place(columns)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Returns the columns before the forward; of a layer that has read its keys, the new ones as well."""
+        """Returns the columns before the forward; for a layer with its new keys, the new columns as well."""
         layer = self.layers[layer_idx]
         return layer.get_seq_length() if isinstance(layer, PagedLayer) else self.past
 
     @property
     def is_compileable(self) -> bool:
-        """False: plans change from step to step."""
+        """False: each step has another plan."""
         return False
 
 
 def _paged(layer: Any, number: int, kv: KvPages | None) -> Any:
-    """The layer with its KV in pages."""
+    """Returns the layer with its KV in pages."""
     if type(layer) not in KNOWN:
         raise ConfigurationError(
             f"layer {number} is a {type(layer).__name__}, whose KV pages cannot hold: use generate and StateCache"
@@ -81,20 +81,20 @@ def _paged(layer: Any, number: int, kv: KvPages | None) -> Any:
 
 
 class Batches:
-    """Plans, runs and settles forwards over rows.
+    """Plans, runs and settles forwards over rows of a manager.
 
     Args:
         model: the model.
-        mem: its manager.
-        bound: what belongs to the manager.
+        mem: the model's manager.
+        bound: the manager's layout, weights and KV pages.
         kernels: as for `StateCache`.
 
     Attributes:
-        cache: what each forward gets.
-        states: the states of its layers.
-        found: where they lie.
-        kv: the KV pages; None: no layer attends.
-        takes_positions: whether the forward names `position_ids`.
+        cache: the cache that each forward gets.
+        states: hands the states to the cache's layers.
+        layout: the model's layout.
+        kv: the KV pages; None if no layer attends.
+        takes_positions: whether the model's forward has an argument `position_ids`.
 
     Raises:
         ConfigurationError: the manager has no KV pages; a layer keeps KV in a way that pages cannot hold; or the
@@ -103,12 +103,12 @@ class Batches:
 
     def __init__(self, model: Any, mem: StateManager, bound: Bound, kernels: Kernels) -> None:
         self.model, self.mem = model, mem
-        self.found, self.kv = bound.found, kv_of(bound, mem)
-        self.cache = PagedCache(model, self.kv, self.found.copies)
-        self.states = States(model, mem, self.found, self.cache.layers, kernels, keep=True)
+        self.layout, self.kv = bound.layout, kv_of(bound, mem)
+        self.cache = PagedCache(model, self.kv, self.layout.copies)
+        self.states = States(model, mem, self.layout, self.cache.layers, kernels, keep=True)
         parameters = inspect.signature(model.forward).parameters
         self._keep = [name for name in ("logits_to_keep",) if name in parameters]
-        self._columns: Columns | None = None  # of the last forward
+        self._columns: Columns | None = None  # columns of the last forward
         self.takes_positions = "position_ids" in parameters
         if self.kv is not None and not self.takes_positions:
             raise ConfigurationError(
@@ -117,19 +117,19 @@ class Batches:
             )
 
     def run(self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], lengths: Sequence[int]) -> Tensor:
-        """Reads the next tokens of some rows.
+        """Runs a forward over the next tokens of some rows.
 
         Args:
             rows: the rows.
-            tokens: of each row, the same number; more or less only if the model takes pads and no row has a state yet.
-                All rows or none have a state already.
-            lengths: tokens of each row before.
+            tokens: the next tokens of each row. Their numbers may differ only if the model takes pads and no row has a
+                state yet. Either all rows or no row has a state.
+            lengths: tokens of each row before the forward.
 
         Returns:
-            The logits behind the last token of each row, `batch vocabulary`, a tensor of inference mode.
+            The logits after the last token of each row, `batch vocabulary`, a tensor of inference mode.
 
         Raises:
-            Exception: what the plan or the forward raised. The rows have ended then.
+            Exception: the plan or the forward raised it. The rows have ended.
 
         Syncs: no.
         """
@@ -147,14 +147,14 @@ class Batches:
         return logits
 
     def fold(self, rows: Sequence[Row], ends: bool = False) -> None:
-        """Adds to the states of rows what is pending in their tails. It takes a forward or two, or none.
+        """Adds the pending tokens of rows to their states. Runs no, one or two forwards.
 
         Args:
             rows: the rows.
-            ends: whether they end, so that only states which the prefix cache can take matter.
+            ends: whether the rows end; then only states matter that the prefix cache can take.
 
         Raises:
-            Exception: what a plan or a forward raised. The rows have ended then.
+            Exception: a plan or a forward raised it. The rows have ended.
 
         Syncs: no.
         """
@@ -167,7 +167,7 @@ class Batches:
                 self.mem.settle(step)
 
     def _lags(self, row: Row, ends: bool) -> bool:
-        """Whether tokens are pending; if the row ends, whether they lead to a boundary or end with a page."""
+        """Returns whether tokens are pending; if the row ends, whether they reach a boundary or end a page."""
         info, every = self.mem.info(row), self.mem.tracking.every
         if not info.pending or not ends:
             return info.pending > 0
@@ -179,8 +179,8 @@ class Batches:
 
         Args:
             rows: the rows.
-            tokens: of each row.
-            drafts: how many of them may be rejected, of each row or of all.
+            tokens: the tokens of each row.
+            drafts: how many of these tokens may be rejected, for each row or for all.
         """
         step = None
         try:
@@ -188,7 +188,7 @@ class Batches:
             yield step
         except BaseException:
             self.states.drop()
-            with suppress(MemstateError):  # the step was settled, or a call of the manager was interrupted
+            with suppress(MemstateError):  # the step is settled already, or a call of the manager was interrupted
                 self.mem.end(rows) if step is None else self.mem.cancel(step)
             raise
 
@@ -200,25 +200,25 @@ class Batches:
 
         Args:
             rows: the rows.
-            tokens: of each row. Behind fewer than the others have there are pads.
-            lengths: tokens of each row before; below 0 by the pads among its new tokens.
-            last: of how many last columns the logits are wanted.
-            goes_on: whether the last forward was of these rows, and ended at these lengths.
+            tokens: the tokens of each row. Rows with fewer tokens get pads at the right.
+            lengths: tokens of each row before the forward, minus the pads at the left of its new tokens.
+            last: number of last columns whose logits are returned.
+            goes_on: whether the last forward was of the same rows and ended at these lengths.
 
         Returns:
-            `batch last vocabulary`.
+            The logits, `batch last vocabulary`.
         """
         new = max(1, *map(len, tokens))
         ids = np.array([[*one, *[PAD] * (new - len(one))] for one in tokens], np.int64)
         given = self._inputs(rows, lengths, [*map(len, tokens)], new, goes_on) | dict.fromkeys(self._keep, last)
         given["input_ids"] = torch.from_numpy(ids).to(self.mem.planes.device)
-        found: Tensor = self.model(**given).logits[:, -last:]
-        return found
+        logits: Tensor = self.model(**given).logits[:, -last:]
+        return logits
 
     def _inputs(
         self, rows: Sequence[Row], lengths: Sequence[int], read: Sequence[int], new: int, goes_on: bool
     ) -> dict[str, Any]:
-        """Returns what the forward gets beside the tokens."""
+        """Returns the arguments of the forward besides the tokens."""
         columns = self._columns if goes_on else None
         if columns is None or not columns.move(new):
             size, keep = self.mem.pages.size, self.states.kernels == "gathered"
@@ -226,7 +226,7 @@ class Batches:
             columns = Columns(table, [row.index for row in rows], lengths, new, size, keep, read=ends)
         self._columns = columns
         self.cache.place(columns)
-        inputs = {"use_cache": True, self.found.argument: self.cache}
+        inputs = {"use_cache": True, self.layout.argument: self.cache}
         padded = min(lengths) < 0
         if self.takes_positions:
             inputs["position_ids"] = columns.positions.clamp(min=0) if padded else columns.positions

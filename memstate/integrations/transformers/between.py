@@ -1,4 +1,4 @@
-"""What the layers of a cache show between two forwards: copies of the states, made at the first look."""
+"""What the layers of a cache show between two forwards: copies of the states, made at the first access."""
 
 from collections import UserDict
 from collections.abc import Callable
@@ -9,13 +9,13 @@ Found = dict[int, Tensor | None]
 
 
 class Between(UserDict[int, Tensor | None]):
-    """The states of one kind of a layer, by number. All layers are gathered at the first look behind a forward.
+    """The states of one kind of a layer, by number. The first access after a forward gathers the states of all layers.
 
-    They are copies: what a caller writes to them, or puts in their place, is gone with the next forward. Of a window
-    whose oldest input no layer reads, that input is 0. Tokens that are pending in tails are not in them.
+    The states are copies: changes that a caller makes are lost at the next forward. If no layer reads the oldest input
+    of a window, this input is 0. Pending tokens of tails are not in the states.
 
     Args:
-        look: returns them.
+        look: returns the states.
     """
 
     def __init__(self, look: Callable[[], Found]) -> None:

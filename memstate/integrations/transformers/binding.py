@@ -16,30 +16,30 @@ from memstate.integrations.transformers.reading import layout
 from memstate.integrations.transformers.weights import weights_of
 from memstate.kernels.dispatch import Backend
 
-PAGE: Final = 16  # tokens
-LONGEST: Final = 2048  # tokens of a request with a prefix cache
+PAGE: Final = 16  # tokens of a KV page
+LONGEST: Final = 2048  # tokens of the longest request, if there is a prefix cache and `tokens` is not given
 
 
 @dataclass
 class Bound:
-    """What belongs to a manager.
+    """What the integration keeps for one manager.
 
     Attributes:
-        found: where the states lie.
+        layout: the layout of the manager's model.
         weights: name of the weights that the states were computed with.
-        kv: the KV pages; None until a server attends to them.
-        left: what caches left behind that were forgotten without `close`.
-        begun: the cache whose forward has begun last, as a weak reference, and the thread; None: it has ended.
-        lock: held by the step of a server.
+        kv: the KV pages; None until a server uses them.
+        left: the rows and snapshots of caches that were forgotten without `close`.
+        begun: (weak reference to the cache whose forward began last, its thread); None if that forward has ended.
+        lock: held while a server runs a step.
         runs: the thread in which a server's `run` drives the manager, or None.
     """
 
-    found: ModelLayout
+    layout: ModelLayout
     weights: str
     kv: KvPages | None = None
     left: list[Left] = field(default_factory=list)
     begun: tuple[Callable[[], Any], Thread] | None = None
-    lock: Any = field(default_factory=RLock)  # a second call of its thread after an interrupt opens it again
+    lock: Any = field(default_factory=RLock)  # reentrant: after an interrupt the same thread may take it again
     runs: Thread | None = None
 
 
@@ -47,21 +47,21 @@ _BOUND: WeakKeyDictionary[StateManager, Bound] = WeakKeyDictionary()
 
 
 def manager(model: Any, *, slots: int, max_requests: int, tokens: int | None = None, **settings: Any) -> StateManager:
-    """Makes a StateManager for a model: layout, dtypes and device are read off the model, and all its weights once.
+    """Makes a StateManager for a model. Reads layout, dtypes and device from the model, and all its weights once.
 
     Args:
-        model: a model of Transformers with its weights, on the device where it is going to run.
-        slots: number of states that the memory holds.
-        max_requests: requests that can run at a time.
-        tokens: tokens of the longest request of `serve`, prompt and answer. KV pages are made for `max_requests` of
-            these, and with a prefix cache for twice as many. None: 2048 with a prefix cache, otherwise no pages, which
-            is enough for `generate`. Use `pages=` instead to choose their number and size.
-        **settings: all other arguments of `StateManager`. With `forward=Forward(tail=)`, rows of a model that decodes
-            on slots have the rings of tails.
+        model: a model of Transformers with its weights, on the device where it will run.
+        slots: number of states that fit in memory.
+        max_requests: requests that can run at the same time.
+        tokens: tokens of the longest request of `serve`, prompt and answer. Makes KV pages for `max_requests` such
+            requests, with a prefix cache for twice as many. None: 2048 with a prefix cache; without one there are no
+            pages, which is enough for `generate`. Use `pages=` instead to choose number and size of pages.
+        **settings: all other arguments of `StateManager`. With `forward=Forward(tail=)`, rows get the rings of tails if
+            the model decodes on slots.
 
     Returns:
-        The manager, for `StateCache` and `serve`. With `tiers=`, KV goes down with the states, and the name of the
-        weights is added to `tiers.model`: records of other weights are not found.
+        The manager, for `StateCache` and `serve`. With `tiers=`, tiers keep KV with the states, and the name of the
+        weights is added to `tiers.model`: records of other weights do not match.
 
     Raises:
         ConfigurationError: the model keeps no recurrent state in a cache, settings contradict each other, or the model
@@ -71,28 +71,28 @@ def manager(model: Any, *, slots: int, max_requests: int, tokens: int | None = N
     """
     bound = Bound(layout(model), weights_of(model))
     settings.setdefault("device", model.device)
-    prefix, tiers = settings.get("prefix"), settings.get("tiers")
+    prefix, tiers, attended = settings.get("prefix"), settings.get("tiers"), bound.layout.attended
     if tokens is not None and settings.get("pages") is not None:
         raise ConfigurationError(f"tokens={tokens} and pages={settings['pages']} both say how many pages: give one")
     if settings.get("pages") is None and (tokens is not None or prefix is not None):
         per_row = -(-(tokens or LONGEST) // PAGE)
         count = per_row * max_requests * (1 if prefix is None else 2)
-        settings["pages"] = Pages(size=PAGE, count=count, per_row=per_row) if bound.found.attended else Pages(size=PAGE)
+        settings["pages"] = Pages(size=PAGE, count=count, per_row=per_row) if attended else Pages(size=PAGE)
     pages = settings.get("pages")
     if tiers is not None:
         tiers = settings["tiers"] = replace(tiers, model=f"{tiers.model}, weights {bound.weights}")
-        if tiers.kv is None and pages is not None and pages.count and bound.found.attended:
+        if tiers.kv is None and pages is not None and pages.count and attended:
             backend = Backend(settings.get("backend", "auto"), settings["device"])
-            bound.kv = KvPages(bound.found, pages.count, pages.size, backend)
+            bound.kv = KvPages(bound.layout, pages.count, pages.size, backend)
             settings["tiers"] = replace(tiers, kv=bound.kv.planes)
-    state = bound.found.with_tail(getattr(settings.get("forward"), "tail", 0))
+    state = bound.layout.with_tail(getattr(settings.get("forward"), "tail", 0))
     mem = StateManager(state, slots=slots, max_requests=max_requests, **settings)
     _BOUND[mem] = bound
     return mem
 
 
 def bound_to(model: Any, mem: StateManager) -> Bound:
-    """Returns what belongs to a manager, for a model with the layers and the weights that it was made for.
+    """Returns the `Bound` of a manager, for a model with the layers and weights that the manager was made for.
 
     Args:
         model: the model.
@@ -104,12 +104,12 @@ def bound_to(model: Any, mem: StateManager) -> Bound:
     """
     if model.training:
         raise ConfigurationError("the model is in training mode, in which answers are random: call model.eval()")
-    found = layout(model)
-    if found.state.planes != mem.layout.planes or found.state.layers != mem.layout.layers:
-        raise LayoutMismatch(f"the manager has {mem.layout}, and the model needs {found.state}: use mst.manager")
+    model_layout = layout(model)
+    if model_layout.state.planes != mem.layout.planes or model_layout.state.layers != mem.layout.layers:
+        raise LayoutMismatch(f"the manager has {mem.layout}, and the model needs {model_layout.state}: use mst.manager")
     weights = weights_of(model)
-    bound = _BOUND.setdefault(mem, Bound(found, weights))
-    if bound.found != found:
+    bound = _BOUND.setdefault(mem, Bound(model_layout, weights))
+    if bound.layout != model_layout:
         raise LayoutMismatch(
             f"the manager was made for a model with states or KV in other layers than {type(model).__name__}: use "
             "mst.manager"
@@ -126,35 +126,35 @@ def kv_of(bound: Bound, mem: StateManager) -> KvPages | None:
     """Returns the KV pages of a manager, and makes them the first time.
 
     Args:
-        bound: what `bound_to` returned.
+        bound: the result of `bound_to`.
         mem: the manager.
 
     Returns:
         The pages, or None if no layer attends.
 
     Raises:
-        ConfigurationError: the manager hands out no pages.
+        ConfigurationError: the manager has no KV pages.
     """
-    if bound.kv is None and bound.found.attended:
+    if bound.kv is None and bound.layout.attended:
         if not mem.device.page_table.numel():
             raise ConfigurationError("the manager has no KV pages: give mst.manager tokens=, of the longest request")
-        bound.kv = KvPages(bound.found, mem.stats().pages, mem.pages.size, mem.backend)
+        bound.kv = KvPages(bound.layout, mem.stats().pages, mem.pages.size, mem.backend)
     return bound.kv
 
 
 def leave(mem: StateManager, left: Left) -> None:
-    """Notes what a cache leaves behind, which the next cache or server releases. Calls nothing of the manager.
+    """Notes what a cache leaves behind, for the next cache or server to release. Calls no method of the manager.
 
     Args:
         mem: the manager.
-        left: what it leaves.
+        left: the cache's rows, snapshots and step.
     """
     if mem in _BOUND:
         _BOUND[mem].left.append(left)
 
 
 def release_left(mem: StateManager) -> None:
-    """Releases what caches left behind, and the rows of a forward that this thread has left. Syncs: no."""
+    """Releases what caches left behind, and the rows of a forward that this thread left unfinished. Syncs: no."""
     bound = _BOUND.get(mem)
     if bound is None:
         return

@@ -1,4 +1,4 @@
-"""`StateCache`: the cache that a model of Transformers gets for `generate`, with its states in slots."""
+"""`StateCache`: a cache for `generate` of a Transformers model, with the states in slots."""
 
 import weakref
 from collections.abc import Callable
@@ -28,41 +28,42 @@ class StateCache(Asked):
     """A cache of Transformers whose recurrent states lie in the slots of a StateManager.
 
     The first forward admits one row for each entry of the batch. Before each forward the cache plans a step and hands
-    the states to the layers. Behind it, it stores them and settles the step. KV of attention layers is kept as
-    Transformers keeps it. Use it as a context manager, or call `close`. What a forgotten cache holds is released when
-    the manager's next cache or server admits a request.
+    the states to the layers. After the forward it stores the states and settles the step. KV of attention layers stays
+    as Transformers keeps it. Use the cache as a context manager, or call `close`. If a cache is forgotten, its rows are
+    released when the manager's next cache or server admits a request.
 
     Args:
         model: the model, or any model with the same layers.
         mem: the manager, made by `manager`.
-        kernels: how one token of decode runs. "slots": memstate's kernels on slots; "gathered": the model's own on
-            copies of the states; "auto": slots on a GPU where the model can.
-        prompt: the ids that `generate` is going to get, `batch column`. The cache reads them at once, up to the last
-            column and from the longest cached states on, and `generate` reads the rest. KV then lies in the pages of
-            the manager, and `close` leaves states and KV in the prefix cache.
-        prompt_mask: which of them are tokens; None: all. Pads are at the left.
-        ends: the token or tokens that end a row, as `generate` gets them in `eos_token_id=`. None: those of
-            `model.generation_config`. Nothing tells a cache what `generate` is given.
-        pad: what `generate` feeds to rows that have ended, its `pad_token_id=`. None: as `ends`.
+        kernels: how one token of decode runs. "slots": memstate's kernels, on slots; "gathered": the model's own
+            kernels, on copies of the states; "auto": slots on a GPU if the model can.
+        prompt: the ids that `generate` will get, `batch column`. The cache reads them at once, up to the last column
+            and from the longest cached states on; `generate` reads the rest. KV then lies in the pages of the manager,
+            and `close` leaves states and KV in the prefix cache.
+        prompt_mask: which ids of the prompt are tokens; None: all. Pads are at the left.
+        ends: the token or tokens that end a row, as `generate` gets them in `eos_token_id=`, because the cache does not
+            see that argument. None: those of `model.generation_config`.
+        pad: the token that `generate` feeds to rows that have ended, its `pad_token_id=`. None: that of
+            `model.generation_config`.
 
-    A row stops counting for good when a forward brings it a pad behind a token, or any pad if
-    `mst.layout(model).takes_pads` is False. What it has until then is kept, and no later state of it is ever published.
+    A row stops counting for good when a forward brings it a pad after a token, or any pad if
+    `mst.layout(model).takes_pads` is False. States that it has by then are kept, and no later state of it is published.
 
     With `prompt=`, on slots and with tails, `generate` can be assisted: a forward then reads guesses, and `crop` says
-    how many of them were wrong. As long as such a cache is open, the model does not refuse assistants by itself.
+    how many of them were wrong. While such a cache is open, the model accepts assistants.
 
     Attributes:
         mem: the manager.
         rows: the requests of the batch; empty before the first forward.
-        cached: tokens of each prompt that were found in the prefix cache.
+        cached: tokens of each prompt whose state was in the prefix cache.
 
     Raises:
         LayoutMismatch: the manager was made for another model.
         ConfigurationError: the manager was made for other weights; the model is in training mode, keeps no recurrent
             state in a cache, or cannot do what `kernels` asks for; or with `prompt` the manager has no KV pages, or a
             layer keeps KV in a way that pages cannot hold.
-        InvalidArgument: prompt and mask are not a batch padded at the left, or `ends` or `pad` are no tokens.
-        OutOfSlots, OutOfRows, OutOfPages: back-pressure; there is no room for the prompt, and nothing was admitted.
+        InvalidArgument: prompt and mask are not a batch padded at the left, or `ends` or `pad` are not tokens.
+        OutOfSlots, OutOfRows, OutOfPages: back-pressure: there is no room for the prompt; nothing was admitted.
 
     Example:
         with mst.StateCache(model, mem) as cache:
@@ -75,23 +76,24 @@ class StateCache(Asked):
     ) -> None:  # fmt: skip
         self.mem, self.cached = mem, list[int]()
         bound, texts = bound_to(model, mem), None if prompt is None else texts_of(model, prompt, prompt_mask)
-        self._batches = None if texts is None else Batches(model, mem, bound, kernels)  # that read the prompt
+        # reads the prompt and runs later forwards
+        self._batches = None if texts is None else Batches(model, mem, bound, kernels)
         super().__init__(
-            layers=self._batches.cache.layers if self._batches else own_cache(model, bound.found.copies).layers
+            layers=self._batches.cache.layers if self._batches else own_cache(model, bound.layout.copies).layers
         )
-        self._bound, self._found, self._model = bound, bound.found, model
+        self._bound, self._layout, self._model = bound, bound.layout, model
         own = self._batches.states if self._batches else None
-        self._states = own or States(model, mem, bound.found, self.layers, kernels)
+        self._states = own or States(model, mem, bound.layout, self.layers, kernels)
         self._ends, fed = ends_of(model, ends, pad)
         counting = partial(
-            Lengths, ends=self._ends, pad=fed, takes_pads=bound.found.takes_pads, attends=bool(bound.found.attended),
+            Lengths, ends=self._ends, pad=fed, takes_pads=bound.layout.takes_pads, attends=bool(bound.layout.attended),
             filed=self._batches is not None,
         )  # fmt: skip
         self._held = Held(mem, self._states, self._batches, self.layers, counting)
-        gather = weakref.WeakMethod(self._held.gather)  # layers that outlive their cache have nothing to show
+        gather = weakref.WeakMethod(self._held.gather)  # layers can outlive their cache; then there is nothing to show
         self._states.show(lambda: method() if (method := gather()) is not None else None)
         self._guesses = False
-        self._last: list[int] | None = None  # the tokens that the first forward must read, behind a prompt
+        self._last: list[int] | None = None  # last token of each prompt, which the first forward must read
         if self._batches is not None and texts is not None and prompt is not None:
             release_left(mem)
             self._held.rows, self.cached = read_prompts(self._batches, texts)
@@ -118,7 +120,7 @@ class StateCache(Asked):
     @property
     def argument(self) -> str:
         """The name under which the model takes the cache: `cache` from Transformers 5.24 on."""
-        return self._found.argument
+        return self._layout.argument
 
     @property
     def lengths(self) -> list[int]:
@@ -127,7 +129,7 @@ class StateCache(Asked):
         return lengths
 
     def _stop(self) -> None:
-        """Lets the model go; the second time nothing happens."""
+        """Stops watching the model. A second call does nothing."""
         if self._unwatch is None:
             return
         self._unwatch()
@@ -136,16 +138,16 @@ class StateCache(Asked):
 
     @property
     def _goes_back(self) -> bool:
-        """Whether tails keep the tokens of a step until it is known which are real."""
+        """Whether tails keep the tokens of a step until the caller says which are real."""
         return self._batches is not None and self._states.verifies
 
     def known(self, ids: Tensor | None) -> int:
-        """Returns how many columns of a forward the cache has read before: not every `generate` leaves them out.
+        """Returns how many columns of a forward the cache has read before. Some calls of `generate` pass them again.
 
         Args:
-            ids: what the forward is given. Behind a prompt, or assisted, it can be the whole text.
+            ids: the ids of the forward. After a prompt, or with an assistant, they can be the whole text.
 
-        Syncs: yes, for such a forward.
+        Syncs: yes, if the ids can be the whole text.
         """
         columns, known = self._held.columns, self._held.texts
         if not known or not (self._guesses or self._last) or ids is None or ids.shape[1] <= columns:
@@ -161,13 +163,13 @@ class StateCache(Asked):
         """Plans the step of a forward and hands the states of its rows to the layers.
 
         Args:
-            call: what the forward reads.
+            call: the inputs of the forward.
 
         Returns:
-            What else the forward is given: with a prompt the positions of its tokens, where they were left out.
+            More arguments of the forward: with a prompt, the positions of its tokens, if they were left out.
 
         Raises:
-            OutOfSlots, OutOfRows, OutOfPages: back-pressure; no row was admitted and the cache is as it was.
+            OutOfSlots, OutOfRows, OutOfPages: back-pressure; no row was admitted, and the cache has not changed.
             InvalidArgument: the cache is closed, the batch has another size or no tokens, the model cannot continue a
                 prompt, or the prompt was read with another mask.
 
@@ -177,7 +179,7 @@ class StateCache(Asked):
         held.abort_torn()
         release_left(self.mem)
         if held.closed:
-            return {}  # the layers say why
+            return {}  # the layers raise, with the reason
         held.accept(0)
         drafts = self._drafts(call)
         self._go_on(call, drafts)
@@ -198,7 +200,7 @@ class StateCache(Asked):
         return more
 
     def _drafts(self, call: Call) -> int:
-        """Returns how many tokens of a forward are guesses; those of a longer one are the next turn's."""
+        """Returns how many tokens of a forward are guesses; 0 if it is longer than a tail, as the next turn is."""
         if not self._guesses or not 1 < call.columns <= self.mem.forward.tail:
             return 0
         if call.batch > 1 or not self._held.columns:
@@ -209,7 +211,7 @@ class StateCache(Asked):
         return call.columns - 1
 
     def _go_on(self, call: Call, drafts: int) -> None:
-        """Refuses a forward that does not go on with the rows. Behind a prompt, the first may repeat them."""
+        """Refuses a forward that does not continue the rows. The first forward after a prompt may repeat the rows."""
         if not call.columns:
             raise InvalidArgument(
                 f"a forward of no tokens: generate leaves out the {self._held.columns} columns that the cache has "
@@ -224,7 +226,7 @@ class StateCache(Asked):
                     f"the assistant guess {most - 1} tokens at most, or give the manager Forward(tail={call.columns})"
                 )
             times = repeats(call, len(self.rows), self._last, drafts)
-            require_mask(call, self.lengths, self._held.columns, bool(self._found.attended))
+            require_mask(call, self.lengths, self._held.columns, bool(self._layout.attended))
             if times > 1:
                 self.batch_repeat_interleave(times)
             self._last = None
@@ -233,16 +235,16 @@ class StateCache(Asked):
             raise InvalidArgument(
                 f"a batch of {call.batch}, and the cache has {rows} rows: call reset() between batches"
             )
-        if call.columns > 1 and columns and not self._found.continues:
+        if call.columns > 1 and columns and not self._layout.continues:
             raise InvalidArgument(
                 f"{call.columns} tokens behind {columns}: the scan of this model starts from zeros, so a chunk "
                 "behind the first must have one token; give one token at a time, or call reset() and give all"
             )
 
     def _place(self, call: Call, batches: Batches, drafts: int) -> dict[str, Any]:
-        """Says where the KV of a planned forward lies. Returns what `begin` does."""
-        certain = 1 if drafts else call.columns  # tokens that are in the lengths
-        starts = [self.mem.info(row).length - certain for row in self.rows]  # below 0 at pads
+        """Sets where the KV of a planned forward lies. Returns more arguments of the forward, as `begin` does."""
+        certain = 1 if drafts else call.columns  # tokens that the rows' lengths include
+        starts = [self.mem.info(row).length - certain for row in self.rows]  # below 0 if the row has pads
         table, numbers, size = self.mem.device.page_table, [row.index for row in self.rows], self.mem.pages.size
         columns = Columns(table, numbers, starts, call.columns, size, keep=False, past=self._held.columns)
         batches.cache.place(columns)
@@ -250,10 +252,10 @@ class StateCache(Asked):
         return {"position_ids": columns.positions.clamp(min=0)} if fill else {}
 
     def end(self, failed: bool) -> None:
-        """Stores the states that the layers left and settles the step; after a failed forward, cancels it.
+        """Stores the states that the layers left and settles the step. Cancels the step if the forward failed.
 
         Args:
-            failed: whether the forward raised an exception. Its rows are over then, and the cache is closed.
+            failed: whether the forward raised an exception. Its rows end, and the cache is closed.
 
         Syncs: no.
         """
@@ -268,18 +270,19 @@ class StateCache(Asked):
         self._bound.begun = None
 
     def close(self, publish: bool = False) -> list[Snapshot | None]:
-        """Releases the rows. The model no longer calls this cache. A second call does nothing.
+        """Releases the rows and stops watching the model. A second call does nothing.
 
         Args:
-            publish: publish the longest state of each row that stands for tokens alone, and not for pads.
+            publish: whether to publish the longest state of each row that stands for tokens alone, without pads.
 
         Returns:
-            With `publish`, one snapshot for each row, or None. You must drop them. With `prompt=` the state of a row
-            that stopped counting went to the prefix cache before, and a snapshot shares the KV pages of its row.
+            With `publish`, a snapshot or None for each row; the caller must drop the snapshots. With `prompt=`, the
+            state of a row that stopped counting is in the prefix cache already, and a snapshot shares the KV pages of
+            its row.
 
         Raises:
-            InvalidArgument: `publish` of more than one row, and nothing names the tokens that end a row, so that pads
-                behind an end may count as tokens. The cache stays open, and `close()` releases the rows.
+            InvalidArgument: `publish` of several rows, and nothing names the tokens that end a row: pads after an end
+                might count as tokens. The cache stays open; `close()` releases the rows.
 
         Syncs: no.
         """
@@ -320,18 +323,18 @@ class StateCache(Asked):
         """Returns the columns that the cache has read, tokens and pads."""
         if self._batches is not None and self._held.step is not None:
             return self._batches.cache.get_seq_length(layer_idx)
-        own = self._found.attended and self._batches is None
+        own = self._layout.attended and self._batches is None
         return int(super().get_seq_length(layer_idx)) if own else self._held.columns
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forgets the last tokens of the last forward, which were wrong guesses.
+        """Forgets the last tokens of the last forward, which are wrong guesses.
 
         Args:
-            tokens_to_remove: how many, times -1.
+            tokens_to_remove: number of wrong guesses, negative.
 
         Raises:
-            InvalidArgument: no forward has read guesses since the last call, or not so many. Without `prompt=`, slots
-                and tails there is no way back.
+            InvalidArgument: no forward has read that many guesses since the last call. Without `prompt=`, slots and
+                tails, no guess can be taken back.
 
         Syncs: no.
         """
@@ -345,12 +348,12 @@ class StateCache(Asked):
         self._held.accept(-tokens_to_remove)
 
     def activate_past_recording(self) -> None:
-        """Says that forwards of up to `tail` tokens read guesses behind the first. Raises: InvalidArgument."""
+        """Makes later forwards of up to `tail` tokens read guesses. Raises: InvalidArgument."""
         if not self._goes_back:
             raise InvalidArgument(f"activate_past_recording(): {NO_WAY_BACK}")
         self._guesses = True
 
     @property
     def is_croppable(self) -> bool:
-        """Whether `crop` can go back by the guesses of a forward; no further."""
+        """Whether `crop` can take back the guesses of a forward, and only those."""
         return self._guesses

@@ -1,4 +1,4 @@
-"""Makes the prompt of a chat, and asks the template where later prompts part from it."""
+"""Makes the prompt of a chat, and asks the chat template at which lengths later prompts part from this prompt."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -9,34 +9,34 @@ from memstate.errors import InvalidArgument
 from memstate.integrations.transformers.line import shared
 from memstate.integrations.transformers.prompts import Prompt
 
-HEAD: Final = ("system", "developer")  # roles of the messages that chats begin with, and share
+HEAD: Final = ("system", "developer")  # roles of messages at the start of a chat, which chats share
 ANSWER: Final = {"role": "assistant", "content": "."}
 QUESTION: Final = {"role": "user", "content": "."}
-OTHER: Final = {"role": "user", "content": ")"}  # no question begins so
+OTHER: Final = {"role": "user", "content": ")"}  # starts unlike any real question
 CALL: Final = {"type": "function", "id": "call00000", "function": {"name": "f", "arguments": {}}}
 CALLS: Final = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 RESULT: Final = {"role": "tool", "content": ".", "name": "f", "tool_call_id": CALL["id"]}
 
 
 def chat(tokenizer: Any, messages: Iterable[Any], **template: Any) -> Prompt:
-    """Returns the prompt of a chat, whose `snapshot_at` has the lengths at which later prompts part from it.
+    """Returns the prompt of a chat. Its `snapshot_at` has the lengths at which later prompts part from this prompt.
 
-    Templates drop thoughts, or end a prompt with tokens that no later prompt has. So the template itself is asked: the
-    prompt is compared with that of the next question, of the next call if there are tools, and of another chat with the
-    same system prompt. A template that refuses one of these gives no length.
+    Templates drop thoughts, or end a prompt with tokens that no later prompt has. So the prompt is compared with three
+    prompts that the template makes: with a next question, with a next call if there are tools, and of another chat with
+    the same system prompt. If the template refuses one of them, that prompt gives no length.
 
     Args:
-        tokenizer: the model's, with a chat template.
+        tokenizer: the model's tokenizer, with a chat template.
         messages: the chat, as `tokenizer.apply_chat_template` takes it.
-        **template: what else it takes, such as `tools=` or `enable_thinking=`. `add_generation_prompt` is True unless
-            `continue_final_message` is.
+        **template: other arguments of `apply_chat_template`, such as `tools=` or `enable_thinking=`.
+            `add_generation_prompt` is True unless `continue_final_message` is.
 
     Returns:
-        The tokens and the lengths; `dataclasses.replace` sets the rest.
+        The tokens and the lengths. `dataclasses.replace` sets other fields.
 
     Raises:
         InvalidArgument: `tokenize=` or a `return_*=` is given, or several chats.
-        Exception: what the template raises, if it refuses the messages.
+        Exception: the template raises it, if it refuses the messages.
 
     Syncs: no.
 
@@ -53,8 +53,8 @@ def chat(tokenizer: Any, messages: Iterable[Any], **template: Any) -> Prompt:
     """
 
     def tokens(of: Sequence[Any], **given: Any) -> list[int]:
-        found: list[int] = tokenizer.apply_chat_template(of, tokenize=True, return_dict=False, **given)
-        return found
+        ids: list[int] = tokenizer.apply_chat_template(of, tokenize=True, return_dict=False, **given)
+        return ids
 
     if own := [name for name in template if name == "tokenize" or name.startswith("return_")]:
         raise InvalidArgument(f"leave out {'=, '.join(own)}=: mst.chat always returns a Prompt with the tokens")
@@ -69,8 +69,8 @@ def chat(tokenizer: Any, messages: Iterable[Any], **template: Any) -> Prompt:
         others.append([*messages, CALLS, RESULT])
     for other in others:
         try:
-            lengths.add(shared(whole, tokens(deepcopy(other), **later), 1))  # a tokenizer may change messages
-        except Exception:  # a template says no in its own way
+            lengths.add(shared(whole, tokens(deepcopy(other), **later), 1))  # deepcopy: a tokenizer may change messages
+        except Exception:  # each template refuses with its own exception
             continue
     return Prompt(whole, snapshot_at=sorted(lengths - {0, len(whole)}))
 

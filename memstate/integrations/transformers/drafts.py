@@ -1,4 +1,4 @@
-"""Guesses how an answer goes on: from its own text, by a smaller model, or by a function of the caller."""
+"""Guesses the next tokens of an answer: from its own text, with a smaller model, or by a function of the caller."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -9,25 +9,25 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 from memstate.errors import ConfigurationError
 from memstate.integrations.transformers.own import cache_argument, own_cache, vocabulary
 
-NGRAM: Final = 2  # as Transformers
+NGRAM: Final = 2  # last tokens that must be equal; the default of Transformers
 NO_LIMIT: Final = 2**31
 
-Draft = Callable[[Sequence[int], int], Sequence[int]]  # all tokens so far, and the most to guess -> guesses
+Draft = Callable[[Sequence[int], int], Sequence[int]]  # (all tokens so far, the most to guess) -> guesses
 
 
 def lookup(most: int, ngram: int | None) -> Draft:
-    """Returns what looks the last tokens up in the text before them, as `prompt_lookup_num_tokens` of `generate` does.
+    """Returns a draft that finds the last tokens earlier in the text, as `prompt_lookup_num_tokens` of `generate` does.
 
     Args:
-        most: tokens of a guess.
-        ngram: the most last tokens that must be equal; None: what Transformers takes.
+        most: most tokens of a guess.
+        ngram: the most last tokens that must be equal; None: the default of Transformers.
     """
-    found: Any = PromptLookupCandidateGenerator(
+    generator: Any = PromptLookupCandidateGenerator(
         num_output_tokens=most, max_matching_ngram_size=ngram or NGRAM, max_length=NO_LIMIT
     )
 
     def draft(tokens: Sequence[int], room: int) -> list[int]:
-        ids, _ = found.get_candidates(torch.tensor([tokens], device="cpu"))
+        ids, _ = generator.get_candidates(torch.tensor([tokens], device="cpu"))
         guesses: list[int] = ids[0, len(tokens) :].tolist()
         return guesses[:room]
 
@@ -35,7 +35,7 @@ def lookup(most: int, ngram: int | None) -> Draft:
 
 
 class Assistant:
-    """The greedy answer of a smaller model, which keeps the KV of one row in a cache of its own.
+    """Drafts the greedy answer of a smaller model. Keeps the KV of one row in its own cache.
 
     Args:
         model: the smaller model.
@@ -50,14 +50,14 @@ class Assistant:
         """Returns `most` tokens that may follow.
 
         Args:
-            tokens: all so far.
-            most: tokens that there is room for.
+            tokens: all tokens so far.
+            most: number of tokens to guess.
 
         Syncs: yes.
         """
         try:
             return self._guess(tokens, most)
-        except BaseException:  # some layers may have read more than others
+        except BaseException:  # layers may have read different numbers of tokens
             self._cache, self._read = own_cache(self._model), []
             raise
 
@@ -67,14 +67,14 @@ class Assistant:
         if same < len(self._read):
             self._cache.crop(same - len(self._read))
             del self._read[same:]
-        given, found = list(tokens[same:]), list[int]()
-        while len(found) < most:
+        given, guesses = list(tokens[same:]), list[int]()
+        while len(guesses) < most:
             ids = torch.tensor([given], device=self._model.device)
             cache = {self._argument: self._cache}
             logits = self._model(input_ids=ids, use_cache=True, **cache).logits[0, -1]
             self._read += given
-            found += (given := [int(logits.argmax())])
-        return found
+            guesses += (given := [int(logits.argmax())])
+        return guesses
 
 
 def require_assistant(assistant: Any, model: Any) -> None:
@@ -85,7 +85,7 @@ def require_assistant(assistant: Any, model: Any) -> None:
         model: the model.
 
     Raises:
-        ConfigurationError: it is neither; it has another vocabulary; or its cache cannot forget tokens.
+        ConfigurationError: the assistant is neither; it has another vocabulary; or its cache cannot forget tokens.
     """
     if not isinstance(assistant, torch.nn.Module):
         if not callable(assistant):

@@ -1,4 +1,4 @@
-"""The rows of a `StateCache`: what is known of each, their step, and how they are reordered and end."""
+"""Holds the rows of a `StateCache`: their lengths and texts, their step, and how rows are reordered and end."""
 
 from collections.abc import Callable, Sequence
 
@@ -24,24 +24,24 @@ def _length(snapshot: Snapshot | None) -> int:
 
 
 class Held:
-    """What a cache holds of its manager, from the first forward of a batch to the end of its rows.
+    """Holds the manager's rows for a cache, from the first forward of a batch to the end of the rows.
 
     Args:
         mem: the manager.
-        states: what hands states to the layers.
-        batches: with a prompt, what reads it; None: without.
-        layers: of the cache; their KV goes along with the rows where it is not in pages.
-        counting: makes the `Lengths` of so many rows.
+        states: hands states to the layers.
+        batches: reads the prompt; None if there is no prompt.
+        layers: layers of the cache. Their KV is reordered with the rows, unless it is in pages.
+        counting: makes `Lengths` for a number of rows.
 
     Attributes:
         rows: the requests of the batch; empty before the first forward.
-        lengths: how many tokens of each row are certain.
-        texts: with a prompt, the tokens of each row, and the pads that it read when it did not count any more.
-        columns: of the batch that were read, tokens and pads.
-        step: of the forward that runs.
-        checked: the step whose forward has read guesses, until `accept` says which were right.
-        torn: while rows and what is known of them do not fit; an interrupt leaves it so.
-        closed: why no forward can begin; "": one can.
+        lengths: counts the tokens of each row that are certain.
+        texts: with a prompt, the tokens that each row has read, and also the pads after the row stopped counting.
+        columns: columns of the batch that were read, tokens and pads.
+        step: the step of the running forward.
+        checked: the step whose forward has read guesses, until `accept` says which of them are right.
+        torn: True while rows and other attributes do not fit each other; an interrupt leaves it True.
+        closed: why no forward can begin; "" if one can.
     """
 
     def __init__(
@@ -58,7 +58,8 @@ class Held:
 
     def _begin(self, batch: int) -> None:
         self.lengths = self._counting(batch)
-        self._kept: list[Snapshot | None] = [None] * batch  # of rows that stopped counting: the last that counted
+        # snapshots of rows that stopped counting: the last valid one
+        self._kept: list[Snapshot | None] = [None] * batch
 
     @property
     def _left(self) -> Left:
@@ -70,7 +71,7 @@ class Held:
         self.rows = list(self._mem.admit([Request(f"generate {entry}") for entry in range(batch)]))
 
     def have_read(self, texts: Sequence[list[int]], columns: int) -> None:
-        """Notes what the rows have read: so many columns, which end with all tokens of their texts but the last."""
+        """Records that the rows have read `columns` columns, which end with all tokens of `texts` but the last ones."""
         self._begin(len(texts))
         self.texts, self.columns = [text[:-1] for text in texts], columns
         self.lengths.tokens = np.array([len(text) for text in self.texts])
@@ -79,28 +80,28 @@ class Held:
         """Plans the step of a forward.
 
         Args:
-            columns: what it reads of each entry, tokens and pads.
-            read: how many of them each row reads.
-            drafts: how many of them are guesses.
+            columns: columns that the forward reads, tokens and pads.
+            read: how many of these columns each row reads.
+            drafts: how many of these columns are guesses.
 
         Raises:
             OutOfSlots, OutOfPages: back-pressure; nothing was planned.
 
         Syncs: no.
         """
-        # an entry that has read nothing but pads so far has no state: it is padding in this step
+        # an entry that has read only pads so far has no state: it is padding in this step
         batch = [row if tokens else None for row, tokens in zip(self.rows, read, strict=True)]
         if self._mem.device.page_table.numel():
             lengths = [self._mem.info(row).length + tokens for row, tokens in zip(self.rows, read, strict=True)]
             self._mem.extend(self.rows, lengths)
         if self._batches is not None and columns > 1 and not drafts:
-            self._batches.fold(self.rows)  # a chunk starts from a state with all tokens before
+            self._batches.fold(self.rows)  # a chunk starts from a state with all tokens before it
         self.step = self._mem.plan(batch, list(read), drafts=drafts)
         return self.step
 
     def count(self, call: Call, seen: Seen) -> None:
         """Counts the tokens of a planned forward, and keeps the states of rows that stop. Syncs: yes."""
-        for entry in np.flatnonzero(seen.stop).tolist():  # before what it reads now is confirmed
+        for entry in np.flatnonzero(seen.stop).tolist():  # before the tokens of this forward are confirmed
             self._keep(entry, int(seen.certain[entry]))
         self.lengths.add(call, seen)
         if self._batches is None:
@@ -111,7 +112,7 @@ class Held:
             text += ids[call.columns - read :]
 
     def _keep(self, entry: int, length: int) -> None:
-        """Keeps the newest state of a row that stops counting, of at most so many tokens."""
+        """Keeps the newest state of a row that stops counting, unless it stands for more than `length` tokens."""
         row = self.rows[entry]
         if self._batches is not None and self._mem.prefix is not None:
             if length:
@@ -123,24 +124,24 @@ class Held:
             self._kept[entry] = None
 
     def settle(self) -> None:
-        """Settles the step, unless it has guesses: which of them are right is not known yet. Syncs: no."""
+        """Settles the step, unless it has guesses: then `accept` settles it. Syncs: no."""
         step = self.step
         assert step is not None
         if step.batch.drafts is None:
             self._mem.settle(step)
         else:
             self.checked = step
-        self.step = None  # not before: an exception here leaves the step to the next call
+        self.step = None  # last: after an exception above, the next call still has the step
 
     def accept(self, wrong: int) -> None:
-        """Accepts what the last forward has read, if it had guesses, but for the last tokens. Syncs: no."""
+        """Accepts the tokens of the last forward but for the last `wrong` ones, if it had guesses. Syncs: no."""
         step = self.checked
         if step is None:
             return
         self.torn = True
         try:
             self._mem.accept(step, [step.batch.most - wrong] * len(self.rows))
-        except InvalidArgument:  # an older step of another caller comes first
+        except InvalidArgument:  # an older step of another caller must be settled before
             self.torn = False
             raise
         self.checked = None
@@ -153,10 +154,10 @@ class Held:
         """Makes row i of the batch what row `entries[i]` was.
 
         Args:
-            entries: a row for each row.
+            entries: number of an old row for each new row.
 
         Raises:
-            OutOfSlots, OutOfRows, OutOfPages: back-pressure; all is as it was.
+            OutOfSlots, OutOfRows, OutOfPages: back-pressure; nothing changed.
 
         Syncs: no.
         """
@@ -171,7 +172,7 @@ class Held:
             if self._batches.kv is not None:
                 self._batches.kv.copy(fork.page_copies)
         else:
-            self._states.hide()  # the slots have the states
+            self._states.hide()  # the states stay in the slots
             for layer in self._layers:
                 if isinstance(layer, CacheLayerMixin):
                     layer.reorder_cache(torch.LongTensor(entries))
@@ -180,22 +181,22 @@ class Held:
         self.torn = False
 
     def gather(self) -> dict[str, Tensor] | None:
-        """Returns copies of the states of all rows, by plane; None if there are none. Syncs: yes."""
+        """Returns copies of the states of all rows, by plane; None without rows or during a forward. Syncs: yes."""
         if not self.rows or self.step is not None:
             return None
-        found = self._mem.device.read_slots(self.rows).wait()
-        slots = [slot if self._mem.info(row).length else 0 for slot, row in zip(found, self.rows, strict=True)]
+        ids = self._mem.device.read_slots(self.rows).wait()
+        slots = [slot if self._mem.info(row).length else 0 for slot, row in zip(ids, self.rows, strict=True)]
         planes = self._mem.planes
         return {name: planes.gather(name, torch.tensor(slots, device=planes.device)) for name in planes}
 
     def release(self, publish: bool) -> list[Snapshot | None]:
-        """Ends the rows, and files their states where there is a prompt and a prefix cache.
+        """Ends the rows, and puts their states into the prefix cache if there is one and a prompt was given.
 
         Args:
-            publish: keep a snapshot of each row instead.
+            publish: whether to return a snapshot of each row instead.
 
         Returns:
-            With `publish` the snapshots, otherwise nothing.
+            With `publish`, a snapshot or None for each row; otherwise an empty list.
 
         Raises:
             StaleHandle: with `publish`, if a reset or a recovery of the manager has ended the rows.
@@ -221,27 +222,27 @@ class Held:
                 self.abort()
                 raise
         texts = [text[:length] for text, length in zip(self.texts, lengths, strict=False)]
-        found = list[Snapshot | None]()
+        snapshots = list[Snapshot | None]()
         if rows and publish:
             kept = self._kept
             self._kept, self.rows = kept + self._mem.end(rows, keep="handle", lengths=lengths), []
-            found = [max(two, key=_length) for two in zip(kept, self._kept[len(kept) :], strict=True)]
+            snapshots = [max(two, key=_length) for two in zip(kept, self._kept[len(kept) :], strict=True)]
         elif rows and self._mem.prefix is not None and len(texts) == len(rows):
             _, self.rows = self._mem.end(rows, keep="cache", lengths=lengths, tokens=texts), []
         elif rows:
             _, self.rows = self._mem.end(rows), []
-        release(self._mem, Left([], [one for one in self._kept if one not in found], None))
+        release(self._mem, Left([], [one for one in self._kept if one not in snapshots], None))
         self._states.hide()
         self._kept, self.texts, self.columns = [], [], 0
-        return found
+        return snapshots
 
     def abort_torn(self) -> None:
-        """Ends the rows of a forward that never ended, or of a call that was interrupted."""
+        """Ends the rows if a forward has not ended or a call was interrupted."""
         if self.step is not None or self.torn:
             self.abort()
 
     def abort(self) -> None:
-        """Ends the rows of a forward that raised or was interrupted. No other can begin."""
+        """Ends the rows after a forward that raised or was interrupted. No later forward can begin."""
         self.closed = self.closed or "a forward raised an exception, so its rows ended"
         left = self._left
         self._states.hide()
@@ -250,7 +251,7 @@ class Held:
         self.rows, self._kept, self.step, self.checked, self.torn = [], [], None, None, False
 
     def leave(self) -> None:
-        """Leaves all to the manager's next cache or server. Calls nothing of the manager."""
+        """Leaves rows and snapshots to the manager's next cache or server. Calls no method of the manager."""
         left = self._left
         if left.rows or left.step or any(left.snapshots):
             leave(self._mem, left)

@@ -15,28 +15,28 @@ KEYS, VALUES, INDEX = "keys", "values", "index"
 
 
 class KvPages:
-    """The KV of all pages. Page 0 is the null page, which no request has.
+    """The KV of all pages. Page 0 is the null page, which no request owns.
 
     Args:
-        found: which layers attend.
+        model_layout: the model's layout, which names the layers that attend.
         count: number of pages.
         size: tokens of a page.
-        backend: runs the launches of the planes.
+        backend: runs the kernels that copy pages.
 
     Attributes:
-        planes: the bytes, with a page as a slot, so that tiers can save them.
-        axes: layer -> axes of the positions that it keeps beside its index; 0: it keeps none.
+        planes: the memory, with a page in the place of a slot, so that tiers can save pages.
+        axes: layer -> axes of the positions that the layer keeps beside its index; 0 if it keeps none.
 
     Raises:
         ConfigurationError: no layer attends.
-        InvalidArgument: the memory is too small.
+        InvalidArgument: there is too little memory.
     """
 
-    def __init__(self, found: ModelLayout, count: int, size: int, backend: Backend) -> None:
-        if not found.attended:
+    def __init__(self, model_layout: ModelLayout, count: int, size: int, backend: Backend) -> None:
+        if not model_layout.attended:
             raise ConfigurationError("no layer of this model attends, so there is no KV to keep")
         held = []
-        for kv in found.attended:
+        for kv in model_layout.attended:
             held += [Held(kv.layer, KEYS, 0, (size, *kv.keys), kv.dtype)]
             held += [Held(kv.layer, VALUES, 0, (size, *kv.values), kv.dtype)]
             if kv.indexed is not None:
@@ -45,13 +45,13 @@ class KvPages:
         self.size = size
         self.planes = Planes(layout, count, backend)
         self._places = {(place.layer, place.kind): place for place in places}
-        self.axes = {kv.layer: kv.axes for kv in found.attended}
+        self.axes = {kv.layer: kv.axes for kv in model_layout.attended}
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies pages.
 
         Args:
-            pairs: (new page, old page) each, as forks name them.
+            pairs: (new page, old page) for each copy, as forks name them.
 
         Syncs: no.
         """
@@ -64,6 +64,6 @@ class KvPages:
         return (layer, KEYS) in self._places
 
     def plane(self, layer: int, kind: str) -> Tensor:
-        """Returns keys, values or index of all pages of a layer, `page token ..`."""
+        """Returns the keys, values or index of a layer in all pages, `page token ..`."""
         place = self._places[layer, kind]
         return place.of(self.planes[place.plane])

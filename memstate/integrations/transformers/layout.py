@@ -1,4 +1,4 @@
-"""Turns what a model keeps in its cache into the planes of a state, and remembers which layer has its state where."""
+"""Turns what a model keeps in its cache into planes of a state, and records where the state of each layer lies."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,14 +15,14 @@ NAMES = {"conv": "conv", "recurrent": "ssm"}
 
 
 class Place(NamedTuple):
-    """Where the state of one layer lies: `mem.planes[plane][number]`.
+    """Where one state of a layer lies: `mem.planes[plane][number]`.
 
     Attributes:
         layer: number of the layer in the model.
         kind: "conv" or "recurrent".
         state: number of the state within the layer.
         plane: name of the plane.
-        number: layer of the plane.
+        number: number of the layer within the plane.
     """
 
     layer: int
@@ -32,28 +32,29 @@ class Place(NamedTuple):
     number: int
 
     def of(self, plane: Any) -> Tensor:
-        """Returns the state of this place in the tensors of its plane, whether of all slots or of a batch."""
+        """Returns the part of a plane's tensors at this place. The tensors hold all slots or a batch."""
         tensor: Tensor = plane[self.number]
         return tensor
 
 
 @dataclass(frozen=True)
 class ModelLayout:
-    """What one state of a model is made of, and which layer has its part where.
+    """The layout of one state of a model, and where the part of each layer lies.
 
     Attributes:
         state: the layout for a StateManager.
         places: one entry for each state of each layer.
         attended: one entry for each layer with KV.
         argument: the name under which the model's forward takes a cache.
-        layers: number of layers of its cache.
-        continues: whether a chunk of several tokens starts from the state before it. If not, all chunks of a prompt
-            but the first must have one token.
+        layers: number of layers of the model's cache.
+        continues: whether a chunk of several tokens starts from the state before it. If not, every chunk of a prompt
+            after the first must have one token.
         takes_pads: whether prompts of several lengths can share a forward, with pads before the shorter ones.
         on_slots: whether decode can run memstate's kernels on slots.
-        tails: of each plane, what a tail keeps of a token; nothing where steps with guesses cannot run on slots.
-        copies: of which layers the last layers of its cache are copies, which the model adds by itself.
-        why: why decode cannot run on slots; "" where it can.
+        tails: (plane, what a tail keeps of a token) for each plane; empty if steps with guesses cannot run on slots.
+        copies: numbers of the layers of which the last layers of the model's cache are copies, which the model adds
+            itself.
+        why: why decode cannot run on slots; "" if it can.
     """
 
     state: StateLayout
@@ -69,34 +70,34 @@ class ModelLayout:
     why: str = field(default="", repr=False, compare=False)
 
     def with_tail(self, tail: int) -> StateLayout:
-        """Returns the layout with the rings of tails, where steps with guesses can run on slots.
+        """Returns the layout with rings for tails, if steps with guesses can run on slots.
 
         Args:
-            tail: tokens of a step with guesses; 0: none.
+            tail: most tokens of a step with guesses; 0 for no tails.
         """
         return ringed(self.state, self.tails, tail) if tail and self.tails else self.state
 
 
-def layout_of(found: Findings, on_slots: bool = False, why: str = "") -> ModelLayout:
-    """Returns the layout of what a probe found.
+def layout_of(probed: Findings, on_slots: bool = False, why: str = "") -> ModelLayout:
+    """Returns the layout of a model from what a probe read.
 
     Args:
-        found: what `probe` returned.
-        on_slots: whether decode can run on slots. Windows then have no input that no layer reads.
-        why: why it cannot.
+        probed: the result of `probe`.
+        on_slots: whether decode can run on slots. Windows then lack their oldest input, which no layer reads.
+        why: why decode cannot run on slots.
     """
     held = [
-        one._replace(shape=(*one.shape[:-1], one.shape[-1] - (on_slots and one.kind == "conv"))) for one in found.held
+        one._replace(shape=(*one.shape[:-1], one.shape[-1] - (on_slots and one.kind == "conv"))) for one in probed.held
     ]
     state, places = grouped(held)
     return ModelLayout(
-        state, places, found.attended, found.argument, found.layers, found.continues, found.takes_pads, on_slots,
-        copies=found.copies, why=why,
+        state, places, probed.attended, probed.argument, probed.layers, probed.continues, probed.takes_pads, on_slots,
+        copies=probed.copies, why=why,
     )  # fmt: skip
 
 
 def grouped(held: Sequence[Held]) -> tuple[StateLayout, tuple[Place, ...]]:
-    """Returns one layout for states of any shapes, and the place of each state.
+    """Returns one layout for states of any shapes, and the place of each state in it.
 
     Args:
         held: the states.

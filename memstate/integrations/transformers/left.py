@@ -1,4 +1,4 @@
-"""What a cache holds, and how it is released where a forward failed, was interrupted or the cache was forgotten."""
+"""Releases what a cache held when its forward failed, was interrupted, or the cache was forgotten."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -11,12 +11,12 @@ from memstate.requests.steps import Step
 
 
 class Left(NamedTuple):
-    """What a cache leaves behind.
+    """What a cache held and nobody released.
 
     Attributes:
-        rows: its rows; some may have ended.
-        snapshots: its snapshots; some may have been dropped.
-        step: the step that was not settled, or None.
+        rows: the cache's rows; some may have ended.
+        snapshots: the cache's snapshots; some may have been dropped.
+        step: the cache's open step, or None.
     """
 
     rows: list[Row]
@@ -25,7 +25,7 @@ class Left(NamedTuple):
 
 
 def end_rows(mem: StateManager, rows: Iterable[Row]) -> None:
-    """Ends those of some rows that still run. Syncs: no."""
+    """Ends the rows that still run. Syncs: no."""
     for row in rows:
         with suppress(StaleHandle):
             mem.end([row])
@@ -36,10 +36,10 @@ def release(mem: StateManager, left: Left) -> bool:
 
     Args:
         mem: the manager.
-        left: what to release.
+        left: the rows, snapshots and step to release.
 
     Returns:
-        Whether nothing is left. If not, an older step of another caller comes first: call it again after that.
+        Whether all is released. If not, an older step of another caller must be settled first; then call again.
 
     Syncs: no.
     """
@@ -52,8 +52,8 @@ def release(mem: StateManager, left: Left) -> bool:
 
 
 def _settled(mem: StateManager, step: Step, rows: list[Row]) -> bool:
-    """Cancels a step, or settles it without its rows where a later step was planned. False: older ones come first."""
-    with suppress(StaleHandle):  # it was settled
+    """Cancels a step, or ends its rows and settles it if a later step was planned. False: an older step comes first."""
+    with suppress(StaleHandle):  # the step was settled already
         try:
             mem.cancel(step)
         except InvalidArgument:

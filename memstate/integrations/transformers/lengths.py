@@ -1,4 +1,4 @@
-"""Counts the tokens of each row of a batch, as long as nothing but its tokens went through the layers."""
+"""Counts the tokens of each row of a batch, until a pad or something else than tokens goes through its layers."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -15,18 +15,18 @@ Ends = int | Sequence[int]
 
 
 def ends_of(model: Any, ends: Ends | None, pad: int | None) -> tuple[frozenset[int] | None, int | None]:
-    """Returns the tokens that end a row, and the token that `generate` feeds behind the end.
+    """Returns the tokens that end a row, and the token that `generate` feeds after the end.
 
     Args:
-        model: the model, whose generation_config names what is not given.
+        model: the model; its generation_config names what is not given.
         ends: a token or several; None: not given.
-        pad: the token behind an end; None: not given.
+        pad: the token after an end; None: not given.
 
     Returns:
-        Tokens that end a row, None if nothing names them, and the pad: if nothing names it, the first of them.
+        (tokens that end a row, None if nothing names them; the pad, by default the first token that ends a row).
 
     Raises:
-        InvalidArgument: what is given are no tokens of the model.
+        InvalidArgument: `ends` or `pad` are not tokens of the model.
     """
     config, known = getattr(model, "generation_config", None), vocabulary(model)
     given: list[Any] = [] if ends is None else list(ends) if isinstance(ends, list | tuple) else [ends]
@@ -45,13 +45,13 @@ def ends_of(model: Any, ends: Ends | None, pad: int | None) -> tuple[frozenset[i
 
 
 class Seen(NamedTuple):
-    """What a forward brings to each entry, from `Lengths.look` to `Lengths.add`.
+    """What a forward brings to each row, from `Lengths.look` to `Lengths.add`.
 
     Attributes:
-        stop: whether the row stops counting with it.
-        certain: tokens of the row before it, of a row that stops without those that its mask takes back.
-        new: tokens among its columns.
-        read: columns that the step of the row reads: pads too, where the row does not count.
+        stop: whether the row stops counting at this forward.
+        certain: tokens of the row before the forward; for a row that stops, without tokens that the mask now hides.
+        new: tokens among the forward's columns.
+        read: columns that the row's step reads; with pads, if the row does not count.
     """
 
     stop: NDArray[np.bool_]
@@ -61,26 +61,28 @@ class Seen(NamedTuple):
 
 
 class Lengths:
-    """How many tokens of each row are certain to be its own.
+    """Counts the tokens that are certain to be a row's own.
 
-    A state can stand for tokens only if no pad went through the layers among them. A row stops counting for good when a
-    forward brings it
+    A state stands for tokens only if no pad went through the layers among them. A row stops counting for good when a
+    forward brings it one of these:
 
-    a pad behind a token    by its mask, or fed by `generate`, which tells nobody, to a row that has ended while others
-                            go on. A token that is named as the pad counts as one even if the model chose it
-    any pad                 if layers let pads change states
-    another past            a mask over the earlier columns that hides tokens or shows pads; one that cannot be read
-    something else          where tokens are filed: other positions than theirs, or more than tokens, such as pictures
+    a pad after a token    named by the mask; or fed by `generate`, without a mask, to a row that has ended while others
+    go
+                            on. The pad's token counts as a pad even if the model chose it
+    any pad                 if pads change the states of this model
+    another past            the mask hides earlier tokens, shows earlier pads, or cannot be read
+    something else          if states are filed under tokens: other positions, or inputs that are not tokens, as
+    pictures
 
-    From then on the row reads pads as it reads tokens.
+    From then on, the row reads pads like tokens.
 
     Args:
         batch: entries of the batch.
         ends: tokens that end a row.
         pad: the token that follows an end.
-        takes_pads: whether pads before the first token leave the same states.
+        takes_pads: whether pads before the first token leave states unchanged.
         attends: whether layers look at earlier columns.
-        filed: whether states are filed under the tokens.
+        filed: whether states are filed under their tokens.
 
     Attributes:
         tokens: tokens of each row.
@@ -96,11 +98,11 @@ class Lengths:
         self._takes_pads, self._attends, self._filed = takes_pads, attends, filed
 
     def look(self, call: Call, past: int) -> Seen:
-        """Returns what a forward brings. Changes nothing.
+        """Returns what a forward brings to each row. Changes nothing.
 
         Args:
             call: the forward.
-            past: columns before it.
+            past: columns before the forward.
 
         Syncs: yes.
         """
@@ -111,7 +113,7 @@ class Lengths:
             stop[:] = True
         elif call.mask is not None:
             certain, new, stop = self._masked(call, earlier)
-        elif self._attends:  # without a mask all earlier columns are tokens
+        elif self._attends:  # without a mask, all earlier columns are tokens
             stop = certain != past
         if past and call.ids is not None:
             stop = stop | self._fed_pads(call)
@@ -121,7 +123,7 @@ class Lengths:
         return Seen(stop, certain, new, np.where(self._stopped | stop, call.columns, new))
 
     def _masked(self, call: Call, earlier: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-        """Returns the tokens before a forward, its tokens, and the rows that stop, as its mask says."""
+        """Returns, as the mask says: tokens before the forward, tokens of the forward, and whether each row stops."""
         assert call.mask is not None
         real, running = call.mask.ne(0), ~self._stopped
         known, new = (one.sum(1).cpu().numpy() for one in (real[:, :earlier], real[:, earlier:]))
@@ -136,17 +138,17 @@ class Lengths:
         return np.where(other, np.minimum(self.tokens, up_to), self.tokens), new, stop
 
     def _as_filed(self, call: Call, new: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether the rows read tokens alone, at positions behind those before."""
+        """Returns for each row whether it reads only tokens, at the positions that follow its earlier tokens."""
         if not call.plain or call.positions is None:
             return np.full(call.batch, call.plain)
-        given = call.positions.cpu().numpy()  # of some models on several axes
+        given = call.positions.cpu().numpy()  # `axis batch column` for some models
         expected = (self.tokens - (call.columns - new))[:, None] + np.arange(call.columns)
         right = (given == expected) | (expected < self.tokens[:, None])
-        found: NDArray[np.bool_] = right.reshape(-1, *expected.shape).all((0, 2))
-        return found
+        equal: NDArray[np.bool_] = right.reshape(-1, *expected.shape).all((0, 2))
+        return equal
 
     def _fed_pads(self, call: Call) -> NDArray[np.bool_]:
-        """Which rows are fed a pad first: of several columns, rows that have ended."""
+        """Returns whether each row is fed a pad first. With several columns, only ended rows are fed pads."""
         assert call.ids is not None
         fed = call.ids[:, 0].cpu().numpy()
         named: NDArray[np.bool_] = fed == self._pad
@@ -157,19 +159,19 @@ class Lengths:
 
         Args:
             call: the forward.
-            seen: what `look` returned.
+            seen: the result of `look`.
 
-        Syncs: yes, for one token a row.
+        Syncs: yes, if each row reads one token.
         """
         self._stopped = self._stopped | seen.stop
         self.tokens = np.where(seen.stop, seen.certain, self.tokens + np.where(self._stopped, 0, seen.new))
-        if call.columns > 1 or call.ids is None:  # a prompt, or another turn
+        if call.columns > 1 or call.ids is None:  # a prompt or another turn: no row has ended
             self._ended = np.zeros(call.batch, np.bool_)
         else:
             self._ended = self._ended | np.isin(call.ids[:, 0].cpu().numpy(), self._ends)
 
     def forget(self, tokens: int) -> None:
-        """Takes back the last tokens of a forward, which `add` has counted."""
+        """Takes back the last tokens of a forward that `add` has counted."""
         self.tokens = self.tokens - np.where(self._stopped, 0, tokens)
 
     def take(self, entries: Sequence[int]) -> None:
@@ -179,7 +181,7 @@ class Lengths:
 
 
 def _first_pads(real: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Returns the tokens of each entry up to its first pad behind a token, and whether it has such a pad."""
+    """Returns (tokens up to the first pad after a token, whether there is such a pad) of each entry."""
     began = np.logical_or.accumulate(real, 1)
     over = np.logical_or.accumulate(began & ~real, 1)
     tokens: NDArray[np.int64] = (real & ~over).sum(1)

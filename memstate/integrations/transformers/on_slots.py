@@ -1,13 +1,13 @@
-"""Runs memstate's kernels on slots where a layer of Transformers decodes: nothing is gathered.
+"""Runs memstate's kernels on slots where a layer of Transformers decodes, so that no state is gathered.
 
-The cache hands a layer a *reference* to its state instead of a tensor. The layer gives the reference to one of the few
-functions that the modelling code calls by name. Here such a function, if it is given a reference, launches the kernel
-on the slots that the reference names. With a tensor it is what it was.
+The cache hands a layer a *reference* to its state instead of a tensor. The layer passes the reference to one of the few
+functions that the modelling code calls by name. `install` wraps these functions: given a reference, a function launches
+the kernel on the slots that the reference names; given a tensor, it does what it did.
 
     layer ── get_conv_state ──▶ Reference(plane, step) ── causal_conv1d_update(x, reference, ..) ──▶ conv_step on slots
 
-A step with guesses has several tokens, and layers call the functions that read chunks. The window and the inputs behind
-it go to `torch.cat` first, which gives a `Joined` for the convolution.
+In a step with guesses, a row has several tokens, and layers call the functions for chunks. They first call `torch.cat`
+on the window and the new inputs; with a reference this returns a `Joined` for the convolution.
 """
 
 import functools
@@ -26,16 +26,16 @@ from memstate.requests.steps import Step
 
 
 class Reference:
-    """A state of a batch, in the slots where a step reads and writes it.
+    """The states of a batch, in the slots where a step reads and writes them.
 
     Args:
         plane: one layer of a plane, `slot ...`.
         step: the step.
         backend: runs the kernel.
-        tail: the rings of the layer; None: rows have no tail.
+        tail: the rings of the layer; None if rows have no tail.
 
     Attributes:
-        note: is told what the tail keeps, as the kernel is given it; None: nobody.
+        note: called with the inputs that a tail keeps, in the kernel's form; None: not called.
     """
 
     def __init__(self, plane: Tensor, step: Step, backend: Backend, tail: Tail | None = None) -> None:
@@ -46,22 +46,23 @@ class Reference:
     def __torch_function__(
         cls, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Lets a cache join a window and the inputs behind it. All else wants a tensor."""
+        """Makes `torch.cat` of a reference and new inputs a `Joined`. Other functions of torch refuse a reference."""
         if function is not torch.cat:
             return NotImplemented
         window, inputs = args[0]
         return Joined(window, inputs)
 
     def dense(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Returns activations as kernels want them: `dense`, and in the dtype of the tail, whatever autocast made."""
+        """Returns activations as kernels need them: `dense`, and in the tail's dtype even under autocast."""
         dtype = None if self.tail is None else self.tail[0].dtype
         return tuple(dense(one if dtype is None else one.to(dtype)) for one in inputs)
 
     def behind(self, **inputs: Tensor) -> dict[str, Any]:
-        """Returns what the kernel takes for the tail of each row.
+        """Returns the arguments with which the kernel writes the tail of each row.
 
         Args:
-            **inputs: for each field of the tail, what the kernel is given: `batch token ...`. None: there is no tail.
+            **inputs: the kernel's input for each field of the tail, `batch token ...`. Without a tail, no argument is
+                returned.
         """
         if self.note is not None:
             self.note(inputs)
@@ -69,12 +70,12 @@ class Reference:
 
     @property
     def slots(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The vectors that every kernel takes: read, write, snapshot, tokens."""
+        """The vectors of slots and tokens that every kernel takes: read, write, snapshot, tokens."""
         return self.step.read, self.step.write, self.step.snapshot, self.step.tokens
 
     @property
     def shape(self) -> torch.Size:
-        """Of the state of the batch."""
+        """Shape of the states of the batch."""
         return torch.Size((len(self.step.numbers), *self.plane.shape[1:]))
 
     def __getitem__(self, at: tuple[slice, int]) -> "Reference":
@@ -82,7 +83,7 @@ class Reference:
         return Reference(self.plane[at], self.step, self.backend)
 
     def to(self, *_: Any, **__: Any) -> "Reference":
-        """Returns itself: the kernels take any dtype."""
+        """Returns the reference itself: the kernels take any dtype."""
         return self
 
     def copy_(self, state: object) -> "Reference":
@@ -92,7 +93,7 @@ class Reference:
             state: this reference.
 
         Raises:
-            InvalidArgument: it is a tensor, so a layer computed the state by itself.
+            InvalidArgument: `state` is a tensor: a layer computed the state by itself.
         """
         if state is not self:
             raise InvalidArgument("a layer computed its state without the kernels on slots: use kernels='gathered'")
@@ -100,10 +101,10 @@ class Reference:
 
 
 class Joined:
-    """A window and the inputs behind it.
+    """A window and the new inputs after it.
 
     Args:
-        window: of `channel tap-1`.
+        window: reference to states of `channel tap-1`.
         inputs: `batch channel token`.
     """
 
@@ -111,7 +112,7 @@ class Joined:
         self.window, self.inputs = window, inputs
 
     def __getitem__(self, at: object) -> Reference:
-        """Returns the window: the kernel moves it on, so that a cache has nothing to keep."""
+        """Returns the window: the kernel updates it, so a cache has nothing to store."""
         return self.window
 
 
@@ -123,7 +124,7 @@ def conv(
 
     Args:
         hidden_states: `batch channel token`.
-        conv_state: of `channel tap-1`.
+        conv_state: reference to states of `channel tap-1`.
         weight: `channel tap`.
         bias: `channel`, or None.
         activation: "silu" or None.
@@ -140,7 +141,7 @@ def conv(
 def conv_chunk(
     hidden_states: Joined, weight: Tensor, bias: Tensor | None = None, activation: str | None = None
 ) -> Tensor:
-    """`causal_conv1d_fn` behind a window, on slots. The others return what precedes the new tokens as well.
+    """`causal_conv1d_fn` after a window, on slots. Returns the outputs of new tokens alone.
 
     Args:
         hidden_states: the window and the inputs behind it.
@@ -155,7 +156,7 @@ def delta(
     query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, initial_state: Reference,
     output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False, scale: float | None = None,
 ) -> tuple[Tensor, Reference]:  # fmt: skip
-    """The gated delta rule and Kimi's rule on slots.
+    """The gated delta rule and Kimi's delta rule, on slots.
 
     Args:
         query: `batch token key_head key`.
@@ -163,10 +164,10 @@ def delta(
         value: `batch token head value`.
         g: log decay, `batch token head` or `batch token head key`.
         beta: `batch token head`.
-        initial_state: of `head key value`.
-        output_final_state: ignored: the state is in its slot.
+        initial_state: reference to states of `head key value`.
+        output_final_state: ignored: the kernel stores the state in its slot.
         use_qk_l2norm_in_kernel: whether to normalise query and key.
-        scale: of the output.
+        scale: factor of the output.
     """
     ref, decay, rate = initial_state, dense(g), dense(beta)
     q, k, v = ref.dense(query, key, value)
@@ -181,10 +182,10 @@ def mamba2(
     state: Reference, hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None,
     z: Tensor | None = None, dt_bias: Tensor | None = None, dt_softplus: bool = False,
 ) -> Tensor:  # fmt: skip
-    """The selective state update of Mamba-2 on slots; models expand what is one value a head.
+    """The selective state update of Mamba-2, on slots. Models expand one value of a head to all its elements.
 
     Args:
-        state: of `head dim state`.
+        state: reference to states of `head dim state`.
         hidden_states: `batch head dim`.
         dt: `batch head dim`, one value a head.
         A: `head dim state`, one value a head.
@@ -193,7 +194,7 @@ def mamba2(
         D: `head dim`, one value a head, or None.
         z: `batch head dim`, or None.
         dt_bias: `head dim`, one value a head, or None.
-        dt_softplus: whether dt is the softplus of the sum.
+        dt_softplus: whether the kernel takes the softplus of `dt + dt_bias`.
     """
     d, bias = (None if one is None else one[:, 0] for one in (D, dt_bias))
     x, step, b, c = (one[:, None] for one in (hidden_states, dt[:, :, 0], B, C))
@@ -206,7 +207,7 @@ def mamba2_chunk(
     z: Tensor | None = None, dt_bias: Tensor | None = None, initial_states: Reference | None = None,
     dt_softplus: bool = False,
 ) -> tuple[Tensor, Reference]:  # fmt: skip
-    """The scan of Mamba-2 on slots.
+    """The scan of Mamba-2, on slots.
 
     Args:
         hidden_states: `batch token head dim`.
@@ -217,8 +218,8 @@ def mamba2_chunk(
         D: `head`, or None.
         z: `batch token head dim`, or None.
         dt_bias: `head`, or None.
-        initial_states: of `head dim state`.
-        dt_softplus: whether dt is the softplus of the sum.
+        initial_states: reference to states of `head dim state`.
+        dt_softplus: whether the kernel takes the softplus of `dt + dt_bias`.
     """
     assert initial_states is not None
     ref, step, a = initial_states, dense(dt), dense(A)
@@ -236,10 +237,10 @@ def mamba1(
     state: Reference, hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None,
     z: Tensor | None = None, dt_bias: Tensor | None = None, dt_softplus: bool = False,
 ) -> Tensor:  # fmt: skip
-    """The selective state update of Mamba-1 on slots: all channels are one head.
+    """The selective state update of Mamba-1, on slots. All channels are one head.
 
     Args:
-        state: of `channel state`.
+        state: reference to states of `channel state`.
         hidden_states: `batch channel`.
         dt: `batch channel`.
         A: `channel state`.
@@ -248,7 +249,7 @@ def mamba1(
         D: `channel`, or None.
         z: `batch channel`, or None.
         dt_bias: `channel`, or None.
-        dt_softplus: whether dt is the softplus of the sum.
+        dt_softplus: whether the kernel takes the softplus of `dt + dt_bias`.
     """
     x, step, b, c = (dense(one[:, None, None]) for one in (hidden_states, dt, B, C))
     d, bias = (None if one is None else dense(one[None]) for one in (D, dt_bias))
@@ -260,7 +261,7 @@ def mamba1(
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """Returns the tensor, contiguous and from a multiple of 16 bytes on, as kernels want it: copied if it is not.
+    """Returns the tensor contiguous and aligned to 16 bytes, as kernels need it; a copy if it was not.
 
     Args:
         tensor: an activation or a weight of a layer.
@@ -286,7 +287,7 @@ REFERENCES: Final = frozenset((Reference, Joined))
 
 
 def install(model: Any) -> None:
-    """Lets the functions of a model's modelling code take references. Calls without one do what they did.
+    """Lets the functions of a model's modelling code take references. Calls without references run as before.
 
     Args:
         model: the model.
@@ -305,7 +306,7 @@ def _either(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..
     @functools.wraps(theirs)
     def function(*args: Any, **kwargs: Any) -> Any:
         if not REFERENCES.isdisjoint(map(type, (*args, *kwargs.values()))):
-            with torch.no_grad():  # it changes slots
+            with torch.no_grad():  # the kernel writes to slots
                 return launched(*args, **{name: value for name, value in kwargs.items() if name in known})
         return theirs(*args, **kwargs)
 

@@ -1,6 +1,6 @@
-"""How a model takes a cache: under which name, and which cache is its own.
+"""Finds how a model takes a cache: the name of the argument, and the cache that Transformers makes for the model.
 
-Nothing here knows a family of models by name, except to say why one cannot work.
+No code here depends on the name of a model family; names only serve errors that say why a family cannot work.
 """
 
 import inspect
@@ -16,9 +16,9 @@ from transformers import DynamicCache
 
 from memstate.errors import ConfigurationError
 
-TOKENS: Final = 4  # of each of the two forwards of a probe
+TOKENS: Final = 4  # tokens of each of the two forwards of a probe
 
-# Families whose state is not where others have it, so `manager` cannot hand them a slot.
+# family -> where its states are instead of in cache layers, so that `manager` cannot give them slots
 ELSEWHERE: Final = {
     "rwkv": "takes and returns a list of tensors, `state=`",
     "xlstm": "has a cache class of its own, xLSTMCache, which is a dict of tensors",
@@ -28,21 +28,21 @@ ELSEWHERE: Final = {
     "minimax": "accepts only its own MiniMaxCache, which has its states in a list beside the layers",
 }
 
-OTHERS: Final = ("input_ids", "position_ids", "use_cache")  # what a trial gives beside the cache
+OTHERS: Final = ("input_ids", "position_ids", "use_cache")  # arguments of a trial besides the cache
 
 
 @torch.no_grad()
 def cache_argument(model: Any) -> str:
     """Returns the name under which a model's forward takes a cache.
 
-    It is the one argument whose type is a cache. Where the types do not say it, the model runs with its own cache under
-    each name, until one of them fills it.
+    It is the one argument whose type is a cache. If types do not tell, the model runs with its own cache under each
+    name, until an argument fills the cache.
 
     Args:
         model: a model of Transformers.
 
     Raises:
-        ConfigurationError: its state is not in a cache, or it takes none.
+        ConfigurationError: the model's state is not in a cache, or the forward takes no cache.
 
     Syncs: no.
     """
@@ -67,7 +67,7 @@ def cache_argument(model: Any) -> str:
         try:
             with unchanged(model):
                 read(model, name, cache, sample(model)[:, :TOKENS])
-        except Exception as error:  # whatever a model raises that gets a cache for something else
+        except Exception as error:  # any error: the model got a cache in the place of something else
             failed = error
         if _tensors(cache) > empty:
             return name
@@ -80,7 +80,7 @@ def cache_argument(model: Any) -> str:
 
 
 def _tensors(cache: DynamicCache) -> int:
-    """How many tensors the layers hold: a window's size is one even before a forward."""
+    """Counts the tensors in the layers. Other values, such as a window's size, exist before a forward."""
     held = [one for layer in cache.layers for one in vars(layer).values()]
     return sum(
         isinstance(tensor, Tensor) for one in held for tensor in (one.values() if isinstance(one, dict) else (one,))
@@ -92,7 +92,7 @@ def own_cache(model: Any, copies: Sequence[int] = ()) -> DynamicCache:
 
     Args:
         model: the model.
-        copies: what `copied` returned, for a cache with the layers that the model adds by itself.
+        copies: the result of `copied`; adds the layers that the model adds by itself.
     """
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     cache.layers += [deepcopy(cache.layers[number]) for number in copies]
@@ -100,14 +100,14 @@ def own_cache(model: Any, copies: Sequence[int] = ()) -> DynamicCache:
 
 
 def copied(model: Any, cache: DynamicCache) -> tuple[int, ...]:
-    """Returns of which layers of its cache a model has added copies: one that runs layers again keeps more states.
+    """Returns the numbers of the layers of which a model has added copies. A model that runs layers again adds copies.
 
     Args:
         model: the model.
-        cache: its own, which it has filled.
+        cache: the model's own cache, which it has filled.
 
     Raises:
-        ConfigurationError: it has added a layer that is like none of the others.
+        ConfigurationError: the model has added a layer that is no copy of another layer.
     """
     kinds = [_kind(layer) for layer in own_cache(model).layers]
     added = cache.layers[len(kinds) :]
@@ -121,20 +121,20 @@ def copied(model: Any, cache: DynamicCache) -> tuple[int, ...]:
 
 
 def _kind(layer: Any) -> tuple[type, Any, Any]:
-    """What two layers have in common of which one can be a copy of the other."""
+    """Returns what a layer and its copy have in common."""
     return type(layer), getattr(layer, "sliding_window", None), getattr(layer, "number_of_states", None)
 
 
 def read(model: Any, argument: str, cache: Any, ids: Tensor, start: int = 0, **given: Any) -> Any:
-    """Returns what a forward gives. It gets positions, or a model may take those of another batch that it has kept.
+    """Runs a forward and returns its output. Gives positions, because some models keep those of another batch.
 
     Args:
         model: the model.
-        argument: the name under which its forward takes a cache.
+        argument: the name under which the model's forward takes a cache.
         cache: the cache.
         ids: the tokens, `1 token`.
         start: tokens before them.
-        **given: what the forward gets beside; positions among it come first.
+        **given: other arguments of the forward. If positions are among them, they are used.
 
     Syncs: no.
     """
@@ -145,7 +145,7 @@ def read(model: Any, argument: str, cache: Any, ids: Tensor, start: int = 0, **g
 
 @contextmanager
 def unchanged(model: Any) -> Iterator[None]:
-    """Puts back what forwards set on a model and its parts: attributes, buffers, and whether it trains.
+    """Restores what forwards change on a model and its parts: attributes, buffers, training mode.
 
     Args:
         model: the model.
@@ -161,7 +161,7 @@ def unchanged(model: Any) -> Iterator[None]:
 
 
 def vocabulary(model: Any) -> int:
-    """Returns how many tokens a model knows."""
+    """Returns the number of tokens in a model's vocabulary."""
     return int(model.config.get_text_config(decoder=True).vocab_size)
 
 

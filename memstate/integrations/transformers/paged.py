@@ -1,10 +1,10 @@
-"""Layers of a cache whose KV lies in pages, for attention that wants one tensor `batch head column value`.
+"""Layers of a cache whose KV lies in pages, for attention that needs one tensor `batch head column value`.
 
-Rows of different lengths are aligned at the right, as a left-padded batch. Columns before the first token of a row read
-the null page, and the attention mask hides them.
+Rows of different lengths are aligned at the right, as in a left-padded batch. Columns before the first token of a row
+read the null page, and the attention mask hides them.
 
 A step of decode adds one column for all rows. While the batch stays the same, layers can therefore keep the tensor,
-with room for columns to come. Every new column goes to the pages as well.
+with room for later columns. Every new column goes to the pages as well.
 """
 
 from collections.abc import Sequence
@@ -16,31 +16,31 @@ from transformers.cache_utils import CacheLayerMixin, LinearAttentionAndFullAtte
 
 from memstate.integrations.transformers.kv import INDEX, KEYS, VALUES, KvPages
 
-ROOM: Final = 64  # columns to come in a tensor that a layer keeps; when they are full, the layer reads its pages again
+ROOM: Final = 64  # later columns that fit in a kept tensor; when they are full, the layer reads its pages again
 
 
 class Columns:
-    """The columns of a batch: what lies where.
+    """The columns of a batch, and where each of them lies in pages.
 
     Args:
         page_table: `row page`; without elements if no layer attends.
         rows: row of each entry, `batch`.
-        lengths: tokens of each entry before the forward; below 0 by the pads among its new tokens.
-        new: tokens of each entry in the forward.
+        lengths: tokens of each entry before the forward, minus the pads at the left of its new tokens.
+        new: columns of the forward.
         size: tokens of a page.
-        keep: whether layers keep their tensors for the forward behind this one.
-        past: columns before the new ones; None: the largest length.
-        read: tokens of each entry among its new columns, with pads behind them; None: all.
+        keep: whether layers keep their tensors for the next forward.
+        past: columns before the forward; None: the largest length.
+        read: tokens of each entry among its new columns, if pads follow them; None: no pads follow.
 
     Attributes:
-        past: columns before the new ones.
-        new: new columns.
-        end: columns that the tensors of the layers have room for.
-        keep: as the argument.
-        goes_on: whether layers have the tensors of these rows, with all columns but the new ones.
-        written: page and token of the page of each new column, each `batch column`.
+        past: columns before the forward.
+        new: columns of the forward.
+        end: columns that fit in the layers' tensors.
+        keep: whether layers keep their tensors for the next forward.
+        goes_on: whether the layers have the tensors of these rows, with all columns before the forward.
+        written: page, and token within the page, of each new column; each `batch column`.
 
-    Syncs: with `keep`, to see how far the pages of the rows reach.
+    Syncs: yes with `keep`, to read how many columns fit in the pages of the rows.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Columns:
         self._start, self._table, self._size = self.past, page_table, size
         self._rows = torch.tensor(rows, device=device)[:, None]
         before = torch.tensor(lengths, device=device)[:, None]
-        self._positions = before + torch.arange(reach, device=device)  # of the new tokens, and of those to come
+        self._positions = before + torch.arange(reach, device=device)  # positions of the new tokens and of later tokens
         self._pads = None if min(lengths) == self.past else self.past - before
         self._mask: Tensor | None = None
         if read is not None:
@@ -61,19 +61,19 @@ class Columns:
         self._read: dict[int, tuple[Tensor, Tensor]] = {}
         known = (self._positions >= 0) & (self._positions < page_table.shape[1] * size)
         self._pages, self._offsets = self._find(self._positions, known)
-        if keep and page_table.numel():  # no further than the rows have pages: a page to come is not in the table yet
+        if keep and page_table.numel():  # only up to the pages that all rows have: a later page is not in the table yet
             reach = max(new, int((self._pages > 0).all(0).sum()))
         self.end = self.past + reach
         self.written = self._now(self._pages), self._now(self._offsets)
 
     def move(self, new: int) -> bool:
-        """Goes on to the next forward of the same rows.
+        """Moves on to the next forward of the same rows.
 
         Args:
-            new: tokens of each entry in it.
+            new: tokens of each entry in that forward.
 
         Returns:
-            Whether there is room for its columns. If not, nothing changed.
+            Whether there is room for the new columns. If not, nothing changed.
         """
         past = self.past + self.new
         if not self.keep or past + new > self.end:
@@ -89,12 +89,12 @@ class Columns:
 
     @property
     def past_positions(self) -> Tensor:
-        """Positions of the tokens before, `batch column`; 0 where there is none."""
+        """Positions of the tokens before the forward, `batch column`; 0 at pads."""
         return self._before(0, self.past).clamp(min=0)
 
     @property
     def mask(self) -> Tensor | None:
-        """Which columns are tokens, `batch column`, as an attention mask; None: all."""
+        """The attention mask, `batch column`: which columns are tokens. None if all are."""
         if self._mask is None:
             if self._pads is None:
                 return None
@@ -102,7 +102,7 @@ class Columns:
         return self._mask[:, : self.past + self.new]
 
     def read(self, first: int) -> tuple[Tensor, Tensor]:
-        """Returns page and token of the page of each column up to the end, each `batch column`; null if it has none.
+        """Returns (page, token in the page) of each column up to the end, each `batch column`; null page at pads.
 
         Args:
             first: the first column.
@@ -113,16 +113,16 @@ class Columns:
         return self._read[first]
 
     def _now(self, columns: Tensor) -> Tensor:
-        """The part of the forward, of columns from the first forward on."""
+        """Returns the columns of the forward, of a tensor that starts at the first forward."""
         at = self.past - self._start
         return columns[:, at : at + self.new]
 
     def _before(self, first: int, end: int) -> Tensor:
-        """Positions of columns; negative in pads."""
+        """Returns the positions of columns; negative at pads."""
         return torch.arange(first - self.past, end - self.past, device=self._rows.device) + self.positions[:, :1]
 
     def _find(self, position: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-        """Pages and tokens of the pages of positions; null where not known."""
+        """Returns pages, and tokens within the pages, of positions; null page where a position is not known."""
         position = torch.where(known, position, 0)
         if not self._table.numel():  # no layer attends
             return position, position
@@ -131,11 +131,11 @@ class Columns:
 
 
 class Kept(NamedTuple):
-    """What a layer keeps for the next forward.
+    """A tensor that a layer keeps for the next forward.
 
     Attributes:
         tensor: `batch head column value`.
-        first: its first column.
+        first: number of its first column.
     """
 
     tensor: Tensor
@@ -151,7 +151,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         window: tokens that a sliding window sees; None: all.
 
     Attributes:
-        columns: where the tokens of the forward lie.
+        columns: the columns of the forward.
     """
 
     is_compileable = False
@@ -166,20 +166,20 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self._kept: dict[str, Kept] = {}
 
     def place(self, columns: Columns) -> None:
-        """Says where the tokens of the next forward lie.
+        """Sets the columns of the next forward.
 
         Args:
-            columns: of the batch.
+            columns: the columns of the batch.
         """
         self.columns, self._new = columns, 0
         if not columns.goes_on:
             self._kept = {}
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Does nothing: the pages are there."""
+        """Does nothing: the pages exist already."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Stores new keys and values, and returns those that the layer attends to.
+        """Stores new keys and values; returns the keys and values that the layer attends to.
 
         Args:
             key_states: `batch head token value`.
@@ -192,14 +192,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self._exchange(KEYS, keys, key_states), self._exchange(VALUES, values, value_states)
 
     def _exchange(self, name: str, held: Tensor, given: Tensor) -> Tensor:
-        """Stores what is new, `batch head token value`, and returns what the layer attends to."""
+        """Stores new columns, `batch head token value`; returns the columns that the layer attends to."""
         columns = self.columns
         _, first = self.get_mask_sizes(columns.new)
         kept = self._kept.get(name) if columns.goes_on else None
         if kept is None and columns.past:
-            found = held[columns.read(first)].transpose(1, 2)
-            kept = Kept(found.contiguous() if columns.keep else found, first)
-        elif kept is None and columns.keep:  # the new columns are all that there is
+            past_kv = held[columns.read(first)].transpose(1, 2)
+            kept = Kept(past_kv.contiguous() if columns.keep else past_kv, first)
+        elif kept is None and columns.keep:  # there are no earlier columns to read
             kept = Kept(held.new_empty(*given.shape[:2], columns.end, given.shape[3]), first)
         given = given.to(held.dtype)
         held[columns.written] = given.transpose(1, 2)
@@ -209,30 +209,30 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             self._kept[name] = kept
         past = columns.past - kept.first
         kept.tensor[:, :, past : past + columns.new] = given
-        # without a past what is given is the same, and dense: attention reads that faster
+        # without a past, `given` has the same values and is contiguous, which attention reads faster
         return kept.tensor[:, :, first - kept.first : past + columns.new] if columns.past else given
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Returns how many columns the layer attends to, and the first of them.
+        """Returns the number of columns that the layer attends to, and the first of them.
 
         Args:
-            query_length: new columns.
+            query_length: number of new columns.
         """
         past = self.columns.past
         first = 0 if self.sliding_window is None else max(past - self.sliding_window + 1, 0)
         return past - first + query_length, first
 
     def get_seq_length(self) -> int:
-        """Returns the columns before the forward, and the new ones once `update` has them."""
+        """Returns the columns before the forward; after `update`, with the new columns."""
         return self.columns.past + self._new
 
     def get_max_length(self) -> int:
-        """Returns the window, or -1."""
+        """Returns the tokens of the window, or -1 without a window."""
         return self.sliding_window or -1
 
 
 class PagedIndexedLayer(PagedLayer):  # type: ignore[no-untyped-call]
-    """A layer that attends to a few tokens, which it finds by an index of its keys.
+    """A layer that attends to few tokens, which it finds with an index of keys.
 
     Args:
         kv: the pages.
@@ -240,24 +240,24 @@ class PagedIndexedLayer(PagedLayer):  # type: ignore[no-untyped-call]
         window: tokens that a sliding window sees; None: all.
 
     Attributes:
-        indexer_position_ids: positions of the columns before the forward, `axis batch column`; None: the layer keeps
-            none. The model adds those of the new columns.
+        indexer_position_ids: positions of the columns before the forward, `axis batch column`; None if the layer keeps
+            none. The model adds the positions of the new columns.
     """
 
     indexer_position_ids: Tensor | None = None
 
     def place(self, columns: Columns) -> None:
-        """Says where the tokens of the next forward lie.
+        """Sets the columns of the next forward.
 
         Args:
-            columns: of the batch.
+            columns: the columns of the batch.
         """
         super().place(columns)
         if axes := self._kv.axes[self._layer]:
             self.indexer_position_ids = columns.past_positions.expand(axes, -1, -1)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Stores new keys and values, and returns all of the batch.
+        """Stores new keys and values; returns those of all columns.
 
         Args:
             key_states: `batch head token value`.
@@ -265,11 +265,12 @@ class PagedIndexedLayer(PagedLayer):  # type: ignore[no-untyped-call]
             *args: ignored.
             **kwargs: ignored.
         """
-        self.keys, self.values = super().update(key_states, value_states)  # models ask for their number of columns
+        # models read the number of columns from these attributes
+        self.keys, self.values = super().update(key_states, value_states)
         return self.keys, self.values
 
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
-        """Stores new keys of the index, and returns all of the batch, `batch column value`.
+        """Stores new keys of the index; returns those of all columns, `batch column value`.
 
         Args:
             indexer_key_states: `batch token value`.
@@ -279,10 +280,10 @@ class PagedIndexedLayer(PagedLayer):  # type: ignore[no-untyped-call]
 
 
 class PagedHybridLayer(PagedLayer, LinearAttentionAndFullAttentionLayer):  # type: ignore[no-untyped-call, override, misc]
-    """A layer that attends and has recurrent states as well.
+    """A layer that has both attention and recurrent states.
 
-    Transformers sizes the mask of full attention by the first layer that attends to all tokens. Of a layer with states
-    it asks for its base class.
+    Transformers takes the size of the full attention mask from the first layer that attends to all tokens, and checks
+    the base class of layers with states.
 
     Args:
         kv: the pages.
@@ -296,6 +297,6 @@ class PagedHybridLayer(PagedLayer, LinearAttentionAndFullAttentionLayer):  # typ
         LinearAttentionLayer.__init__(self, number_of_states=number_of_states)
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
-        """Makes a recurrent state, as Transformers does; pages are there."""
+        """Makes a recurrent state, as Transformers does. The pages exist already."""
         if not args:
             LinearAttentionLayer.lazy_initialization(self, **kwargs)

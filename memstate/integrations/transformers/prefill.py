@@ -1,4 +1,4 @@
-"""Prompts of `StateCache`: they start from cached states, and their KV lies in the pages of the manager."""
+"""Reads the prompts of a `StateCache`, from cached states on, with KV in the pages of the manager."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,12 +15,12 @@ from memstate.requests.handles import Request, Row
 
 
 def texts_of(model: Any, prompt: Tensor, mask: Tensor | None) -> list[list[int]]:
-    """Returns the tokens of each entry of a batch, pads left out.
+    """Returns the tokens of each entry of a batch, without pads.
 
     Args:
         model: the model.
         prompt: the tokens, `batch column`, padded at the left.
-        mask: which of them are tokens, `batch column`; None: all.
+        mask: which ids of the prompt are tokens, `batch column`; None: all.
 
     Raises:
         InvalidArgument: the shapes do not fit, pads are at the right, or `checked` refuses the tokens of an entry.
@@ -41,18 +41,18 @@ def texts_of(model: Any, prompt: Tensor, mask: Tensor | None) -> list[list[int]]
 
 
 def read_prompts(batches: Batches, texts: Sequence[list[int]]) -> tuple[list[Row], list[int]]:
-    """Admits a row for each prompt, and reads each up to its last token.
+    """Admits a row for each prompt, and reads each prompt up to its last token.
 
     Args:
-        batches: the forwards.
+        batches: runs the forwards.
         texts: the prompts.
 
     Returns:
-        The rows, and how many tokens of each were found in a cache.
+        The rows, and the number of tokens of each prompt whose state was cached.
 
     Raises:
         OutOfSlots, OutOfRows, OutOfPages: back-pressure; nothing was admitted.
-        Exception: what a forward raised; the rows have ended.
+        Exception: a forward raised it; the rows have ended.
 
     Syncs: no.
     """
@@ -71,41 +71,41 @@ def read_prompts(batches: Batches, texts: Sequence[list[int]]) -> tuple[list[Row
                 mem.publish(rows, keep="cache", tokens=texts)
         batches.states.drop()
         return rows, cached
-    except BaseException:  # some rows ended with their forward
+    except BaseException:  # some rows ended with their forward already
         end_rows(mem, rows)
         raise
 
 
 def _forget_pictures(model: Any) -> None:
-    """Forgets how far the pictures of the last batch shifted positions: `generate` behind a cache would go on so."""
+    """Clears position shifts that a model keeps from pictures of its last batch; the new prompt would get them."""
     for part in model.modules():
-        if getattr(part, "rope_deltas", None) is not None:  # the name in all of Transformers
+        if getattr(part, "rope_deltas", None) is not None:  # all models of Transformers use this name
             part.rope_deltas = None
 
 
 def _chunks(batches: Batches, rows: Sequence[Row], texts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Returns what to read next: tokens, whether there is no state yet, and the rows that share the forward."""
+    """Returns what to read next: (tokens, 1 if the rows have no state yet, entries that share the forward)."""
     groups = dict[tuple[int, int], list[int]]()
     for entry, (row, text) in enumerate(zip(rows, texts, strict=True)):
         length = batches.mem.info(row).length
         left = len(text) - 1 - length
         if left > 0:
-            tokens = batches.mem.chunk(row, left) if batches.found.continues or not length else 1
+            tokens = batches.mem.chunk(row, left) if batches.layout.continues or not length else 1
             groups.setdefault((tokens, int(not length)), []).append(entry)
     return [(*key, *batch) for key, batch in groups.items()]
 
 
 def repeats(call: Call, rows: int, last: Sequence[int], drafts: int) -> int:
-    """Returns how many times the first forward behind a prompt has each row: beams and samples repeat them.
+    """Returns how many times the first forward after a prompt has each row. Beams and samples repeat rows.
 
     Args:
         call: the forward.
-        rows: the rows of the cache.
-        last: the last token of each prompt, which it must read.
-        drafts: tokens behind these that are guesses.
+        rows: number of rows of the cache.
+        last: the last token of each prompt, which the forward must read.
+        drafts: number of guesses after the last token.
 
     Raises:
-        InvalidArgument: it reads something else.
+        InvalidArgument: the forward reads other tokens.
 
     Syncs: yes.
     """
@@ -121,16 +121,16 @@ def repeats(call: Call, rows: int, last: Sequence[int], drafts: int) -> int:
 
 
 def require_mask(call: Call, read: Sequence[int], columns: int, attends: bool) -> None:
-    """Requires that the first forward behind a prompt takes the same columns before it as tokens as the prompt did.
+    """Requires that the first forward after a prompt masks the columns of the prompt as the prompt did.
 
     Args:
         call: the forward.
-        read: tokens of each prompt that were read.
-        columns: of the prompt before the forward.
-        attends: whether layers look at earlier columns, so that no mask shows all of them.
+        read: tokens that were read of each prompt.
+        columns: columns of the prompt that were read.
+        attends: whether layers attend to earlier columns; then a missing mask shows all of them.
 
     Raises:
-        InvalidArgument: its mask shows more tokens, or less.
+        InvalidArgument: the mask shows more or fewer tokens.
 
     Syncs: yes.
     """
@@ -141,9 +141,9 @@ def require_mask(call: Call, read: Sequence[int], columns: int, attends: bool) -
         return
     shown = [columns] * len(read) if mask is None else mask[:, :columns].ne(0).sum(1).tolist()
     known = [number for number in read for _ in range(len(shown) // len(read))]
-    for entry, (found, expected) in enumerate(zip(shown, known, strict=True)):
-        if found != expected:
+    for entry, (real, expected) in enumerate(zip(shown, known, strict=True)):
+        if real != expected:
             raise InvalidArgument(
-                f"entry {entry}: prompt= has read {expected} tokens, and the attention_mask of generate shows {found} "
+                f"entry {entry}: prompt= has read {expected} tokens, and the attention_mask of generate shows {real} "
                 "before the last column: give StateCache(prompt_mask=) and generate(attention_mask=) the same mask"
             )

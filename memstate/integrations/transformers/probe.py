@@ -1,6 +1,6 @@
 """Runs a model once on a few tokens with its own cache, and reads what the cache holds.
 
-Nothing here knows a family of models by name.
+No code here depends on the name of a model family.
 """
 
 import inspect
@@ -17,22 +17,23 @@ from memstate.integrations.transformers.own import TOKENS, cache_argument, copie
 
 KINDS: Final = ("conv", "recurrent")
 
-NEAR: Final = 1e-5  # of the largest value, at least
-ROUNDED: Final = 4  # how often sums of another order may round
+NEAR: Final = 1e-5  # least tolerance, relative to the largest value
+ROUNDED: Final = 4  # tolerance in eps of the dtype: sums in another order round differently
 
-GPU_ONLY: Final = ("fla", "mamba_ssm", "causal_conv1d")  # Transformers prefers their kernels wherever it finds them
+# packages of kernels that Transformers prefers if they are installed
+GPU_ONLY: Final = ("fla", "mamba_ssm", "causal_conv1d")
 
 
 class Held(NamedTuple):
-    """One state that one layer keeps.
+    """One state of one layer.
 
     Attributes:
         layer: number of the layer.
         kind: "conv", a window of inputs, or "recurrent".
         state: number of the state within the layer.
-        shape: of one request.
-        dtype: of the elements.
-        start: what each element is before the first token. A window of tokens can begin with a token that ends text.
+        shape: shape for one request.
+        dtype: dtype of the elements.
+        start: value of each element before the first token. A window of tokens can begin with an end-of-text token.
     """
 
     layer: int
@@ -44,16 +45,16 @@ class Held(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """The KV that one layer keeps.
+    """The KV of one layer.
 
     Attributes:
         layer: number of the layer.
-        keys: heads and size of a head of the keys.
-        values: heads and size of a head of the values.
-        dtype: of the elements.
+        keys: (heads, size of a head) of the keys.
+        values: (heads, size of a head) of the values.
+        dtype: dtype of the elements.
         window: tokens that a sliding window sees; None: all.
-        indexed: size and dtype of a key of the layer's index, or None.
-        axes: axes of the positions that the layer keeps beside its index; 0: none.
+        indexed: (size, dtype) of a key of the layer's index, or None.
+        axes: axes of the positions that the layer keeps beside its index; 0 if it keeps none.
     """
 
     layer: int
@@ -69,14 +70,15 @@ class Findings(NamedTuple):
     """What a model keeps between two forwards.
 
     Attributes:
-        argument: the name under which its forward takes a cache.
-        layers: number of layers of its cache.
+        argument: the name under which the model's forward takes a cache.
+        layers: number of layers of the model's cache.
         held: the states, in the order of the layers.
         attended: the KV, in the order of the layers.
         continues: whether a chunk of several tokens starts from the state before it. Scans of Mamba-1 start from zeros.
-        takes_pads: whether a prompt leaves the same states behind pads, so that prompts of several lengths can share a
-            forward.
-        copies: of which layers the last layers of its cache are copies, which the model adds by itself.
+        takes_pads: whether pads before a prompt leave its states unchanged, so that prompts of several lengths can
+            share a forward.
+        copies: numbers of the layers of which the last layers of the model's cache are copies, which the model adds
+            itself.
     """
 
     argument: str
@@ -131,7 +133,7 @@ def _found(model: Any) -> Findings:
             f"{type(model).__name__}: no layer left a recurrent state in the cache, so there is nothing to manage"
         )
     attended = tuple(kv for layer in range(len(cache.layers)) if (kv := _attended(layer, cache.layers[layer])))
-    read(model, argument, cache, ids[:, TOKENS : TOKENS + 1], TOKENS)  # decode has other kernels
+    read(model, argument, cache, ids[:, TOKENS : TOKENS + 1], TOKENS)  # a single token runs the kernels of decode
     has_recurrent = any(one.kind == "recurrent" for one in held)  # windows always continue
     continues = not has_recurrent or felt(model, argument, TOKENS, "recurrent")
     takes_pads, copies = _takes_pads(model, argument), copied(model, cache)
@@ -139,7 +141,7 @@ def _found(model: Any) -> Findings:
 
 
 def _kernels_in(error: Exception) -> str:
-    """Returns the package of kernels in which an exception was raised, or ""."""
+    """Returns the package of kernels that raised an exception, or "" if none did."""
     for frame, _ in walk_tb(error.__traceback__):
         package = str(frame.f_globals.get("__name__")).partition(".")[0]
         if package in GPU_ONLY:
@@ -149,12 +151,12 @@ def _kernels_in(error: Exception) -> str:
 
 def states_of(layer: Any, kind: str) -> dict[int, Tensor | None]:
     """Returns the states of one kind that a layer of a cache holds, by number."""
-    found: dict[int, Tensor | None] = layer.conv_states if kind == "conv" else layer.recurrent_states
-    return found
+    states: dict[int, Tensor | None] = layer.conv_states if kind == "conv" else layer.recurrent_states
+    return states
 
 
 def _held(number: int, layer: Any, begun: Any) -> list[Held]:
-    """The states of a layer; `begun` is the same layer behind one token."""
+    """Returns the states of a layer; `begun` is the same layer after one token."""
     if not isinstance(layer, LinearAttentionCacheLayerMixin):
         return []
     return [
@@ -166,7 +168,7 @@ def _held(number: int, layer: Any, begun: Any) -> list[Held]:
 
 
 def _start(behind_one: Tensor | None, kind: str) -> float:
-    """What a state begins with: a window behind one token still has it, if it is the same everywhere."""
+    """Returns the start value of a state. A window after one token still has it, if all earlier elements are equal."""
     if kind != "conv" or behind_one is None or behind_one.shape[-1] < 2:
         return 0
     first = behind_one.flatten()[0]
@@ -186,7 +188,7 @@ def _attended(number: int, layer: Any) -> Attended | None:
 
 
 def _takes_pads(model: Any, argument: str) -> bool:
-    """Whether 4 tokens leave the states and logits that they leave behind 4 pads."""
+    """Returns whether 4 tokens leave the same states and logits after 4 pads as alone."""
     parameters = inspect.signature(model.forward).parameters
     if "attention_mask" not in parameters:
         return False
@@ -198,37 +200,37 @@ def _takes_pads(model: Any, argument: str) -> bool:
     logits = read(model, argument, alone, prompt).logits
     padded = read(model, argument, behind, torch.cat([pads, prompt], 1), **given).logits
     return _near(padded[:, TOKENS:], logits) and all(
-        _near(found, expected)
+        _near(state, expected)
         for one, other in zip(behind.layers, alone.layers, strict=True)
         if isinstance(one, LinearAttentionCacheLayerMixin)
         for kind in KINDS
-        for found, expected in zip(states_of(one, kind).values(), states_of(other, kind).values(), strict=True)
-        if found is not None and expected is not None
+        for state, expected in zip(states_of(one, kind).values(), states_of(other, kind).values(), strict=True)
+        if state is not None and expected is not None
     )
 
 
-def _near(found: Tensor, expected: Tensor) -> bool:
-    """Whether sums in another order explain what differs. False with NaN."""
+def _near(actual: Tensor, expected: Tensor) -> bool:
+    """Returns whether tensors differ no more than sums in another order do. False with NaN."""
     if not expected.is_floating_point():  # a window of tokens
-        return torch.equal(found, expected)
+        return torch.equal(actual, expected)
     eps = torch.finfo(expected.dtype).eps
-    return bool((found - expected).abs().max() <= max(NEAR, ROUNDED * eps) * expected.abs().max())
+    return bool((actual - expected).abs().max() <= max(NEAR, ROUNDED * eps) * expected.abs().max())
 
 
 @torch.no_grad()
 def felt(model: Any, argument: str, tokens: int, kind: str, part: Any = ...) -> bool:
-    """Returns whether the next logits of a model differ in any bit if states in its own cache are spoiled.
+    """Returns whether spoiled states in a model's own cache change a bit of its next logits.
 
     Args:
         model: the model, in evaluation mode.
-        argument: the name under which its forward takes a cache.
-        tokens: of the forward behind the spoiled states, at most 4.
-        kind: of the states. False if there are none.
-        part: of each state, as an index.
+        argument: the name under which the model's forward takes a cache.
+        tokens: tokens of the forward after the spoiled states, at most 4.
+        kind: kind of the states to spoil. Without such states the result is False.
+        part: index of the part of each state to spoil.
 
     Syncs: yes.
     """
-    ids, found = sample(model), list[Tensor]()
+    ids, outputs = sample(model), list[Tensor]()
     for spoiled in (True, False):
         cache = own_cache(model)
         read(model, argument, cache, ids[:, :TOKENS])
@@ -237,6 +239,6 @@ def felt(model: Any, argument: str, tokens: int, kind: str, part: Any = ...) -> 
         if not states:
             return False
         for state in states if spoiled else ():
-            state[part].fill_(nan)  # a number can be too small to feel in a state that decays fast
-        found.append(read(model, argument, cache, ids[:, TOKENS : TOKENS + tokens], TOKENS)[0])
-    return not torch.equal(*found)
+            state[part].fill_(nan)  # nan, because a state that decays fast could hide a number
+        outputs.append(read(model, argument, cache, ids[:, TOKENS : TOKENS + tokens], TOKENS)[0])
+    return not torch.equal(*outputs)

@@ -1,4 +1,4 @@
-"""What a caller of `serve` gives and gets."""
+"""Requests and results of `serve`: `Prompt`, and the events `Token` and `Served`."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,8 @@ from memstate.errors import InvalidArgument
 from memstate.integrations.transformers.own import vocabulary
 from memstate.requests.handles import Session
 
-MEDIA: Final = ("image_token_id", "video_token_id", "audio_token_id")  # of configurations: stand for other inputs
+# names in configurations of tokens that stand for other inputs
+MEDIA: Final = ("image_token_id", "video_token_id", "audio_token_id")
 Reason = Literal["end", "length", "stop", "aborted", "timeout", "failed", "too_large", "no_room", "invalid"]
 Top = tuple[tuple[int, float], ...]
 
@@ -22,22 +23,22 @@ class Prompt:
     """One request of `serve`.
 
     Args:
-        tokens: all tokens so far; of a conversation, the turns before as well. A server copies them.
-        id: a name, shown by audits and in results. None: `serve` and `stream` take its number in `requests`, and a
-            server a name that no other request has.
-        config: how to sample, when to stop. None: the model's own.
-        most: new tokens at most. None: what `config` says in `max_new_tokens` or `max_length`, or 20, as in `generate`.
-        seed: of the sampling; sample n of the request has `seed + n`. None: torch's generator.
-        session: the conversation whose next turn this is.
+        tokens: all tokens so far; in a conversation, also those of earlier turns. A server copies them.
+        id: a name for audits and results. None: `serve` and `stream` take the request's number in `requests`, and a
+            server takes a name that no other request has.
+        config: how to sample and when to stop. None: the model's own config.
+        most: most new tokens. None: `max_new_tokens` or `max_length` of `config`, or 20, as in `generate`.
+        seed: seed of the sampling; sample n of the request has `seed + n`. None: torch's global generator.
+        session: the conversation whose next turn this request is.
         salt: equal tokens under different salts never share states.
-        snapshot_at: lengths at which states are kept as well, see `memstate.Request`.
-        processors: more processors of logits, called behind those of `config`.
-        logprobs: how many of the most likely tokens each `Token` names in `top`, from 0 on; its own logprob comes with
-            them. None: neither.
+        snapshot_at: more lengths at which to keep states, see `memstate.Request`.
+        processors: more processors of logits, called after those of `config`.
+        logprobs: number of most likely tokens, 0 or more, that each `Token` names in `top`; it then also has its own
+            logprob. None: no logprobs.
         priority: requests of higher priority start first, and read their prompts first.
-        tenant: who asks. Among requests of one priority, that of the tenant with the fewest tokens starts first.
-        timeout: seconds from its submission to its end. None: it has all the time.
-        kind: what it is, see `memstate.Request`.
+        tenant: who asks. Among requests of one priority, those of the tenant with the fewest tokens start first.
+        timeout: seconds from submission to end. None: no limit.
+        kind: kind of request, see `memstate.Request`.
     """
 
     tokens: Sequence[int] = field(repr=False)
@@ -57,56 +58,57 @@ class Prompt:
 
 
 def require(prompt: Prompt, name: str, sound: bool, expected: str) -> None:
-    """Requires a setting of a prompt to be sound.
+    """Requires that a setting of a prompt is valid.
 
     Args:
         prompt: the prompt.
-        name: of the setting.
-        sound: whether it is.
-        expected: what is.
+        name: name of the setting.
+        sound: whether it is valid.
+        expected: what is valid, for the message.
 
     Raises:
-        InvalidArgument: it is not.
+        InvalidArgument: the setting is not valid.
     """
     if not sound:
         raise InvalidArgument(f"prompt {prompt.id!r}: {name}={shown(getattr(prompt, name))}: expected {expected}")
 
 
 def checked(model: Any, tokens: Any, of: str) -> list[int]:
-    """Returns the tokens of a prompt.
+    """Returns the tokens of a prompt as a list, after checks.
 
     Args:
-        model: the model that is to read them.
+        model: the model that will read them.
         tokens: a sequence, an array or a tensor, `token`.
-        of: what they belong to, for messages.
+        of: the name of the prompt, for messages.
 
     Raises:
-        InvalidArgument: they are no row of ids, there are none, the vocabulary lacks one, or one stands for an image.
+        InvalidArgument: the tokens are not one row of ids, there are none, an id is not in the vocabulary, or stands
+            for an image.
 
     Syncs: yes, if they are on a device.
     """
     try:
-        found = np.asarray(tokens.tolist() if hasattr(tokens, "tolist") else tokens)
+        ids = np.asarray(tokens.tolist() if hasattr(tokens, "tolist") else tokens)
     except (ValueError, RuntimeError):  # rows of several lengths, or a tensor without data
-        found = np.empty((len(tokens), 0))
-    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        ids = np.empty((len(tokens), 0))
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         raise InvalidArgument(
-            f"{of} is a {type(tokens).__name__} of shape {found.shape}: expected a row of ids, such as "
+            f"{of} is a {type(tokens).__name__} of shape {ids.shape}: expected a row of ids, such as "
             "tokenizer(text).input_ids"
         )
-    if not found.size:
+    if not ids.size:
         raise InvalidArgument(f"{of} has no tokens")
     known = vocabulary(model)
     for name in MEDIA:
-        if (media := getattr(model.config, name, None)) is not None and media in found:
+        if (media := getattr(model.config, name, None)) is not None and media in ids:
             raise InvalidArgument(
                 f"{of} has token {media}, the {name} of the model, and only text is read here: use generate with a "
                 "StateCache without prompt="
             )
-    for token in (int(found.min()), int(found.max())):
+    for token in (int(ids.min()), int(ids.max())):
         if not 0 <= token < known:
             raise InvalidArgument(f"{of} has token {token}: the vocabulary of the model has {known}")
-    whole: list[int] = found.tolist()
+    whole: list[int] = ids.tolist()
     return whole
 
 
@@ -115,14 +117,14 @@ class Token:
     """One token of a running request.
 
     Attributes:
-        id: of the request.
+        id: id of the request.
         token: the token.
-        sample: number of the sample, where a request has several.
-        text: what is sure of the text that its tokens add to the prompt, and no event had yet: whole characters, and
-            nothing that a stop string may begin with. "" without `Server(tokenizer=)`.
-        logprob: the natural logarithm of its probability in the model's own distribution, before processors and
-            temperature. None where `Prompt(logprobs=)` does not ask for it.
-        top: the most likely tokens in this distribution, each with its logprob, the most likely one first.
+        sample: number of the sample, if the request has several.
+        text: new text that is certain: whole characters, without the beginning of a possible stop string. "" without
+            `Server(tokenizer=)`.
+        logprob: the natural logarithm of the token's probability in the model's own distribution, before processors and
+            temperature. None unless `Prompt(logprobs=)` asks for it.
+        top: the most likely tokens in this distribution, each with its logprob, the most likely first.
     """
 
     id: Hashable
@@ -135,25 +137,25 @@ class Token:
 
 @dataclass(frozen=True)
 class Served:
-    """A request that has ended, or one sample of it. Every sample has one result, also if it never starts.
+    """The result of a request, or of one sample of it. Every sample has one result, even if it never starts.
 
     Attributes:
-        id: of the request.
+        id: id of the request.
         tokens: the new tokens.
         reason: "end" (a token that ends text), "length", "stop" (a stop string), "aborted", "timeout" or "failed" (a
-            forward or code of the request raised). Of a request that was refused: "too_large" (it can never fit: too
-            many tokens or samples), "no_room" (caches, other servers or handles hold the room), or "invalid" (such as a
-            turn of a closed session).
-        cached: tokens of the prompt whose state was found: in the prefix cache, the session or the tiers.
-        error: why it was refused or has failed; otherwise "".
-        sample: number of the sample, where a request has several.
-        guessed: new tokens that were guessed.
-        right: guesses that were right.
+            forward or code of the request raised). For a request that was refused: "too_large" (it can never fit: too
+            many tokens or samples), "no_room" (caches, other servers or handles hold the room), or "invalid" (for
+            example a turn of a closed session).
+        cached: tokens of the prompt whose state was cached: in the prefix cache, the session or the tiers.
+        error: why the request was refused or failed; otherwise "".
+        sample: number of the sample, if the request has several.
+        guessed: number of new tokens that were guessed.
+        right: number of guesses that were right.
         prefetch: how the prefetch from storage ended, in the words of `Fetch.outcome`: "complete", "partial", "stopped"
-            (it had no more time), "missed", "short" and others; "" if there was none.
-        text: what its tokens add to the prompt, up to a stop string. "" without `Server(tokenizer=)`.
-        stop: the token or the stop string that ended it; None if none did.
-        missed: why no more of the prompt was cached, as `RowInfo.missed` says.
+            (out of time), "missed", "short" and others; "" if there was no prefetch.
+        text: the text that the new tokens add to the prompt, up to a stop string. "" without `Server(tokenizer=)`.
+        stop: the token or stop string that ended the answer; None if another reason did.
+        missed: why no more of the prompt was cached, see `RowInfo.missed`.
     """
 
     id: Hashable

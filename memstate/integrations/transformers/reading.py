@@ -1,4 +1,4 @@
-"""Reads the layout of a model: what its cache holds, and by a trial whether decode can run on slots."""
+"""Reads the layout of a model with a probe of its cache, and a trial whether decode can run on slots."""
 
 import logging
 from typing import Any, Final
@@ -13,21 +13,21 @@ from memstate.integrations.transformers.probe import probe
 from memstate.integrations.transformers.trial import tried
 
 LOG: Final = logging.getLogger("memstate.transformers")
-KNOWN: Final[WeakKeyDictionary[Any, dict[Any, ModelLayout]]] = WeakKeyDictionary()  # by model, then dtype and device
+KNOWN: Final[WeakKeyDictionary[Any, dict[Any, ModelLayout]]] = WeakKeyDictionary()  # model -> (dtype, device) -> layout
 
 
 def layout(model: Any) -> ModelLayout:
-    """Returns what one state of a model is made of, read off its own cache.
+    """Returns the layout of one state of a model, read from the model's own cache.
 
-    The model runs on a few tokens, some twenty times; the result is remembered. States of equal shape and dtype
-    are one plane. So no list of families is needed, and dtypes and window widths are those that the model really uses.
+    The model runs on a few tokens, about twenty times; the result is kept. States of equal shape and dtype are one
+    plane. So no list of model families is needed, and dtypes and window widths are those that the model uses.
 
-    Then a trial decides whether memstate's kernels can decode on slots: each must give what the model's own function
-    gives, on the same inputs. If they can, windows are one input shorter than in the model's own cache, which keeps one
-    that no layer reads.
+    Then a trial decides whether memstate's kernels can decode on slots: on the same inputs, each kernel must return
+    what the model's own function returns. If they can, windows are one input shorter than in the model's own cache,
+    which also keeps an input that no layer reads.
 
     Args:
-        model: a model of Transformers with its weights, on the device where it is going to run.
+        model: a model of Transformers with its weights, on the device where it will run.
 
     Returns:
         The layout, with a map from layers to planes.
@@ -45,10 +45,10 @@ def layout(model: Any) -> ModelLayout:
 
 def _read(model: Any) -> ModelLayout:
     kind = model.device.type if is_autocast_available(model.device.type) else "cpu"
-    # states of the model's own dtypes hold what it rounds; a compiled model would be compiled for each trial
+    # autocast would change the dtypes of states; a compiled model would be compiled again for each trial
     with torch.autocast(kind, enabled=False), torch.compiler.set_stance("force_eager"):
-        found = probe(model)
-        short = layout_of(found, on_slots=True)
+        probed = probe(model)
+        short = layout_of(probed, on_slots=True)
         tested: ModelLayout | str
         try:
             with unchanged(model):
@@ -59,4 +59,4 @@ def _read(model: Any) -> ModelLayout:
     if isinstance(tested, ModelLayout):
         return tested
     LOG.info("%s decodes on copies of its states: %s", type(model).__name__, tested)
-    return layout_of(found, why=tested)
+    return layout_of(probed, why=tested)

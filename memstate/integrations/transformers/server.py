@@ -77,7 +77,8 @@ class Server:
         self._bound = bound_to(model, mem)
         self._batches = Batches(model, mem, self._bound, kernels)
         self._speculation = Speculation(self._batches, assistant)
-        self._shares = mem.prefix is not None and self._batches.found.continues  # what others read, where that is quick
+        # if a prompt can go on from any cached state, it waits for rows that read its beginning
+        self._shares = mem.prefix is not None and self._batches.layout.continues
         self._line = Line()
         self._steps = Steps(self._batches, self._speculation, self._line, chunk)
         self._tokenizer, self._clock, self._numbers, self._rows = tokenizer, clock, count(), mem.stats().rows

@@ -52,7 +52,7 @@ class Speculation:
 
     def _missing(self) -> str:
         """What speculation lacks here, "" for nothing."""
-        if not self._batches.found.continues:
+        if not self._batches.layout.continues:
             return "a model whose chunks start from the state before them; the scan of this one starts from zeros"
         return "" if self._mem.forward.tail else f"a manager whose steps take drafts: {SETTINGS}"
 

@@ -156,7 +156,7 @@ class Steps:
         running = [one for one in self.running if one.logits is None]
         guesses = self._guesses(running)
         chunks, singles = self._chunks([one for one in running if one not in guesses])
-        for batch in sharing(chunks, PADS if self._batches.found.takes_pads else 0):
+        for batch in sharing(chunks, PADS if self._batches.layout.takes_pads else 0):
             self._forward(batch)
         # a window of tokens starts with a token of the model's own, and a slot with zeros
         for group in ([one for one in singles if not one.length], [one for one in singles if one.length]):
@@ -168,7 +168,7 @@ class Steps:
 
     def _chunks(self, rows: Sequence[Running]) -> tuple[dict[Running, int], list[Running]]:
         """Returns how many tokens of its prompt each row reads, and the rows that read one token."""
-        continues, budget = self._batches.found.continues, self._chunk
+        continues, budget = self._batches.layout.continues, self._chunk
         reading = dict.fromkeys(one for one in rows if one.unread > 1 and (continues or not one.length))
         singles, later, chunks = [one for one in rows if one not in reading], list[Running](), dict[Running, int]()
         for one, kept in shares(reading, budget):

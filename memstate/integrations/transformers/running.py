@@ -1,4 +1,4 @@
-"""Requests of a server: those that wait, the rows that run, and why one was refused."""
+"""Requests of a server, waiting and running: their results, why one is refused, and which rows share a forward."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +17,8 @@ from memstate.requests.handles import Row
 from memstate.tiers import Fetch
 
 BACK_PRESSURE: Final = (OutOfSlots, OutOfRows, OutOfPages)
-THERE: Final = {"capacity": "slots", "rows": "rows", "pages": "KV pages"}  # attributes of these: how many there are
+# error attribute with the capacity -> what there is too little of
+THERE: Final = {"capacity": "slots", "rows": "rows", "pages": "KV pages"}
 
 
 @dataclass(eq=False)
@@ -26,12 +27,13 @@ class Asked:
 
     Attributes:
         prompt: the request.
-        samplers: one for each of its samples.
+        samplers: one for each sample of the request.
         to: gets its events; None: steps return them.
-        deadline: second of the server's clock at which it ends.
-        fetch: what storage reads for it, or None.
-        reader: a row that reads the beginning of its prompt, and the length at which they part. It waits for that.
-        passed: how often a later request of its priority went first while it was the oldest.
+        deadline: second of the server's clock at which the request ends.
+        fetch: its prefetch from storage, or None.
+        reader: (a row that reads the beginning of the prompt, the length at which both prompts part), or None. The
+            request waits until the row has read that far.
+        passed: number of later requests of its priority that started while it was the oldest.
     """
 
     prompt: Prompt
@@ -43,31 +45,31 @@ class Asked:
     passed: int = 0
 
     def results(self, reason: Reason, error: str = "") -> list[Served]:
-        """Returns a result for each of its samples, none of which has started.
+        """Returns a result for each sample of the request, none of which has started.
 
         Args:
-            reason: why it has ended.
-            error: what was wrong.
+            reason: why the request has ended.
+            error: what went wrong; "" if nothing did.
         """
         return [Served(self.prompt.id, [], reason, error=error, sample=number) for number in range(len(self.samplers))]
 
 
 @dataclass(eq=False)
 class Running:
-    """A row that runs: one sample of a request.
+    """A running row: one sample of a request.
 
     Attributes:
         asked: the request.
-        samplers: its own, and those of the samples that are to be forked from it.
+        samplers: the row's sampler, and those of the samples to fork from it.
         row: the row.
-        tokens: all so far, prompt and answer.
-        cached: tokens of the prompt whose state was found.
-        length: how many tokens its state stands for.
+        tokens: all tokens so far, prompt and answer.
+        cached: tokens of the prompt whose state was cached.
+        length: number of tokens that the row's state stands for.
         sample: number of the sample.
-        draft: guesses its next tokens; None: nothing does.
-        logits: behind the prompt, `vocabulary`, while its other samples wait for room; otherwise None.
-        guessed: tokens that were guessed.
-        right: guesses that were right.
+        draft: guesses the row's next tokens; None: nothing does.
+        logits: logits after the prompt, `vocabulary`, while samples to fork wait for room; otherwise None.
+        guessed: number of tokens that were guessed.
+        right: number of guesses that were right.
         missed: why no more of the prompt was cached.
     """
 
@@ -86,12 +88,12 @@ class Running:
 
     @property
     def prompt(self) -> Prompt:
-        """The request."""
+        """The request's prompt."""
         return self.asked.prompt
 
     @property
     def sampler(self) -> Sampler:
-        """How it samples."""
+        """The sampler of this row."""
         return self.samplers[0]
 
     @property
@@ -101,19 +103,19 @@ class Running:
 
     @property
     def unread(self) -> int:
-        """Tokens that its state does not stand for yet."""
+        """Number of tokens that the row's state does not stand for yet."""
         return len(self.tokens) - self.length
 
     def results(self, reason: Reason, error: str = "") -> list[Served]:
-        """Returns a result for itself, and for each sample that was to be forked from it.
+        """Returns a result for this sample, and for each sample to fork from the row.
 
         Args:
-            reason: why it has ended.
-            error: what was wrong.
+            reason: why the row has ended.
+            error: what went wrong; "" if nothing did.
         """
         outcome, answer = self.asked.fetch.outcome if self.asked.fetch is not None else None, self.answer
         text, stop = self.sampler.text, None
-        if answer and not error:  # code that raises would raise again
+        if answer and not error:  # after an error, code of the request would raise again
             try:
                 text.read(self.tokens, last=True)
                 stop = self.sampler.stop(self.tokens)
@@ -129,11 +131,11 @@ class Running:
 
 
 def refusal(error: MemstateError, one: Asked | Running, mem: StateManager) -> tuple[Reason, str]:
-    """Returns the kind of a refusal, and what it says. A request that can never fit is not told to wait.
+    """Returns the reason and the text of a refusal. A request that can never fit gets "too_large".
 
     Args:
-        error: what the manager raised.
-        one: the request, or its row if other samples lack room. The row still runs.
+        error: the error of the manager.
+        one: the request; or its row, which still runs, if its other samples lack room.
         mem: the manager.
     """
     asked = one if isinstance(one, Asked) else one.asked
@@ -152,10 +154,10 @@ def refusal(error: MemstateError, one: Asked | Running, mem: StateManager) -> tu
 
 
 def why(error: MemstateError, mem: StateManager) -> str:
-    """Returns the error of a request that was refused while nothing of its server runs, and what to do.
+    """Returns the text of a refusal when no row of this server runs, and what the caller can do.
 
     Args:
-        error: what the manager raised.
+        error: the error of the manager.
         mem: the manager.
     """
     others = len(mem.rows)
@@ -168,49 +170,50 @@ def why(error: MemstateError, mem: StateManager) -> str:
 
 
 def said(error: BaseException) -> str:
-    """Returns what an exception says, whatever its own methods raise."""
+    """Returns the text of an exception, even if its own methods raise."""
     return "".join(format_exception_only(error)).strip()
 
 
 def sharing(chunks: Mapping[Running, int], pads: int) -> list[dict[Running, int]]:
-    """Returns which chunks share a forward: those of one length, and first chunks with pads before shorter ones.
+    """Returns which chunks share a forward: chunks of one length, and first chunks with pads before shorter ones.
 
     Args:
         chunks: tokens that each row reads next.
-        pads: in a forward at most.
+        pads: most pads in a forward.
     """
     first = {one: tokens for one, tokens in chunks.items() if not one.length}
     return [*alike({one: chunks[one] for one in chunks if one not in first}, 0), *alike(first, pads)]
 
 
 def alike(counts: Mapping[Running, int], pads: int) -> list[dict[Running, int]]:
-    """Returns which rows share a forward, so that no forward has more pads than are allowed.
+    """Returns which rows share a forward, so that no forward has more than `pads` pads.
 
     Args:
         counts: tokens that each row reads.
-        pads: in a forward at most; 0: rows of one number share it.
+        pads: most pads in a forward; 0: only rows with equal counts share one.
     """
-    found = list[dict[Running, int]]()
+    groups = list[dict[Running, int]]()
     longest = room = 0
     for one in sorted(counts, key=counts.__getitem__, reverse=True):
         tokens = counts[one]
-        if not found or longest - tokens > room:
+        if not groups or longest - tokens > room:
             longest, room = tokens, pads
-            found.append({})
+            groups.append({})
         room -= longest - tokens
-        found[-1][one] = tokens
-    return found
+        groups[-1][one] = tokens
+    return groups
 
 
 def shares(reading: Iterable[Running], budget: int) -> Iterator[tuple[Running, int]]:
-    """Yields rows that read prompts, each with the tokens of the budget that are kept for others.
+    """Yields each row that reads a prompt, with the tokens of the budget that are reserved for other rows.
 
-    Higher priorities come first. Half of the budget is for the oldest row of the highest, so that it always moves on.
-    The rest goes to the rows that have least to read, so that a long prompt does not stop the first tokens of others.
+    Higher priorities come first. Half of the budget is for the oldest row of the highest priority, so that this row
+    always advances. The rest goes first to the rows with the fewest tokens to read, so that a long prompt does not
+    delay the first tokens of others.
 
     Args:
         reading: the rows, the oldest first.
-        budget: tokens that they may read together.
+        budget: most tokens that the rows read together.
     """
     ranked = sorted(reading, key=lambda one: -one.prompt.priority)
     before = True

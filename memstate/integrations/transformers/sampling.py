@@ -1,4 +1,4 @@
-"""Chooses the next token of each row as `generate` does, by the model's own processors of logits."""
+"""Chooses the next token of each row as `generate` does, with the model's own processors of logits."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,32 +15,33 @@ from memstate.errors import InvalidArgument
 from memstate.integrations.transformers.prompts import Prompt, Reason, Top, require
 from memstate.integrations.transformers.text import Text
 
-LAST: Final[WeakKeyDictionary[Any, tuple[tuple[Any, GenerationConfig], ...]]] = WeakKeyDictionary()  # given and made
-REMEMBERED: Final = 8  # configurations of a model, the newest first
+# model -> ((inputs, config made from them), ..)
+LAST: Final[WeakKeyDictionary[Any, tuple[tuple[Any, GenerationConfig], ...]]] = WeakKeyDictionary()
+REMEMBERED: Final = 8  # configs kept for a model, the newest first
 
 
 class Sampler:
-    """How one request samples and when it stops.
+    """Chooses the tokens of one sample of a request, and says when it ends.
 
     Args:
         model: the model.
         prompt: the request.
-        tokenizer: for text and stop strings; None: there are none.
+        tokenizer: decodes text for stop strings; None: no text and no stop strings.
         sample: number of the sample.
 
     Attributes:
-        most: new tokens at most.
-        samples: samples of the request.
-        lookup: tokens to look up in the text so far; 0: none.
-        ngram: the most last tokens that must be equal for that; None: what Transformers takes.
-        guesses: tokens to guess at most.
-        text: of the answer.
+        most: most new tokens.
+        samples: number of samples of the request.
+        lookup: tokens of a guess that is looked up in the text so far; 0: no lookup.
+        ngram: most last tokens that the lookup compares; None: the default of Transformers.
+        guesses: most tokens to guess.
+        text: the text of the answer.
         plain: whether the largest logit decides.
 
     Raises:
         InvalidArgument: stop strings without a tokenizer, `max_time`, a mode of `generate` in which a row does not
             choose its tokens alone, such as beams, several samples that continue a session, a prompt that leaves no
-            room below `max_length`, or settings that cannot be meant or contradict each other.
+            room below `max_length`, or settings that are not valid or contradict each other.
     """
 
     def __init__(self, model: Any, prompt: Prompt, tokenizer: Any = None, sample: int = 0) -> None:
@@ -51,7 +52,8 @@ class Sampler:
             config = copy(prepared(model, prompt.config or model.generation_config, device))
             ends = [] if config.eos_token_id is None else config.eos_token_id
             ends = torch.as_tensor(ends, dtype=torch.long, device="cpu")
-        except (TypeError, ValueError, RuntimeError) as error:  # such as several greedy samples, or a set of end tokens
+        # for example several greedy samples, or a set of end tokens
+        except (TypeError, ValueError, RuntimeError) as error:
             raise InvalidArgument(f"{of}: {error}") from error
         others = [name for name in ("max_time", "token_healing") if getattr(config, name, None)]
         if others or config.get_generation_mode() not in ("greedy_search", "sample", "assisted_generation"):
@@ -72,7 +74,7 @@ class Sampler:
         if stops and tokenizer is None:
             raise InvalidArgument(f"{of} has stop strings: give serve the tokenizer=")
         self._ends: dict[int, int | str] = {id: id for id in ends.flatten().tolist()}
-        if stops:  # special tokens have no text
+        if stops:  # special tokens have no text: their ids end the answer
             special = {str(token): id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
             self._ends |= {special[stop]: stop for stop in stops if stop in special}
         self.text = Text(tokenizer, prompt.tokens, stops)
@@ -107,12 +109,12 @@ class Sampler:
 
         Args:
             tokens: all tokens so far.
-            logits: `vocabulary`.
+            logits: logits after these tokens, `vocabulary`.
 
         Syncs: yes.
         """
         ids = torch.tensor([tokens], device=logits.device)
-        scores = self._processors(ids, logits[None].to(torch.float32, copy=True))  # which processors may change
+        scores = self._processors(ids, logits[None].to(torch.float32, copy=True))  # a copy: processors may change it
         if scores.shape != (1, len(logits)):
             raise InvalidArgument(f"processors made logits of shape {tuple(scores.shape)}: expected (1, {len(logits)})")
         if not self._sample:
@@ -120,7 +122,7 @@ class Sampler:
         return int(torch.multinomial(scores.softmax(-1), 1, generator=self._generator))
 
     def stop(self, tokens: Sequence[int]) -> int | str | None:
-        """Returns the token or the stop string that ends an answer, None as long as none does.
+        """Returns the token or the stop string that ends an answer; None if the answer goes on.
 
         Args:
             tokens: all tokens so far, which `text` has read.
@@ -128,11 +130,11 @@ class Sampler:
         return self.text.stop if self.text.stop is not None else self._ends.get(tokens[-1])
 
     def reason(self, tokens: Sequence[int], new: int) -> Reason | None:
-        """Returns why a row has ended, or None.
+        """Returns why a row ends, or None if it goes on.
 
         Args:
             tokens: all tokens so far.
-            new: how many of them are new.
+            new: number of new tokens among them.
         """
         if (stop := self.stop(tokens)) is not None:
             return "stop" if isinstance(stop, str) else "end"
@@ -140,23 +142,23 @@ class Sampler:
 
 
 def prepared(model: Any, config: GenerationConfig, device: torch.device) -> GenerationConfig:
-    """Returns what `generate` makes of a config, which requests share: to make it costs more than a small forward.
+    """Returns the config that `generate` makes of a config. Keeps the results, which cost more than a small forward.
 
     Args:
         model: the model.
-        config: of the request.
-        device: of the model.
+        config: the request's config.
+        device: the model's device.
     """
     given = (vars(config), vars(model.generation_config), device)
-    last = LAST.get(model, ())  # another thread may replace it at any time
-    for known, found in last:
-        with suppress(RuntimeError, ValueError):  # several end tokens in a tensor or an array
+    last = LAST.get(model, ())  # another thread may replace the entry at any time
+    for known, kept in last:
+        with suppress(RuntimeError, ValueError):  # end tokens may be tensors or arrays, which do not compare
             if known == given:
-                return found
+                return kept
     key, mine = deepcopy(given), deepcopy(config)
     has_length = any(one.max_length is not None for one in (mine, model.generation_config))
     made: GenerationConfig = model._prepare_generation_config(mine)[0]
-    if made.max_new_tokens is None and not has_length:  # the default does not count the prompt
+    if made.max_new_tokens is None and not has_length:  # the default max_length does not count the prompt
         made.max_new_tokens = made.max_length
     model._prepare_special_tokens(made, True, device=device)
     LAST[model] = ((key, made), *last[: REMEMBERED - 1])
@@ -164,45 +166,45 @@ def prepared(model: Any, config: GenerationConfig, device: torch.device) -> Gene
 
 
 def choose(samplers: Sequence[Sampler], tokens: Sequence[Sequence[int]], logits: Tensor) -> list[int | Exception]:
-    """Returns the next token of each row, or what its processors raised.
+    """Returns the next token of each row, or the exception of its processors.
 
-    The rows that take the largest logit share one launch.
+    Rows that take the largest logit share one launch.
 
     Args:
-        samplers: of the rows.
+        samplers: the sampler of each row.
         tokens: all tokens of each row so far.
         logits: `batch vocabulary`.
 
     Syncs: yes.
     """
     largest = logits.argmax(-1).tolist()
-    found: list[int | Exception] = []
+    chosen: list[int | Exception] = []
     for entry, sampler in enumerate(samplers):
         try:
-            found.append(largest[entry] if sampler.plain else sampler.choose(tokens[entry], logits[entry]))
+            chosen.append(largest[entry] if sampler.plain else sampler.choose(tokens[entry], logits[entry]))
         except Exception as error:
-            found.append(error)
-    return found
+            chosen.append(error)
+    return chosen
 
 
 def logprobs(
     asked: Sequence[int | None], tokens: Sequence[int | Exception], logits: Tensor
 ) -> list[tuple[float | None, Top]]:
-    """Returns the logprob of each chosen token, and the most likely tokens with theirs, for the rows that ask.
+    """Returns for each row that asks: the logprob of its chosen token, and the most likely tokens with their logprobs.
 
     Args:
-        asked: how many of the most likely tokens each row asks for; None: it asks for nothing.
-        tokens: the chosen tokens; of a row whose processors raised, the exception.
-        logits: the model's own, `batch vocabulary`.
+        asked: number of most likely tokens for each row; None: the row does not ask.
+        tokens: the chosen token of each row, or the exception of its processors.
+        logits: the model's own logits, `batch vocabulary`.
 
     Syncs: yes, if a row asks.
     """
-    found: list[tuple[float | None, Top]] = [(None, ())] * len(asked)
+    results: list[tuple[float | None, Top]] = [(None, ())] * len(asked)
     rows = [n for n, token in enumerate(tokens) if asked[n] is not None and isinstance(token, int)]
     if rows:
         scores = logits[rows].float().log_softmax(-1)
         own = scores[range(len(rows)), [tokens[n] for n in rows]].tolist()
         best = scores.topk(min(max(asked[n] or 0 for n in rows), scores.shape[1]))
         for n, logprob, values, ids in zip(rows, own, best.values.tolist(), best.indices.tolist(), strict=True):
-            found[n] = logprob, tuple(zip(ids, values, strict=True))[: asked[n]]
-    return found
+            results[n] = logprob, tuple(zip(ids, values, strict=True))[: asked[n]]
+    return results

@@ -1,4 +1,4 @@
-"""Continuous batching: requests join and leave a running batch. Any thread asks, one drives."""
+"""Continuous batching: requests join and leave a running batch. Any thread submits requests; one thread drives."""
 
 import logging
 import time
@@ -32,30 +32,31 @@ from memstate.tiers import Fetch
 
 T = TypeVar("T")
 LOG: Final = logging.getLogger("memstate.transformers")
-AHEAD: Final = 64  # requests that are read while they wait for storage or for a turn, which others need not wait for
+AHEAD: Final = 64  # most requests that wait, for storage or a turn, while a caller of `wants_more` reads further ones
 
 
 class _Call:
-    """A call that drives a server. It lives as long as the call, wherever an exception leaves it."""
+    """A running call that drives a server. The server holds a weak reference to it, which ends with the call."""
 
 
 class Server:
-    """Runs requests over a model. Submit and abort at any time, from any thread, and from any asyncio loop.
+    """Runs requests over a model. Any thread and any asyncio loop can submit and abort requests at any time.
 
-    One thread at a time drives it: it calls `run`, which returns after `close`, or `step` until `busy` is False. What
-    others ask for is noted, and the next step does it. The manager's own calls, such as `sessions.open`, belong to the
-    driving thread, and so do other servers of the manager.
+    One thread at a time drives the server: it calls `run`, which returns after `close`, or `step` until `busy` is
+    False. Calls of other threads are queued for the next step. Only the driving thread may use the manager, with calls
+    such as `sessions.open`, and other servers of the manager.
 
     Args:
         model: the model, in evaluation mode.
-        mem: its manager, made by `manager` with `tokens=` or `prefix=`, so that there are KV pages.
-        chunk: tokens of prompts that a step reads at most, beside one token of each running answer. Models whose scans
-            start from zeros read more: the first chunk of a prompt goes to its end, or to the first mark in it.
-        tokenizer: for the text of tokens, and stop strings.
+        mem: the model's manager, made by `manager` with `tokens=` or `prefix=`, so that there are KV pages.
+        chunk: most prompt tokens that a step reads, besides one token of each running answer. Models whose scans start
+            from zeros read more: the first chunk of a prompt goes to its end, or to its first mark.
+        tokenizer: decodes the text of tokens, for events and stop strings.
         kernels: how one token of decode runs, as for `StateCache`.
         assistant: guesses the next tokens of every request that does not look them up in its own text: a smaller model
-            of the same vocabulary, or a function that gets all tokens and a number, and returns at most so many tokens.
-        clock: replaces time.monotonic in tests; seconds.
+            of the same vocabulary, or a function that gets all tokens and a number, and returns at most that many
+            tokens.
+        clock: returns seconds; tests give it in the place of time.monotonic.
 
     Raises:
         LayoutMismatch: the manager was made for another model.
@@ -82,14 +83,15 @@ class Server:
         self._line = Line()
         self._steps = Steps(self._batches, self._speculation, self._line, chunk)
         self._tokenizer, self._clock, self._numbers, self._rows = tokenizer, clock, count(), mem.stats().rows
-        self._asked: deque[Asked | Callable[[], None]] = deque()  # by any thread; a step does it, in this order
-        self._full = False  # whether the first request that can start waits for room
-        self._late: Fetch | None = None  # what that request waits for instead
-        self._wake = Condition()  # of `run`, while there is nothing to do; and nothing is asked for after `close`
+        self._asked: deque[Asked | Callable[[], None]] = deque()  # queued by any thread; a step does them in this order
+        self._full = False  # whether the first request that could start waits for room
+        self._late: Fetch | None = None  # the prefetch that this request waits for instead
+        # wakes `run` when there is work; guards `_asked`, to which nothing is added after `close`
+        self._wake = Condition()
         self._closed = self._runs = False
-        self._error = ""  # that has ended `run`
+        self._error = ""  # the error that ended `run`
         self._driver: Thread = current_thread()
-        self._call = ref(_Call())  # that drives now: none yet
+        self._call = ref(_Call())  # the running call that drives; none yet
 
     @property
     def kernels(self) -> Kernels:
@@ -98,40 +100,40 @@ class Server:
 
     @property
     def busy(self) -> bool:
-        """Whether a step has something to do: requests, results of a step that failed, what others have asked for."""
+        """Whether a step has work: queued calls, requests, or events of a step that failed."""
         return bool(self._asked or self._line.waiting or self._steps.running or self._steps.events)
 
     @property
     def waiting(self) -> int:
-        """Requests that have not started."""
+        """Number of requests that have not started."""
         return len(self._line.waiting) + sum(isinstance(one, Asked) for one in list(self._asked))
 
     @property
     def running(self) -> int:
-        """Rows that run: requests, and samples of requests."""
+        """Number of running rows: requests, and samples of requests."""
         return len(self._steps.running)
 
     @property
     def wants_more(self) -> bool:
-        """Whether a caller that reads requests one by one should read another one now."""
+        """Whether a caller that reads requests one by one should read the next one now."""
         return not (self._full or self._steps.events) and self.waiting < AHEAD
 
     def submit(self, prompt: Prompt, to: Callable[[Event], object] | None = None) -> Hashable:
-        """Adds a request. It starts in a later step. Any thread and any code can call it.
+        """Adds a request, which starts in a later step. Any thread can call this.
 
-        A turn of a session whose last turn has not ended waits for that; requests behind it go first.
+        A turn of a session waits until the session's last turn has ended; later requests go first.
 
         Args:
             prompt: the request.
-            to: gets its events, in the driving thread, at the end of each step. It must return at once, such as the
-                `put` of a queue. If it raises, the request is aborted. None: `step` returns the events.
+            to: gets the request's events, in the driving thread, at the end of each step. It must return at once, like
+                the `put` of a queue. If it raises, the request is aborted. None: `step` returns the events.
 
         Returns:
             The id of the request.
 
         Raises:
-            InvalidArgument: it is no `Prompt`, its tokens are not those of the model, it asks for what `serve` does not
-                do, or the server is closed.
+            InvalidArgument: `prompt` is not a `Prompt`, its tokens are not tokens of the model, it asks for what
+                `serve` cannot do, or the server is closed.
 
         Syncs: no.
         """
@@ -140,16 +142,16 @@ class Server:
         return asked.prompt.id
 
     async def stream(self, prompt: Prompt) -> AsyncIterator[Event]:
-        """Submits a request, and yields its events. Some thread drives the server; this works in any asyncio loop.
+        """Submits a request and yields its events, in any asyncio loop, while another thread drives the server.
 
-        To cancel its task, or to close it, aborts the request: use `contextlib.aclosing` if the loop over it may end
-        early. A reader may be slow: its events wait for it, and nothing else does.
+        The request is aborted if the task is cancelled or the generator closed: use `contextlib.aclosing` if the loop
+        over it may end early. A slow reader delays nothing else: its events wait.
 
         Args:
             prompt: the request.
 
         Raises:
-            InvalidArgument: as `submit`.
+            InvalidArgument: for the reasons of `submit`.
 
         Syncs: no.
         """
@@ -164,11 +166,11 @@ class Server:
                 yield event
         finally:
             if left:
-                asked.to = ignore  # the loop may be closed by then
+                asked.to = ignore  # the asyncio loop may be closed by then
                 self.ask(lambda: self._end(lambda one: one is asked, "aborted"))
 
     def checked(self, prompt: Prompt, to: Callable[[Event], object] | None = None) -> Asked:
-        """Returns a request for `ask`. See `submit`."""
+        """Checks a prompt and returns its request, for `ask`. See `submit`."""
         if not isinstance(prompt, Prompt):
             raise InvalidArgument(f"{prompt!r}: expected a Prompt")
         hashable("id", prompt.id)
@@ -194,10 +196,10 @@ class Server:
         return Asked(prompt, [first, *others], to, self._clock() + limit)
 
     def ask(self, what: Asked | Callable[[], None]) -> None:
-        """Notes what the next step is to do first: start a request that was checked, or call a function.
+        """Queues work for the start of the next step: a checked request to start, or a function to call.
 
         Raises:
-            InvalidArgument: a request, and the server is closed.
+            InvalidArgument: the server is closed, and `what` is a request.
         """
         with self._wake:
             if not self._closed:
@@ -207,17 +209,17 @@ class Server:
                 raise InvalidArgument(f"prompt {what.prompt.id!r}: the server is closed: make another one")
 
     def fork(self, session: Session, name: Hashable) -> Session:
-        """Opens a second session that goes on from the last turn of another, as `mem.sessions.fork` does.
+        """Opens a second session that goes on from the last turn of another session, as `mem.sessions.fork` does.
 
-        Call it in the driving thread, between two steps or in a function for `call`. The KV that both fill up
-        differently is copied.
+        Call it in the driving thread, between two steps or in a function for `call`. Copies the KV page that both
+        sessions go on to fill.
 
         Args:
-            session: the session to fork, without a running turn.
-            name: the name of the new one.
+            session: the session to fork, which has no running turn.
+            name: the name of the new session.
 
         Raises:
-            MemstateError: as `mem.sessions.fork`.
+            MemstateError: for the reasons of `mem.sessions.fork`.
 
         Syncs: no.
         """
@@ -227,15 +229,15 @@ class Server:
         return twin
 
     def call(self, work: Callable[[], T]) -> "Future[T]":
-        """Runs a function in the driving thread, when its next step begins. Any thread and any code can call it.
+        """Runs a function in the driving thread at the start of the next step. Any thread can call this.
 
-        There it can use the manager, such as `mem.sessions.open`, and call `fork`.
+        The function can use the manager, for example `mem.sessions.open`, and call `fork`.
 
         Args:
             work: the function.
 
         Returns:
-            What it returns or raises; in asyncio, `await asyncio.wrap_future(server.call(work))`.
+            The result or exception of the function; in asyncio, `await asyncio.wrap_future(server.call(work))`.
 
         Raises:
             InvalidArgument: the server is closed.
@@ -258,13 +260,13 @@ class Server:
         return done
 
     def abort(self, id: Hashable) -> None:
-        """Ends the requests of a name, with all their samples, in the next step. Any thread and any code can call it.
+        """Ends all requests with an id, with their samples, in the next step. Any thread can call this.
 
         Args:
-            id: of the requests.
+            id: the requests' id.
 
         Raises:
-            InvalidArgument: the name cannot be hashed.
+            InvalidArgument: the id cannot be hashed.
 
         Syncs: no.
         """
@@ -272,10 +274,10 @@ class Server:
         self.ask(lambda: self._end(lambda one: one.prompt.id == id, "aborted"))
 
     def close(self) -> None:
-        """Aborts all requests, takes no more, and ends `run`. Only those that wait for events with `to=` are told.
+        """Aborts all requests, accepts no more, and ends `run`. Only requests with `to=` get an event for it.
 
-        While a step runs, in another thread or because it has called this code, the next step does it. So end a loop of
-        your own first, then close. Behind an interrupted call, the manager's `recover` ends the rows.
+        While a step runs, in another thread or as the caller of this call, the next step closes the server. So end a
+        loop of your own first, then close. After an interrupted call, the manager's `recover` ends the rows.
 
         Syncs: no.
         """
@@ -291,14 +293,14 @@ class Server:
         self._tell()
 
     def _tell(self) -> bool:
-        """Hands events to those that listen, and forgets the others. Returns whether there were any."""
+        """Hands events to their listeners, and drops those of other requests. Returns whether there were any."""
         some = bool(self._steps.events)
         self._steps.deliver()
         self._steps.events.clear()
         return some
 
     def _end(self, gone: Callable[[Asked], bool], reason: Reason, error: str = "") -> None:
-        """Ends requests that wait and requests that run."""
+        """Ends waiting and running requests."""
         waiting = [one for one in self._line.waiting if gone(one)]
         for one in waiting:
             self._steps.tell(one, reason, error)
@@ -307,13 +309,13 @@ class Server:
         self._steps.end([one for one in self._steps.running if gone(one.asked)], reason, error)
 
     def _take(self) -> None:
-        """Does what was asked for since the last step. After an interrupt, the last of it may come twice."""
+        """Does the queued work. After an interrupt, the last work may be done twice."""
         while self._asked:
             one = self._asked[0]
             if not isinstance(one, Asked):
                 try:
                     one()
-                except Exception:  # it would end the next step, too
+                except Exception:  # otherwise it would raise in the next step again
                     self._asked.popleft()
                     raise
             elif not self._line.waiting or self._line.waiting[-1] is not one:
@@ -322,42 +324,42 @@ class Server:
             self._asked.popleft()
 
     def _prefetch(self, prompt: Prompt) -> Fetch | None:
-        """Starts to read what storage has of a prompt. None: nothing to ask, or the session's last turn still runs."""
+        """Starts to read a prompt's records from storage. None: no storage, or the session's last turn still runs."""
         tiers = self.mem.tiers
         if tiers is None or tiers.settings.store is None or self._turn_runs(prompt):
             return None
         try:
             return self.mem.prefetch(list(prompt.tokens), prompt.salt, prompt.session)
-        except MemstateError:  # what is wrong, admission and the next step say too; a closed manager has no storage
+        except MemstateError:  # admission and the next step report the same error; a closed manager has no storage
             return None
 
     def _turn_runs(self, prompt: Prompt) -> bool:
-        """Whether the last turn of a request's session runs here."""
+        """Returns whether the last turn of a request's session runs on this server."""
         return prompt.session is not None and any(one.prompt.session == prompt.session for one in self._steps.running)
 
     def _cancel(self, waiting: Iterable[Asked]) -> None:
-        """Cancels what storage reads for requests that never start: host memory is kept for it."""
+        """Cancels prefetches of requests that never start, because they hold host memory."""
         for one in waiting:
             if one.fetch is not None and not one.fetch.done and self.mem.tiers is not None:
-                with suppress(Broken):  # `recover` ends it
+                with suppress(Broken):  # `recover` ends the prefetch
                     self.mem.tiers.cancel(one.fetch)
 
     def run(self) -> None:
-        """Drives the server until `close`, in a thread of its own; without requests it sleeps.
+        """Drives the server until `close`, in a thread of its own. Sleeps while there are no requests.
 
-        If a step raises, it goes on: the requests whose rows are gone end as "failed", and the logger
-        `memstate.transformers` has the error. If a call of the manager was interrupted, it calls `recover`: all rows of
-        the manager have ended then.
+        If a step raises, `run` goes on: requests whose rows have ended get "failed", and the logger
+        `memstate.transformers` has the error. If a call of the manager was interrupted, `run` calls `recover`, which
+        ends all rows of the manager.
 
         Raises:
-            InvalidArgument: code that a step calls has called it, or another thread drives this server or another
-                server of its manager.
-            Exception: the third of three steps in a row that have raised and told nothing. The server is closed then,
-                and its requests have failed.
+            InvalidArgument: a step has called `run`, or another thread drives this server or another server of its
+                manager.
+            Exception: three steps in a row raised and sent no event; this is the error of the third. The server is
+                closed, and its requests have failed.
 
         Syncs: yes, for the tokens.
         """
-        with self._bound.lock:  # between two steps
+        with self._bound.lock:  # waits until no step runs
             self._require_driver()
             self._drive(lambda: None)
             self._bound.runs, self._runs, lost = current_thread(), True, 0
@@ -383,24 +385,24 @@ class Server:
             self.close()
 
     def _require_driver(self) -> None:
-        """Refuses to drive the manager while `run` drives it in another thread."""
+        """Refuses a call if `run` drives the manager in another thread. Raises: InvalidArgument."""
         if self._bound.runs not in (None, current_thread()):
             what = "this server: submit to it" if self._runs else "another server of this manager: step both from there"
             raise InvalidArgument(f"another thread drives {what}, or make a server with a manager of its own")
 
     def step(self) -> list[Event]:
-        """Admits what fits, reads chunks of prompts, and computes one token of each running answer.
+        """Admits requests that fit, reads chunks of prompts, and computes one token of each running answer.
 
-        Where nothing can run before storage has answered, it waits for that instead, at most a tenth of a second.
+        If no row can run before storage answers, waits for storage instead, at most a tenth of a second.
 
         Returns:
-            The new tokens, and the requests that have ended.
+            Events: the new tokens, and the requests that have ended.
 
         Raises:
-            InvalidArgument: code that a step calls has called it, or `run` drives the manager in another thread.
-            Exception: what the forward raised, or a processor of logits, a stop string or an assistant. Its rows are
-                gone; a note of the error names their request. Other requests go on in the next step, which also returns
-                the events of this one. Several such errors are an ExceptionGroup.
+            InvalidArgument: a step has called `step`, or `run` drives the manager in another thread.
+            Exception: the forward raised it, or a processor of logits, a stop string or an assistant. The rows of that
+                call have ended; a note of the error names their request. Other requests go on in the next step, which
+                also returns the events of this one. Several such errors are an ExceptionGroup.
 
         Syncs: yes, for the tokens.
         """
@@ -408,14 +410,14 @@ class Server:
         told = self._drive(self._step)
         try:
             return [event for _, event in self._steps.events[:told]]
-        finally:  # an interrupt before it leaves them to the next step
+        finally:  # after an interrupt before this line, the next step returns the events
             del self._steps.events[:told]
 
     def admit(self) -> None:
-        """Starts the requests that fit. `step` does it first.
+        """Starts the requests that fit. `step` does this first.
 
         Raises:
-            InvalidArgument: code that a step calls has called it, or `run` drives the manager in another thread.
+            InvalidArgument: a step has called `admit`, or `run` drives the manager in another thread.
 
         Syncs: no.
         """
@@ -423,7 +425,7 @@ class Server:
         self._drive(self._admit)
 
     def _drive(self, work: Callable[[], T]) -> T:
-        """Runs work that uses the manager, and puts right what an exception leaves half done."""
+        """Runs work that uses the manager. After an exception, ends the rows that it left half done."""
         if self._driver is current_thread() and self._call() is not None:
             raise InvalidArgument("a step is running: call run, step and admit from no code that a step calls")
         with self._bound.lock:
@@ -436,7 +438,7 @@ class Server:
                 self._steps.mend(before, error)
                 raise
             finally:
-                del here  # which a traceback would keep
+                del here  # otherwise a traceback would keep it alive
 
     def _step(self) -> int:
         self.mem.poll()
@@ -448,7 +450,7 @@ class Server:
         return self._steps.deliver()
 
     def _admit(self) -> None:
-        """Does what was asked for, ends what has no more time, and starts the requests that fit."""
+        """Does the queued work, ends requests at their deadline, and starts the requests that fit."""
         self._full, self._late = False, None
         self._steps.drop_left()
         release_left(self.mem)
@@ -459,13 +461,13 @@ class Server:
             pass
 
     def _start_next(self) -> bool:
-        """Starts or refuses the first request that need not wait. Returns whether there was one."""
+        """Starts or refuses the first request that need not wait. Returns whether there was such a request."""
         running = self._steps.running
         for one in self._line.order(running):
             prompt = one.prompt
             if self._turn_runs(prompt):
-                continue  # others go first
-            if any(row.logits is not None for row in running):  # they wait for room to be forked
+                continue  # other requests go first
+            if any(row.logits is not None for row in running):  # these rows wait for room to fork their samples
                 self._full = True
                 return False
             one.fetch = one.fetch or self._prefetch(prompt)
@@ -481,10 +483,11 @@ class Server:
             )  # fmt: skip
             try:
                 (row,) = self.mem.admit([request])
-            except (*BACK_PRESSURE, InvalidArgument, StaleHandle) as error:  # the session may be closed by now
+            # StaleHandle: the session has been closed since
+            except (*BACK_PRESSURE, InvalidArgument, StaleHandle) as error:
                 if isinstance(error, BACK_PRESSURE) and running:
                     self._full = True
-                    return False  # later: a row that ends makes room
+                    return False  # try again when a row has ended
                 self._steps.tell(one, *refusal(error, one, self.mem))
                 self._line.leave([one])
                 self._cancel([one])

@@ -1,4 +1,4 @@
-"""`serve` and `stream`: continuous batching of what arrives, in one call."""
+"""`serve` and `stream`: continuous batching of requests as they arrive, in one call."""
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
@@ -13,26 +13,26 @@ from memstate.integrations.transformers.server import Server
 
 
 def stream(model: Any, mem: StateManager, requests: Iterable[Any], **settings: Any) -> Iterator[Event]:
-    """Runs requests and yields every token as it is chosen, and every request as it ends.
+    """Runs requests. Yields every token when it is chosen, and every request when it ends.
 
     Args:
         model: the model, in evaluation mode.
         mem: its manager, made by `manager` with `tokens=` or `prefix=`.
-        requests: prompts, or lists of tokens. A list or other collection is checked before any of it starts. Other
-            iterables are read as there is room; None in them means that nothing has arrived yet.
-        **settings: those of `Server`.
+        requests: prompts, or lists of tokens. A list or another collection is checked whole before its first request
+            starts. Other iterables are read when there is room; None in them means that no request has arrived yet.
+        **settings: arguments of `Server`.
 
     Raises:
-        ConfigurationError: as `Server`.
-        InvalidArgument: a request is wrong, as for `Server.submit`; the error names its place. Of a collection nothing
-            has started then. If another iterable yields it, the requests that run are aborted.
-        Exception: as `Server` and `Server.step`; the requests that run are aborted then.
+        ConfigurationError: for the reasons of `Server`.
+        InvalidArgument: a request is not valid, see `Server.submit`; the error names its number. If it is in a
+            collection, no request has started. If another iterable yields it, running requests are aborted.
+        Exception: from `Server` or `Server.step`; running requests are aborted.
 
     Syncs: yes, for the tokens.
     """
     server, more = Server(model, mem, **settings), True
     arrivals = _arrivals(server, requests)
-    if listed := isinstance(requests, Collection):  # all are checked before the first one starts
+    if listed := isinstance(requests, Collection):  # check all requests before the first one starts
         arrivals = iter(list(arrivals))
     try:
         while more or server.busy:
@@ -42,7 +42,7 @@ def stream(model: Any, mem: StateManager, requests: Iterable[Any], **settings: A
                 if not isinstance(arrived, Asked):
                     break
                 server.ask(arrived)
-                if not listed:  # so that no more is read than there is room for
+                if not listed:  # admit now, so that no more requests are read than there is room for
                     server.admit()
             yield from server.step()
     finally:
@@ -50,7 +50,7 @@ def stream(model: Any, mem: StateManager, requests: Iterable[Any], **settings: A
 
 
 def _arrivals(server: Server, requests: Iterable[Any]) -> Iterator[Asked | None]:
-    """Yields requests that were checked, as they are read."""
+    """Yields each request after its checks, as it is read."""
     numbers = count()
     for place, given in enumerate(requests):
         if given is None:
@@ -58,23 +58,23 @@ def _arrivals(server: Server, requests: Iterable[Any]) -> Iterator[Asked | None]
             continue
         number, prompt = next(numbers), given if isinstance(given, Prompt) else Prompt(given)
         try:
-            found = server.checked(replace(prompt, id=number) if prompt.id is None else prompt)
+            asked = server.checked(replace(prompt, id=number) if prompt.id is None else prompt)
         except InvalidArgument as error:
             raise InvalidArgument(f"requests[{place}]: {error}") from error
-        yield found
+        yield asked
 
 
 def serve(model: Any, mem: StateManager, requests: Iterable[Any], **settings: Any) -> Iterator[Served]:
-    """Runs requests by continuous batching and yields each as it ends.
+    """Runs requests by continuous batching. Yields each request when it ends.
 
     Args:
         model: the model, in evaluation mode.
         mem: its manager, made by `manager` with `tokens=` or `prefix=`.
-        requests: as for `stream`.
-        **settings: those of `Server`.
+        requests: requests as for `stream`.
+        **settings: arguments of `Server`.
 
     Raises:
-        Exception: as `stream`.
+        Exception: for the reasons of `stream`.
 
     Syncs: yes, for the tokens.
     """

@@ -1,17 +1,17 @@
-"""Checks guessed tokens: one forward reads what rows have not read yet, and guesses behind it.
+"""Checks guessed tokens: one forward reads the unread tokens of rows and the guesses after them.
 
-Where a model decodes on slots, the tails of the rows keep the tokens until it is known which of them are real. Nothing
-is read again, and guesses may go beyond boundaries: the next steps of the row store the states there.
+If a model decodes on slots, the tails of the rows keep the tokens until it is known which of them are real. No token is
+read twice, and guesses may go beyond boundaries: the next steps of the row store the states there.
 
-Elsewhere the forward runs on copies. All its tokens are planned as drafts, of which 0 are accepted, so that slots,
-lengths and boundaries stay as they are. Then
+Otherwise the forward runs on copies. All its tokens are planned as drafts, and 0 of them are accepted, so that slots,
+lengths and boundaries do not change. Then there are three cases:
 
-all right       a second plan of all tokens stores the states that the forward has left; nothing is computed again
-some wrong      the row stays where it was: the right ones are read again by its next step, together with new guesses
-too many again  a row with more tokens to read again than it may guess reads them in an ordinary step
+all right    a second plan of all tokens stores the states that the forward has left; nothing is computed again
+some wrong   the row stays at its length; its next step reads the right tokens again, together with new guesses
+too many     a row with more tokens to read again than it may guess reads them in an ordinary step
 
-There guesses end before the next boundary. KV of wrong guesses lies behind the row's tokens, in pages of its own, and
-the next step writes over it.
+On copies, guesses end before the next boundary. KV of wrong guesses lies after the row's tokens, in the row's own
+pages, and the next step overwrites it.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,14 +32,14 @@ SETTINGS = "mst.manager(..., forward=ms.Forward(tail=16))"
 
 
 class Speculation:
-    """Guesses tokens of rows, and reads the guesses.
+    """Guesses the next tokens of rows, and checks the guesses.
 
     Args:
-        batches: the forwards of the server.
-        assistant: a smaller model or a function that guesses; None: requests may look their own text up.
+        batches: runs the forwards of the server.
+        assistant: a smaller model or a function that guesses; None: only requests that look up their own text guess.
 
     Raises:
-        ConfigurationError: the assistant, the manager or the model cannot do it.
+        ConfigurationError: the assistant, the manager or the model cannot speculate.
     """
 
     def __init__(self, batches: Batches, assistant: Any = None) -> None:
@@ -51,23 +51,23 @@ class Speculation:
             require_assistant(assistant, batches.model)
 
     def _missing(self) -> str:
-        """What speculation lacks here, "" for nothing."""
+        """Returns what speculation lacks here; "" if nothing."""
         if not self._batches.layout.continues:
             return "a model whose chunks start from the state before them; the scan of this one starts from zeros"
         return "" if self._mem.forward.tail else f"a manager whose steps take drafts: {SETTINGS}"
 
     def draft(self, id: object, sampler: Sampler) -> Draft | None:
-        """Returns what guesses for a row.
+        """Returns the function that guesses for a row, or None.
 
         Args:
-            id: of the request.
-            sampler: of the row.
+            id: the request's id.
+            sampler: the row's sampler.
 
         Returns:
-            The function; None: nothing guesses.
+            The function; None if nothing guesses for this row.
 
         Raises:
-            InvalidArgument: the request wants its text looked up, and the manager or the model cannot do it.
+            InvalidArgument: the request looks up its text, and the manager or the model cannot speculate.
         """
         if sampler.lookup:
             if why := self._missing():
@@ -79,14 +79,14 @@ class Speculation:
         return guess
 
     def guesses(self, one: Running) -> list[int]:
-        """Returns guesses for a row; none where it reads on without.
+        """Returns guesses for a row; an empty list if the row reads on without guesses.
 
         Args:
             one: a row that has read its prompt.
 
         Raises:
-            Exception: what the assistant raised.
-            InvalidArgument: it guessed something that is no token.
+            Exception: the assistant raised it.
+            InvalidArgument: a guess is not a token of the model.
 
         Syncs: as the assistant.
         """
@@ -98,30 +98,30 @@ class Speculation:
             room = min(room, self._mem.info(one.row).next_boundary - len(one.tokens))
         if unread > most or room < 1:
             return []
-        found = [int(token) for token in one.draft(list(one.tokens), room)][:room]
-        if not all(0 <= token < self._vocabulary for token in found):
-            raise InvalidArgument(f"guesses {found}: expected tokens from 0 to {self._vocabulary - 1}")
-        return found
+        drafted = [int(token) for token in one.draft(list(one.tokens), room)][:room]
+        if not all(0 <= token < self._vocabulary for token in drafted):
+            raise InvalidArgument(f"guesses {drafted}: expected tokens from 0 to {self._vocabulary - 1}")
+        return drafted
 
     def verify(
         self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], lengths: Sequence[int], guesses: Sequence[int],
         real: Callable[[Tensor], Sequence[int]],
     ) -> list[int]:  # fmt: skip
-        """Reads tokens behind the states of rows, and moves each row on as far as they are real.
+        """Reads tokens after the states of rows, and moves each row on by its real tokens.
 
         Args:
             rows: the rows.
-            tokens: of each row, the same number; more or less only on slots.
-            lengths: tokens of each row before.
-            guesses: how many of the last of its tokens each row has guessed.
-            real: gets the logits behind the last columns, `batch column vocabulary`, and returns how many tokens of
-                each row are real. Rows with fewer tokens have pads behind them.
+            tokens: tokens that each row reads. Their numbers may differ only on slots.
+            lengths: tokens of each row before the forward.
+            guesses: how many of the last tokens of each row are guesses.
+            real: gets the logits of the last columns, `batch column vocabulary`, and returns the number of real tokens
+                of each row. Rows with fewer tokens have pads at the right.
 
         Returns:
-            By how many tokens each row has moved on.
+            The number of tokens by which each row has moved on.
 
         Raises:
-            Exception: what a plan, the forward or `real` raised. The rows have ended then.
+            Exception: a plan, the forward or `real` raised it. The rows have ended.
 
         Syncs: as `real`.
         """

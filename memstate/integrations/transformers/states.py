@@ -1,4 +1,4 @@
-"""Hands the states of a batch to the layers of a cache, on slots or as copies, and stores what the layers leave."""
+"""Hands the states of a batch to the layers of a cache, as references or copies, and stores what the layers leave."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,81 +24,84 @@ Kernels = Literal["auto", "slots", "gathered"]
 
 
 class States:
-    """The states of the forwards of one cache. After each step the slots have all states.
+    """Manages the states of one cache's forwards. After each step, all states are in the slots.
 
     Args:
         model: the model.
         mem: the manager.
-        found: where the states of the model lie.
+        layout: the model's layout.
         layers: the layers of the cache.
-        kernels: "slots": decode runs memstate's kernels on slots; "gathered": layers get copies; "auto": slots on a
-            GPU where the model can, otherwise copies.
-        keep: whether layers keep the copies of a batch from step to step, where decode runs on copies. If the next step
-            goes on with the same rows where this one ended, nothing is gathered.
+        kernels: "slots": decode runs memstate's kernels on slots; "gathered": layers get copies; "auto": slots on a GPU
+            if the model can, otherwise copies.
+        keep: whether layers keep copies from step to step, if decode runs on copies. Nothing is gathered if the next
+            step has the same rows at the lengths where this step ended.
 
     Attributes:
-        kernels: "slots" or "gathered": how decode runs.
-        verifies: whether steps with guesses run on slots, with the tails of their rows.
+        kernels: how decode runs: "slots" or "gathered".
+        verifies: whether steps with guesses run on slots, with the rows' tails.
 
     Raises:
         ConfigurationError: the model cannot run on slots, or the strategy or the manager does not allow it.
     """
 
     def __init__(
-        self, model: Any, mem: StateManager, found: ModelLayout, layers: list[Any], kernels: Kernels, keep: bool = False
-    ) -> None:
+        self, model: Any, mem: StateManager, layout: ModelLayout, layers: list[Any], kernels: Kernels,
+        keep: bool = False,
+    ) -> None:  # fmt: skip
         if kernels not in get_args(Kernels):
             raise ConfigurationError(f"kernels={kernels!r}: expected one of {get_args(Kernels)}")
-        if kernels == "slots" and not found.on_slots:
+        if kernels == "slots" and not layout.on_slots:
             raise ConfigurationError(
                 f"kernels='slots': {type(model).__name__} decodes on copies of its states (kernels='auto'), because "
-                f"{found.why}"
+                f"{layout.why}"
             )
-        wanted = found.on_slots and (kernels == "slots" or (kernels == "auto" and mem.backend.device.type == "cuda"))
+        wanted = layout.on_slots and (kernels == "slots" or (kernels == "auto" and mem.backend.device.type == "cuda"))
         self.kernels: Kernels = "slots" if wanted else "gathered"
-        self._mem, self._found, self._layers, self._keep = mem, found, layers, keep and not wanted
+        self._mem, self._layout, self._layers, self._keep = mem, layout, layers, keep and not wanted
         self._backend = Backend(mem.backend.name, mem.backend.device)
-        rings = found.with_tail(mem.forward.tail).rows
+        rings = layout.with_tail(mem.forward.tail).rows
         self.verifies = wanted and rings is not None and rings == mem.layout.rows
-        self._batch: dict[str, Tensor] = {}  # copies by plane; none while layers have references
-        self._given: list[tuple[dict[int, Tensor | None], int, Tensor]] = []  # states of a layer, number, what it got
-        self._kept: Step | None = None  # whose states the layers keep
+        self._batch: dict[str, Tensor] = {}  # plane -> copies; empty while layers have references
+        # (states of a layer, number of the state, the copy that the layer got)
+        self._given: list[tuple[dict[int, Tensor | None], int, Tensor]] = []
+        self._kept: Step | None = None  # the step whose states the layers keep
         self._gather: Callable[[], dict[str, Tensor] | None] | None = None
         self._looked: dict[tuple[int, str], Found] = {}
-        self._views: list[tuple[Any, tuple[Any, Any], tuple[Any, Any]]] = []  # a layer, its own states, those to show
+        # (layer, the layer's own states, the states to show)
+        self._views: list[tuple[Any, tuple[Any, Any], tuple[Any, Any]]] = []
         if wanted:
             install(model)
 
     def show(self, gather: Callable[[], dict[str, Tensor] | None]) -> None:
-        """Lets the layers show their states between two forwards, to those who look.
+        """Lets the layers show their states between two forwards.
 
         Args:
-            gather: returns copies of the states, plane name -> `layer batch ...`; None: there are none.
+            gather: returns copies of the states, plane name -> `layer batch ...`; None if there are none.
         """
         self._gather, me = gather, ref(self)
-        for number in dict.fromkeys(place.layer for place in self._found.places):
+        for number in dict.fromkeys(place.layer for place in self._layout.places):
             layer = self._layers[number]
             looks = (partial(_look, me, number, kind) for kind in KINDS)
             own = layer.conv_states, layer.recurrent_states
             self._views.append((layer, own, (Between(next(looks)), Between(next(looks)))))
 
     def look(self, layer: int, kind: str) -> Found:
-        """Returns copies of the states of one kind of a layer, by number. Syncs: yes, at the first look."""
+        """Returns copies of the states of one kind of a layer, by number. Syncs: yes, once after each forward."""
         if not self._looked and self._gather is not None and (batch := self._gather()) is not None:
-            for place in self._found.places:
-                state, short = place.of(batch[place.plane]), self._found.on_slots and place.kind == "conv"
-                found = self._looked.setdefault((place.layer, place.kind), {})
-                found[place.state] = pad(state, (1, 0)) if short else state
+            for place in self._layout.places:
+                state, short = place.of(batch[place.plane]), self._layout.on_slots and place.kind == "conv"
+                shown = self._looked.setdefault((place.layer, place.kind), {})
+                shown[place.state] = pad(state, (1, 0)) if short else state
         return self._looked.get((layer, kind), dict.fromkeys(range(self._layers[layer].number_of_states)))
 
     def hide(self) -> None:
-        """Lets the layers show no states, as before the first forward."""
+        """Makes the layers show no states, as before the first forward."""
         self.drop()
-        for place in self._found.places:
+        for place in self._layout.places:
             _initialized(self._layers[place.layer], place.kind)[place.state] = False
 
     def uncover(self, own: bool = False) -> None:
-        """Gives the layers the states to show, or their own, which a forward works with."""
+        """Gives the layers the states to show, or with `own` the states that a forward uses."""
         self._looked = {}
         for layer, mine, shown in self._views:
             layer.conv_states, layer.recurrent_states = mine if own else shown
@@ -109,10 +112,10 @@ class States:
         Args:
             step: the planned step.
             columns: tokens and pads of each entry.
-            drafts: whether some of them may be rejected, which the tails keep.
+            drafts: whether some of the tokens may be rejected; tails keep such tokens.
 
         Returns:
-            Whether the layers had them, from the step before.
+            Whether the layers had the states already, from the step before.
 
         Syncs: no.
         """
@@ -124,7 +127,7 @@ class States:
         on_slots = drafts or (self.kernels == "slots" and columns == 1 and not fresh)
         self._batch = {} if on_slots else {name: planes.gather(name, step.read) for name in planes}
         self._given = []
-        for place in self._found.places:
+        for place in self._layout.places:
             layer = self._layers[place.layer]
             if on_slots:
                 plane = place.of(planes[place.plane])
@@ -132,20 +135,21 @@ class States:
                 _give(layer, place, Reference(plane, step, self._backend, tail), plane, fresh)
                 continue
             tensor = place.of(self._batch[place.plane])
-            state = tensor.clone() if with_grad else tensor  # layers change it in place, and a graph may need it
+            # layers change the state in place, and autograd may need the original
+            state = tensor.clone() if with_grad else tensor
             _give(layer, place, state, tensor, fresh)
             self._given.append((states_of(layer, place.kind), place.state, tensor))
         return False
 
     def end(self, step: Step) -> None:
-        """Stores what the layers left.
+        """Stores the states that the layers left.
 
         Args:
             step: the step of `begin`.
 
         Syncs: no.
         """
-        if self._batch:  # on slots the kernels have stored the states
+        if self._batch:  # on slots, the kernels have stored the states
             with torch.no_grad():
                 self.store(step, self.collect())
         if self._keep:
@@ -155,7 +159,7 @@ class States:
         self.uncover()
 
     def collect(self) -> dict[str, Tensor]:
-        """Returns the copies as the layers left them, without grad: plane name -> `layer batch ...`. Syncs: no."""
+        """Returns the copies with what the layers left, without grad: plane name -> `layer batch ...`. Syncs: no."""
         for states, number, given in self._given:
             left = states[number]
             if left is not None and left is not given:
@@ -164,7 +168,7 @@ class States:
         return self._batch
 
     def store(self, step: Step, states: dict[str, Tensor]) -> None:
-        """Writes states to the slots of a step, in one launch for each plane, or two where it takes snapshots.
+        """Writes states to the slots of a step, in one launch for each plane, or two with snapshots.
 
         Args:
             step: the step.
@@ -174,26 +178,27 @@ class States:
         """
         for name, batch in states.items():
             self._mem.planes.scatter(name, step.write, batch)
-            if not isinstance(self._mem.tracking, Redirect | NoTracking):  # these never write a second slot
+            if not isinstance(self._mem.tracking, Redirect | NoTracking):  # these strategies never write a second slot
                 self._mem.planes.scatter(name, step.snapshot, batch)
 
     def drop(self) -> None:
-        """Takes the states away from the layers."""
+        """Takes the states from the layers."""
         self.uncover(own=True)
         self._batch, self._given, self._kept = {}, [], None
-        for place in self._found.places:
+        for place in self._layout.places:
             layer = self._layers[place.layer]
             states_of(layer, place.kind)[place.state] = None
-            _initialized(layer, place.kind)[place.state] = bool(self._views)  # as the layers of the own cache
+            # a layer of a cache that shows states counts as initialized
+            _initialized(layer, place.kind)[place.state] = bool(self._views)
 
 
-def _look(states: ref[States], layer: int, kind: str) -> Found:
-    found = states()
-    return {} if found is None else found.look(layer, kind)
+def _look(states_ref: ref[States], layer: int, kind: str) -> Found:
+    states = states_ref()
+    return {} if states is None else states.look(layer, kind)
 
 
 def goes_on(last: Step, step: Step) -> bool:
-    """Returns whether a step reads the states that another step left: of the same rows, at the same lengths.
+    """Returns whether a step reads the states that another step left: same rows, same lengths.
 
     Args:
         last: a step that was settled.
@@ -208,11 +213,11 @@ def goes_on(last: Step, step: Step) -> bool:
 
 
 def _give(layer: Any, place: Place, state: Any, like: Tensor, fresh: bool) -> None:
-    """Sets one state of a layer of Transformers, as if the layer had made it itself.
+    """Sets one state of a layer of Transformers, as if the layer had made the state.
 
     Args:
         layer: the layer.
-        place: which of its states.
+        place: the place of the state.
         state: the state.
         like: a tensor with the last axis, dtype and device of the state.
         fresh: whether no row has a state yet.
@@ -227,7 +232,5 @@ def _give(layer: Any, place: Place, state: Any, like: Tensor, fresh: bool) -> No
 
 
 def _initialized(layer: Any, kind: str) -> dict[int, bool]:
-    found: dict[int, bool] = (
-        layer.is_conv_states_initialized if kind == "conv" else layer.is_recurrent_states_initialized
-    )
-    return found
+    own: dict[int, bool] = layer.is_conv_states_initialized if kind == "conv" else layer.is_recurrent_states_initialized
+    return own

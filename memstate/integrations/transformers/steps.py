@@ -1,4 +1,4 @@
-"""What runs a step of a server: which tokens its rows read, what is chosen behind them, and which rows end."""
+"""Runs a step of a server: chooses which tokens its rows read, reads them, chooses new tokens, and ends rows."""
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
@@ -27,21 +27,21 @@ from memstate.integrations.transformers.speculation import Speculation
 from memstate.requests.handles import Row, Rows
 
 LOG: Final = logging.getLogger("memstate.transformers")
-PADS: Final = 256  # in a forward at most: so few columns more cost less than another forward
+PADS: Final = 256  # most pads in a forward: this many columns cost less than another forward
 
 
 class Steps:
     """Runs the rows of a server.
 
     Args:
-        batches: the forwards.
-        speculation: guesses tokens.
-        line: the requests that wait.
-        chunk: tokens of prompts that a step reads at most.
+        batches: runs the forwards.
+        speculation: guesses tokens and checks guesses.
+        line: the waiting requests.
+        chunk: most prompt tokens that a step reads.
 
     Attributes:
-        running: the rows.
-        events: what no step has returned, and whose it is.
+        running: the running rows.
+        events: (request, event) for each event that no step has returned yet.
     """
 
     def __init__(self, batches: Batches, speculation: Speculation, line: Line, chunk: int) -> None:
@@ -49,19 +49,19 @@ class Steps:
         self._line, self._chunk = line, chunk
         self.running: list[Running] = []
         self.events: list[tuple[Asked, Event]] = []
-        self._left: list[Row] = []  # that could not be aborted yet
+        self._left: list[Row] = []  # rows that could not be ended yet
 
     def tell(self, one: Asked | Running, reason: Reason, error: str = "") -> None:
-        """Notes that a request or a row has ended, once, also if an interrupted step says it again."""
+        """Adds the end of a request or row to the events, once, even if an interrupted step adds it again."""
         asked = one if isinstance(one, Asked) else one.asked
         told = {event.sample for of, event in self.events if of is asked and isinstance(event, Served)}
         self.events.extend((asked, result) for result in one.results(reason, error) if result.sample not in told)
 
     def deliver(self) -> int:
-        """Hands events to those that listen. A request whose listener raises is aborted.
+        """Hands events to their listeners. A request whose listener raises is aborted.
 
         Returns:
-            How many events are left, all for the caller of the step.
+            The number of events without a listener, which the step returns.
         """
         left = 0
         while left < len(self.events):
@@ -70,7 +70,7 @@ class Steps:
                 left += 1
                 continue
             try:
-                asked.to(self.events.pop(left)[1])  # an interrupt in it loses no other event
+                asked.to(self.events.pop(left)[1])  # pop first: an interrupt in the listener loses no other event
             except Exception:
                 LOG.exception("the listener of request %r has raised: the request is aborted", asked.prompt.id)
                 asked.to = ignore
@@ -78,12 +78,12 @@ class Steps:
         return left
 
     def end(self, rows: Collection[Running], reason: Reason, error: str = "") -> None:
-        """Ends rows, without a state for others.
+        """Ends rows, and keeps no state of them.
 
         Args:
             rows: the rows.
-            reason: why.
-            error: what has gone wrong.
+            reason: why the rows end.
+            error: what went wrong; "" if nothing did.
         """
         for one in rows:
             self.tell(one, reason, error)
@@ -91,7 +91,7 @@ class Steps:
             self.drop(rows)
 
     def drop(self, gone: Collection[Running] = ()) -> None:
-        """Ends rows without results. Some may have ended: by the manager's `reset`, or in a forward that failed."""
+        """Ends rows without results. Some may have ended, by the manager's `reset` or in a forward that failed."""
         rows = list(dict.fromkeys([*self._left, *(one.row for one in gone)]))
         try:
             try:
@@ -101,7 +101,8 @@ class Steps:
                     with suppress(StaleHandle):
                         self.mem.end([row])
             self._left = []
-        except Broken as error:  # `recover` ends them all; if another thread's call was meant, a later step does
+        # `recover` ends all rows; if another thread's call was interrupted, a later step ends them
+        except Broken as error:
             gone, self.running = self.running, []
             self._left = list(dict.fromkeys([*rows, *(one.row for one in gone)]))
             for one in gone:
@@ -114,42 +115,43 @@ class Steps:
             self.drop()
 
     def mend(self, before: Rows, error: BaseException) -> None:
-        """Ends rows that an exception left between two tokens or kept from the list.
+        """Ends rows that an exception left between two tokens, or that are missing in `running`.
 
         Args:
-            before: all rows of the manager before the exception.
+            before: all rows of the manager before the call that raised.
             error: the exception.
         """
         torn = [one for one in self.running if self._is_torn(one)]
         known = {*before, *(one.row for one in self.running)}
         self._left += [row for row in self.mem.rows if row not in known]
-        parked = {one.asked for one in self.running if one.logits is not None}  # these are forked again
+        # these requests fork their samples again
+        parked = {one.asked for one in self.running if one.logits is not None}
         for one in torn:
             if one.asked not in parked or one.logits is not None:
                 self.tell(one, "failed", said(error))
         self.drop(torn)
 
     def _failed(self, one: Running, error: Exception) -> Exception:
-        """Aborts a row whose own code has raised. Returns the error with a note of its request."""
+        """Ends a row whose own code has raised. Returns the error with a note that names the request."""
         self.end([one], "failed", said(error))
-        with suppress(Exception):  # it may take no notes
+        with suppress(Exception):  # some exceptions take no notes
             error.add_note(f"the request {one.prompt.id!r} has ended")
         return error
 
     def _is_torn(self, one: Running) -> bool:
-        """Whether an exception left a row between two tokens, or has ended it."""
+        """Returns whether an exception has ended a row or left it between two tokens."""
         try:
             if self.mem.info(one.row).length != one.length or (one.logits is None and one.length == len(one.tokens)):
                 return True
             return bool(one.answer) and one.sampler.reason(one.tokens, len(one.answer)) is not None
-        except Exception:  # a row that has ended, or a stop string that raises
+        except Exception:  # the row has ended, or a stop string raises
             return True
 
     def run(self) -> None:
         """Reads chunks of prompts, and computes one token of each running answer.
 
         Raises:
-            Exception: what the forward raised, or code of a request.
+            Exception: the forward raised it, or code of a request.
 
         Syncs: yes, for the tokens.
         """
@@ -158,16 +160,16 @@ class Steps:
         chunks, singles = self._chunks([one for one in running if one not in guesses])
         for batch in sharing(chunks, PADS if self._batches.layout.takes_pads else 0):
             self._forward(batch)
-        # a window of tokens starts with a token of the model's own, and a slot with zeros
+        # rows without a state run apart: the model sets the start token of their windows, where slots have zeros
         for group in ([one for one in singles if not one.length], [one for one in singles if one.length]):
             if group:
                 self._forward(dict.fromkeys(group, 1))
-        read = {one: one.unread + len(found) for one, found in guesses.items()}
+        read = {one: one.unread + len(drafted) for one, drafted in guesses.items()}
         for together in alike(read, PADS if self._batches.states.verifies else 0):
             self._verify({one: guesses[one] for one in together})
 
     def _chunks(self, rows: Sequence[Running]) -> tuple[dict[Running, int], list[Running]]:
-        """Returns how many tokens of its prompt each row reads, and the rows that read one token."""
+        """Returns how many prompt tokens each row reads, and the rows that read one token."""
         continues, budget = self._batches.layout.continues, self._chunk
         reading = dict.fromkeys(one for one in rows if one.unread > 1 and (continues or not one.length))
         singles, later, chunks = [one for one in rows if one not in reading], list[Running](), dict[Running, int]()
@@ -181,18 +183,18 @@ class Steps:
         return chunks, singles + later if budget == 1 else singles
 
     def start_samples(self) -> None:
-        """Forks the rows that wait for room to do so. If nothing else runs that could make room, one must go."""
+        """Forks the rows that wait for room. If no other running row could make room, one of them must end."""
         while parked := [one for one in self.running if one.logits is not None]:
             one, logits = parked[0], parked[0].logits
             try:
                 rows = self._fork(one)
             except (*BACK_PRESSURE, InvalidArgument) as error:
                 if isinstance(error, BACK_PRESSURE) and len(parked) < len(self.running):
-                    return  # later: a row that ends makes room
+                    return  # try again when a row has ended
                 last = parked[-1]
                 if last is one or isinstance(error, InvalidArgument):
                     self.end([one], *refusal(error, one, self.mem))
-                else:  # it waits again, and what it has read goes to the prefix cache
+                else:  # its request waits again, and the prefix cache keeps what it has read
                     self._line.waiting.appendleft(last.asked)
                     self._release(last)
                 continue
@@ -205,7 +207,7 @@ class Steps:
             self._choose([one, *rows], logits.expand(1 + len(rows), -1))
 
     def _fork(self, one: Running) -> list[Running]:
-        """Forks a row for the other samples of its request, all or none. Full KV pages are shared, the last copied."""
+        """Forks a row for all other samples of its request, or for none. Shares full KV pages, copies the last one."""
         others, kv, fork = one.samplers[1:], self._batches.kv, None
         try:
             fork = self.mem.fork(one.row, [one.prompt.id] * len(others))
@@ -223,13 +225,13 @@ class Steps:
             raise
 
     def _forward(self, chunks: Mapping[Running, int]) -> None:
-        """Reads the next tokens of some rows, and chooses a token for each that has read all it had."""
+        """Reads the next tokens of rows, and chooses a token for each row that has then read all its tokens."""
         batch, starts = list(chunks), [one.length for one in chunks]
         given = [one.tokens[one.length : one.length + tokens] for one, tokens in chunks.items()]
         logits = self._batches.run([one.row for one in batch], given, starts)
         for one, tokens in chunks.items():
             one.length += tokens
-        if self.mem.prefix is not None:  # other requests can start from what was read so far
+        if self.mem.prefix is not None:  # other requests can start from the tokens that are read by now
             read = [one for one, start in zip(batch, starts, strict=True) if start < len(one.prompt.tokens)]
             if read:
                 self.mem.publish([one.row for one in read], keep="cache", tokens=[one.tokens for one in read])
@@ -246,39 +248,39 @@ class Steps:
             self.start_samples()
 
     def _guesses(self, running: Sequence[Running]) -> dict[Running, list[int]]:
-        """Returns guesses for the rows that have any. Rows whose assistant raises are gone.
+        """Returns row -> its guesses. Rows whose assistant raises have ended.
 
-        On slots, rows that answer without guesses can share the forward: they have none in the result.
+        On slots, answering rows without guesses share the forward: they are in the result with an empty list.
         """
-        found, errors = dict[Running, list[int]](), list[Exception]()
+        guesses, errors = dict[Running, list[int]](), list[Exception]()
         for one in [one for one in running if one.draft is not None]:
             try:
                 if tokens := self._speculation.guesses(one):
-                    found[one] = tokens
+                    guesses[one] = tokens
             except Exception as error:
                 errors.append(self._failed(one, error))
         _raise(errors)
-        if found and self._batches.states.verifies:
-            found |= {one: [] for one in running if one not in found and one.answer}
-        return found
+        if guesses and self._batches.states.verifies:
+            guesses |= {one: [] for one in running if one not in guesses and one.answer}
+        return guesses
 
     def _verify(self, guesses: dict[Running, list[int]]) -> None:
-        """Reads guesses of some rows, and keeps those that are right."""
+        """Reads guesses of rows, and adds the right ones to the answers."""
         batch, starts = list(guesses), [one.length for one in guesses]
-        given = [one.tokens[one.length :] + found for one, found in guesses.items()]
-        columns, guessed = max(map(len, given)), [len(found) for found in guesses.values()]
+        given = [one.tokens[one.length :] + drafted for one, drafted in guesses.items()]
+        columns, guessed = max(map(len, given)), [len(drafted) for drafted in guesses.values()]
         ends, failed = dict[Running, Reason | None](), dict[Running, Exception]()
 
         def real(logits: Tensor) -> list[int]:
             largest, first = logits.argmax(-1).tolist(), columns - logits.shape[1]
-            for entry, (one, found) in enumerate(guesses.items()):
+            for entry, (one, drafted) in enumerate(guesses.items()):
                 end = len(given[entry]) - first
-                at = slice(end - 1 - len(found), end)
+                at = slice(end - 1 - len(drafted), end)
                 try:
-                    ends[one] = self._compare(one, found, largest[entry][at], logits[entry, at])
+                    ends[one] = self._compare(one, drafted, largest[entry][at], logits[entry, at])
                 except Exception as error:
                     failed[one] = error
-            # the token that was chosen last has not been read, unless it was guessed and ends the row
+            # the last chosen token is not read yet, unless it was guessed and ends the row
             return [max(len(one.tokens) - start - 1, 1) for one, start in zip(batch, starts, strict=True)]
 
         moved = self._speculation.verify([one.row for one in batch], given, starts, guessed, real)
@@ -289,12 +291,12 @@ class Steps:
             try:
                 if reason is not None:
                     self._end(one, reason)
-            except Exception as error:  # its forward has ended the row
+            except Exception as error:  # the forward of `_release` has ended the row
                 errors.append(self._failed(one, error))
         _raise(errors)
 
     def _compare(self, one: Running, guesses: Sequence[int], largest: Sequence[int], logits: Tensor) -> Reason | None:
-        """Chooses tokens as long as they are those that were guessed, and the one behind. Returns why the row ended."""
+        """Chooses tokens while they equal the guesses, and one more token. Returns why the row ends, or None."""
         one.guessed += len(guesses)
         for guess, best, row in zip([*guesses, None], largest, logits, strict=True):
             token = best if one.sampler.plain else one.sampler.choose(one.tokens, row)
@@ -306,7 +308,7 @@ class Steps:
         return None
 
     def _choose(self, batch: Sequence[Running], logits: Tensor) -> None:
-        """Chooses a token for each row. Rows whose own code raises are gone; the others have their tokens."""
+        """Chooses a token for each row. A row whose own code raises ends; the others keep their tokens."""
         errors = list[Exception]()
         chosen = choose([one.sampler for one in batch], [one.tokens for one in batch], logits)
         said = logprobs([one.prompt.logprobs for one in batch], chosen, logits)
@@ -321,22 +323,23 @@ class Steps:
         _raise(errors)
 
     def _add(self, one: Running, token: int, logprob: float | None, top: Top) -> Reason | None:
-        """Adds a token to a row, and returns why the row has ended, or None."""
+        """Adds a token to a row. Returns why the row ends, or None."""
         one.tokens.append(token)
         asked, sampler = one.asked, one.sampler
         reason = sampler.reason(one.tokens, len(one.tokens) - len(asked.prompt.tokens))
         text = sampler.text.read(one.tokens, last=reason is not None)
-        self.events.append((asked, Token(asked.prompt.id, token, one.sample, text, logprob, top)))  # if nothing raises
+        # last: only if nothing above raises
+        self.events.append((asked, Token(asked.prompt.id, token, one.sample, text, logprob, top)))
         self._line.charge(asked, 1)
         return reason if sampler.text.stop is None else "stop"
 
     def _end(self, one: Running, reason: Reason) -> None:
-        """Ends a row, whose result is told."""
+        """Adds a row's result to the events, and ends the row."""
         self.tell(one, reason)
         self._release(one)
 
     def _release(self, one: Running) -> None:
-        """Ends a row. What it has read stays for others, and for the next turn of its session."""
+        """Ends a row. Its states stay in the prefix cache, and for the next turn of its session."""
         cached = self.mem.prefix is not None or one.prompt.session is not None
         if cached:
             self._batches.fold([one.row], ends=one.prompt.session is None)
@@ -350,4 +353,4 @@ def _raise(errors: list[Exception]) -> None:
 
 
 def ignore(event: Event) -> None:
-    """Stands for a listener that has gone. Gets an event and forgets it."""
+    """Drops an event, in the place of a listener that has gone."""

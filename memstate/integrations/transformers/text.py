@@ -1,23 +1,23 @@
-"""Decodes the tokens of an answer one by one: whole characters only, and nothing behind a stop string."""
+"""Decodes the tokens of an answer one by one: only whole characters, and nothing after a stop string."""
 
 from collections.abc import Sequence
 from typing import Any, Final
 
-MOST: Final = 64  # tokens of a window; no character is that long
-CONTEXT: Final = 8  # tokens before new ones: what a token adds depends on them, such as a space before a word
-HALF: Final = "\ufffd"  # stands for bytes that are no character, or none yet
+MOST: Final = 64  # tokens of a window; no character has so many
+CONTEXT: Final = 8  # tokens decoded before new ones, because they change the text, such as a space before a word
+HALF: Final = "\ufffd"  # decoded from bytes that are not a character, or not yet
 
 
 class Text:
-    """The text that the tokens of an answer add to that of its prompt.
+    """The text that the tokens of an answer add to the text of the prompt.
 
     Args:
         tokenizer: decodes tokens; None: there is no text.
-        tokens: those of the prompt.
+        tokens: tokens of the prompt.
         stops: strings that end the answer.
 
     Attributes:
-        stop: the stop string that was found; None as long as there is none.
+        stop: the stop string in the text; None if there is none yet.
     """
 
     def __init__(self, tokenizer: Any, tokens: Sequence[int], stops: Sequence[str]) -> None:
@@ -26,8 +26,8 @@ class Text:
         first = max(0, len(tokens) - CONTEXT)
         text = self._decoded(tokens[first:])
         known = len(text.rstrip(HALF))
-        # where the window begins, and the next one; characters of it that are known, and halves behind them, which the
-        # prompt may end with for good; those held back; number of parts
+        # start of the window; start of the next window; known characters of the window; halves after them, which the
+        # prompt may really end with; text that is held back; number of parts
         self._at = (first, len(tokens), known, len(text) - known, "", 0)
 
     def _decoded(self, tokens: Sequence[int]) -> str:
@@ -37,33 +37,33 @@ class Text:
         return text
 
     def read(self, tokens: Sequence[int], last: bool) -> str:
-        """Returns the text that is sure now, and was not before.
+        """Returns new text that is certain.
 
         An interrupted call can be repeated.
 
         Args:
-            tokens: all so far, with those of the prompt.
-            last: whether no token follows, so that nothing is held back.
+            tokens: all tokens so far, with those of the prompt.
+            last: whether no token follows; then no text is held back.
         """
         if self._tokenizer is None or self.stop is not None:
             return ""
         first, following, known, halves, held, parts = self._at
         text, long = self._decoded(tokens[first:]), len(tokens) - first > MOST
         sure = len(text if last or long else text.rstrip(HALF))
-        found = held + text[known:sure].removeprefix(HALF * halves)
-        ends = [((at := found.index(stop)) + len(stop), at, stop) for stop in self._stops if stop in found]
-        _, at, stop = min(ends, default=(0, len(found) if last else len(found) - self._begun(found), None))
+        new = held + text[known:sure].removeprefix(HALF * halves)
+        ends = [((at := new.index(stop)) + len(stop), at, stop) for stop in self._stops if stop in new]
+        _, at, stop = min(ends, default=(0, len(new) if last else len(new) - self._begun(new), None))
         known, halves = max(known, sure), 0 if sure > known else halves
         if sure == len(text) and (long or len(tokens) - following >= CONTEXT):
             if (shorter := len(self._decoded(tokens[following:]))) or long:
                 first, known = following, shorter
             following = len(tokens)
-        self._parts[parts:] = [found[:at]]
-        self._at, self.stop = (first, following, known, halves, found[at:], parts + 1), stop
-        return found[:at]
+        self._parts[parts:] = [new[:at]]
+        self._at, self.stop = (first, following, known, halves, new[at:], parts + 1), stop
+        return new[:at]
 
     def _begun(self, text: str) -> int:
-        """Returns how many of the last characters a stop string may begin with."""
+        """Returns how many characters at the end can be the beginning of a stop string."""
         most = min(len(text), max(map(len, self._stops), default=1) - 1)
         return next((n for n in range(most, 0, -1) if any(stop.startswith(text[-n:]) for stop in self._stops)), 0)
 

@@ -1,7 +1,7 @@
-"""Tries whether a model can decode on slots: its layers must do so, and every kernel must do what the model's own does.
+"""Tries whether a model can decode on slots: all its layers must do so, and its kernels must compute what they replace.
 
-Each call of a kernel is compared with the model's own function on the same inputs. Logits would say less: in a low
-precision a router may choose another expert after the smallest difference, and then all that follows differs.
+Compares each call of a kernel with the model's own function on the same inputs. Comparing logits would say less: in low
+precision, the smallest difference can make a router choose another expert, and then all later values differ.
 """
 
 import inspect
@@ -29,85 +29,85 @@ from memstate.state.presets.tails import Fields
 
 LOG: Final = logging.getLogger("memstate.transformers")
 IN_FLOAT: Final = ("gate", "beta", "dt")  # fields of tails that are fp32 in every model
-DECODED: Final = 3  # steps
-ROUNDED: Final = 16  # how often sums of another order may round; a wrong kernel is apart by far more
-NEAR: Final = 1e-3  # of the largest value, at least
+DECODED: Final = 3  # tokens decoded in steps
+ROUNDED: Final = 16  # tolerance in eps: sums in another order round differently, and a wrong kernel differs by far more
+NEAR: Final = 1e-3  # least tolerance, relative to the largest value
 
 
 @torch.no_grad()
-def tried(model: Any, found: ModelLayout) -> ModelLayout | str:
-    """Returns the layout of a model that can decode on slots, or why it has to decode on copies of its states.
+def tried(model: Any, layout: ModelLayout) -> ModelLayout | str:
+    """Returns the layout of a model that can decode on slots, or else why it must decode on copies of its states.
 
     Args:
         model: the model, in evaluation mode.
-        found: its layout, with windows without their oldest input.
+        layout: the model's layout for slots, whose windows lack their oldest input.
 
     Returns:
-        The layout, with what tails keep if the model can also check guesses on slots.
+        The layout; it has `tails` if the model can also check guesses on slots.
 
     Raises:
-        AttributeError, LookupError, RuntimeError, TypeError, ValueError: a layer computes with a state by itself.
+        AttributeError, LookupError, RuntimeError, TypeError, ValueError: a layer computes with a state itself.
 
     Syncs: yes.
     """
-    calls = _run(model, found, 0)
+    calls = _run(model, layout, 0)
     if calls.apart:
         return calls.apart
-    if any(felt(model, found.argument, tokens, "conv", (..., 0)) for tokens in (1, DECODED)):
+    if any(felt(model, layout.argument, tokens, "conv", (..., 0)) for tokens in (1, DECODED)):
         return "a layer reads the oldest input of a window"
-    tails = {place.plane: kept for place, kept in zip(found.places, calls.kept, strict=True) if kept}
-    if not found.continues or not all(calls.kept):
-        return found
-    guessing = replace(found, tails=tuple(tails.items()))
+    tails = {place.plane: kept for place, kept in zip(layout.places, calls.kept, strict=True) if kept}
+    if not layout.continues or not all(calls.kept):
+        return layout
+    guessing = replace(layout, tails=tuple(tails.items()))
     try:
         why = _run(model, guessing, DECODED).apart
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         why = str(error)
     if why:
         LOG.info("%s checks guesses on copies of its states: %s", type(model).__name__, why)
-    return found if why else guessing
+    return layout if why else guessing
 
 
-def _run(model: Any, found: ModelLayout, tail: int) -> "_Calls":
-    """Reads a few tokens on slots beside the model's own functions.
+def _run(model: Any, layout: ModelLayout, tail: int) -> "_Calls":
+    """Reads a few tokens on slots, and runs the model's own functions beside the kernels.
 
     Args:
         model: the model.
-        found: its layout.
-        tail: tokens of one step with guesses; 0: steps of one token.
+        layout: the model's layout.
+        tail: tokens of a step with guesses; 0: each step has one token.
     """
-    ids, cache = sample(model), own_cache(model, found.copies)
+    ids, cache = sample(model), own_cache(model, layout.copies)
     prompt, last = ids[:, :-DECODED], ids[:, -DECODED:]
-    backend = "reference" if model.device.type == "cpu" else "auto"  # the interpreter would take long
+    backend = "reference" if model.device.type == "cpu" else "auto"  # Triton's interpreter is slow
     mem = StateManager(
-        found.with_tail(tail), slots=1, max_requests=1, tracking=NoTracking(), overlap=False, device=model.device,
+        layout.with_tail(tail), slots=1, max_requests=1, tracking=NoTracking(), overlap=False, device=model.device,
         backend=backend, forward=Forward(tail=tail),
     )  # fmt: skip
-    states, rows = States(model, mem, found, cache.layers, "slots"), mem.admit([Request("trial")])
-    start, calls = 0, _Calls([place.of(mem.planes[place.plane]) for place in found.places])
+    states, rows = States(model, mem, layout, cache.layers, "slots"), mem.admit([Request("trial")])
+    start, calls = 0, _Calls([place.of(mem.planes[place.plane]) for place in layout.places])
     with _beside(model, calls):
         for chunk, drafts in ((prompt, 0), *((one, max(tail - 1, 0)) for one in last.split(tail or 1, 1))):
             step = mem.plan(rows, chunk.shape[1], drafts=drafts)
             states.begin(step, chunk.shape[1], drafts > 0)
-            read(model, found.argument, cache, chunk, start)
+            read(model, layout.argument, cache, chunk, start)
             start += chunk.shape[1]
             states.end(step)
             mem.accept(step, [1]) if drafts else mem.settle(step)
-    for place, kept in zip(found.places, calls.kept, strict=True):
+    for place, kept in zip(layout.places, calls.kept, strict=True):
         if kept is None:
             calls.apart = f"no kernel updates the {place.kind} state {place.state} of layer {place.layer}"
     return calls
 
 
 class _Calls:
-    """What the calls of kernels took and gave.
+    """Records what calls of kernels take and return.
 
     Args:
-        layers: of the planes, `slot ...`, one for each state.
+        layers: the layer of a plane in which each state lies, `slot ...`.
 
     Attributes:
-        apart: what the first call gave that is not what the model's own function gives; "": all gave the same.
-        kept: what a tail keeps of a token, for each state; None: no call took it.
+        apart: how the first wrong call differs from the model's own function; "" if none does.
+        kept: fields that a tail keeps of a token, for each state; None if no call took the state.
     """
 
     def __init__(self, layers: Sequence[Tensor]) -> None:
@@ -116,7 +116,7 @@ class _Calls:
         self._first = [layer[0] for layer in layers]
 
     def take(self, plane: Tensor, inputs: dict[str, Tensor]) -> None:
-        """Notes that a call took a state of a layer, `slot ...`, or a part of it, and what its tail keeps."""
+        """Records that a call took a state of a layer, `slot ...`, or a part of it, and the fields of its tail."""
         for number, first in enumerate(self._first):
             if 0 <= plane.data_ptr() - first.data_ptr() < first.numel() * first.itemsize:
                 self.kept[number] = tuple(
@@ -124,14 +124,14 @@ class _Calls:
                     for name, one in inputs.items()
                 )
 
-    def compare(self, name: str, found: Tensor, expected: Tensor, eps: float) -> None:
-        """Compares what a kernel gave with what the model's own function gives on inputs that round by `eps`."""
-        apart = float((found.float() - expected.float()).abs().max() / expected.float().abs().max().clamp_min(1e-30))
+    def compare(self, name: str, actual: Tensor, expected: Tensor, eps: float) -> None:
+        """Compares a kernel's result with that of the model's own function, on inputs that round by `eps`."""
+        apart = float((actual.float() - expected.float()).abs().max() / expected.float().abs().max().clamp_min(1e-30))
         if not apart <= max(NEAR, ROUNDED * eps) and not self.apart:
             self.apart = f"the kernel for {name} differs by {apart:.1e} of the largest value"
 
     def beside(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function that takes references, and that runs the model's own function beside them."""
+        """Returns a function that takes references, and also runs the model's own function to compare."""
         own = inspect.unwrap(function, stop=lambda one: not hasattr(one, "takes_references"))
         signature = inspect.signature(own)
 
@@ -148,16 +148,16 @@ class _Calls:
             expected = own(*given.args, **given.kwargs)
             coarsest = max(torch.finfo(one.dtype).eps for one in given.arguments.values() if _is_float(one))
             state.note = lambda inputs: self.take(state.plane, inputs)
-            found = function(*args, **kwargs)
-            out = found
-            if isinstance(expected, tuple):  # with the new state; others change the state that they are given
-                (expected, expected_state), (out, _) = expected, found
+            result = function(*args, **kwargs)
+            out = result
+            if isinstance(expected, tuple):  # the result includes the new state; other functions change the given state
+                (expected, expected_state), (out, _) = expected, result
             if isinstance(taken, Joined):
                 expected = expected[..., -taken.inputs.shape[-1] :]
             self.compare(own.__name__, out, expected, coarsest)
-            if state.tail is None:  # otherwise a later step stores it
+            if state.tail is None:  # with a tail, a later step stores the state
                 self.compare(own.__name__, state.plane[state.step.write.long()], expected_state, coarsest)
-            return found
+            return result
 
         return compared
 
@@ -168,7 +168,7 @@ def _is_float(one: object) -> bool:
 
 @contextmanager
 def _beside(model: Any, calls: _Calls) -> Iterator[None]:
-    """Has the model's own functions run beside the kernels."""
+    """Runs the model's own functions beside the kernels until the end of the `with` statement."""
     replaced = [
         (module, name, function)
         for module in {sys.modules[type(part).__module__] for part in model.modules()}

@@ -1,4 +1,4 @@
-"""Tells a cache when the forward of its model begins and ends: a cache of Transformers is not told."""
+"""Tells a cache when the forward of its model begins and ends, because Transformers does not tell it."""
 
 import inspect
 import weakref
@@ -8,24 +8,25 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-BY_COLUMN: Final = ("input_ids", "position_ids")  # of what a forward is given, `... column` of its tokens alone
-TEXT: Final = {  # tensors that say nothing about tokens but what they are and where
+# arguments of a forward with one column for each new token, `... column`
+BY_COLUMN: Final = ("input_ids", "position_ids")
+TEXT: Final = {  # tensors that name or place tokens, and add nothing to them
     *BY_COLUMN, "inputs_embeds", "attention_mask", "cache_position", "labels", "logits_to_keep", "token_type_ids",
     "mm_token_type_ids",
 }  # fmt: skip
 
 
 class Call(NamedTuple):
-    """What a forward reads.
+    """The inputs of a forward.
 
     Attributes:
-        ids: the tokens, `batch column`; None where embeddings are given.
-        batch: entries of the batch.
+        ids: the tokens, `batch column`; None if embeddings are given.
+        batch: number of entries of the batch.
         columns: tokens and pads of each entry.
-        mask: which columns are tokens, those of earlier forwards too, `batch column`; None: all.
-        readable: whether this is so. False for a mask of another shape, which may say anything.
-        positions: of the tokens, `... batch column`; None: not given.
-        plain: whether it is given nothing beside tokens, such as pictures.
+        mask: which columns are tokens, with those of earlier forwards, `batch column`; None: all are.
+        readable: whether `mask` says so. False for a mask of another shape, which can mean anything.
+        positions: positions of the tokens, `... batch column`; None: not given.
+        plain: whether the forward gets only tokens, and nothing else such as pictures.
     """
 
     ids: Tensor | None
@@ -38,23 +39,23 @@ class Call(NamedTuple):
 
 
 def watch(model: Any, cache: Any) -> Callable[[], None]:
-    """Calls a cache before and after every forward of a model that is given this cache. Does not keep it alive.
+    """Calls a cache before and after every forward of a model that gets this cache. Holds only a weak reference to it.
 
     Args:
         model: the model.
-        cache: the cache: `begin(call)` is called before a forward, and returns what else the forward is given;
-            `end(failed)` is called after it, but not behind an interrupt. First `known(ids)` says how many of its
-            columns the cache has read; the forward is not given these. The cache may be given under any name, also an
-            old one that the forward renames.
+        cache: the cache: `known(ids)` returns how many of the forward's columns the cache has read before; the forward
+            does not get these. Then `begin(call)` returns more arguments of the forward. `end(failed)` is called after
+            the forward, but not after an interrupt. The forward may get the cache under any name, also under an old one
+            that it renames.
 
     Returns:
-        A function that ends this. A second call does nothing.
+        A function that stops the calls. A second call does nothing.
     """
     signature = inspect.signature(model.forward)
     watched = weakref.ref(cache)
 
     def inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The cache, if the forward is given it, otherwise None; and all that the forward is given."""
+        """Returns the cache if the forward gets it, otherwise None; and all arguments of the forward by name."""
         mine = watched()
         is_given = any(one is mine for one in (*args, *kwargs.values()))
         return mine if is_given else None, signature.bind_partial(*args, **kwargs).arguments
@@ -64,7 +65,7 @@ def watch(model: Any, cache: Any) -> Callable[[], None]:
         if mine is None:
             return None
         if known := mine.known(given.get("input_ids")):
-            # a mask of attention has the columns before, too
+            # a mask for attention also has the columns before
             names = (*BY_COLUMN, "attention_mask") if all(mine.is_linear) else BY_COLUMN
             new = {name: given[name][..., known:] for name in names if given.get(name) is not None}
             shorter = {id(given[name]): one for name, one in new.items()}
@@ -78,7 +79,8 @@ def watch(model: Any, cache: Any) -> Callable[[], None]:
         if mine is not None:
             mine.end(output is None)
 
-    outside: Callable[[Any], Any] = torch.compiler.disable  # Dynamo calls the hooks too, and must not trace the manager
+    # Dynamo also calls the hooks, and must not trace the manager
+    outside: Callable[[Any], Any] = torch.compiler.disable
     hooks = (
         model.register_forward_pre_hook(outside(before), with_kwargs=True),
         model.register_forward_hook(outside(after), with_kwargs=True, always_call=True),

@@ -1,6 +1,6 @@
-"""Tells models with equal layouts apart by what they compute with, which is in memory: no path or date says it.
+"""Names the weights of a model by their content in memory, so that models with equal layouts differ.
 
-All weights are read once, on the device where they are, in integers: every device and every process finds the same.
+Reads all weights once, on their device, as integers: every device and every process computes the same name.
 """
 
 import json
@@ -19,23 +19,23 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from memstate.logs import event, logger
 
 LOG: Final = logger("transformers")
-KNOWN: Final[WeakKeyDictionary[Any, tuple[Any, str]]] = WeakKeyDictionary()  # by model: its stamp, its name
-NOT_COMPUTED_WITH: Final = ("_name_or_path", "transformers_version")  # entries of a configuration
-CHUNK: Final = 2**18  # words of 8 bytes that are summed at a time
+KNOWN: Final[WeakKeyDictionary[Any, tuple[Any, str]]] = WeakKeyDictionary()  # model -> (its stamp, its name)
+NOT_COMPUTED_WITH: Final = ("_name_or_path", "transformers_version")  # entries of a configuration that change no result
+CHUNK: Final = 2**18  # words of 8 bytes that are summed at once
 ODD: Final = 0x9E3779B97F4A7C15 - 2**64  # the golden ratio in 64 bits: its multiples are spread evenly
 
 
 def weights_of(model: Any) -> str:
     """Returns a name for the weights of a model, its configuration and its active adapters: 32 hexadecimal digits.
 
-    Models of equal content have the same name, whatever process, device or path they come from. It is computed anew
-    when a tensor was replaced or changed by an operation on it. Weights that cannot be read, such as tensors without
-    memory, have a name that no other model gets, and the log says so.
+    Models of equal content have the same name in every process, on every device and from every path. The name is
+    computed again after a tensor was replaced or changed by an operation. Weights that cannot be read, such as tensors
+    without memory, get a name that no other model has, and the log says so.
 
     Args:
         model: a model of Transformers.
 
-    Syncs: yes, the first time.
+    Syncs: yes, if the name is computed.
     """
     stamp = _stamp(model)
     if KNOWN.get(model, (None, ""))[0] != stamp:
@@ -44,13 +44,13 @@ def weights_of(model: Any) -> str:
 
 
 def _stamp(model: Any) -> Any:
-    """Differs when a tensor was replaced or changed. Reads no weight."""
+    """Returns a value that changes when a tensor is replaced or changed. Reads no weight."""
     leaves = chain.from_iterable(map(_leaves, chain(model.parameters(), model.buffers())))
     return [(id(one), one.data_ptr(), 0 if one.is_inference() else one._version) for one in leaves], _adapters(model)
 
 
 def _adapters(model: Any) -> list[tuple[int, str]]:
-    """Which adapters of PEFT are active in which module."""
+    """Returns (number of the module, its active adapters of PEFT) of each module with adapters."""
     return [
         (number, f"{part.active_adapters} {getattr(part, 'disable_adapters', False)}")
         for number, part in enumerate(model.modules())
@@ -61,22 +61,22 @@ def _adapters(model: Any) -> list[tuple[int, str]]:
 @torch.no_grad()
 def _name(model: Any) -> str:
     config = {name: value for name, value in model.config.to_dict().items() if name not in NOT_COMPUTED_WITH}
-    found = blake2b(json.dumps([config, _adapters(model)], sort_keys=True, default=str).encode(), digest_size=16)
+    digest = blake2b(json.dumps([config, _adapters(model)], sort_keys=True, default=str).encode(), digest_size=16)
     for name, tensor in model.state_dict(keep_vars=True).items():
         try:
             for leaf in _leaves(tensor) if isinstance(tensor, Tensor) else ():
-                found.update(repr((str(leaf.dtype), tuple(leaf.shape), _sums(leaf))).encode())
+                digest.update(repr((str(leaf.dtype), tuple(leaf.shape), _sums(leaf))).encode())
         except (NotImplementedError, RuntimeError) as error:
             event(
                 LOG, logging.WARNING, "weights unreadable", model=type(model).__name__, tensor=name, error=str(error),
                 effect="no other model or process uses the states of this model",
             )  # fmt: skip
             return token_hex(16)
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
 def _leaves(tensor: Any) -> Iterator[Tensor]:
-    """The plain tensors that a tensor is made of: quantised and sharded ones are made of several."""
+    """Yields the plain tensors of a tensor: a quantised or sharded tensor consists of several."""
     if not is_traceable_wrapper_subclass(tensor):
         yield tensor
         return
@@ -85,17 +85,18 @@ def _leaves(tensor: Any) -> Iterator[Tensor]:
 
 
 def _sums(tensor: Tensor) -> list[int]:
-    """A sum for each chunk of a tensor, in 64 bits: a change of one word always changes it."""
+    """Returns a 64-bit sum for each chunk of a tensor. A change of one word always changes the sum."""
     if tensor.is_meta:
         raise NotImplementedError("a tensor on the meta device has no content")
-    found, data = [], tensor.detach().reshape(-1).view(torch.uint8)
+    totals, data = [], tensor.detach().reshape(-1).view(torch.uint8)
     places = torch.arange(min(-(-len(data) // 8), CHUNK), device=tensor.device) * ODD
     places = (places ^ places >> 29) * ODD | 1
     for part in data.split(8 * CHUNK):
         words = torch.nn.functional.pad(part, (0, -len(part) % 8)).view(torch.int64)
         mixed = words * places[: len(words)]
-        mixed ^= (mixed >> 32).bitwise_and_(0xFFFFFFFF)  # the highest bits of words, such as signs, reach low ones
+        # brings the highest bits of words, such as signs, into low bits
+        mixed ^= (mixed >> 32).bitwise_and_(0xFFFFFFFF)
         mixed *= places[: len(words)]
-        found.append(mixed.sum())
-    sums: list[int] = torch.stack(found).tolist()
+        totals.append(mixed.sum())
+    sums: list[int] = torch.stack(totals).tolist()
     return sums

@@ -1,10 +1,10 @@
 """vLLM's memory as planes: a block is a slot, and vLLM's null block is slot 0.
 
-    region    bytes that lie block by block at one stride: a layer, or all layers of a packed block
-    plane     a region; the block's bytes in all regions are one record
+    region    bytes of all blocks at one stride: of one layer, or of all layers if blocks are packed
+    plane     one region; the bytes of a block in all regions are one record
 
-Layers of several groups share a region, because a block belongs to one group at a time. So a record is a whole block,
-whichever group it belongs to.
+Layers of several groups share a region, because a block belongs to one group at a time. So a record is a whole block of
+any group.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -21,11 +21,11 @@ from memstate.state.planes import Planes
 
 
 class Blocks(NamedTuple):
-    """vLLM's blocks.
+    """The blocks of vLLM's memory.
 
     Attributes:
-        planes: Their bytes.
-        geometry: What they look like, 32 bytes.
+        planes: The bytes of the blocks.
+        geometry: Digest of shapes and memory order, 32 bytes.
     """
 
     planes: Planes
@@ -39,7 +39,7 @@ def blocks_of(kv_cache_config: Any, kv_caches: Mapping[str, Any], backends: Mapp
         kv_cache_config: vLLM's configuration of this worker's KV cache.
         kv_caches: Layer name -> the tensor of an attention layer, or the tensors of a recurrent layer, as vLLM
             registers them.
-        backends: Layer name -> the backend that reads and writes them; None where nobody knows.
+        backends: Layer name -> the backend that reads and writes the layer's tensors; None if unknown.
 
     Raises:
         LayoutMismatch: A tensor's memory is smaller than the configuration says, or there is none.
@@ -88,6 +88,6 @@ def _shapes(cache: Tensor | Sequence[Tensor]) -> list[Hashable]:
 
 
 def _inside(tensor: Tensor) -> list[int]:
-    """Returns the order of a tensor's axes in memory, the same for any number of blocks."""
+    """Returns the order of a tensor's axes in memory, which does not depend on the number of blocks."""
     strides = [-stride for stride in tensor.stride()]
     return sorted(range(tensor.ndim), key=strides.__getitem__)

@@ -1,4 +1,4 @@
-"""The KV connector that vLLM makes, once in the scheduler and once in each worker. It only passes calls on."""
+"""The KV connector, which vLLM makes in the scheduler and in each worker. It passes calls on to our side there."""
 
 import platform
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ except ImportError as error:
 
 
 class StepPlan(KVConnectorMetadata):
-    """A plan on its way to the workers.
+    """A plan that vLLM carries to the workers.
 
     Args:
         plan: The plan.
@@ -48,7 +48,7 @@ class StepPlan(KVConnectorMetadata):
 
 
 class WorkerReport(KVConnectorWorkerMetadata):
-    """A report on its way to the scheduler.
+    """A report that vLLM carries to the scheduler.
 
     Args:
         report: The report of one rank, or the sum of several.
@@ -65,7 +65,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
 
 
 class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
-    """Keeps KV and states of vLLM in host memory and in a store, and loads them again by content.
+    """Keeps vLLM's KV and states in host memory and in a store, and loads them again by content.
 
     Configure it with `kv_connector="MemstateConnector"`,
     `kv_connector_module_path="memstate.integrations.vllm.connector"`, `kv_role="kv_both"` and the settings of
@@ -77,13 +77,12 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
         kv_cache_config: vLLM's configuration of the KV cache.
 
     Attributes:
-        scheduler: The scheduler's side, in the scheduler only.
-        worker: The worker's side, in a worker only.
+        scheduler: The scheduler's side; in the scheduler only.
+        worker: The worker's side; in a worker only.
 
     Raises:
-        ConfigurationError: vLLM caches no prefixes, or in a mode in which blocks cannot be found by content; or ends
-            requests whose load fails; or nothing tells the weights apart, and there is a store; or a setting is not
-            what it should be.
+        ConfigurationError: vLLM caches no prefixes, or in a mode in which blocks have no content hash; vLLM ends
+            requests whose load fails; there is a store, but nothing names the weights; or a setting is not valid.
     """
 
     scheduler: SchedulerSide
@@ -105,14 +104,15 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
             configured = configuration(vllm_config, kv_cache_config, vllm.__version__, runs_on(), weights)
 
         def hashes(request: Any, size: int) -> Sequence[bytes]:
-            found: Sequence[bytes] = resolve_block_hashes(request.block_hashes, unit, size)
-            return found
+            resolved: Sequence[bytes] = resolve_block_hashes(request.block_hashes, unit, size)
+            return resolved
 
-        def digest() -> bytes:  # vLLM chooses the seed behind its scheduler's construction
+        def digest() -> bytes:  # a function: vLLM chooses the seed after it makes the scheduler
             return with_seed(configured, get_none_hash_seed().encode())
 
         speculation, ahead = vllm_config.speculative_config, getattr(vllm_config, "num_hash_lookahead_tokens", 0)
-        drop = speculation is not None and speculation.use_eagle_block_drop() and not ahead  # 0.32 never looks ahead
+        # vLLM 0.32 has no look-ahead
+        drop = speculation is not None and speculation.use_eagle_block_drop() and not ahead
         self.scheduler = SchedulerSide(
             settings, settings.records(kv_cache_config), vllm_config.parallel_config.world_size, align, hashes, digest,
             drop, store, adapter=adapters.identity if store is not None else lambda request: b"",
@@ -120,23 +120,23 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """False: a save that does not happen costs a later hit and nothing else."""
+        """False: without a save, a later prompt only misses a hit."""
         return False
 
     @property
     def counts(self) -> Counts:
-        """What the connector has done since the start. Of the scheduler's side only."""
+        """Counts of what the connector has done since the start. Only on the scheduler's side."""
         return self.scheduler.counts
 
-    # In the scheduler.
+    # -- calls in the scheduler -------------------------------------------------------------------------------------
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
-        """Takes vLLM's cache manager."""
+        """Stores vLLM's cache manager."""
         super().bind_kv_cache_manager(kv_cache_manager)
         self.scheduler.bind(kv_cache_manager, self._kv_cache_config.prefix_cacheable_group_ids)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """Returns how many tokens can be loaded, and that the load runs beside the steps."""
+        """Returns how many tokens can be loaded, and True if that load runs during later steps."""
         if request.skip_reading_prefix_cache:
             self.scheduler.arrived(request)
             return 0, False
@@ -144,12 +144,13 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
         return tokens, bool(tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Begins the load of a request into the blocks that vLLM has claimed."""
+        """Begins the load of a request into blocks that vLLM has claimed."""
         self.scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:
-        """Returns how many tokens of a load come from host memory, and how many from the store."""
-        from vllm.v1.metrics.cache_hit_source import CacheHitSource  # earlier versions do not ask
+        """Returns how many tokens of a load come from host memory and from the store."""
+        # vLLM versions without this class do not call this method
+        from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
         stored = self.scheduler.stored(request.request_id, num_external_tokens)
         sources = {CacheHitSource.HOST: num_external_tokens - stored, CacheHitSource.DISK: stored}
@@ -165,7 +166,7 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Statistics:
-        """Returns counts that came from the scheduler's process."""
+        """Returns statistics for counts that came from the scheduler's process."""
         return Statistics(data or {})
 
     @classmethod
@@ -176,49 +177,49 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
         return PrometheusCounts(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
-        """Returns what this step saves, loads and writes."""
+        """Returns the plan of this step: what to save, load and write."""
         ended = set(scheduler_output.finished_req_ids) | set(scheduler_output.preempted_req_ids or ())
         return StepPlan(self.scheduler.plan(scheduler_output.num_scheduled_tokens, ended))
 
     def update_connector_output(self, connector_output: Any) -> None:
-        """Notes what the workers have done."""
+        """Records what the workers have done."""
         if (meta := connector_output.kv_connector_worker_meta) is not None:
             self.scheduler.reported(meta.report)
         self.scheduler.loaded(connector_output.finished_recving or (), connector_output.failed_recving)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """Keeps no block: what a step completes is saved behind that step."""
+        """Keeps no block after a request: a step's blocks are saved right after its forward."""
         self.scheduler.finished(request.request_id)
         return False, None
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Keeps no block, as `request_finished`."""
+        """Keeps no block; see `request_finished`."""
         return self.request_finished(request, [])
 
     def has_pending_push_work(self) -> bool:
-        """Whether vLLM must go on stepping, so that saves and writes end."""
+        """Whether saves or writes are under way, so that vLLM must go on stepping."""
         return self.scheduler.busy
 
     def reset_cache(self) -> bool:
-        """Forgets what is in host memory, and finds nothing from before in the store."""
+        """Forgets all of host memory, and the names of all records in the store."""
         return self.scheduler.reset()
 
-    # In a worker.
+    # -- calls in a worker ------------------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Takes vLLM's memory, and allocates host memory."""
+        """Adopts vLLM's memory, and allocates host memory."""
         layers = self._vllm_config.compilation_config.static_forward_context
         backends = {name: layers[name].get_attn_backend().get_name() for name in kv_caches if name in layers}
         self.worker.register(self._kv_cache_config, kv_caches, backends)
 
     def unregister_kv_caches(self) -> None:
-        """Gives up the blocks that wait for staging: vLLM is about to sleep."""
+        """Gives up blocks that wait for staging, because vLLM is about to sleep."""
         self.worker.suspend()
 
     def restore_kv_caches(self) -> None:
-        """Makes staging again: it may lie in memory that vLLM took away when it slept."""
+        """Makes the staging buffers again: they may lie in memory that vLLM took away when it slept."""
         self.worker.restore()
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
@@ -226,27 +227,27 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
         self.worker.begin(self._step().plan)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Waits for nothing: no request runs before its load is over."""
+        """Does nothing: a request runs only after its load."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        """Saves nothing: a block goes down with all of its layers."""
+        """Does nothing: a block is saved with all its layers."""
 
     def wait_for_save(self) -> None:
-        """Packs blocks that this forward and earlier ones have completed. Waits for nothing."""
+        """Packs blocks that this forward and earlier ones have completed. Does not wait."""
         self.worker.save(self._step().plan)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """Returns the loads that are over."""
+        """Returns the finished loads."""
         finished, failed = self.worker.finished()
         return KVConnectorTransferResults(finished_recving=finished, failed_recving=failed)
 
     def build_connector_worker_meta(self) -> WorkerReport | None:
-        """Returns the saves and writes that are over."""
+        """Returns the finished saves and writes."""
         report = self.worker.report()
         return WorkerReport(report) if report else None
 
     def shutdown(self) -> None:
-        """Ends threads and closes the store."""
+        """Ends the threads and closes the store."""
         (self.worker if self.role == KVConnectorRole.WORKER else self.scheduler).close()
 
     def _step(self) -> StepPlan:
@@ -256,19 +257,19 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
 
 
 def runs_on() -> tuple[str, str, str]:
-    """Returns what vLLM runs on: the machine's architecture, the platform, the device."""
+    """Returns (the machine's architecture, the platform, the device) that vLLM runs on."""
     try:
         device: str = current_platform.get_device_name()
-    except NotImplementedError:  # of platforms that do not know, such as vLLM's build for GPUs without one
+    except NotImplementedError:  # some platforms do not know, such as vLLM's build for GPUs on a machine without one
         device = ""
     return platform.machine(), type(current_platform).__name__, device
 
 
 def require_supported(vllm_config: Any, kv_cache_config: Any) -> None:
-    """Refuses configurations in which blocks cannot be found by content, or a failed load ends a request, and the like.
+    """Refuses configurations that the connector does not support, such as prefix caching that is off.
 
     Raises:
-        ConfigurationError: With what to change.
+        ConfigurationError: The message says what to change.
     """
     if not vllm_config.cache_config.enable_prefix_caching:
         raise ConfigurationError(

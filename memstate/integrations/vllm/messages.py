@@ -1,16 +1,16 @@
-"""What the scheduler's side and the workers tell each other: plain data that can be pickled."""
+"""Messages between the scheduler's side and the workers: plain data that can be pickled."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
 class Record(NamedTuple):
-    """A block below the device.
+    """A block in host memory or in the store.
 
     Attributes:
         key: vLLM's hash of all tokens up to the block's end, with the group.
-        number: Its record in host memory, the same on each rank.
-        length: Tokens up to its end.
+        number: Number of its record in host memory, the same on each rank.
+        length: Tokens up to the block's end.
     """
 
     key: bytes
@@ -20,12 +20,12 @@ class Record(NamedTuple):
 
 @dataclass
 class Save:
-    """Blocks that the step's forward completes. They go to host memory behind it, or behind later ones.
+    """Blocks that the step's forward completes. They are copied to host memory after this forward or a later one.
 
     Attributes:
         job: Number of this save.
         blocks: Block ids.
-        records: Where each goes.
+        records: Record for each block.
     """
 
     job: int
@@ -35,13 +35,13 @@ class Save:
 
 @dataclass
 class Load:
-    """Blocks of a request that come up.
+    """Blocks of a request that are filled from records.
 
     Attributes:
         request: The request.
         blocks: Block ids.
-        records: Where each comes from.
-        fetched: Those of the records that must be read from the store first.
+        records: Record for each block.
+        fetched: Those of the records that must first be read from the store.
     """
 
     request: str
@@ -52,11 +52,11 @@ class Load:
 
 @dataclass
 class Write:
-    """Records in host memory that go to the store.
+    """Records in host memory to write to the store.
 
     Attributes:
         job: Number of this write.
-        records: The records. They stay until each rank has reported the job.
+        records: The records. They stay in host memory until each rank has reported the job.
     """
 
     job: int
@@ -65,15 +65,16 @@ class Write:
 
 @dataclass
 class Plan:
-    """What one step does on each rank.
+    """The work of one step on each rank.
 
     Attributes:
-        save: What to save behind the forward, None for nothing.
-        gone: Records of earlier saves, by number, whose blocks vLLM has given to others. Not packed yet, they are lost.
-        loads: What to load.
-        writes: What to write to the store.
-        lost: Requests whose load cannot be done: a record has gone between the question and the answer.
-        digest: What `naming.with_seed` returned; empty where there is no store.
+        save: What to save after the forward, None for nothing.
+        gone: Numbers of records of earlier saves whose blocks vLLM has given to other requests. If a rank has not
+            packed such a block yet, its record is lost.
+        loads: Loads to begin.
+        writes: Writes to begin.
+        lost: Requests whose load cannot begin: a record was evicted after `matched` counted it, or has no room.
+        digest: Result of `naming.with_seed`; empty if there is no store.
     """
 
     save: Save | None = None
@@ -86,13 +87,13 @@ class Plan:
 
 @dataclass
 class Report:
-    """What ranks have done, by job.
+    """The finished work of one or more ranks, by job.
 
     Attributes:
-        saved: How many ranks are done with a save.
-        gone: Which records of a save a rank had not packed when their blocks were given away, by number.
-        written: How many ranks are done with a write, whether or not the store took it.
-        lost: Which records of a request's load the store did not give a rank, by number.
+        saved: Job of a save -> ranks that have finished it.
+        gone: Job of a save -> numbers of records whose blocks were given away before a rank had packed them.
+        written: Job of a write -> ranks that have finished it, whether or not the store took the records.
+        lost: Request -> numbers of records that the store did not give a rank.
     """
 
     saved: dict[int, int] = field(default_factory=dict)
@@ -101,7 +102,7 @@ class Report:
     lost: dict[str, set[int]] = field(default_factory=dict)
 
     def add(self, other: "Report") -> None:
-        """Adds what other ranks have done."""
+        """Adds the report of other ranks."""
         for mine, theirs in ((self.saved, other.saved), (self.written, other.written)):
             for job, ranks in theirs.items():
                 mine[job] = mine.get(job, 0) + ranks
@@ -111,5 +112,5 @@ class Report:
             self.lost.setdefault(request, set()).update(numbers)
 
     def __bool__(self) -> bool:
-        """Whether there is anything to report."""
+        """Returns whether there is anything to report."""
         return bool(self.saved or self.gone or self.written or self.lost)

@@ -1,4 +1,4 @@
-"""What the connector has done, as vLLM's connector statistics and as Prometheus metrics."""
+"""Counts of the connector, as vLLM's connector statistics and as Prometheus metrics."""
 
 from typing import Any
 
@@ -15,24 +15,24 @@ HELP = {
 
 
 class Statistics(KVConnectorStats):
-    """Counts since the last report, by the names of `scheduler.Counts`."""
+    """Counts since the last report, under the names of `scheduler.Counts`."""
 
     def reset(self) -> None:
         """Forgets all counts."""
         self.data: dict[str, int] = {}
 
     def aggregate(self, other: KVConnectorStats) -> "Statistics":
-        """Adds later counts."""
+        """Adds counts of a later interval."""
         for name, count in other.data.items():
             self.data[name] = self.data.get(name, 0) + count
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        """Returns what vLLM writes into its log."""
+        """Returns the counts by the names in vLLM's log."""
         return {f"memstate {name}": count for name, count in self.data.items()}
 
     def is_empty(self) -> bool:
-        """Returns whether nothing has happened."""
+        """Returns whether all counts are 0."""
         return not any(self.data.values())
 
 
@@ -42,8 +42,8 @@ class PrometheusCounts(KVConnectorPromMetrics):
     Args:
         vllm_config: vLLM's configuration.
         metric_types: vLLM's classes of metrics.
-        labelnames: Labels of all of vLLM's metrics.
-        per_engine_labelvalues: Their values, by engine.
+        labelnames: Names of the labels that all metrics of vLLM have.
+        per_engine_labelvalues: Engine -> values of these labels.
     """
 
     def __init__(

@@ -1,8 +1,9 @@
-"""Names of records: what two processes must share before one uses the records of the other.
+"""Names records by content and configuration, so that a process uses only records of processes like itself.
 
     configuration ─▶ digest ─▶ + rank + vLLM's hash of a block and its group ─▶ key of the record in the store
 
-vLLM's hash stands for all tokens up to the block's end, the salt, a LoRA's name and the images; not for the model.
+vLLM's hash of a block stands for all tokens up to its end, the salt, a LoRA's name and the images, but not for the
+model.
 """
 
 import json
@@ -14,24 +15,24 @@ from typing import Any
 from memstate.salts import encode
 from memstate.tiers.records import DIGEST_BYTES, VERSION
 
-LIBRARY = "transformers_version"  # it says nothing about the model
+LIBRARY = "transformers_version"  # an entry of the model's configuration that says nothing about the model
 
 
 def configuration(
     vllm_config: Any, kv_cache_config: Any, version: str, platform: Sequence[str], weights: Hashable
 ) -> bytes:
-    """Returns 32 bytes for all of vLLM's configuration that changes what is in a block.
+    """Returns a digest, 32 bytes, of all of vLLM's configuration that changes the bytes of a block.
 
-    These are the weights, the model's revision and its own configuration, dtypes and quantisation, attention backends,
-    the platform, the ranks, the layers and block sizes of each group, where they lie in a block, how vLLM hashes
-    tokens, and its version.
+    It covers the weights; the model's revision and configuration, dtypes and quantisation; attention backends, the
+    platform and the ranks; the layers and block sizes of each group, and where they lie in a block; how vLLM hashes
+    tokens; and vLLM's version.
 
     Args:
         vllm_config: vLLM's configuration.
         kv_cache_config: vLLM's configuration of the KV cache.
-        version: vLLM's version: an update may change the layout of a block.
-        platform: What vLLM runs on, such as the names of the device and of the machine's architecture.
-        weights: What `weights.identity` returned.
+        version: vLLM's version, because an update may change the layout of a block.
+        platform: Names of what vLLM runs on, such as the device and the machine's architecture.
+        weights: Result of `weights.identity`.
     """
     cache, parallel, model = vllm_config.cache_config, vllm_config.parallel_config, vllm_config.model_config
     parts: tuple[Hashable, ...] = (
@@ -56,7 +57,7 @@ def configuration(
 
 
 def packed(tensor: Any, blocks: int) -> bool:
-    """Tells whether a block has the bytes of all layers in one run, instead of a region for each layer.
+    """Returns whether a block has the bytes of all layers in one run, instead of a region for each layer.
 
     Args:
         tensor: A `KVCacheTensor` of vLLM.
@@ -66,9 +67,9 @@ def packed(tensor: Any, blocks: int) -> bool:
 
 
 def with_seed(configured: bytes, seed: bytes) -> bytes:
-    """Returns the digest of a configuration under the hash that vLLM's hashes begin from.
+    """Returns the digest of a configuration and of the seed of vLLM's hashes.
 
-    It is random in each process where vLLM hashes with xxhash and PYTHONHASHSEED is not set: nothing is found then.
+    The seed is random in each process if vLLM hashes with xxhash and PYTHONHASHSEED is not set; then no record matches.
     """
     return _digest(configured, seed)
 
@@ -77,7 +78,7 @@ def record_key(digest: bytes, rank: int, key: bytes) -> bytes:
     """Returns the key of a record in the store, 32 bytes.
 
     Args:
-        digest: What `with_seed` returned.
+        digest: Result of `with_seed`.
         rank: The rank that writes and reads the record.
         key: vLLM's hash of the block, with its group.
     """
@@ -85,17 +86,17 @@ def record_key(digest: bytes, rank: int, key: bytes) -> bytes:
 
 
 def geometry(regions: Sequence[int], layers: Sequence[Hashable]) -> bytes:
-    """Returns 32 bytes for what a worker's memory looks like. They are in the header of its records.
+    """Returns a digest, 32 bytes, of the shape of a worker's memory. The header of its records has it.
 
     Args:
         regions: Bytes of a block in each region.
-        layers: What each layer's tensors look like.
+        layers: Shapes, dtypes and memory order of each layer's tensors.
     """
     return _digest(repr((tuple(regions), tuple(layers))).encode())
 
 
 def _described(model: Any) -> str:
-    """Returns a model's configuration with what overrides changed in it, such as how positions are encoded."""
+    """Returns a model's configuration as text, with overrides, such as of position encodings, applied."""
     fields = {name: value for name, value in model.to_dict().items() if name not in ("_name_or_path", LIBRARY)}
     return json.dumps(fields, sort_keys=True, default=str)
 

@@ -1,15 +1,17 @@
-"""The scheduler's side: what host memory has by content, what a prompt can load, what a step saves.
+"""The scheduler's side: knows what host memory has by content, what a prompt can load, and what a step saves.
 
-    question   how far can this prompt be loaded?        host memory answers at once, the store in a thread
-    load       vLLM has claimed blocks: which records fill them
-    plan       the blocks that this step completes get records; what is saved may go to the store. No block is held:
-               a later plan names those that vLLM gave to others meanwhile, and a rank that has not packed them says so
+    question   how far can this prompt be loaded? Host memory answers at once, the store in a thread
+    load       vLLM has claimed blocks: choose the records that fill them
+    plan       give records to the blocks that this step completes; saved records may go to the store
 
-A record is found by vLLM's own hash of a block. It stands for all tokens up to the block's end, so a state is found at
-the ends of blocks only, as vLLM's block-aligned mode keeps it. Null blocks are no blocks: nothing is saved for them.
+vLLM holds no block for a save. A later plan names the blocks that vLLM gave to others meanwhile, and a rank that has
+not packed such a block reports it.
 
-A load that fails keeps the records that came, and the request asks again, without those that did not come: it loads
-what is left in front of them, or computes all.
+A record is named by vLLM's own hash of a block, which stands for all tokens up to the block's end. So a state is found
+only at ends of blocks, where vLLM's block-aligned mode keeps states. Nothing is saved for null blocks.
+
+A load that fails keeps the records that came. Then the request asks again: it loads what lies before the first missing
+record, or computes all.
 
     claimed by a save ─▶ filled on each rank ─▶ found, least recently used first out ─▶ written to the store, pinned
 """
@@ -36,19 +38,19 @@ from memstate.tiers.workers import Executor, Job, Threads, Workers
 from memstate.tiers.writeback import SHARE
 
 LOG = logs.logger("vllm")
-GROUP = 4  # bytes of a group's number behind a hash
+GROUP = 4  # bytes of a group's number after a hash
 
 
 @dataclass
 class Counts:
-    """What the connector has done since the start.
+    """Counts of what the connector has done since the start.
 
     Attributes:
         saved: Blocks that reached host memory.
         refused: Blocks that host memory had no room for, or that vLLM gave to others before they were packed.
-        loaded: Blocks that came up, of these `fetched` from the store.
-        fetched: Blocks that came from the store.
-        lost: Loads that failed: their requests load what is in front of the first loss, and compute the rest.
+        loaded: Blocks that were loaded to the device; `fetched` is a part of them.
+        fetched: Blocks that were loaded from the store.
+        lost: Loads that failed. The requests load what lies before the first missing record, and compute the rest.
         written: Blocks that the store was given.
     """
 
@@ -62,15 +64,15 @@ class Counts:
 
 @dataclass
 class Ongoing:
-    """A save or a write that not all ranks have reported.
+    """A save or a write that not all ranks have reported yet.
 
     Attributes:
-        records: Its records.
-        left: Ranks that have not reported it.
-        entries: The entries that a write has pinned.
-        blocks: vLLM's blocks of a save, by record: the block and its name when it was planned.
-        gone: Records that a rank has not got.
-        dropped: The cache was reset meanwhile, so nothing of it may be found.
+        records: The records that it saves or writes.
+        left: Number of ranks that have not reported it.
+        entries: Cache entries that a write has pinned.
+        blocks: Record number of a save -> (vLLM's block, the block's name when the save was planned).
+        gone: Numbers of records that a rank has not got.
+        dropped: Whether the cache was reset meanwhile; then the records are released.
     """
 
     records: list[Record]
@@ -82,12 +84,12 @@ class Ongoing:
 
 
 class Fetching(NamedTuple):
-    """A load that not all ranks have reported.
+    """A load that not all ranks have reported yet.
 
     Attributes:
         load: The load.
-        pinned: The entries that it has pinned.
-        lost: Numbers of the records that a rank has not got.
+        pinned: Cache entries that the load has pinned.
+        lost: Numbers of records that a rank has not got.
     """
 
     load: Load
@@ -97,14 +99,14 @@ class Fetching(NamedTuple):
 
 @dataclass
 class Known:
-    """What is known of a request.
+    """What the scheduler's side knows of a request.
 
     Attributes:
-        adapter: What tells its LoRA adapter apart, empty for none.
-        gone: Keys of the blocks that it could not load: it does not ask the store for them again.
-        start: Tokens that vLLM had when it asked.
-        question: Asks the store for blocks, and has the keys that `has_all` returns; None for nothing.
-        cursors: Of each group, the blocks that were looked at for a save; empty for none.
+        adapter: Bytes that name its LoRA adapter, empty for none.
+        gone: Keys of blocks that it could not load, for which it does not ask the store again.
+        start: Tokens that vLLM had at the last call of `matched`.
+        question: Job that asks the store with `has_all`, or None.
+        cursors: For each group, the number of blocks that were looked at for a save; empty for none.
     """
 
     adapter: bytes
@@ -115,7 +117,7 @@ class Known:
 
 
 def has_all(store: Store, names: Mapping[bytes, Sequence[str]]) -> set[bytes]:
-    """Returns the blocks that the store has under the names of all ranks; runs in a thread.
+    """Returns the keys of blocks that the store has under the names of all ranks. Runs in a thread.
 
     Args:
         store: The store.
@@ -129,19 +131,19 @@ def has_all(store: Store, names: Mapping[bytes, Sequence[str]]) -> set[bytes]:
 
 
 class SchedulerSide:
-    """Decides what is saved, loaded and written.
+    """Decides what to save, load and write.
 
     Args:
-        settings: Sizes.
-        records: Blocks that host memory has room for, on each rank.
-        ranks: Workers that hold a part of each block.
-        align: Tokens of which a hit is a multiple: vLLM's scheduler block size.
-        hashes: Returns a request's hashes of blocks of so many tokens; called with the request and that number.
+        settings: Sizes of staging, and tokens from which the store is asked.
+        records: Blocks that fit in host memory, on each rank.
+        ranks: Number of workers; each holds a part of every block.
+        align: vLLM's scheduler block size; hits are multiples of it, in tokens.
+        hashes: Called with a request and a number of tokens; returns the request's hashes of blocks of this size.
         digest: Returns the digest of the configuration; called when the first name is needed.
-        drop: Whether the last block of a hit is computed again, as drafters of the EAGLE family need it.
-        store: The store below host memory, None for none.
+        drop: Whether the last block of a hit is computed again, as drafters of the EAGLE family need.
+        store: The store below host memory; None if there is none.
         executor: Replaces the thread in tests.
-        adapter: Returns what tells the LoRA adapter of a request apart, empty for none.
+        adapter: Returns bytes that name a request's LoRA adapter; empty if it has none.
     """
 
     def __init__(
@@ -151,7 +153,7 @@ class SchedulerSide:
     ) -> None:  # fmt: skip
         self.settings, self._ranks, self._align, self._hashes = settings, ranks, align, hashes
         self._drop, self._store, self._adapter, self._make_digest, self._digest = drop, store, adapter, digest, b""
-        # Numbers alone: the bytes, and what they look like, are with the workers.
+        # This cache only counts: the bytes and their layout are with the workers.
         form = RecordFormat("kv", StateLayout((Plane("block", (1,), torch.uint8),), layers=1), bytes(DIGEST_BYTES))
         self.cache = RecordCache(RecordPool(records, nbytes=1), form)
         self._threads = executor or Threads(1)
@@ -168,23 +170,23 @@ class SchedulerSide:
         self.counts = Counts()
 
     def bind(self, manager: Any, groups: Sequence[int]) -> None:
-        """Takes vLLM's cache manager.
+        """Stores vLLM's cache manager.
 
         Args:
-            manager: Its `KVCacheManager`.
-            groups: The groups whose blocks are found by hash.
+            manager: vLLM's `KVCacheManager`.
+            groups: Numbers of the groups whose blocks have content hashes.
         """
         managers = manager.coordinator.single_type_managers
         self._groups = [managers[group] for group in groups]
 
     def arrived(self, request: Any) -> Known:
-        """Notes a request. Call it before the first step that computes tokens of it.
+        """Records a request. Call it before the first step that computes tokens of the request.
 
         Args:
             request: vLLM's request.
 
         Returns:
-            What is known of it.
+            What is known of the request.
         """
         name = request.request_id
         if name not in self._known:
@@ -192,16 +194,16 @@ class SchedulerSide:
         return self._known[name]
 
     def matched(self, request: Any, computed: int) -> int | None:
-        """Returns how many tokens of a prompt can be loaded behind those that vLLM has.
+        """Returns how many tokens of a prompt can be loaded after those that vLLM has.
 
         Changes nothing in host memory.
 
         Args:
             request: vLLM's request.
-            computed: Tokens that vLLM has.
+            computed: Tokens that vLLM has already.
 
         Returns:
-            The tokens; None while the store is being asked: ask again in the next step.
+            The tokens; None while the store is being asked: call again in the next step.
         """
         known = self.arrived(request)
         known.start, gone = computed, known.gone
@@ -220,7 +222,7 @@ class SchedulerSide:
         return self._reach(keys, computed, limit, (known.question.result or set()).__contains__) - computed
 
     def _keys(self, request: Any) -> Callable[[int, int], bytes]:
-        """Returns what gives the key of a block, by the place of its group and its number in the request."""
+        """Returns a function (index of a group, number of a block) -> key of the block."""
         adapter = self.arrived(request).adapter
         hashes = [self._hashes(request, group.block_size) for group in self._groups]
         numbers = [group.kv_cache_group_id.to_bytes(GROUP, "big") for group in self._groups]
@@ -229,7 +231,7 @@ class SchedulerSide:
     def _reach(
         self, keys: Callable[[int, int], bytes], computed: int, limit: int, below: Callable[[bytes], bool]
     ) -> int:
-        """Returns the longest length at which each group has all blocks that its layers still read."""
+        """Returns the longest length at which each group has all blocks that its layers still need."""
 
         def has(at: int, block: int) -> bool:
             key = keys(at, block)
@@ -238,7 +240,7 @@ class SchedulerSide:
         for at, group in enumerate(self._groups):
             size = group.block_size
             first, last = self._needed(group, computed, limit)
-            if first == computed // size:  # such as full attention: a gap ends what can be loaded
+            if first == computed // size:  # full attention, for example: nothing after a gap can be loaded
                 held = next((block for block in range(first, last) if not has(at, block)), last)
                 limit = min(limit, held * size // self._align * self._align)
         if self._drop:
@@ -253,9 +255,9 @@ class SchedulerSide:
 
     @staticmethod
     def _needed(group: Any, computed: int, length: int) -> tuple[int, int]:
-        """Returns the blocks of a group that a request with so many tokens still reads, the first and the end.
+        """Returns (first, end) of a group's blocks that a request of `length` tokens still needs and vLLM lacks.
 
-        Of full attention these are all, of a sliding window the last few, of a recurrent layer the last.
+        Full attention needs all blocks, a sliding window the last few, a recurrent layer the last one.
         """
         size = group.block_size
         return max(computed, group.get_num_skipped_tokens(length)) // size, length // size
@@ -275,12 +277,12 @@ class SchedulerSide:
         return self._digest
 
     def allocated(self, request: Any, blocks: Sequence[Sequence[int]], tokens: int) -> None:
-        """Decides which records fill the blocks that vLLM has claimed for a load.
+        """Chooses the records that fill the blocks that vLLM has claimed for a load.
 
         Args:
             request: vLLM's request.
             blocks: Block ids of each of vLLM's groups.
-            tokens: Tokens to load; 0 for none.
+            tokens: Tokens to load; 0 for no load.
         """
         name, known = request.request_id, self.arrived(request)
         start, known.start, known.question = known.start, 0, None
@@ -293,7 +295,7 @@ class SchedulerSide:
             for block in range(start // size, (start + tokens) // size):
                 if ids[block]:  # no layer reads the null block
                     wanted.append(((block + 1) * size, at, ids[block], keys(at, block)))
-        wanted.sort()  # what does not come costs nothing in front of it
+        wanted.sort()  # shortest length first: then a missing record does not affect those before it
         for place, (length, _, block_id, key) in enumerate(wanted):
             if entry := self.cache.get(key):
                 self.cache.pin(entry)
@@ -316,21 +318,21 @@ class SchedulerSide:
         self.cache.touch([record.key for record in load.records])
 
     def stored(self, name: str, tokens: int) -> int:
-        """Returns how many tokens of the load that begins come from the store: its share of the blocks.
+        """Returns how many tokens of a new load come from the store, by its share of the blocks.
 
         Args:
-            name: The request.
+            name: The request's id.
             tokens: Tokens of the load.
         """
         load = self._loads[name].load
         return tokens * len(load.fetched) // max(1, len(load.records))
 
     def plan(self, scheduled: Iterable[str], ended: Iterable[str]) -> Plan:
-        """Returns what this step does, and begins the next.
+        """Returns the plan of this step, and begins the next plan.
 
         Args:
-            scheduled: Requests that the step's forward computes tokens of.
-            ended: Requests that have ended since the last step.
+            scheduled: Requests whose tokens this step's forward computes.
+            ended: Requests that ended since the last step.
         """
         for name in ended:
             self.ended(name)
@@ -343,7 +345,7 @@ class SchedulerSide:
         return plan
 
     def _save(self, scheduled: Iterable[str]) -> Save | None:
-        """Gives records to the blocks that this step completes, as far as there is room."""
+        """Claims records for the blocks that this step completes, as long as there is room."""
         save, blocks = Save(self._jobs, [], []), dict[int, tuple[Any, bytes]]()
         for name in scheduled:
             if (known := self._known.get(name)) is None:
@@ -364,9 +366,9 @@ class SchedulerSide:
         return save
 
     def _gone(self) -> set[int]:
-        """Returns records of earlier saves whose blocks have another name by now: vLLM may write to them in this step.
+        """Returns records of earlier saves whose blocks have another name now: vLLM may write to them in this step.
 
-        A name is an object of its own each time that vLLM gives a block one, so an equal name is another one, too.
+        vLLM makes a new object each time it names a block. So the test is identity: an equal name can be a later one.
         """
         gone = set[int]()
         for save in self._saves.values():
@@ -397,7 +399,7 @@ class SchedulerSide:
         save.records.append(Record(key, number[0], length))
 
     def _write(self) -> list[Write]:
-        """Takes records that wait for the store, as many as may be pinned at a time."""
+        """Takes records that wait for the store, as many as may be pinned at once."""
         pinned = sum(len(write.entries) for write in self._writes.values())
         room = max(1, int(self.cache.pool.records * SHARE)) - pinned
         entries: list[CachedRecord] = []
@@ -414,10 +416,10 @@ class SchedulerSide:
         return [Write(job, records)]
 
     def reported(self, report: Report) -> None:
-        """Notes what ranks have done.
+        """Records the finished work of ranks.
 
         Args:
-            report: The sum of what ranks report.
+            report: The sum of the ranks' reports.
         """
         for job, numbers in report.gone.items():
             self._saves[job].gone |= numbers
@@ -451,11 +453,11 @@ class SchedulerSide:
                 self._to_write.append(entry)
 
     def loaded(self, finished: Iterable[str], failed: Collection[str]) -> None:
-        """Notes loads that are over on each rank.
+        """Records loads that have finished on each rank.
 
         Args:
-            finished: The requests.
-            failed: Those of them that a rank could not load.
+            finished: Ids of the requests.
+            failed: Those of the requests that a rank could not load.
         """
         for name in finished:
             if (fetching := self._loads.pop(name, None)) is None:
@@ -477,19 +479,19 @@ class SchedulerSide:
             logs.event(LOG, logging.WARNING, "load failed", request=name, lost=len(lost), records=len(load.records))
 
     def ended(self, name: str) -> None:
-        """Forgets what a request has in vLLM. A load under way stays until each rank is done with it.
+        """Forgets what a request has in vLLM's memory. A load under way stays until each rank has finished it.
 
         Args:
-            name: A request that has ended or is preempted.
+            name: Id of a request that has ended or is preempted.
         """
         if known := self._known.get(name):
             known.cursors, known.start, known.question = [], 0, None
 
     def finished(self, name: str) -> None:
-        """Forgets a request.
+        """Forgets a request that has ended.
 
         Args:
-            name: A request that has ended.
+            name: Id of the request.
         """
         self._known.pop(name, None)
 
@@ -499,10 +501,10 @@ class SchedulerSide:
         return bool(self._saves or self._writes or self._to_write)
 
     def reset(self) -> bool:
-        """Forgets what is in host memory; returns whether all of it could be forgotten.
+        """Forgets all of host memory; returns whether nothing is left there.
 
-        Nothing from before is found in the store either: vLLM resets where weights have changed in memory, and no file
-        says so. The store keeps its records for the next process that loads the weights from the files.
+        Earlier records in the store no longer match either: vLLM resets when weights have changed in memory, and no
+        file shows that. The store keeps its records for the next process that loads the weights from the files.
         """
         self._to_write.clear()
         for known in self._known.values():

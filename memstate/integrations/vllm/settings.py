@@ -1,4 +1,4 @@
-"""Settings of the connector, read from vLLM's `kv_connector_extra_config` and checked."""
+"""Settings of the connector: reads and checks vLLM's `kv_connector_extra_config`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -11,27 +11,27 @@ from memstate.tiers.stores.base import Store
 from memstate.tiers.stores.file import FileStore
 
 COUNTS = ("threads", "store_tokens")
-# Loads get an eighth of staging, saves the rest: a load can pass in several turns, and no forward waits for it.
+# Loads get an eighth of the staging memory, saves the rest: a load can pass in parts, and no forward waits for it.
 INWARD = 8
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What `kv_connector_extra_config` can say.
+    """The settings that `kv_connector_extra_config` can give.
 
     Args:
-        host_blocks: Blocks of vLLM that host memory has room for, on each rank. Exactly one of this and `host_bytes`.
-        host_bytes: The same in bytes of blocks, as a number or as a text such as "64GiB".
-        staging_bytes: Bytes of the staging buffers on the device, on each rank. What does not fit waits there.
+        host_blocks: Blocks of vLLM that fit in host memory, on each rank. Give either this or `host_bytes`.
+        host_bytes: Bytes of blocks in host memory, on each rank, as a number or as a text such as "64GiB".
+        staging_bytes: Bytes of the staging buffers on the device, on each rank. Blocks that do not fit wait.
         store: Folder of a `FileStore` below host memory. None: no store.
-        store_capacity: Bytes that the folder may take, as `host_bytes`. None: until the disk is full.
-        store_tokens: Tokens that the store must have beyond host memory to be read.
+        store_capacity: Most bytes in the folder, in the form of `host_bytes`. None: until the disk is full.
+        store_tokens: Fewest tokens beyond host memory that the store must have to be read.
         threads: Threads that read and write the store.
-        model: Name of the weights, in place of their path and their files. None: these tell them apart.
+        model: Name of the weights, used instead of their path and files. None: path and files name them.
 
     Raises:
         ConfigurationError: A value is missing or out of range.
-        InvalidArgument: A number of bytes is none.
+        InvalidArgument: A number of bytes is not valid.
 
     Example:
         >>> Settings(host_bytes="64GiB").host_bytes
@@ -69,7 +69,7 @@ class Settings:
 
         Raises:
             ConfigurationError: A key is unknown, or a value is missing or out of range.
-            InvalidArgument: A number of bytes is none.
+            InvalidArgument: A number of bytes is not valid.
         """
         names = [field.name for field in fields(cls)]
         if unknown := sorted(map(str, given.keys() - set(names))):
@@ -77,30 +77,30 @@ class Settings:
         return cls(**given)
 
     def records(self, kv_cache_config: Any) -> int:
-        """Returns the blocks that host memory has room for, the same number in the scheduler and on each rank.
+        """Returns how many blocks fit in host memory: the same number in the scheduler and on each rank.
 
         Args:
             kv_cache_config: vLLM's configuration of the KV cache.
 
         Raises:
-            ConfigurationError: There is no room for one.
+            ConfigurationError: Not even one block fits.
         """
         if self.host_blocks is not None:
             return self.host_blocks
-        whole: int = kv_cache_config.kv_cache_tensors[0].size  # of the allocation that all tensors lie in
+        whole: int = kv_cache_config.kv_cache_tensors[0].size  # bytes of the allocation in which all tensors lie
         nbytes = whole // int(kv_cache_config.num_blocks)
         if not (count := int(self.host_bytes or 0) // nbytes):
             raise ConfigurationError(f"host_bytes={self.host_bytes}: a block takes {nbytes}; set {nbytes} or more")
         return count
 
     def staged(self, nbytes: int) -> tuple[int, int]:
-        """Returns the records that fit the staging buffer of loads, and that of saves.
+        """Returns how many records fit in the staging buffer of loads, and in that of saves.
 
         Args:
             nbytes: Bytes of a record.
 
         Raises:
-            ConfigurationError: There is not room for one of each.
+            ConfigurationError: There is no room for one record in each buffer.
         """
         if (count := int(self.staging_bytes) // nbytes) < 2:
             raise ConfigurationError(
@@ -110,7 +110,7 @@ class Settings:
         return inward, count - inward
 
     def open_store(self) -> Store | None:
-        """Returns the store, None for none.
+        """Returns the store, or None if there is none.
 
         Raises:
             ConfigurationError: The folder cannot be used.

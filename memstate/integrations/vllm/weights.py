@@ -1,10 +1,11 @@
-"""What tells weights apart without reading them: the files that they come from.
+"""Names weights by the files that they come from, without reading the weights.
 
-    model     its folder, or that of the hub's snapshot: names, sizes and times of its files, headers of safetensors
-    adapter   the same of a LoRA adapter, when its first request comes
+    model     the files in its folder, or in the hub's snapshot: names, sizes, times, headers of safetensors
+    adapter   the same for a LoRA adapter, when its first request arrives
 
-vLLM's hashes know an adapter by its name and its path, and nothing of the model. Times are those of the last write and
-of the last change that the file system noted. So equal files under new times are other weights: a miss, no wrong token.
+vLLM's hashes have the name and path of an adapter, and nothing of the model. The times are those of the last write and
+the last change in the file system. So equal files with new times count as other weights: that costs a hit, never a
+wrong token.
 """
 
 import logging
@@ -22,21 +23,21 @@ from memstate.tiers.records import DIGEST_BYTES
 
 LOG = logs.logger("vllm")
 
-# Formats of vLLM that load what is in the folder of the model. Others make weights up, or have them from elsewhere.
+# Load formats of vLLM that read the model's folder. Others invent weights, or read them from elsewhere.
 FROM_FOLDER = frozenset({
     "auto", "bitsandbytes", "fastsafetensors", "gguf", "hf", "instanttensor", "mistral", "npcache", "pt",
     "runai_streamer", "runai_streamer_sharded", "safetensors", "sharded_state",
 })  # fmt: skip
-SIZE_BYTES = 8  # of a safetensors header's size, in front of it
+SIZE_BYTES = 8  # bytes in front of a safetensors header, which give its size
 HEADER_BYTES = 100 << 20  # the largest header that safetensors allows
 
 
 class Files(NamedTuple):
-    """The files in one place.
+    """The files of a folder, or a single file.
 
     Attributes:
-        digest: 32 bytes for what they are called, their sizes, times and headers.
-        changed: When the last of them changed, in seconds since 1970.
+        digest: Digest, 32 bytes, of names, sizes, times and headers.
+        changed: Last change of any of the files, in seconds since 1970.
     """
 
     digest: bytes
@@ -44,14 +45,14 @@ class Files(NamedTuple):
 
 
 def identity(vllm_config: Any, name: str | None = None) -> Hashable:
-    """Returns what tells the weights of a model, and of its drafter, from others at the same path.
+    """Returns what names the weights of a model and of its drafter, so that others at the same path differ.
 
     Args:
         vllm_config: vLLM's configuration.
-        name: Name of the weights, which stands for their path and their files; None for none.
+        name: Name of the weights, used instead of their path and files; None if there is no name.
 
     Raises:
-        ConfigurationError: Nothing tells them apart, and they have no name.
+        ConfigurationError: There is no name, and no file names the weights.
     """
     if name:
         return ("named", name)
@@ -64,31 +65,31 @@ def identity(vllm_config: Any, name: str | None = None) -> Hashable:
 
 def _identity(model: Any, load: Any) -> bytes:
     how, away = str(load.load_format), getattr(model, "model_weights", "")
-    found = None
+    own_files = None
     if how in FROM_FOLDER and not away:
-        found = files(model.model, model.revision, load.download_dir)
-    if found is None:
+        own_files = files(model.model, model.revision, load.download_dir)
+    if own_files is None:
         raise ConfigurationError(
             f"store with weights that no file tells apart: {away or model.model} with load_format={how!r}; after a "
             "restart with others it would give wrong tokens; set 'model' in kv_connector_extra_config to a name of "
             "these weights, and to another whenever they change, or leave out 'store'"
         )
-    return found.digest
+    return own_files.digest
 
 
 def files(place: str, revision: str | None = None, downloads: str | None = None) -> Files | None:
-    """Returns what tells the files in a place from others there, without reading more than headers.
+    """Returns a digest of the files in a place. Reads no more than headers.
 
     Args:
         place: A folder, a file, or a model of the Hugging Face hub that has been downloaded.
         revision: Revision of the hub's model.
-        downloads: Where the hub's models are, None for the usual folder.
+        downloads: Folder of the hub's models; None for the usual folder.
 
     Returns:
-        What they are; None where there is no file.
+        The files; None if there are none.
     """
-    where = Path(os.path.expanduser(place))  # as it is where there is no home
-    if not os.path.exists(where):  # False also where nobody may look
+    where = Path(os.path.expanduser(place))  # unchanged if there is no home folder
+    if not os.path.exists(where):  # also False without permission to look
         snapshot = _snapshot(place, revision, downloads)
         if snapshot is None:
             return None
@@ -100,7 +101,7 @@ def files(place: str, revision: str | None = None, downloads: str | None = None)
             if not stat.S_ISREG(status.st_mode):
                 continue
             header = _header(path) if path.suffix == ".safetensors" else b""
-        except OSError:  # such as a link that leads nowhere: vLLM cannot load it either
+        except OSError:  # such as a broken link, which vLLM cannot load either
             continue
         times = (status.st_mtime_ns, status.st_ctime_ns)
         lines.append((os.path.relpath(path, where), status.st_size, *times, blake2b(header).hexdigest()))
@@ -109,7 +110,7 @@ def files(place: str, revision: str | None = None, downloads: str | None = None)
 
 
 def _within(folder: Path) -> Iterator[Path]:
-    """Yields the files below a folder, also behind links. Hidden ones are no weights."""
+    """Yields the files below a folder, and follows links. Skips hidden files, which are no weights."""
     seen = set[str]()
     for at, folders, names in os.walk(folder, followlinks=True):
         real = os.path.realpath(at)
@@ -125,25 +126,25 @@ def _header(path: Path) -> bytes:
 
 
 def _snapshot(model: str, revision: str | None, downloads: str | None) -> Path | None:
-    """Returns the folder of a model of the hub, as far as it has been downloaded."""
-    if os.environ.get("VLLM_USE_MODELSCOPE", "").lower() in ("1", "true"):  # another hub, with folders of its own
+    """Returns the folder of a model of the hub, if it has been downloaded."""
+    if os.environ.get("VLLM_USE_MODELSCOPE", "").lower() in ("1", "true"):  # another hub, with other folders
         return None
     try:
         from huggingface_hub import snapshot_download
 
         return Path(snapshot_download(model, revision=revision, cache_dir=downloads, local_files_only=True))
-    except (ImportError, OSError, ValueError):  # no such library, model or name
+    except (ImportError, OSError, ValueError):  # the library is missing, or the model or name is unknown
         return None
 
 
 class Adapters:
-    """Tells LoRA adapters from others under the same name and path.
+    """Names LoRA adapters by their files, so that others with the same name and path differ.
 
-    vLLM loads an adapter before its first request or with it. If its files have changed since the engine began, nothing
-    says which of them vLLM has loaded. Then its records belong to this process alone.
+    vLLM loads an adapter before its first request, or with it. If the adapter's files have changed since the engine
+    began, it is unknown which version vLLM has loaded. Then only this process uses the adapter's records.
 
     Args:
-        began: When the engine began, in seconds since 1970; None for now.
+        began: Start of the engine, in seconds since 1970; None for now.
     """
 
     def __init__(self, began: float | None = None) -> None:
@@ -152,7 +153,7 @@ class Adapters:
         self._known: dict[tuple[int, str], bytes] = {}
 
     def identity(self, request: Any) -> bytes:
-        """Returns what tells the adapter of a request apart, empty for none.
+        """Returns bytes that name the adapter of a request; empty if it has no adapter.
 
         Args:
             request: vLLM's request.
@@ -162,11 +163,11 @@ class Adapters:
             return b""
         which = (adapter.lora_int_id, adapter.lora_path)
         if which not in self._known:
-            found = files(adapter.lora_path)
-            if found is None or found.changed > self._began:
-                why = "has no files" if found is None else "changed after the engine began"
+            its_files = files(adapter.lora_path)
+            if its_files is None or its_files.changed > self._began:
+                why = "has no files" if its_files is None else "changed after the engine began"
                 logs.event(LOG, logging.WARNING, "adapter not told apart", adapter=adapter.lora_name, why=why)
                 self._known[which] = self._own
             else:
-                self._known[which] = found.digest
+                self._known[which] = its_files.digest
         return self._known[which]

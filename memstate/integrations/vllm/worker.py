@@ -1,17 +1,17 @@
-"""The worker's side: moves blocks between vLLM's memory, host memory and the store. Knows no request but its name.
+"""The worker's side: moves blocks between vLLM's memory, host memory and the store. Knows requests only by name.
 
-    save    packed behind a forward, on its stream, as far as staging has room; the copy engine takes it to host memory
-    load    read from the store first, if it is there; then copied to its blocks, on a stream of its own. What the store
-            does not give is reported, and nothing is copied: the records that came stay in host memory
+    save    packed after a forward, on its stream, if staging has room; then the copy engine takes it to host memory
+    load    read from the store if necessary; then copied to its blocks, on another stream. If the store lacks a record,
+            the worker reports it and copies nothing: the records that came stay in host memory
     write   sealed and written by threads
 
-The scheduler's side says which record is whose, so nothing here is claimed or evicted. No block is held for a save:
+The scheduler's side assigns records to blocks, so a worker claims and evicts nothing. vLLM holds no block for a save:
 
     plan t       blocks 1 to 9 complete              forward t    pack 1 to 4    the others wait
     plan t + 1   vLLM gives block 7 to another: gone              pack 5, 6, 8   forward t + 1    pack 9
 
-What has been packed may change owners at once: the next forward runs on the same stream. What waits is intact until a
-plan says that it is gone, because vLLM writes to a block of a prefix only after giving it away.
+A packed block may change its owner at once, because the next forward runs on the same stream. A waiting block is intact
+until a plan says that it is gone, because vLLM writes to a block of a prefix only after giving it away.
 """
 
 from collections import Counter, deque
@@ -34,7 +34,7 @@ from memstate.tiers.writeback import BATCH, write
 
 
 class Waiting(NamedTuple):
-    """A block that is not packed yet."""
+    """A block to save that is not packed yet."""
 
     job: int
     block: int
@@ -42,14 +42,14 @@ class Waiting(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """Blocks on their way to host memory, as many of each job."""
+    """Blocks on their way to host memory; `jobs` counts the blocks of each save."""
 
     jobs: Counter[int]
     ticket: Ticket
 
 
 class Loading(NamedTuple):
-    """A load on its way to its blocks."""
+    """A load whose copy to its blocks has begun."""
 
     load: Load
     ticket: Ticket
@@ -59,9 +59,9 @@ class WorkerSide:
     """Carries out the plans of the scheduler's side on one rank.
 
     Args:
-        settings: Sizes.
+        settings: Sizes of host memory and staging.
         rank: This worker's rank, from 0 on.
-        store: The store below host memory, None for none.
+        store: The store below host memory; None if there is none.
         executor: Replaces the threads in tests.
     """
 
@@ -75,7 +75,7 @@ class WorkerSide:
         self._digest = b""
         self._waiting: deque[Waiting] = deque()  # oldest first
         self._packed: list[Packed] = []
-        self._left: Counter[int] = Counter()  # of each save, the blocks that are neither gone nor in host memory
+        self._left: Counter[int] = Counter()  # save -> its blocks that are neither gone nor in host memory
         self._reading: list[tuple[Load, list[Job]]] = []
         self._loading: list[Loading] = []
         self._writing: list[tuple[int, list[Job]]] = []
@@ -85,16 +85,16 @@ class WorkerSide:
     def register(
         self, kv_cache_config: Any, kv_caches: Mapping[str, Any], backends: Mapping[str, str] | None = None
     ) -> None:
-        """Takes vLLM's memory, and allocates host memory for its blocks.
+        """Adopts vLLM's memory, and allocates host memory for its blocks.
 
         Args:
             kv_cache_config: vLLM's configuration of this worker's KV cache.
             kv_caches: Layer name -> its tensor or tensors.
-            backends: Layer name -> the backend that reads and writes them; None where nobody knows.
+            backends: Layer name -> the backend that reads and writes the layer's tensors; None if unknown.
 
         Raises:
             LayoutMismatch: The tensors do not fit the configuration.
-            ConfigurationError: There is not so much host memory, or staging has no room for two blocks.
+            ConfigurationError: There is too little host memory, or staging has no room for two blocks.
 
         Syncs: no.
         """
@@ -104,21 +104,21 @@ class WorkerSide:
         pool = RecordPool(
             self.settings.records(kv_cache_config), form.nbytes, pinned=self._planes.device.type == "cuda"
         )
-        pool.claim(pool.records)  # the scheduler's side says which are free
+        pool.claim(pool.records)  # the scheduler's side counts the free records
         self._cache = RecordCache(pool, form)
         self.restore()
         if self._store is not None:
             self._store.register(pool.memory)
 
     def suspend(self) -> None:
-        """Gives up what is not packed: vLLM takes the memory of its blocks away.
+        """Gives up blocks that are not packed, because vLLM takes their memory away.
 
         Syncs: no.
         """
         self._give_up({waiting.number for waiting in self._waiting})
 
     def restore(self) -> None:
-        """Makes the staging buffers, and makes them again where vLLM has taken their memory away.
+        """Makes the staging buffers, or makes them again after vLLM has taken their memory away.
 
         Syncs: no.
         """
@@ -127,10 +127,10 @@ class WorkerSide:
         self._transfers.warm_up()
 
     def begin(self, plan: Plan) -> None:
-        """Begins the loads and the writes of a step, and packs what waits.
+        """Begins the loads and writes of a step, and packs waiting blocks.
 
         Args:
-            plan: What the scheduler's side wants.
+            plan: The plan of this step.
 
         Syncs: no.
         """
@@ -147,7 +147,7 @@ class WorkerSide:
         self._advance_loads()
 
     def save(self, plan: Plan) -> None:
-        """Packs what waits and what the step's forward has completed. Call it behind the forward, on its stream.
+        """Packs waiting blocks, and those that the step's forward has completed. Call after the forward, on its stream.
 
         Args:
             plan: The plan of this step.
@@ -176,7 +176,7 @@ class WorkerSide:
         self._settle(Counter(waiting.job for waiting in lost))
 
     def _settle(self, jobs: Counter[int]) -> None:
-        """Counts blocks of saves that are gone or in host memory."""
+        """Subtracts blocks of saves that are gone or in host memory; reports saves without blocks left."""
         for job, blocks in jobs.items():
             self._left[job] -= blocks
             if not self._left[job]:
@@ -184,7 +184,7 @@ class WorkerSide:
                 self._report.saved[job] = 1
 
     def finished(self) -> tuple[set[str], set[str]]:
-        """Returns the requests whose load is over, and which of them have not got all of their blocks.
+        """Returns the requests whose load has ended, and those of them that lack blocks.
 
         Syncs: no.
         """
@@ -195,7 +195,7 @@ class WorkerSide:
         return {load.request for load, _ in done} | failed, failed
 
     def report(self) -> Report:
-        """Returns what is done since the last report.
+        """Returns the work that was finished since the last report.
 
         Syncs: no.
         """
@@ -209,7 +209,7 @@ class WorkerSide:
         return report
 
     def close(self) -> None:
-        """Waits for copies and for the store's calls under way, and ends the threads.
+        """Waits for running copies and calls of the store, and ends the threads.
 
         Syncs: yes.
         """
@@ -222,7 +222,7 @@ class WorkerSide:
             self._store.close()
 
     def _advance_loads(self) -> None:
-        """Copies loads that are in host memory to their blocks; gives up those that the store has not all of."""
+        """Copies loads that are in host memory to their blocks. Gives up loads that the store lacks a record of."""
         for entry in [entry for entry in self._reading if all(job.done for job in entry[1])]:
             self._reading.remove(entry)
             load, jobs = entry

@@ -1,7 +1,7 @@
-"""Pictures of layouts and of slot owners: functions of plain data, which launch nothing and wait for no device.
+"""Pictures of layouts and of slot owners, drawn from plain data: no function launches a kernel or waits for a device.
 
-The arithmetic (`blocks`, `runs`, `touched`, `holdings`, `holdings_over`, `free_words`, `sections`) needs nothing more;
-the pictures need the extra `viz`, and are loaded when they are first used.
+The functions that compute (`blocks`, `runs`, `touched`, `holdings`, `holdings_over`, `free_words`, `sections`) need no
+extra package. The pictures need the extra `viz`, and load when they are first used.
 """
 
 # ruff: isort: skip_file
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from memstate.viz.words import bitmap as bitmap, packet as packet
 
 _pictures: list[str] = []
-if not TYPE_CHECKING:  # a type checker reads the imports above, and reports a name that is not among them
+if not TYPE_CHECKING:  # a type checker reads the imports above and reports unknown names
     __getattr__, _pictures = exports(__name__)
 __all__ = [
     "Block", "PacketSection", "Span", "blocks", "free_words", "holdings", "holdings_over", "joined", "runs", "sections",

@@ -1,4 +1,4 @@
-"""The bitmap of free slots, word by word, with the summary that a claim of a large pool goes down."""
+"""Returns the bitmap of free slots word by word, and the levels of its summary."""
 
 import numpy as np
 
@@ -6,20 +6,20 @@ from memstate.errors import InvalidArgument
 from memstate.kernels.levels import bitmap_levels, bitmap_words, with_summary
 from memstate.slots.inspect import Inspection
 
-BITS = 32  # of a word
+BITS = 32  # bits of a word
 
 
 def free_words(inspection: Inspection) -> list[list[int]]:
-    """Returns the words of the bitmap as unsigned numbers, then those of each level of its summary.
+    """Returns the words of the bitmap as unsigned numbers, then the words of each level of its summary.
 
-    The bit of a slot is set while the slot is free. The bit of a word of the summary is set while the word below it
+    A slot's bit is set while the slot is free. In the summary, a word's bit is set while that word of the level below
     is not 0. A bitmap of at most 64 words has no summary.
 
     Args:
-        inspection: What `StateManager.inspect` returned.
+        inspection: A result of `StateManager.inspect`.
 
     Raises:
-        InvalidArgument: This is no inspection.
+        InvalidArgument: `inspection` is not an inspection.
 
     Example:
         >>> from memstate.slots.inspect import Inspection
@@ -35,8 +35,8 @@ def free_words(inspection: Inspection) -> list[list[int]]:
     bits = np.zeros(BITS * count, bool)
     bits[: inspection.capacity + 1] = inspection.free[: inspection.capacity + 1]
     everything = with_summary(np.packbits(bits, bitorder="little").view("<i4").astype(np.int32))
-    found, start = [], 0
+    levels, start = [], 0
     for size in bitmap_levels(count):
-        found.append(everything[start : start + size].view(np.uint32).tolist())
+        levels.append(everything[start : start + size].view(np.uint32).tolist())
         start += size
-    return found
+    return levels

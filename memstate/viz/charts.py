@@ -1,4 +1,4 @@
-"""Numbers side by side, numbers that make up a whole, and numbers that change with a setting or from step to step."""
+"""Charts of numbers: bars, stacked bars, lines over a setting, and curves over steps."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,10 +7,10 @@ from memstate.errors import InvalidArgument
 from memstate.viz import figure, inputs
 from memstate.viz.figure import Axes, Figure
 
-NARROW = 0.05  # of the longest bar: a part that is narrower has no number in it
+NARROW = 0.05  # share of the longest bar: a narrower part shows no number
 MARKERS = "osD^vX"
-THICKER = 1.3  # points: each line is thinner than the one below it, so that equal numbers show them all
-LABELS = 24  # steps that have room for a label
+THICKER = 1.3  # points: each line is thinner than the one below it, so that equal lines stay visible
+LABELS = 24  # most labels of steps
 Numbers = Mapping[str, Mapping[str, float]]  # group -> name -> value
 
 
@@ -20,10 +20,10 @@ def bars(numbers: Numbers, unit: str, *, log: bool = False) -> Figure:
     Args:
         numbers: Group -> name -> value, with the same names in every group.
         unit: Unit of the values, for the axis.
-        log: Whether the axis is logarithmic; a 0 is a number without a bar then.
+        log: Whether the axis is logarithmic; then a 0 shows its number, but no bar.
 
     Raises:
-        InvalidArgument: A value is no number, or groups differ in their names.
+        InvalidArgument: A value is not a number, or groups differ in their names.
         ImportError: matplotlib is not installed.
 
     Syncs: no.
@@ -40,7 +40,7 @@ def bars(numbers: Numbers, unit: str, *, log: bool = False) -> Figure:
         container = axes.barh(places, values, height=0.92 * height, color=colours[name])
         axes.bar_label(container, fmt="\u00a0{:,.6g}", fontsize=7)
         for at, bar in zip(places, container, strict=True):
-            if logarithmic and bar.get_width() == 0:  # which has no place on the axis, and so no label either
+            if logarithmic and bar.get_width() == 0:  # no place on a logarithmic axis, so bar_label skips it
                 axes.text(0, at, "\u00a00", transform=axes.get_yaxis_transform(), va="center", fontsize=7)
     axes.margins(x=0.12)
     if logarithmic:
@@ -51,14 +51,14 @@ def bars(numbers: Numbers, unit: str, *, log: bool = False) -> Figure:
 
 
 def stacked(numbers: Numbers, unit: str) -> Figure:
-    """Draws one bar for each group, made of its parts, such as the bytes of a plan or the tokens of a trace.
+    """Draws a bar for each group, stacked from its parts, such as the bytes of a plan or the tokens of a trace.
 
     Args:
         numbers: Group -> part -> value from 0 on, with the same parts in every group.
         unit: Unit of the values, for the axis.
 
     Raises:
-        InvalidArgument: A value is no number from 0 on, or groups differ in their parts.
+        InvalidArgument: A value is not a number from 0 on, or groups differ in their parts.
         ImportError: matplotlib is not installed.
 
     Syncs: no.
@@ -90,7 +90,7 @@ def _groups(what: str, numbers: Numbers, least: float | None) -> list[str]:
 
 
 def _finish(drawn: Figure, axes: Axes, groups: Numbers, unit: str, colours: Mapping[str, figure.Colour]) -> None:
-    """Names groups, unit and colours."""
+    """Adds the names of groups, the unit and the legend."""
     figure.name_lines(axes, groups)
     axes.set_xlabel(figure.plain(unit))
     figure.half_frame(axes)
@@ -101,17 +101,17 @@ def lines(
     numbers: Mapping[str, Mapping[int, float]], setting: str, unit: str, *, log: bool = False,
     limits: Mapping[str, float] | None = None,
 ) -> Figure:  # fmt: skip
-    """Draws a line for each name over a setting, such as the hit rate of each policy over the number of states.
+    """Draws a line for each name over a setting, such as each policy's hit rate over the number of states.
 
     Args:
-        numbers: Name -> value of the setting, from 1 on -> number. The setting's axis is logarithmic.
-        setting: What the setting is, for its axis.
+        numbers: Name -> setting, from 1 on -> number. The setting's axis is logarithmic.
+        setting: Text of the setting's axis.
         unit: Unit of the numbers, for their axis.
-        log: Whether the axis of the numbers is logarithmic; they are above 0 then.
-        limits: Name -> number of each dashed line over the whole width.
+        log: Whether the axis of the numbers is logarithmic; then they must be above 0.
+        limits: Name -> number of a dashed line across the picture.
 
     Raises:
-        InvalidArgument: A value is no number, or none is there to draw.
+        InvalidArgument: A value is not a number, or there is nothing to draw.
         ImportError: matplotlib is not installed.
 
     Syncs: no.
@@ -130,7 +130,8 @@ def lines(
     axes = drawn.subplots()
     for at, (name, points) in enumerate(numbers.items()):
         places = sorted(points)
-        width = 1.5 + THICKER * (len(numbers) - 1 - at)  # the first is the widest: a line under another stays visible
+        # the first line is the widest, so that lines drawn over it do not hide it
+        width = 1.5 + THICKER * (len(numbers) - 1 - at)
         axes.plot(
             places, [points[place] for place in places], color=colours[name], marker=MARKERS[at % len(MARKERS)],
             linewidth=width, markersize=4 + width, label=figure.plain(name),
@@ -160,14 +161,14 @@ def lines(
 
 
 def curves(numbers: Mapping[str, Mapping[str, Sequence[float]]], labels: Sequence[str] = ()) -> Figure:
-    """Draws a panel for each unit: a line for each name, one number a step.
+    """Draws a panel for each unit, with a line for each name and a number for each step.
 
     Args:
-        numbers: Unit -> name -> its numbers, with the same names and as many numbers everywhere.
+        numbers: Unit -> name -> numbers, one for each step; the same names and as many numbers in every unit.
         labels: A label for each step (default: 0, 1, ...).
 
     Raises:
-        InvalidArgument: There is nothing to draw, names or lengths differ, or a value is no number.
+        InvalidArgument: There is nothing to draw, names or lengths differ, or a value is not a number.
         ImportError: matplotlib is not installed.
 
     Syncs: no.
@@ -184,9 +185,9 @@ def curves(numbers: Mapping[str, Mapping[str, Sequence[float]]], labels: Sequenc
                 linewidth=1.4 + THICKER * (len(names) - 1 - turn), solid_joinstyle="miter",
             )  # fmt: skip
         axes.set_ylabel(figure.plain(unit), fontsize=8)
-        found = [value for values in each.values() for value in values]
-        axes.set_ylim(bottom=min(0, *found))
-        axes.yaxis.get_major_locator().set_params(integer=all(value == int(value) for value in found))
+        points = [value for values in each.values() for value in values]
+        axes.set_ylim(bottom=min(0, *points))
+        axes.yaxis.get_major_locator().set_params(integer=all(value == int(value) for value in points))
         figure.half_frame(axes)
         axes.tick_params(labelsize=8)
     every = -(-count // LABELS)
@@ -198,7 +199,7 @@ def curves(numbers: Mapping[str, Mapping[str, Sequence[float]]], labels: Sequenc
 
 
 def _length(numbers: Mapping[str, Mapping[str, Sequence[float]]], labels: Sequence[str]) -> int:
-    """Returns how many numbers each line has."""
+    """Returns the number of steps, after checks of lines and labels."""
     if not all(isinstance(values, Sequence) for each in numbers.values() for values in each.values()):
         raise InvalidArgument(f"curves: {numbers!r}, expected a list of numbers for each name")
     counts = {len(values) for each in numbers.values() for values in each.values()}

@@ -1,4 +1,4 @@
-"""The figure that all pictures are drawn on, and their colours. The only place that imports matplotlib."""
+"""The figure of all pictures, with its colours and legends. The only module that imports matplotlib."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from colorsys import hls_to_rgb
@@ -23,13 +23,13 @@ except ModuleNotFoundError as error:
 Colour = str | tuple[float, float, float] | tuple[float, float, float, float]
 Name = TypeVar("Name")
 
-PADDING = kinds.kind("padding").colour  # hatched, so that it is told from a plane in print as well
+PADDING = kinds.kind("padding").colour  # hatched as well, so that a print without colours shows it
 HATCH = "/////"
-MISSING = r"Glyph \d+ .* missing from"  # how a warning of matplotlib begins
+MISSING = r"Glyph \d+ .* missing from"  # how matplotlib's warning about a missing glyph begins
 EDGE = "#444444"
-COLUMNS = 8  # of a legend; more would be wider than the picture
-# What is not an owner or a plane has another colour on a dark page: paper, frames, rules. A reader's program says which
-# page it is; one style for a colour holds for all pictures of a notebook.
+COLUMNS = 8  # most columns of a legend
+# Colours of paper, frames and rules change on a dark page; those of owners and planes do not. The viewer's program
+# decides which page it is. In a notebook, the style of one picture holds for all, so a colour has one dark form.
 DARK = {
     "#ffffff": "#16181d", "#000000": "#d5d8de", EDGE: "#9aa0aa", "#e6e6e6": "#3a3a3a", "#eeeeee": "#2b2e35",
     "#dddddd": "#33363d", "#bbbbbb": "#555961",
@@ -39,16 +39,16 @@ STYLE = f'g[id^=figure] text:not([style*="fill:"]){{fill:{DARK["#000000"]}}}' + 
     f'[style*="stroke: {light}"]{{stroke:{dark}!important}}'
     for light, dark in DARK.items()
 )
-GOLDEN = 0.618034  # of a turn of the colour wheel, again and again: no two hues are ever the same
+GOLDEN = 0.618034  # turn of the colour wheel from one hue to the next: no hue comes twice
 
 
 class Drawing(Figure):
-    """A figure that shows itself in a notebook as SVG, for light and dark pages, and with the same text every time."""
+    """A figure that a notebook shows as SVG, for light and dark pages. Equal pictures give equal SVG text."""
 
     def _repr_svg_(self) -> str:
         out = StringIO()
         with rc_context({"svg.fonttype": "none", "svg.hashsalt": "memstate"}), catch_warnings():
-            filterwarnings("ignore", MISSING)  # the text stays text: the reader's fonts draw it
+            filterwarnings("ignore", MISSING)  # text stays text in the SVG: the viewer's fonts draw it
             self.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
         return out.getvalue().replace(
             "<defs>", f"<defs>\n  <style>@media (prefers-color-scheme:dark){{{STYLE}}}</style>", 1
@@ -56,12 +56,12 @@ class Drawing(Figure):
 
 
 def drawing(width: float, height: float) -> Drawing:
-    """Returns an empty figure of so many inches."""
+    """Returns an empty figure, `width` x `height` inches."""
     return Drawing(figsize=(width, height), dpi=80, layout="constrained")
 
 
 def plane_colours(names: Iterable[Name]) -> dict[Name, Colour]:
-    """Returns a colour for each plane, the same one in every layout of a picture, and no two alike."""
+    """Returns a colour for each plane: the same in every layout of a picture, and no two alike."""
     return {name: _colour(at) for at, name in enumerate(dict.fromkeys(names))}
 
 
@@ -70,24 +70,24 @@ def _colour(at: int) -> Colour:
 
 
 def inches(text: str) -> float:
-    """Returns how wide a text of the usual size is, with a bar before it: a path of no glyph has no width."""
+    """Returns the width of a text of the usual size. A bar is measured with it, because a path without glyphs fails."""
     with catch_warnings():
         filterwarnings("ignore", MISSING)
         return TextPath((0, 0), f"|{plain(text)}", size=rcParams["font.size"]).get_extents().width / 72
 
 
 def plain(name: object) -> str:
-    """Returns a name that draws as it is: matplotlib takes `$` for a formula, and control characters break an SVG."""
+    """Returns a name to draw literally: matplotlib reads `$` as a formula, and control characters break SVGs."""
     return visible(str(name)).replace("$", r"\$")
 
 
 def lighter(colour: Colour, part: float) -> Colour:
-    """Returns a colour through which the page shines: 0 = as it is, 1 = as the page."""
+    """Returns a transparent colour: 0 = unchanged, 1 = invisible."""
     return *to_rgb(colour), 1 - part
 
 
 def ink(colour: Colour) -> str:
-    """Returns the colour of a text on a colour."""
+    """Returns the colour of a text that is drawn on a colour."""
     red, green, blue = to_rgb(colour)
     return kinds.INK if 0.3 * red + 0.59 * green + 0.11 * blue > 0.55 else kinds.LIGHT
 
@@ -95,7 +95,7 @@ def ink(colour: Colour) -> str:
 def cell(
     axes: Axes, at: float, line: float, kind: kinds.Kind, *, wide: float = 1, tall: float = 1, edge: float = 0.8
 ) -> None:
-    """Draws what an owner of a kind has, from `at` on, around a line; a faulty kind is hatched."""
+    """Draws a cell in the colour of a kind of owner, from `at` on, centred on a line; hatched if the kind is faulty."""
     axes.barh(
         line, wide, left=at, height=tall, facecolor=kind.colour, edgecolor="white", linewidth=edge, zorder=2,
         hatch=HATCH if kind.faulty else "",
@@ -103,43 +103,43 @@ def cell(
 
 
 def name_lines(axes: Axes, names: Iterable[object], size: float | None = None) -> None:
-    """Names the lines of a picture, the first at the top."""
+    """Writes the names of a picture's lines, the first at the top."""
     labels = [plain(name) for name in names]
     axes.set_yticks(range(len(labels)), labels, fontsize=size)
     axes.invert_yaxis()
 
 
 def half_frame(axes: Axes) -> None:
-    """Leaves the two axes of the frame."""
+    """Hides the top and right side of the frame."""
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def no_frame(axes: Axes) -> None:
-    """Leaves nothing of the frame but labels."""
+    """Hides the frame and its ticks, but not the labels."""
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
 
 
 def legend(drawn: Figure, handles: Sequence[Artist], columns: int = COLUMNS) -> None:
-    """Adds a legend above the picture; of more columns it would be wider than the picture."""
+    """Adds a legend above the picture, of at most so many columns that it is no wider than the picture."""
     drawn.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), columns), frameon=False)
 
 
 def key(colours: Mapping[Any, Colour], padding: bool = False) -> list[Patch]:
-    """Returns the entries of a legend.
+    """Returns the entries of a legend of colours.
 
     Args:
         colours: Name -> colour.
-        padding: Whether to add one for padding, hatched as it is drawn.
+        padding: Whether to add an entry for padding, hatched like padding in the picture.
     """
     shown = [_patch(colour, plain(name)) for name, colour in colours.items()]
     return [*shown, _patch("white", "padding", PADDING, HATCH)] if padding else shown
 
 
 def kind_key(names: Iterable[str]) -> list[Patch]:
-    """Returns the entries of a legend for kinds of owners, in the order of the table of kinds; faulty ones hatched."""
-    found = [kinds.kind(name) for name in kinds.KINDS if name in set(names)]
-    return [_patch(kind.colour, kind.name, hatch=HATCH if kind.faulty else None) for kind in found]
+    """Returns the entries of a legend of kinds of owners, in the order of `KINDS`; faulty kinds are hatched."""
+    shown = [kinds.kind(name) for name in kinds.KINDS if name in set(names)]
+    return [_patch(kind.colour, kind.name, hatch=HATCH if kind.faulty else None) for kind in shown]
 
 
 def _patch(colour: Colour, label: str, edge: Colour = EDGE, hatch: str | None = None) -> Patch:

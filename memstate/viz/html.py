@@ -1,4 +1,4 @@
-"""Renders the sheet of an object as HTML for a notebook: native folds, no script, everything escaped."""
+"""Renders the sheet of an object as HTML for a notebook: foldable sections, no script, all texts escaped."""
 
 from html import escape
 
@@ -6,7 +6,7 @@ from memstate.sheet import Bar, Section, Sheet
 from memstate.viz import kinds
 from memstate.viz.kinds import Kind
 
-# Colours come from the notebook where it has some, else from the reader's preference for light or dark.
+# Colours come from the notebook's theme if it has one, else from the reader's preference for light or dark.
 _STYLE = """<style>
 .memstate{--ms-ink:var(--jp-content-font-color1,#1f2328);--ms-pale:var(--jp-content-font-color2,#59636e);
 --ms-page:var(--jp-layout-color0,#fff);--ms-line:var(--jp-border-color2,#d0d7de);--ms-bad:#c00d0d;--ms-free:#e6e6e6;
@@ -37,7 +37,7 @@ def render(sheet: Sheet) -> str:
     """Returns a sheet as HTML.
 
     Args:
-        sheet: What to show.
+        sheet: The sheet to show.
 
     Example:
         >>> render(Sheet("a <title>"))[-49:]

@@ -1,4 +1,4 @@
-"""Checks of what a picture is drawn of: layouts, inspections and numbers, or a named error."""
+"""Checks the inputs of pictures: layouts, inspections and numbers. Raises a named error for wrong ones."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
@@ -16,10 +16,10 @@ Inspections = Inspection | Sequence[Inspection]
 
 
 def layouts(given: Layouts) -> dict[str, StateLayout]:
-    """Returns name -> layout; one layout alone goes by its order.
+    """Returns name -> layout; a single layout gets its order as its name.
 
     Raises:
-        InvalidArgument: These are no layouts.
+        InvalidArgument: `given` is not a layout, nor a dict of layouts.
     """
     if isinstance(given, StateLayout):
         return {given.order: given}
@@ -31,42 +31,42 @@ def layouts(given: Layouts) -> dict[str, StateLayout]:
 
 
 def inspections(given: Inspections) -> list[Inspection]:
-    """Returns one inspection or several as a list.
+    """Returns a list of inspections, from one inspection or several.
 
     Raises:
-        InvalidArgument: These are no inspections.
+        InvalidArgument: `given` is not an inspection, nor a list of inspections.
     """
-    found = [given] if isinstance(given, Inspection) else list(given) if isinstance(given, Iterable) else None
-    if found is None or not all(isinstance(inspection, Inspection) for inspection in found):
+    taken = [given] if isinstance(given, Inspection) else list(given) if isinstance(given, Iterable) else None
+    if taken is None or not all(isinstance(inspection, Inspection) for inspection in taken):
         raise InvalidArgument(f"{given!r}: expected what `StateManager.inspect` returns")
-    return found
+    return taken
 
 
 def ids(what: str, given: Any, known: range) -> list[int]:
-    """Returns some of the whole numbers `known`.
+    """Returns the ids as a list, after a check that all are in `known`.
 
     Raises:
-        InvalidArgument: One is not among them.
+        InvalidArgument: An id is not in `known`.
     """
     if not isinstance(given, Iterable):
         raise InvalidArgument(f"{what} {given!r}: expected a list of {known.start}..{known.stop - 1}")
-    found = list(given)
-    unknown = [number for number in found if not checks.is_whole(number) or int(number) not in known]
+    numbers = list(given)
+    unknown = [number for number in numbers if not checks.is_whole(number) or int(number) not in known]
     if unknown:
         raise InvalidArgument(f"{what} {unknown}: expected {known.start}..{known.stop - 1}")
-    return [int(number) for number in found]
+    return [int(number) for number in numbers]
 
 
 def groups(what: str, given: Any, alike: bool = True) -> list[Any]:
-    """Returns the names in the first of some groups.
+    """Returns the names in the first group, after checks of all groups.
 
     Args:
-        what: The picture.
+        what: Name of the picture, for messages.
         given: Group -> name -> value.
         alike: Whether every group must have the same names.
 
     Raises:
-        InvalidArgument: There is no group, one has no name, or the names are not alike.
+        InvalidArgument: There is no group, a group has no name, or the names differ.
     """
     if (
         not isinstance(given, Mapping)
@@ -81,10 +81,10 @@ def groups(what: str, given: Any, alike: bool = True) -> list[Any]:
 
 
 def number(what: str, value: Any, *, least: float | None = None, above: float | None = None) -> None:
-    """Refuses what is no finite number, is below `least`, or is not above `above`.
+    """Refuses a value that is not a finite number, is below `least`, or is not above `above`.
 
     Raises:
-        InvalidArgument: It is.
+        InvalidArgument: The value is refused.
     """
     is_number = isinstance(value, int | float | np.number) and isfinite(value)
     if not is_number or (least is not None and value < least) or (above is not None and value <= above):
@@ -93,16 +93,16 @@ def number(what: str, value: Any, *, least: float | None = None, above: float | 
 
 
 def few(count: int, most: int, what: str, draw: str) -> None:
-    """Refuses what has more parts than a reader can tell apart.
+    """Refuses a picture with more parts than a reader can tell apart.
 
     Args:
-        count: Its parts.
-        most: As many as can be told apart.
-        what: What it is, with the picture and the number.
-        draw: What to draw instead.
+        count: Number of the picture's parts.
+        most: Largest number of parts.
+        what: The picture and the number of its parts, for the message.
+        draw: What to draw instead, for the message.
 
     Raises:
-        InvalidArgument: It has.
+        InvalidArgument: There are more than `most` parts.
     """
     if count > most:
         raise InvalidArgument(f"{what} cannot be told apart, at most {most}: draw {draw}")

@@ -1,7 +1,7 @@
-"""Kinds of slot owners, with one colour each for all pictures. Texts only: knows no picture and no page.
+"""Kinds of slot owners, with a colour for each, for all pictures. Contains texts alone; imports no picture.
 
-The colours were chosen to stay apart for readers with protanopia, deuteranopia and tritanopia, on light and dark pages.
-Kinds that an audit finds wrong are also hatched, so that a print without colours shows them.
+Readers with protanopia, deuteranopia and tritanopia can tell the colours apart, on light and dark pages. Kinds that an
+audit reports as wrong are also hatched, so that a print without colours shows them.
 """
 
 from collections.abc import Mapping
@@ -9,16 +9,16 @@ from typing import Final, NamedTuple
 
 
 class Kind(NamedTuple):
-    """How a kind of owner is shown.
+    """The look of a kind of owner.
 
     Attributes:
         name: Name of the kind.
-        colour: Its colour, `#rrggbb`.
-        ink: Colour of text on it.
-        meaning: What such a slot is, for legends.
-        faulty: Whether an audit finds such a slot wrong.
-        dark: Its colour on a dark page, where that is another one.
-        hatched: Whether it is hatched although it is not faulty, as memory that holds nothing.
+        colour: Colour of a cell, `#rrggbb`.
+        ink: Colour of text on a cell.
+        meaning: Meaning of the kind, for legends.
+        faulty: Whether an audit reports such a slot as wrong.
+        dark: Colour on a dark page, if it differs.
+        hatched: Whether cells are hatched although the kind is not faulty, as memory that holds nothing.
     """
 
     name: str
@@ -31,14 +31,14 @@ class Kind(NamedTuple):
 
     @property
     def on_dark(self) -> str:
-        """Its colour on a dark page: the same, unless it is said."""
+        """Colour on a dark page: `dark` if it is given, otherwise `colour`."""
         return self.dark or self.colour
 
 
 LIGHT: Final = "#ffffff"
 INK: Final = "#0a0a0a"
 
-# In the order of legends and of bars.
+# In the order of legends and bars.
 KINDS: Final[Mapping[str, Kind]] = {
     kind.name: kind
     for kind in (
@@ -55,7 +55,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         Kind("free", "#e6e6e6", INK, "free", dark="#3a3a3a"),
     )
 }
-# What bars of memory and of tokens show besides owners.
+# Parts of bars of memory and tokens that are no owners.
 OTHERS: Final[Mapping[str, Kind]] = {
     kind.name: kind
     for kind in (
@@ -73,12 +73,12 @@ OTHERS: Final[Mapping[str, Kind]] = {
         Kind("no snapshot", "#fabe27", INK, "lost: KV without a state"),
     )
 }
-PLANES: Final = ("#3b6ea5", "#e08e2d", "#5b9a68", "#8a63a8", "#b0574f", "#6f6f6f")  # planes, in their order
-_OTHER_NAMES: Final = {"group": "by id"}  # an audit counts slots of open claim groups under this name
+PLANES: Final = ("#3b6ea5", "#e08e2d", "#5b9a68", "#8a63a8", "#b0574f", "#6f6f6f")  # colours of planes, in their order
+_OTHER_NAMES: Final = {"group": "by id"}  # an audit counts slots of open claim groups as `group`
 
 
 def kind(name: str) -> Kind:
-    """Returns how a kind of owner, or another part of a bar, is shown. Other names are shown as `unknown`.
+    """Returns the look of a kind of owner, or of another part of a bar. An unknown name looks like `unknown`.
 
     Args:
         name: A kind of an inspection, of `viz.holdings` or of an audit; a part in `OTHERS`; or `plane 0` and so on.
@@ -94,11 +94,11 @@ def kind(name: str) -> Kind:
 
 
 def short(name: str, letters: int) -> str:
-    """Returns a name of at most so many letters. It keeps the end, because ends tell names apart.
+    """Returns a name of at most `letters` letters. Keeps the end, because names differ in their ends.
 
     Args:
         name: The name.
-        letters: 3 or more.
+        letters: Most letters of the result, 3 or more.
 
     Example:
         >>> short("conversation-17", 6), short("@4096", 6)

@@ -1,4 +1,4 @@
-"""Memory to scale: slots, arenas from first byte to last, and the pages that an access touches."""
+"""Pictures of memory to scale: slots, arenas from first byte to last, and the pages that an access touches."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, product
@@ -11,13 +11,13 @@ from memstate.viz.figure import Axes, Colour, Figure
 from memstate.viz.inputs import Layouts
 from memstate.viz.touch import blocks, shares, touched
 
-MOST_BLOCKS = 2000  # more can be neither seen nor told apart
+MOST_BLOCKS = 2000  # most blocks that a reader can tell apart
 MOST_PAGES = 2**20
 LEVELS = 4  # shades of a page that is touched in part
 
 
 def slot(layouts: Layouts) -> Figure:
-    """Draws one slot of each layout to one scale: the blocks of a layer beside the slot over all layers.
+    """Draws one slot of each layout to one scale: the blocks of one layer, beside the slot over all layers.
 
     Padding is hatched.
 
@@ -25,7 +25,7 @@ def slot(layouts: Layouts) -> Figure:
         layouts: Name -> layout, or one layout.
 
     Raises:
-        InvalidArgument: These are no layouts.
+        InvalidArgument: `layouts` is not a layout, nor a dict of layouts.
         ImportError: matplotlib is not installed.
 
     Syncs: no.
@@ -56,7 +56,7 @@ def slot(layouts: Layouts) -> Figure:
 
 
 def _stack(axes: Axes, at: int, layout: StateLayout, whole: bool, unit: int, colours: Mapping[str, Colour]) -> None:
-    """Draws a layout's planes one behind the other, each with its padding: of one layer, or the whole slot."""
+    """Draws a layout's planes one after the other, each with its padding: of one layer, or of the whole slot."""
     start = 0.0
     for plane, row in zip(layout.planes, layout.table(), strict=True):
         layers = layout.layers_of(plane) if whole else 1
@@ -71,21 +71,21 @@ def _stack(axes: Axes, at: int, layout: StateLayout, whole: bool, unit: int, col
 
 
 def _unit(most: int) -> tuple[int, str]:
-    """Returns the unit in which so many bytes are a readable number: its bytes and its name."""
+    """Returns (bytes of a unit, its name), so that `most` bytes in this unit are a readable number."""
     power = min(3, max(0, most.bit_length() - 1) // 10)
     return 1024**power, ("bytes", "KiB", "MiB", "GiB")[power]
 
 
 def arena(layouts: Layouts, slots: int, ids: Sequence[int] = ()) -> Figure:
-    """Draws the arenas of each layout from first byte to last, a colour per plane and a shade per layer.
+    """Draws the arenas of each layout from first byte to last, with a colour for each plane and a shade for each layer.
 
     Args:
-        layouts: Name -> layout, or one layout. They may have 2000 blocks in all.
+        layouts: Name -> layout, or one layout; at most 2000 blocks together.
         slots: Number of slots, without the null slot.
-        ids: Slots whose blocks stand out, 1..slots; the others are pale.
+        ids: Slots to highlight, 1..slots; blocks of other slots are pale.
 
     Raises:
-        InvalidArgument: There are no such slots, or too many blocks to tell apart.
+        InvalidArgument: An id is not a slot, or there are too many blocks to tell apart.
         ImportError: matplotlib is not installed.
 
     Syncs: no.
@@ -115,7 +115,7 @@ def _lay_out(
     axes: Axes, first: int, layout: StateLayout, slots: int, ids: Sequence[int], colours: Mapping[str, Colour],
     legible: float,
 ) -> None:  # fmt: skip
-    """Draws every block of a layout, its first arena on line `first`; `legible` blocks carry their slot's number."""
+    """Draws every block of a layout, its first arena on line `first`. Blocks above `legible` bytes show their slot."""
     for plane, place in zip(layout.planes, layout.placements(slots), strict=True):
         block, line = layout.block_bytes(plane), first + place.arena
         for layer, slot in product(range(layout.layers_of(plane)), range(slots + 1)) if block else ():
@@ -134,19 +134,19 @@ def _lay_out(
 def pages(
     layouts: Layouts, slots: int, ids: Sequence[int], page_bytes: int, layers: Iterable[int] | None = None
 ) -> Figure:
-    """Draws the pages of each layout's arenas; what a forward over these slots touches is red.
+    """Draws the pages of each layout's arenas; pages that a forward over these slots touches are red.
 
-    The fuller a page, the stronger its colour.
+    The more of a page is touched, the stronger is its colour.
 
     Args:
-        layouts: Name -> layout, or one layout. Their arenas may have 2**20 pages in all.
+        layouts: Name -> layout, or one layout; at most 2**20 pages of arenas together.
         slots: Number of slots.
         ids: Slots that are read, 1..slots.
         page_bytes: Bytes of a page.
         layers: Layers that are read (default: all).
 
     Raises:
-        InvalidArgument: There are no such slots or layers, or too many pages to tell apart.
+        InvalidArgument: An id is not a slot, a layer does not exist, or there are too many pages to tell apart.
         ImportError: matplotlib is not installed.
 
     Syncs: no.
@@ -168,7 +168,8 @@ def pages(
         if number == 0:
             axes.set_title(title, fontsize=9, loc="left")
         axes.barh(0, len(part), height=1, left=0, facecolor="white", edgecolor=figure.EDGE, linewidth=0.6)
-        levels = [-int(-share * LEVELS // 1) for share in part.tolist()]  # rounded up: what is touched is seen
+        # rounded up, so that every touched page is visible
+        levels = [-int(-share * LEVELS // 1) for share in part.tolist()]
         for level, run in groupby(range(len(levels)), levels.__getitem__):
             first, *others = run
             if level:

@@ -1,4 +1,4 @@
-"""Who held which slot: at one moment, from an inspection; over time, from the journal. Knows no picture.
+"""Computes who held which slot: at one moment, from an inspection; over time, from the journal.
 
 A journal lists changes of registers. `holdings_over` joins them to spans:
 
@@ -6,7 +6,7 @@ A journal lists changes of registers. `holdings_over` joins them to spans:
     spans     register 3   |--------|                     |------------->
               register 12           |-----------------------------|
 
-A journal keeps the last changes only, so a span can begin before its first change. And some owners change their name
+A journal keeps only the last changes, so a span can begin before its first change. And some owners change their name
 without a change of registers: a state at a mark becomes a cached state.
 """
 
@@ -21,7 +21,7 @@ from memstate.slots.journal import Change
 
 Changes = Inspection | Iterable[Change | Mapping[str, Any]]
 FIELDS: Final = ("serial", "submit", "what", "register", "kind", "owner", "label", "source", "source_owner")
-# Names of owners, for the sources of moves, which have a name but no kind.
+# Patterns of owners' names. The source of a move has a name, but no kind.
 _REQUEST = re.compile(r"(row \d+ \(request .*\)) (live|lane [01])", re.DOTALL)
 _MARK = re.compile(r"(row \d+) \((?!request )", re.DOTALL)
 _ROW = re.compile(r"row \d+")
@@ -30,22 +30,22 @@ _SESSION = re.compile(r"(session .*) \(\d+ tokens\)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Span:
-    """What one owner held in one register, from the packet that filled it to the packet that emptied it.
+    """The time in which one owner held one register, from the packet that filled it to the packet that emptied it.
 
     Attributes:
         register: Number of the register.
-        kind: Kind of the owner, the last one known.
-        owner: Name of the owner, the last one known.
-        group: What belongs together: the request, the session, `prefix cache` or `snapshots`.
-        label: Tokens of the state, as far as known; 0 = not known.
+        kind: Last known kind of the owner.
+        owner: Last known name of the owner.
+        group: What the owner belongs to: its request, its session, `prefix cache` or `snapshots`.
+        label: Last known label of the register, in tokens; 0 = not known.
         begin: Packet that filled the register. None: it was filled before the first change.
-        end: Packet that emptied it. None: it is still held.
-        filled: What filled it: claim, move, plan or accept; "" if no change tells.
-        emptied: What emptied it: release, move, plan or accept; "" if it is still held. With an `end` and "" it was
-            emptied without a change, as by `reset`.
-        source: Register that it was moved from, 0 for none.
-        target: Register that it was moved to, 0 for none.
-        serials: The first and the last change that the span is known from; (0, 0): no change names it.
+        end: Packet that emptied the register. None: it still holds its slot.
+        filled: Change that filled the register: claim, move, plan or accept; "" if no change says so.
+        emptied: Change that emptied the register: release, move, plan or accept; "" if it still holds its slot. With an
+            `end` and "", the register was emptied without a change, as by `reset`.
+        source: Register from which the state was moved, 0 for none.
+        target: Register to which the state was moved, 0 for none.
+        serials: Serials of the first and the last change of the span; (0, 0): no change names it.
     """
 
     register: int
@@ -63,13 +63,13 @@ class Span:
 
 
 def holdings(inspection: Inspection) -> list[tuple[str, str]]:
-    """Returns kind and name, or tag, of the owner of each slot 1..capacity.
+    """Returns (kind, name or tag) of the owner of each slot 1..capacity.
 
-    Kinds are those of the inspection, and `free`, `by id` (claimed by id), `leaked` (neither free nor owned) and
-    `contested` (several owners, or an owner of a free slot). The name is "" where there is no owner, or more than one.
+    Kinds are those of the inspection, and also `free`, `by id` (claimed by id), `leaked` (neither free nor owned) and
+    `contested` (several owners, or an owner of a free slot). The name is "" if there is no owner, or more than one.
 
     Args:
-        inspection: What `StateManager.inspect` returned.
+        inspection: A result of `StateManager.inspect`.
 
     Syncs: no.
     """
@@ -77,17 +77,17 @@ def holdings(inspection: Inspection) -> list[tuple[str, str]]:
 
 
 def holdings_over(changes: Changes) -> list[Span]:
-    """Returns who held which register over time, in the order in which the spans begin.
+    """Returns the spans in which owners held registers, in the order in which they begin.
 
-    Numbers of packets never go down in the result: a launch between two packets counts for the later one where the
-    journal has noted that packet already.
+    Packet numbers never go down in the result: a launch between two packets counts for the later one if the journal has
+    recorded that packet already.
 
     Args:
-        changes: `mem.journal.changes`, or the `changes` of an inspection, oldest first. Or an inspection itself: it
-            also has the registers that no change names, the lengths, and the present names of owners.
+        changes: `mem.journal.changes`, or the `changes` of an inspection, oldest first; or an inspection, which also
+            has registers that no change names, lengths, and present names of owners.
 
     Raises:
-        InvalidArgument: This is no list of changes.
+        InvalidArgument: `changes` is not a list of changes.
 
     Example:
         >>> changes = [Change(1, 1, "claim", 3, "live", "row 1 (request 'a') live", 0),
@@ -107,12 +107,12 @@ def holdings_over(changes: Changes) -> list[Span]:
 
 
 def group_of(kind: str, owner: str, rows: Mapping[str, str] | None = None) -> str:
-    """Returns what an owner belongs to: its request, its session, `prefix cache`, `snapshots` or `unknown`.
+    """Returns the group of an owner: its request, its session, `prefix cache`, `snapshots` or `unknown`.
 
     Args:
         kind: Kind of the owner.
-        owner: Its name, as an inspection gives it.
-        rows: `row 1` -> the group of the request there, to which the states at its marks belong.
+        owner: Name of the owner, as in an inspection.
+        rows: `row 1` -> group of the request in that row, to which the states at its marks belong.
     """
     if match := _REQUEST.fullmatch(owner):
         return match[1]
@@ -124,11 +124,11 @@ def group_of(kind: str, owner: str, rows: Mapping[str, str] | None = None) -> st
 
 
 class _Track:
-    """Follows the registers change by change."""
+    """Follows registers through a journal, change by change, and collects their spans."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
-        self._open: dict[int, int] = {}  # register -> index of its span
+        self._open: dict[int, int] = {}  # register -> index of its open span
         self._rows: dict[str, str] = {}  # row -> group of its request
         self._now = 0  # packet of the latest change
 
@@ -147,7 +147,7 @@ class _Track:
         )  # fmt: skip
 
     def close_with(self, inspected: Inspection) -> None:
-        """Adds what the registers say at the end."""
+        """Completes the spans with the registers of an inspection."""
         for register in [each for each in self._open if each not in inspected.names]:
             self._lose(register)
         for register, owner in inspected.names.items():
@@ -168,19 +168,19 @@ class _Track:
         self.spans.append(Span(register, kind, owner, self._group(kind, owner), label, begin, **more))
 
     def _rename(self, register: int, kind: str, owner: str, label: int) -> None:
-        """Gives an open span its newest name and length. A name that says nothing changes nothing."""
+        """Gives an open span its newest name and length. A name without information changes nothing."""
         at = self._open[register]
         span = self.spans[at]
         if not owner or owner.startswith(("holder ", "register ")):
             kind, owner, group = span.kind, span.owner, span.group
         elif (kind, owner) == (span.kind, span.owner) and not _ROW.fullmatch(span.group):
-            group = span.group  # of the request that was in the row then
+            group = span.group  # the group of the request that was in the row at that time
         else:
             group = self._group(kind, owner)
         self.spans[at] = replace(span, kind=kind, owner=owner, group=group, label=label or span.label)
 
     def _empty(self, register: int, kind: str, owner: str, change: Change, target: int = 0) -> None:
-        """Ends the span of a register; one that began before the first change is added first."""
+        """Ends the span of a register. If it began before the first change, adds the span first."""
         if register not in self._open:
             self._begin(register, kind, owner, change.label, serials=(change.serial,) * 2)
         self._rename(register, kind, owner, change.label)
@@ -189,14 +189,14 @@ class _Track:
         self.spans[at] = replace(self.spans[at], end=self._now, emptied=change.what, target=target, serials=serials)
 
     def _lose(self, register: int) -> None:
-        """Ends the span of a register that is empty, or filled again, without a change that emptied it."""
+        """Ends the span of a register that was emptied without a change."""
         if register in self._open:
             at = self._open.pop(register)
             self.spans[at] = replace(self.spans[at], end=self._now)
 
 
 def _kind_of(owner: str) -> str:
-    """Returns the kind of an owner of which only the name is known."""
+    """Returns the kind of an owner, derived from its name."""
     if match := _REQUEST.fullmatch(owner):
         return match[2].split()[0]
     starts = {"session ": "session", "cached prefix": "cached", "snapshot ": "snapshot", "holder ": "snapshot"}
@@ -206,11 +206,11 @@ def _kind_of(owner: str) -> str:
 
 
 def _read(changes: Iterable[Change | Mapping[str, Any]]) -> Sequence[Change]:
-    """Returns changes in their order. Raises: InvalidArgument for anything else."""
+    """Returns the changes sorted by serial. Raises: InvalidArgument for other values."""
     expected = "expected `mem.journal.changes`, the `changes` of an inspection, or an inspection"
     if not isinstance(changes, Iterable) or isinstance(changes, str | Mapping):
         raise InvalidArgument(f"{changes!r}: {expected}")
-    found = []
+    read = []
     for change in changes:
         if isinstance(change, Mapping):
             missing = [name for name in FIELDS if name not in change]
@@ -219,5 +219,5 @@ def _read(changes: Iterable[Change | Mapping[str, Any]]) -> Sequence[Change]:
             change = Change(**{name: change[name] for name in FIELDS})
         elif not isinstance(change, Change):
             raise InvalidArgument(f"{change!r}: {expected}")
-        found.append(change)
-    return sorted(found, key=lambda change: change.serial)
+        read.append(change)
+    return sorted(read, key=lambda change: change.serial)

@@ -1,4 +1,4 @@
-"""Slots from top to bottom and moments from left to right: who owned them, and what each step did with them."""
+"""Draws slots from top to bottom and moments from left to right: their owners, and what each step does with them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
@@ -11,29 +11,29 @@ from memstate.viz.figure import Axes, Figure
 from memstate.viz.inputs import Inspections
 from memstate.viz.owners import holdings
 
-WIDE = 16  # letters of a name at most; fewer where there are many moments
+WIDE = 16  # most letters of a name; fewer if there are many moments
 WIDTH = 10.4  # inches of all cells
-KEY = 1.45  # inches of a column of the legend
+KEY = 1.45  # inches of a legend column
 MOST_CELLS = 20_000  # slots times moments
-LEGIBLE = (100, 48)  # slots and moments up to which a cell has room for its edges and a name
-LABELS = 24  # moments that have room for a label
-BETWEEN = 0.04  # inches between two labels at least
-LONGEST = 30  # letters of a label that stands upright
-MOST_STEP_CELLS = 4000  # slots times steps, over all panels
-MOST_STEPS = 24  # that have room for what a cell says
-NARROWEST = 6.5  # inches: a legend of all kinds of owners fits
+LEGIBLE = (100, 48)  # most slots and most moments at which cells have edges and names
+LABELS = 24  # most labels of moments
+BETWEEN = 0.04  # least inches between two labels
+LONGEST = 30  # most letters of an upright label
+MOST_STEP_CELLS = 4000  # most cells (slots times steps) of all panels together
+MOST_STEPS = 24  # most steps with room for the text of a cell
+NARROWEST = 6.5  # inches: at this width a legend of all kinds of owners fits
 
 
 def occupancy(inspections: Inspections, steps: Sequence[str] = ()) -> Figure:
-    """Draws slots from top to bottom and moments from left to right, coloured by the kind of owner, with names.
+    """Draws slots from top to bottom and moments from left to right, with names, coloured by kind of owner.
 
-    `viz.kinds.KINDS` has the colours. What an audit finds wrong is hatched. A long name is cut to its end, such as
-    `..n-17`. Beyond 100 slots or 48 moments names are left out, and neighbours of a kind are drawn as one. Beyond
+    `viz.kinds.KINDS` has the colours. Slots that an audit reports as wrong are hatched. A long name is cut to its end,
+    such as `..n-17`. Beyond 100 slots or 48 moments, names are left out and neighbours of one kind are joined. Beyond
     20,000 cells nothing is drawn.
 
     Args:
-        inspections: One, or several of one manager in the order they were taken.
-        steps: A label for each (default: 0, 1, ...). Labels stand upright where they do not fit a line.
+        inspections: One inspection, or several of one manager in the order in which they were taken.
+        steps: A label for each inspection (default: 0, 1, ...). Labels stand upright if they do not fit in a line.
 
     Raises:
         InvalidArgument: Inspections differ in their slots, labels do not fit, or there are too many cells.
@@ -54,7 +54,7 @@ def occupancy(inspections: Inspections, steps: Sequence[str] = ()) -> Figure:
     columns = [holdings(inspection) for inspection in taken]
     legible = capacity <= LEGIBLE[0] and len(columns) <= LEGIBLE[1]
     longest = max((len(name) for column in columns for _, name in column), default=0) if legible else 0
-    inch = max(0.3, min(0.075 * min(longest, WIDE) + 0.12, WIDTH / len(columns)))  # width of a cell
+    inch = max(0.3, min(0.075 * min(longest, WIDE) + 0.12, WIDTH / len(columns)))  # inches of a cell's width
     shown_steps = range(0, len(columns), -(-len(columns) // LABELS))
     labels = [str(steps[at]) if steps else str(at) for at in shown_steps]
     widest = max(map(figure.inches, labels)) + BETWEEN
@@ -79,17 +79,17 @@ def occupancy(inspections: Inspections, steps: Sequence[str] = ()) -> Figure:
     axes.set_ylabel("slot")
     names = [figure.plain(label) for label in labels]
     axes.set_xticks([at + 0.5 for at in shown_steps], names, rotation=90 if upright else 0)
-    entries = max(2, int(drawn.get_size_inches()[0] / KEY))  # a legend of more columns would be wider than the figure
+    entries = max(2, int(drawn.get_size_inches()[0] / KEY))  # more columns would make the legend wider than the figure
     figure.legend(drawn, figure.kind_key({kind for column in columns for kind, _ in column}), entries)
     return drawn
 
 
 def _cells(column: Sequence[tuple[str, str]], joined: bool) -> Iterator[tuple[int, int, str, str]]:
-    """Yields first slot, number of slots, kind and name of what is not free.
+    """Yields (first slot, number of slots, kind, name) of each cell that is not free.
 
     Args:
-        column: Kind and name of each slot's owner.
-        joined: Whether to join neighbours of a kind, unnamed.
+        column: (kind, name) of each slot's owner.
+        joined: Whether to join neighbours of one kind into a cell without a name.
     """
     cells = list(enumerate(column, 1))
     for kind, run in groupby(cells, key=lambda cell: cell[1][0]):
@@ -101,7 +101,7 @@ def _cells(column: Sequence[tuple[str, str]], joined: bool) -> Iterator[tuple[in
 
 
 def _slots(axes: Axes, capacity: int, moments: int, every: int = 1) -> None:
-    """Sets a picture up: slots from top to bottom, free ones in the colour of the page."""
+    """Prepares a picture: slots from top to bottom, and the colour of free slots as background."""
     axes.set_facecolor(kinds.kind("free").colour)
     axes.set_yticks(range(1, capacity + 1, every))
     axes.set_ylim(capacity + 0.5, 0.5)
@@ -110,14 +110,14 @@ def _slots(axes: Axes, capacity: int, moments: int, every: int = 1) -> None:
 
 
 class PlannedStep(NamedTuple):
-    """What was planned for one step.
+    """The plan of one step.
 
     Attributes:
-        label: Its name on the axis.
-        inspection: What `StateManager.inspect` returned between the plan and the forward.
+        label: Label of the step on the axis.
+        inspection: Result of `StateManager.inspect` between the plan and the forward.
         read: Slots that the forward reads: `step.read.tolist()`.
-        write: Slots that it writes: `step.write.tolist()`.
-        snapshot: Slots that it writes as well: `step.snapshot.tolist()`.
+        write: Slots that the forward writes: `step.write.tolist()`.
+        snapshot: Slots that the forward also writes, as snapshots: `step.snapshot.tolist()`.
     """
 
     label: str
@@ -128,16 +128,16 @@ class PlannedStep(NamedTuple):
 
 
 def steps(runs: Mapping[str, Sequence[PlannedStep]]) -> Figure:
-    """Draws a panel for each run: slots from top to bottom, steps from left to right, coloured by the kind of owner.
+    """Draws a panel for each run: slots from top to bottom, steps from left to right, coloured by kind of owner.
 
     A cell says what the forward does with the slot (r reads, w writes, s writes as a snapshot), and the length in
-    tokens that its state has after the forward.
+    tokens of its state after the forward.
 
     Args:
-        runs: Name -> its steps, such as the same loop under several strategies. At most 24 steps each.
+        runs: Name -> steps of a run, such as the same loop under several strategies; at most 24 steps each.
 
     Raises:
-        InvalidArgument: There is nothing to draw, or too much to tell apart.
+        InvalidArgument: There is nothing to draw, or too many cells to tell apart.
         ImportError: matplotlib is not installed.
 
     Syncs: no.
@@ -174,7 +174,7 @@ def _require_steps(runs: Mapping[str, Sequence[PlannedStep]]) -> None:
 
 
 def _panel(axes: Axes, moments: Sequence[PlannedStep], longest: int) -> set[str]:
-    """Draws one run, and returns the kinds of owner that it has."""
+    """Draws one run, and returns its kinds of owner."""
     seen = set()
     for at, moment in enumerate(moments):
         taken = moment.inspection

@@ -1,4 +1,4 @@
-"""Renders the sheet of an object as text for a terminal. The only place that imports rich."""
+"""Renders the sheet of an object as text for a terminal. The only module that imports rich."""
 
 from memstate.sheet import Bar, Section, Sheet
 from memstate.viz import kinds
@@ -18,7 +18,7 @@ def render(sheet: Sheet) -> Group:
     """Returns a sheet as text for rich.
 
     Args:
-        sheet: What to show.
+        sheet: The sheet to show.
     """
     parts: list[RenderableType] = [Text(sheet.title, style="bold")]
     parts += [Text(f"  {fault}", style="bold red") for fault in sheet.faults]
@@ -45,17 +45,17 @@ def _bar(bar: Bar) -> list[RenderableType]:
 
 
 def widths(sizes: list[int], cells: int) -> list[int]:
-    """Returns so many cells shared out by size; everything that has a size has one cell at least.
+    """Shares `cells` cells out in proportion to sizes, with at least one cell for each, and returns their numbers.
 
     Example:
         >>> widths([1, 1000, 1000], 10)
         [1, 5, 4]
     """
-    found = [1 + (cells - len(sizes)) * size // max(1, sum(sizes)) for size in sizes]
+    shares = [1 + (cells - len(sizes)) * size // max(1, sum(sizes)) for size in sizes]
     by_rest = sorted(range(len(sizes)), key=lambda at: -((cells - len(sizes)) * sizes[at] % max(1, sum(sizes))))
-    for at in by_rest[: max(0, cells - sum(found))]:
-        found[at] += 1
-    return found
+    for at in by_rest[: max(0, cells - sum(shares))]:
+        shares[at] += 1
+    return shares
 
 
 def _section(section: Section) -> list[RenderableType]:

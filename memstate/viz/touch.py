@@ -1,7 +1,7 @@
-"""Which bytes and pages an access to some slots touches, exactly, from the arithmetic of a layout. Knows no picture.
+"""Computes which bytes and pages an access to slots touches, exactly, from the arithmetic of a layout.
 
-A page is any unit, such as what one entry of a TLB covers. Every arena counts as starting on a page, as a large
-allocation does.
+A page is any unit of memory, such as the bytes of one TLB entry. Every arena is taken to start on a page, as large
+allocations do.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ from memstate.viz import inputs
 
 
 class Block(NamedTuple):
-    """Bytes that lie together: arena[start : start + nbytes]."""
+    """Contiguous bytes: arena[start : start + nbytes]."""
 
     arena: int
     start: int
@@ -24,7 +24,7 @@ class Block(NamedTuple):
 
 
 def blocks(layout: StateLayout, slots: int, ids: Sequence[int], layers: Iterable[int] | None = None) -> list[Block]:
-    """Returns what a forward reads of these slots: every plane, a block per layer and slot, without its padding.
+    """Returns the blocks that a forward reads of slots: one for each plane, layer and slot, without padding.
 
     Args:
         layout: The layout.
@@ -33,7 +33,7 @@ def blocks(layout: StateLayout, slots: int, ids: Sequence[int], layers: Iterable
         layers: Layers that are read (default: all).
 
     Raises:
-        InvalidArgument: There are no such slots or layers.
+        InvalidArgument: An id is not a slot, or a layer does not exist.
 
     Syncs: no.
     """
@@ -51,15 +51,15 @@ def blocks(layout: StateLayout, slots: int, ids: Sequence[int], layers: Iterable
 
 
 def runs(layout: StateLayout, slots: int, ids: Sequence[int]) -> list[Block]:
-    """Returns what a copy of these whole slots reads or writes: the runs of the layout, padding included.
+    """Returns the blocks that a copy of whole slots reads or writes: the runs of the layout, with padding.
 
     Args:
         layout: The layout.
         slots: Number of slots.
-        ids: Slots that are copied, 1..slots.
+        ids: Slots to copy, 1..slots.
 
     Raises:
-        InvalidArgument: There are no such slots.
+        InvalidArgument: An id is not a slot.
 
     Syncs: no.
     """
@@ -70,32 +70,32 @@ def runs(layout: StateLayout, slots: int, ids: Sequence[int]) -> list[Block]:
 
 
 def joined(pieces: Iterable[Block]) -> list[Block]:
-    """Returns the same bytes in as few blocks as can be, in the order of memory, each byte once.
+    """Returns the same bytes in as few blocks as possible, in the order of memory, each byte once.
 
     Example:
         >>> joined([Block(0, 8, 8), Block(0, 0, 8), Block(0, 12, 8)])
         [Block(arena=0, start=0, nbytes=20)]
     """
-    found: list[Block] = []
+    merged: list[Block] = []
     for piece in sorted(pieces):
-        last = found[-1] if found else None
+        last = merged[-1] if merged else None
         if last and last.arena == piece.arena and piece.start <= last.start + last.nbytes:
             end = max(last.start + last.nbytes, piece.start + piece.nbytes)
-            found[-1] = last._replace(nbytes=end - last.start)
+            merged[-1] = last._replace(nbytes=end - last.start)
         else:
-            found.append(piece)
-    return found
+            merged.append(piece)
+    return merged
 
 
 def touched(pieces: Iterable[Block], page_bytes: int) -> int:
-    """Returns how many pages these bytes lie on, each counted once.
+    """Returns the number of pages on which these bytes lie.
 
     Example:
         >>> touched([Block(0, 0, 1), Block(0, 4000, 200)], page_bytes=4096)
         2
 
     Raises:
-        InvalidArgument: `page_bytes` is no size.
+        InvalidArgument: `page_bytes` is not a size.
     """
     page_bytes = checks.whole("page_bytes", page_bytes)
     numbers = (
@@ -103,17 +103,17 @@ def touched(pieces: Iterable[Block], page_bytes: int) -> int:
         for arena, start, nbytes in pieces
         if nbytes
     )
-    return sum(run.nbytes for run in joined(numbers))  # in pages
+    return sum(run.nbytes for run in joined(numbers))  # `nbytes` of these blocks counts pages
 
 
 def shares(pieces: Iterable[Block], page_bytes: int, arena_bytes: Sequence[int]) -> list[NDArray[np.float64]]:
-    """Returns the share of each page that these bytes take, 0..1: one vector `page` per arena.
+    """Returns how much of each page these bytes take, 0..1: a vector `page` for each arena.
 
     Raises:
-        InvalidArgument: `page_bytes` is no size.
+        InvalidArgument: `page_bytes` is not a size.
     """
     page_bytes = checks.whole("page_bytes", page_bytes)
-    found = []
+    vectors = []
     for arena, size in enumerate(arena_bytes):
         starts = np.arange(0, size, page_bytes)
         ends = np.minimum(starts + page_bytes, size)
@@ -122,5 +122,5 @@ def shares(pieces: Iterable[Block], page_bytes: int, arena_bytes: Sequence[int])
             first, last = piece.start // page_bytes, -(-(piece.start + piece.nbytes) // page_bytes)
             own = slice(first, last)
             used[own] += np.minimum(ends[own], piece.start + piece.nbytes) - np.maximum(starts[own], piece.start)
-        found.append(used / (ends - starts))
-    return found
+        vectors.append(used / (ends - starts))
+    return vectors

@@ -1,4 +1,4 @@
-"""Who held what over time, drawn from the journal: a line for each register, and packets from left to right."""
+"""Draws who held what over time, from the journal: a line for each register, and packets from left to right."""
 
 from collections.abc import Sequence
 
@@ -8,23 +8,23 @@ from memstate.viz.figure import Axes, Figure
 from memstate.viz.owners import Changes, Span, holdings_over
 
 MOST_LINES = 200
-TALL = 60  # lines that have their full height
-WIDE = 40  # letters of a group at most
-FEW = 0.004  # of the width: a span that is no longer is still seen
+TALL = 60  # most lines of full height
+WIDE = 40  # most letters of a group
+FEW = 0.004  # least width of a span, as a share of the picture's width
 
 
 def timeline(changes: Changes) -> Figure:
-    """Draws who held what: a line for each register, grouped by request, session and cache, from packet to packet.
+    """Draws who held what, by packets: a line for each register, grouped by request, session and cache.
 
     A span begins at the packet that filled the register, and ends at the packet that emptied it. An open end has no
-    edge: the register was filled before the first change, or still holds its slot. The number is the length of the
-    state in tokens, where there is room. A line joins a state that moved.
+    edge: the register was filled before the first change, or still holds its slot. The number in a span is the length
+    of the state in tokens, if it fits. A vertical line joins the spans of a state that moved.
 
     Args:
         changes: `mem.journal.changes`, the `changes` of an inspection, or an inspection.
 
     Raises:
-        InvalidArgument: This is no list of changes, there is none in it, or there are more than 200 lines.
+        InvalidArgument: `changes` is not a list of changes, it is empty, or there are more than 200 lines.
         ImportError: matplotlib is not installed.
 
     Syncs: no.
@@ -60,7 +60,7 @@ def timeline(changes: Changes) -> Figure:
     axes.set_ylim(len(lines) - 0.4, -0.6)
     axes.set_xlabel("packet")
     axes.set_ylabel("owner and register")
-    axes.locator_params(axis="x", integer=True, min_n_ticks=1)  # packets are whole, also where there are few
+    axes.locator_params(axis="x", integer=True, min_n_ticks=1)  # packets are whole numbers, even if there are few
     axes.grid(axis="x", color="#dddddd", linewidth=0.5, zorder=0)
     axes.set_axisbelow(True)
     axes.tick_params(axis="y", length=0)
@@ -78,7 +78,7 @@ def sorted_lines(spans: Sequence[Span]) -> list[tuple[str, int]]:
 
 
 def bounds(spans: Sequence[Span]) -> tuple[float, float]:
-    """Returns the packets at which a picture begins and ends, with room for what began before and goes on."""
+    """Returns the first and the last packet of a picture, with room for spans that begin earlier or go on."""
     known = [packet for span in spans for packet in (span.begin, span.end) if packet is not None] or [0]
     early, late = any(span.begin is None for span in spans), any(span.end is None for span in spans)
     room = max(0.5, 0.04 * (max(known) - min(known)))
@@ -86,14 +86,14 @@ def bounds(spans: Sequence[Span]) -> tuple[float, float]:
 
 
 def moves(spans: Sequence[Span]) -> list[tuple[Span, Span]]:
-    """Returns the spans that a move joins: the one that it ends and the one that it begins."""
+    """Returns (span before, span after) of each move."""
     begun = {(span.register, span.serials[0]): span for span in spans if span.source}
     pairs = ((span, begun.get((span.target, span.serials[1]))) for span in spans if span.target)
     return [(span, other) for span, other in pairs if other is not None]
 
 
 def _draw(axes: Axes, span: Span, line: int, begin: float, width: float, whole: float) -> None:
-    """Draws a span, with edges where it begins and ends, and its length where there is room."""
+    """Draws a span, with edges where it begins and ends, and its length if that fits."""
     kind = kinds.kind(span.kind)
     figure.cell(axes, begin, line, kind, wide=width, tall=0.72, edge=0)
     for at, closed in ((begin, span.begin is not None), (begin + width, span.end is not None)):
@@ -101,14 +101,15 @@ def _draw(axes: Axes, span: Span, line: int, begin: float, width: float, whole: 
             axes.plot([at, at], [line - 0.36, line + 0.36], color=figure.EDGE, linewidth=0.8, zorder=3)
     text = f"{span.label:,}" if span.label else ""
     if text and width > (0.011 * len(text) + 0.004) * whole:
-        box = {"facecolor": kind.colour, "edgecolor": "none", "pad": 0.5}  # hides the lines of moves behind the number
+        # the box hides lines of moves behind the number
+        box = {"facecolor": kind.colour, "edgecolor": "none", "pad": 0.5}
         axes.text(
             begin + width / 2, line, text, ha="center", va="center", fontsize=7, color=kind.ink, zorder=5, bbox=box
         )
 
 
 def _name(axes: Axes, lines: Sequence[tuple[str, int]]) -> None:
-    """Writes the register beside each line, and the group beside its first line; a rule parts the groups."""
+    """Writes the register beside each line, the group beside its first line, and a rule between groups."""
     labels = []
     for at, (group, register) in enumerate(lines):
         new = at == 0 or lines[at - 1][0] != group

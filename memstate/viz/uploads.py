@@ -1,4 +1,4 @@
-"""What one upload holds: the sections of a packet."""
+"""Splits the words of one upload into the sections of a packet."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ class PacketSection:
     """One section of a packet.
 
     Args:
-        name: Its name.
-        start: Its first word.
-        columns: Name of the column -> its entries. A column is padded to 4 words.
+        name: Name of the section.
+        start: First word of the section.
+        columns: Name of a column -> its entries. In the packet, a column is padded to a multiple of 4 words.
     """
 
     name: str
@@ -30,29 +30,28 @@ class PacketSection:
 
     @property
     def count(self) -> int:
-        """Entries of each column."""
+        """Number of entries of each column."""
         return len(next(iter(self.columns.values())))
 
     @property
     def stride(self) -> int:
-        """Words from one column to the next."""
+        """Number of words from one column to the next."""
         return -(-self.count // 4) * 4
 
     @property
     def end(self) -> int:
-        """The word behind it."""
+        """The first word after the section."""
         return self.start + len(self.columns) * self.stride
 
 
 def sections(packet: Sequence[int]) -> list[PacketSection]:
-    """Returns the sections of a packet that have entries, in the order in which they lie.
+    """Returns the sections of a packet that have entries, in the order of memory.
 
     Args:
-        packet: The words of an upload, such as `CommandBuffer.step.tolist()`. Words behind the last section do not
-            matter.
+        packet: The words of an upload, such as `CommandBuffer.step.tolist()`. Words after the last section are ignored.
 
     Raises:
-        InvalidArgument: These are no words of a packet.
+        InvalidArgument: `packet` is not the words of a packet.
 
     Example:
         >>> header = [0] * 16
@@ -67,7 +66,7 @@ def sections(packet: Sequence[int]) -> list[PacketSection]:
     given = list(packet)
     if len(given) < HEADER_INTS or not all(checks.is_whole(word) for word in given):
         raise InvalidArgument(f"packet: {len(given)} words, expected {HEADER_INTS} or more whole numbers")
-    found = []
+    parts = []
     for section, columns in COLUMNS.items():
         count, start = int(given[section]), int(given[HEADER_INTS // 2 + section])
         stride = -(-count // 4) * 4
@@ -79,5 +78,5 @@ def sections(packet: Sequence[int]) -> list[PacketSection]:
             entries = {
                 name: [int(word) for word in given[start + at * stride :][:count]] for at, name in enumerate(columns)
             }
-            found.append(PacketSection(section.name.lower(), start, entries))
-    return sorted(found, key=lambda part: part.start)
+            parts.append(PacketSection(section.name.lower(), start, entries))
+    return sorted(parts, key=lambda part: part.start)

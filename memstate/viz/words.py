@@ -1,4 +1,4 @@
-"""Words of memstate's own tables, one by one: the bitmap of free slots, and what one upload holds."""
+"""Draws words of memstate's own tables: the bitmap of free slots, and the packet of one upload."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -11,7 +11,7 @@ from memstate.viz.figure import Axes, Figure
 from memstate.viz.uploads import PacketSection, sections
 
 MOST_BITMAP_WORDS = 512
-FEW_WORDS = 16  # up to which a bit has room for its slot, and a word for its value
+FEW_WORDS = 16  # most words at which bits show their slots and words their values
 SET, CLEAR, NO_BIT = "#cfe0ee", "#3b6ea5", "white"
 A_LINE = 16  # words of a packet in a line: 64 bytes
 MOST_PACKET_WORDS = 1024
@@ -19,16 +19,16 @@ HEADER, PADDING = "#6f6f6f", "#eeeeee"
 
 
 def bitmap(inspection: Inspection) -> Figure:
-    """Draws the bitmap of free slots: a line for each word, bit 0 on the left, a set bit pale and a clear one dark.
+    """Draws the bitmap of free slots: a line for each word, bit 0 on the left, set bits pale and clear bits dark.
 
-    If the pool is so large that the bitmap has a summary, its levels stand above, the highest first. Words of a small
-    bitmap show their slots and their value. Beyond 512 words nothing is drawn.
+    If the pool is large and the bitmap has a summary, the summary's levels stand above, the highest first. Words of a
+    small bitmap show their slots and values. Beyond 512 words nothing is drawn.
 
     Args:
-        inspection: What `StateManager.inspect` returned.
+        inspection: A result of `StateManager.inspect`.
 
     Raises:
-        InvalidArgument: This is no inspection, or there are too many words.
+        InvalidArgument: `inspection` is not an inspection, or there are too many words.
         ImportError: matplotlib is not installed.
 
     Syncs: no.
@@ -53,7 +53,7 @@ def bitmap(inspection: Inspection) -> Figure:
 
 
 def _draw_level(axes: Axes, level: Sequence[int], bits: int, named: bool) -> None:
-    """Draws the words of one level, which has so many bits; `named` ones with their slots and values."""
+    """Draws the words of one level of `bits` bits; with `named`, bits show their slots and words their values."""
     for at, word in enumerate(level):
         there = min(BITS, bits - BITS * at)
         for is_set, run in groupby(range(there), key=lambda bit, word=word: word >> bit & 1):  # type: ignore[misc]
@@ -75,16 +75,16 @@ def _draw_level(axes: Axes, level: Sequence[int], bits: int, named: bool) -> Non
 
 
 def packet(packet: Sequence[int]) -> Figure:
-    """Draws the words of a packet, 16 a line, coloured by section; what only pads a column is pale.
+    """Draws the words of a packet, 16 in a line, coloured by section; words that only pad a column are pale.
 
-    The header has the number of entries of each section, the limit of optional claims, and where each section starts.
+    The header has the number of entries of each section, the limit of optional claims, and the start of each section.
     Beyond 1024 words nothing is drawn.
 
     Args:
-        packet: The words of an upload, as for `sections`.
+        packet: The words of an upload; see `sections`.
 
     Raises:
-        InvalidArgument: These are no words of a packet, or too many.
+        InvalidArgument: `packet` is not the words of a packet, or there are too many words.
         ImportError: matplotlib is not installed.
 
     Syncs: no.
@@ -112,7 +112,7 @@ def packet(packet: Sequence[int]) -> Figure:
 
 
 def _words(parts: Sequence[PacketSection]) -> Iterator[tuple[int, str]]:
-    """Yields each word of a packet: where it lies, and its section, or `padding`."""
+    """Yields (place, section or `padding`) of each word of a packet."""
     for word in range(HEADER_INTS):
         yield word, "header" if word <= LIMIT_CELL or word < HEADER_INTS // 2 + len(Section) else "padding"
     for part in parts:

@@ -396,7 +396,7 @@ class Server:
         If no row can run before storage answers, waits for storage instead, at most a tenth of a second.
 
         Returns:
-            Events: the new tokens, and the requests that have ended.
+            The events of the step, new tokens and requests that have ended.
 
         Raises:
             InvalidArgument: a step has called `step`, or `run` drives the manager in another thread.

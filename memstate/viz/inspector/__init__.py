@@ -1,4 +1,4 @@
-"""The inspector: one HTML page that shows an inspection, without a server and without a request to anywhere."""
+"""The inspector: one HTML page that shows an inspection. It needs no server and sends no request."""
 
 from memstate.viz.inspector.page import page
 

@@ -1,4 +1,4 @@
-"""What the page says, computed from an inspection as plain data: columns for the script, rows for the template."""
+"""Computes the data of the page from an inspection: columns for the script, rows of texts for the template."""
 
 import re
 from collections import Counter
@@ -13,14 +13,14 @@ from memstate.viz.inspector.texts import number, packed, runs, steps, text
 from memstate.viz.kinds import kind
 from memstate.viz.owners import holdings, holdings_over
 
-NAMED: Final = 200  # slots up to which the map has room for names
-FAULTS: Final = 1000  # faults that a page lists
-SPANS: Final = 4000  # spans of the timeline
-OF_ROW = re.compile(r"row (\d{1,9}) ", re.ASCII)  # how the name of a mark's owner begins
+NAMED: Final = 200  # most slots whose names fit on the map
+FAULTS: Final = 1000  # most faults that a page lists
+SPANS: Final = 4000  # most spans of the timeline
+OF_ROW = re.compile(r"row (\d{1,9}) ", re.ASCII)  # the beginning of the name of a mark's owner
 
 
 def columns(inspection: Inspection, kinds: Sequence[str]) -> dict[str, Any]:
-    """Returns what the script of the page draws and searches.
+    """Returns the columns that the script of the page draws and searches.
 
     Args:
         inspection: The inspection.
@@ -28,15 +28,15 @@ def columns(inspection: Inspection, kinds: Sequence[str]) -> dict[str, Any]:
     """
     held = sorted(inspection.names)
     place = {register: at for at, register in enumerate(held)}
-    found = holdings(inspection)
+    owned = holdings(inspection)
     slots, labels = ([column[register] for register in held] for column in (inspection.slots, inspection.labels))
     kind_of = {each: at for at, each in enumerate(kinds)}
     known = zip(held, labels, (register // REGISTERS_PER_ROW for register in held), strict=True)
     return {
         "capacity": inspection.capacity,
         "kinds": list(kinds),
-        "map": runs(kind_of[kind(each).name] for each, _ in found),
-        "short": [text(name) for _, name in found] if inspection.capacity <= NAMED else [],
+        "map": runs(kind_of[kind(each).name] for each, _ in owned),
+        "short": [text(name) for _, name in owned] if inspection.capacity <= NAMED else [],
         "registers": steps(held),
         "slots": slots,
         "labels": labels,
@@ -62,11 +62,11 @@ def columns(inspection: Inspection, kinds: Sequence[str]) -> dict[str, Any]:
 
 
 def _requests(inspection: Inspection, held: Sequence[int], place: Mapping[int, int]) -> list[list[Any]]:
-    """Row, id, lengths, the places of the owners that belong to the row: live, lanes, marks; and how old it is."""
+    """Returns for each request: row, id, lengths, places of its owners (live, lanes, marks), age and idle time."""
     marks: dict[int, list[int]] = {}
     for register in held:
-        if inspection.kinds[register] == "mark" and (found := OF_ROW.match(inspection.names[register])):
-            marks.setdefault(int(found[1]), []).append(place[register])
+        if inspection.kinds[register] == "mark" and (match := OF_ROW.match(inspection.names[register])):
+            marks.setdefault(int(match[1]), []).append(place[register])
     return [
         [
             row["row"], text(row["id"]), row["length"], row["confirmed"], row["finished"], row["unsettled"],
@@ -78,7 +78,7 @@ def _requests(inspection: Inspection, held: Sequence[int], place: Mapping[int, i
 
 
 def _origins(inspection: Inspection) -> Iterator[tuple[int, str]]:
-    """Yields the registers of published snapshots, and where the journal says that their states came from."""
+    """Yields (register of a published snapshot, owner from which its state came, as the journal says)."""
     last = {change["register"]: change for change in inspection.changes if change["what"] != "release"}
     for register, change in last.items():
         if inspection.kinds.get(register) == "snapshot" and change["source_owner"]:
@@ -86,7 +86,7 @@ def _origins(inspection: Inspection) -> Iterator[tuple[int, str]]:
 
 
 def _timeline(inspection: Inspection, kind_of: Mapping[str, int]) -> dict[str, Any]:
-    """The spans that the journal knows: group, register, kind, owner, length, packets, and how they begin and end."""
+    """Returns the journal's spans: group, register, kind, owner, length, packets, how each begins and ends."""
     changed = {change[side] for change in inspection.changes for side in ("register", "source")}
     names = {register: name for register, name in inspection.names.items() if register in changed}
     known = [span for span in holdings_over(replace(inspection, names=names)) if span.serials[1]]
@@ -102,7 +102,8 @@ def _timeline(inspection: Inspection, kind_of: Mapping[str, int]) -> dict[str, A
             for span in shown
         ],
         "groups": list(groups),
-        "packets": [min(packets, default=0), max(packets, default=0) + 1],  # what is held lasts until now, the end
+        # spans without an end last until now, the end of the timeline
+        "packets": [min(packets, default=0), max(packets, default=0) + 1],
         "left": len(known) - len(shown),
     }  # fmt: skip
 
@@ -125,7 +126,7 @@ def _prefix(inspection: Inspection, place: Mapping[int, int]) -> dict[str, Any]:
 
 
 def head(inspection: Inspection) -> list[tuple[str, str]]:
-    """Returns the figures at the top of the page."""
+    """Returns (name, value) of each figure at the top of the page."""
     size = inspection.layout.get("bytes_per_slot", 0)
     free = sum(inspection.free[1 : inspection.capacity + 1])
     return [
@@ -140,7 +141,7 @@ def head(inspection: Inspection) -> list[tuple[str, str]]:
 
 
 def tree_totals(inspection: Inspection) -> list[tuple[str, str]]:
-    """Returns what the prefix cache holds altogether."""
+    """Returns (name, value) of each figure of the whole prefix cache."""
     nodes = inspection.prefix
     states = sum(bool(node["register"]) for node in nodes)
     flags = Counter("ghost" if node["ghost"] else "evicted" if node["evicted"] else "" for node in nodes)
@@ -157,15 +158,15 @@ def tree_totals(inspection: Inspection) -> list[tuple[str, str]]:
     ]
 
 
-def figures(found: Mapping[str, Any], skip: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """Returns figures by name as rows of texts; figures in figures have the names of both.
+def figures(stats: Mapping[str, Any], skip: Sequence[str] = ()) -> list[tuple[str, str]]:
+    """Returns (name, value) of each figure as texts; a figure inside another has the names of both.
 
     Args:
-        found: Figures, as `Inspection.stats` has them.
-        skip: Names that go elsewhere.
+        stats: Figures by name, in the form of `Inspection.stats`.
+        skip: Names to leave out.
     """
     rows: list[tuple[str, str]] = []
-    for name, value in found.items():
+    for name, value in stats.items():
         if name in skip:
             continue
         if isinstance(value, Mapping):
@@ -178,7 +179,7 @@ def figures(found: Mapping[str, Any], skip: Sequence[str] = ()) -> list[tuple[st
 
 
 def planes(inspection: Inspection) -> list[dict[str, Any]]:
-    """Returns the planes of a slot: shape, bytes of one layer and of all, and per cent of the longest bar."""
+    """Returns the planes of a slot: shape, bytes of one layer and of all, and widths in per cent of the longest bar."""
     layout = inspection.layout
     most = max((plane["payload"] + plane["padding"] for plane in layout.get("planes", ())), default=0) or 1
     return [

@@ -1,4 +1,4 @@
-"""Puts the page together: one template, one style, one script, and the data as JSON."""
+"""Assembles the inspector's page from a template, a style, scripts, and data as JSON."""
 
 from base64 import b64encode
 from functools import cache
@@ -17,21 +17,22 @@ from memstate.viz.inspector.texts import embedded, text
 from memstate.viz.kinds import KINDS
 
 HERE: Final = Path(__file__).parent
-SCRIPTS: Final = ("data", "dom", "map", "lists", "timeline", "tree", "search", "main")  # one function scope, in order
+# in the order in which they share one function scope
+SCRIPTS: Final = ("data", "dom", "map", "lists", "timeline", "tree", "search", "main")
 
 
 def page(inspection: Inspection, title: str = "") -> str:
-    """Returns one HTML page that shows an inspection: owners of slots, requests, sessions, prefix cache, figures.
+    """Returns an HTML page that shows an inspection: owners of slots, requests, sessions, prefix cache, figures.
 
-    The page needs nothing else, and a browser lets it load nothing: its Content-Security-Policy forbids every request,
-    and every script but its own. Names in it are shortened, and what is invisible in them is shown as an escape.
+    The page needs no other file. Its Content-Security-Policy makes the browser refuse every request, and every script
+    but the page's own. Long names are shortened, and invisible characters in them are shown as escapes.
 
     Args:
-        inspection: What `StateManager.inspect` returned or `Inspection.load` read.
-        title: Where it comes from, such as the name of a file.
+        inspection: A result of `StateManager.inspect` or `Inspection.load`.
+        title: Where the inspection comes from, such as the name of a file.
 
     Raises:
-        InvalidArgument: This is no inspection, or one with values that the page cannot show.
+        InvalidArgument: `inspection` is not an inspection, or has values that the page cannot show.
 
     Example:
         >>> import torch
@@ -73,7 +74,7 @@ def _drawn(inspection: Inspection, title: str) -> str:
 
 @cache
 def _parts() -> tuple[Environment, str, str]:
-    """Returns the environment of the template, the style and the script, which are the same for every inspection."""
+    """Returns the environment of the template, the style and the script, which are equal for all inspections."""
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -83,7 +84,7 @@ def _parts() -> tuple[Environment, str, str]:
 
 
 def _policy(style: str, script: str) -> str:
-    """Returns what a browser enforces: this style and this script, and no request."""
+    """Returns the Content-Security-Policy: it allows this style and this script, and no request."""
     hashes = [b64encode(sha256(part.encode()).digest()).decode() for part in (style, script)]
     return (
         f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; "

@@ -1,4 +1,4 @@
-"""Texts and columns that are safe and small inside a page, whatever the inspection holds."""
+"""Makes texts and columns safe and small inside a page, whatever the inspection contains."""
 
 import json
 import re
@@ -8,18 +8,19 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-LONGEST: Final = 120  # characters of a name that are shown; of a longer one the begin and the end
-END: Final = 20  # of these, at the end
-EXACT: Final = 2**53  # up to here, numbers of JavaScript are whole
-NUMBER = re.compile(r"(?<!\w)(0|[1-9]\d{0,14})(?!\w)", re.ASCII)  # a number that stands alone and reads back the same
+LONGEST: Final = 120  # most characters of a name; a longer name shows its beginning and its end
+END: Final = 20  # characters of the end
+EXACT: Final = 2**53  # up to this number, JavaScript's numbers are exact
+# a number that stands alone and is written the same again
+NUMBER = re.compile(r"(?<!\w)(0|[1-9]\d{0,14})(?!\w)", re.ASCII)
 BREAKS: Final = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
 
 def text(name: str) -> str:
-    r"""Returns a name as it can be shown: short, and with everything invisible as an escape.
+    r"""Returns a name for display: short, and with escapes for all invisible characters.
 
     Args:
-        name: A name from an inspection, which may come from a stranger.
+        name: A name from an inspection, which may come from an untrusted file.
 
     Example:
         >>> text("a\0b")
@@ -33,7 +34,7 @@ def text(name: str) -> str:
 
 
 def number(value: int) -> int | str:
-    """Returns a number that a script can show: itself, or its digits where a script would round it."""
+    """Returns a number that a script shows exactly: the number, or its digits if a script would round it."""
     return value if abs(value) <= EXACT else str(value)
 
 
@@ -48,7 +49,7 @@ def runs(values: Iterable[Any]) -> list[Any]:
 
 
 def steps(values: Sequence[int]) -> list[int]:
-    """Returns each number less the one before it, which is short where numbers rise slowly.
+    """Returns the difference of each number to the one before; differences are short if numbers rise slowly.
 
     Example:
         >>> steps([3, 4, 5, 9])
@@ -58,16 +59,16 @@ def steps(values: Sequence[int]) -> list[int]:
 
 
 def packed(names: Iterable[str], known: Iterable[Sequence[int]]) -> dict[str, list[Any]]:
-    """Returns names as forms with numbers to fill in, because most names of a large inspection differ in numbers only.
+    """Returns names as forms with numbers to fill in, because names in a large inspection mostly differ in numbers.
 
     Args:
         names: A name for each owner.
-        known: For each owner, numbers that the page has anyway, in the same order for all. A number of a name that is
-            among them is not stored again.
+        known: For each owner, numbers that the page has anyway, in the same order for all owners. A number in a name
+            that is among these is not stored again.
 
     Returns:
-        `forms`: texts, and between them the place of a known number, or -1 for the next stored one. `uses`: the form
-        of each name, as runs. `numbers`: the stored numbers.
+        `forms`: texts, and between them the index of a known number, or -1 for the next stored number. `uses`: the
+        index of each name's form, as runs. `numbers`: the stored numbers.
 
     Example:
         >>> packed(["slot 4 of 9", "slot 5 of 9"], [[4], [5]])
@@ -87,5 +88,5 @@ def packed(names: Iterable[str], known: Iterable[Sequence[int]]) -> dict[str, li
 
 
 def embedded(data: Any) -> Markup:
-    """Returns JSON that cannot end the script element that holds it, and that is ASCII alone."""
+    """Returns ASCII JSON that cannot end the script element around it."""
     return Markup(json.dumps(data, separators=(",", ":"), ensure_ascii=True).translate(BREAKS))

@@ -1,11 +1,11 @@
-// The inspection as the page holds it: columns, unpacked once.
+// The inspection, unpacked from the columns in the page.
 const data = JSON.parse(document.getElementById("data").textContent);
 
 function unrun(column) {
-  // value, times, value, times
-  const found = [];
-  for (let at = 0; at < column.length; at += 2) for (let i = 0; i < column[at + 1]; i++) found.push(column[at]);
-  return found;
+  // column: value, times, value, times, ..
+  const values = [];
+  for (let at = 0; at < column.length; at += 2) for (let i = 0; i < column[at + 1]; i++) values.push(column[at]);
+  return values;
 }
 
 function unstep(column) {
@@ -16,7 +16,7 @@ function unstep(column) {
 const FREE = data.kinds.indexOf("free");
 const BAD = data.kinds.map((kind) => kind === "leaked" || kind === "contested");
 const where = (rows, test) => rows.flatMap((row, at) => (test(row, at) ? [at] : []));
-const kindOf = [FREE, ...unrun(data.map)]; // by slot; slot 0 is the null slot
+const kindOf = [FREE, ...unrun(data.map)]; // slot -> its kind; slot 0 is the null slot
 const owners = { registers: unstep(data.registers), slots: data.slots, labels: data.labels, kinds: unrun(data.owners) };
 const byId = new Set(data.byId),
   GROUP = "open claim group";

@@ -1,4 +1,4 @@
-// Elements without markup: names only ever become text.
+// Makes elements without markup: a name from the inspection only becomes text.
 const $ = (selector, root = document) => root.querySelector(selector);
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -17,7 +17,7 @@ const name = (text) => el("bdi", {}, text);
 const swatch = (kind) => el("span", { class: `swatch k${kind}`, "aria-hidden": "true" });
 const colour = (variable) => getComputedStyle(document.documentElement).getPropertyValue(variable).trim();
 
-// A button that shows an owner: its kind, where it is, and its length.
+// Returns a button for an owner: its kind, slot and length. A click shows the slot on the map.
 function chip(at, label = "") {
   const slot = owners.slots[at];
   const text = `${label || data.kinds[owners.kinds[at]]}: slot ${slot}, ${tokens(owners.labels[at])}`;
@@ -30,7 +30,7 @@ function chip(at, label = "") {
 }
 
 const later = (() => {
-  // the last of several calls, once the browser has time
+  // runs the last of several requests for the same call, after the delay
   const waiting = new Map();
   return (call, milliseconds = 0) => {
     clearTimeout(waiting.get(call));

@@ -1,4 +1,4 @@
-// Tables of requests, sessions and published snapshots. Long ones show their first rows, and more on request.
+// Tables of requests, sessions and published snapshots. A long table shows its first rows, and a button for more.
 const FIRST = 50;
 
 function list(section, heads, rows, cells, none) {
@@ -54,15 +54,15 @@ function list(section, heads, rows, cells, none) {
   });
   draw();
   return {
-    filter: (found) => {
-      chosen = found;
+    filter: (places) => {
+      chosen = places;
       most = FIRST;
       draw();
     },
   };
 }
 
-// A request's tokens from left to right: the confirmed ones darker, and a pin for each state.
+// Draws a request's tokens from left to right: confirmed tokens are darker, and each state has a pin.
 function track(length, sure, places) {
   const most = Math.max(length, 1, ...places.map((at) => owners.labels[at])),
     share = (count) => `${(96 * Math.max(count, 0)) / most + 2}%`;
@@ -86,7 +86,7 @@ function track(length, sure, places) {
 const snapshots = owners.kinds.flatMap((kind, at) => (data.kinds[kind] === "snapshot" ? [at] : []));
 const origins = new Map(data.origins);
 
-// Files of earlier versions have no ages.
+// Inspections that earlier versions saved have no ages.
 const ages = (age, idle) =>
   age === null ? [] : el("div", { class: "hint" }, `age ${seconds(age)}${idle ? `, idle ${seconds(idle)}` : ""}`);
 

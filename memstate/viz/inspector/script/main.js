@@ -1,4 +1,4 @@
-// Theme, and the first drawing.
+// Sets the theme, and draws the page for the first time.
 (() => {
   const THEMES = ["auto", "light", "dark"],
     button = $("#theme"),

@@ -1,4 +1,4 @@
-// The map of all slots: one canvas, one cell a slot.
+// The map of all slots: one canvas, with a cell for each slot.
 const map = (() => {
   const canvas = $("#slots canvas"),
     frame = $("#slots .map"),
@@ -11,7 +11,7 @@ const map = (() => {
     form = null;
 
   function shape() {
-    // how large a cell is, so that the whole map stays small
+    // the more slots, the smaller the cells
     const width = Math.max(200, frame.parentElement.clientWidth - 2),
       n = data.capacity;
     const named = data.short.length > 0;
@@ -75,7 +75,7 @@ const map = (() => {
   }
 
   function ring(pen, at, strong) {
-    // around a cell that is too small to be found
+    // marks a hit whose cell is too small to see
     const { w, h, gutter, columns } = form;
     pen.globalAlpha = 1;
     pen.strokeStyle = strong;
@@ -85,9 +85,9 @@ const map = (() => {
     pen.stroke();
   }
 
-  function mark(found) {
-    // what is found, and the first of it into view
-    hits = found;
+  function mark(slots) {
+    // marks the hits of a search, and scrolls to the first
+    hits = slots;
     draw();
     if (!hits || !hits.size) return;
     const first = Math.min(...[...hits].slice(0, 1000)),
@@ -98,7 +98,7 @@ const map = (() => {
   const pale = (at) => !shown[kindOf[at]] || (hits !== null && !hits.has(at));
 
   function cross(pen, x, y, size, card) {
-    // told apart without colours, too
+    // marks a bad slot, also for readers who see no colours
     pen.strokeStyle = card;
     pen.lineWidth = 1.5;
     pen.beginPath();
@@ -127,7 +127,7 @@ const map = (() => {
   }
 
   function cut(pen, text, width) {
-    // of a name that does not fit, the end: it tells more
+    // keeps the end of a name that does not fit, because names differ in their ends
     let from = 0;
     while (from < text.length && pen.measureText((from ? "\u2026" : "") + text.slice(from)).width > width) from++;
     return (from ? "\u2026" : "") + text.slice(from);
@@ -225,17 +225,17 @@ const map = (() => {
   }
 
   function bad() {
-    // leaked and contested slots by name
-    const found = [];
-    for (let at = 1; at <= data.capacity; at++) if (BAD[kindOf[at]]) found.push(at);
-    const buttons = found
+    // lists leaked and contested slots
+    const slots = [];
+    for (let at = 1; at <= data.capacity; at++) if (BAD[kindOf[at]]) slots.push(at);
+    const buttons = slots
       .slice(0, 60)
       .map((at) =>
         el("button", { type: "button", onclick: () => choose(at, true) }, `${data.kinds[kindOf[at]]}: slot ${at}`),
       );
     $("#slots .named").append(
       ...buttons,
-      ...(found.length > 60 ? [`and ${(found.length - 60).toLocaleString("en")} more`] : []),
+      ...(slots.length > 60 ? [`and ${(slots.length - 60).toLocaleString("en")} more`] : []),
     );
   }
 

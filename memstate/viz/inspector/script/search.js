@@ -1,4 +1,4 @@
-// One box for everything. What it finds is marked on the map, filters the lists, and opens the folds around it.
+// One search box. Hits are marked on the map, filter the lists, and open the folds around them.
 const search = (() => {
   const box = $("#query"),
     said = $("#hits"),
@@ -80,18 +80,18 @@ const search = (() => {
       data.kinds[owners.kinds[at]] === "mark") &&
     lower[at].startsWith(`row ${row} `);
 
-  function show(found) {
-    order = found ? [...found.slots].sort((a, b) => a - b) : [];
+  function show(matches) {
+    order = matches ? [...matches.slots].sort((a, b) => a - b) : [];
     turn = -1;
-    map.mark(found && found.slots);
-    for (const each of ["requests", "sessions", "snapshots"]) lists[each].filter(found && found[each]);
-    tree.filter(found && found.nodes, found && found.salts);
-    timeline.filter(found && found.spans);
-    drawFaults(found && found.faults);
-    said.textContent = found ? told(found) : "";
+    map.mark(matches && matches.slots);
+    for (const each of ["requests", "sessions", "snapshots"]) lists[each].filter(matches && matches[each]);
+    tree.filter(matches && matches.nodes, matches && matches.salts);
+    timeline.filter(matches && matches.spans);
+    drawFaults(matches && matches.faults);
+    said.textContent = matches ? told(matches) : "";
   }
 
-  function told(found) {
+  function told(matches) {
     const named = {
       slots: "slot",
       requests: "request",
@@ -103,9 +103,9 @@ const search = (() => {
       spans: "span of the timeline",
     };
     const parts = Object.entries(named)
-      .filter(([key]) => found[key].size)
-      .map(([key, one]) => counted(found[key].size, one, key === "spans" ? "spans of the timeline" : undefined));
-    const sum = Object.keys(named).reduce((total, key) => total + found[key].size, 0);
+      .filter(([key]) => matches[key].size)
+      .map(([key, one]) => counted(matches[key].size, one, key === "spans" ? "spans of the timeline" : undefined));
+    const sum = Object.keys(named).reduce((total, key) => total + matches[key].size, 0);
     return sum ? `${counted(sum, "hit")}: ${parts.join(", ")}` : "no hit";
   }
 
@@ -115,14 +115,14 @@ const search = (() => {
   }
 
   box.addEventListener("input", () => later(run, 60));
-  box.addEventListener("search", run); // the cross of the box
+  box.addEventListener("search", run); // the clear button of the box
   box.addEventListener("keydown", (event) => {
     if (event.key === "Escape") {
       ask("");
       box.blur();
     }
     if (event.key === "Enter") {
-      // from hit to hit
+      // goes to the next hit
       run();
       if (order.length) map.choose(order[(turn = (turn + 1) % order.length)]);
     }

@@ -1,4 +1,4 @@
-// Who held which register over the packets: a lane for each register of a request, session or cache.
+// The timeline of registers, packet by packet: a lane for each register of a request, session or cache.
 const timeline = (() => {
   const LANE = 18,
     MOST = 150,
@@ -8,14 +8,14 @@ const timeline = (() => {
   let hits = null,
     most = MOST;
 
-  // Spans of one register in one group never overlap: they share a lane.
+  // Spans of one register in one group never overlap, so they share a lane.
   const lanes = new Map();
   spans.forEach((span, at) => {
     const key = `${span[0]} ${span[1]}`;
     if (!lanes.has(key)) lanes.set(key, { group: span[0], register: span[1], spans: [] });
     lanes.get(key).spans.push(at);
   });
-  const newest = groups.map(() => [false, 0]); // by group: whether it holds something still, and when it began
+  const newest = groups.map(() => [false, 0]); // group -> [whether it still holds a register, packet at which it began]
   for (const [group, , , , , begin, end] of spans)
     newest[group] = [newest[group][0] || end === null, newest[group][1] || begin || from];
   const order = groups.map((_, at) => at).sort((a, b) => newest[b][0] - newest[a][0] || newest[b][1] - newest[a][1]);
@@ -132,9 +132,9 @@ const timeline = (() => {
   function ticks(wide) {
     const count = Math.max(1, Math.floor(wide / 90)),
       step = Math.max(1, Math.ceil((to - from) / count)),
-      found = [];
-    for (let packet = from; packet <= to - step / 2; packet += step) found.push(packet);
-    return [...found, to];
+      packets = [];
+    for (let packet = from; packet <= to - step / 2; packet += step) packets.push(packet);
+    return [...packets, to];
   }
 
   const clip = (text, letters) => (text.length <= letters ? text : `${text.slice(0, Math.max(1, letters - 1))}\u2026`);
@@ -143,8 +143,8 @@ const timeline = (() => {
     draw,
     find: (matches) =>
       new Set(spans.flatMap((span, at) => (matches(`${groups[span[0]]} ${span[3]}`, span[1]) ? [at] : []))),
-    filter: (found) => {
-      hits = found;
+    filter: (matches) => {
+      hits = matches;
       most = MOST;
       draw();
     },

@@ -1,4 +1,4 @@
-// The prefix cache as folds. A fold is filled when it opens; nodes without a branch between them lie in one fold.
+// The prefix cache as folds. A fold is filled when it opens. Nodes without a branch between them share a fold.
 const tree = (() => {
   const DEEP = 60,
     NEAR = 20,
@@ -30,8 +30,8 @@ const tree = (() => {
 
   const outer = (at) => (heads[at] === at ? (parent[at] < 0 ? -1 : heads[parent[at]]) : heads[at]);
 
-  function filter(found, foundSalts) {
-    [hits, salted, kept, top] = [found, foundSalts, null, null];
+  function filter(matches, matchedSalts) {
+    [hits, salted, kept, top] = [matches, matchedSalts, null, null];
     if (hits) {
       kept = new Set(hits);
       for (const at of hits) for (let up = outer(at); up >= 0 && !kept.has(up); up = outer(up)) kept.add(up);
@@ -86,7 +86,7 @@ const tree = (() => {
 
   const chosen = (nodes) => (kept && nodes.some((at) => kept.has(at)) ? nodes.filter((at) => kept.has(at)) : nodes);
 
-  // What lies in the fold of a node: the nodes behind it up to the next branch, and the branches.
+  // Returns the nodes in the fold of a node: its descendants up to the next branch, and the branches.
   function content(at) {
     const line = [];
     while (inside[at].length === 1) line.push((at = inside[at][0]));

@@ -121,7 +121,7 @@ def no_frame(axes: Axes) -> None:
 
 
 def legend(drawn: Figure, handles: Sequence[Artist], columns: int = COLUMNS) -> None:
-    """Adds a legend above the picture, of at most so many columns that it is no wider than the picture."""
+    """Adds a legend above the picture, with few enough columns to be no wider than the picture."""
     drawn.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), columns), frameon=False)
 
 

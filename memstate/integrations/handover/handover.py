@@ -22,7 +22,7 @@ from memstate.tiers.stores.base import Bytes, Outcome, Store
 from memstate.tokens import Prompt, Tokens, encode
 
 T = TypeVar("T")
-ASKED = 256  # records in one question to a store
+ASKED = 256  # most records that one call asks a store about
 
 
 @dataclass

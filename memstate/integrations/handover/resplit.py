@@ -1,8 +1,8 @@
 """Builds the body of one target rank's record from bodies of source ranks, which cut the heads differently.
 
 rank 0 of 2   heads 0 1 | group 0  ─┬─▶  rank 0 of 4   head 0 | group 0     a target rank reads from as few source
-                                    └─▶  rank 1 of 4   head 1 | group 0     ranks as possible; of replicas, it
-rank 1 of 2   heads 2 3 | group 1  ──▶ ..                                   reads the one of the lowest rank
+                                    └─▶  rank 1 of 4   head 1 | group 0     ranks as possible, and of replicas
+rank 1 of 2   heads 2 3 | group 1  ──▶ ..                                   from the lowest rank
 
 Uses no store and no key.
 """
@@ -23,7 +23,7 @@ from memstate.tiers.stores.base import Bytes
 
 
 class Resplit:
-    """Recombines what the ranks of one split hold into what the ranks of another split hold.
+    """Builds record bodies of one split from record bodies of another split.
 
     Only moves bytes. Planes without parts are whole on every rank. A body is one slot of a rank in slot order, aligned
     to 16 bytes: a record without its header. The scales `x.scale` of an int8 plane `x` must be cut like the plane.

@@ -1,6 +1,6 @@
 """Puts memstate's prefix cache below SGLang's cache, as its tree core: what matches, and what is evicted.
 
-SGLang's cache and sessions stay as they are, and so does what SGLang does with states at the ends of chunks and
+SGLang's cache and sessions stay as they are, and so does their use of states at the ends of chunks and
 requests. They ask a *tree core* which prefixes match, which are locked and which are evicted. SGLang's own cores evict
 the least recently used; this core evicts by the policies of `Prefix`.
 
@@ -38,7 +38,8 @@ from memstate.integrations.sglang.prefix import Gone, Hit, PrefixPart
 from memstate.prefix.settings import Prefix
 
 FULL, MAMBA = ComponentType.FULL, ComponentType.MAMBA
-# SGLang asks after each part of an eviction whether it is enough. Part: 4 pages, or 1/4 of the evicted if more.
+# SGLang asks after each part of an eviction whether that is enough. A part has 4 pages, or a quarter of the pages
+# evicted so far if that is more.
 PART, SHARE = 4, 4
 
 
@@ -93,7 +94,7 @@ class Runs:
 
 
 class TreeCore:
-    """Answers what SGLang's `UnifiedRadixCache` asks of a tree core, for a hybrid model without tiers below the device.
+    """The tree core of SGLang's `UnifiedRadixCache`, for a hybrid model without tiers below the device.
 
     Args:
         params: SGLang's `CacheInitParams`.
@@ -174,7 +175,7 @@ class TreeCore:
         return not hit.length
 
     def node_by_id(self, hit: Hit) -> Hit:
-        """Returns the hit: it is its own id."""
+        """Returns the hit, which is its own id."""
         return hit
 
     def rotation_base_of(self, hit: Hit) -> None:

@@ -28,7 +28,7 @@ def in_place(prefix: Prefix | None = None) -> Iterator[None]:
     """Makes SGLang use memstate's pools and allocators instead of its own, until the end of the `with` statement.
 
     Changes names in SGLang's modules, in this process alone. Some modules of SGLang only ask whether a pool is hybrid.
-    They keep asking for SGLang's class, and memstate's classes are subclasses of it. Import these modules before.
+    They keep asking for SGLang's class, of which memstate's class is a subclass. Import such modules before.
 
     Args:
         prefix: Policies of the prefix cache. Each cache of SGLang then has memstate's tree, with a copy of these

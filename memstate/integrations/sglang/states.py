@@ -17,7 +17,7 @@ TEMPORAL = "temporal"
 class MambaPool(theirs.MambaPool):
     """SGLang's `MambaPool`, but memstate zeroes, copies, saves and loads the slots.
 
-    SGLang keeps the tensors, and all buffers beside the states.
+    SGLang keeps the tensors, and all buffers with other data of a slot.
     """
 
     @cached_property

@@ -50,7 +50,7 @@ def require_as_many(names: list[str], data: list[Bytes]) -> None:
 
 
 class StoreStorage(theirs.HiCacheStorage):
-    """Keeps what SGLang's HiCache writes in a `Store`, such as `FileStore` or `MooncakeStore`.
+    """Writes records of SGLang's HiCache to a `Store`, and reads them again, such as `FileStore` or `MooncakeStore`.
 
     A record's name is a hash of SGLang's key, the pool and `identity`. Records are written whole or not at all, and end
     with a crc32 of name and bytes. A read does not return a record that is damaged, of another size or of another name.

@@ -34,7 +34,7 @@ class PagedCache(Cache):
     Args:
         model: the model.
         kv: the KV pages; None if no layer attends.
-        copies: numbers of the layers of which the last cache layers are copies.
+        copies: for each of the last layers, the number of the layer of which it is a copy.
 
     Raises:
         ConfigurationError: a layer keeps KV in a way that pages cannot hold.

@@ -1,4 +1,4 @@
-"""What the layers of a cache show between two forwards: copies of the states, made at the first access."""
+"""Shows copies of the states in the layers of a cache between two forwards, made at the first access."""
 
 from collections import UserDict
 from collections.abc import Callable

@@ -58,7 +58,7 @@ class Held:
 
     def _begin(self, batch: int) -> None:
         self.lengths = self._counting(batch)
-        # snapshots of rows that stopped counting: the last valid one
+        # entry -> the last valid snapshot of its row, if the row stopped counting
         self._kept: list[Snapshot | None] = [None] * batch
 
     @property

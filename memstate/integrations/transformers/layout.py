@@ -1,4 +1,4 @@
-"""Turns what a model keeps in its cache into planes of a state, and records where the state of each layer lies."""
+"""Makes the planes of a state from the tensors in a model's cache, and records where each layer's state lies."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -51,9 +51,8 @@ class ModelLayout:
             after the first must have one token.
         takes_pads: whether prompts of several lengths can share a forward, with pads before the shorter ones.
         on_slots: whether decode can run memstate's kernels on slots.
-        tails: (plane, what a tail keeps of a token) for each plane; empty if steps with guesses cannot run on slots.
-        copies: numbers of the layers of which the last layers of the model's cache are copies, which the model adds
-            itself.
+        tails: (plane, fields that a tail keeps of a token) for each plane; empty if guesses cannot be checked on slots.
+        copies: for each layer that the model adds to its cache, the number of the layer of which it is a copy.
         why: why decode cannot run on slots; "" if it can.
     """
 
@@ -79,7 +78,7 @@ class ModelLayout:
 
 
 def layout_of(probed: Findings, on_slots: bool = False, why: str = "") -> ModelLayout:
-    """Returns the layout of a model from what a probe read.
+    """Returns the layout of a model from the result of a probe.
 
     Args:
         probed: the result of `probe`.

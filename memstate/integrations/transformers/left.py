@@ -1,4 +1,4 @@
-"""Releases what a cache held when its forward failed, was interrupted, or the cache was forgotten."""
+"""Releases the rows, snapshots and step of a cache whose forward failed or that was forgotten."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -11,7 +11,7 @@ from memstate.requests.steps import Step
 
 
 class Left(NamedTuple):
-    """What a cache held and nobody released.
+    """Rows, snapshots and step of a cache that nobody has released.
 
     Attributes:
         rows: the cache's rows; some may have ended.

@@ -18,7 +18,7 @@ def ends_of(model: Any, ends: Ends | None, pad: int | None) -> tuple[frozenset[i
     """Returns the tokens that end a row, and the token that `generate` feeds after the end.
 
     Args:
-        model: the model; its generation_config names what is not given.
+        model: the model; its generation_config names the tokens that are not given.
         ends: a token or several; None: not given.
         pad: the token after an end; None: not given.
 

@@ -2,7 +2,7 @@
 
 The cache hands a layer a *reference* to its state instead of a tensor. The layer passes the reference to one of the few
 functions that the modelling code calls by name. `install` wraps these functions: given a reference, a function launches
-the kernel on the slots that the reference names; given a tensor, it does what it did.
+the kernel on the slots that the reference names; given a tensor, it runs as before.
 
     layer ── get_conv_state ──▶ Reference(plane, step) ── causal_conv1d_update(x, reference, ..) ──▶ conv_step on slots
 
@@ -144,7 +144,7 @@ def conv_chunk(
     """`causal_conv1d_fn` after a window, on slots. Returns the outputs of new tokens alone.
 
     Args:
-        hidden_states: the window and the inputs behind it.
+        hidden_states: the window and the inputs after it.
         weight: `channel tap`.
         bias: `channel`, or None.
         activation: "silu" or None.

@@ -35,7 +35,7 @@ OTHERS: Final = ("input_ids", "position_ids", "use_cache")  # arguments of a tri
 def cache_argument(model: Any) -> str:
     """Returns the name under which a model's forward takes a cache.
 
-    It is the one argument whose type is a cache. If types do not tell, the model runs with its own cache under each
+    It is the only argument whose type is a cache. If no type is one, the model runs with its own cache under each
     name, until an argument fills the cache.
 
     Args:
@@ -121,12 +121,12 @@ def copied(model: Any, cache: DynamicCache) -> tuple[int, ...]:
 
 
 def _kind(layer: Any) -> tuple[type, Any, Any]:
-    """Returns what a layer and its copy have in common."""
+    """Returns the properties that a layer and its copy share."""
     return type(layer), getattr(layer, "sliding_window", None), getattr(layer, "number_of_states", None)
 
 
 def read(model: Any, argument: str, cache: Any, ids: Tensor, start: int = 0, **given: Any) -> Any:
-    """Runs a forward and returns its output. Gives positions, because some models keep those of another batch.
+    """Runs a forward and returns its output. Passes positions, because some models reuse those of another batch.
 
     Args:
         model: the model.

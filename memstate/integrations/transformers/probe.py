@@ -77,8 +77,7 @@ class Findings(NamedTuple):
         continues: whether a chunk of several tokens starts from the state before it. Scans of Mamba-1 start from zeros.
         takes_pads: whether pads before a prompt leave its states unchanged, so that prompts of several lengths can
             share a forward.
-        copies: numbers of the layers of which the last layers of the model's cache are copies, which the model adds
-            itself.
+        copies: for each layer that the model adds to its cache, the number of the layer of which it is a copy.
     """
 
     argument: str

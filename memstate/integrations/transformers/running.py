@@ -17,7 +17,7 @@ from memstate.requests.handles import Row
 from memstate.tiers import Fetch
 
 BACK_PRESSURE: Final = (OutOfSlots, OutOfRows, OutOfPages)
-# error attribute with the capacity -> what there is too little of
+# attribute of an error that has the capacity -> name of the resource
 THERE: Final = {"capacity": "slots", "rows": "rows", "pages": "KV pages"}
 
 

@@ -32,7 +32,7 @@ from memstate.tiers import Fetch
 
 T = TypeVar("T")
 LOG: Final = logging.getLogger("memstate.transformers")
-AHEAD: Final = 64  # most requests that wait, for storage or a turn, while a caller of `wants_more` reads further ones
+AHEAD: Final = 64  # most waiting requests at which `wants_more` is True: they may wait for storage or a turn
 
 
 class _Call:
@@ -211,8 +211,8 @@ class Server:
     def fork(self, session: Session, name: Hashable) -> Session:
         """Opens a second session that goes on from the last turn of another session, as `mem.sessions.fork` does.
 
-        Call it in the driving thread, between two steps or in a function for `call`. Copies the KV page that both
-        sessions go on to fill.
+        Call it in the driving thread, between two steps or in a function for `call`. Copies the KV page that
+        both sessions will fill.
 
         Args:
             session: the session to fork, which has no running turn.
@@ -315,7 +315,7 @@ class Server:
             if not isinstance(one, Asked):
                 try:
                     one()
-                except Exception:  # otherwise it would raise in the next step again
+                except Exception:  # drop the function, or the next step calls it again
                     self._asked.popleft()
                     raise
             elif not self._line.waiting or self._line.waiting[-1] is not one:
@@ -438,7 +438,7 @@ class Server:
                 self._steps.mend(before, error)
                 raise
             finally:
-                del here  # otherwise a traceback would keep it alive
+                del here  # a traceback would keep `here` alive
 
     def _step(self) -> int:
         self.mem.poll()

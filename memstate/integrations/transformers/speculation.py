@@ -51,7 +51,7 @@ class Speculation:
             require_assistant(assistant, batches.model)
 
     def _missing(self) -> str:
-        """Returns what speculation lacks here; "" if nothing."""
+        """Returns the requirement of speculation that is missing, as text; "" if none is."""
         if not self._batches.layout.continues:
             return "a model whose chunks start from the state before them; the scan of this one starts from zeros"
         return "" if self._mem.forward.tail else f"a manager whose steps take drafts: {SETTINGS}"

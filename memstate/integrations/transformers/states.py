@@ -159,7 +159,7 @@ class States:
         self.uncover()
 
     def collect(self) -> dict[str, Tensor]:
-        """Returns the copies with what the layers left, without grad: plane name -> `layer batch ...`. Syncs: no."""
+        """Returns the states that the layers left, without grad: plane name -> `layer batch ...`. Syncs: no."""
         for states, number, given in self._given:
             left = states[number]
             if left is not None and left is not given:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 MOST: Final = 64  # tokens of a window; no character has so many
-CONTEXT: Final = 8  # tokens decoded before new ones, because they change the text, such as a space before a word
+CONTEXT: Final = 8  # tokens decoded again before new ones, on which the new text depends, such as a space
 HALF: Final = "\ufffd"  # decoded from bytes that are not a character, or not yet
 
 

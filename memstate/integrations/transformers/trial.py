@@ -1,4 +1,4 @@
-"""Tries whether a model can decode on slots: all its layers must do so, and its kernels must compute what they replace.
+"""Tries whether a model can decode on slots: every layer must, and the kernels must give the results of the model.
 
 Compares each call of a kernel with the model's own function on the same inputs. Comparing logits would say less: in low
 precision, the smallest difference can make a router choose another expert, and then all later values differ.

@@ -1,4 +1,4 @@
-"""Tells a cache when the forward of its model begins and ends, because Transformers does not tell it."""
+"""Tells a cache when the forward of its model begins and ends, because Transformers does not."""
 
 import inspect
 import weakref

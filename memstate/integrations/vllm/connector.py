@@ -1,4 +1,4 @@
-"""The KV connector, which vLLM makes in the scheduler and in each worker. It passes calls on to our side there."""
+"""The KV connector that vLLM makes in the scheduler and in each worker. Passes calls on to the side that is there."""
 
 import platform
 from collections.abc import Sequence
@@ -125,7 +125,7 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def counts(self) -> Counts:
-        """Counts of what the connector has done since the start. Only on the scheduler's side."""
+        """Counts of the connector's work since the start. Only on the scheduler's side."""
         return self.scheduler.counts
 
     # -- calls in the scheduler -------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
         self.worker.suspend()
 
     def restore_kv_caches(self) -> None:
-        """Makes the staging buffers again: they may lie in memory that vLLM took away when it slept."""
+        """Makes the staging buffers again: they may lie in memory that vLLM took away for its sleep."""
         self.worker.restore()
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:

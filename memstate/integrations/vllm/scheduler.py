@@ -43,7 +43,7 @@ GROUP = 4  # bytes of a group's number after a hash
 
 @dataclass
 class Counts:
-    """Counts of what the connector has done since the start.
+    """Counts of the connector's work since the start.
 
     Attributes:
         saved: Blocks that reached host memory.
@@ -99,7 +99,7 @@ class Fetching(NamedTuple):
 
 @dataclass
 class Known:
-    """What the scheduler's side knows of a request.
+    """The scheduler side's record of a request.
 
     Attributes:
         adapter: Bytes that name its LoRA adapter, empty for none.
@@ -186,7 +186,7 @@ class SchedulerSide:
             request: vLLM's request.
 
         Returns:
-            What is known of the request.
+            The record of the request.
         """
         name = request.request_id
         if name not in self._known:

@@ -45,7 +45,7 @@ class Files(NamedTuple):
 
 
 def identity(vllm_config: Any, name: str | None = None) -> Hashable:
-    """Returns what names the weights of a model and of its drafter, so that others at the same path differ.
+    """Returns an identity of the weights of a model and its drafter, which differs from that of other weights there.
 
     Args:
         vllm_config: vLLM's configuration.

@@ -51,7 +51,7 @@ class MambaSlotAllocator:
         self._copy = copy
         self._none = torch.empty(0, dtype=torch.int64, device=device)
         self._device = self._none.device
-        self._stock = self._group = self._none  # both hold claimed slots
+        self._stock = self._group = self._none  # claimed slots of the stock, and of the open group
         self._left = 0  # slots at the stock's end that are not handed out yet
         self._freed: list[Tensor] = []
         # while frees wait: (slots handed out, number of tensors freed before)

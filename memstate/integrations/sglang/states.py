@@ -99,5 +99,5 @@ class MambaPool(theirs.MambaPool):
         if self._slot_siblings:
             for sibling, data in zip(self._slot_siblings, mamba_cache_cpu[-1], strict=True):
                 sibling.load_cpu_slots(data, indices)
-        if slots.device.type == "cuda":  # the caller may reuse the host memory
+        if slots.device.type == "cuda":  # wait, because the caller may reuse the host memory
             torch.cuda.current_stream(slots.device).synchronize()

@@ -9,7 +9,7 @@ from memstate.errors import InvalidArgument
 from memstate.integrations.transformers.line import shared
 from memstate.integrations.transformers.prompts import Prompt
 
-HEAD: Final = ("system", "developer")  # roles of messages at the start of a chat, which chats share
+HEAD: Final = ("system", "developer")  # roles of the messages at the start of a chat that other chats share
 ANSWER: Final = {"role": "assistant", "content": "."}
 QUESTION: Final = {"role": "user", "content": "."}
 OTHER: Final = {"role": "user", "content": ")"}  # starts unlike any real question

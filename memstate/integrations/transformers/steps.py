@@ -124,7 +124,7 @@ class Steps:
         torn = [one for one in self.running if self._is_torn(one)]
         known = {*before, *(one.row for one in self.running)}
         self._left += [row for row in self.mem.rows if row not in known]
-        # these requests fork their samples again
+        # requests whose samples will be forked in a later step
         parked = {one.asked for one in self.running if one.logits is not None}
         for one in torn:
             if one.asked not in parked or one.logits is not None:

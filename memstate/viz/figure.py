@@ -70,7 +70,7 @@ def _colour(at: int) -> Colour:
 
 
 def inches(text: str) -> float:
-    """Returns the width of a text of the usual size. A bar is measured with it, because a path without glyphs fails."""
+    """Returns the width of a text of the usual size. A bar is added, because no glyphs would have no width."""
     with catch_warnings():
         filterwarnings("ignore", MISSING)
         return TextPath((0, 0), f"|{plain(text)}", size=rcParams["font.size"]).get_extents().width / 72

@@ -24,7 +24,7 @@ log = logs.logger("sglang")
 
 
 def note_tracks(kv: Any, empty: list[bool] | None) -> None:
-    """Sets the attributes that some versions of SGLang keep beside a track buffer: last length, empty entries."""
+    """Sets the attributes that some versions of SGLang keep beside a track buffer: previous length, empty entries."""
     if hasattr(kv, "mamba_prev_track_seqlen"):
         kv.mamba_prev_track_seqlen = None
     if hasattr(kv, "mamba_ping_pong_empty"):

@@ -40,7 +40,7 @@ class _Call:
 
 
 class Server:
-    """Runs requests over a model. Any thread and any asyncio loop can submit and abort requests at any time.
+    """Runs requests over a model. Any thread, asyncio loop, and code that a step calls can submit and abort requests.
 
     One thread at a time drives the server: it calls `run`, which returns after `close`, or `step` until `busy` is
     False. Calls of other threads are queued for the next step. Only the driving thread may use the manager, with calls

@@ -98,7 +98,7 @@ def _call(given: dict[str, Any]) -> Call:
     shown = ids if ids is not None else given["inputs_embeds"]
     batch, columns = shown.shape[:2]
     readable = mask is None or (isinstance(mask, Tensor) and mask.dim() == 2)
-    unnamed = [value for name, value in given.items() if isinstance(value, dict) and name not in TEXT]  # **kwargs
+    unnamed = [value for name, value in given.items() if isinstance(value, dict) and name not in TEXT]  # the **kwargs
     more = [item for one in (given, *unnamed) for item in one.items()]
     plain = not any(isinstance(value, Tensor) and name not in TEXT for name, value in more)
     return Call(ids, batch, columns, mask if readable else None, readable, positions, plain)

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import memstate as ms
-from memstate.integrations.handover import HandOver
 from memstate.kernels.tables import Cursor, StepRecord
 from memstate.tiers.stores import mooncake
 from tests.support.fake_cuda import FakeCuda, Stream, fake_cuda, launching
@@ -24,6 +23,7 @@ from tests.test_docs import BLOCK, PAGES
 ELSEWHERE = {  # page -> the test that runs its blocks
     "docs/transformers.md": "tests/integrations/test_transformers_docs.py",
     "docs/tiers.md": "tests/tools/test_bench_tiers.py",
+    "docs/machines.md": "tests/tools/test_bench_tiers.py",
     "docs/inspector.md": "tests/cli/test_inspect.py",
     "docs/integrate.md": "tests/test_compare.py",
 }
@@ -229,14 +229,6 @@ def test_tiers_of_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     names |= {"kv": None, "rank": 1, "ranks": 2}
     exec(part("docs/tiers.md", "group = torch.distributed.new_group("), names)
     assert (names["tiers"].group, names["tiers"].rank) == ("gloo", 1)
-
-
-def test_a_hand_over(tmp_path: Path) -> None:
-    whole = ms.StateLayout([ms.Plane("ssm", (8, 2), torch.float32, parts=(ms.Part("head", 8),))], layers=2)
-    names: dict[str, Any] = {"HandOver": HandOver, "MODEL": "toy", "WHOLE": whole, "PAGE": 4}
-    names |= {"store": ms.FileStore(tmp_path), "prompt": list(range(9))}
-    exec(part("docs/machines.md", "move = HandOver(MODEL, WHOLE"), names)
-    assert names["handed"].length == 0  # nobody has written
 
 
 def test_settings_of_mooncake(monkeypatch: pytest.MonkeyPatch) -> None:

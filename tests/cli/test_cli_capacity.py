@@ -231,5 +231,4 @@ def test_the_table_of_residency_is_made_by_the_command() -> None:
             most = json.loads(done.out)["max_requests_by_strategy"]
             counts += [str(most[strategy]) for strategy in ("ping-pong", "lazy", "redirect")]
         rows.append(f"| `{name}` | {' | '.join(counts)} |")
-    table = "\n".join(rows)
-    assert table in PAGE, f"docs/capacity.md should have these rows:\n{table}"
+    assert (table := "\n".join(rows)) in PAGE, f"docs/capacity.md should have these rows:\n{table}"

@@ -250,7 +250,8 @@ def test_the_loop_of_the_page_runs_and_prints_what_it_says(tmp_path: Path) -> No
 
 
 def test_the_page_hands_over_what_another_split_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (block,) = re.findall(r"```python\n(whole = .*?)```", PAGE, re.DOTALL)
+    text = (ROOT / "docs" / "machines.md").read_text()
+    (block,) = re.findall(r"```python\n(whole = .*?)```", text, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     prompt = list(range(9))
     found: dict[str, Any] = {"ms": memstate, "torch": torch, "FileStore": FileStore, "HandOver": HandOver}

@@ -1,1 +1,1 @@
-"""The command line, and the programs behind it: users of the public interface."""
+"""The command line, and the programs behind it. They use only public calls of memstate."""

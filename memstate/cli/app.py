@@ -1,4 +1,4 @@
-"""The command line. Every command parses in a module of `commands`; the work is a function elsewhere.
+"""The command line: each command parses its options in a module of `commands` and calls a function elsewhere.
 
 Every command takes `--json PATH` (`-` for stdout, then nothing else goes there), shows the progress of long work, and
 exits with one clear line and a non-zero status on bad input. torch is imported after the command line is parsed.

@@ -1,6 +1,6 @@
-"""Commands that stand beside memstate: entry points of the group `memstate.commands`, such as those of the tools.
+"""Adds commands of other distributions: entry points of the group `memstate.commands`, such as those of the tools.
 
-A command that cannot run is listed all the same, and says why when it is called.
+A command that cannot run is listed too. When called, it says why it cannot run.
 """
 
 from collections import defaultdict
@@ -21,15 +21,15 @@ def add(app: typer.Typer, own: Collection[str]) -> None:
     """Adds the commands of other distributions, and a stand-in for each command of the tools that is missing.
 
     Args:
-        app: Gets the commands.
-        own: Names of commands that nothing replaces.
+        app: The application that gets the commands.
+        own: Names of memstate's own commands. They are never replaced.
     """
-    found: dict[str, list[EntryPoint]] = defaultdict(list)
+    points: dict[str, list[EntryPoint]] = defaultdict(list)
     for point in entry_points(group=GROUP):
-        found[point.name].append(point)
-    for name in dict.fromkeys((*TOOLS, *sorted(found))):
+        points[point.name].append(point)
+    for name in dict.fromkeys((*TOOLS, *sorted(points))):
         if name not in own:
-            command = _loaded(found[name])
+            command = _loaded(points[name])
             if isinstance(command, str):
                 app.command(name, help=command, context_settings=ANY_ARGUMENTS)(_failing(f"{name}: {command}"))
             else:
@@ -37,7 +37,7 @@ def add(app: typer.Typer, own: Collection[str]) -> None:
 
 
 def _loaded(points: Sequence[EntryPoint]) -> Callable[..., Any] | str:
-    """Returns the function of a command, or why there is none."""
+    """Returns the function of a command, or a text that says why there is none."""
     if not points:
         return "not installed: pip install ./tools in a checkout of memstate"
     homes = " and ".join(point.dist.name if point.dist else point.value for point in points)

@@ -1,4 +1,4 @@
-"""Fetches one small document over HTTP: a size limit, time limits, no redirect, no proxy."""
+"""Fetches one small document over HTTP, with limits of size and time, without redirects and proxies."""
 
 import time
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
@@ -7,26 +7,26 @@ from urllib.parse import urlsplit
 
 from memstate.errors import InvalidArgument
 
-SILENCE: Final = 10.0  # seconds that a server may say nothing
-WHOLE: Final = 60.0  # seconds that the body may take
+SILENCE: Final = 10.0  # seconds in which the server may send nothing
+WHOLE: Final = 60.0  # seconds that the whole body may take
 PIECE: Final = 1 << 16
 
 
 def fetch(url: str, largest: int, silence: float = SILENCE, whole: float = WHOLE) -> bytes:
-    """Returns what a server answers to one GET.
+    """Returns the body of a server's answer to one GET.
 
-    The request goes straight to the host of the URL. Proxies of the environment are not used, and a redirect is an
-    error, so nothing else is ever asked.
+    The request goes straight to the host of the URL: proxies of the environment are ignored, and a redirect is an
+    error.
 
     Args:
         url: The address, http:// or https://.
-        largest: Bytes of the body at most.
-        silence: Seconds that the server may say nothing.
-        whole: Seconds that the body may take.
+        largest: Largest number of bytes of the body.
+        silence: Seconds in which the server may send nothing.
+        whole: Seconds that the whole body may take.
 
     Raises:
-        InvalidArgument: The address is none, the server cannot be reached or answers with anything but 200, the body is
-            too long, or it takes too long. The message names the address.
+        InvalidArgument: The URL is not valid, the server cannot be reached or answers with a status other than 200, the
+            body is too long, or the body takes too long. The message names the URL.
     """
     try:
         parts = urlsplit(url)

@@ -1,4 +1,4 @@
-"""Options that several commands have. Imports no torch."""
+"""Options that several commands have. The module imports no torch."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ import typer
 
 
 def writable(path: str | None) -> str | None:
-    """Checks that a path can be written; raises `BadParameter` before the work starts."""
+    """Returns a path unchanged; raises `BadParameter`, before the work starts, if the path cannot be written."""
     if path is None or path == "-":
         return path
     target = Path(path)
@@ -20,7 +20,7 @@ def writable(path: str | None) -> str | None:
             (not os.access(target if target.exists() else target.parent, os.W_OK), "cannot be written to"),
         )
         why = next((why for fault, why in at_fault if fault), None)
-    except (OSError, ValueError) as error:  # a name that no file can have
+    except (OSError, ValueError) as error:  # no file can have this name
         why = str(error)
     if why:
         raise typer.BadParameter(f"{path!r}: {why}")
@@ -34,5 +34,5 @@ Json = Annotated[
 
 
 def split_names(text: str) -> list[str]:
-    """Splits a comma separated list and removes duplicates."""
+    """Splits a comma-separated list, and removes duplicates."""
     return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))

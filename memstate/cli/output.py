@@ -1,4 +1,4 @@
-"""What commands print: JSON or a table on stdout; progress, and one line for an error, on stderr."""
+"""Prints what commands report: JSON or a table on stdout, progress and one-line errors on stderr."""
 
 import json
 import os
@@ -15,8 +15,8 @@ import typer
 from memstate.cli.tables import table, width
 from memstate.cli.units import duration
 
-Progress = Callable[[int, int | None], None]  # what is done, and in all if that is known
-PAUSE = 10.0  # seconds without a line about long work
+Progress = Callable[[int, int | None], None]  # (units done, units in all or None if unknown)
+PAUSE = 10.0  # seconds of long work before its next line
 
 
 def complain(line: str) -> None:
@@ -27,13 +27,13 @@ def complain(line: str) -> None:
 
 
 def printable(text: str) -> str:
-    """Returns a text without what steers a terminal, such as escape sequences in names from elsewhere."""
+    """Returns a text in which characters that control a terminal, such as escape sequences, are replaced."""
     return "".join(each if each.isprintable() else "\ufffd" for each in text)
 
 
 def fail(line: str, status: int = 2) -> NoReturn:
     """Prints one line to stderr and ends the command."""
-    complain(printable(" ".join(line.split())))  # it can quote what a server or a file says
+    complain(printable(" ".join(line.split())))  # the line may quote a server or a file
     raise typer.Exit(status)
 
 
@@ -48,14 +48,14 @@ def one_line_errors() -> Iterator[None]:
 
 @contextmanager
 def progress(title: str, what: str) -> Iterator[Progress]:
-    """Shows how far long work is: a bar on a terminal; elsewhere a line on stderr now and then.
+    """Shows the progress of long work: as a bar on a terminal, elsewhere as lines on stderr.
 
-    The first line comes after `PAUSE` seconds, then each after at least as many and a tenth of the time so far: about
-    50 in an hour. Short work prints none.
+    The first line comes after `PAUSE` seconds. The pause before each later line is `PAUSE`, or a tenth of the time so
+    far if that is longer: about 50 lines in an hour. Short work prints nothing.
 
     Args:
-        title: Names the work.
-        what: What is counted, such as "requests".
+        title: Name of the work.
+        what: Name of the units that are counted, such as "requests".
 
     Returns:
         A function that takes (done, total).
@@ -64,7 +64,7 @@ def progress(title: str, what: str) -> Iterator[Progress]:
     from rich.progress import BarColumn, Progress, TextColumn
 
     console, begin = Console(stderr=True), monotonic()
-    due, first = begin + PAUSE, (0, 0.0)  # what was done at the first report: files may have been read before
+    due, first = begin + PAUSE, (0, 0.0)  # (units done, time) at the first report: earlier files may already be counted
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[text]}"))
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task(title, total=None, text="")
@@ -83,7 +83,15 @@ def progress(title: str, what: str) -> Iterator[Progress]:
 
 
 def far(done: int, total: int | None, what: str, seconds: float, lately: int, took: float) -> str:
-    """Returns how far work is after so many seconds, and what is left at the speed of what was done lately.
+    """Returns how much of the work is done, and how long the rest takes at the latest speed.
+
+    Args:
+        done: Units done.
+        total: Units in all; None if unknown.
+        what: Name of the units.
+        seconds: Seconds since the start.
+        lately: Units done since the first report.
+        took: Seconds since the first report.
 
     Example:
         >>> far(41000, 100000, "requests", 9.0, 40000, 8.0), far(12, None, "measurements", 60.0, 11, 58.0)
@@ -96,14 +104,14 @@ def far(done: int, total: int | None, what: str, seconds: float, lately: int, to
 
 
 def emit(path: str | None, data: Any, title: str, rows: Sequence[Mapping[str, Any]], *, grouped: bool = False) -> None:
-    """Writes JSON to `path` and prints rows as a table, at least one; "-" prints the JSON instead of the table.
+    """Writes JSON to `path` and prints rows as a table; "-" prints the JSON instead of the table.
 
     Args:
-        path: Where the JSON goes. None: nowhere.
-        data: What is written there.
-        title: Stands above the table.
-        rows: As of `table`.
-        grouped: As of `table`.
+        path: File for the JSON. None: the JSON is not written.
+        data: Data of the JSON.
+        title: Title above the table.
+        rows: Rows of the table, see `table`; at least one.
+        grouped: See `table`.
     """
     columns = width()
     emit_text(
@@ -118,7 +126,7 @@ def emit_text(path: str | None, data: Any, text: str) -> None:
 
 
 def _write_json(path: str | None, data: Any) -> bool:
-    """Writes JSON to `path`. Returns whether stdout is free for more."""
+    """Writes JSON to `path`. Returns whether the caller may print to stdout."""
     text = json.dumps(data, indent=2)
     if path == "-":
         write_stdout(lambda: sys.stdout.write(text + "\n"))
@@ -132,7 +140,7 @@ def _write_json(path: str | None, data: Any) -> bool:
 
 
 def write_stdout(write: Callable[[], object]) -> None:
-    """Calls `write` and flushes stdout; a closed pipe or a full disk is one line on stderr."""
+    """Calls `write` and flushes stdout. A closed pipe or a full disk ends the command with one line on stderr."""
     try:
         write()
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""What a user wrote, by the name that a command line gives it: module:name."""
+"""Imports a class or function of the user by its name on the command line, module:name."""
 
 import sys
 from collections.abc import Callable
@@ -12,12 +12,15 @@ def own(what: str, name: str, expected: str) -> Callable[[], Any]:
     """Imports a class or a function.
 
     Args:
-        what: What it makes, for messages.
+        what: Kind of object that the function makes, for messages.
         name: module:name. The module can be in the current folder.
-        expected: What else the name could be, for the message.
+        expected: Other names that the option takes, for the message.
+
+    Returns:
+        The class or function.
 
     Raises:
-        InvalidArgument: There is nothing of this name that can be called.
+        InvalidArgument: The name is not module:name, the import fails, or the object cannot be called.
     """
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):

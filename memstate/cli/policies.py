@@ -1,4 +1,4 @@
-"""Policies and placements by the names that programs give them."""
+"""Finds policies and placements by their names on the command line."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,8 @@ from memstate.prefix.policies.lru import Lru, LruPages
 from memstate.prefix.policies.return_rate import ReturnRate
 
 Named = str | Callable[[], StatePolicy]
-Factories = tuple[Callable[[], StatePolicy], Callable[[], PagePolicy] | None]  # for states and for pages
+# makers of a policy for states and for pages
+Factories = tuple[Callable[[], StatePolicy], Callable[[], PagePolicy] | None]
 POLICIES: dict[str, Factories] = {
     "lru": (Lru, lambda: LruPages(tombstones=False)),
     "lru-tombstones": (Lru, LruPages),
@@ -25,10 +26,10 @@ PLACEMENTS = ("ends", "ends-only", "every-N", "nowhere")
 
 
 def placement_of(name: str) -> Placement:
-    """Returns the placement that a command line names.
+    """Returns the placement of a name.
 
     Args:
-        name: One of `PLACEMENTS`, with a number of tokens for N.
+        name: One of `PLACEMENTS`, with a number of tokens in place of N.
 
     Raises:
         InvalidArgument: There is no such placement.
@@ -47,27 +48,26 @@ def placement_of(name: str) -> Placement:
 
 
 def prefix_of(policy: Named, states: int, **settings: Any) -> Prefix:
-    """Returns the settings of a prefix cache of so many states under a policy.
+    """Returns the settings of a prefix cache with a policy.
 
     Args:
-        policy: As `factories_of` takes it.
-        states: The most states that it keeps.
+        policy: A policy, see `factories_of`.
+        states: Largest number of cached states.
         settings: Further settings of `Prefix`.
 
     Raises:
         InvalidArgument: There is no such policy.
-        ConfigurationError: What was made is no `StatePolicy`.
+        ConfigurationError: The policy is no `StatePolicy`.
     """
     of_states, of_pages = factories_of(policy)
     return Prefix(of_states(), of_pages and of_pages(), most_states=states, **settings)
 
 
 def factories_of(policy: Named) -> Factories:
-    """Returns what makes the policies for states and for pages; None for those that go with the states.
+    """Returns the makers of a policy for states and of a policy for pages (None: `Prefix` chooses the latter).
 
     Args:
-        policy: A name of `POLICIES`, module:name of a class or function that makes a policy for states, or that class
-            or function.
+        policy: A name of `POLICIES`; or a class or function that makes a policy for states; or its name, module:name.
 
     Raises:
         InvalidArgument: There is no such policy.

@@ -1,4 +1,4 @@
-"""Lays out tables as plain text for a terminal. Nothing is cut: texts go on in the next line, columns further down."""
+"""Lays out tables as plain text for a terminal. Nothing is cut: long texts wrap, more columns go into a new block."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -9,11 +9,11 @@ from typing import Any
 from memstate.cli.units import number
 
 GAP = "  "
-LEAST = 24  # characters in a line that texts of the first column keep
+LEAST = 24  # characters that texts of the first column get at least
 
 
 def width() -> int:
-    """Returns the columns of the terminal, or $COLUMNS; 80 without a terminal."""
+    """Returns the number of columns of the terminal, or $COLUMNS; 80 without a terminal."""
     return max(40, shutil.get_terminal_size().columns)
 
 
@@ -21,10 +21,10 @@ def table(rows: Sequence[Mapping[str, Any]], columns: int, *, grouped: bool = Fa
     """Returns the lines of a table.
 
     Args:
-        rows: Values by head. A row can lack some of the heads.
-        columns: Characters of a line at most.
-        grouped: A value of the first column stands alone, above all rows that have it; one of the second is not
-            repeated in the next row.
+        rows: Rows as heading -> value. A row can lack headings.
+        columns: Largest number of characters of a line.
+        grouped: Whether rows with the same first value form a group. The value then stands above its group, and a
+            second value that equals that of the row above is left out.
     """
     heads = list(dict.fromkeys(head for row in rows for head in row))
     if grouped := grouped and len(heads) > 1:
@@ -54,7 +54,7 @@ def table(rows: Sequence[Mapping[str, Any]], columns: int, *, grouped: bool = Fa
         group = name = ""
         for at in range(len(rows)):
             if not any(cells[head][at] for head in block[1:]) and any(cells[head][at] for head in others):
-                continue  # this row has nothing here
+                continue  # this row has no value in this block
             if above[at] != group:
                 lines += wrap(group := above[at], columns + len(margin)) or [""]
                 name = ""
@@ -67,7 +67,7 @@ def table(rows: Sequence[Mapping[str, Any]], columns: int, *, grouped: bool = Fa
 
 
 def _blocks(key: str, others: Sequence[str], sizes: dict[str, int], columns: int) -> list[list[str]]:
-    """Shares the columns out among as few tables as fit, each with the first column; narrows what never fits."""
+    """Distributes the columns over as few blocks as fit, each with the first column. Narrows columns that never fit."""
     blocks, left = [[key]], columns - sizes[key]
     for head in others:
         sizes[head] = min(sizes[head], columns - sizes[key] - len(GAP))
@@ -82,7 +82,7 @@ def _blocks(key: str, others: Sequence[str], sizes: dict[str, int], columns: int
 def _lines(
     cells: Sequence[Sequence[str]], heads: Sequence[str], sizes: Mapping[str, int], numbers: set[str], margin: str
 ) -> list[str]:
-    """Returns a row of cells of several lines, numbers to the right."""
+    """Returns the lines of a row whose cells have several lines. Numbers stand at the right."""
     return [
         margin + GAP.join(
             part.rjust(sizes[head]) if head in numbers else part.ljust(sizes[head])

@@ -1,10 +1,10 @@
-"""Numbers for people: durations, bytes and counts, each with its unit and in one form everywhere."""
+"""Formats numbers for people: durations, bytes and counts with their units, in the same form everywhere."""
 
 DURATIONS = (86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us")
 
 
 def number(value: float) -> str:
-    """Returns a number with three digits or more, and commas between thousands.
+    """Returns a number with at least three digits, and commas between thousands.
 
     Example:
         >>> number(2265.4), number(0.123456), number(7)
@@ -14,7 +14,7 @@ def number(value: float) -> str:
 
 
 def several(count: int, what: str) -> str:
-    """Returns a count of things.
+    """Returns a count and its noun, in the plural if needed.
 
     Example:
         >>> several(1, "slot"), several(2300, "slot")
@@ -24,7 +24,7 @@ def several(count: int, what: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Returns seconds in the largest unit that is not longer.
+    """Returns seconds in the largest unit that is not longer than them.
 
     Example:
         >>> duration(0.0000246), duration(1.75), duration(210)
@@ -37,7 +37,7 @@ def duration(seconds: float) -> str:
 
 
 def measured(value: float | None, unit: str) -> str:
-    """Returns a value in a unit as benchmarks name them, such as "host us", "bytes/s" or "launches".
+    """Returns a value with its unit. The units are those of benchmarks, such as "host us", "bytes/s" or "launches".
 
     Example:
         >>> measured(1200.0, "host us"), measured(2.0**31, "bytes/s"), measured(3.0, "launches"), measured(None, "us")
@@ -48,7 +48,7 @@ def measured(value: float | None, unit: str) -> str:
     if unit in ("us", "host us"):
         return duration(value / 1e6) + " of host" * unit.startswith("host")
     if unit in ("bytes", "bytes/s"):
-        from memstate.sizes import format_bytes  # which loads torch
+        from memstate.sizes import format_bytes  # this import loads torch
 
         return format_bytes(round(value)) + unit.removeprefix("bytes")
     return f"{number(value)} {unit}"

@@ -1,12 +1,12 @@
-"""Helps engines test themselves: faults on purpose, a clock that a test turns, a store in a dictionary.
+"""Helps engines test themselves: injected faults, a clock that a test moves, a store in a dictionary, comparisons.
 
 chaos       Chaos and Faults: claims, admissions, stores and polls that fail
 clock       Clock: seconds that pass when the test says so
 store       MemoryStore: records in a dictionary, with faults of single records
-comparison  compare: an engine, with what it computes where it serves each prompt alone
-watch       what compares its states and answers
+comparison  compare: all prompts of an engine together, against each prompt alone
+watch       compares the states and answers of two runs
 check       check: the behaviours of any pool of slots; it needs hypothesis
-pools       what such a pool has
+pools       protocols: the methods of a pool that `check` calls
 """
 
 from memstate.testing.chaos import Chaos, Faults

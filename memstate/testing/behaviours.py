@@ -1,6 +1,7 @@
-"""The behaviours of docs/behaviours.md that any pool of slots can be checked for: one small program of calls for each.
+"""Programs of calls that check a pool of slots: one for each behaviour of docs/behaviours.md that any pool can have.
 
-A program draws its numbers. Where 0 is drawn it is the shortest that can show something.
+The name of a behaviour stands before each program. A program draws its numbers; the smaller they are, the fewer calls
+it makes.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ NO_COUNTS = -1, 1.5, "1", None
 
 
 def claims(t: Trial, draw: Draw) -> None:
-    """B1."""
+    """B1: claims all slots in random portions, each slot once."""
     ids: list[int] = []
     while rest := t.capacity - len(ids):
         n = rest - draw(0, rest - 1)
@@ -28,7 +29,7 @@ def claims(t: Trial, draw: Draw) -> None:
 
 
 def lowest(t: Trial, draw: Draw) -> None:
-    """B2."""
+    """B2: claims the lowest free slots."""
     free = sorted({*range(1, t.capacity + 1)} - {*t.some(draw)})
     if free:
         n = draw(1, len(free))
@@ -36,7 +37,7 @@ def lowest(t: Trial, draw: Draw) -> None:
 
 
 def counts(t: Trial, draw: Draw) -> None:
-    """B3."""
+    """B3: claims 0 slots, then a number that is no count."""
     t.need(t("claim", 0) == [], "expected no slot, and no refusal")
     t("claim", NO_COUNTS[draw(0, len(NO_COUNTS) - 1)])
     t.need(t.refused, "expected a refusal")
@@ -44,7 +45,7 @@ def counts(t: Trial, draw: Draw) -> None:
 
 
 def releases(t: Trial, draw: Draw) -> None:
-    """B4."""
+    """B4: releases slots in random portions, and claims all again."""
     held = t.some(draw)
     t("release", [])
     t.need(not t.refused, "expected that nothing is released")
@@ -55,7 +56,7 @@ def releases(t: Trial, draw: Draw) -> None:
 
 
 def twice(t: Trial, draw: Draw) -> None:
-    """B5."""
+    """B5: releases a slot twice, in two calls or in one."""
     held = t.some(draw) or t("claim", 1) or []
     t.need(bool(held), "a slot was free")
     slot = held.pop(draw(0, len(held) - 1))
@@ -64,24 +65,24 @@ def twice(t: Trial, draw: Draw) -> None:
         t("release", [slot])
     else:
         t("release", [slot, slot])
-        held += [slot] * t.refused  # as a whole
+        held += [slot] * t.refused  # a pool that refuses the call as a whole releases nothing
     t.need_rest(held)
 
 
 def no_slots(t: Trial, draw: Draw) -> None:
-    """B6."""
+    """B6: releases an id that no slot has: 0, -1 or N + 1."""
     held = t.some(draw)
     t("release", [(0, -1, t.capacity + 1)[draw(0, 2)]])
     t.need_rest(held)
 
 
 def aliases(t: Trial, draw: Draw) -> None:
-    """B8."""
+    """B8: writes to what `claim` returned, and checks that the pool is unchanged."""
     ids = t("claim", 1 + draw(0, t.capacity - 1))
     try:
         for at in range(len(ids)):
             t.returned[at] = 0
-    except TypeError:  # it cannot be written to
+    except TypeError:  # the pool returned something read-only
         return
     t.calls.append("ids[:] = 0  # the caller writes to what claim returned")
     if draw(0, 1):
@@ -99,14 +100,14 @@ def _grouped(t: Trial, draw: Draw) -> list[int]:
 
 
 def groups(t: Trial, draw: Draw) -> None:
-    """B9."""
+    """B9: closes a group of which some slots are claimed."""
     held = _grouped(t, draw)
     t("close_group")
     t.need_rest(held)
 
 
 def nested(t: Trial, draw: Draw) -> None:
-    """B9a."""
+    """B9a: opens a group inside a group, and closes both."""
     held = _grouped(t, draw)
     t("open_group", draw(0, t.capacity - len(held)))
     for _ in range(2):
@@ -115,7 +116,7 @@ def nested(t: Trial, draw: Draw) -> None:
 
 
 def cleared_group(t: Trial, draw: Draw) -> None:
-    """B9b."""
+    """B9b: clears the pool while a group is open."""
     _grouped(t, draw)
     t("clear")
     if draw(0, 1):
@@ -124,7 +125,7 @@ def cleared_group(t: Trial, draw: Draw) -> None:
 
 
 def group_counts(t: Trial, draw: Draw) -> None:
-    """B9c."""
+    """B9c: claims all slots while a group is open."""
     held = _grouped(t, draw)
     t.need_free(rest := t.capacity - len(held))
     ids = t("claim", rest) or []
@@ -133,7 +134,7 @@ def group_counts(t: Trial, draw: Draw) -> None:
 
 
 def clears(t: Trial, draw: Draw) -> None:
-    """B10."""
+    """B10: clears a pool with rows and claimed slots."""
     rows = range(draw(0, t.pool.rows) if isinstance(t.pool, Table) else 0)
     for at in rows:
         t("admit", f"r{at}")
@@ -148,12 +149,12 @@ def clears(t: Trial, draw: Draw) -> None:
 
 
 def sizes(t: Trial, draw: Draw) -> None:
-    """B11."""
+    """B11: claims and releases all slots of pools of all `SIZES`."""
     made = 0
     for size in SIZES:
         try:
             pool = t.pool.of_size(size)
-        except Exception as error:  # smaller or larger than it allows
+        except Exception as error:  # the pool does not allow this size
             t.need(bool(made) or size < t.capacity, f"of_size({size}): {error!r}")
             continue
         made += 1
@@ -169,7 +170,7 @@ def sizes(t: Trial, draw: Draw) -> None:
 
 
 def table(t: Trial, draw: Draw) -> None:
-    """B12."""
+    """B12: admits requests until the table or the slots are full."""
     rows: list[int] = []
     each = t.capacity
     while len(rows) <= t.pool.rows and (row := t("admit", f"r{len(rows)}")) is not None:
@@ -182,7 +183,7 @@ def table(t: Trial, draw: Draw) -> None:
 
 
 def admissions(t: Trial, draw: Draw) -> None:
-    """B17."""
+    """B17: admits a request that gets too few slots, then again after another has ended."""
     row = t("admit", "a")
     each = len(t.read("slots_of", row))
     t.need(each > 0, "the request has no slot")
@@ -196,7 +197,7 @@ def admissions(t: Trial, draw: Draw) -> None:
 
 
 def generations(t: Trial, draw: Draw) -> None:
-    """B19."""
+    """B19: ends a row or clears the pool, until the row is given away again."""
     row = t("admit", "a")
     before = t.read("generation", row)
     if isinstance(t.pool, Clears) and draw(0, 1):
@@ -213,7 +214,7 @@ def generations(t: Trial, draw: Draw) -> None:
 
 
 def holds(t: Trial, draw: Draw) -> None:
-    """B21."""
+    """B21: admits up to three requests, and checks the slots of each."""
     owned: list[int] = []
     each = None
     for at in range(1 + draw(0, 2)):
@@ -229,7 +230,7 @@ def holds(t: Trial, draw: Draw) -> None:
 
 
 def untracked(t: Trial, draw: Draw) -> None:
-    """B28."""
+    """B28: publishes for a request that has kept no state."""
     row = t("admit", "a")
     t("publish", row)
     t.need(t.refused, "no state was kept")
@@ -238,7 +239,7 @@ def untracked(t: Trial, draw: Draw) -> None:
 
 
 def ends(t: Trial, draw: Draw) -> None:
-    """B29."""
+    """B29: ends a request that has kept and published states, and admits it again."""
     row, held = t("admit", "a"), []
     for _ in range(draw(0, 4) if isinstance(t.pool, Tracks) else 0):
         if draw(0, 1) and (slot := t("publish", row)) is not None:
@@ -255,7 +256,7 @@ def ends(t: Trial, draw: Draw) -> None:
 
 
 def publishes(t: Trial, draw: Draw) -> None:
-    """B31."""
+    """B31: publishes the newest kept state of a request."""
     row, held = t("admit", "a"), []
     for _ in range(1 + draw(0, 2)):
         for _ in range(1 + draw(0, 2)):
@@ -274,14 +275,14 @@ def publishes(t: Trial, draw: Draw) -> None:
 
 
 class Behaviour(NamedTuple):
-    """A behaviour that can be checked.
+    """One behaviour, and the program that checks it.
 
     Attributes:
-        number: as in docs/behaviours.md.
-        title: what the pool does.
-        needs: the parts that the pool must have.
+        number: number in docs/behaviours.md.
+        title: the promise, in one sentence.
+        needs: protocols of `pools` that the pool must implement.
         case: the program.
-        promised: whether every pool should. Otherwise it is a choice of memstate's.
+        promised: True: every pool should behave so. False: memstate does, other pools need not.
     """
 
     number: str

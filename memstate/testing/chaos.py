@@ -119,13 +119,13 @@ def chaos_from(environment: Mapping[str, str]) -> Chaos | None:
 
 
 class Faults:
-    """Draws, counts and logs the faults of one manager. The library knows nothing of it: it wraps what is there.
+    """Draws, counts and logs the faults of one manager. It wraps methods of the manager, from outside.
 
     Args:
         chaos: how often each kind happens.
 
     Raises:
-        InvalidArgument: it is no `Chaos`.
+        InvalidArgument: `chaos` is no `Chaos`.
 
     Example:
         >>> import torch, memstate as ms
@@ -147,7 +147,7 @@ class Faults:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "Faults | None":
-        """Returns the faults that the variable MEMSTATE_CHAOS asks for, such as "seed=1,claims=0.1"; None for none.
+        """Returns the faults that the variable MEMSTATE_CHAOS asks for, such as "seed=1,claims=0.1"; None without it.
 
         Args:
             environment: the variables. Default: those of the process.
@@ -176,7 +176,8 @@ class Faults:
             The manager.
 
         Raises:
-            InvalidArgument: it is no manager, or it has faults already; or these are the faults of another.
+            InvalidArgument: `mem` is no manager or has faults already, or this object was injected into another
+                manager.
         """
         if not isinstance(mem, StateManager) or self._injected:
             raise InvalidArgument(f"inject({mem!r}): expected a StateManager, one for each Faults(...)")
@@ -199,7 +200,7 @@ class Faults:
                 return plan(rows, tokens, allowed, replay, drafts, defer)
 
         def faulty_room(rows: int, pages: int, slots: int) -> Lack | None:
-            runs = parts.table.free < parts.table.rows  # else an engine may well take a refusal as final
+            runs = parts.table.free < parts.table.rows  # an engine may take a refusal as final when nothing runs
             if runs and rows and self.happens("admissions", f"{rows} requests find too few slots"):
                 allocator, held = parts.allocator, parts.sessions.held
                 evictable = parts.holdings.evictable("snapshot") + parts.cache.evictable_states
@@ -229,11 +230,14 @@ class Faults:
             return ChaosStats(**self._counts)
 
     def happens(self, kind: str, what: str) -> bool:
-        """Draws whether a fault happens, and notes it.
+        """Draws whether a fault happens. If so, counts and logs it.
 
         Args:
             kind: the setting with its probability.
-            what: says in the log what the fault does.
+            what: the effect of the fault, for the log.
+
+        Returns:
+            Whether the fault happens.
         """
         share = getattr(self.chaos, kind)
         with self._lock:
@@ -249,7 +253,7 @@ class Faults:
 
     @contextmanager
     def claims(self, rows: int, limit: int, refused: Callable[[], int]) -> Iterator[int]:
-        """Limits the optional claims of the step in the block. Notes a fault if the limit refused one.
+        """Limits the optional claims of the step in the block. Counts a fault if the limit refuses a claim.
 
         Args:
             rows: rows of the step.
@@ -273,7 +277,7 @@ class Faults:
             names: names of the records.
 
         Returns:
-            The place of the name whose answer is to be wrong; None: no answer.
+            Index of the name that gets a wrong answer. None: all answers are right.
 
         Raises:
             OSError: the call fails.
@@ -307,7 +311,7 @@ class FaultyStore:
         return f"{self._store!r} with chaos"
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # as of a copy that has no attributes yet
+        if name.startswith("_"):  # copy.copy asks before `_store` is set
             raise AttributeError(name)
         return getattr(self._store, name)
 
@@ -320,12 +324,12 @@ class FaultyStore:
         self._store.close()
 
     def exists(self, names: Sequence[str]) -> list[bool]:
-        """See `Store.exists`. A wrong answer says that a record is not there."""
+        """See `Store.exists`. A wrong answer says that the record is missing."""
         wrong = self._faults.answer("exists", names)
         return [there and at != wrong for at, there in enumerate(self._store.exists(names))]
 
     def get(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
-        """See `Store.get`. A wrong answer is MISSING for an even place, and FAILED for an odd one."""
+        """See `Store.get`. A wrong answer is MISSING at an even index and FAILED at an odd one."""
         wrong = self._faults.answer("get", names)
         outcomes = list(self._store.get(names, buffers))
         if wrong is not None:
@@ -341,7 +345,7 @@ class FaultyStore:
         return outcomes
 
     def discard(self, names: Sequence[str]) -> None:
-        """See `Store.discard`. A call that fails may have removed the records."""
+        """See `Store.discard`. The records are removed even if the call fails."""
         wrong = self._faults.answer("discard", names)
         self._store.discard(names)
         if wrong is not None:

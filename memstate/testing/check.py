@@ -13,14 +13,14 @@ from memstate.testing.trial import Trial, Violation
 
 @dataclass(frozen=True)
 class Finding:
-    """Whether a pool has a behaviour.
+    """The result for one behaviour of a pool.
 
     Attributes:
-        behaviour: its number.
+        behaviour: number of the behaviour.
         title: what the pool should do.
-        holds: whether it does; None: the pool does not offer what the behaviour is about.
+        holds: whether the pool does it. None: the pool lacks the methods that the behaviour needs.
         sequence: the shortest calls that break it, as lines of Python; the last line says what is wrong.
-        promised: whether every pool should. Otherwise it is a choice of memstate's.
+        promised: True: every pool should behave so. False: memstate does, other pools need not.
     """
 
     behaviour: str
@@ -39,20 +39,20 @@ def check(
     factory: Callable[[], Slots], only: Sequence[str] = (), *, examples: int = 100, seed: int = 0,
     report: Callable[[int, int], object] = lambda done, total: None,
 ) -> list[Finding]:  # fmt: skip
-    """Checks a pool.
+    """Checks a pool of slots.
 
     Args:
-        factory: makes a new pool, with the same size each time. Each program of calls has one of its own.
+        factory: makes a new pool, with the same size each time. Each program of calls gets a new pool.
         only: numbers of behaviours; empty: all.
         examples: programs for each behaviour.
         seed: start of the random numbers.
-        report: called with the number of behaviours that are checked, and of all.
+        report: called with the number of behaviours checked so far, and the number of all.
 
     Returns:
-        What was found for each behaviour, in the order of `BEHAVIOURS`.
+        A finding for each behaviour, in the order of `BEHAVIOURS`.
 
     Raises:
-        InvalidArgument: a number is not known, or what the factory makes is no pool.
+        InvalidArgument: a number is not known, or the factory does not make a pool.
         ConfigurationError: hypothesis is not installed.
     """
     known = [each.number for each in BEHAVIOURS]
@@ -66,23 +66,23 @@ def check(
         raise InvalidArgument(f"{pool!r} is no pool: expected capacity, claim, release and free; see docs/check.md")
     if not is_count(pool.capacity) or not pool.capacity:
         raise InvalidArgument(f"capacity {pool.capacity!r}: expected a whole number of slots from 1 on")
-    found: list[Finding] = []
+    findings: list[Finding] = []
     wanted = [each for each in BEHAVIOURS if not only or each.number in only]
     for each in wanted:
-        report(len(found), len(wanted))
+        report(len(findings), len(wanted))
         offered = all(isinstance(pool, part) for part in each.needs)
         sequence = shortest(each, factory, examples, seed) if offered else []
-        found.append(Finding(each.number, each.title, not sequence if offered else None, sequence, each.promised))
-    return found
+        findings.append(Finding(each.number, each.title, not sequence if offered else None, sequence, each.promised))
+    return findings
 
 
 def shortest(behaviour: Behaviour, factory: Callable[[], Slots], examples: int, seed: int) -> list[str]:
-    """Returns the shortest calls that break a behaviour; empty: none were found.
+    """Returns the shortest calls that break a behaviour; empty: no program broke it.
 
     Args:
-        behaviour: which one.
+        behaviour: the behaviour.
         factory: makes pools.
-        examples: programs to try before one breaks it.
+        examples: number of programs to try.
         seed: start of the random numbers.
 
     Raises:
@@ -119,6 +119,6 @@ def shortest(behaviour: Behaviour, factory: Callable[[], Slots], examples: int, 
             broken.append(wrong.sequence)
             raise wrong from error
 
-    with suppress(Violation, hypothesis.errors.Flaky):  # flaky: a pool that is random itself
+    with suppress(Violation, hypothesis.errors.Flaky):  # Flaky: the pool itself is random
         program()
     return min(reversed(broken), key=len, default=[])

@@ -1,4 +1,4 @@
-"""A clock that a test turns: for `SessionLimits(clock=...)` and for whatever else asks for seconds."""
+"""A clock that a test moves: for `SessionLimits(clock=...)` and other callers that read seconds."""
 
 import heapq
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from memstate.errors import InvalidArgument
 
 
 class Clock:
-    """Knows the seconds that have passed, and what is due at which of them.
+    """Counts seconds, and runs actions when they are due.
 
     Attributes:
         now: seconds since the start.
@@ -30,23 +30,23 @@ class Clock:
         return self.now
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
-        """Notes what to do later. Actions that are due at the same time come in the order of these calls.
+        """Runs an action later. Actions that are due at the same time run in the order of these calls.
 
         Args:
             seconds: seconds from now.
-            action: is called when they have passed.
+            action: called when the seconds have passed.
         """
         self._serial += 1
         heapq.heappush(self._due, (self.now + seconds, self._serial, action))
 
     def advance(self, seconds: float) -> None:
-        """Lets seconds pass, and does what becomes due.
+        """Moves the clock forward, and runs the actions that become due.
 
         Args:
             seconds: seconds from now.
 
         Raises:
-            InvalidArgument: less than 0.
+            InvalidArgument: `seconds` is below 0.
         """
         if seconds < 0:
             raise InvalidArgument(f"advance({seconds!r}): a clock goes forward only")

@@ -1,4 +1,4 @@
-"""Compares an engine with itself: each prompt alone, token by token; all together; and all with hardly any room."""
+"""Compares an engine with itself: each prompt alone, then all prompts together, then all with few slots and pages."""
 
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
@@ -15,21 +15,21 @@ from memstate.requests.handles import Request, Rows
 from memstate.testing.chaos import Chaos, Faults
 from memstate.testing.watch import EngineDiffers, Watch
 
-ABORTS = 0.05  # probability that a request is aborted behind a token
+ABORTS = 0.05  # probability that a request is aborted after a token
 COLUMNS = ("requests", "aborted", "parted", "tokens", "states", "unknown", "hits", "faults")
 
 
 class Comparison(dict[str, Counter[str]]):
-    """The runs "alone", "together" and "scarce", and what was compared in each.
+    """The runs "alone", "together" and "scarce", each with these counts.
 
-    requests  that were served
-    aborted   requests that were to be aborted
-    parted    requests that went on with another token from logits that `rtol` allows; the rest was not compared
-    tokens    whose logits were compared
-    states    that were compared
-    unknown   states of lengths that no step reached alone: there was nothing to compare them with
-    hits      tokens of prompts that were not read, because prefix cache or session had a state
-    faults    that were injected
+    requests  requests that were served
+    aborted   requests that the run aborted
+    parted    requests that chose another token from logits within `rtol`; their later tokens are not compared
+    tokens    tokens whose logits were compared
+    states    states that were compared
+    unknown   states of lengths that no step reached alone, so they were not compared
+    hits      prompt tokens that were not read, because the prefix cache or a session had a state
+    faults    faults that were injected
     """
 
     def __str__(self) -> str:
@@ -54,21 +54,21 @@ def compare(make: Callable[..., Any], prompts: Sequence[Any], *, rtol: float = 0
     generator, `abort = yield number, token, logits` says whether to abort what the request stands for.
 
     Args:
-        make: makes an engine. It gets names: `debug`, `max_requests`, `slots`, `every` of the tracking, `pages` and
-            `host_slots`, as far as a run changes them. It may ignore those that its manager lacks.
+        make: makes an engine. It gets keyword arguments: `debug`, `max_requests`, `slots`, `every` of the tracking,
+            `pages` and `host_slots`, whatever a run changes. It may ignore settings that its manager lacks.
         prompts: the prompts. Some should begin with the same tokens.
-        rtol: how much a number of a state or of logits may differ, as a part of the largest one there. 0 is right where
-            a row gets the same bits in every batch and chunk.
+        rtol: largest difference of a number of a state or of logits, as a part of the largest number there. 0 is right
+            if a row gets the same bits in every batch and chunk.
         seed: start of the random numbers.
 
     Returns:
-        What was compared.
+        The counts of each run.
 
     Raises:
         EngineDiffers: a state or an answer differs, or a state is kept under tokens that the answer does not have.
-        InvalidArgument: there was no state to compare.
-        LeakFound: a request is left, or a slot.
-        Exception: what the engine raised, such as ForwardFault. A note of each error names the run.
+        InvalidArgument: the engine gave no state to compare.
+        LeakFound: a row or a slot is left.
+        Exception: an error of the engine, such as ForwardFault. A note of each error names the run.
     """
     whole("seed", seed, least=0)
     if not isinstance(rtol, int | float) or not 0 <= rtol < 1:
@@ -95,7 +95,7 @@ def compare(make: Callable[..., Any], prompts: Sequence[Any], *, rtol: float = 0
 
 
 def _find_nothing(mem: StateManager) -> None:
-    """Lets requests start from their first token, and read their prompts token by token."""
+    """Makes each request start from its first token and read its prompt token by token."""
     admission, admit, salts = mem._parts.admission, mem._parts.admission.admit, count()
 
     def admit_fresh(requests: Sequence[Request]) -> Rows:
@@ -107,14 +107,14 @@ def _find_nothing(mem: StateManager) -> None:
 
 
 def _serve(name: str, engine: Any, prompts: Sequence[Any], watch: Watch, draw: Random | None = None) -> Counter[str]:
-    """Serves prompts. Returns what was compared.
+    """Serves prompts. Returns the counts of the run.
 
     Args:
         name: name of the run, for notes.
         engine: the engine.
         prompts: the prompts.
-        watch: compares.
-        draw: says when to abort. None: never.
+        watch: compares states and answers.
+        draw: draws which requests are aborted. None: no request is.
     """
     events, mem, abort = iter(engine.serve(prompts)), engine.mem, None
     served, aborted = Counter[int](), set[int]()
@@ -131,7 +131,7 @@ def _serve(name: str, engine: Any, prompts: Sequence[Any], watch: Watch, draw: R
         mem.close()
     except Exception as error:
         first = error if isinstance(error, EngineDiffers) or not watch.wrong else watch.wrong[0][1]
-        if isinstance(first, OutOfSlots | OutOfRows | OutOfPages):  # rows that stay fill the manager
+        if isinstance(first, OutOfSlots | OutOfRows | OutOfPages):  # rows that are left fill the manager
             first = watch.leak(aborted.__contains__) or first
         first.add_note(f"compare: run {name}")
         raise first from error.__cause__ if first is error else error

@@ -1,4 +1,4 @@
-"""The protocols of a pool of slots that `memstate check` checks. Ids are whole numbers; nothing has to be a tensor.
+"""Protocols of a pool of slots that `memstate check` checks: an id is a whole number, and no call needs tensors.
 
 Only `Slots` is required. Behaviours that need a part which a pool lacks are reported as not offered.
 
@@ -29,7 +29,7 @@ class Slots(Protocol):
         """
 
     def release(self, ids: list[int]) -> None:
-        """Frees slots that the caller holds by id: from `claim` or `publish`.
+        """Frees slots that the caller holds by id, from `claim` or `publish`.
 
         Args:
             ids: the slots.
@@ -50,30 +50,30 @@ class Clears(Protocol):
 
 @runtime_checkable
 class Sized(Protocol):
-    """A pool that can be had in other sizes."""
+    """A pool that can make pools of other sizes."""
 
     def of_size(self, slots: int) -> Slots:
-        """Returns another, empty pool.
+        """Returns a new, empty pool of another size.
 
         Args:
-            slots: its number of slots.
+            slots: number of slots of the new pool.
         """
         ...
 
 
 @runtime_checkable
 class Groups(Protocol):
-    """A pool that claims a batch in advance. While a group is open, claims take its slots."""
+    """A pool that sets slots aside in groups. While a group is open, claims take its slots."""
 
     def open_group(self, n: int) -> None:
-        """Opens a group.
+        """Opens a group: sets slots aside for later claims.
 
         Args:
             n: number of slots.
         """
 
     def close_group(self) -> None:
-        """Closes the newest group, and frees what it has not handed out."""
+        """Closes the newest group, and frees its slots that no claim has taken."""
 
 
 @runtime_checkable
@@ -84,17 +84,17 @@ class Rows(Protocol):
         """Starts a request.
 
         Args:
-            key: its name.
+            key: name of the request.
 
         Returns:
-            Its row. None: too few rows or slots are free.
+            The row of the request. None: too few rows or slots are free.
         """
 
     def slots_of(self, row: int) -> list[int]:
         """Returns all slots that a running request holds.
 
         Args:
-            row: its row.
+            row: row of the request.
         """
         ...
 
@@ -102,13 +102,13 @@ class Rows(Protocol):
         """Ends a request and frees its slots.
 
         Args:
-            row: its row.
+            row: row of the request.
         """
 
 
 @runtime_checkable
 class Table(Rows, Protocol):
-    """A pool whose rows are the rows 1..rows of a table.
+    """A pool whose rows are numbered 1..rows.
 
     Attributes:
         rows: number of rows.
@@ -122,7 +122,7 @@ class Generations(Rows, Protocol):
     """A pool that counts the uses of its rows."""
 
     def generation(self, row: int) -> int:
-        """Returns how often a row was given away, or another number that only rises.
+        """Returns a number that rises each time the row is given away.
 
         Args:
             row: the row.
@@ -132,28 +132,28 @@ class Generations(Rows, Protocol):
 
 @runtime_checkable
 class Tracks(Rows, Protocol):
-    """A pool whose requests keep states, and give them away while they run."""
+    """A pool whose requests keep states while they run, and publish them."""
 
     def track(self, row: int) -> None:
-        """Lets a request run until it has kept one more state, as far as slots allow it.
+        """Lets a request run until it has kept one more state, if enough slots are free.
 
         Args:
-            row: its row.
+            row: row of the request.
         """
 
     def tracked(self, row: int) -> int | None:
-        """Returns the slot with the newest state that the request has kept and not published; None if there is none.
+        """Returns the slot with the newest state that the request has kept and not published. None: no such state.
 
         Args:
-            row: its row.
+            row: row of the request.
         """
 
     def publish(self, row: int) -> int | None:
-        """Gives the newest kept state to the caller, who holds its slot by id from then on.
+        """Gives the newest kept state to the caller, who then holds its slot by id.
 
         Args:
-            row: its row.
+            row: row of the request.
 
         Returns:
-            The slot. None: there is no kept state.
+            The slot. None: the request has no kept state.
         """

@@ -1,4 +1,4 @@
-"""Programs of random calls, valid and hostile, and who owns which slot after each call."""
+"""Runs random calls, valid and hostile, on a pool, and compares the owner of each slot after each call."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,18 +6,18 @@ from typing import Any
 from memstate.testing.pools import Clears, Groups, Rows, Slots, Tracks
 from memstate.testing.trial import Draw, Trial
 
-MOST = 99  # of a number that chooses a slot, a row or a count
+MOST = 99  # largest number drawn to choose a slot, a row or a count
 
 
 class Program(Trial):
-    """Calls whose owners are known.
+    """A trial that knows the owner of each slot.
 
     Args:
         pool: the pool.
 
     Attributes:
         held: slots that the caller holds by id.
-        running: slots of each running request, by row.
+        running: row -> slots of its running request.
         seen: all rows that requests had.
         open: number of open groups.
     """
@@ -35,7 +35,7 @@ class Program(Trial):
         return [*self.held, *(slot for slots in self.running.values() for slot in slots)]
 
     def require(self) -> None:
-        """Requires that each slot has one owner, and that the others are free."""
+        """Requires that each slot has one owner, and that all other slots are free."""
         for row, slots in self.running.items():
             self.need((now := [*self.read("slots_of", row)]) == slots, f"row {row} holds {now}, expected {slots}")
         self.need_ids(self.owned)
@@ -44,10 +44,10 @@ class Program(Trial):
 
 
 class Strict(Program):
-    """Calls that change nothing if they are refused."""
+    """A program that requires that a refused call changes nothing."""
 
     def __call__(self, name: str, *given: Any) -> Any:
-        """Makes a call; see `Trial`."""
+        """Makes a call, and compares the state of the pool if the call is refused."""
         before = self._state()
         result = super().__call__(name, *given)
         if self.refused and (now := self._state()) != before:
@@ -58,18 +58,22 @@ class Strict(Program):
         return self.read("free"), {row: [*self.read("slots_of", row)] for row in self.running}
 
     def require(self) -> None:
-        """Requires nothing: who owns what is not the question."""
+        """Requires nothing: this program checks refusals, not owners."""
 
 
 def claim(p: Program, a: int, b: int) -> None:
-    """Any count."""
+    """Claims any number of slots, valid or not."""
     n = a % (p.capacity + 3)
     p.held += p("claim", n if n <= p.capacity + 1 else -1) or []
 
 
 def release(p: Program, a: int, b: int) -> None:
-    """Slots of the caller, free ones, and ids that no pool has. A slot of another owner no pool can tell from these."""
-    free = [] if p.open else sorted({*range(1, p.capacity + 1)} - {*p.owned})  # an open group owns slots, too
+    """Releases slots of the caller, free slots, or ids that no slot has.
+
+    It never releases a slot of a row or of a group: a pool cannot tell such an id from one that the caller holds.
+    """
+    # an open group owns slots that `owned` lacks
+    free = [] if p.open else sorted({*range(1, p.capacity + 1)} - {*p.owned})
     ids = [*p.held, *free, 0, -1, p.capacity + 1]
     given = [ids[at % len(ids)] for at in ((a, b - 1) if b else (a,))]
     p("release", given)
@@ -78,46 +82,46 @@ def release(p: Program, a: int, b: int) -> None:
 
 
 def open_group(p: Program, a: int, b: int) -> None:
-    """Any size, also in another group."""
+    """Opens a group of any size, also inside another group."""
     p("open_group", a % (p.capacity + 2))
     p.open += not p.refused
 
 
 def close_group(p: Program, a: int, b: int) -> None:
-    """Also where none is open."""
+    """Closes a group, also if none is open."""
     p("close_group")
     p.open = max(0, p.open - 1)
 
 
 def clear(p: Program, a: int, b: int) -> None:
-    """At any moment."""
+    """Clears the pool."""
     p("clear")
     p.held, p.running, p.open = [], {}, 0
 
 
 def admit(p: Program, a: int, b: int) -> None:
-    """One request."""
+    """Admits a request."""
     if (row := p("admit", f"r{len(p.seen)}")) is not None:
         p.seen.append(row)
         p.running[row] = [*p.read("slots_of", row)]
 
 
 def end(p: Program, a: int, b: int) -> None:
-    """A request, also one that has ended."""
+    """Ends a request, also one that has ended."""
     if p.seen:
         p("end", row := p.seen[a % len(p.seen)])
         p.running.pop(row, None)
 
 
 def track(p: Program, a: int, b: int) -> None:
-    """One more state of a running request."""
+    """Lets a running request keep one more state."""
     if p.running:
         p("track", row := [*p.running][a % len(p.running)])
         p.running[row] = [*p.read("slots_of", row)]
 
 
 def publish(p: Program, a: int, b: int) -> None:
-    """A state of a running request, also one that there is not."""
+    """Publishes a state of a running request, also if it has kept none."""
     if p.running:
         slot = p("publish", row := [*p.running][a % len(p.running)])
         p.held += [] if slot is None else [slot]
@@ -131,10 +135,12 @@ CALLS: tuple[tuple[type, Callable[[Program, int, int], None]], ...] = (
 
 
 def run(p: Program, draw: Draw) -> None:
-    """Makes random calls. Each takes three numbers, so that fewer numbers are fewer calls.
+    """Makes random calls.
+
+    Each call takes three numbers, so hypothesis shortens the program when it draws fewer numbers.
 
     Args:
-        p: makes them.
+        p: makes the calls.
         draw: draws the numbers.
     """
     calls = [call for part, call in CALLS if isinstance(p.pool, part)]
@@ -144,12 +150,12 @@ def run(p: Program, draw: Draw) -> None:
 
 
 def refusals(t: Trial, draw: Draw) -> None:
-    """G1."""
+    """G1: requires that refused calls change nothing."""
     run(Strict(t.pool), draw)
 
 
 def owners(t: Trial, draw: Draw) -> None:
-    """G3."""
+    """G3: requires that each slot is free or has one owner."""
     run(p := Program(t.pool), draw)
     while p.open:
         close_group(p, 0, 0)

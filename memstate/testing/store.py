@@ -9,14 +9,14 @@ from memstate.tiers.stores.base import Bytes, Outcome
 
 
 class MemoryStore:
-    """Keeps records in a dictionary, notes all calls, and fails where a test says so.
+    """Keeps records in a dictionary, notes all calls, and fails as a test asks.
 
     Attributes:
         records: name -> bytes.
-        faults: name -> "vanished" (there, and gone when it is read), "half" (read in part), "garbage" (read whole, with
-            wrong bytes), "denied" (neither read nor written) or "raises" (a read of it raises).
+        faults: name -> fault of the record: "vanished" (exists, but a read misses it), "half" (a read gets half of it),
+            "garbage" (a read gets wrong bytes), "denied" (reads and writes fail) or "raises" (a read raises).
         broken: whether every call raises OSError.
-        forgetful: whether `exists` answers for one name less.
+        forgetful: whether `exists` returns one answer too few.
         calls: (method, names) of each call, in order.
 
     Example:
@@ -43,7 +43,7 @@ class MemoryStore:
         self.calls.append(("discard", list(names)))
 
     def asked(self, call: str) -> list[str]:
-        """Returns all names of one method, in order.
+        """Returns the names of all calls of one method, in order.
 
         Args:
             call: name of the method.

@@ -1,4 +1,4 @@
-"""Calls a pool, and writes down what was called."""
+"""Calls a pool, and notes each call as a line of Python."""
 
 from collections.abc import Callable, Iterable, Sequence
 from operator import index
@@ -6,20 +6,20 @@ from typing import Any
 
 from memstate.testing.pools import Slots
 
-MOST = 8  # ids of a list that are shown
-MOST_SAID = 100  # characters of an error
-Draw = Callable[[int, int], int]  # a whole number from .. to
+MOST = 8  # longest list of ids that is shown whole
+MOST_SAID = 100  # characters of an error that are shown
+Draw = Callable[[int, int], int]  # (low, high) -> a whole number from low to high
 
 
 class Violation(Exception):
-    """A behaviour does not hold.
+    """Says that a behaviour does not hold.
 
     Args:
         calls: the calls that show it.
-        what: what is wrong after them.
+        what: what is wrong after these calls.
 
     Attributes:
-        sequence: both, as lines of Python.
+        sequence: `calls` and `what`, as lines of Python.
     """
 
     def __init__(self, calls: Sequence[str], what: str) -> None:
@@ -28,14 +28,14 @@ class Violation(Exception):
 
 
 def shown(value: object) -> str:
-    """Returns a value as Python, long lists of ids cut short."""
+    """Returns a value as Python code. Long lists of ids are cut short."""
     if isinstance(value, list) and len(value) > MOST:
         return f"[{value[0]}, {value[1]}, ..., {value[-1]}]"
     return repr(value)
 
 
 class Trial:
-    """One program of calls on a new pool. Each call is written down; reads are not.
+    """One program of calls on a new pool. It notes calls, but not reads.
 
     Args:
         pool: the pool.
@@ -43,7 +43,7 @@ class Trial:
     Attributes:
         calls: the calls so far, as lines of Python.
         refused: whether the last call was refused.
-        returned: what the last call returned, as the pool returned it.
+        returned: the object that the last call returned, unchanged.
     """
 
     def __init__(self, pool: Slots) -> None:
@@ -61,7 +61,7 @@ class Trial:
             given: its arguments.
 
         Returns:
-            What it returned, ids as a list. None: it was refused, or returned None.
+            The result of the call, ids as a list. None: the call was refused, or returned None.
         """
         line, result, self.returned = f"pool.{name}({', '.join(map(shown, given))})", None, None
         try:
@@ -79,17 +79,20 @@ class Trial:
         return result
 
     def read(self, name: str, *given: Any) -> Any:
-        """Asks the pool something that must not fail.
+        """Reads something from the pool. A read must not fail.
 
         Args:
             name: the method.
             given: its arguments.
+
+        Returns:
+            The result, slots as a list.
         """
         try:
-            found = getattr(self.pool, name)(*given)
+            result = getattr(self.pool, name)(*given)
         except Exception as error:
             raise Violation(self.calls, f"{name}({', '.join(map(repr, given))}): {error!r}") from error
-        return self._whole(name, found) if name == "slots_of" else found
+        return self._whole(name, result) if name == "slots_of" else result
 
     def _whole(self, name: str, ids: Any) -> list[int]:
         """Returns ids as a list of whole numbers."""
@@ -99,17 +102,17 @@ class Trial:
             raise Violation(self.calls, f"{name} returned {ids!r}: expected whole numbers") from error
 
     def need(self, true: bool, what: str) -> None:
-        """Raises a `Violation` unless something is true.
+        """Raises a `Violation` if a condition is false.
 
         Args:
-            true: what must be true.
-            what: says what is wrong otherwise.
+            true: the condition.
+            what: what is wrong if it is false.
         """
         if not true:
             raise Violation(self.calls, what)
 
     def need_free(self, n: int) -> None:
-        """Requires that so many slots are free.
+        """Requires that a number of slots is free.
 
         Args:
             n: number of slots.
@@ -117,7 +120,7 @@ class Trial:
         self.need((free := self.read("free")) == n, f"free() is {free}, expected {n}")
 
     def need_ids(self, ids: Sequence[int], owned: Iterable[int] = ()) -> None:
-        """Requires that slots exist, and that nobody else has them.
+        """Requires that slots exist, and that each has no other owner.
 
         Args:
             ids: slots that were handed out.
@@ -147,7 +150,7 @@ class Trial:
         self.need(free == len(ids), f"free() is {free}, expected {len(ids)}")
 
     def some(self, draw: Draw) -> list[int]:
-        """Claims slots and releases some of them, so that the free ones are in no order.
+        """Claims slots and releases some of them in random order, so that the free slots are scattered.
 
         Args:
             draw: draws numbers.

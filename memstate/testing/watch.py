@@ -1,4 +1,4 @@
-"""Compares all states and answers of an engine with those that the same prompts gave before, each alone."""
+"""Compares all states and answers of an engine with those of the same prompts, each run alone."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -18,14 +18,14 @@ State = dict[str, Tensor]  # name of a plane -> `layer ...`
 
 
 class EngineDiffers(MemstateError, AssertionError):
-    """An engine computed something else for a prompt than it did for the same prompt alone.
+    """Says that an engine computed something else for a prompt than for the same prompt alone.
 
     Args:
         what: what differs, and where to look.
         prompt: number of the prompt.
         vector: "read", "write", "snapshot" or "mark" of a step, "tokens" of `end` and `publish`, or "answer".
-        length: tokens of the state, or number of the token in the answer, from 0 on over all turns.
-        place: for a state, the plane, its layer and the number of the step.
+        length: tokens of the state; or the number of the token in the answer, from 0 on over all turns.
+        place: plane, layer and number of the step, if a state differs.
     """
 
     def __init__(self, what: str, prompt: int, vector: str, length: int, *place: Any) -> None:
@@ -38,29 +38,30 @@ class Watch:
     """Watches the runs of an engine. It leaves out planes of rows, and the states of rows with tails.
 
     Args:
-        rtol: how much a number may differ, as a part of the largest one of its tensor.
+        rtol: largest difference of a number, as a part of the largest number of its tensor.
 
     Attributes:
-        answers: of each prompt alone, its tokens and their logits.
-        counts: numbers of the run: tokens and states that were compared, and pages that were in use at most.
-        wrong: of the run, requests and the differences of their states.
-        parted: of the run, requests that chose another of two tokens that were equally good.
+        answers: prompt -> its tokens and their logits, from the runs alone.
+        counts: counts of the current run: tokens and states compared, most pages in use.
+        wrong: requests of the current run, each with a difference of a state.
+        parted: requests of the current run that chose another of two equally good tokens.
     """
 
     def __init__(self, rtol: float) -> None:
         self.rtol, self.answers = rtol, list[list[tuple[int, Tensor]]]()
-        self._states = dict[tuple[int, int], list[State]]()  # by prompt and length; a dead step leaves a second one
+        # (prompt, length) -> its states; a dead step leaves a second one
+        self._states = dict[tuple[int, int], list[State]]()
 
     def begin(self, mem: StateManager, alone: bool) -> None:
         """Begins a run.
 
         Args:
-            mem: its manager, with `debug=True`.
-            alone: whether it is the next prompt alone, which is noted. Otherwise all prompts run.
+            mem: manager of the run, with `debug=True`.
+            alone: True: the run serves the next prompt alone, and its states are noted. False: it serves all prompts.
         """
         self.counts, self.wrong, self.parted = Counter[str](), list[tuple[int, EngineDiffers]](), set[int]()
         self._mem, self._alone, stepping, ending = mem, alone, mem._parts.stepping, mem._parts.ending
-        self._last = dict[int, str]()  # of each request, the last step that was compared
+        self._last = dict[int, str]()  # request -> last step whose state was compared, for messages
         self.answers += [[]] if alone else []
         self._numbers = range(1 if alone else 2 * len(self.answers))
         canary: Any = stepping._canary
@@ -69,7 +70,7 @@ class Watch:
         fault = canary.fault
 
         def look(step: Step | None, relied: Callable[[Step], NDArray[np.bool_]]) -> Any:
-            """Comes behind the forward of a step, before anything changes."""
+            """Runs after the forward of a step, before a call changes its slots."""
             error = fault(step, relied)
             if error is None and step is not None and step is stepping.open and not mem.forward.tail:
                 ids = [mem._parts.table.ids[row] for row in step.numbers.tolist()]
@@ -82,11 +83,17 @@ class Watch:
         ending._require_continued = partial(self._filed, ending._require_continued)  # type: ignore[method-assign]
 
     def _look(self, step: Step, requests: dict[int, int]) -> None:
-        """Looks at the slots of a step. `requests` are those whose states are needed, by entry of the batch."""
+        """Compares the states in the slots of a step.
+
+        Args:
+            step: the step.
+            requests: entry of the batch -> request whose states are needed.
+        """
         mem, before, after, write = self._mem, step.before.tolist(), step.after.tolist(), step.write.tolist()
         self.counts["pages"] = max(self.counts["pages"], mem.pages.count - mem.free_pages)
         vectors = [("read", step.read, before), ("write", step.write, after), ("snapshot", step.snapshot, after)]
-        vectors = vectors[:2] if mem._parts.stepping._copied else vectors  # snapshots that memstate copies come later
+        # a snapshot that memstate copies is not in its slot yet
+        vectors = vectors[:2] if mem._parts.stepping._copied else vectors
         places = [(name, at, slot, of[at]) for name, slots, of in vectors for at, slot in enumerate(slots.tolist())]
         marks = zip(*(column[: step.marked].tolist() for column in step.marks[1:]), strict=True)
         places += [("mark", at, slot, before[at] + offset) for at, offset, slot in marks]
@@ -99,7 +106,7 @@ class Watch:
             self._hold(step, vector, at, length, requests[at], state)
 
     def _hold(self, step: Step, vector: str, at: int, length: int, request: int, state: State) -> None:
-        """Notes a state, or compares it with those that its prompt had alone."""
+        """Notes a state, or compares it with the states that its prompt had alone."""
         self.counts["states"] += 1
         self._last[request] = f" (the last: step {step.serial}, behind {step.after[at]} tokens)"
         prompt = self._prompt(request)
@@ -120,7 +127,7 @@ class Watch:
             self.wrong.append((request, EngineDiffers(what, prompt, vector, length, plane, layer, step.serial)))
 
     def _hint(self, vector: str, before: int, prompt: int, state: State, layer: int) -> str:
-        """Returns what usually leaves such a state."""
+        """Returns the usual cause of such a wrong state."""
         had = (at for at, states in self._states.items() if not all(self._differs(state, one) for one in states))
         if whose := min(had, key=lambda at: at[0] != prompt, default=None):
             look = "`tokens=` of `end` and `publish`, `resume=`" if vector == "read" else "step.read, what the row got"
@@ -132,7 +139,7 @@ class Watch:
         return f"step.read, its tokens, what the forward keeps for each row: the state of {before} tokens was right"
 
     def _filed(self, require: Callable[[int, bytes], None], row: int, key: bytes) -> None:
-        """Comes before states of a row are kept under tokens: those behind its prompt must be of its answer."""
+        """Runs before states of a row are filed under tokens. Tokens after the prompt must be those of the answer."""
         require(row, key)
         request, lease = self._mem._parts.table.ids[row], self._mem._parts.cache.leases.get(row)
         if not self._alone and type(request) is int and lease and lease.prompt.key:
@@ -143,7 +150,7 @@ class Watch:
                 self.wrong.append((request, EngineDiffers(what, prompt, "tokens", lease.prompt.tokens + len(new))))
 
     def token(self, request: int, at: int, token: int, logits: Tensor) -> None:
-        """Notes token number `at` of an answer, or requires that it is the one that the prompt had alone.
+        """Notes token number `at` of an answer, or compares it with the answer that the prompt had alone.
 
         Raises:
             EngineDiffers: a state of the request, the logits or the token differ.
@@ -161,7 +168,7 @@ class Watch:
         elif token != (wanted := self.answers[prompt][at][0]):
             wrong = f"token {at} is {token} instead of {wanted}, from the same logits. Look at the sampler and its seed"
             if self.rtol:
-                self._require(request)  # what was wrong before has not come of it
+                self._require(request)  # differences from before this token are errors
                 self.parted.add(request)
         self._require(request, EngineDiffers(wrong, prompt, "answer", at) if wrong else None)
 
@@ -185,13 +192,13 @@ class Watch:
             raise leak
 
     def leak(self, ended: Callable[[Any], bool]) -> LeakFound | None:
-        """Returns an error if rows are left of requests that have `ended`."""
+        """Returns an error if a row is left whose request has `ended`; None otherwise."""
         if left := [one for row in self._mem.rows if ended(one := self._mem._parts.table.ids[row.index])]:
             return LeakFound(f"rows of the requests {left} are left: end each row, also those of aborted requests")
         return None
 
     def _require(self, request: int | None = None, error: EngineDiffers | None = None) -> None:
-        """Raises the first difference of the states of a request, or of any; else the error, if there is one."""
+        """Raises the first difference of a state of a request (None: of any request); else `error`, if there is one."""
         wrong = (first for one, first in self.wrong if request in (one, None) and one not in self.parted)
         if (first := next(wrong, error)) is not None and request not in self.parted:
             raise first
@@ -200,7 +207,7 @@ class Watch:
         """Returns the number of a request's prompt.
 
         Raises:
-            InvalidArgument: no prompt has the number.
+            InvalidArgument: no prompt has this number.
         """
         numbers = 1 if self._alone else 2 * len(self.answers)
         if not 0 <= request < numbers:
@@ -210,9 +217,9 @@ class Watch:
         return len(self.answers) - 1 if self._alone else request % len(self.answers)
 
     def _alike(self, got: Tensor, expected: Tensor) -> bool:
-        """Returns whether two tensors are equal, or differ by no more than `rtol` allows of the largest that differs.
+        """Returns whether two tensors are equal, up to `rtol` times the largest expected number that differs.
 
-        So a number that masks others, such as -1e9, does not hide what is wrong beside it.
+        So a mask of large numbers, such as -1e9, does not raise the allowed difference of the other numbers.
         """
         if got.shape != expected.shape or torch.equal(got, expected):
             return got.shape == expected.shape
@@ -221,11 +228,11 @@ class Watch:
         return torch.allclose(got, expected, rtol=0, atol=self.rtol * max(other.tolist(), default=0), equal_nan=True)
 
     def _differs(self, got: State, expected: State) -> list[tuple[int, str]]:
-        """Returns layers and planes of a state that differ."""
+        """Returns (layer, plane) of each tensor of a state that differs."""
         places = ((layer, name) for name in got for layer in range(len(got[name])))
         return [(at, name) for at, name in places if not self._alike(got[name][at], expected[name][at])]
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """Returns a tensor in 64 bits."""
+    """Returns a tensor as 64-bit floats, or as 128-bit complex numbers."""
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)

@@ -1,1 +1,1 @@
-"""The commands: options, and what is printed. Each imports what it needs when it runs."""
+"""The commands: their options, and what they print. Each command imports its libraries when it runs."""

@@ -1,4 +1,4 @@
-"""`memstate capacity`."""
+"""The command `memstate capacity`: plans the memory of a deployment."""
 
 import re
 from pathlib import Path

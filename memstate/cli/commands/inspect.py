@@ -1,4 +1,4 @@
-"""`memstate inspect`."""
+"""The command `memstate inspect`: writes an HTML page that shows who owns each slot."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ from memstate.errors import InvalidArgument
 if TYPE_CHECKING:
     from memstate.slots.inspect import Inspection
 
-DEFAULT = Path("inspection.html")  # for what comes from a URL
+DEFAULT = Path("inspection.html")  # page written for --url
 
 
 def inspect(
@@ -58,7 +58,7 @@ def inspect(
         if written:
             try:
                 atomic.write(target, content)
-            except OSError as error:  # that of a full disk does not name the file
+            except OSError as error:  # the error of a full disk does not name the file
                 raise InvalidArgument(f"{str(target)!r}: {error.strerror or error}") from error
     if not written:
         write_stdout(lambda: sys.stdout.buffer.write(content))
@@ -66,14 +66,14 @@ def inspect(
     from memstate.sizes import format_bytes
 
     faults = len(inspection.faults)
-    found = {"page": str(target), "bytes": len(content), "capacity": inspection.capacity, "faults": faults}
+    data = {"page": str(target), "bytes": len(content), "capacity": inspection.capacity, "faults": faults}
     emit_text(
-        json_path, found, f"{target}: {inspection.capacity:,} slots, {faults} faults, {format_bytes(len(content))}"
+        json_path, data, f"{target}: {inspection.capacity:,} slots, {faults} faults, {format_bytes(len(content))}"
     )
 
 
 def _same(one: Path, other: Path) -> bool:
-    """Whether two paths name one file, which need not exist."""
+    """Returns whether two paths name the same file. The file need not exist."""
     return one.resolve() == other.resolve() or (one.exists() and other.exists() and one.samefile(other))
 
 

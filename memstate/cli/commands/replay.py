@@ -1,4 +1,4 @@
-"""`memstate replay`."""
+"""The command `memstate replay`: replays a trace and reports the hit rates."""
 
 from dataclasses import asdict
 from pathlib import Path

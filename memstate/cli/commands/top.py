@@ -1,4 +1,4 @@
-"""`memstate top`."""
+"""The command `memstate top`: watches a process that exports metrics."""
 
 import time
 from typing import Annotated
@@ -37,17 +37,17 @@ def top(
         raise typer.BadParameter("--every 0 needs --once: there is nothing to repeat")
     with one_line_errors():
         now = scrape(url)
-        found = summary(now)
+        figures = summary(now)
         if once or json_path is not None:
             if every:
                 time.sleep(every)
-                found = summary(scrape(url), now)
+                figures = summary(scrape(url), now)
             if json_path is not None:
-                emit_text(json_path, found, f"{url}: {len(found['managers'])} managers")
+                emit_text(json_path, figures, f"{url}: {len(figures['managers'])} managers")
             else:
-                write_stdout(lambda: Console(width=width()).print(draw(found, url)))
+                write_stdout(lambda: Console(width=width()).print(draw(figures, url)))
             return
-        with Live(draw(found, url), auto_refresh=False) as live:
+        with Live(draw(figures, url), auto_refresh=False) as live:
             while True:
                 time.sleep(every)
                 before, now = now, scrape(url)

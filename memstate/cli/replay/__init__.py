@@ -1,11 +1,11 @@
-"""Replays traces: serves each request through a manager, as an engine does, with a forward that computes nothing.
+"""Replays traces: serves each request through a manager as an engine does, but its forward computes nothing.
 
-requests   a trace as prompts and answers in tokens
+requests   turns a trace into prompts and answers in tokens
 serving    the loop: admit, plan of chunks, settle, publish, release
 bound      the hit rate that no policy exceeds
-runs       every policy and number of states, and what is refused
+runs       one replay for each policy and number of states; refuses invalid arguments
 report     the figures and their table
-plans      the splits of a plan of memory, each with the hit rate of a trace
+plans      the splits of a memory plan, each with the hit rate of a trace
 """
 
 from memstate.cli.replay.plans import rated

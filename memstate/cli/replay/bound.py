@@ -1,16 +1,17 @@
-"""What no policy can exceed: an offline bound of the hit rate, by a linear program that knows the whole trace.
+"""Computes a hit rate that no policy exceeds: the optimum of a linear program that knows the whole trace.
 
-A request can hit at a depth that an earlier one passed, if a state was held there since the last of them, and the KV up
-to it. The program chooses, and may hold parts of a state and of KV:
+A depth is a number of blocks of a prompt. A request can hit at a depth that an earlier request passed, if since the
+last such request the cache held a state at this depth and the KV up to it. The program chooses what is held; it may
+hold parts of a state and of KV:
 
-    variables    of request i and depth d: `hit`, the part of i that starts at d or deeper; `kv`, the part of the blocks
-                 between the depth before and d that it finds
-    limits       states and pages that are held, at any time; while a request runs, its own pages besides;
+    variables    for request i and depth d: `hit`, the part of i that starts from depth d or deeper; `kv`, the part of
+                 the blocks between the depth before and d whose KV i finds
+    limits       held states and pages at any time; a running request also needs its own pages;
                  1 >= hit >= hit of the next depth; the same for kv; hit >= kv
-    maximised    blocks found
+    maximised    blocks with KV found
 
-It assumes one request at a time, in the order of the trace, and that each leaves states wherever it passes. So no
-policy can do better, and perhaps none can do so well.
+The program assumes one request at a time, in the order of the trace, and a state wherever a request passes. So the
+bound is safe, but perhaps no policy reaches it.
 """
 
 import importlib.util
@@ -27,13 +28,13 @@ Ints = npt.NDArray[np.int64]
 
 
 class Chances(NamedTuple):
-    """Depths at which requests can hit: by request, the shallow ones first. Each has an entry in every array.
+    """Depths at which requests can hit, by request, then from shallow to deep. All arrays have one entry per depth.
 
     Attributes:
-        since: The last request that passed there.
+        since: The last earlier request that passed this depth.
         until: The request that can hit.
-        blocks: Blocks between the depth before and this one.
-        inner: Whether the entry before is of the same request.
+        blocks: Blocks between the previous depth and this one.
+        inner: Whether the previous entry belongs to the same request.
     """
 
     since: Ints
@@ -43,50 +44,51 @@ class Chances(NamedTuple):
 
 
 def chances(requests: Sequence[Served], per_block: int, first: int = 0) -> Chances:
-    """Returns the depths at which requests can hit. Of those with the same last passer, the deepest is best.
+    """Returns the depths at which requests can hit. Of depths with the same last passer, only the deepest is kept.
 
     Args:
         requests: The trace.
         per_block: Units of a block.
-        first: Place of the first request that counts: hits of those before are worth nothing.
+        first: Index of the first request that counts. Earlier requests can hit nowhere.
     """
-    last, found = dict[int, int](), list[tuple[int, int, int, bool]]()
+    last, entries = dict[int, int](), list[tuple[int, int, int, bool]]()
     for request in requests:
         path = (request.tokens[per_block - 1 :: per_block] // per_block).tolist()
-        most = min(request.known, max(0, request.prompt - 1) // per_block)  # the last token is computed in any case
+        # the last token of a prompt is always computed
+        most = min(request.known, max(0, request.prompt - 1) // per_block)
         most = most if request.at >= first else 0
         passers = np.array([last[block] for block in path[:most]], np.int64)
         ends = np.flatnonzero(np.diff(passers, append=-1)) + 1
         sizes = np.diff(ends, prepend=0)
-        found += [
+        entries += [
             (passers[end - 1], request.at, size, n > 0) for n, (end, size) in enumerate(zip(ends, sizes, strict=True))
         ]
         last.update(dict.fromkeys(path, request.at))
-    since, until, blocks, inner = zip(*found, strict=True) if found else ((), (), (), ())
+    since, until, blocks, inner = zip(*entries, strict=True) if entries else ((), (), (), ())
     return Chances(
         np.array(since, np.int64), np.array(until, np.int64), np.array(blocks, np.int64), np.array(inner, bool)
     )
 
 
 def require_scipy() -> None:
-    """Requires the library that solves the program.
+    """Requires scipy, which solves the program.
 
     Raises:
-        ConfigurationError: It is not installed.
+        ConfigurationError: scipy is not installed.
     """
     if importlib.util.find_spec("scipy") is None:
         raise ConfigurationError("the bound needs scipy: pip install '.[bound]' in a checkout")
 
 
 def most_hits(requests: Sequence[Served], per_block: int, states: int, pages: int, first: int = 0) -> float:
-    """Returns how many blocks the requests from `first` on can hit at most.
+    """Returns the largest number of blocks that the requests from `first` on can hit.
 
     Args:
         requests: The trace.
         per_block: Units of a block.
         states: States that fit.
-        pages: Pages that fit, of a block each.
-        first: Place of the first request that counts.
+        pages: Pages that fit; a page is one block.
+        first: Index of the first request that counts.
 
     Raises:
         ConfigurationError: scipy is missing, or the program was not solved.
@@ -103,8 +105,8 @@ def most_hits(requests: Sequence[Served], per_block: int, states: int, pages: in
     def sparse(rows: Ints, columns: Ints, values: npt.NDArray[Any], height: int) -> Any:
         return coo_array((values, (rows, columns)), shape=(height, n))
 
-    # What is held behind request t, less what was held before it, is what begins with t less what ends with it. A hit
-    # that goes deeper needs no state at the depth before.
+    # held after request t = held before t + holds that start at t - holds that end at t
+    # A hit that goes deeper needs no state at the previous depth.
     deeper, ones = each[inner], np.ones(n)
     ends = sparse(until[~inner], each[~inner], ones[~inner], times)
     starts = sparse(since, each, ones, times) - sparse(since[deeper - 1], deeper, ones[inner], times)

@@ -1,4 +1,4 @@
-"""Gives the splits of a plan of memory the hit rates of a trace."""
+"""Adds the hit rates of a trace to the splits of a memory plan."""
 
 from collections.abc import Sequence
 
@@ -17,15 +17,15 @@ def rated(
 ) -> Capacity:  # fmt: skip
     """Replays a trace with the states and pages of each split, as `memstate replay` does.
 
-    A page of the replay is a block of 512 tokens, so `every` is rounded up to blocks. A split without cached states has
-    no hits. For a model without KV the replay has pages for the whole trace.
+    A page of the replay is a block of 512 tokens, so `every` is rounded up to whole blocks. A split without cached
+    states has hit rate 0. If the model has no KV, the replay has pages for the whole trace.
 
     Args:
         plan: The plan.
         requests: The trace.
-        start: Fraction of the requests that only warm the cache up.
-        report: Called with requests done and to do.
-        policy: As for `replay`.
+        start: Fraction of the requests that only warm up the cache.
+        report: Called with (requests done, requests in all).
+        policy: See `replay`.
 
     Returns:
         The plan with the hit rates of its splits.
@@ -47,6 +47,8 @@ def rated(
             rates.append(0.0)
             continue
         pages = split.pages * split.page_size // BLOCK if plan.kv is not None else everything
-        found = replay(requests, split.cached_states, pages, policy, start, part_of(report, at, len(plan.splits)), loop)
-        rates.append(found.block_hit_rate)
+        replayed = replay(
+            requests, split.cached_states, pages, policy, start, part_of(report, at, len(plan.splits)), loop
+        )
+        rates.append(replayed.block_hit_rate)
     return plan.with_hit_rates(rates)

@@ -1,11 +1,11 @@
-"""The figures of replays and their table."""
+"""The figures of replays, and their table."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from memstate.cli.units import measured
 
-COSTS = {  # heading -> figure of `Replayed`
+COSTS = {  # heading -> attribute of `Replayed`
     "forwards a prompt": "forwards_per_prompt", "states filed": "states_filed_per_request",
     "recomputed a turn": "recomputed_tokens_per_turn", "longest wait": "longest_wait",
 }  # fmt: skip
@@ -15,35 +15,35 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """What a replay found, over the requests from fraction `start` of the trace on, when the cache is warm.
+    """The figures of one replay. They count the requests from fraction `start` of the trace on, when the cache is warm.
 
     Attributes:
         policy: Name of the policy.
         placement: Name of the placement.
         states: States that fit.
         pages: Pages that fit.
-        chunk: Tokens of a prefill chunk at most.
+        chunk: Largest number of tokens of a prefill chunk.
         every: Tokens between two states of decode.
         running: Requests that run at a time.
-        start: Fraction of the requests that only warm the cache up.
+        start: Fraction of the requests that only warm up the cache.
         requests: Requests that count.
-        block_hit_rate: Blocks that earlier prompts had, up to the state that a request starts from, over all blocks
-            asked for.
-        answer_hit_rate: Blocks of answers up to that state, over the same.
+        block_hit_rate: Blocks up to the state that a request starts from which earlier prompts had, over all blocks of
+            the prompts.
+        answer_hit_rate: Blocks up to that state which belong to earlier answers, over all blocks of the prompts.
         ideal_hit_rate: `block_hit_rate` with room for everything.
-        whole_hit_rate: `block_hit_rate` over the whole trace, cold start included.
-        forwards_per_prompt: Steps that computed a chunk of it, mean.
-        states_filed_per_request: States that the cache took, mean.
-        filed_by_kind: The same by kind, in all.
-        turns: Requests that go on from the answer of another.
-        recomputed_tokens_per_turn: Tokens of that other and its answer that they compute again, mean.
-        longest_wait: Steps that a request waited at most while a row was free; over the whole trace.
-        us_per_match: Microseconds of the host, median.
-        us_per_insert: Likewise, of all that files a request's states and pages, with the submits of these calls.
-        evicted_states: Over the whole trace.
-        evicted_pages: Over the whole trace.
-        leaked_slots: Over the whole trace.
-        misses_by_reason: Blocks.
+        whole_hit_rate: `block_hit_rate` over the whole trace, with the cold start.
+        forwards_per_prompt: Steps that compute a chunk of a prompt, mean.
+        states_filed_per_request: States that the cache takes from a request, mean.
+        filed_by_kind: Number of all states that the cache takes, by kind.
+        turns: Requests that go on from the answer of an earlier request.
+        recomputed_tokens_per_turn: Tokens of the earlier request and its answer that a turn computes again, mean.
+        longest_wait: Most steps that a request waited while a row was free, over the whole trace.
+        us_per_match: Host microseconds of a match, median.
+        us_per_insert: Host microseconds of all calls that file the states and pages of a request, median.
+        evicted_states: States evicted over the whole trace.
+        evicted_pages: Pages evicted over the whole trace.
+        leaked_slots: Slots leaked over the whole trace.
+        misses_by_reason: Blocks that are computed, by reason.
     """
 
     policy: str
@@ -75,7 +75,7 @@ class Replayed:
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """What no policy exceeds. Its figures mean what those of `Replayed` mean."""
+    """The hit rate that no policy exceeds. The attributes are those of `Replayed`."""
 
     policy: str
     states: int
@@ -87,9 +87,9 @@ class Bound:
 
 
 def table(replayed: Sequence[Replayed | Bound]) -> list[dict[str, str | float | None]]:
-    """Returns a row for each policy, with a figure for each number of states, then others of the last of them.
+    """Returns a row for each policy: its hit rate for each number of states, then costs with the last number of states.
 
-    Beside the bound, a figure has its share of it.
+    If the bound is known, each hit rate has its share of the bound beside it.
     """
     sizes = list(dict.fromkeys(one.states for one in replayed))
     bounds = {one.states: one.block_hit_rate for one in replayed if isinstance(one, Bound)}
@@ -112,5 +112,5 @@ def table(replayed: Sequence[Replayed | Bound]) -> list[dict[str, str | float | 
 
 
 def part_of(progress: Progress | None, run: int, runs: int) -> Progress:
-    """Returns what counts the requests of one of several replays among those of all."""
+    """Returns a callback for one of several replays, which reports its requests as part of all replays."""
     return lambda done, total: progress(run * total + done, runs * total) if progress else None

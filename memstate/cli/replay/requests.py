@@ -1,8 +1,8 @@
-"""Turns a trace into requests with tokens. Knows no manager and no cache.
+"""Turns a trace into requests with tokens. The module uses no manager and no cache.
 
 The trace has one id for each block of 512 tokens of a prompt, and only the length of an answer. Two requests share
-tokens as far as their ids agree. An answer has tokens of its own, unless a later request goes on from it: then that
-request's ids say what the blocks of the answer are. No request goes on from the answer of one that `parts`.
+tokens as far as their ids agree. An answer has tokens of its own, unless a later request goes on from it: then the ids
+of that request are the blocks of the answer. No request goes on from the answer of a request that `parts`.
 """
 
 import math
@@ -17,43 +17,43 @@ from memstate.slots.registers import Longs
 
 @dataclass(frozen=True)
 class Units:
-    """The unit that lengths are counted in. A coarse unit makes a replay fast; all chunks and blocks are whole units.
+    """The unit in which lengths are counted. A coarse unit makes a replay fast; chunks and blocks are whole units.
 
     Args:
-        tokens: Tokens of a unit. A block has at least two units, so that one can be partly filled.
+        tokens: Tokens of a unit. A block has at least two units, so that a block can be partly filled.
     """
 
     tokens: int
 
     @classmethod
     def of(cls, chunk: int) -> "Units":
-        """Returns the coarsest unit for chunks of so many tokens."""
+        """Returns the coarsest unit for chunks of `chunk` tokens."""
         return cls(math.gcd(BLOCK // 2, chunk))
 
     @property
     def per_block(self) -> int:
-        """Units of a block."""
+        """Number of units of a block."""
         return BLOCK // self.tokens
 
     def length(self, tokens: int) -> int:
-        """Returns a length in units: as many filled blocks, and a partly filled one where it has one."""
+        """Returns a length in units. Filled blocks stay filled, and a partly filled block stays partly filled."""
         blocks, rest = divmod(tokens, BLOCK)
         return blocks * self.per_block + min(-(-rest // self.tokens), self.per_block - 1)
 
 
 @dataclass(frozen=True, eq=False)
 class Served:
-    """One request of a trace. Lengths are units.
+    """One request of a trace. Lengths are in units.
 
     Attributes:
-        at: Its place in the trace.
+        at: Index of the request in the trace.
         tokens: The prompt and the answer, one number for each unit: int64 `unit`.
         prompt: Length of the prompt.
-        asked: Blocks of the prompt, the partly filled one included.
+        asked: Blocks of the prompt, with the partly filled one.
         filled: Filled blocks of the prompt.
-        known: Filled blocks at its start that an earlier prompt had.
-        follows: The request whose answer this prompt goes on from, None for none.
-        common: Tokens that the two share: see `TraceRequest.shared`.
+        known: Filled blocks at the start of the prompt that an earlier prompt had.
+        follows: The request whose answer this prompt goes on from, or None.
+        common: Tokens that the two requests share: see `TraceRequest.shared`.
         kind: See `memstate.Request`.
     """
 
@@ -69,11 +69,11 @@ class Served:
 
 
 def numbered(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
-    """Returns the requests of a trace with small numbers as ids, which stand for all blocks up to theirs.
+    """Returns the requests of a trace with small ids. Each new id stands for a block and all blocks before it.
 
-    The ids of a trace can be larger than int64 holds, and one can be at several places.
+    An id of the trace can be too large for int64, and can stand at several places of a prompt.
     """
-    numbers: dict[tuple[int, int], int] = {}  # number of the block before, and id
+    numbers: dict[tuple[int, int], int] = {}  # (new id of the block before, id in the trace) -> new id
 
     def chained(blocks: Sequence[int]) -> Iterator[int]:
         before = -1
@@ -89,18 +89,18 @@ def served(requests: Sequence[TraceRequest], units: Units) -> list[Served]:
 
     Args:
         requests: The trace.
-        units: What lengths are counted in.
+        units: The unit of lengths.
     """
     follows, per, within = followed(requests), units.per_block, np.arange(units.per_block)
     following = {before: after for after, before in enumerate(follows) if before is not None}
     fresh = 1 + max((max(request.hash_ids, default=0) for request in requests), default=0)
-    found, seen = [], set[int]()
+    result, seen = [], set[int]()
     for at, request in enumerate(requests):
         filled, total = request.input_length // BLOCK, request.input_length + request.output_length
         blocks = -(-total // BLOCK)
         goes_on = at in following and request.parts is None
         later = requests[following[at]].hash_ids[:blocks] if goes_on else request.hash_ids
-        ids = np.arange(fresh, fresh + blocks)  # blocks that no other request has
+        ids = np.arange(fresh, fresh + blocks)  # new ids, for blocks of the answer that no other request has
         fresh += blocks
         ids[: len(later)] = later
         length = units.length(total)
@@ -111,25 +111,26 @@ def served(requests: Sequence[TraceRequest], units: Units) -> list[Served]:
         common = 0 if before is None else requests[before].shared
         prompt = units.length(request.input_length)
         asked = len(request.hash_ids)
-        found.append(Served(at, tokens, prompt, asked, filled, known, before, common, request.kind))
-    return found
+        result.append(Served(at, tokens, prompt, asked, filled, known, before, common, request.kind))
+    return result
 
 
 def followed(requests: Sequence[TraceRequest]) -> list[int | None]:
-    """Returns for each request the earlier one that it goes on from, None where the trace does not show one.
+    """Returns for each request the earlier request that it goes on from; None if the trace shows none.
 
-    A prompt goes on from the longest earlier prompt whose filled blocks it begins with, the latest of several, if
+    A prompt goes on from the longest earlier prompt with whose filled blocks it begins (of several, from the latest),
+    if
 
-    * it is at least as long as what it shares with that prompt and its answer,
-    * the last filled block of that prompt is its own or that of the request it went on from in turn, so that prompts
-      which share no more than a system prompt do not count,
-    * the block behind is new, because the answer is new, and
-    * no other prompt has gone on from it.
+    * the prompt is at least as long as the part that it shares with the earlier prompt and answer,
+    * the last filled block of the earlier prompt first appeared in that prompt or in an earlier turn of its
+      conversation, so that a common system prompt does not count,
+    * the next block is new, because the answer is new, and
+    * no other prompt has gone on from the earlier prompt.
     """
     owner: dict[int, int] = {}  # block -> the first request that filled it
-    ends: dict[int, list[int]] = {}  # last filled block -> requests that end there and nothing has gone on from
-    origin: list[int] = []  # of each request, the first one of its conversation
-    found: list[int | None] = []
+    ends: dict[int, list[int]] = {}  # last filled block -> requests that end there and have no next turn yet
+    origin: list[int] = []  # request -> the first request of its conversation
+    earlier: list[int | None] = []
     for at, request in enumerate(requests):
         ids, filled = request.hash_ids, request.input_length // BLOCK
         before = None
@@ -141,18 +142,18 @@ def followed(requests: Sequence[TraceRequest]) -> list[int | None]:
                 break
         if before is not None:
             ends[ids[_begun(requests[before]) - 1]].remove(before)
-        found.append(before)
+        earlier.append(before)
         origin.append(at if before is None else origin[before])
         for block in ids[:filled]:
             owner.setdefault(block, at)
         last = _begun(request)
         if last and origin[owner[ids[last - 1]]] == origin[at]:
             ends.setdefault(ids[last - 1], []).append(at)
-    return found
+    return earlier
 
 
 def _begun(request: TraceRequest) -> int:
-    """Returns the filled blocks of a prompt with which the next turn begins."""
+    """Returns the number of filled blocks of a prompt with which the next turn begins."""
     return min(request.input_length, request.shared) // BLOCK
 
 

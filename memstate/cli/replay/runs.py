@@ -1,4 +1,4 @@
-"""Replays a trace under policies and sizes, and refuses what cannot be replayed before the first run."""
+"""Replays a trace with each policy and size, and refuses invalid arguments before the first replay."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -12,7 +12,7 @@ from memstate.cli.replay.serving import DEFAULT, InUnits, Loop, Serving
 from memstate.cli.traces import BLOCK, TraceRequest
 from memstate.errors import InvalidArgument
 
-MOST = 2**24  # of states and of pages: the host keeps a number for each
+MOST = 2**24  # states, and pages: the host keeps a number for each
 MOST_RUNNING = 4096
 BOUND = "bound"
 REASONS = ("no_sharing", "evicted", "no_snapshot", "not_filled")
@@ -24,19 +24,22 @@ def replay(
     requests: Sequence[TraceRequest], states: int, pages: int, policy: Named, start: float = 0.0,
     progress: Progress | None = None, loop: Loop = DEFAULT,
 ) -> Replayed:  # fmt: skip
-    """Replays a trace with room for so many states and pages.
+    """Replays a trace with room for a number of states and pages.
 
     Args:
         requests: The trace.
         states: States that fit.
         pages: KV pages that fit.
-        policy: One of `NAMES`, or a class or function that makes a `StatePolicy`, or module:name of one.
-        start: Fraction of the requests that only warm the cache up.
-        progress: Called with requests done and to do.
-        loop: How the loop serves.
+        policy: One of `NAMES`; or a class or function that makes a `StatePolicy`; or its name, module:name.
+        start: Fraction of the requests that only warm up the cache.
+        progress: Called with (requests done, requests in all).
+        loop: Settings of the loop.
+
+    Returns:
+        The figures of the replay.
 
     Raises:
-        InvalidArgument: A value has no meaning, or a request alone does not fit.
+        InvalidArgument: A value is out of range, or a single request does not fit.
 
     Syncs: no.
     """
@@ -78,11 +81,11 @@ def bound(requests: Sequence[TraceRequest], states: int, pages: int, start: floa
         requests: The trace.
         states: States that fit.
         pages: KV pages that fit.
-        start: Fraction of the requests that only warm the cache up.
-        chunk: Tokens of a prefill chunk at most: the unit of lengths follows from it.
+        start: Fraction of the requests that only warm up the cache.
+        chunk: Largest number of tokens of a prefill chunk. It decides the unit of lengths.
 
     Raises:
-        InvalidArgument: As `replay`.
+        InvalidArgument: See `replay`.
         ConfigurationError: scipy is missing.
     """
     _require(requests, states, pages, BOUND, start, Loop(chunk=chunk))
@@ -112,11 +115,11 @@ def compare(
     requests: Sequence[TraceRequest], states: Sequence[int], pages: int, policies: Sequence[Named], start: float = 0.0,
     progress: Progress | None = None, loop: Loop = DEFAULT,
 ) -> list[Replayed | Bound]:  # fmt: skip
-    """Replays a trace once for every policy and number of states. The policy `BOUND` gives the bound.
+    """Replays a trace once for each policy and number of states. The policy `BOUND` gives the bound.
 
     Raises:
-        InvalidArgument: As `replay`, before the first of them.
-        ConfigurationError: The bound is wanted and scipy is missing, likewise.
+        InvalidArgument: See `replay`; raised before the first replay.
+        ConfigurationError: `BOUND` is among the policies and scipy is missing; raised before the first replay.
     """
     if not (states and policies and requests):
         raise InvalidArgument("nothing to replay: give at least one policy, one number of states and one request")
@@ -132,7 +135,7 @@ def compare(
 
 
 def require_fraction(start: float) -> None:
-    """Refuses a fraction of the requests to start from that leaves none. Raises: InvalidArgument."""
+    """Requires a fraction of the requests to skip that leaves at least one. Raises: InvalidArgument."""
     if not 0.0 <= start < 1.0:
         raise InvalidArgument(f"from {start}: expected a fraction from 0 to below 1")
 

@@ -1,8 +1,8 @@
-"""Serves a trace as an engine does: the calls of a decode loop on a manager, with a forward that computes nothing.
+"""Serves a trace as an engine does: makes the calls of a decode loop on a manager, but the forward computes nothing.
 
-Each iteration admits, plans one chunk for each row, settles, publishes what prefill has reached, and releases rows at
-their end. Launches do nothing; the host keeps count of every slot. A decode phase goes from boundary to boundary in one
-step, because nothing is computed. The forward could give a state at every token.
+Each iteration admits requests, plans one chunk for each row, settles, publishes the states of prompts, and ends rows.
+Launches do nothing; the host counts every slot. As nothing is computed, one step decodes up to the next boundary. The
+replay assumes a forward that can store a state at every token.
 """
 
 import time
@@ -26,17 +26,17 @@ from memstate.requests.tracking import Redirect
 from memstate.state.layout import Plane, StateLayout
 
 LAYOUT = StateLayout((Plane("state", (1,), torch.float32),), layers=1)
-ROOM = 8  # slots that each running request adds to those of the cache
+ROOM = 8  # slots for each running request, beside those of the cache
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    """How the loop serves.
+    """Settings of the loop.
 
     Args:
-        chunk: Tokens of a prefill chunk at most.
+        chunk: Largest number of tokens of a prefill chunk.
         every: Tokens between two states of decode, a multiple of a block.
-        placement: Where prompts leave states; a name of `memstate.cli.policies.PLACEMENTS`, with tokens for N.
+        placement: Name of the placement, one of `memstate.cli.policies.PLACEMENTS` with tokens for N.
         running: Requests that run at a time.
     """
 
@@ -51,11 +51,11 @@ DEFAULT = Loop()
 
 @dataclass(frozen=True)
 class InUnits(Placement):
-    """Lets a placement count tokens where the manager counts units.
+    """Lets a placement count tokens while the manager counts units.
 
     Args:
         placement: The placement.
-        units: What the manager counts in.
+        units: The unit of the manager.
     """
 
     placement: Placement
@@ -71,20 +71,20 @@ class InUnits(Placement):
 
 @dataclass
 class Tally:
-    """What one part of a replay counted. Lengths are units, hits and misses are blocks.
+    """Counts of one part of a replay. Lengths are in units, hits and misses in blocks.
 
     Attributes:
         requests: Requests admitted.
         asked: Blocks of their prompts.
-        hits: Blocks that earlier prompts had, up to the state that a request starts from.
-        answer_hits: Blocks of answers up to that state.
+        hits: Blocks up to the state that a request starts from which earlier prompts had.
+        answer_hits: Blocks up to that state which belong to earlier answers.
         filed: States that the cache took, by kind.
-        misses: Blocks to compute, by reason.
-        forwards: Steps with a chunk of a prompt, one for each row.
-        turns: Requests that go on from the answer of another.
-        recomputed: Tokens of that other and its answer that they compute again.
-        match_seconds: Of each match.
-        file_seconds: Of the publishes and the release of each request.
+        misses: Blocks that are computed, by reason.
+        forwards: Chunks of prompts that steps computed.
+        turns: Requests that go on from the answer of an earlier request.
+        recomputed: Tokens of the earlier request and its answer that turns compute again.
+        match_seconds: Seconds of each match.
+        file_seconds: Seconds of the publishes and the end of each request.
     """
 
     requests: int = 0
@@ -105,11 +105,11 @@ class Running:
     """A request that runs.
 
     Attributes:
-        request: What it is.
+        request: The request.
         row: Its row.
-        tally: Where it counts.
+        tally: The counts that it adds to.
         length: Units that its state stands for.
-        seconds: Of its publishes so far.
+        seconds: Seconds of its publishes so far.
     """
 
     request: Served
@@ -124,17 +124,17 @@ class Serving:
 
     Args:
         prefix: Settings of the prefix cache; `most_states` is set.
-        requests: What is served.
-        units: What lengths are counted in.
-        loop: How they are served; the placement is that of `prefix`.
-        first: The first request that counts; those before warm the cache up.
-        pages: KV pages.
+        requests: The requests.
+        units: The unit of lengths.
+        loop: Settings of the loop; its placement is that of `prefix`.
+        first: Index of the first request that counts; earlier requests warm up the cache.
+        pages: Number of KV pages.
 
     Attributes:
         mem: The manager.
-        tallies: Of the requests before the first that counts, and of the others.
+        tallies: Counts of the requests before `first`, and of the others.
         admitted: Requests admitted so far.
-        longest_wait: Steps that a request waited at most while a row was free.
+        longest_wait: Most steps that a request waited while a row was free.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Serving:
         assert prefix.most_states is not None
         per_row = max(
             2, *(-(-len(request.tokens) // units.per_block) for request in requests)
-        )  # a prefix cache needs two
+        )  # a prefix cache needs at least two pages a row
         self._units, self._chunk, self._every = units, loop.chunk // units.tokens, loop.every // units.tokens
         self.mem = StateManager(
             LAYOUT, slots=prefix.most_states + ROOM * loop.running, max_requests=loop.running,
@@ -169,7 +169,7 @@ class Serving:
 
     @property
     def leaked(self) -> int:
-        """Slots that neither the cache nor a row holds and that are not free."""
+        """Number of slots that are not free and that neither the cache nor a row holds."""
         assert self.mem.prefix is not None
         stats = self.mem.stats()
         owned = self.mem.prefix.states + stats.held_by_live + stats.held_by_lanes
@@ -184,7 +184,7 @@ class Serving:
         """Makes one iteration of the loop."""
         while self._waiting and len(self._running) < self._most and self._admit():
             pass
-        if not self._running:  # the last requests have no prompt
+        if not self._running:  # the requests that were left have empty prompts
             return
         rows = [one.row for one in self._running]
         step = self.mem.plan(rows, [self._tokens(one) for one in self._running])
@@ -198,7 +198,7 @@ class Serving:
         self._running = [one for one in self._running if one.length < len(one.request.tokens)]
 
     def _admit(self) -> bool:
-        """Admits the next request. Returns whether it could."""
+        """Admits the next request. Returns whether it was admitted."""
         request = self._waiting[0]
         tally = self.tallies[request.at >= self._first]
         if not request.prompt:
@@ -206,7 +206,7 @@ class Serving:
             self._leave_queue()
             return True
         if any(one.request.at == request.follows for one in self._running):
-            return False  # its prompt has the answer of a request that runs
+            return False  # the prompt has the answer of a request that still runs
         prompt = request.tokens[: request.prompt]
         begin = time.perf_counter()
         match = self.mem.match(prompt)
@@ -248,7 +248,7 @@ class Serving:
         return min((one.length // self._every + 1) * self._every, len(one.request.tokens)) - one.length
 
     def _publish(self, one: Running, length: int) -> None:
-        """Files the states and the KV of a prompt, chunk by chunk. Those of an answer are filed at its end."""
+        """Files the states and the KV of a prompt after each chunk. Those of an answer are filed when the row ends."""
         before, one.length = one.length, length
         if before < one.request.prompt and length < len(one.request.tokens):
             self._filing, begin = one.tally, time.perf_counter()

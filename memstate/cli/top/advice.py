@@ -1,11 +1,11 @@
-"""Says what in the figures of a manager deserves a look, and what to do. docs/metrics.md has the same in full."""
+"""Says which figures of a manager need attention, and what to do. docs/metrics.md explains them in full."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-MUCH = 0.2  # of prompt tokens, of prefetches
-MOST = 0.5  # of the slots or KV pages in use
-UNKNOWN = "unknown"  # what belongs to no tenant
+MUCH = 0.2  # share of prompt tokens, of requests, of prefetches or of slots that is worth advice
+MOST = 0.5  # share of the slots or KV pages in use that one owner may hold
+UNKNOWN = "unknown"  # owner of states and pages without a tenant
 
 WENT = {
     "room": "slots are short: more slots, host memory (Tiers), or fewer requests at a time",
@@ -13,14 +13,12 @@ WENT = {
     "limit": "Prefix(most_states=) is too low",
     "cleared": "a call of `clear` or `recover` emptied the cache",
 }
-WITH_KV = (
-    "pages",
-    "cleared",
-)  # KV goes with the states, so their prompts count as new; the engine's own KV always does
+# reasons that take a state and its KV away, so that its prompt counts as new; the KV of an engine always goes
+WITH_KV = ("pages", "cleared")
 
 
 def advice(of: Mapping[str, Any]) -> list[str]:
-    """Returns what to look at first, in plain sentences.
+    """Returns advice in plain sentences, the most important first.
 
     Args:
         of: one manager of a summary.
@@ -40,7 +38,7 @@ def _faults(of: Mapping[str, Any]) -> Iterator[str]:
 def _room(of: Mapping[str, Any]) -> Iterator[str]:
     refused = {reason: n for reason, n in of["refusals"].items() if n}
     for reason, count in refused.items():
-        if reason not in ("slots", "rows", "pages"):  # a later version may have more
+        if reason not in ("slots", "rows", "pages"):  # a later version may have more reasons
             continue
         leak = "; if your engine runs fewer requests than that, some were never released" if reason == "rows" else ""
         free = of[reason].get("free", 0)
@@ -93,8 +91,8 @@ def _prompts(of: Mapping[str, Any]) -> Iterator[str]:
         yield f"{share:.0%} of prompt tokens were new: look at salts and templates."
 
 
-def _most(found: Mapping[str, int]) -> str:
-    return max(found, key=lambda each: found[each], default="")
+def _most(counts: Mapping[str, int]) -> str:
+    return max(counts, key=lambda each: counts[each], default="")
 
 
 def _storage(of: Mapping[str, Any]) -> Iterator[str]:

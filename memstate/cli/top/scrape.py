@@ -9,7 +9,7 @@ from memstate.cli.fetch import fetch
 from memstate.errors import ConfigurationError, InvalidArgument
 
 LARGEST = 16 << 20  # bytes of one scrape
-MOST = 1e18  # bytes, tokens or seconds of a figure: far more than any process counts, and sums stay numbers
+MOST = 1e18  # largest figure that is accepted: far above any real count, and sums of such figures stay finite
 Labels = frozenset[tuple[str, str]]
 
 
@@ -18,7 +18,7 @@ class Figures:
     """The samples of one manager.
 
     Attributes:
-        values: name and labels -> value; without the labels `manager` and `rank`.
+        values: (name, labels) -> value; the labels `manager` and `rank` are left out.
     """
 
     values: dict[tuple[str, Labels], float] = field(default_factory=dict)
@@ -33,34 +33,34 @@ class Figures:
         return sum(self.by(name, "", **labels).values())
 
     def count(self, name: str, **labels: str) -> int:
-        """Returns the same as a whole number."""
+        """Returns `total` as a whole number."""
         return int(self.total(name, **labels))
 
     def by(self, name: str, label: str, **labels: str) -> dict[str, float]:
-        """Returns the sums over all samples of a name, by the value of a label.
+        """Returns the sums over all samples of a name, for each value of a label.
 
         Args:
             name: name of the samples.
             label: the label.
-            labels: other labels and their values.
+            labels: other labels that the samples must have.
         """
-        found: defaultdict[str, float] = defaultdict(float)
+        sums: defaultdict[str, float] = defaultdict(float)
         wanted = set(labels.items())
         for (of, has), value in self.values.items():
             if of == name and wanted <= has:
-                found[dict(has).get(label, "")] += value
-        return dict(found)
+                sums[dict(has).get(label, "")] += value
+        return dict(sums)
 
     def counts(self, name: str, label: str, **labels: str) -> dict[str, int]:
-        """Returns the same as whole numbers."""
+        """Returns `by` as whole numbers."""
         return {value: int(total) for value, total in self.by(name, label, **labels).items()}
 
     def label(self, name: str, label: str) -> str:
-        """Returns the value of a label of the first sample of a name; empty if there is none."""
+        """Returns the value of a label in the first sample of a name; empty if there is no such sample."""
         return next((dict(has).get(label, "") for of, has in self.values if of == name), "")
 
     def since(self, before: "Figures") -> "Figures":
-        """Returns how much each sample has grown. A counter that began again counts from 0.
+        """Returns how much each sample has grown. A counter that was reset counts from 0.
 
         Args:
             before: an earlier scrape.
@@ -71,10 +71,10 @@ class Figures:
 
 @dataclass(frozen=True)
 class Scrape:
-    """What one scrape found.
+    """The samples of one scrape.
 
     Attributes:
-        at: when, in seconds of a monotonic clock.
+        at: time of the scrape, in seconds of a monotonic clock.
         managers: (manager, rank) -> its figures.
     """
 
@@ -87,12 +87,12 @@ def parse(text: str, source: str, at: float = 0.0) -> Scrape:
 
     Args:
         text: what the process exports, in Prometheus's text format.
-        source: where it is from, for errors.
-        at: when it was scraped.
+        source: URL of the text, for errors.
+        at: time of the scrape, in seconds of a monotonic clock.
 
     Raises:
         ConfigurationError: the official client is not installed.
-        InvalidArgument: the text has another format, or no figures of memstate.
+        InvalidArgument: the text has another format, or has no figures of memstate.
     """
     try:
         from prometheus_client.parser import text_string_to_metric_families
@@ -123,11 +123,11 @@ def scrape(url: str) -> Scrape:
     """Fetches and parses the figures at a URL.
 
     Args:
-        url: such as http://127.0.0.1:9470/metrics.
+        url: the URL, such as http://127.0.0.1:9470/metrics.
 
     Raises:
         ConfigurationError: the official client is not installed.
-        InvalidArgument: there is nothing at the URL, or something else.
+        InvalidArgument: the URL cannot be fetched, or does not have figures of memstate.
     """
     body = fetch(url, LARGEST)
     try:

@@ -1,4 +1,4 @@
-"""Turns scrapes into what is worth a look, as plain data: gauges of now, and what counters did between two scrapes."""
+"""Turns scrapes into plain data: gauges of the last scrape, and the growth of counters between two scrapes."""
 
 from typing import Any
 
@@ -13,21 +13,21 @@ def summary(now: Scrape, before: Scrape | None = None) -> dict[str, Any]:
 
     Args:
         now: the last scrape.
-        before: the one before. None: counters count since the start of the process, and there are no rates.
+        before: an earlier scrape. None: counters count since the start of the process, and there are no rates.
 
     Returns:
-        `seconds`: between the scrapes, None for one scrape. `managers`: a list, each as `_of` says.
+        "seconds": time between the scrapes, or None. "managers": a list with the result of `_of` for each manager.
     """
     seconds = now.at - before.at if before is not None else None
-    found = []
+    managers = []
     for (manager, rank), figures in now.managers.items():
         earlier = before.managers.get((manager, rank), Figures()) if before is not None else Figures()
-        found.append({"manager": manager, "rank": rank, **_of(figures, figures.since(earlier))})
-    return {"seconds": seconds, "managers": found}
+        managers.append({"manager": manager, "rank": rank, **_of(figures, figures.since(earlier))})
+    return {"seconds": seconds, "managers": managers}
 
 
 def _of(now: Figures, grown: Figures) -> dict[str, Any]:
-    """Returns one manager: gauges from `now`, counters from `grown`."""
+    """Returns the figures of one manager: gauges from `now`, counters from `grown`."""
     whole: dict[str, Any] = {
         "version": now.label("memstate_info", "version"),
         "strategy": now.label("memstate_info", "strategy"),
@@ -124,6 +124,6 @@ def _steps(grown: Figures) -> dict[str, Any] | None:
 
 
 def _within(buckets: list[tuple[float, float]], wanted: float) -> float | None:
-    """Returns the least bound below which so many steps are; None: they took longer than all bounds."""
+    """Returns the smallest bound within which `wanted` steps are; None if there is no such bound."""
     bound = next((bound for bound, count in buckets if count >= wanted), float("inf"))
     return bound if bound < float("inf") else None

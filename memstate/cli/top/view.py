@@ -1,4 +1,4 @@
-"""Draws a summary in the terminal. Names from the process are text: no markup, no control of the terminal."""
+"""Draws a summary in the terminal. Names from the process cannot change the layout or control the terminal."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -11,7 +11,7 @@ from rich.text import Text
 from memstate.cli.output import printable
 from memstate.cli.units import duration, measured
 
-WIDTH = 30  # cells of a bar
+WIDTH = 30  # characters of a bar
 AGES = {
     "row_age": "request", "row_idle": "standstill of one", "session_age": "session", "session_idle": "idle session",
 }  # fmt: skip
@@ -23,11 +23,11 @@ COLOURS = {
 
 
 def draw(summary: Mapping[str, Any], url: str) -> RenderableType:
-    """Returns what `memstate top` shows.
+    """Returns the screen of `memstate top`.
 
     Args:
         summary: the figures.
-        url: where they are from.
+        url: URL of the figures.
     """
     seconds = summary["seconds"]
     since = "since the start of the process" if seconds is None else f"in the last {duration(seconds)}"
@@ -60,11 +60,11 @@ def _manager(of: Mapping[str, Any]) -> RenderableType:
     return Panel(Group(*parts), title=_text(title), title_align="left", border_style="red" if of["interrupted"] else "")
 
 
-def _bars(title: str, found: Mapping[str, int]) -> RenderableType:
-    """A line with a bar for each part that is not 0, all of them shares of one whole."""
-    whole = sum(found.values())
+def _bars(title: str, counts: Mapping[str, int]) -> RenderableType:
+    """Returns a title, and below it a bar for each part that is not 0. Each bar is a share of the sum."""
+    whole = sum(counts.values())
     table = Table.grid(padding=(0, 1))
-    for name, count in found.items():
+    for name, count in counts.items():
         if count:
             share = count / whole
             bar = _text("█" * max(1, round(WIDTH * share)), style=COLOURS.get(name, "white"))
@@ -72,13 +72,13 @@ def _bars(title: str, found: Mapping[str, int]) -> RenderableType:
     return Group(_text(title, style="bold"), table)
 
 
-def _used(name: str, found: Mapping[str, int]) -> tuple[str, str]:
-    whole = sum(found.values())
-    return name, f"{found.get('used', 0):,} of {whole:,} used" if whole else ""
+def _used(name: str, counts: Mapping[str, int]) -> tuple[str, str]:
+    whole = sum(counts.values())
+    return name, f"{counts.get('used', 0):,} of {whole:,} used" if whole else ""
 
 
-def _counts(name: str, found: Mapping[str, int]) -> tuple[str, str]:
-    return name, ", ".join(f"{count:,} {what}" for what, count in found.items() if count)
+def _counts(name: str, counts: Mapping[str, int]) -> tuple[str, str]:
+    return name, ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
 
 
 def _tiers(tiers: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -131,5 +131,5 @@ def _tenants(tenants: Mapping[str, Mapping[str, int]]) -> RenderableType:
 
 
 def _text(words: str, style: str = "", justify: Literal["left", "right"] = "left") -> Text:
-    """Returns a text for the terminal; names can come from the requests of strangers."""
+    """Returns a text for the terminal. A name can come from any client, so control characters are replaced."""
     return Text(printable(words), style=style, justify=justify)

@@ -1,6 +1,6 @@
 """Traces: requests with their times, their lengths and the prefixes they share.
 
-Knows no model, no engine and no cache; `memstate replay` measures what a trace costs.
+The package uses no model, no engine and no cache; `memstate replay` measures what a trace costs.
 """
 
 from memstate.cli.traces.form import BLOCK, TraceRequest

@@ -1,6 +1,6 @@
-"""The format of the Mooncake traces (FAST'25): one JSON object a line, plain or compressed by gzip.
+"""Reads and writes the format of the Mooncake traces (FAST'25): one JSON object a line, plain or compressed with gzip.
 
-Knows nothing of the content: the writer of the file decides whether equal ids mean equal prefixes.
+The writer of a file decides whether equal ids mean equal prefixes; this module does not check it.
 """
 
 import gzip
@@ -25,22 +25,22 @@ EXAMPLE: Final = '{"timestamp": 0, "input_length": 600, "output_length": 50, "ha
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """One request.
+    """One request of a trace.
 
     An id stands for its block *and* everything before it, so two requests share a prefix as long as their ids agree.
     The last block may hold fewer than 512 tokens.
 
     Args:
-        timestamp: When it arrived, in milliseconds.
-        input_length: Tokens given.
-        output_length: Tokens generated.
-        hash_ids: An id per block of the tokens given.
-        kind: What it is, see `memstate.Request`; the traces of Mooncake have none.
-        parts: Tokens at the end of its prompt that the next turn lacks, as it lacks the answer behind them. None: the
-            next turn may go on from the answer, as in the traces of Mooncake.
+        timestamp: Time of arrival, in milliseconds.
+        input_length: Tokens of the prompt.
+        output_length: Tokens of the answer.
+        hash_ids: One id for each block of the prompt.
+        kind: Kind of the request, see `memstate.Request`. The traces of Mooncake have none.
+        parts: Tokens at the end of the prompt that the next turn does not have; it does not have the answer either.
+            None: the next turn may go on from the answer, as in the traces of Mooncake.
 
     Raises:
-        InvalidArgument: No request can be like this.
+        InvalidArgument: A value is out of range.
     """
 
     timestamp: int
@@ -57,7 +57,8 @@ class TraceRequest:
         if not isinstance(self.hash_ids, tuple):
             raise InvalidArgument(f"hash_ids={short(self.hash_ids)}: expected a list of whole numbers")
         for place, value in enumerate(self.hash_ids):
-            if type(value) is not int or value < 0:  # once more here: a call for each of a million ids is felt
+            # `_require_whole` inlined: a million ids would take a million calls
+            if type(value) is not int or value < 0:
                 _require_whole(f"hash_ids[{place}]", value)
         blocks = -(-self.input_length // BLOCK)
         if len(self.hash_ids) != blocks:
@@ -77,49 +78,53 @@ class TraceRequest:
 
     @property
     def shared(self) -> int:
-        """Tokens that the next turn begins with: prompt and answer, or the prompt up to where that turn parts."""
+        """Tokens with which the next turn begins: prompt and answer, or only the part of the prompt that it shares."""
         return self.input_length + self.output_length if self.parts is None else self.input_length - self.parts
 
 
 def read(path: Path, limit: int | None = None) -> list[TraceRequest]:
-    """Reads the requests of a file in its order, compressed or not, whatever its name; skips blank lines.
+    """Reads the requests of a file, in its order. Blank lines are skipped.
 
-    Fields beyond the four, and `kind` and `parts`, which may be missing, are ignored.
+    `kind` and `parts` may be missing. Other fields that are not in `TraceRequest` are ignored.
 
     Args:
-        path: The file.
-        limit: Requests to stop after; what follows is not read.
+        path: The file, compressed with gzip or not. The name of the file does not matter.
+        limit: Largest number of requests. Later lines are not read.
+
+    Returns:
+        The requests.
 
     Raises:
         InvalidArgument: The file cannot be read, has a line of more than `memstate.cli.files.LONGEST_LINE` bytes, or
-            holds anything else; names file and line in one line.
+            has a line that is no request. The message is one line with the name of the file and the number of the line.
 
     Syncs: no.
     """
     if limit is not None and limit < 1:
         raise InvalidArgument(f"limit={limit}: expected a whole number from 1 on, or None for all requests")
-    found: list[TraceRequest] = []
+    requests: list[TraceRequest] = []
     for where, entry in islice(objects(path, f"{EXAMPLE}; {LOG}"), limit):
         try:
             if missing := [name for name in (*COUNTS, "hash_ids") if name not in entry]:
                 raise InvalidArgument(f"{', '.join(missing)} missing: expected an object such as {EXAMPLE}; {LOG}")
             at, given, generated, ids = (entry[name] for name in (*COUNTS, "hash_ids"))
             ids = tuple(ids) if isinstance(ids, list) else ids
-            found.append(TraceRequest(at, given, generated, ids, entry.get("kind"), entry.get("parts")))
+            requests.append(TraceRequest(at, given, generated, ids, entry.get("kind"), entry.get("parts")))
         except InvalidArgument as error:
             raise InvalidArgument(f"{where}: {error}") from error
-    if not found:
+    if not requests:
         raise InvalidArgument(f"{str(path)!r}: no request in it: expected lines such as {EXAMPLE}")
-    return found
+    return requests
 
 
 def write(path: Path, requests: Iterable[TraceRequest]) -> None:
-    """Writes a file that `read` gives back, whole or not at all; compressed if its name ends in .gz.
+    """Writes a file that `read` can read. It is compressed if its name ends in .gz.
 
-    The same requests give the same bytes (with the same zlib, where compressed). An old file is replaced.
+    An old file is replaced when all is written; if the write fails, the old file stays. The same requests give the same
+    bytes (if compressed, with the same zlib).
 
     Raises:
-        InvalidArgument: There are no requests, or no file can be there.
+        InvalidArgument: There are no requests, or the path cannot be a file.
         OSError: The file cannot be written.
 
     Syncs: no.
@@ -130,7 +135,8 @@ def write(path: Path, requests: Iterable[TraceRequest]) -> None:
         raise InvalidArgument(f"{str(path)!r}: cannot be written to: {why}")
     with replacing(path) as raw:
         if path.suffix == ".gz":
-            with gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:  # no name and no time in the header
+            # the header has no name and no time, so that bytes are reproducible
+            with gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:
                 written = sum(file.write(_line(request)) for request in requests)
         else:
             written = sum(raw.write(_line(request)) for request in requests)
@@ -139,11 +145,11 @@ def write(path: Path, requests: Iterable[TraceRequest]) -> None:
 
 
 def _line(request: TraceRequest) -> bytes:
-    fields = {name: value for name, value in vars(request).items() if value is not None}  # few have a kind
+    fields = {name: value for name, value in vars(request).items() if value is not None}  # most requests have no kind
     return json.dumps(fields).encode() + b"\n"
 
 
 def _require_whole(name: str, value: Any) -> None:
-    """Refuses all but whole numbers from 0 on; 1.0 and True are refused too."""
+    """Requires a whole number from 0 on; 1.0 and True are refused too."""
     if type(value) is not int or value < 0:
         raise InvalidArgument(f"{name}={short(value)}: expected a whole number from 0 on")

@@ -1,1 +1,1 @@
-"""Programs beside memstate: they show, check, measure, compile and tune it."""
+"""Programs beside memstate: they demonstrate, check, measure, compile and tune it."""

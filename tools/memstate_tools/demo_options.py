@@ -1,4 +1,4 @@
-"""The options of `memstate demo`, which are settings of a run as well. Imports no torch."""
+"""The options of `memstate demo`, which are also the settings of a run. The module imports no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from memstate_tools.options import BackendOption, output_file
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions:
-    """Each option with what it means."""
+    """The options, each with its help."""
 
     strategy: Annotated[names.Strategy, Option(help="When snapshots are taken.")] = "redirect"
     backend: BackendOption = "auto"

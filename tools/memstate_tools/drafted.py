@@ -1,4 +1,4 @@
-"""Steps that verify drafts, of chains and of trees, for the workloads of decode kernels: their tails and columns."""
+"""Makes steps that verify drafts, as chains and as trees, for the workloads of decode kernels."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,17 +9,17 @@ from torch import Tensor
 
 from memstate.kernels.tables import Cursor
 
-DRAFTS, PENDING = 4, 2  # tokens of a row in such a step, and tokens of its tail, which the step folds into the state
-BRANCHES = (-1, 0, 0, 1)  # of each token the one before it: two ways to go on
+DRAFTS, PENDING = 4, 2  # tokens of a row in such a step; tokens in its tail that the step folds into the state
+BRANCHES = (-1, 0, 0, 1)  # parent of each token: two branches
 
 
 class Drafted(NamedTuple):
     """A step of `DRAFTS` tokens a row.
 
     Attributes:
-        acts: Operation -> the call, with drafts that are a chain, and a tree.
-        nbytes: Bytes that a call reads and writes beside the states.
-        written: Name -> what the calls write beside the states.
+        acts: Operation -> the call; one with drafts as a chain, one as a tree.
+        nbytes: Bytes that a call reads and writes, without the states.
+        written: Name -> tensor that the calls write, without the states.
     """
 
     acts: dict[str, Callable[[], object]]
@@ -30,15 +30,15 @@ class Drafted(NamedTuple):
 def drafted(
     name: str, step: Callable[..., object], batch: int, out: Tensor, tail: Any, inputs: tuple[Tensor, ...]
 ) -> Drafted:
-    """Returns the step with tails that have random tokens.
+    """Returns the step with drafts. Its tails hold random tokens.
 
     Args:
-        name: Of the operation.
-        step: The call without what is added here: `tokens`, `out`, `tail`, `cursor`, `parents`.
-        batch: Rows. Row r has the memory r + 1.
-        out: `batch token ..`.
-        tail: Its rings, `batch+1 ring ..`.
-        inputs: What the call reads of each token.
+        name: Name of the operation.
+        step: The call without `tokens`, `out`, `tail`, `cursor` and `parents`, which are added here.
+        batch: Number of rows. Row r has the memory r + 1.
+        out: Output, `batch token ..`.
+        tail: Rings of the tail, `batch+1 ring ..`.
+        inputs: Inputs of the call, for each token.
     """
 
     def column(value: int) -> Tensor:
@@ -56,9 +56,9 @@ def drafted(
 
 
 def ring(generator: torch.Generator, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Returns rings `batch+1 ring ..` of random numbers for tokens as an input `batch token ..` has them.
+    """Returns a ring `batch+1 ring ..` of random numbers, for tokens of an input `batch token ..`.
 
-    They are below 1 and short, so that states stay bounded whatever a ring is of.
+    The numbers are between 0 and 1 and shrink with the last axis, so that states stay bounded for every input.
     """
     shape = like.shape[0] + 1, DRAFTS + PENDING, *like.shape[2:]
     random = torch.rand(shape, generator=generator, dtype=torch.float32, device=like.device).div_(like.shape[-1] ** 0.5)

@@ -1,4 +1,4 @@
-"""Models whose states kernels are checked and timed on: the presets and the rules of their states, and toys of them."""
+"""Models on whose states kernels are checked and timed: the presets, the rules of their states, and toys of them."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -10,13 +10,13 @@ from memstate.kernels.tables import TILE_BYTES
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.presets import CHECKPOINTS, from_config
 
-RULES = {  # type of a model -> the rule of its state
+RULES = {  # type of a model -> rule of its state
     "qwen3_next": "delta", "qwen3_5_text": "delta", "kimi_linear": "kda", "nemotron_h": "mamba2",
     "falcon_h1": "mamba2", "granitemoehybrid": "mamba2", "bamba": "mamba2", "mamba2": "mamba2", "mamba": "mamba1",
     "falcon_mamba": "mamba1", "mamba3": "mamba3",
 }  # fmt: skip
-AXES = {"delta": 2, "kda": 2, "mamba2": 1}  # the axis of a state over which values share an int8 scale
-MAMBA3 = {  # no checkpoint has it yet: the defaults of flash-linear-attention
+AXES = {"delta": 2, "kda": 2, "mamba2": 1}  # rule -> axis of a state over which values share an int8 scale
+MAMBA3 = {  # no checkpoint exists yet: these are the defaults of flash-linear-attention
     "model_type": "mamba3", "hidden_size": 2048, "expand": 2, "head_dim": 64, "state_size": 128, "rope_fraction": 0.5,
     "num_hidden_layers": 48,
 }  # fmt: skip
@@ -29,7 +29,7 @@ NEEDS = {
 }
 TOY_SSM = {"delta": (2, 16, 40), "kda": (2, 16, 40), "mamba2": (2, 40, 16), "mamba1": (40, 16)}
 TOY_MAMBA3 = {"hidden_size": 16, "head_dim": 16, "state_size": 16, "num_hidden_layers": 1}
-TOY_CHANNELS = 112  # what the states of a toy leave for two more heads: q and k, or b and c
+TOY_CHANNELS = 112  # channels of the conv in a toy: those of the values, and two more heads for q and k or for b and c
 
 
 class Model(NamedTuple):
@@ -39,7 +39,7 @@ class Model(NamedTuple):
     rule: str
 
     def has(self, kernel: str) -> bool:
-        """Whether a kernel runs on states of this model."""
+        """Returns whether a kernel runs on states of this model."""
         if kernel == "conv":
             return "conv" in self.names
         return self.rule in NEEDS[kernel] if kernel in NEEDS else True
@@ -59,11 +59,11 @@ def model_of(name: str, ranks: int = 1, ssm_dtype: torch.dtype | None = None) ->
 
     Args:
         name: Name of the preset.
-        ranks: Tensor-parallel ranks, of which the layout is one.
-        ssm_dtype: Dtype of the states; None: as `from_config` finds it.
+        ranks: Number of tensor-parallel ranks; the layout is that of one rank.
+        ssm_dtype: Dtype of the states; None: the one that `from_config` chooses.
 
     Raises:
-        InvalidArgument: Names the presets there are.
+        InvalidArgument: There is no such preset. The message names the presets.
     """
     if name not in CONFIGS:
         raise InvalidArgument(f"model {name!r}: expected one of {', '.join(CHECKPOINTS)}")
@@ -72,9 +72,10 @@ def model_of(name: str, ranks: int = 1, ssm_dtype: torch.dtype | None = None) ->
 
 
 def toy_of(model: Model, kernel: str) -> Model:
-    """Returns a model of the same kind at a size that an interpreter can run.
+    """Returns a model of the same kind, so small that an interpreter can run it.
 
-    Kernels that move bytes get planes of a tile and a bit over at most two layers; the others get small heads.
+    For kernels that move bytes, a plane has slightly more than one tile, and there are at most two layers. For the
+    other kernels, heads are small.
     """
     layout = model.layout
     if kernel == "mamba3":

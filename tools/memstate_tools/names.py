@@ -1,4 +1,4 @@
-"""Names that options of the tools accept. Imports nothing, so that `--help` and shell completion answer at once."""
+"""Names that options of the tools accept. The module imports no torch, so that `--help` and completion are fast."""
 
 from typing import Literal
 

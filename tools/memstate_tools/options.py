@@ -1,4 +1,4 @@
-"""Options that several tools have. Imports no torch before a command runs."""
+"""Options that several tools have. The module imports no torch before a command runs."""
 
 import os
 from typing import Annotated
@@ -21,7 +21,7 @@ def choose_backend(backend: Backend) -> None:
 
 
 def device_of(backend: Backend) -> str:
-    """Returns "cuda" or "cpu" for a backend; ends the command where the backend cannot run."""
+    """Returns "cuda" or "cpu" for a backend. Ends the command if the backend cannot run."""
     import torch
 
     if backend == "cuda" and not torch.cuda.is_available():
@@ -30,7 +30,7 @@ def device_of(backend: Backend) -> str:
 
 
 def output_file(path: str | None) -> str | None:
-    """Checks like `writable`, and refuses stdout."""
+    """Returns a path unchanged, if it is writable (see `writable`) and not stdout."""
     if path == "-":
         raise typer.BadParameter("'-': expected a path; stdout is for --json")
     return writable(path)

@@ -1,4 +1,4 @@
-"""How many threads torch uses."""
+"""Limits the number of threads of torch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Lets torch use one: small tensors gain nothing from more, and on a busy machine waiting costs tenfold."""
+    """Limits torch to one thread: more threads do not speed up small tensors, and are slow on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

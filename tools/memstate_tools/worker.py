@@ -1,6 +1,6 @@
-"""Runs a module of the tools in a second process and reads the JSON lines that it writes.
+"""Runs a module of the tools in a second process, and reads the JSON lines that it writes.
 
-Kernels are either interpreted or compiled in a process, never both; work of the other kind goes to a second one.
+A process either interprets kernels or compiles them. Work of the other kind needs a second process.
 """
 
 import json
@@ -15,20 +15,20 @@ from typing import Any, Final
 
 import memstate
 
-# Where this process has the library and the tools from.
+# folders from which this process imports the library and the tools
 PLACES: Final = [str(Path(file).parents[1]) for file in (memstate.__file__, __file__)]
 
 
 class WorkerFailed(Exception):
-    """The second process ended with an error; the message is the last line that it wrote."""
+    """Says that the second process failed. The message is the last line that it wrote."""
 
 
 def run_module(module: str, *arguments: str, interpret: bool, path: Path | None = None) -> Iterator[Any]:
-    """Runs `python -m module` and yields the values of its JSON lines as they come.
+    """Runs `python -m module`, and yields the value of each JSON line when it comes.
 
     Args:
         module: Name of the module.
-        *arguments: Its command-line arguments.
+        *arguments: Command-line arguments of the module.
         interpret: Whether Triton interprets kernels there.
         path: A folder that comes first on the module search path.
 
@@ -45,7 +45,7 @@ def run_module(module: str, *arguments: str, interpret: bool, path: Path | None 
         tempfile.TemporaryFile("w+") as complaints,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints, text=True, env=environment) as child,
     ):
-        assert child.stdout is not None  # for the type checker: it is a pipe
+        assert child.stdout is not None  # tells the type checker that stdout is a pipe
         yield from map(json.loads, child.stdout)
         if child.wait():
             complaints.seek(0)
@@ -53,7 +53,7 @@ def run_module(module: str, *arguments: str, interpret: bool, path: Path | None 
 
 
 def serve(work: Callable[[], Iterator[Any]]) -> None:
-    """Writes what `work` yields to stdout as JSON lines; what Triton prints goes to stderr."""
+    """Writes the values of `work` to stdout as JSON lines. Output of Triton goes to stderr."""
     lines = sys.stdout
     with redirect_stdout(sys.stderr):
         for value in work():

@@ -1,4 +1,4 @@
-"""What the kernels that move or compute state are checked and timed on: states, operands, and the bytes that move."""
+"""Makes the workloads on which kernels are checked and timed: states, operands, and the bytes that move."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,30 +18,31 @@ from memstate.tiers.host.packing import Packing
 from memstate_tools.drafted import DRAFTS, Drafted, drafted, ring
 from memstate_tools.models import AXES, Model
 
-TOKENS = 1  # of a row in a step
-BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # of |got - expected| / |expected|
+TOKENS = 1  # tokens of a row in a step
+# largest norm of (got - expected) over that of expected
+BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 Act = Callable[[], object]
 
 
 class Workload(NamedTuple):
-    """What one kernel is run on.
+    """The calls of one kernel, and their operands.
 
     Attributes:
         acts: Operation -> the call.
         nbytes: Operation -> bytes that the call reads and writes.
-        written: Name -> what the calls write.
-        exact: Whether results are those of the reference bit for bit, and not only within `BOUNDS`.
-        indexing: Operation -> the same by torch's indexing, where there is such a thing.
+        written: Name -> tensor that the calls write.
+        exact: Whether results must equal the reference bit for bit; otherwise within `BOUNDS`.
+        indexing: Operation -> a call that does the same with torch's indexing, if there is one.
     """
 
     acts: dict[str, Act]
     nbytes: dict[str, int]
     written: dict[str, Tensor]
     exact: bool = True
-    indexing: dict[str, Act] = {}  # noqa: RUF012  (never written to)
+    indexing: dict[str, Act] = {}  # noqa: RUF012  (nobody writes to it)
 
     def differing(self, other: "Workload") -> str:
-        """Returns the names of what was written and differs; empty if nothing does.
+        """Returns the names of the written tensors that differ; empty if none does.
 
         Syncs: yes.
         """
@@ -55,25 +56,25 @@ class Workload(NamedTuple):
 
 
 def fitting(sizes: tuple[int, ...], bytes_each: int, free_bytes: int) -> tuple[int, ...]:
-    """Returns the sizes of batches that fit three quarters of the memory; the smallest one in any case.
+    """Returns the batch sizes that fit into three quarters of the free memory; at least the smallest one.
 
     Args:
         sizes: Numbers of slots, the smallest first.
         bytes_each: Memory needed for each slot.
-        free_bytes: Memory of the device that is free.
+        free_bytes: Free memory of the device.
     """
     return tuple(n for n in sizes if bytes_each * n <= 0.75 * free_bytes) or sizes[:1]
 
 
 def make(kernel: str, model: Model, batch: int, backend: Backend, seed: int) -> Workload:
-    """Returns the workload of a kernel; two of the same seed on one device are equal.
+    """Returns the workload of a kernel. Two workloads of the same seed on one device are equal.
 
     Args:
-        kernel: A name in `MAKERS`: a kernel with configurations, or `mamba3`, which has one.
-        model: Its states.
+        kernel: A name in `MAKERS`: a kernel with configurations, or `mamba3`, which has only one.
+        model: The model with the states.
         batch: Slots that are moved, or rows of a step. Twice as many slots are allocated.
         backend: Runs the calls.
-        seed: Of all values.
+        seed: Seed of all values.
 
     Raises:
         InvalidArgument: The kernel is unknown, or the model has no state for it.
@@ -93,10 +94,10 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _planes(layout: StateLayout, slots: int, backend: Backend, generator: torch.Generator, numbers: bool) -> Planes:
-    """Planes in random bytes, or where kernels compute in random numbers."""
+    """Returns planes with random bytes or, with `numbers`, with random numbers."""
     planes = Planes(layout, slots, backend)
     for arena in planes.arenas:
-        arena.random_(0, 256, generator=generator)  # bytes that are all the same may move faster
+        arena.random_(0, 256, generator=generator)  # equal bytes may move faster
     if numbers:
         for plane in planes.values():
             plane.normal_(generator=generator)
@@ -105,7 +106,7 @@ def _planes(layout: StateLayout, slots: int, backend: Backend, generator: torch.
 
 
 def _slots(batch: int, backend: Backend, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Two vectors of slots out of 1 to 2 `batch`, in random order."""
+    """Returns two vectors of `batch` different slots each, in random order."""
     order = torch.randperm(2 * batch, generator=generator, device=backend.device).int() + 1
     return order[:batch].contiguous(), order[batch:].contiguous()
 
@@ -136,7 +137,7 @@ def _copies(model: Model, batch: int, backend: Backend, generator: torch.Generat
 
 
 def _batch_of(model: Model, batch: int, planes: Planes, generator: torch.Generator) -> tuple[str, Tensor]:
-    """The largest plane, and a batch of it."""
+    """Returns the name of the largest plane, and random values for a batch of it."""
     plane = max(model.layout.planes, key=lambda each: each.elements * each.dtype.itemsize)
     shape = (model.layout.layers_of(plane), batch, *plane.shape)
     values = torch.empty(prod(shape) * plane.dtype.itemsize, dtype=torch.uint8, device=planes.device)
@@ -163,7 +164,7 @@ def _scatter(model: Model, batch: int, backend: Backend, generator: torch.Genera
 
 
 def _pack(model: Model, batch: int, backend: Backend, generator: torch.Generator, int8: int | None = None) -> Workload:
-    """Slots to records and back, as they are or as int8 over an axis."""
+    """Returns a workload that packs slots into records and unpacks them: unchanged, or as int8 over an axis."""
     layout = model.layout
     if int8 is not None:
         layout = replace(layout, planes=(model.plane("ssm"),))
@@ -186,7 +187,7 @@ def _pack_int8(model: Model, batch: int, backend: Backend, generator: torch.Gene
 
 
 class _Rows(NamedTuple):
-    """The vectors of a step: every row reads one slot and writes another, and takes no snapshot."""
+    """The vectors of a step in which every row reads one slot and writes another, without snapshots."""
 
     read: Tensor
     write: Tensor
@@ -203,7 +204,7 @@ def _step(
     name: str, planes: Planes, plane: str, batch: int, inputs: Sequence[Tensor | None], out: Tensor, act: Act,
     drafts: Drafted,
 ) -> Workload:  # fmt: skip
-    """A step of one layer; it reads and writes a state for each row, its inputs and its output. Then with drafts."""
+    """Returns the workload of one step of a layer and of the steps with drafts. A step moves a state for each row."""
     states = 2 * batch * planes[plane][0][0].nbytes
     size = states + out.nbytes + sum(tensor.nbytes for tensor in inputs if tensor is not None)
     sizes = {name: size} | dict.fromkeys(drafts.acts, states + drafts.nbytes)
@@ -221,16 +222,16 @@ def delta_inputs(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Returns q, k, v, decay and beta of each token of a row: keys of norm 1, decays below 0, betas between 0 and 1.
 
-    So states stay bounded however often a step is repeated.
+    With these values, states stay bounded however often a step is repeated.
 
     Args:
         shape: Heads, keys and values of a state.
-        channels: Of the convolution; what values leave is for q and k.
-        batch: Rows.
-        device: Of the result.
-        generator: Of the values.
+        channels: Channels of the convolution; q and k use those that the values leave.
+        batch: Number of rows.
+        device: Device of the result.
+        generator: Generator of the values.
         per_key: Whether there is a decay for each key channel.
-        tokens: Of a row.
+        tokens: Tokens of a row.
     """
     heads, key, value = shape
     key_heads = max(1, (channels - heads * value) // (2 * key))
@@ -262,7 +263,7 @@ def _selective(model: Model, batch: int, backend: Backend, generator: torch.Gene
     layout = replace(model.layout, layers=1)
     planes = _planes(layout, 2 * batch, backend, generator, numbers=True)
     tied, states = model.rule == "mamba2", planes["ssm"][0]
-    states = states if tied else states.unsqueeze(1)  # Mamba-1 is one head
+    states = states if tied else states.unsqueeze(1)  # Mamba-1 has one head
     heads, dim, state = states.shape[1:]
     groups = max(1, (max(model.plane("conv").shape) - heads * dim) // (2 * state)) if tied else 1
     random = partial(_random, backend, generator)
@@ -321,7 +322,8 @@ def _conv(model: Model, batch: int, backend: Backend, generator: torch.Generator
 
 def _mamba3(model: Model, batch: int, backend: Backend, generator: torch.Generator) -> Workload:
     planes = _planes(replace(model.layout, layers=1), 2 * batch, backend, generator, numbers=True)
-    planes["angle"].uniform_(-1, 1, generator=generator)  # and small turns: no result lies near a whole one
+    # small turns, so that rounding of a turn cannot change its whole part
+    planes["angle"].uniform_(-1, 1, generator=generator)
     planes.scrub_null()
     kept = Mamba3State(*(planes[name][0] for name in Mamba3State._fields))
     (heads, dim, state), angles = kept.ssm.shape[1:], kept.angle.shape[-1]

@@ -47,8 +47,6 @@ def rated(
             rates.append(0.0)
             continue
         pages = split.pages * split.page_size // BLOCK if plan.kv is not None else everything
-        replayed = replay(
-            requests, split.cached_states, pages, policy, start, part_of(report, at, len(plan.splits)), loop
-        )
-        rates.append(replayed.block_hit_rate)
+        progress = part_of(report, at, len(plan.splits))
+        rates.append(replay(requests, split.cached_states, pages, policy, start, progress, loop).block_hit_rate)
     return plan.with_hit_rates(rates)

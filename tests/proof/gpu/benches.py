@@ -30,7 +30,7 @@ def prove(machine: Machine, result: Result) -> None:
             target.write_text(text + "\n", encoding="utf-8")
 
     outcome = run(
-        machine.mine(TOY_NAMES if machine.toy else NAMES), "auto", str(machine.device), machine.toy, found=found,
+        machine.mine(TOY_NAMES if machine.toy else NAMES), "auto", str(machine.device), machine.toy, report=found,
         end=time.monotonic() + machine.left - LAST, measure=not machine.compiling,
     )  # fmt: skip
     said = [f"{len(outcome.entries)} entries"]

@@ -72,7 +72,7 @@ def prove(machine: Machine, result: Result) -> None:
     try:
         outcome = tuning.sweep(
             TOY_MODEL if toy else MODEL, TOY_KERNELS if toy else tuning.KERNELS, stop=lambda: machine.left < LAST,
-            found=kept.add, **given,
+            report=kept.add, **given,
         )  # fmt: skip
     except TooSlow as error:  # the device's own copy, beside which trials stand
         raise TimeIsUp(f"{result['tried']} configurations; {error}") from error

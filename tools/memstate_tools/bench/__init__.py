@@ -1,9 +1,10 @@
 """Benchmarks, for `memstate bench`.
 
-launches                counts what the library asks of a device: exact, the same on every machine
-host, prefix, tiers     host time: the ratios mean something on any machine
-transformers            a served model beside its own cache and beside `generate`
+launches                counts calls of the device: exact, the same on every machine
+host, prefix, tiers     host time: ratios can be compared between machines
+transformers            a served model, beside the model with its own cache and beside `generate`
 alloc, track, copy      device time: needs a GPU
+state                   device time of each kernel that moves or computes state: needs a GPU
 """
 
 from memstate_tools.bench.launches import by_unit, launches

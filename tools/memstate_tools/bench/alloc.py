@@ -1,7 +1,7 @@
-"""Slots claimed, given back, and changing owners by packets: device time for 1, 64 and 256 of them.
+"""Benchmarks of slots: device time to claim, release and move 1, 64 and 256 of them.
 
-The pool is in the middle of its life: half of the slots are held, the free ones lie scattered. Besides, 1 and 64 slots
-are claimed in a pool of a million slots that is full but for a few: the first ones, the last ones, or scattered ones.
+Half of the slots of the pool are held, and the free slots are scattered. Claims of 1 and 64 slots are also timed in a
+pool of a million slots that is almost full: its free slots are the first ones, the last ones, or scattered.
 """
 
 from collections.abc import Iterator
@@ -20,20 +20,20 @@ from memstate_tools.bench.clock import Act
 from memstate_tools.bench.task import Figure, Setting, Task, differing
 
 SIZES, TOY_SIZES = (1, 64, 256), (3,)
-# Releases of ids in hand stay unconfirmed while a graph is captured: so many must be free beside them.
+# While a graph is captured, released ids are not yet free again: enough other slots must be free.
 CAPACITY, TOY_CAPACITY = 16384, 256
 LARGE, TOY_LARGE = 1_000_000, 2048
 LARGE_SIZES = (1, 64)
-PLACES = ("first", "last", "fragmented")  # where the free slots of a large pool are
-CELL_COLUMNS = ("tracked", "source")  # what an admission writes for every row
+PLACES = ("first", "last", "fragmented")  # where the free slots of a large pool lie
+CELL_COLUMNS = ("tracked", "source")  # cells that an admission writes for each row
 
 
 class _Pools:
-    """Allocator and register file of what is timed and of the reference, with the same slots held.
+    """The allocator and register file that are timed, and those of the reference, with the same slots held.
 
     Args:
-        setting: Where they are.
-        held: Which slots are held, bool `slot`.
+        setting: The setting of the benchmark.
+        held: Whether a slot is held, bool `slot`.
         rows: Rows of the register files.
     """
 
@@ -47,39 +47,39 @@ class _Pools:
             allocator.check()
 
     def wrong(self) -> str:
-        """What differs in owners, free slots or cells."""
+        """Returns which of owners, free slots and cells differ; empty if none does."""
         (mine, twin), names = self.files, ("owners", "register cells")
         pairs = (mine.owners(), twin.owners()), (mine.cells, twin.cells)
         return differing((name, *pair) for name, pair in zip(names, pairs, strict=True))
 
     def there_and_back(self, do: Act, undo: Act, names: tuple[tuple[str, str], ...], both: Act | None) -> list[Figure]:
-        """Times a call, the one that undoes it, and both in a graph, where `both` is given.
+        """Times a call, the call that undoes it, and both in one graph if `both` is given.
 
         Args:
             do: The call.
-            undo: Undoes it; does nothing where it was not called.
-            names: Operation and case of each.
-            both: Does and undoes.
+            undo: Undoes the call. It does nothing if there was no call.
+            names: (operation, case) of each of the three.
+            both: Makes the call and undoes it.
         """
         (mine, _), setting = self.allocators, self.setting
 
         def clean() -> None:
             undo()
-            mine.check()  # or a later claim would wait for the device
+            mine.check()  # without this check a later claim would wait for the device
 
         try:
-            found = setting.alone(*names[0], do, clean)
+            figures = setting.alone(*names[0], do, clean)
             clean()
             if both:
-                found += setting.alone(*names[1], undo, do)
+                figures += setting.alone(*names[1], undo, do)
                 clean()
-                found += setting.in_graph(*names[2], both)
+                figures += setting.in_graph(*names[2], both)
         finally:
-            clean()  # a call that is too slow leaves its slots claimed, and the next case takes the same pool
-        return found
+            clean()  # a call that is too slow leaves its slots claimed, but the next case uses the same pool
+        return figures
 
     def claims(self, size: int, case: str, graph: bool) -> Task:
-        """So many slots are claimed, lowest first, and released."""
+        """Returns the task that claims `size` slots, lowest first, and releases them."""
         mine, held = self.allocators[0], list[Tensor]()
 
         def give_back() -> None:
@@ -89,11 +89,11 @@ class _Pools:
         def check() -> str:
             ours, other = (allocator.claim(size) for allocator in self.allocators)
             lowest = (self.free.nonzero().flatten()[:size] + 1).to(ours)
-            found = differing([("ids", ours, other), ("lowest first", ours, lowest)]) or self.wrong()
+            wrong = differing([("ids", ours, other), ("lowest first", ours, lowest)]) or self.wrong()
             for allocator, each in zip(self.allocators, (ours, other), strict=True):
                 allocator.release(each)
                 allocator.check()
-            return found or self.wrong()
+            return wrong or self.wrong()
 
         names = ("claim", case), ("release", case), ("claim and release", f"{case}, in a graph")
         both = (lambda: mine.release(mine.claim(size))) if graph else None
@@ -101,7 +101,7 @@ class _Pools:
         return Task(f"claim, {case}", check, measure)
 
     def ownership(self, size: int) -> Task:
-        """What an admission of so many rows sends: a claim each, and cells; then their release."""
+        """Returns the task that sends the packet of `size` admitted rows (claims and cells), then their release."""
         file, rows = self.files[0], np.arange(1, size + 1)
         registers = (rows * REGISTERS_PER_ROW).tolist()
         cells = [cell for column in CELL_COLUMNS for cell in file.address(column, rows.tolist())]
@@ -114,12 +114,12 @@ class _Pools:
         admit, end = (partial(file.ownership, each.to(file.cells.device)) for each in packets)
 
         def check() -> str:
-            found = ""
+            wrong = ""
             for each in packets:
                 for one in self.files:
                     one.ownership(each.to(one.cells.device))
-                found = found or self.wrong()
-            return found
+                wrong = wrong or self.wrong()
+            return wrong
 
         def both() -> None:
             admit()
@@ -131,10 +131,10 @@ class _Pools:
 
 
 def _held_but(place: str, capacity: int, size: int) -> Tensor:
-    """Which slots of a large pool are held, `slot`: all but a few."""
+    """Returns which slots of a large pool are held, bool `slot`: all but four times `size`."""
     held = torch.ones(capacity, dtype=torch.bool, device="cpu")
     if place == "fragmented":
-        held[capacity // (4 * size) // 2 :: capacity // (4 * size)] = False  # four times as many, evenly spread
+        held[capacity // (4 * size) // 2 :: capacity // (4 * size)] = False  # the free slots are evenly spread
     else:
         held[slice(0, 4 * size) if place == "first" else slice(capacity - 4 * size, None)] = False
     return held
@@ -144,7 +144,7 @@ def tasks(setting: Setting) -> Iterator[Task]:
     """Yields claims, releases and packets of ownership changes."""
     capacity, sizes = setting.sizes(CAPACITY, TOY_CAPACITY), setting.sizes(SIZES, TOY_SIZES)
     held = torch.rand(capacity, dtype=torch.float32, device="cpu") < 0.5
-    held[: capacity // 4] = False  # enough are free in any case
+    held[: capacity // 4] = False  # this quarter makes sure that enough slots are free
     pools = _Pools(setting, held, max(sizes))
     for size in sizes:
         yield pools.claims(size, f"R={size}", graph=True)

@@ -1,7 +1,7 @@
-"""How long one call takes, on the device and on the host: by events on a GPU, elsewhere by the clock of the process.
+"""Measures how long one call takes on the device and on the host: with events on a GPU, elsewhere with the host clock.
 
-Knows no operation. Triton's own timers cannot undo a call between two runs, nor bound the calls that one graph holds;
-these can.
+The module knows no operation. Triton's own timers cannot undo a call between two runs, and cannot limit the number of
+calls in one graph.
 """
 
 import time
@@ -12,12 +12,12 @@ from typing import NamedTuple
 import torch
 
 RUNS, WARM_UPS = 21, 3
-FLUSH_BYTES = 256 * 2**20  # read before a run, or four times the cache if that is more
+FLUSH_BYTES = 256 * 2**20  # bytes read before a run, unless four times the cache is more
 SLEEP, LONGEST_SLEEP = 100e-6, 50e-3  # seconds that the device sleeps while the host queues a run
-CALIBRATION = 10**6  # cycles
-WARMING = 0.3  # seconds of work until an idle device has raised its clock, many times over
-GRAPH_SECONDS = 2e-3  # of a graph; longer graphs give the same figure
-IN_GRAPH = 20  # calls captured together, so that the launch of the graph hardly counts
+CALIBRATION = 10**6  # cycles of one calibration
+WARMING = 0.3  # seconds of work, far more than an idle device needs to raise its clock
+GRAPH_SECONDS = 2e-3  # seconds of a graph; longer graphs give the same figure
+IN_GRAPH = 20  # largest number of calls in one graph; with so many, the launch of the graph hardly counts
 Act = Callable[[], object]
 
 
@@ -25,8 +25,8 @@ class Times(NamedTuple):
     """Seconds of one call.
 
     Attributes:
-        device: From the start of its work on the device to the end.
-        host: Until it returned.
+        device: From the start of the call's work on the device to its end.
+        host: From the call to its return.
     """
 
     device: float
@@ -38,7 +38,7 @@ def nothing() -> None:
 
 
 def host_seconds(act: Act, device: torch.device | None = None) -> float:
-    """Returns how long a call takes to return, after the device has finished what came before.
+    """Returns the seconds until a call returns. The device finishes all earlier work first.
 
     Syncs: yes, on a GPU.
     """
@@ -50,7 +50,7 @@ def host_seconds(act: Act, device: torch.device | None = None) -> float:
 
 
 def cpu_seconds(act: Act, device: torch.device | None = None) -> float:
-    """Returns the CPU time that this thread spends in a call, after the device has finished what came before.
+    """Returns the CPU seconds of this thread in a call. The device finishes all earlier work first.
 
     Syncs: yes, on a GPU.
     """
@@ -62,17 +62,17 @@ def cpu_seconds(act: Act, device: torch.device | None = None) -> float:
 
 
 class TooSlow(RuntimeError):
-    """A call that waits for the device, or that the host queues too slowly: it has no device time of its own."""
+    """Says that a call has no device time: it waits for the device, or the host queues it too slowly."""
 
     def __init__(self) -> None:
         super().__init__(f"the call waits for the device, or takes the host over {LONGEST_SLEEP:g} s to queue")
 
 
 class Clock:
-    """Times a call once by the clock of the process, as at toy sizes: its figures say nothing about a GPU."""
+    """Times a call once with the host clock, for toy sizes: its figures say nothing about a GPU."""
 
     def alone(self, act: Act, before: Act = nothing) -> Times:
-        """Returns the seconds of one call, submitted alone, with caches full of something else.
+        """Returns the seconds of one call that is submitted alone, with caches full of other data.
 
         Args:
             act: The call.
@@ -83,20 +83,20 @@ class Clock:
         return Times(seconds, seconds)
 
     def in_graph(self, act: Act) -> float:
-        """Returns the seconds of one of many calls in a row without the host, as in a replayed CUDA graph."""
+        """Returns the seconds of one call among many in a row without the host, as in a replayed CUDA graph."""
         return self.alone(act).device
 
     def captured(self, act: Act) -> Act:
-        """Returns the call as a graph of its own, where there are graphs. `act` must have run before."""
+        """Returns a call that replays `act` as a graph; on a CPU, `act` itself. `act` must have run before."""
         return act
 
 
 class DeviceClock(Clock):
-    """Takes medians over many runs with the events of a GPU.
+    """Takes medians over many runs, with the events of a GPU.
 
-    Before every run the device reads more memory than its cache holds: no line in the cache belongs to the call, and
-    none has to be written back. Then the device sleeps until the host has queued the call. So a device time never
-    includes the host's time. A run whose call came too late is repeated with a longer sleep.
+    Before each run the device reads more memory than its cache holds: so no cache line belongs to the call, and no line
+    must be written back. Then the device sleeps until the host has queued the call, so a device time never includes
+    host time. If the device wakes before the call is queued, the run is repeated with a longer sleep.
 
     Syncs: yes, after every run.
     """
@@ -111,7 +111,7 @@ class DeviceClock(Clock):
         self._cycles = self._cycles_a_second()
 
     def _cycles_a_second(self) -> float:
-        """Returns the cycles that the device sleeps in a second, measured at work: an idle one has a slow clock."""
+        """Returns the cycles that the device sleeps in a second, measured at work: an idle device has a slow clock."""
         fastest, until = 0.0, time.perf_counter() + WARMING
         while not fastest or time.perf_counter() < until:
             torch.sum(self._read, dim=0, out=self._sum)
@@ -124,7 +124,7 @@ class DeviceClock(Clock):
         return fastest
 
     def alone(self, act: Act, before: Act = nothing) -> Times:
-        """See `Clock`. The call runs once more before, untimed, and compiles and loads what it needs."""
+        """See `Clock`. An untimed call comes first: it compiles and loads code."""
         before()
         act()
         torch.cuda.synchronize(self._device)
@@ -136,7 +136,7 @@ class DeviceClock(Clock):
         return Times(median(run.device for run in runs), median(run.host for run in runs))
 
     def _run(self, act: Act, before: Act = nothing, warm: bool = False) -> Times:
-        """Times one call; with `warm`, it has run just before.
+        """Times one call. With `warm`, an untimed call runs just before it.
 
         Raises:
             TooSlow: The call waits for the device, or the host needs too long to queue it.
@@ -144,14 +144,15 @@ class DeviceClock(Clock):
         while True:
             before()
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            torch.sum(self._read, dim=0, out=self._sum)  # reads; a line that was written would have to go back
+            # this only reads, because written lines would have to go back to memory
+            torch.sum(self._read, dim=0, out=self._sum)
             if warm:
                 act()
             torch.cuda._sleep(int(self._sleep * self._cycles))
             begin.record(self._stream)
             host = host_seconds(act)
             end.record(self._stream)
-            hidden = not begin.query()  # the device still slept when the whole call was queued
+            hidden = not begin.query()  # whether the device still slept when the whole call was queued
             end.synchronize()
             if hidden:
                 return Times(float(begin.elapsed_time(end)) / 1000, host)
@@ -160,18 +161,18 @@ class DeviceClock(Clock):
             self._sleep = min(2 * max(self._sleep, host), LONGEST_SLEEP)
 
     def in_graph(self, act: Act) -> float:
-        """See `Clock`. `act` is called once before it is captured, and may not wait for the device or upload."""
-        act()  # compiles and loads
+        """See `Clock`. `act` is called once before it is captured. It may not wait for the device or upload."""
+        act()  # this call compiles and loads code
         self._sleep = SLEEP
         calls = max(1, min(IN_GRAPH, int(GRAPH_SECONDS / self._run(act, warm=True).device)))
         replay = self.captured(act, calls)
         return self._runs(replay, warm=True).device / calls
 
     def captured(self, act: Act, calls: int = 1) -> Act:
-        """See `Clock`; the graph holds `calls` of the act."""
+        """See `Clock`. The graph holds `act` `calls` times."""
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):  # runs nothing
+        with torch.cuda.graph(graph):  # a capture runs nothing
             for _ in range(calls):
                 act()
         return graph.replay

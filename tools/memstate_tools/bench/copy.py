@@ -1,4 +1,4 @@
-"""Copies, gathers, scatters and zeros of a model's states, beside torch's indexing and a plain copy: device time."""
+"""Benchmarks of copies, gathers, scatters and zeros of a model's states, beside torch's indexing and a plain copy."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -15,12 +15,12 @@ from memstate_tools.workload import fitting
 MODEL = "qwen3_next"
 DUE, TOY_DUE = (1, 16, 64), (1, 2)
 TOY = StateLayout((Plane("conv", (48, 3), torch.bfloat16), Plane("ssm", (2, 16, 8), torch.float32)), 2)
-OVERHEAD = 9  # slots needed for each one due: two storages, the yardstick, batches and what torch allocates
-BATCH = 256  # entries of a call of a decode step, in which almost always none is due
+OVERHEAD = 9  # slots of memory for each slot due: two storages, the plain copy, batches and allocations of torch
+BATCH = 256  # entries of one call in a decode step; almost always none is due
 
 
 def _idle(setting: Setting) -> Task:
-    """A call with nothing due."""
+    """Returns the task of a copy with nothing due."""
     case, planes = "nothing due", Planes(setting.sizes(model_of(MODEL).layout, TOY), 1, setting.make_backend())
     none = torch.zeros(BATCH, dtype=torch.int32, device=planes.device)
     act = partial(planes.copy, none, none, due=0)
@@ -42,6 +42,6 @@ def tasks(setting: Setting) -> Iterator[Task]:
     model = model_of(MODEL)
     due = fitting(setting.sizes(DUE, TOY_DUE), OVERHEAD * model.layout.bytes_per_slot, setting.free_bytes)
     for kernel in ("copy", "gather", "scatter"):
-        for count in due:  # one slot may take less time than its launch
+        for count in due:  # a single slot may take less time than its launch, so it is also timed in a graph
             states = setting.sizes(model, toy_of(model, kernel))
             yield kernel_task(setting, kernel, states, count, f"{count} slots of {MODEL}", graph=count == 1)

@@ -1,7 +1,7 @@
-"""Decode steps of a model's recurrent layers, with nothing due and with every row at a boundary.
+"""Benchmarks of decode steps of a model's recurrent layers, with nothing due and with every row at a boundary.
 
-What is timed is the forward in a CUDA graph, and beside it a whole step: a graph of plan and forward, and settle. The
-outputs and states of the forward are compared with the reference first, in the first and the last layer.
+Two things are timed: the forward in a CUDA graph, and a whole step, which is a graph of plan and forward, and settle.
+Before that, outputs and states of the first and the last layer are compared with the reference.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,8 @@ from memstate_tools.bench.task import MOST_COPIED, Figure, Setting, Task
 from memstate_tools.bench.track import ALWAYS, DUE, NEVER, SIZES
 
 MODEL, TOY_SIZES = "qwen3_next", (2,)
-BOUND = {"conv": 1e-2, "delta": 1e-2, "state": 1e-5}  # of |got - expected| / |expected|: outputs are bf16, states fp32
+# largest norm of (got - expected) over that of expected: outputs are bf16, states fp32
+BOUND = {"conv": 1e-2, "delta": 1e-2, "state": 1e-5}
 FILLED = 3  # steps until every strategy has taken its lanes
 
 
@@ -33,7 +34,7 @@ class _Bench:
 
     def __init__(self, setting: Setting, layout: StateLayout, case: str, name: str, size: int, every: int) -> None:
         self.setting, self.case, self.size = setting, case, size
-        # Redirect's snapshots are the slots that were read; the forward of others writes every state twice.
+        # Redirect's snapshot is the slot that was read. With another strategy, the forward writes each state twice.
         self.writes_snapshots = every == ALWAYS and name in ("ping-pong", "lazy")
         tracking = STRATEGIES[name](every)
         slots = tracking.most_slots(True) * size
@@ -52,14 +53,14 @@ class _Bench:
         self.planned = self.mem.plan(self.rows)
 
     def step(self) -> None:
-        """What a decode loop submits for a token a row."""
+        """Makes the calls of a decode loop for one token of each row."""
         step = self.mem.plan(self.rows, replay=self.replay)
         if self.replay is None:
             self.forward(step.record)
         self.mem.settle(step)
 
     def check(self) -> str:
-        """What the kernels and the reference make of one step of the first and the last layer."""
+        """Compares one step of the first and the last layer with the reference. Returns the difference, or ""."""
         record, planes = self.planned.record, self.mem.planes
         taken = int((record.snapshot > 0).sum())
         if taken != (self.size if self.writes_snapshots else 0) or not bool((record.write > 0).all()):
@@ -87,13 +88,13 @@ class _Bench:
         return ""
 
     def measure(self) -> list[Figure]:
-        """The forward of this plan beside a plain copy of as many bytes, and a whole step."""
+        """Times the forward of this plan beside a plain copy of as many bytes, and a whole step."""
         setting, moved = self.setting, self.moved
-        found = setting.in_graph("forward", self.case, partial(self.forward, self.planned.record), moved=moved)
+        figures = setting.in_graph("forward", self.case, partial(self.forward, self.planned.record), moved=moved)
         self.mem.settle(self.planned)
-        # From here on whole steps are replayed: ownership, plan and forward in one graph.
+        # whole steps are replayed: ownership, plan and forward in one graph
         self.replay = setting.clock.captured(lambda: self.forward(self.mem.launch(self.size)))
-        return [*found, *setting.alone("decode step", self.case, self.step)]
+        return [*figures, *setting.alone("decode step", self.case, self.step)]
 
     @property
     def moved(self) -> int:
@@ -108,7 +109,7 @@ def _error(got: Tensor, expected: Tensor) -> float:
 
 def _task(setting: Setting, layout: StateLayout, name: str, size: int, every: int) -> Task:
     case = f"{'' if setting.toy else f'{MODEL}, '}R={size} {name}, {DUE[every]}"
-    made: list[_Bench] = []  # from the check to the measurement: states of a model are large
+    made: list[_Bench] = []  # moves the bench from the check to the measurement: the states of a model are large
 
     def check() -> str:
         made.append(_Bench(setting, layout, case, name, size, every))
@@ -118,7 +119,7 @@ def _task(setting: Setting, layout: StateLayout, name: str, size: int, every: in
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """Yields every strategy, for the batches of 1, 64 and 256 rows whose states fit."""
+    """Yields a task for every strategy and for batches of 1, 64 and 256 rows, if the states fit."""
     layout = setting.sizes(qwen3_next(), TOY)
     for size, (name, strategy) in product(setting.sizes(SIZES, TOY_SIZES), STRATEGIES.items()):
         if size > 1 and (3 * size + OVERHEAD) * layout.bytes_per_slot + 2 * MOST_COPIED > 0.75 * setting.free_bytes:

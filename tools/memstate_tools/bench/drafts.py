@@ -1,9 +1,9 @@
-"""A step that verifies drafts, beside SGLang's: `memstate bench host --case drafts`.
+"""Benchmarks a step that verifies drafts, beside SGLang's step: `memstate bench host --case drafts`.
 
-Both sides plan the next step before they know what the one before has accepted, and then learn it: with overlap. SGLang
+Both sides plan the next step before they know what the last step has accepted (overlap), and then learn it. SGLang
 runs `prepare_for_decode` and `prepare_mamba_track_for_verify` of its spec v2, and then `_resolve_spec_v2_tokens` and
-`_handle_finish_state_updated_req` of each request. Our side calls `plan` and `accept`. Drafts, KV, the model and the
-sampler are left out on both sides; of SGLang also the launches that bring the states to what was accepted.
+`_handle_finish_state_updated_req` of each request. memstate runs `plan` and `accept`. Both sides leave out drafts, KV,
+the model and the sampler. SGLang's side also leaves out the launches that bring states to the accepted length.
 """
 
 from array import array
@@ -26,8 +26,8 @@ from memstate_tools.bench.host_peer import NAME, SglangStates
 from memstate_tools.bench.host_sides import BARE, KINDS, LAYOUT, Ours, Side, Timer, task
 from memstate_tools.bench.task import Setting, Task
 
-TAIL = 4  # tokens that a step verifies: the one that was sampled last, and three drafts
-CASES = ((1, 0), (64, 0), (256, 0), (256, 16), (256, 256))  # rows, rows whose accepted tokens pass a boundary
+TAIL = 4  # tokens that a step verifies: the last sampled token and three drafts
+CASES = ((1, 0), (64, 0), (256, 0), (256, 16), (256, 256))  # (rows, rows whose accepted tokens pass a boundary)
 TOY_CASES = ((3, 0), (3, 1), (3, 3))
 RINGS = StateLayout((Plane("ssm_k", (3 * TAIL - 1, 4), torch.float32),), 1)
 
@@ -36,10 +36,10 @@ class Drafts(Ours):
     """Requests that verify drafts.
 
     Args:
-        setting: Where it runs.
+        setting: The setting of the benchmark.
         tracking: The strategy.
         size: Number of requests.
-        due: How many of them pass a boundary with what the step before has accepted.
+        due: Number of requests whose tokens accepted in the last step pass a boundary.
     """
 
     def __init__(self, setting: Setting, tracking: Tracking, size: int, due: int) -> None:
@@ -51,7 +51,7 @@ class Drafts(Ours):
         self._due, self._taken = due, 0
 
     def turn(self, timer: Timer) -> None:
-        """See `Side`. The step before is planned, and then all of it is settled, outside of the timer."""
+        """See `Side`. Outside of the timer, the last step is planned before, and all is settled after."""
         mem, every = self.mem, int(self.mem.tracking.every)
         at, target = self._length % every, np.where(self._early, every - 1, every // 2)
         self._move(np.where(at > target, every - at, 1))
@@ -63,7 +63,7 @@ class Drafts(Ours):
         timer("accept", lambda: mem.accept(steps[0], self._accepted, written=True))
         mem.accept(steps[1], [1] * len(self._accepted), written=True)
         self._length += np.add(self._accepted, 1)
-        for _ in range(2):  # the first one may stop at a boundary
+        for _ in range(2):  # the first of the two steps may stop at a boundary
             self._move(np.ones_like(self._length))
         self._taken = mem.stats().snapshots - taken
 
@@ -72,7 +72,7 @@ class Drafts(Ours):
         self._length += tokens
 
     def wrong(self) -> str:
-        """The step must have taken as many snapshots as were due, and no token may be lost."""
+        """Requires that the step took as many snapshots as were due, and that no token is lost."""
         self.mem.device.check()
         report = self.mem.audit()
         if not report.clean:
@@ -84,7 +84,7 @@ class Drafts(Ours):
 
 
 def _accepted(size: int) -> list[int]:
-    """2.5 of 4 on average."""
+    """Returns the accepted tokens of each request: 2.5 of 4 on average."""
     return [1 + i % TAIL for i in range(size)]
 
 
@@ -94,9 +94,9 @@ class SglangDrafts(SglangStates):
     Args:
         size: Number of requests.
         every: Tokens between two tracked states.
-        lazy: As of `SglangStates`.
-        due: As of `Drafts`.
-        states: As of `SglangStates`.
+        lazy: See `SglangStates`.
+        due: See `Drafts`.
+        states: See `SglangStates`.
 
     Raises:
         ImportError: SGLang cannot be used.
@@ -108,7 +108,7 @@ class SglangDrafts(SglangStates):
         self._batch.spec_algorithm = self._sgl.SpeculativeAlgorithm.EAGLE
         self._batch.token_to_kv_pool_allocator = SimpleNamespace(page_size=1)
         parts = {"metrics_reporter": "snapshot_spec_decode_metrics", "model_worker": "on_verify_complete_cpu"}
-        for part, method in parts.items():  # which do nothing in SGLang either, unless they are asked to
+        for part, method in parts.items():  # in SGLang, these methods do nothing either unless they are configured
             object.__setattr__(self._processor, part, SimpleNamespace(**{method: lambda *_, **__: None}))
 
     @contextmanager
@@ -135,11 +135,11 @@ class SglangDrafts(SglangStates):
             timer("accept", partial(self._results, result))
 
     def _put(self) -> None:
-        """Puts requests where those that are due pass a boundary, and gives them what was accepted."""
+        """Moves requests so that the due ones pass a boundary, and gives each its accepted tokens."""
         self._place(self._passing)
         for req, n in zip(self._reqs, self._accepted, strict=True):
             req.kv.kv_committed_len = len(req.origin_input_ids)
-            req.output_ids = array("q", bytes(8 * (n + 1)))  # and the token that was sampled last
+            req.output_ids = array("q", bytes(8 * (n + 1)))  # the accepted tokens, and the token that was sampled last
 
     def _prepare(self) -> None:
         self._batch.prepare_for_decode()
@@ -153,11 +153,11 @@ class SglangDrafts(SglangStates):
 
 
 def tasks(setting: Setting, there: bool, every: int) -> Iterator[Task]:
-    """Yields steps for each strategy.
+    """Yields steps with drafts for each strategy.
 
     Args:
-        setting: Where they run.
-        there: Whether SGLang stands beside them.
+        setting: The setting of the benchmark.
+        there: Whether SGLang can run.
         every: Tokens between two snapshots.
     """
     for label, kind in KINDS.items():

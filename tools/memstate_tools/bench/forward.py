@@ -1,6 +1,6 @@
-"""The recurrent layers of a model on its slots, without what lies between them: a decode step's state traffic.
+"""Runs the recurrent layers of a model on its slots, without the other layers: the state traffic of a decode step.
 
-Knows no row and no strategy: it reads, writes and snapshots where a step record says.
+The module knows no rows and no strategy. It reads, writes and snapshots the slots of a step record.
 """
 
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ from memstate_tools.workload import delta_inputs
 class Forward:
     """Convolution and gated delta rule, layer by layer, over the planes conv `channel tap-1` and ssm `head key value`.
 
-    Inputs are random and stay as they are.
+    The inputs are random and never change.
 
     Args:
-        ops: Carries out the two operations.
+        ops: Backend that runs the two operations.
         planes: The planes.
-        batch: Rows, of one token each.
+        batch: Number of rows; each has one token.
     """
 
     def __init__(self, ops: Backend, planes: Mapping[str, Tensor], batch: int) -> None:
@@ -36,7 +36,7 @@ class Forward:
         self.mixed, self.out = torch.empty_like(self.x), torch.empty_like(self.v)
 
     def __call__(self, record: StepRecord) -> None:
-        """Runs one decode step of all layers. Changes planes, `mixed` and `out`; allocates nothing.
+        """Runs one decode step of all layers. It changes planes, `mixed` and `out`, and allocates nothing.
 
         Syncs: no.
         """
@@ -44,7 +44,7 @@ class Forward:
             self.layer(layer, record)
 
     def layer(self, layer: int, record: StepRecord) -> None:
-        """Runs one layer; the output of the last one run is in `mixed` and `out`."""
+        """Runs one layer. Its output is in `mixed` and `out` until the next layer runs."""
         where = (record.read, record.write, record.snapshot, record.tokens)
         ops = self.ops
         ops.conv_step(self.x, self.weight, None, self.planes["conv"][layer].transpose(1, 2), *where, "silu", self.mixed)

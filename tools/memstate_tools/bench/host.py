@@ -1,4 +1,4 @@
-"""Counts and microseconds of the host for every scheduler operation, beside SGLang's own code where it is installed."""
+"""Benchmarks the host time and the counts of every scheduler operation, beside SGLang's own code if it is installed."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,7 +13,7 @@ from memstate_tools.bench.host_peer import NAME
 from memstate_tools.bench.host_sides import EVERY, KINDS, TOY_EVERY, Ours, Side, Timer, peer_can_run, task
 from memstate_tools.bench.task import Setting, Task
 
-DECODES = ((1, 0), (256, 0), (256, 16), (256, 256))  # rows, rows at a boundary
+DECODES = ((1, 0), (256, 0), (256, 16), (256, 256))  # (rows, rows at a boundary)
 TOY_DECODES = ((1, 0), (3, 0), (3, 1), (3, 3))
 LIVES, TOY_LIVES = (1, 64, 256), (1, 3)  # rows that are admitted, published and released together
 
@@ -21,10 +21,11 @@ LIVES, TOY_LIVES = (1, 64, 256), (1, 3)  # rows that are admitted, published and
 class Life(Ours):
     """Requests that are admitted, reach a boundary, publish their snapshots, and end; then the snapshots are dropped.
 
-    What an operation records is submitted inside of it. In `together`, all four share a submit, as in a scheduler step.
+    Each timed operation includes the submit of its changes. In `together`, all four operations share one submit, as in
+    a scheduler step.
 
     Args:
-        setting: Where it runs.
+        setting: The setting of the benchmark.
         tracking: The strategy.
         size: Number of requests.
     """
@@ -67,12 +68,12 @@ class Life(Ours):
         mem.submit()
 
     def _reach(self, rows: Rows) -> None:
-        """Takes rows over a boundary. Under Redirect the step behind it takes the snapshot."""
+        """Moves rows over a boundary. Under Redirect, the next step takes the snapshot."""
         for tokens in (self.mem.tracking.every, 1):
             self.mem.settle(self.mem.plan(rows, tokens))
 
     def wrong(self) -> str:
-        """Every request must have had a snapshot in each turn, and nothing may be left."""
+        """Requires that every request had a snapshot in each turn, and that no slot is left in use."""
         self.mem.device.check()
         stats, report = self.mem.stats(), self.mem.audit()
         if not report.clean or stats.free != stats.capacity:
@@ -81,10 +82,10 @@ class Life(Ours):
 
 
 class Decode(Ours):
-    """Requests that decode: a step of all of them, some at a boundary.
+    """Requests that decode: one step of all of them, some at a boundary.
 
     Args:
-        setting: Where it runs.
+        setting: The setting of the benchmark.
         tracking: The strategy.
         size: Number of requests.
         due: Number of requests at a boundary.
@@ -102,9 +103,9 @@ class Decode(Ours):
         self._length += tokens
 
     def turn(self, timer: Timer) -> None:
-        """See `Side`. Between two turns, requests go where the next one needs them."""
+        """See `Side`. Outside of the timer, requests move to the lengths that the step needs."""
         mem, every = self.mem, int(self.mem.tracking.every)
-        early = np.arange(len(self._rows)) < self._due  # a boundary is next
+        early = np.arange(len(self._rows)) < self._due  # requests whose next step is at a boundary
         at = self._length % every
         self._move(np.where(~early & (at > every // 2 - 1), every - at, 1))
         target = np.where(early, every - 2 + mem.tracking.reads_old_slot, every // 2 - 1)
@@ -117,7 +118,7 @@ class Decode(Ours):
         self._length += 1
 
     def wrong(self) -> str:
-        """The step must have taken as many snapshots as were due."""
+        """Requires that the step took as many snapshots as were due."""
         self.mem.device.check()
         report = self.mem.audit()
         if not report.clean:
@@ -126,10 +127,10 @@ class Decode(Ours):
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """Yields decode steps, admissions with what follows them, steps with drafts, and whole steps, for each strategy.
+    """Yields decode steps, lives of requests, steps with drafts, and whole steps, for each strategy.
 
-    Lazy stands beside the peer's lazy strategy; the others stand beside the peer's default, which is ping-pong. Where
-    the peer can run, its own scheduler code runs over the pool of `memstate.integrations.sglang` as well.
+    Lazy is compared with SGLang's lazy strategy, the others with its default, which is ping-pong. If SGLang can run,
+    its scheduler code is also measured over the pool of `memstate.integrations.sglang`.
     """
     there, every = peer_can_run(setting), setting.sizes(EVERY, TOY_EVERY)
     decodes, lives = setting.sizes(DECODES, TOY_DECODES), setting.sizes(LIVES, TOY_LIVES)

@@ -1,9 +1,9 @@
-"""SGLang's bookkeeping of recurrent states as a peer on a CPU: requests, pool, allocator and scheduler code of 0.5.23.
+"""Runs SGLang's bookkeeping of recurrent states on a CPU, as a peer: its requests, pool, allocator and scheduler code.
 
-Its own functions run: `alloc_req_slots` of an admission, `ScheduleBatch.prepare_for_decode` of a step with the handling
-of each result, the hand-over of a tracked state to the prefix cache, the end of a request, and the return of slots that
-the cache evicted. KV, prompts, sampling, the tree and the model are left out. SGLang is no dependency: it is imported
-with the first peer that is made.
+The functions of SGLang 0.5.23 run: `alloc_req_slots` of an admission, `ScheduleBatch.prepare_for_decode` of a step and
+the handling of each result, the hand-over of a tracked state to the prefix cache, the end of a request, and the return
+of slots that the cache evicted. KV, prompts, sampling, the tree and the model are left out. SGLang is no dependency: it
+is imported when the first peer is made.
 """
 
 from array import array
@@ -49,7 +49,7 @@ NAMES = {
     "get_exec": "runtime_context",
     "get_schedule": "runtime_context",
     "get_spec": "runtime_context",
-}  # of the modules in sglang.srt
+}  # name of the object -> its module in sglang.srt
 LEFT_OUT = (
     "managers.schedule_batch.alloc_for_decode", "mem_cache.allocation.alloc_token_slots",
     "mem_cache.allocation.write_cache_indices", "managers.schedule_batch.SamplingBatchInfo.from_schedule_batch",
@@ -60,28 +60,28 @@ Timer = Callable[[str, Callable[[], object]], object]
 
 @lru_cache
 def load() -> SimpleNamespace:
-    """Returns what the states use of SGLang.
+    """Returns the objects of SGLang that this module uses.
 
     Raises:
-        ImportError: In one line.
+        ImportError: SGLang cannot be used. The message is one line.
     """
     return imported(NAMES)
 
 
-VIEWS = {"slice", "select", "unsqueeze", "lift_fresh", "detach", "alias", "view"}  # launch nothing
+VIEWS = {"slice", "select", "unsqueeze", "lift_fresh", "detach", "alias", "view"}  # operations that launch nothing
 
 
 class Counts(TorchDispatchMode):
-    """Counts what would launch and what would wait on a GPU, although all tensors are on the host.
+    """Counts the operations that would launch or wait on a GPU, although all tensors are on the host.
 
     Args:
-        host: Tensors that are on the host with a GPU, too.
+        host: Tensors that stay on the host even with a GPU.
     """
 
     def __init__(self, *host: torch.Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.launches = self.syncs = 0
-        self._host = list(host)  # keeps them, so that no other tensor has their memory
+        self._host = list(host)  # kept, so that no new tensor gets the memory of these
 
     def _on_host(self, given: object) -> bool:
         if isinstance(given, torch.Tensor):
@@ -89,7 +89,7 @@ class Counts(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Looks at an operation and carries it out."""
+        """Runs an operation, and counts it."""
         result, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
         if args and self._on_host(args[0]):
             self._host += [result] if isinstance(result, torch.Tensor) else []
@@ -101,16 +101,16 @@ class Counts(TorchDispatchMode):
 
 
 class SglangStates:
-    """Requests of SGLang, each with its state and the states that are tracked.
+    """Requests of SGLang, each with its state and its tracked states.
 
     Args:
         size: Number of requests.
         every: Tokens between two tracked states.
-        lazy: Whether a request gets its second slot for tracked states at a boundary only. Otherwise it holds both,
+        lazy: True: a request gets its second slot for tracked states at a boundary. False: it always holds both slots,
             which is SGLang's default.
-        due: How many requests of a decode step are at a boundary. None: each turn is a life from admission to end.
+        due: Requests of a decode step that are at a boundary. None: each turn is a life from admission to end.
         adapted: Whether the pool is that of `memstate.integrations.sglang`, under SGLang's own scheduler code.
-        states: Whether requests have states. Without, the pool has rows alone, as for a model without states.
+        states: False: requests have no states, and the pool has only rows, as for a model without states.
         idle: Sessions that hold rows and slots while they have no turn.
 
     Raises:
@@ -140,9 +140,9 @@ class SglangStates:
             page_size=1, enable_mamba_extra_buffer=True, req_to_token_pool=self._pool, supports_swa=lambda: False,
             supports_mamba=lambda: False, maybe_hand_to_session=lambda req: None,
         )  # fmt: skip
-        self._component = object.__new__(sgl.MambaComponent)  # without a tree
+        self._component = object.__new__(sgl.MambaComponent)  # made without its tree
         self._component.cache = tree
-        self._processor = object.__new__(sgl.SchedulerBatchResultProcessor)  # without a scheduler
+        self._processor = object.__new__(sgl.SchedulerBatchResultProcessor)  # made without its scheduler
         object.__setattr__(self._processor, "tree_cache", tree)
         self._batch = sgl.ScheduleBatch(
             reqs=[], req_to_token_pool=self._pool, tree_cache=tree, enable_overlap=True, device="cpu",
@@ -157,7 +157,7 @@ class SglangStates:
 
     @contextmanager
     def _here(self) -> Iterator[None]:
-        """Sets SGLang's switches. Nothing is pinned without a device; KV is not allocated, as on our side."""
+        """Sets SGLang's switches. Without a device, no memory is pinned. KV is not allocated, as on our side."""
         switches = self._sgl.get_exec().mamba.override(
             enable_mamba_extra_buffer=self._states, enable_mamba_extra_buffer_lazy=self._states and self._lazy,
             mamba_track_interval=self._every,
@@ -170,7 +170,7 @@ class SglangStates:
             yield
 
     def turn(self, timer: Timer) -> None:
-        """One decode step, or one life of all requests; each operation inside of a call of the timer."""
+        """Makes one decode step, or one life of all requests. Each operation is one call of the timer."""
         with self._here():
             if self._due is None:
                 self._live(timer)
@@ -179,7 +179,7 @@ class SglangStates:
                 timer("decode", self._decode)
 
     def counted(self, act: Callable[[], object]) -> NDArray[np.int64]:
-        """Makes a call, and returns how often it would launch, upload and wait on a GPU."""
+        """Makes a call. Returns how many launches, uploads and waits it would need on a GPU."""
         uploads, to = 0, torch.Tensor.to
 
         def sent(*given: Any, **named: Any) -> torch.Tensor:
@@ -194,17 +194,17 @@ class SglangStates:
             stack.enter_context(patch.object(torch.Tensor, "to", sent))
             counts = stack.enter_context(Counts(*(tensor for tensor in host if tensor is not None)))
             act()
-        found = np.array([counts.launches, uploads, counts.syncs], np.int64)
-        return found + np.subtract((ours.total_launches, ours.uploads, ours.syncs), before) if ours else found
+        result = np.array([counts.launches, uploads, counts.syncs], np.int64)
+        return result + np.subtract((ours.total_launches, ours.uploads, ours.syncs), before) if ours else result
 
     @property
     def _ours(self) -> Backend | None:
-        """What launches our operations; None where the pool is SGLang's."""
+        """The backend of our launches; None if the pool is SGLang's."""
         slots = getattr(self._pool, "mamba_allocator", None)
         return slots.slots.backend if isinstance(slots, MambaSlotAllocator) else None
 
     def silence(self) -> None:
-        """Makes our launches do nothing but count, as the host's count is compared with the device's."""
+        """Makes our launches do nothing but count. They still count slots, because the host compares the counts."""
         if backend := self._ours:
             some = torch.arange(1, self._slots + 1, dtype=torch.int32, device="cpu")
 
@@ -224,13 +224,13 @@ class SglangStates:
         self._reqs = self._batch.reqs = [self._request(i) for i in range(self._size)]
 
     def _admit(self, reqs: list[Any]) -> None:
-        """Rows and slots for requests, and the list of states to zero."""
+        """Gives requests their rows and slots, and makes the list of states to zero."""
         self._sgl.alloc_req_slots(self._pool, reqs, None)
         if self._states:
             self._batch._collect_deferred_mamba_cow_and_clear(reqs)
 
     def _place(self, due: int) -> None:
-        """Puts requests where a step makes some reach a boundary; counts the token of the step, as its KV does."""
+        """Moves requests so that a step takes `due` to a boundary. The KV length includes the token of the step."""
         lengths = [self._every - 1] * due + [self._every // 2] * (self._size - due)
         for req, length in zip(self._reqs, lengths, strict=True):
             req.origin_input_ids, req.output_ids = array("q", bytes(8 * length)), array("q", [1, 1])
@@ -242,7 +242,7 @@ class SglangStates:
         batch.orig_seq_lens = torch.tensor(lengths, dtype=torch.int32, device="cpu")
 
     def _decode(self) -> None:
-        """What a step does before the forward, and for each request when its result is known."""
+        """Makes the calls of a step before the forward, and for each request when its result is known."""
         batch, processor = self._batch, self._processor
         batch.prepare_for_decode()
         for i, req in enumerate(self._reqs):
@@ -260,7 +260,7 @@ class SglangStates:
         timer("drop", lambda: self._drop(given))
 
     def _publish(self, req: Any) -> Any:
-        """The newest tracked state goes to the cache; the request gets a new slot for it."""
+        """Moves the newest tracked state to the cache. The request gets a new slot."""
         params = self._sgl.InsertParams()
         self._component.prepare_for_caching_req(req, params, self._every, is_finished=False)
         self._component.cleanup_after_caching_req(req, False, SimpleNamespace(mamba_exist=False), params)
@@ -272,11 +272,11 @@ class SglangStates:
             self._pool.free(req)
 
     def _drop(self, slots: list[Any]) -> None:
-        """Slots of evicted states return to the allocator."""
+        """Returns the slots of evicted states to the allocator."""
         self._component.apply_component_action(self._sgl.FreeComponentDeviceSlot(slots, component_type=None))
 
     def wrong(self) -> str:
-        """No slot may be lost or free twice."""
+        """Requires that no slot is lost or free twice."""
         if not self._states:
             return ""
         free = self._pool.mamba_allocator.free_slots.tolist()

@@ -1,8 +1,8 @@
-"""Two sides of a host benchmark: ours and SGLang's, and how one operation of both is counted and timed.
+"""Counts and times one operation on two sides, ours and SGLang's, for host benchmarks.
 
-Both sides run in one process and on one thread, in turns. A figure is the least CPU time of the thread in any turn:
-what the code costs where nothing disturbs it. On a CPU our launches do nothing, and neither do data moves. What the
-peer launches are small torch operations; on a GPU each would be a launch, so they count as its host time.
+Both sides run in one process and on one thread, in turns. A figure is the smallest CPU time of the thread in any turn:
+the cost of the code without disturbance. On a CPU, our launches and data moves do nothing. SGLang launches small torch
+operations; on a GPU each would be a launch, so they count as its host time.
 """
 
 import sys
@@ -25,14 +25,14 @@ from memstate_tools.bench import host_peer, radix_peer
 from memstate_tools.bench.clock import cpu_seconds
 from memstate_tools.bench.task import Figure, Setting, Task, take_turns
 
-EVERY, TOY_EVERY = 256, 16  # tokens between snapshots; 256 is the peer's default
+EVERY, TOY_EVERY = 256, 16  # tokens between snapshots; 256 is SGLang's default
 TURNS, TOY_TURNS = 61, 2
 LAYOUT = StateLayout((Plane("ssm", (4,), torch.float32),), 1)
 KINDS = {name: kind for name, kind in STRATEGIES.items() if name != "none"}
 OURS, BARE = "memstate", f"{host_peer.NAME} without states"
-PLAIN = "plain-step"  # of ours, without what is measured
+PLAIN = "plain-step"  # our own step without the measured feature, as a peer
 UNITS = ("launches", "uploads", "syncs")
-CALLS = ("frames", "calls")  # of Python
+CALLS = ("frames", "calls")  # counts of Python
 Timer = Callable[[str, Callable[[], object]], object]
 
 
@@ -40,26 +40,26 @@ class Side(Protocol):
     """Requests whose operations are timed."""
 
     def turn(self, timer: Timer) -> None:
-        """Does everything once, each operation inside of a call of the timer."""
+        """Makes one turn. Each operation is one call of the timer."""
         ...
 
     def counted(self, act: Callable[[], object]) -> NDArray[np.int64]:
-        """Makes a call and returns how often it launches, uploads and waits for the device."""
+        """Makes a call. Returns how many launches, uploads and waits for the device it makes."""
         ...
 
     def silence(self) -> None:
-        """Makes our launches do nothing, on a CPU, where they are no launches."""
+        """Makes our launches do nothing. On a CPU a launch would run the operation instead."""
         ...
 
     def wrong(self) -> str:
-        """Returns what is wrong after a turn; empty if nothing is."""
+        """Returns a text that says what is wrong after a turn; empty if nothing is."""
         ...
 
 
 def python_calls(act: Callable[[], object]) -> NDArray[np.int64]:
-    """Makes a call, and returns how many Python frames run in it and how many calls it makes, those of builtins too.
+    """Makes a call. Returns how many Python frames run in it, and how many calls it makes, with those of builtins.
 
-    The call itself does not count, and a generator counts each time that it goes on.
+    The call itself does not count. A generator counts each time it goes on.
     """
     before, events = sys.getprofile(), list[str]()
     sys.setprofile(lambda frame, event, of: events.append(event))
@@ -68,7 +68,8 @@ def python_calls(act: Callable[[], object]) -> NDArray[np.int64]:
     finally:
         sys.setprofile(before)
     frames = events.count("call") - 1
-    return np.array([frames, frames + events.count("c_call") - 1], np.int64)  # one sets the profile back
+    # one of the builtin calls is `sys.setprofile`
+    return np.array([frames, frames + events.count("c_call") - 1], np.int64)
 
 
 class Ours:
@@ -99,7 +100,7 @@ class Ours:
 
 
 def check(make: Callable[[], Side]) -> str:
-    """Returns what is wrong after two turns with kernels that work; empty if nothing is.
+    """Makes two turns with working kernels. Returns what is wrong after them; empty if nothing is.
 
     Syncs: yes.
     """
@@ -110,14 +111,14 @@ def check(make: Callable[[], Side]) -> str:
 
 
 def _of_ops(side: Side, measure: Callable[[Callable[[], object]], Any]) -> dict[str, Any]:
-    """Returns what one turn costs, by operation."""
+    """Returns the cost of each operation in one turn."""
     spent: dict[str, Any] = {}
     side.turn(lambda op, act: spent.__setitem__(op, measure(act)))
     if "accept" in spent:
         spent["verify"] = spent["plan"] + spent["accept"]
     elif "plan" in spent:
         spent["decode"] = spent["plan"] + spent["settle"]
-    elif "drop" in spent and "together" not in spent:  # the peer does one after the other
+    elif "drop" in spent and "together" not in spent:  # the peer makes the four operations one after the other
         spent["together"] = sum(spent.values())
     if "changes" in spent:
         spent = {"step": spent["changes"] + spent["decode"]}
@@ -127,29 +128,29 @@ def _of_ops(side: Side, measure: Callable[[Callable[[], object]], Any]) -> dict[
 def measure(
     setting: Setting, case: str, make: Callable[[], Side], make_peers: Mapping[str, Callable[[], Side]]
 ) -> list[Figure]:
-    """Returns what our operations cost, beside those of the peer.
+    """Returns the figures of our operations, beside those of the peer.
 
     Args:
-        setting: Where it runs.
-        case: Names what is measured.
+        setting: The setting of the benchmark.
+        case: Name of the case.
         make: Makes our side.
-        make_peers: Makes the peer, and `BARE` where its steps are measured without states as well.
+        make_peers: Makes the peer, and `BARE` if its steps are also measured without states.
 
     Syncs: yes.
     """
     ours = make()
     sides: dict[str, Side] = {OURS: ours}
     peers = {name: make_peer() for name, make_peer in make_peers.items()}
-    found = defaultdict[str, dict[tuple[str, str], float]](dict)  # by side: operation, unit
+    values = defaultdict[str, dict[tuple[str, str], float]](dict)  # side -> (operation, unit) -> value
 
     def count(_: int, name: str, side: Side) -> None:
         for op, numbers in _of_ops(side, side.counted).items():
-            found[name] |= {(op, unit): float(n) for unit, n in zip(UNITS, numbers, strict=True)}
+            values[name] |= {(op, unit): float(n) for unit, n in zip(UNITS, numbers, strict=True)}
 
     def spend(_: int, name: str, side: Side) -> None:
         for op, seconds in _of_ops(side, lambda act: cpu_seconds(act, setting.device)).items():
             key = op, "host us"
-            found[name][key] = min(found[name].get(key, inf), seconds * 1e6)
+            values[name][key] = min(values[name].get(key, inf), seconds * 1e6)
 
     take_turns(sides, peers, 2, count, f"host, {case}")
     for name, side in (sides | peers).items() if setting.device.type == "cpu" else ():
@@ -157,24 +158,24 @@ def measure(
         if isinstance(side, Ours):
             for op, numbers in _of_ops(side, python_calls).items():
                 if op == "step":
-                    found[name] |= {(op, unit): float(n) for unit, n in zip(CALLS, numbers, strict=True)}
+                    values[name] |= {(op, unit): float(n) for unit, n in zip(CALLS, numbers, strict=True)}
     take_turns(sides, peers, setting.sizes(TURNS, TOY_TURNS), spend, f"host, {case}")
     if {host_peer.NAME, BARE} <= peers.keys():
-        for (op, unit), value in found[BARE].items():
-            found[OURS]["states", unit] = found[OURS][op, unit]
-            found[host_peer.NAME]["states", unit] = found[host_peer.NAME][op, unit] - value
+        for (op, unit), value in values[BARE].items():
+            values[OURS]["states", unit] = values[OURS][op, unit]
+            values[host_peer.NAME]["states", unit] = values[host_peer.NAME][op, unit] - value
     figures, peer = list[Figure](), next((name for name in peers if name != BARE), "")
-    for (op, unit), value in found[OURS].items():
-        other = found[peer].get((op, unit))
+    for (op, unit), value in values[OURS].items():
+        other = values[peer].get((op, unit))
         figures += setting.rows(op, case, value, unit, {} if other is None else {peer: other})
     return figures
 
 
 def peer_can_run(setting: Setting) -> bool:
-    """Whether SGLang is wanted and can run here; says on stderr why it cannot."""
+    """Returns whether SGLang is wanted and can run. If it cannot run, prints the reason to stderr."""
     return setting.device.type == "cpu" and radix_peer.can_run(setting, "host", host_peer.load)
 
 
 def task(setting: Setting, case: str, make: Callable[[], Side], make_peers: Mapping[str, Callable[[], Side]]) -> Task:
-    """Returns the task that checks our side and measures it beside the peers, see `measure`."""
+    """Returns the task that checks our side, then measures it beside the peers: see `measure`."""
     return Task(f"host, {case}", partial(check, make), partial(measure, setting, case, make, make_peers))

@@ -1,7 +1,7 @@
-"""Counts launches, uploads, synchronisations and moved bytes of every scheduler operation, for 1, 64 and 256 requests.
+"""Counts launches, uploads, waits and moved bytes of every scheduler operation, for 1, 64 and 256 requests.
 
-An operation is counted until its effect is on the device: what it records is submitted before the counts are read.
-Counts are the same on every backend, because the orchestration is the same code.
+The changes of an operation are submitted before its counts are read, so the counts include their effect. All backends
+give the same counts, because they share the code that launches.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ UNITS = ("launches", "uploads", "syncs", "bytes")
 
 
 class _Bench:
-    """One manager, and the counts of one operation at a time."""
+    """A manager, and the counts of one operation at a time."""
 
     def __init__(self, tracking: Tracking, size: int, backend: str, device: str, suffix: str = "") -> None:
         self.mem = StateManager(
@@ -37,7 +37,7 @@ class _Bench:
         self.entries: list[Figure] = []
 
     def count(self, op: str, act: Callable[[], T]) -> T:
-        """Runs `act`, submits what it recorded, and notes what that took."""
+        """Runs `act`, submits its changes, and notes the counts of both."""
         self.mem.submit()
         before = self._counts()
         result = act()
@@ -51,7 +51,7 @@ class _Bench:
         return counts.total_launches, counts.uploads, counts.syncs, self.mem.planes.traffic.copied
 
     def admit(self, name: str) -> Rows:
-        """R requests with pages for a few tokens."""
+        """Admits R requests with pages for a few tokens."""
         return self.mem.admit([Request((name, i), length=2 * EVERY) for i in range(self.size)])
 
     def advance(self, rows: Rows, to: int) -> None:
@@ -63,10 +63,10 @@ class _Bench:
 def launches(
     backend: str = "auto", device: str = "cpu", progress: Callable[[int, int | None], None] | None = None
 ) -> list[Figure]:
-    """Counts admit, publish, release, step (everything of a scheduler step together), plan, settle, copy and hit.
+    """Counts admit, publish, release, step (these in one scheduler step), plan, settle, copy and hit.
 
-    plan and settle are counted at a boundary of every row: for each strategy, and the most of any strategy as the plain
-    case `R=n`. `bytes` are those copied between slots.
+    plan and settle are counted when every row is at a boundary, for each strategy. The plain case `R=n` has the largest
+    count of any strategy. `bytes` are the bytes copied between slots.
 
     Args:
         backend: Name of the backend.
@@ -133,7 +133,7 @@ def _ownership(bench: _Bench) -> list[Figure]:
 
 
 def _steps(bench: _Bench) -> list[Figure]:
-    """Plan and settle at a boundary of every row."""
+    """Counts plan and settle when every row is at a boundary."""
     mem, rows = bench.mem, bench.admit("a")
     mem.extend(rows, [4 * EVERY] * bench.size)
     bench.advance(rows, 2 * EVERY - (0 if mem.tracking.reads_old_slot else 1))

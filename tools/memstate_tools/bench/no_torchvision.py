@@ -1,7 +1,7 @@
-"""Modules that stand in for torchvision, so that SGLang can be imported without it.
+"""Replaces torchvision by empty modules, so that SGLang can be imported without it.
 
-SGLang's models import torchvision for images. Slots, pools and trees do not use it, and its wheels fit only the build
-of torch that they were made with.
+SGLang's models import torchvision for images. Slots, pools and trees do not use it, and a wheel of torchvision fits
+only the build of torch that it was made with.
 """
 
 import sys
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Anything(type):
-    """A class that has every attribute: another such class."""
+    """A metaclass: a class of it has every attribute, and each attribute is another such class."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -22,12 +22,12 @@ class Anything(type):
         return Anything(name, (), {})
 
     def __call__(cls, *given: Any, **named: Any) -> Any:
-        """Makes an object of no attributes."""
+        """Makes an object without attributes."""
         return super().__call__()
 
 
 class StandIn(ModuleType):
-    """A module of torchvision where that is left out: every name in it is such a class."""
+    """An empty module in place of one of torchvision. Every name in it is a class of `Anything`."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -40,31 +40,31 @@ class StandIn(ModuleType):
 
 
 class Finder(MetaPathFinder, Loader):
-    """Finds torchvision and what is in it."""
+    """Finds and loads torchvision and its submodules as empty modules."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Finds any module of torchvision."""
+        """Returns the spec of a module of torchvision; None for other modules."""
         return ModuleSpec(name, self, is_package=True) if name.split(".")[0] == "torchvision" else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Makes the module."""
+        """Makes an empty module."""
         return StandIn(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing to run."""
+        """Does nothing: an empty module has no code."""
 
 
 def leave_out_torchvision() -> None:
-    """Puts stand-ins in the place of torchvision, where it is not installed. Call it before SGLang is imported."""
+    """Puts empty modules in place of torchvision, unless it is installed. Call it before SGLang is imported."""
     with suppress(ValueError):
         if find_spec("torchvision") is None:
             from transformers.utils.import_utils import is_torchvision_available
 
-            assert not is_torchvision_available()  # it remembers the answer
+            assert not is_torchvision_available()  # transformers remembers this answer
             sys.meta_path.append(Finder())
             import transformers
 
             try:
                 _ = transformers.AutoImageProcessor.register
-            except ImportError:  # older ones refuse without torchvision
+            except ImportError:  # an older transformers refuses this class without torchvision
                 vars(transformers)["AutoImageProcessor"] = Anything("AutoImageProcessor", (), {})

@@ -1,9 +1,9 @@
-"""A step in which requests end and come, beside SGLang's: `memstate bench host --case online`.
+"""Benchmarks a step in which requests end and new ones come, beside SGLang's: `memstate bench host --case online`.
 
-A step ends some requests, each of which leaves a state to the cache, evicts as many cached states, admits as many new
+A step ends some requests, each of which leaves a state in the cache, evicts as many cached states, admits as many new
 requests, and decodes all rows. Both sides have the same numbers of rows, slots and cached states. Prompts are read
-between two steps, which is not timed, or in a prefill step that is. In other forms of the step, requests are turns of
-sessions, or the manager has what they do or do not use.
+between two steps, which is not timed, or in a prefill step, which is timed. In other forms of the step, requests are
+turns of sessions, or the manager has more features, used or not.
 """
 
 from array import array
@@ -30,26 +30,27 @@ from memstate_tools.bench.host_peer import NAME, SglangStates, load
 from memstate_tools.bench.host_sides import BARE, EVERY, KINDS, PLAIN, Ours, Side, Timer, task
 from memstate_tools.bench.task import Setting, Task
 
-FIRST = 12  # steps before those that are counted and timed
-CASES = ((1, 0), (1, 1), (8, 0), (8, 1), (64, 0), (64, 1), (64, 4), (256, 0), (256, 1), (256, 8))  # rows, changes
-ALONE = ((1, 0), (1, 1), (64, 0), (64, 1))  # of forms that SGLang does not stand beside
+FIRST = 12  # steps before the first step that is counted and timed
+# (rows, requests that end and come in a step)
+CASES = ((1, 0), (1, 1), (8, 0), (8, 1), (64, 0), (64, 1), (64, 4), (256, 0), (256, 1), (256, 8))
+ALONE = ((1, 0), (1, 1), (64, 0), (64, 1))  # cases of forms that are not compared with SGLang
 TOY_CASES = ((3, 0), (3, 1))
-PROMPT = array("q", [1])  # stands for one of any length, where only the length counts
+PROMPT = array("q", [1])  # a prompt of any length: only its length is used
 
 
 class Form(NamedTuple):
-    """What a manager has, and what requests use of it.
+    """Features of a manager, and what requests use of them.
 
     Attributes:
-        has: Its settings, by the number of requests.
-        beside: Whether SGLang stands beside it, else a step with nothing.
-        uses: Where states of requests that end go: "cache" or "sessions". With "", the caller keeps them, and there is
+        has: Number of requests -> settings of the manager.
+        beside: True: the form is compared with SGLang. False: it is compared with our step without features.
+        uses: Where the states of ended requests go: "cache" or "sessions". With "", the caller keeps them, and there is
             no KV.
         prompt: Tokens of a prompt.
-        every: Tokens between snapshots, so many that no row reaches a boundary while it decodes.
-        prefill: Whether prompts are read in a step that is timed.
+        every: Tokens between snapshots. It is so large that no row reaches a boundary in decode.
+        prefill: Whether prompts are read in a timed step.
         polls: Whether each step polls.
-        fetches: Whether each step prefetches the prompts that come next.
+        fetches: Whether each step prefetches the next prompts.
     """
 
     has: Callable[[int], dict[str, Any]]
@@ -96,7 +97,7 @@ FORMS = {
 
 
 class Sink(NoStore):
-    """Takes every record. No prompt comes again, so none is read."""
+    """A store that drops every record. No prompt is sent twice, so no record is read."""
 
     def put(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
         """See `Store`."""
@@ -107,10 +108,10 @@ class Online(Ours):
     """Steps of a manager.
 
     Args:
-        setting: Where it runs.
+        setting: The setting of the benchmark.
         tracking: The strategy.
         size: Number of requests.
-        changes: How many of them end in a step, and how many come.
+        changes: Number of requests that end in a step, and of requests that come.
         form: One of `FORMS`.
     """
 
@@ -119,19 +120,19 @@ class Online(Ours):
         settings = self.form.has(size)
         super().__init__(setting, tracking, size, **settings)
         self._size, self._changes, self._came = size, changes, 0
-        self._tokens = self.form.prompt + self.form.fetches  # the last one of a prompt is never fetched
+        self._tokens = self.form.prompt + self.form.fetches  # the last token of a prompt is never fetched
         self._fetches: list[Fetch | None] = [None] * size
-        self._running: list[Row] = []  # in the order in which they came: the last one is request `_came - 1`
+        self._running: list[Row] = []  # in the order of admission: the last row is request `_came - 1`
         self._kept: deque[Snapshot | None] = deque()
         self._sessions = [self.mem.sessions.open(i) for i in range(2 * size if "sessions" in settings else 0)]
-        self._length = [EVERY - 1] * len(self._sessions)  # of each conversation
-        self._idle = size if self._sessions and not self.form.uses else 0  # sessions with a state and no turn to come
+        self._length = [EVERY - 1] * len(self._sessions)  # tokens of each conversation
+        self._idle = size if self._sessions and not self.form.uses else 0  # sessions that hold a state but get no turn
         if self._idle:
             texts = [_prompt(i, EVERY) for i in range(size)]
             rows = self.mem.admit([Request(i, tokens=texts[i], session=self._sessions[i]) for i in range(size)])
             self.mem.settle(self.mem.plan(rows, EVERY))
             self.mem.end(rows, keep="cache", tokens=texts)
-        for _ in range(2):  # all come; all end, and as many come
+        for _ in range(2):  # first all requests come, then all end and as many come
             self._change(size, self._texts(size))
             self._read(size)
         for _ in range(FIRST):
@@ -155,7 +156,7 @@ class Online(Ours):
             self._fetches = [self.mem.prefetch(_prompt(name, self._tokens)) for name in coming]
 
     def _texts(self, changes: int) -> list[range]:
-        """All tokens of the requests that end next; those of a turn are what the next one goes on from."""
+        """Returns all tokens of the requests that end next. In a session, the next turn goes on from them."""
         first = self._came - len(self._running)
         names = range(first, first + min(changes, len(self._running)))
         if self.form.uses != "sessions":
@@ -190,13 +191,13 @@ class Online(Ours):
         return Request(name, tokens=tokens, length=2 * end, snapshot_at=[end], fetch=fetch)
 
     def _read(self, changes: int) -> None:
-        """Takes the newest requests to the end of their prompts, where that is not timed."""
+        """Reads the newest requests' prompts to the end, unless a timed step has done so."""
         rows, end = self._running[len(self._running) - changes :], self.form.prompt
         if rows := [row for row in rows if self.mem.info(row).length < end]:
             self.mem.settle(self.mem.plan(rows, [end - self.mem.info(row).length for row in rows]))
 
     def wrong(self) -> str:
-        """As many states must be cached as requests run, and none may be lost."""
+        """Requires that as many states are cached as requests run, and that no state is lost."""
         self.mem.device.check()
         report, cached = self.mem.audit(), self.mem.stats().prefix
         states = sum(each is not None for each in self._kept) + sum(info.states for info in self.mem.sessions.infos())
@@ -214,12 +215,13 @@ class SglangOnline(SglangStates):
     Args:
         size: Number of requests.
         every: Tokens between two tracked states.
-        lazy: As of `SglangStates`.
-        changes: How many requests end in a step, and how many come.
-        form: As of `Online`. In a prefix cache, states and KV go to SGLang's tree. Otherwise the caller keeps the
-            states, and there is no KV. Sessions are SGLang's streaming ones, which hold row and slots between turns.
-        states: Whether requests have states. Without, the same functions do what is not about states.
-        adapted: As of `SglangStates`.
+        lazy: See `SglangStates`.
+        changes: Number of requests that end in a step, and of requests that come.
+        form: See `Online`. With "cache", states and KV go to SGLang's tree. With "", the caller keeps the states, and
+            there is no KV. With "sessions", sessions are SGLang's streaming ones, which hold row and slots between
+            turns.
+        states: False: requests have no states, and only the work that is not about states is done.
+        adapted: See `SglangStates`.
 
     Raises:
         ImportError: SGLang cannot be used.
@@ -227,7 +229,7 @@ class SglangOnline(SglangStates):
 
     _tree: Any = None
     _extend: Any = None  # batch of new requests
-    _streams: Any = None  # what sessions hold
+    _streams: Any = None  # SGLang's streaming sessions
 
     def __init__(
         self, size: int, every: int, lazy: bool, changes: int, form: str, states: bool = True, adapted: bool = False
@@ -245,11 +247,12 @@ class SglangOnline(SglangStates):
             self._grow_tree()
         if self._form.prefill:
             self._extend = copy(self._batch)
-        for changed in (size, size, *[changes] * FIRST):  # the first requests have no prompt
+        # the first step ends the requests of `super().__init__`, which have no prompt
+        for changed in (size, size, *[changes] * FIRST):
             self._step(changed, lambda op, act: act())
 
     def _grow_tree(self) -> None:
-        """SGLang's tree in the place of what stands for it."""
+        """Replaces the stand-in for the tree by SGLang's tree."""
         sgl = self._cache
         parts = sgl.ComponentType.FULL, sgl.ComponentType.MAMBA
         self._pages = sgl.TokenToKVPoolAllocator(4 * self._size * self._every, torch.int64, "cpu", None, False)
@@ -278,7 +281,7 @@ class SglangOnline(SglangStates):
                 req.kv.mamba_last_track_seqlen = self._every
 
     def _request(self, name: int) -> Any:
-        """A new request, of which the next forward reads the whole prompt."""
+        """Returns a new request. The next forward reads its whole prompt."""
         req = super()._request(name)
         req.session = self._sessions[name % len(self._sessions)] if self._sessions else None
         req.extend_end, req.full_untruncated_fill_ids = self._every, PROMPT
@@ -293,7 +296,7 @@ class SglangOnline(SglangStates):
             self._admit(new)
 
     def _end(self, req: Any) -> None:
-        """The tracked state of a request goes to the cache, the rest is free again. A session keeps all of it."""
+        """Moves the tracked state of a request to the cache, and frees the rest. A session keeps all of it instead."""
         if self._streams is not None:
             self._streams.try_cache_finished_req(req)
             return
@@ -334,7 +337,7 @@ class SglangOnline(SglangStates):
             self._borrow(reqs)
 
     def _borrow(self, reqs: list[Any]) -> None:
-        """What the requests hold belongs to their sessions from now on."""
+        """Gives rows and slots of requests to their sessions."""
         for req in reqs:
             req.kv.kv_allocated_len = 1
             self._streams.take(req)
@@ -344,11 +347,11 @@ class SglangOnline(SglangStates):
 
 
 def tasks(setting: Setting, there: bool) -> Iterator[Task]:
-    """Yields steps of each form, see `FORMS`; then SGLang's over our pool.
+    """Yields the steps of each form of `FORMS`, then those of SGLang over our pool.
 
     Args:
-        setting: Where they run.
-        there: Whether SGLang stands beside them.
+        setting: The setting of the benchmark.
+        there: Whether SGLang can run.
     """
     cases = setting.sizes(CASES, TOY_CASES)
     for (name, form), (label, kind) in product(FORMS.items(), KINDS.items()):

@@ -1,11 +1,11 @@
-"""Microseconds of the host to look a prompt up in the prefix cache and to insert one: production code, no device.
+"""Benchmarks the host time of a match and of an insert in the prefix cache. Production code runs, without a device.
 
-A match makes a key of a list of tokens, follows it through the tree, and notes the use. An insert takes a request's
-pages and the state at its end into the tree, and evicts what is too many. In between the policies learn of the use, as
-in a step. Slot, register and pages of the request were allocated before. What is recorded is submitted after, once for
-all rows of a step. Neither is timed.
+A match makes a key of a list of tokens, follows it through the tree, and notes the use. An insert takes the pages of a
+request and the state at their end into the tree, and evicts states and pages above the limits. Slot, register and pages
+of the request are allocated before; changes are submitted after, once for all rows of a step. Neither is timed. Before
+an insert the policies learn of the uses, as in a step.
 
-A request is admit, chunks of a plan and a publication each, and end of one long prompt; its launches do nothing.
+A long prompt is timed as a request: admit, a plan and a publication for each chunk, and end. Its launches do nothing.
 """
 
 import random
@@ -20,24 +20,26 @@ from memstate_tools.bench.prefix_sides import Key, Side, Sides
 from memstate_tools.bench.task import Figure, Setting, Task
 from memstate_tools.traces.make import make
 
-TREES = (  # nodes, pages of a key, tokens of a page
+TREES = (  # (nodes, pages of a key, tokens of a page)
     (1000, 32, 1), (10_000, 32, 1), (100_000, 32, 1), (1000, 8, 1), (1000, 512, 1), (200, 8000, 1),
     (1000, 64, 16), (10_000, 64, 16), (1000, 512, 16), (200, 8000, 16),
     (1000, 16, 64), (10_000, 16, 64), (1000, 128, 64), (200, 2000, 64),
 )  # fmt: skip
 TOY_TREES = ((100, 8, 1), (1000, 8, 1), (100, 32, 4))
-PROMPTS = tuple((tokens, size) for size in (16, 64) for tokens in (8192, 128_000))  # tokens, tokens of a page
+PROMPTS = tuple((tokens, size) for size in (16, 64) for tokens in (8192, 128_000))  # (tokens, tokens of a page)
 TOY_PROMPTS = ((256, 16),)
-FORKS = 4  # a trunk has so many branches, a branch so many leaves: keys of a quarter, a quarter and a half
-KEYS, NODES = FORKS**2, 1 + FORKS + FORKS**2  # of one trunk
-CHAT, TOY_CHAT = (4000, 256, 4096), (64, 8, 512)  # requests, the first half of which warms up; states; pages
-MATCHES, INSERTS, MOST = 2048, 256, 2**23  # matches and inserts of a tree, with at most so many tokens
+# branches of a trunk, and leaves of a branch; trunk, branch and leaf have a quarter, a quarter and a half of a key
+FORKS = 4
+KEYS, NODES = FORKS**2, 1 + FORKS + FORKS**2  # keys and nodes of one trunk
+CHAT, TOY_CHAT = (4000, 256, 4096), (64, 8, 512)  # requests (the first half warms up the cache), states, pages
+# matches and inserts of a tree, and the largest number of tokens in all of them
+MATCHES, INSERTS, MOST = 2048, 256, 2**23
 TOY_MATCHES, TOY_INSERTS = 32, 8
-SAMPLE = 128  # keys that a naive search is asked for as well
+SAMPLE = 128  # keys that are also searched naively
 
 
 class _Tree:
-    """A tree of one shape, whatever its size: families of keys, in no order, with a state at the end of each."""
+    """A tree of one shape and any size: families of keys in random order, each key with a state at its end."""
 
     def __init__(self, setting: Setting, peers: Collection[str], nodes: int, pages: int, size: int) -> None:
         self.setting, self.pages, self.size = setting, pages, size
@@ -50,7 +52,7 @@ class _Tree:
         self.sides = Sides(case, peers, len(self.keys), distinct + 2 * pages, pages, size)
 
     def check(self) -> str:
-        """Grows the trees; a sample of keys must be found as far as a naive search finds them."""
+        """Fills the trees, and compares the matches of a sample of keys with a naive search."""
         self.sides.take(self.keys, self.sides.fill)
         known = set(map(tuple, self.keys))
         sample = [self._variant(key) for key in self.random.choices(self.keys, k=self._fewer(SAMPLE))]
@@ -58,7 +60,7 @@ class _Tree:
         return ""
 
     def measure(self) -> list[Figure]:
-        """Matches of known keys; inserts of keys of which the first half is known, each of which evicts a state."""
+        """Times matches of known keys, and inserts of keys whose first half is known. Each insert evicts a state."""
         sizes = self.setting.sizes((MATCHES, INSERTS), (TOY_MATCHES, TOY_INSERTS))
         matches, inserts = map(self._fewer, sizes)
         known, half = self.random.choices(self.keys, k=matches), self.pages // 2
@@ -81,21 +83,21 @@ class _Tree:
                 yield branch + self._fresh(self.pages // 2)
 
     def _variant(self, key: Key) -> Key:
-        """A key, one that begins with it, a beginning of it, or one that goes on differently somewhere."""
+        """Returns a known key or its beginning, with or without new tokens after it."""
         cut = self.random.randint(0, self.pages)
         known = self.random.choice((key, key[: cut * self.size]))
         return known + self._fresh(self.random.randint(not known, self.pages))
 
 
 def _chat(setting: Setting, peers: Collection[str]) -> Task:
-    """The synthetic conversations of `memstate trace chat`, with room for some of their states."""
+    """Returns the task of the synthetic conversations of `memstate trace chat`, with room for some of their states."""
     requests, states, pages = setting.sizes(CHAT, TOY_CHAT)
     cut = [list(each.hash_ids[: each.input_length // BLOCK]) for each in make("chat", requests, 0)]
     keys, case = [key for key in cut if key], f"chat, S={states}"
     longest, left = max(map(len, keys)), list(peers)
 
     def check() -> str:
-        """Compares every side with a naive search, with room for all; none may lose a slot."""
+        """Compares every side with a naive search, with room for all keys, and requires that no slot is leaked."""
         some, known = keys[: 2 * SAMPLE], defaultdict[str, set[tuple[int, ...]]](set)
         sides = Sides(case, peers, len(some), sum(map(len, some)), longest)
 
@@ -110,7 +112,7 @@ def _chat(setting: Setting, peers: Collection[str]) -> Task:
         return f"leaked slots: {leaked}" if leaked else ""
 
     def measure() -> list[Figure]:
-        """Every request's match and insert, once the cache is full."""
+        """Times the match and the insert of each request once the cache is full."""
         sides = Sides(case, left, states, pages, longest)
         sides.take(keys, sides.request)
         return sides.figures(setting, warm=len(keys) // 2)
@@ -119,7 +121,7 @@ def _chat(setting: Setting, peers: Collection[str]) -> Task:
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """Yields a trace at steady state, then trees of several sizes and keys of several lengths."""
+    """Yields a trace in steady state, then trees of several sizes with keys of several lengths, then long prompts."""
     peers = [radix_peer.NAME] if radix_peer.can_run(setting, "prefix", radix_peer.load) else []
     yield _chat(setting, peers)
     for shape in setting.sizes(TREES, TOY_TREES):

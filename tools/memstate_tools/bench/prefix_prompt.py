@@ -1,7 +1,7 @@
-"""Microseconds of the host for one long prompt, from admission to release. Launches do nothing.
+"""Benchmarks the host time of one long prompt, from admission to release. Launches do nothing.
 
-admit, then for each chunk a plan, `settle` and `publish`, then `end`: the prefix cache gets KV and a state after each
-chunk. The cache has room for three such prompts, so that each new one makes an old one go.
+The calls are `admit`, then `plan`, `settle` and `publish` for each chunk, then `end`: the prefix cache gets KV and a
+state after each chunk. The cache has room for three such prompts, so each new prompt makes an old one go.
 """
 
 from collections import defaultdict
@@ -23,7 +23,7 @@ from memstate_tools.bench.host_sides import LAYOUT
 from memstate_tools.bench.task import Figure, Setting, Task
 
 CHUNK, TOY_CHUNK = 8192, 64
-PROMPTS = 3  # that the cache has room for
+PROMPTS = 3  # prompts that fit into the cache
 TURNS, TOY_TURNS = 12, 5
 FORMS: dict[str, Callable[[Any], Any]] = {"list": np.ndarray.tolist, "array": np.asarray}
 
@@ -32,7 +32,7 @@ class LongPrompt:
     """Prompts of one length, all different.
 
     Args:
-        setting: Where and how large.
+        setting: The setting of the benchmark.
         tokens: Tokens of a prompt.
         size: Tokens of a page.
     """
@@ -42,7 +42,7 @@ class LongPrompt:
         self._chunk = setting.sizes(CHUNK, TOY_CHUNK)
 
     def task(self) -> Task:
-        """Returns the task that measures it."""
+        """Returns the task that measures a prompt."""
         return Task(f"prefix, prompt of {self._tokens} tokens, pages of {self._size}", self._check, self._measure)
 
     def _manager(self) -> StateManager:
@@ -54,7 +54,7 @@ class LongPrompt:
         )  # fmt: skip
 
     def _turn(self, mem: StateManager, given: Any) -> dict[str, float]:
-        """Serves one prompt; returns the seconds of each call."""
+        """Serves one prompt. Returns operation -> seconds of its calls."""
         spent, rows = defaultdict[str, float](float), list[Row]()
         spent["admit"] += cpu_seconds(lambda: rows.extend(mem.admit([Request("one", tokens=given)])))
         at = 0
@@ -73,18 +73,18 @@ class LongPrompt:
         return FORMS[form](self._random.integers(0, 150_000, self._tokens))
 
     def _check(self) -> str:
-        """A prompt that comes again is found up to its last state; nothing is leaked."""
+        """Requires that a prompt served again is found up to its last state, and that nothing is leaked."""
         self._random = np.random.default_rng(self._tokens)
         mem, given = self._manager(), self._prompt("array")
         for _ in range(PROMPTS + 1):
             self._turn(mem, self._prompt("array"))
         self._turn(mem, given)
-        found, last = mem.match(given).length, (self._tokens - 1) // self._size * self._size
+        length, last = mem.match(given).length, (self._tokens - 1) // self._size * self._size
         mem.audit().raise_if_leaking()
-        return "" if found == last else f"{found} of {self._tokens} tokens are found again, expected {last}"
+        return "" if length == last else f"{length} of {self._tokens} tokens are found again, expected {last}"
 
     def _measure(self) -> list[Figure]:
-        found = []
+        figures = []
         for form in FORMS:
             mem, all_spent = self._manager(), defaultdict[str, list[float]](list)
             for op in OPS:
@@ -95,5 +95,5 @@ class LongPrompt:
                     all_spent[op].append(seconds)
             case = f"{self._tokens} tokens, pages of {self._size}, {form}"
             for op, times in all_spent.items():
-                found += self._setting.rows(f"prompt, {op}", case, median(times) * 1e6, "host us", {})
-        return found
+                figures += self._setting.rows(f"prompt, {op}", case, median(times) * 1e6, "host us", {})
+        return figures

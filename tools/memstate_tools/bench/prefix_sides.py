@@ -1,4 +1,4 @@
-"""The prefix caches that are measured, ours and the peer, and what is timed of each. Knows no trace and no tree."""
+"""The prefix caches that a benchmark measures, ours and SGLang's, and their timed calls, for any keys."""
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
@@ -22,8 +22,8 @@ from memstate_tools.bench import radix_peer
 from memstate_tools.bench.clock import cpu_seconds
 from memstate_tools.bench.task import Differs, Figure, Setting, peer_left, take_turns
 
-OURS = ("lru", "return-rate")  # what the peer does, and the default
-BATCH = 32  # calls in a row before it is another's turn: what disturbs the machine disturbs all
+OURS = ("lru", "return-rate")  # "lru": the policy of the peer; "return-rate": our default
+BATCH = 32  # calls of one side in a row, few enough that a disturbance of the machine reaches all sides
 
 ROW = 1
 REGISTERS = [*range(REGISTERS_PER_ROW * ROW, REGISTERS_PER_ROW * (ROW + 1))]
@@ -36,24 +36,24 @@ class Side(Protocol):
 
     @property
     def held(self) -> tuple[int, int]:
-        """States and pages in use."""
+        """Number of states and of pages in use."""
         ...
 
     def match(self, ids: Key) -> int:
-        """Returns the tokens up to the deepest state; notes the use."""
+        """Returns the tokens up to the deepest state of a key, and notes the use."""
         ...
 
     def insert(self, ids: Key) -> float:
-        """Inserts what was matched last, with a state at its end, and evicts what is too many.
+        """Inserts the key that was matched last, with a state at its end, and evicts what is above the limits.
 
         Returns:
-            The seconds of both, without allocation.
+            Seconds of insert and eviction, without allocation.
         """
         ...
 
 
 class Ours:
-    """The library's cache under one policy, for one row; what it stands on is the library's, too, but no planes."""
+    """The library's prefix cache with one policy, for one row, on the library's own tables but without planes."""
 
     def __init__(self, states: int, pages: int, longest: int, policy: str, size: int) -> None:
         self.allocator = SlotAllocator(states + REGISTERS_PER_ROW, Backend("reference", "cpu"))
@@ -63,22 +63,23 @@ class Ours:
         self._holdings = Holdings(self.commands, self.pages.allocator)
         self.cache = PrefixCache(prefix_of(policy, states), self.commands, self.pages, self._holdings)
         self._prompt, self._match = EMPTY, NO_MATCH
-        self.learned: list[float] = []  # seconds in which the policies heard of each match
+        self.learned: list[float] = []  # seconds in which the policies learned of each match
 
     @property
     def held(self) -> tuple[int, int]:
-        """States and pages in use."""
+        """Number of states and of pages in use."""
         return self.cache.states, self.cache.tree.total_pages
 
     def match(self, ids: Key) -> int:
-        """Returns the tokens up to the deepest state; notes the use, as a request's admission does."""
+        """Returns the tokens up to the deepest state of a key, and notes the use as an admission does."""
         self._prompt = Prompt(encode(ids), None)
         self._match = self.cache.match(self._prompt, len(ids))
-        self.cache.use(Lease(NO_NODE, EMPTY, self._match))  # one that keeps nothing: an insert may never come
+        # this lease keeps no pages, because the insert may never come
+        self.cache.use(Lease(NO_NODE, EMPTY, self._match))
         return self._match.length
 
     def insert(self, ids: Key) -> float:
-        """Inserts what was matched last, with a state at its end; returns the seconds of that and of evictions."""
+        """Inserts the key matched last, with a state at its end. Returns the seconds of insert and eviction."""
         cache, pages, row = self.cache, self.pages, [ROW]
         self.learned.append(cpu_seconds(cache.learn))
         lease = cache.hold(self._match, self._prompt)
@@ -86,9 +87,9 @@ class Ours:
         fresh = len(ids) // self.size - len(shared)
         spent = cpu_seconds(lambda: cache.evict_pages(fresh - pages.allocator.free))
         pages.start(row, [shared], [fresh])
-        if lease.match.snapshot:  # the row has read its state
+        if lease.match.snapshot:  # as if the first step of the row had read its state
             self._holdings.end_read(lease.match.snapshot.register)
-        state, length = REGISTERS[0], len(ids)  # as if the state had been computed
+        state, length = REGISTERS[0], len(ids)  # the label says that the state was computed
         self.commands.claim([state])
         self.file.labels[state] = length
         self.commands.write(self.file.address("labels", [state]), [length])
@@ -101,7 +102,7 @@ class Ours:
         return spent
 
     def leaked(self) -> int:
-        """Returns the slots that are leaked, doubly owned, or owned but free, once all is submitted."""
+        """Returns the number of slots that are leaked, doubly owned, or owned but free. Changes are submitted first."""
         self.commands.submit()
         registers = [node.snapshot.register for node in self.cache.stated() if node.snapshot]
         named = {register: ("cached", f"register {register}") for register in registers}
@@ -110,11 +111,11 @@ class Ours:
 
 
 class Sides:
-    """Caches of one size that do the same in turns. A peer that fails leaves; the others go on.
+    """Caches of one size that make the same calls in turns. A peer that fails leaves; the others go on.
 
     Args:
-        case: For messages and figures.
-        peers: Names of the peers wanted.
+        case: Name of the case, for messages and figures.
+        peers: Names of the wanted peers.
         states: States that each side may keep.
         pages: Pages that each side may keep.
         longest: Pages of the longest key.
@@ -133,7 +134,7 @@ class Sides:
                 peer_left(f"prefix, {case}", name, error)
 
     def take(self, keys: Sequence[Key], act: Callable[[str, Side, Key], object]) -> None:
-        """Lets every side act on every key, so many in a row; raises what one of ours raises."""
+        """Calls `act` for every side and every key, `BATCH` keys of a side in a row. Raises the errors of our sides."""
 
         def calls(turn: int, name: str, side: Side) -> None:
             for key in keys[turn * BATCH : (turn + 1) * BATCH]:
@@ -157,29 +158,29 @@ class Sides:
         self.spent["insert"][name].append(self.fill(name, side, key))
 
     def request(self, name: str, side: Side, key: Key) -> None:
-        """Times a match and the insert that follows."""
+        """Times a match and the insert after it."""
         self.match(name, side, key)
         self.spent["insert"][name].append(side.insert(key))
 
     def agree(self, name: str, side: Side, key: Key, known: Collection[tuple[int, ...]]) -> None:
-        """Compares a match with a search of all beginnings of the key, the longest first.
+        """Compares a match with a naive search, which tries all beginnings of the key from the longest on.
 
         Raises:
-            Differs: They find something else.
+            Differs: The two find different lengths.
         """
         lengths = sorted({len(each) for each in known if len(each) <= len(key)}, reverse=True)
-        found, naive = side.match(key), next((n for n in lengths if tuple(key[:n]) in known), 0)
-        if found != naive:
-            raise Differs(f"{name} finds {found} of {len(key)} tokens, a naive search {naive}")
+        length, naive = side.match(key), next((n for n in lengths if tuple(key[:n]) in known), 0)
+        if length != naive:
+            raise Differs(f"{name} finds {length} of {len(key)} tokens, a naive search {naive}")
 
     def figures(self, setting: Setting, warm: int = 0) -> list[Figure]:
-        """Returns medians of all calls but the first `warm`: each of ours beside each peer that is left."""
-        found: list[Figure] = []
+        """Returns medians of all calls after the first `warm`: each of our policies beside each peer that is left."""
+        figures: list[Figure] = []
         for op, spent in self.spent.items():
             value = {name: median(spent[name][warm:]) * 1e6 for name in (*self.ours, *self.peers)}
             peers = {name: value[name] for name in self.peers}
             for name in self.ours:
-                found += setting.rows(op, f"{self.case}, {name}", value[name], "host us", peers)
+                figures += setting.rows(op, f"{self.case}, {name}", value[name], "host us", peers)
         for name, ours in self.ours.items():
-            found += setting.rows("learn", f"{self.case}, {name}", mean(ours.learned[warm:]) * 1e6, "host us", {})
-        return found
+            figures += setting.rows("learn", f"{self.case}, {name}", mean(ours.learned[warm:]) * 1e6, "host us", {})
+        return figures

@@ -1,8 +1,7 @@
-"""SGLang's prefix cache for hybrid models as a peer on a CPU: `UnifiedRadixCache` of 0.5.23 with FULL and MAMBA.
+"""Runs SGLang's prefix cache for hybrid models on a CPU, as a peer: `UnifiedRadixCache` with FULL and MAMBA.
 
-A key is a list of tokens, a state is one slot number. Tree, allocators of
-pages and of slots, and eviction are SGLang's own; only the tensors are left out, since no model runs. SGLang is no
-dependency: it is imported with the first cache that is made.
+A key is a list of tokens, a state is one slot number. Tree, allocators and eviction are those of SGLang 0.5.23; only
+tensors are left out, since no model runs. SGLang is no dependency: it is imported when the first cache is made.
 """
 
 import importlib.util
@@ -34,21 +33,21 @@ NAMES = {
     "CacheInitParams": "cache_init_params",
     "ComponentType": "unified_cache.components",
     "UnifiedRadixCache": "unified_radix_cache",
-}  # of the modules in sglang.srt.mem_cache
+}  # name of the object -> its module in sglang.srt.mem_cache
 
 
 @lru_cache
 def load() -> SimpleNamespace:
-    """Returns what the prefix cache uses of SGLang.
+    """Returns the objects of SGLang that the prefix cache uses.
 
     Raises:
-        ImportError: In one line.
+        ImportError: SGLang cannot be used. The message is one line.
     """
     return imported({name: f"mem_cache.{at}" for name, at in NAMES.items()})
 
 
 def can_run(setting: Setting, bench: str, load: Callable[[], object]) -> bool:
-    """Whether SGLang is wanted and can be loaded; says on stderr why it cannot."""
+    """Returns whether SGLang is wanted and can be loaded. If it cannot, prints the reason to stderr."""
     if not setting.compares(NAME):
         return False
     try:
@@ -66,7 +65,7 @@ def imported(names: Mapping[str, str]) -> SimpleNamespace:
         names: Name of the object -> its module in sglang.srt.
 
     Raises:
-        ImportError: In one line.
+        ImportError: SGLang cannot be used. The message is one line.
     """
     if importlib.util.find_spec("sglang") is None:
         raise ImportError("sglang is not installed: pip install --no-deps sglang==0.5.23, and what it then misses")
@@ -74,24 +73,24 @@ def imported(names: Mapping[str, str]) -> SimpleNamespace:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             leave_out_torchvision()
-            found = {name: getattr(import_module(f"sglang.srt.{at}"), name) for name, at in names.items()}
+            objects = {name: getattr(import_module(f"sglang.srt.{at}"), name) for name, at in names.items()}
             context = import_module("sglang.srt.runtime_context").get_context()
             if not context.is_config_namespace_published("exec"):
                 context.override_server_args(_mamba_cache_chunk_size=1).install()
-    except Exception as error:  # of whatever kind an engine raises that looks for a device
+    except Exception as error:  # an engine that looks for a device may raise any kind of error
         why = f"{type(error).__name__}: {error}"
         raise ImportError(f"sglang is there and cannot be used: {' '.join(why.split())[:300]}") from error
     logging.getLogger("sglang").setLevel(logging.ERROR)
-    return SimpleNamespace(**found)
+    return SimpleNamespace(**objects)
 
 
 class SglangCache:
-    """Keeps so many states and pages; the least recently used go.
+    """SGLang's cache with a number of states and pages. It evicts the least recently used.
 
     Args:
-        states: States that it keeps.
-        pages: Pages that it keeps.
-        longest: Pages of the longest key; there is room for them until what is too many is evicted.
+        states: States that the cache keeps.
+        pages: Pages that the cache keeps.
+        longest: Pages of the longest key. A new key may use as many extra pages until the cache evicts others.
         size: Tokens of a page.
 
     Raises:
@@ -107,7 +106,7 @@ class SglangCache:
         if size > 1:
             kind, sizes = sgl.PagedTokenToKVPoolAllocator, [*sizes, size]
         self._kv = kind(*sizes, import_module("torch").int64, "cpu", None, False)
-        pool = object.__new__(sgl.HybridReqToTokenPool)  # without rows of requests and tensors of states
+        pool = object.__new__(sgl.HybridReqToTokenPool)  # made without rows and without tensors of states
         pool.mamba_allocator = self._slots
         parts = (sgl.ComponentType.FULL, sgl.ComponentType.MAMBA)
         self.tree = sgl.UnifiedRadixCache(
@@ -116,27 +115,28 @@ class SglangCache:
                 tree_core_backend="rust", tree_components=parts, enable_mamba_extra_buffer=size > 1,
             )
         )  # fmt: skip
-        if (core := type(self.tree.tree_core).__name__) != CORE:  # SGLang falls back to its Python core without a word
+        # SGLang falls back to its Python core without a message
+        if (core := type(self.tree.tree_core).__name__) != CORE:
             raise ImportError(f"sglang runs {core}, not {CORE}: its compiled core wants another torch or system")
         self._found: tuple[Any, int, Any] = (None, 0, None)  # key, pages and node of the last match
 
     @property
     def held(self) -> tuple[int, int]:
-        """States and pages in use."""
+        """Number of states and of pages in use."""
         return self._most[0] + 1 - self._slots.available_size(), self._total - self._kv.available_size() // self._size
 
     def match(self, ids: Sequence[int]) -> int:
-        """Returns the tokens of the longest prefix that ends in a state; notes the use, as SGLang does."""
+        """Returns the tokens of the longest prefix with a state at its end, and notes the use as SGLang does."""
         key = self._sgl.RadixKey(array("q", ids))
         hit = self.tree.match_prefix(self._sgl.MatchPrefixParams(key=key))
         self._found = key, hit.device_prefix_len, hit.best_match_node
         return int(hit.device_prefix_len)
 
     def insert(self, ids: Sequence[int]) -> float:
-        """Inserts what was matched last, with a state at its end, and evicts what is too many.
+        """Inserts the key that was matched last, with a state at its end, and evicts what is above the limits.
 
         Returns:
-            The seconds of that, without those of allocation.
+            Seconds of insert and eviction, without allocation.
 
         Raises:
             MemoryError: There is no room.
@@ -149,7 +149,7 @@ class SglangCache:
         given = self._sgl.InsertParams(key=key, value=indices, mamba_value=slot.clone(), prev_prefix_len=hit)
 
         def insert() -> None:
-            if self.tree.insert(given).mamba_exist:  # the tree keeps the state that it had there
+            if self.tree.insert(given).mamba_exist:  # the tree already has a state there and keeps it
                 self._slots.free(slot)
             states, pages = (max(0, held - most) for held, most in zip(self.held, self._most, strict=True))
             if pages or states:

@@ -1,6 +1,6 @@
-"""Every kernel that moves or computes state: its share of a plain copy and of the roofline, and the time beside `fla`.
+"""Benchmarks every kernel that moves or computes state, beside a plain copy, the roofline and `fla`.
 
-Batches of 1, 16, 64 and 256, tensor-parallel shares of 1 and 8 ranks, states of float32 and bfloat16.
+Cases: batches of 1, 16, 64 and 256, tensor-parallel shares of 1 and 8 ranks, states of float32 and bfloat16.
 """
 
 import sys
@@ -16,18 +16,18 @@ from memstate_tools.bench.task import Figure, Setting, Task
 from memstate_tools.models import Model, model_of, toy_of
 from memstate_tools.workload import MAKERS, delta_inputs, make
 
-MODELS = {"selective": "nemotron_h", "mamba3": "mamba3"}  # the others: DEFAULT
+MODELS = {"selective": "nemotron_h", "mamba3": "mamba3"}  # kernel -> model; other kernels use DEFAULT
 DEFAULT = "qwen3_next"
 BATCHES, RANKS, DTYPES = (1, 16, 64, 256), (1, 8), (torch.float32, torch.bfloat16)
 TOY_BATCHES, TOY_RANKS, TOY_DTYPES = (2,), (1,), (torch.float32,)
-LAYERS = 4  # of the model: each takes part in a launch that moves, and steps run one layer a launch
-CHECKED = 16  # most slots that are compared with the reference
-ROOM = 10  # slots of memory for each one due: planes and their twin of the reference, records, the yardstick
-BITS_A_BYTE, EDGES = 8, 2  # memory moves at both edges of its clock
+LAYERS = 4  # layers of the model: a launch that moves states moves all of them, a step computes one layer
+CHECKED = 16  # largest number of slots that are compared with the reference
+ROOM = 10  # slots of memory for each slot due: planes, the reference's planes, records, the plain copy
+BITS_A_BYTE, EDGES = 8, 2  # memory moves data at both edges of its clock
 
 
 def peak_bytes(device: torch.device) -> float | None:
-    """Returns the bytes a second that the memory of a GPU can move by its clock and its bus; None if unknown."""
+    """Returns the bytes a second that clock and bus of a GPU's memory allow; None if they are unknown."""
     if device.type != "cuda":
         return None
     properties = torch.cuda.get_device_properties(device)
@@ -37,15 +37,15 @@ def peak_bytes(device: torch.device) -> float | None:
 
 
 def kernel_task(setting: Setting, kernel: str, model: Model, batch: int, case: str, graph: bool = False) -> Task:
-    """Returns the task of one kernel: a check of every operation, and of torch's indexing where it does the same.
+    """Returns the task of one kernel. It checks every operation, and torch's indexing if that does the same.
 
     Args:
-        setting: Where it runs.
+        setting: The setting of the benchmark.
         kernel: Name of the kernel.
-        model: Its states.
+        model: The model with the states.
         batch: Slots that are moved, or rows of a step.
-        case: Of the figures.
-        graph: Whether operations are timed in a graph as well.
+        case: Case of the figures.
+        graph: Whether operations are also timed in a graph.
     """
     seed, peak = torch.seed() % 2**31, peak_bytes(setting.device)
 
@@ -63,29 +63,29 @@ def kernel_task(setting: Setting, kernel: str, model: Model, batch: int, case: s
         return ""
 
     def measure() -> list[Figure]:
-        workload, found = make(kernel, model, batch, setting.make_backend(), seed), list[Figure]()
+        workload, figures = make(kernel, model, batch, setting.make_backend(), seed), list[Figure]()
         peers = {op: ("torch-indexing", act) for op, act in workload.indexing.items()}
         if kernel == "gated_delta" and (fla := fla_step(model, batch, setting.device)):
             peers["gated delta"] = ("fla", fla)
         for op, act in workload.acts.items():
             beside: dict[str, Any] = {"peer": peers.get(op), "moved": workload.nbytes[op], "zeros": op == "zero"}
-            found += setting.alone(op, case, act, **beside)
+            figures += setting.alone(op, case, act, **beside)
             if peak is not None:
-                rate = next(figure for figure in found[::-1] if figure.unit == "bytes/s").value
+                rate = next(figure for figure in figures[::-1] if figure.unit == "bytes/s").value
                 share = Figure(op, setting.case(f"{case}, of the roofline"), rate, "bytes/s")
-                found.append(setting.beside(share, "roofline", lambda: peak))
+                figures.append(setting.beside(share, "roofline", lambda: peak))
             if graph:
-                found += setting.in_graph(op, f"{case}, in a graph", act, **beside)
-        return found
+                figures += setting.in_graph(op, f"{case}, in a graph", act, **beside)
+        return figures
 
     return Task(f"{kernel}, {case}", check, measure)
 
 
 def fla_step(model: Model, batch: int, device: torch.device) -> Callable[[], object] | None:
-    """Returns one decode step of `fla`'s fused recurrent gated delta rule on states of the model's shape.
+    """Returns one decode step of `fla`'s fused recurrent gated delta rule, on states of the model's shape.
 
-    It reads states in one tensor and writes them to a new one, always float32. None where `fla` or a GPU is missing,
-    and for other dtypes.
+    The step reads states from one tensor and writes them to a new one, always in float32. Returns None without `fla`,
+    without a GPU, or with another dtype.
     """
     if device.type != "cuda" or find_spec("fla") is None or model.plane("ssm").dtype != torch.float32:
         return None

@@ -1,4 +1,4 @@
-"""Runs benchmarks by name. An entry exists only where its check was green in the same run."""
+"""Runs benchmarks by name. A figure is reported only if its check passed in the same run."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -30,7 +30,7 @@ COURSES: dict[str, tuple[Callable[[Setting], Iterator[Task]], ...]] = {
     "tiers": (tiers_stores.tasks, tiers_transfers.tasks),
     "transformers": (transformers_serve.tasks,),
 }
-NEED_DEVICE = ("alloc", "track", "copy", "state")  # timed there; elsewhere at toy sizes only
+NEED_DEVICE = ("alloc", "track", "copy", "state")  # benchmarks of device time; on a CPU they run at toy sizes only
 NAMES = ("launches", *COURSES)
 
 
@@ -41,24 +41,28 @@ def run(
     toy: bool = False,
     peer: str | None = None,
     progress: Progress | None = None,
-    found: Callable[[BenchResult], None] | None = None,
+    report: Callable[[BenchResult], None] | None = None,
     end: float | None = None,
     measure: bool = True,
     case: str = "",
 ) -> BenchResult:
-    """Runs benchmarks one after the other; each of its measurements follows a check of what it measures.
+    """Runs benchmarks one after the other. Each measurement comes after a check of the measured operation.
 
     Args:
         names: Names in `NAMES`.
         backend: Name of the backend.
         device: Where tensors live.
-        toy: Sizes that an interpreter can run, timed by the clock of the process; their cases say so.
-        peer: The only peer to compare with.
-        progress: Called with (done, total); None where the total is not known.
-        found: Called with the outcome so far, after every measurement.
-        end: When no other measurement begins, by `time.monotonic`. None: never.
-        measure: Whether anything is measured after its check.
-        case: Only measurements with this text in their names are made; if it is a whole case, that case alone.
+        toy: Whether sizes are so small that an interpreter can run them. Times then come from the host clock, and cases
+            are named "toy".
+        peer: The only peer to compare with. None: all.
+        progress: Called with (done, total); total is None if unknown.
+        report: Called with the outcome so far, after each measurement.
+        end: Time, by `time.monotonic`, after which no measurement begins. None: no limit.
+        measure: Whether tasks are measured after their checks.
+        case: Text that the name of a measurement must have; if it is a whole case, only that case runs.
+
+    Returns:
+        The outcome.
 
     Raises:
         InvalidArgument: A name, the peer or the case is unknown, or device time is asked for without a GPU.
@@ -79,11 +83,11 @@ def run(
             outcome.entries += [one for one in launches(backend, device, progress) if case in f"{one.op}, {one.case}"]
         for course in COURSES.get(name, ()):
             tasks = _chosen(course(setting), case) if case else course(setting)
-            carry_out(tasks, outcome, progress, found, end, measure)
+            carry_out(tasks, outcome, progress, report, end, measure)
             if on_gpu:
-                torch.cuda.empty_cache()  # what fits is asked of the driver
-        if found:
-            found(outcome)
+                torch.cuda.empty_cache()  # the next course asks the driver for free memory
+        if report:
+            report(outcome)
         if not outcome.complete:
             break
     if case and measure and outcome.complete and not (outcome.entries or outcome.wrong):
@@ -93,5 +97,6 @@ def run(
 
 def _chosen(tasks: Iterable[Task], case: str) -> list[Task]:
     """Returns the tasks that `case` chooses, see `run`."""
-    found = [task for task in tasks if case in task.name]
-    return [task for task in found if task.name.partition(", ")[2] == case] or found  # behind the operation
+    chosen = [task for task in tasks if case in task.name]
+    # the case stands after the operation
+    return [task for task in chosen if task.name.partition(", ")[2] == case] or chosen

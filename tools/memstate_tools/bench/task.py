@@ -1,4 +1,4 @@
-"""What a benchmark is made of: a check and, only where it finds nothing wrong, a measurement."""
+"""The parts of a benchmark: a check, and a measurement that runs only if the check finds nothing wrong."""
 
 import sys
 import time
@@ -18,23 +18,23 @@ PEERS = (
     "device-copy", "roofline", "torch-indexing", "fla", "sglang", "memory-copy", "pinned-copy", "plain-file",
     "own-cache", "generate", "plain-step",
 )  # fmt: skip
-MOST_COPIED = 2 * 2**30  # bytes of a plain copy
+MOST_COPIED = 2 * 2**30  # largest number of bytes of a plain copy
 Progress = Callable[[int, int | None], None]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A measured value; the last three where something else was measured in the same run.
+    """A measured value. The last three attributes compare it with a peer of the same run.
 
     Attributes:
         op: Operation.
         case: Case of the operation.
-        value: What was measured.
-        unit: Its unit.
-        peer: What it is compared with, one of `PEERS`.
-        peer_value: The peer's value.
-        ratio: value / peer_value, unless it is given.
+        value: The value.
+        unit: Unit of the value.
+        peer: The peer, one of `PEERS`.
+        peer_value: Value of the peer.
+        ratio: value / peer_value, unless given.
     """
 
     op: str
@@ -50,7 +50,7 @@ class Figure:
             object.__setattr__(self, "ratio", self.value / self.peer_value)
 
     def row(self) -> dict[str, str | float | None]:
-        """Returns it as a row for people, with units."""
+        """Returns the figure as a row for people, with units."""
         return {
             "op": self.op, "case": self.case, "value": measured(self.value, self.unit), "peer": self.peer,
             "its value": measured(self.peer_value, self.unit), "ratio": self.ratio,
@@ -59,13 +59,13 @@ class Figure:
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how large.
+    """The setting of a benchmark: backend, device and sizes.
 
     Args:
         backend: Name of the backend.
         device: Where tensors live.
         toy: Whether sizes are so small that an interpreter can run them.
-        peer: The only peer compared with. None: all.
+        peer: The only peer to compare with. None: all.
 
     Raises:
         InvalidArgument: The peer is unknown.
@@ -81,47 +81,47 @@ class Setting:
             raise InvalidArgument(f"peer {self.peer!r}: expected one of {', '.join(PEERS)}")
 
     def make_backend(self) -> Backend:
-        """Returns what carries out the operations that are timed."""
+        """Returns a backend for the timed operations."""
         return Backend(self.backend, self.device)
 
     def reference(self) -> Backend:
-        """Returns what the results are compared with."""
+        """Returns a backend for the expected results."""
         return Backend("reference", self.device)
 
     @cached_property
     def clock(self) -> Clock:
-        """What measures device time here."""
+        """Clock for device time on this device."""
         return Clock() if self.toy else DeviceClock(self.device)
 
     def case(self, text: str) -> str:
-        """Returns the name of a case, which at toy sizes says so."""
+        """Returns the name of a case. At toy sizes it begins with "toy"."""
         return f"toy {text}" if self.toy else text
 
     def compares(self, peer: str) -> bool:
-        """Whether a peer is to be measured."""
+        """Returns whether a peer is measured."""
         return self.peer in (None, peer)
 
     def sizes(self, real: T, toy: T) -> T:
-        """Returns what is measured here: at real sizes, or at toy sizes."""
+        """Returns `toy` at toy sizes, otherwise `real`."""
         return toy if self.toy else real
 
     @property
     def free_bytes(self) -> int:
-        """Memory of the device that is free; toys fit anyway."""
+        """Free bytes of the device's memory. At toy sizes it is a large number, because toys always fit."""
         return 2**40 if self.toy else torch.cuda.mem_get_info(self.device)[0]
 
     def rows(self, op: str, case: str, value: float, unit: str, peers: Mapping[str, float]) -> list[Figure]:
-        """Returns a figure beside each peer, or one beside none."""
+        """Returns a figure beside each peer, or a single figure if there is no peer."""
         alone = (op, self.case(case), value, unit)
         return [Figure(*alone, *peer) for peer in peers.items()] or [Figure(*alone)]
 
     def beside(self, figure: Figure, peer: str, value: Callable[[], float]) -> Figure:
-        """Returns a figure beside a peer's, which is measured only where that peer is wanted."""
+        """Returns a figure beside the value of a peer. The peer is measured only if it is wanted."""
         if not self.compares(peer):
             return figure
         try:
             return replace(figure, peer=peer, peer_value=value())
-        except Exception as error:  # a peer that cannot run here takes nothing from what was measured
+        except Exception as error:  # a peer that cannot run must not lose our figure
             peer_left(f"{figure.op}, {figure.case}", peer, error)
             return figure
 
@@ -130,17 +130,17 @@ class Setting:
 
         Args:
             op: Operation of the figures.
-            case: Their case.
+            case: Case of the figures.
             act: The call.
             before: Called before each run, not timed.
-            **beside: Peer and bytes, as of `_timed`.
+            **beside: Peer and bytes, see `_timed`.
         """
         device, host = self.clock.alone(act, before)
         timed = self._timed(op, case, device, lambda act: self.clock.alone(act).device, **beside)
         return [*timed, Figure(op, self.case(case), host * 1e6, "host us")]
 
     def in_graph(self, op: str, case: str, act: Act, **beside: Any) -> list[Figure]:
-        """Times one of many calls in a CUDA graph; the arguments are those of `alone`."""
+        """Times one call among many in a CUDA graph. The arguments are those of `alone`."""
         return self._timed(op, case, self.clock.in_graph(act), self.clock.in_graph, **beside)
 
     def _timed(
@@ -157,34 +157,35 @@ class Setting:
 
         Args:
             op: Operation.
-            case: Its case.
-            seconds: What it took.
-            clock: What times the others.
-            peer: Name and call.
-            moved: Bytes that are read and written; 0 for none that count.
-            zeros: Whether they are only written, with zeros.
+            case: Case of the operation.
+            seconds: Device time of the operation.
+            clock: Times the other calls.
+            peer: (name, call) of the peer.
+            moved: Bytes that the operation reads and writes; 0: no rate.
+            zeros: Whether the operation only writes zeros.
         """
-        found = [Figure(op, self.case(case), seconds * 1e6, "us")]
+        figures = [Figure(op, self.case(case), seconds * 1e6, "us")]
         if peer is not None:
-            found = [self.beside(found[0], peer[0], lambda: clock(peer[1]) * 1e6)]
+            figures = [self.beside(figures[0], peer[0], lambda: clock(peer[1]) * 1e6)]
         if moved:
-            size = max(1, min(moved if zeros else moved // 2, MOST_COPIED))  # enough to fill the device
+            # bytes of the plain copy, enough to fill the device
+            size = max(1, min(moved if zeros else moved // 2, MOST_COPIED))
 
             def plain() -> float:
                 to, of = torch.empty(2, size, dtype=torch.uint8, device=self.device).random_(0, 256)
                 return size / clock(to.zero_) if zeros else 2 * size / clock(partial(to.copy_, of))
 
             rate = Figure(op, self.case(case), moved / seconds, "bytes/s")
-            found.append(self.beside(rate, "device-copy", plain))
-        return found
+            figures.append(self.beside(rate, "device-copy", plain))
+        return figures
 
 
 class Task(NamedTuple):
-    """One measurement.
+    """One check and its measurement.
 
     Attributes:
-        name: For messages.
-        check: Returns what is wrong, empty if nothing; it runs first.
+        name: Name for messages.
+        check: Runs first. Returns what is wrong; empty if nothing is.
         measure: Returns the figures.
     """
 
@@ -195,13 +196,13 @@ class Task(NamedTuple):
 
 @dataclass
 class BenchResult:
-    """What was measured, and what was not.
+    """The figures, and what could not be measured.
 
     Attributes:
         entries: The figures.
-        wrong: What was not measured because it is wrong.
-        too_slow: What is right, and too slow for the clock of the device.
-        complete: Whether everything had its turn.
+        wrong: Lines about tasks that were not measured because their check failed or they raised.
+        too_slow: Lines about tasks that are right but too slow for the clock of the device.
+        complete: Whether all tasks had their turn.
     """
 
     entries: list[Figure] = field(default_factory=list)
@@ -211,29 +212,29 @@ class BenchResult:
 
     @property
     def unmeasured(self) -> list[str]:
-        """A line for each that was not measured, and why."""
+        """Returns a line for each task that was not measured, with the reason."""
         wrong = [f"not measured, because its result is wrong: {line}" for line in self.wrong]
         return [*(f"not measured: {line}" for line in self.too_slow), *wrong]
 
 
 class Differs(Exception):
-    """What is measured does not do what it should."""
+    """Says that a measured operation gives a wrong result."""
 
 
 def carry_out(
     tasks: Iterable[Task], outcome: BenchResult, progress: Progress | None = None,
-    found: Callable[[BenchResult], None] | None = None, end: float | None = None, measure: bool = True,
+    report: Callable[[BenchResult], None] | None = None, end: float | None = None, measure: bool = True,
 ) -> None:  # fmt: skip
     """Checks and measures one task after the other, and adds to `outcome`.
 
-    A task that raises is wrong as well, unless it is too slow to time.
+    A task that raises counts as wrong, unless it is too slow to time.
 
     Args:
         tasks: The tasks.
-        outcome: What is added to.
+        outcome: Gets figures and lines.
         progress: Called with (done, None).
-        found: Called with the outcome so far after every task.
-        end: When no other task begins, by `time.monotonic`. None: never.
+        report: Called with the outcome so far, after each task.
+        end: Time, by `time.monotonic`, after which no task begins. None: no limit.
         measure: Whether tasks are measured after their checks.
     """
     done, before = 0, "the first task"
@@ -249,28 +250,28 @@ def carry_out(
                     outcome.entries += task.measure()
             except TooSlow as error:
                 outcome.too_slow.append(f"{task.name}: {error}")
-            except Exception as error:  # of whatever kind the device's libraries raise: the next task may still run
+            except Exception as error:  # libraries of the device raise any kind of error; the next task may still run
                 outcome.wrong.append(f"{task.name}: {_raised(error)}")
             done, before = done + 1, f"the task behind {task.name}"
-            if found:
-                found(outcome)
+            if report:
+                report(outcome)
             if progress:
-                progress(done, None)  # what is left is not known: tasks are made one by one
-    except Exception as error:  # where a task is made: there is no going on
+                progress(done, None)  # the total is unknown: tasks are made one by one
+    except Exception as error:  # making a task failed: no other task can be made
         outcome.wrong.append(f"{before}: {_raised(error)}")
 
 
 def take_turns(
     ours: Mapping[str, T], peers: dict[str, T], turns: int, act: Callable[[int, str, T], object], what: str
 ) -> None:
-    """Lets every side act in each turn, another one first each time, so that a disturbed machine disturbs all.
+    """Lets every side act in each turn. Each turn begins with another side, so that disturbances reach all sides.
 
     Args:
-        ours: Sides by name; what one of them raises is raised.
-        peers: Sides by name; one that raises is removed.
+        ours: Our sides by name. Their errors are raised.
+        peers: Peers by name. A peer that raises is removed.
         turns: Number of turns.
         act: Called with the turn, the name and the side.
-        what: Names what is measured, for the line about a peer that left.
+        what: Name of the measurement, for the line about a peer that left.
     """
     for turn in range(turns):
         sides = [*ours.items(), *peers.items()]
@@ -286,7 +287,7 @@ def take_turns(
 
 
 def peer_left(what: str, peer: str, error: Exception) -> None:
-    """Says on stderr that a peer is not measured; the others are."""
+    """Prints to stderr that a peer is not measured; the other sides are."""
     print(f"{what}: peer {peer} {_raised(error)}", file=sys.stderr)
 
 

@@ -1,7 +1,7 @@
-"""A Mooncake store on loopback for the time of a benchmark: a master, and a second process that has the memory.
+"""Runs a Mooncake store on loopback during a benchmark: a master, and a second process that gives the memory.
 
-A client copies to and from its own memory past the network. Only what lies in another process goes the way that records
-of other machines go. Knows nothing of what is measured.
+A client reads and writes its own memory without the network. Only records in another process take the path of records
+on other machines.
 """
 
 import importlib
@@ -18,17 +18,17 @@ from memstate.tiers.stores.mooncake import Mooncake, MooncakeStore
 from memstate.tiers.stores.mooncake_client import INSTALL, LIBRARIES
 
 HOST = "127.0.0.1"
-PATIENCE_S = 30.0  # for a start that takes one second
+PATIENCE_S = 30.0  # seconds; a start usually takes one
 HOLD = "import sys; from memstate_tools.bench.tiers_mooncake import hold; hold(sys.argv[1], int(sys.argv[2]))"
 
 
 class Unavailable(Exception):
-    """There can be no Mooncake store here, and why."""
+    """Says that there can be no Mooncake store here, and why."""
 
 
 @contextmanager
 def loopback(segment_bytes: int) -> Iterator[MooncakeStore]:
-    """Yields a client of a store of so many bytes, which lie in another process.
+    """Yields a client of a store with `segment_bytes` bytes, which lie in another process.
 
     Raises:
         Unavailable: There can be no store here.
@@ -53,7 +53,7 @@ def loopback(segment_bytes: int) -> Iterator[MooncakeStore]:
 
 
 def hold(address: str, segment_bytes: int) -> None:
-    """Gives memory to the store of a master until stdin ends: what the second process does."""
+    """Gives memory to the store of a master until stdin ends. Runs in the second process."""
     store = MooncakeStore(Mooncake(address, segment_bytes=segment_bytes))
     print("ready", flush=True)
     sys.stdin.read()
@@ -62,7 +62,7 @@ def hold(address: str, segment_bytes: int) -> None:
 
 def _start_master(processes: ExitStack) -> str:
     with socket.socket() as first, socket.socket() as second:
-        for one in (first, second):  # together, so that no port is given twice
+        for one in (first, second):  # both are bound at a time, so that they get different ports
             one.bind((HOST, 0))
         port, metrics = (one.getsockname()[1] for one in (first, second))
     flags = {"rpc_address": HOST, "rpc_port": port, "rpc_thread_num": 2, "metrics_host": HOST, "metrics_port": metrics}
@@ -76,7 +76,7 @@ def _start_master(processes: ExitStack) -> str:
 
 
 def _start(processes: ExitStack, *arguments: str) -> "subprocess.Popen[str]":
-    """Starts a process of this Python; it is killed when `processes` ends, since nothing of it is worth keeping."""
+    """Starts a process of this Python. The process is killed when `processes` ends, since its data is not needed."""
     pipe = subprocess.PIPE
     process = subprocess.Popen(
         [sys.executable, *arguments], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True

@@ -1,7 +1,7 @@
-"""Throughput of storage backends beside a plain copy of the same bytes, and for files beside plain files of them.
+"""Benchmarks the throughput of storage backends, beside a plain copy of the same bytes and beside plain files.
 
-Files are written to a temporary folder and read from the page cache: a disk is in the figures only as far as the system
-makes writers wait for it. Every batch comes back and is compared before it is timed.
+Files are written to a temporary folder and read from the page cache. So a disk changes the figures only when the system
+makes writers wait for it. Every batch is read back and compared before it is timed.
 """
 
 import os
@@ -23,11 +23,11 @@ from memstate_tools.bench.tiers_turns import MIB, Side, cases, rates, sized
 
 SEGMENT, TOY_SEGMENT = 512 * MIB, 16 * MIB
 
-Kept = FileStore | MooncakeStore  # stores that can take a record out again
+Kept = FileStore | MooncakeStore  # stores with `discard`
 
 
 class _Plain:
-    """Files written and read without a store, one after the other."""
+    """Files that are written and read without a store, one after the other."""
 
     def __init__(self, folder: Path, of: list[Bytes], to: list[Bytes]) -> None:
         paths = [folder / f"plain-{at}" for at in range(len(of))]
@@ -48,9 +48,14 @@ class _Plain:
 
 
 class _Batch:
-    """Records of random bytes, and memory that they are read into.
+    """Records of random bytes, and memory into which they are read.
 
-    memory: uint8 `way byte`, to write from and to read into.
+    Args:
+        setting: The setting of the benchmark.
+        store: The store.
+        memory: Memory to write from and to read into, uint8 `way byte`.
+        records: Number of records.
+        nbytes: Bytes of a record.
     """
 
     def __init__(self, setting: Setting, store: Kept, memory: Tensor, records: int, nbytes: int) -> None:
@@ -74,13 +79,13 @@ class _Batch:
             raise OSError(f"{self.store!r}: {[outcome.name for outcome in outcomes]}, faults {dict(self.store.faults)}")
 
     def check(self) -> str:
-        """What is put must be found and come back as it was, and a record taken out must be gone."""
+        """Requires that stored records exist and come back unchanged, and that discarded records are gone."""
         self.target[:] = ~self.source
         self.put()
-        found = self.store.exists(self.names)
+        are_there = self.store.exists(self.names)
         self.get()
         self.discard()
-        if not all(found) or any(self.store.exists(self.names)):
+        if not all(are_there) or any(self.store.exists(self.names)):
             return "a record is not there after it was put, or there after it was taken out"
         return "" if np.array_equal(self.source, self.target) else "other bytes came back than were written"
 
@@ -108,7 +113,7 @@ def _batches(setting: Setting, name: str, store: Kept, memory: Tensor, folder: P
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """Yields puts and gets of files, and of Mooncake on loopback where it can be used."""
+    """Yields puts and gets of files, and of Mooncake on loopback if it can run."""
     most = max(records * nbytes for records, nbytes in cases(setting))
     memory = torch.empty(2, most, dtype=torch.uint8, device="cpu").random_(0, 256)
     with tempfile.TemporaryDirectory(prefix="memstate-bench-") as folder:

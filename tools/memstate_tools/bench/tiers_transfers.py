@@ -1,7 +1,8 @@
-"""Throughput between slots of the device and records of host memory, beside one plain copy of the same bytes.
+"""Benchmarks transfers between slots of the device and records of host memory, beside a plain copy of the same bytes.
 
-out: packed into staging, copied to the host. in: copied to staging, unpacked. On a GPU the peer is its copy engine. On
-a CPU a copy stands in for the engine and the reference for the kernels; these figures say little about a GPU.
+"out" packs states into staging and copies them to the host. "in" copies records to staging and unpacks them. On a GPU
+the peer is its copy engine. On a CPU a copy replaces the engine and the reference replaces the kernels; these figures
+say little about a GPU.
 """
 
 from collections.abc import Iterator
@@ -21,18 +22,18 @@ from memstate_tools.bench.task import Figure, Setting, Task, differing
 from memstate_tools.bench.tiers_turns import Side, cases, rates, sized
 
 LAYERS, TOY_LAYERS = 16, 4
-STAGING = 2  # the default of `Tiers`
+STAGING = 2  # staging buffers, the default of `Tiers`
 
 
 def layout_of(nbytes: int, layers: int) -> StateLayout:
-    """Returns the layout of a state of so many bytes, a sixteenth of it convolution."""
+    """Returns the layout of a state of `nbytes` bytes. A sixteenth of them is convolution."""
     part = nbytes // layers // 16
     planes = (Plane("conv", (part // 2,), torch.bfloat16), Plane("ssm", (15, part // 4), torch.float32))
     return StateLayout(planes, layers)
 
 
 class _Ways:
-    """States in slots, records for them in host memory, and what moves between."""
+    """States in slots, records for them in host memory, and the transfers between them."""
 
     def __init__(self, setting: Setting, records: int, nbytes: int) -> None:
         self.setting, self.case, self.total = setting, sized(records, nbytes), records * nbytes
@@ -59,7 +60,7 @@ class _Ways:
         self.transfers.into(self.registers, self.records).synchronize()
 
     def states(self) -> Tensor:
-        """What the records should hold, put together plane by plane: uint8 `register byte`."""
+        """Returns the expected bytes of the records, made plane by plane: uint8 `register byte`."""
         slots = self.slots[1:].long()
         parts = [
             plane[layer][slots].flatten(1).contiguous().view(torch.uint8)
@@ -69,18 +70,18 @@ class _Ways:
         return torch.cat(parts, 1)
 
     def check(self) -> str:
-        """Records must be the states, and the states come back into slots that hold something else by then."""
+        """Requires that the records equal the states, and that the states come back into slots with other bytes."""
         for arena in self.planes.arenas:
             arena.random_(0, 256)
         self.planes.scrub_null()
         states = self.states()
         self.out()
-        found = differing([("records", self.bodies, states.cpu())])
+        differ = differing([("records", self.bodies, states.cpu())])
         for arena in self.planes.arenas:
             arena.bitwise_not_()
         self.into()
         self.planes.scrub_null()
-        return found or differing([("states", self.states(), states)])
+        return differ or differing([("states", self.states(), states)])
 
     def measure(self) -> list[Figure]:
         on_gpu = self.setting.device.type == "cuda"
@@ -103,7 +104,7 @@ class _Ways:
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """Yields batches of states out of slots and into them."""
+    """Yields transfers of batches of states out of slots and into them."""
     for records, nbytes in cases(setting):
         ways = _Ways(setting, records, nbytes)
         yield Task(f"transfers, {ways.case}", ways.check, ways.measure)

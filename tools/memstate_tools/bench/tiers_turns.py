@@ -1,4 +1,4 @@
-"""Sides that are measured in turns, and on how many bytes. Knows no store and no device's layout."""
+"""Measures the rates of two or more sides in turns, for batches of records. The module knows no store and no device."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ from memstate_tools.bench.task import Figure, Setting, take_turns
 
 KIB, MIB = 2**10, 2**20
 CASES = ((1, 64 * KIB), (32, 64 * KIB), (1, MIB), (32, MIB), (1, 16 * MIB), (4, 16 * MIB), (1, 64 * MIB))
-TOY_CASES = ((1, 4 * KIB), (3, 4 * KIB))  # records, bytes of each
+TOY_CASES = ((1, 4 * KIB), (3, 4 * KIB))  # (records, bytes of each)
 ROUNDS, TOY_ROUNDS = 9, 2
-COLD = 64 * MIB  # overwritten before every call, so that no side finds the bytes in a cache
+COLD = 64 * MIB  # bytes that are overwritten before each call, so that no side finds its bytes in a cache
 
 
 def cases(setting: Setting) -> tuple[tuple[int, int], ...]:
-    """Returns batches of records: how many, and the bytes of each."""
+    """Returns the batches of records, as (number of records, bytes of each)."""
     return setting.sizes(CASES, TOY_CASES)
 
 
@@ -28,11 +28,11 @@ def sized(records: int, nbytes: int) -> str:
 
 
 class Side(NamedTuple):
-    """What is timed.
+    """A timed call and its undoing.
 
     Attributes:
-        act: The call, until all its bytes have arrived.
-        undo: Called after it, not timed.
+        act: The call. It returns when all its bytes have arrived.
+        undo: Called after `act`, not timed.
     """
 
     act: Act
@@ -42,18 +42,18 @@ class Side(NamedTuple):
 def rates(
     setting: Setting, op: str, case: str, nbytes: int, ours: Side, peers: Mapping[str, Side]
 ) -> list[Figure]:  # fmt: skip
-    """Measures bytes a second of sides that take one call each in every round.
+    """Measures bytes a second of several sides. In each round, every side makes one call.
 
     Args:
-        setting: Of the benchmark.
+        setting: The setting of the benchmark.
         op: Operation of the figures.
         case: Case of the figures.
         nbytes: Bytes that a call of any side moves.
-        ours: What memstate does.
-        peers: What it is compared with, by name.
+        ours: Side of memstate.
+        peers: Sides of the peers, by name.
 
     Returns:
-        A figure for each peer that is wanted and can do it, or one beside no peer.
+        A figure for each wanted peer that can run, or a single figure without a peer.
 
     Syncs: yes, on a GPU.
     """
@@ -67,5 +67,6 @@ def rates(
         side.undo()
 
     take_turns({"": ours}, wanted, 1 + setting.sizes(ROUNDS, TOY_ROUNDS), act, f"{op}, {case}")
-    value = {name: nbytes / median(spent[name][1:]) for name in ("", *wanted)}  # the first round may compile
+    # the first round may compile, so it does not count
+    value = {name: nbytes / median(spent[name][1:]) for name in ("", *wanted)}
     return setting.rows(op, case, value[""], "bytes/s", {name: value[name] for name in wanted})

@@ -1,6 +1,6 @@
-"""Plans of every strategy, with nothing due and with every row at a boundary: device time.
+"""Benchmarks plans of every strategy, with nothing due and with every row at a boundary: device time.
 
-A boundary at every token makes every row due in every step; boundaries 2^30 tokens apart make none due.
+With a boundary at every token, every row is due in every step. With boundaries 2^30 tokens apart, no row is due.
 """
 
 from collections.abc import Iterator
@@ -25,13 +25,13 @@ from memstate_tools.bench.task import Figure, Setting, Task, differing
 SIZES, TOY_SIZES = (1, 64, 256), (2,)
 NEVER, ALWAYS = 2**30, 1
 DUE = {NEVER: "nothing due", ALWAYS: "all due"}
-LAYOUT = StateLayout((Plane("ssm", (4,), torch.float32),), 1)  # bytes are another benchmark's
-TAIL = 4  # tokens of a step with drafts, all but one
-STEPS = 5  # compared with the reference: lanes are empty, filled and taken again
+LAYOUT = StateLayout((Plane("ssm", (4,), torch.float32),), 1)  # the smallest states: this benchmark moves none
+TAIL = 4  # tokens of a step with drafts; all but one are drafts
+STEPS = 5  # steps that are compared with the reference: they fill empty lanes and then reuse them
 
 
 class _Rows:
-    """A manager with `size` rows in one batch; plans come past its mirror, from then on its own again."""
+    """A manager with `size` rows in one batch. Plans are launched past its mirror, which does not follow."""
 
     def __init__(self, backend: Backend, tracking: Tracking, size: int, drafts: bool) -> None:
         self.mem = StateManager(
@@ -50,12 +50,12 @@ class _Rows:
         return torch.from_numpy(Packet().encode(columns, NO_LIMIT)).to(self.mem.backend.device)
 
     def plan(self) -> None:
-        """What a decode step launches."""
+        """Launches the plan of a decode step."""
         log = self.mem._parts.log
         self.file.plan(self.batch, self.record, log.marks, self.rules, log.tails)
 
     def wrong(self, twin: "_Rows") -> str:
-        """What differs: the step, registers, owners."""
+        """Returns which of step, registers and owners differ from those of the twin; empty if none does."""
         mine, other = self.file.table, twin.file.table
         pairs = [(name, getattr(mine, name), getattr(other, name)) for name in ("slots", "labels", "tracked", "source")]
         pairs += zip(self.record._fields, self.record, twin.record, strict=True)
@@ -66,7 +66,7 @@ class _Rows:
 
 
 def _task(setting: Setting, name: str, size: int, drafts: bool) -> Task:
-    """One strategy, batch size and kind of step: plain steps, or steps with drafts."""
+    """Returns the task of one strategy, batch size and kind of step: a plain step, or a step with drafts."""
     backends, case = (setting.make_backend(), setting.reference()), f"R={size} {name}{', drafts' * drafts}"
     pairs = {
         every: [_Rows(backend, STRATEGIES[name](every), size, drafts) for backend in backends]
@@ -78,18 +78,18 @@ def _task(setting: Setting, name: str, size: int, drafts: bool) -> Task:
             for _ in range(STEPS):
                 for rows in (mine, twin):
                     rows.plan()
-                if found := mine.wrong(twin):
-                    return f"{DUE[every]}: {found}"
+                if differ := mine.wrong(twin):
+                    return f"{DUE[every]}: {differ}"
         return ""
 
     def measure() -> list[Figure]:
-        found: list[Figure] = []
+        figures: list[Figure] = []
         for every, (rows, _) in pairs.items():
             due = f"{case}, {DUE[every]}"
-            found += setting.alone("plan", due, rows.plan)
-            found += setting.in_graph("step", f"{due}, in a graph", rows.plan)
+            figures += setting.alone("plan", due, rows.plan)
+            figures += setting.in_graph("step", f"{due}, in a graph", rows.plan)
             rows.mem.device.check()
-        return found
+        return figures
 
     return Task(f"plan, {case}", check, measure)
 

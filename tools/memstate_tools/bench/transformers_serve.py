@@ -1,7 +1,7 @@
-"""Continuous batching of a tiny model of Transformers, beside the model's own cache and beside `generate`.
+"""Benchmarks continuous batching of a Transformers model, beside the model's own cache and beside `generate`.
 
-Both sides run in one process, on one thread and in turns, each time with the other one first. On a CPU a figure is CPU
-time of this thread. What is compared is always of one turn, and the ratio is the median over the turns.
+Both sides run in one process and on one thread, in turns; each turn begins with the other side. On a CPU a figure is
+the CPU time of this thread. The ratio is the median of the ratios of all turns.
 """
 
 import sys
@@ -25,7 +25,7 @@ PROMPT, NEW, TOY_NEW, SHORTEST, LONGEST = 32, 32, 4, 4, 120  # tokens
 ROWS, TOY_ROWS = (1, 8, 32), (2,)
 STEPS, TOY_STEPS, BATCHES, TOY_BATCHES = 61, 3, 7, 2
 WARM_UPS: Final = 2
-CHUNK: Final = 4096  # so that serve reads all prompts at once, as generate does
+CHUNK: Final = 4096  # large enough for all prompts, so that serve reads them at once as generate does
 SETTINGS: Final[dict[str, Any]] = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.15, "head_dim": 8,
@@ -45,9 +45,9 @@ GPU_ONLY: Final = ("fla", "mamba_ssm", "causal_conv1d")
 
 @contextmanager
 def hidden(packages: Sequence[str]) -> Iterator[None]:
-    """Hides packages. Transformers prefers these wherever they can be imported, and they need a GPU."""
+    """Hides packages from imports. Transformers uses these packages if they can be imported, but they need a GPU."""
     before = {name: sys.modules[name] for name in packages if name in sys.modules}
-    sys.modules.update(dict.fromkeys(packages))  # type: ignore[arg-type]  # an import of None fails
+    sys.modules.update(dict.fromkeys(packages))  # type: ignore[arg-type]  # importing a module that is None fails
     try:
         yield
     finally:
@@ -58,7 +58,7 @@ def hidden(packages: Sequence[str]) -> Iterator[None]:
 
 @cache
 def model_on(device: str, larger: bool = False) -> Any:
-    """Returns a Qwen3-Next with random weights, tiny or of 32 M parameters, which never ends a text by itself."""
+    """Returns a Qwen3-Next with random weights, tiny or with 32 M parameters. It never ends a text by itself."""
     torch.manual_seed(0)
     with hidden(GPU_ONLY if device == "cpu" else ()):
         from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
@@ -71,9 +71,10 @@ def model_on(device: str, larger: bool = False) -> Any:
 def beside(
     op: str, case: str, ours: Act, other: Act, turns: int, device: torch.device, peer: str, tokens: int = 0
 ) -> list[Figure]:
-    """Returns the time of a call beside a peer's, or with `tokens` a rate, and the quartiles of the ratio.
+    """Returns the time of a call beside that of a peer's call, and the quartiles of the ratio.
 
-    The two take turns in being first. A time is CPU time of this thread, or on a GPU that until the device is done.
+    With `tokens`, the figure is a rate instead of a time. The two calls take turns in being first. A time is the CPU
+    time of this thread; on a GPU it is the time until the device is done.
 
     Syncs: yes, on a GPU.
     """
@@ -89,7 +90,7 @@ def beside(
 
     with one_thread():
         take_turns({"ours": ours, "other": other}, {}, WARM_UPS + turns, time, "transformers")
-    sides = [found[WARM_UPS:] for found in spent.values()]
+    sides = [times[WARM_UPS:] for times in spent.values()]
     value, peers = (tokens / median(side) if tokens else median(side) * 1e6 for side in sides)
     ratios = [theirs / mine if tokens else mine / theirs for mine, theirs in zip(*sides, strict=True)]
     low, middle, high = quantiles(ratios, n=4, method="inclusive")
@@ -101,20 +102,20 @@ def beside(
 
 
 def prompts_of(rows: int, mixed: bool) -> list[list[int]]:
-    """Returns random prompts, all of one length or of mixed lengths."""
+    """Returns random prompts, of one length or of mixed lengths."""
     random = Random(rows)
     lengths = [random.randint(SHORTEST, LONGEST) if mixed else PROMPT for _ in range(rows)]
     return [[random.randint(3, 96) for _ in range(length)] for length in lengths]
 
 
 class Sides:
-    """One model, served and by itself.
+    """One model, which memstate serves or which runs by itself.
 
     Args:
-        setting: where it runs.
+        setting: the setting of the benchmark.
         rows: prompts of the batch.
-        mixed: whether they have mixed lengths.
-        larger: whether the model has 32 M parameters, and is not tiny.
+        mixed: whether the prompts have mixed lengths.
+        larger: whether the model has 32 M parameters; otherwise it is tiny.
     """
 
     def __init__(self, setting: Setting, rows: int, mixed: bool = False, larger: bool = False) -> None:
@@ -135,8 +136,8 @@ class Sides:
     def serve(self) -> list[list[int]]:
         """Returns the answers of `serve`."""
         given = [self._mst.Prompt(one, number, most=self.new) for number, one in enumerate(self.prompts)]
-        found = {one.id: one.tokens for one in self._mst.serve(self.model, self.mem, given, chunk=CHUNK)}
-        return [found[number] for number in range(len(given))]
+        answers = {one.id: one.tokens for one in self._mst.serve(self.model, self.mem, given, chunk=CHUNK)}
+        return [answers[number] for number in range(len(given))]
 
     def generate(self) -> list[list[int]]:
         """Returns the answers of `generate`."""
@@ -147,11 +148,11 @@ class Sides:
         return answers
 
     def wrong(self) -> str:
-        """Compares the answers."""
+        """Compares the answers of `serve` and `generate`. Returns what is wrong; empty if nothing is."""
         return "" if self.serve() == self.generate() else "serve and generate choose other tokens"
 
     def own(self, mode: Callable[[], Any]) -> Act:
-        """Returns a call that runs the next token of each row with the model's own cache, behind the prompts."""
+        """Reads the prompts with the model's own cache. Returns a call that runs the next token of each row."""
         from memstate.integrations.transformers.own import cache_argument, own_cache
 
         argument, kept, token = cache_argument(self.model), own_cache(self.model), self.ids[:, :1]
@@ -166,13 +167,13 @@ class Sides:
         return lambda: forward(token)
 
     def steps(self, case: str) -> list[Figure]:
-        """Times decode steps beside those with the own cache."""
+        """Times decode steps beside decode steps with the model's own cache."""
         steps, figures, case = self.setting.sizes(STEPS, TOY_STEPS), list[Figure](), self.setting.case(case)
         for mode, what in ((torch.no_grad, case), (torch.inference_mode, f"{case}, both in inference mode")):
             server = self._mst.Server(self.model, self.mem, chunk=CHUNK)
             for number, one in enumerate(self.prompts):
                 server.submit(self._mst.Prompt(one, number, most=2 * (WARM_UPS + steps)))
-            server.step()  # reads the prompts
+            server.step()  # this step reads the prompts
             figures += beside("step", what, server.step, self.own(mode), steps, self.device, OWN)
             server.close()
         return figures

@@ -1,4 +1,4 @@
-"""`memstate check`: the pools that it knows by name, and its report."""
+"""The pools that `memstate check` knows by name, and the report of a check."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,11 +14,11 @@ POOLS: dict[str, tuple[str, tuple[str, ...]]] = {
     "memstate.sglang": ("memstate_tools.check.sglang:Pool", ("memstate.integrations.sglang.rows",)),
     "sglang": ("memstate_tools.check.sglang:Pool", ()),
     "vllm": ("memstate_tools.check.vllm:Pool", ()),
-}  # name -> what makes it, and its arguments
+}  # name -> (module:name of its maker, arguments of the maker)
 
 
 def factory_of(name: str) -> Callable[[], Any]:
-    """Returns what makes pools.
+    """Returns a function that makes pools.
 
     Args:
         name: a name of `POOLS`, or module:factory. The module can be in the current folder.
@@ -31,11 +31,11 @@ def factory_of(name: str) -> Callable[[], Any]:
 
 
 def text(findings: Sequence[Finding], columns: int) -> str:
-    """Returns a report.
+    """Returns the report of a check.
 
     Args:
-        findings: what was found.
-        columns: characters of a line at most.
+        findings: the findings of the check.
+        columns: largest number of characters of a line.
     """
     lines = []
     for each in findings:

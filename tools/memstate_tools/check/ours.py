@@ -1,4 +1,4 @@
-"""memstate's own slots, groups and requests as a pool that can be checked."""
+"""Makes memstate's own slots, groups and requests a pool that `memstate check` can check."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ LAYOUT = ms.StateLayout(planes=(ms.Plane("state", (1,), torch.float32),), layers
 
 
 class Manager:
-    """A `StateManager` with its pool of slots by id, on a CPU.
+    """A `StateManager` and its pool of slots by id, on a CPU.
 
     Args:
         capacity: number of slots.
-        rows: requests at a time.
+        rows: number of rows.
     """
 
     def __init__(self, capacity: int = 8, rows: int = 2) -> None:
@@ -34,13 +34,13 @@ class Manager:
         return Manager(slots)
 
     def claim(self, n: int) -> Any:
-        """See `Slots`. One slot comes from the newest group, where it has one left."""
+        """See `Slots`. A claim of one slot takes it from the newest group, if that has one left."""
         if n == 1 and self._groups and self._groups[-1].left:
             return self._groups[-1].claim(1)
         return self._mem.pool.claim(n, zero=False)
 
     def release(self, ids: list[int]) -> None:
-        """See `Slots`. What was published is a handle."""
+        """See `Slots`. A published slot is held by a handle, which is dropped."""
         rest = []
         for slot in ids:
             if handle := self._published.pop(slot, None):
@@ -76,10 +76,10 @@ class Manager:
 
     def _registers(self, row: int) -> list[tuple[int, int, str]]:
         """Returns slot, length of the state and kind of each register that holds a slot of a row."""
-        found = self._mem.inspect()
+        now = self._mem.inspect()
         return [
-            (found.slots[register], found.labels[register], found.kinds[register])
-            for register, name in found.names.items()
+            (now.slots[register], now.labels[register], now.kinds[register])
+            for register, name in now.names.items()
             if name.startswith(f"row {row} (")
         ]
 
@@ -96,7 +96,7 @@ class Manager:
         return self._handles[row].generation
 
     def track(self, row: int) -> None:
-        """See `Tracks`. The step that leaves a boundary keeps the state there."""
+        """See `Tracks`. The first step after a boundary keeps the state of the boundary."""
         handle = self._handles[row]
         before = self._mem.info(handle)
         for _ in range(before.next_boundary + 1 - before.length):

@@ -1,4 +1,4 @@
-"""SGLang's slots and rows of requests as a pool that can be checked: its own classes of 0.5.23, or memstate's."""
+"""Makes SGLang's slots and rows a pool that can be checked: with the classes of SGLang 0.5.23, or with memstate's."""
 
 from importlib import import_module
 from types import SimpleNamespace
@@ -13,16 +13,16 @@ NAMES = {
     "Mamba2CacheParams": "configs.mamba_utils",
     "Mamba2StateShape": "configs.mamba_utils",
     "ReqKvInfo": "managers.schedule_batch",
-}  # of the modules in sglang.srt
+}  # name of the object -> its module in sglang.srt
 
 
 class Pool:
     """A `HybridReqToTokenPool` with ping-pong, and its allocator. Each request has a state and two tracked states.
 
     Args:
-        module: where the class is; empty: SGLang's own.
+        module: module with the class; empty: SGLang's own class.
         capacity: number of slots.
-        rows: requests at a time.
+        rows: number of rows.
 
     Raises:
         ImportError: SGLang cannot be used.
@@ -96,7 +96,7 @@ class Pool:
         return int(self._pool.req_generation[row])
 
     def track(self, row: int) -> None:
-        """See `Tracks`. These fields are set as SGLang's scheduler sets them at a boundary."""
+        """See `Tracks`. Sets the fields that SGLang's scheduler sets at a boundary."""
         kv = self._reqs[row].kv
         kv.mamba_prev_track_seqlen = kv.mamba_last_track_seqlen
         kv.mamba_last_track_seqlen = (kv.mamba_last_track_seqlen or 0) + 1
@@ -111,7 +111,7 @@ class Pool:
         return int(kv.mamba_ping_pong_track_buffer[kv.mamba_last_track_idx])
 
     def publish(self, row: int) -> int | None:
-        """See `Tracks`. As SGLang's scheduler does it: a new slot is claimed first."""
+        """See `Tracks`. Like SGLang's scheduler, it claims a new slot first."""
         req = self._reqs[row]
         if req.kv.mamba_last_track_seqlen is None or (new := self._slots.alloc(1)) is None:
             return None

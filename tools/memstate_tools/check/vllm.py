@@ -1,4 +1,4 @@
-"""vLLM's blocks of states as a pool that can be checked: its `BlockPool` by id, its `KVCacheManager` for requests."""
+"""Makes vLLM's blocks of states a pool that can be checked: `BlockPool` by id, `KVCacheManager` for requests."""
 
 import os
 from typing import Any
@@ -9,17 +9,17 @@ SIZE = 16  # tokens of a block
 
 
 class Pool:
-    """A `KVCacheManager` of one group of recurrent layers, without prefix cache. Block 0 is the null block.
+    """A `KVCacheManager` of one group of recurrent layers, without prefix cache.
 
     Args:
-        capacity: number of blocks besides it.
+        capacity: number of blocks, without the null block 0.
 
     Raises:
         ImportError: vLLM cannot be used.
     """
 
     def __init__(self, capacity: int = 8) -> None:
-        os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # its log goes to stdout
+        os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # vLLM would log to stdout
         from vllm.v1.core.kv_cache_manager import KVCacheManager
         from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, MambaSpec
 
@@ -31,7 +31,7 @@ class Pool:
         )
         self._blocks = self._manager.block_pool
         self.capacity = capacity
-        self._requests: list[Any] = []  # a row is a place in it: vLLM has no table
+        self._requests: list[Any] = []  # row -> its request: vLLM has no table of rows
 
     def of_size(self, slots: int) -> "Pool":
         """See `Sized`."""
@@ -42,7 +42,7 @@ class Pool:
         return [block.block_id for block in self._blocks.get_new_blocks(n)]
 
     def release(self, ids: list[int]) -> None:
-        """See `Slots`. vLLM takes blocks, not ids, so there is none for an id that no block has."""
+        """See `Slots`. vLLM takes blocks, not ids, so an id without a block is refused here."""
         if wrong := [slot for slot in ids if not 0 <= slot <= self.capacity]:
             raise IndexError(f"no blocks {wrong}")
         self._blocks.free_blocks([self._blocks.blocks[slot] for slot in ids])

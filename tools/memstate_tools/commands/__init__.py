@@ -1,1 +1,1 @@
-"""The commands of the tools: options, and what is printed. Each imports what it needs when it runs."""
+"""The commands of the tools: their options, and what they print. Each command imports its libraries when it runs."""

@@ -1,4 +1,4 @@
-"""`memstate check`."""
+"""The command `memstate check`: checks which behaviours a pool of slots has."""
 
 import os
 from dataclasses import asdict
@@ -30,7 +30,8 @@ def check(
     from memstate_tools.check import factory_of, text
 
     with one_line_errors(), TemporaryDirectory() as folder, progress("check", "behaviours") as report:
-        os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", folder)  # it would make one here
+        # hypothesis would make a folder in the current one
+        os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", folder)
         findings = checked(factory_of(pool), split_names(only), examples=examples, seed=seed, report=report)
     emit_text(json_path, [asdict(each) for each in findings], text(findings, width()))
     if any(each.broken for each in findings):

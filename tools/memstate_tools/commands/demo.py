@@ -1,4 +1,4 @@
-"""`memstate demo`."""
+"""The command `memstate demo`: runs a decode loop with and without memstate, and compares."""
 
 from inspect import signature
 from textwrap import fill
@@ -27,7 +27,7 @@ def demo(*, everything: All = False, json_path: Json = None, **options: Any) -> 
         DemoConfig,
         run,
         sentences,
-    )  # after the backend is chosen: kernels are imported with it
+    )  # imported after the backend is chosen, because the choice decides how kernels are imported
 
     with one_line_errors():
         config = DemoConfig(device=device_of(options["backend"]), **options)
@@ -42,7 +42,7 @@ def demo(*, everything: All = False, json_path: Json = None, **options: Any) -> 
         fail(result.failure(), status=1)
 
 
-# Each field is an option.
+# each field of DemoOptions is an option of the command
 _parameters = [*signature(DemoOptions).parameters.values(), *list(signature(demo).parameters.values())[:-1]]
 vars(demo).update(
     __signature__=signature(demo).replace(parameters=_parameters),

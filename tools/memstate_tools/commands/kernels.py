@@ -1,4 +1,4 @@
-"""`memstate compile`, `memstate bench` and `memstate tune`."""
+"""The commands `memstate compile`, `memstate bench` and `memstate tune`."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -111,7 +111,7 @@ def tune(
     if not dry_run and not outcome.wrong:
         try:
             stored = str(tuning.store(outcome))
-        except (OSError, ValueError) as error:  # the sweep took long: show its result all the same
+        except (OSError, ValueError) as error:  # a sweep takes long, so its result is shown even if it cannot be stored
             failure = f"nothing stored: {error}; set MEMSTATE_TUNED to another folder"
     title, rows = tuning.table(outcome, stored)
     emit(json_path, data | {"stored": stored}, title, rows, grouped=True)

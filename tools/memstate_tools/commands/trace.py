@@ -1,4 +1,4 @@
-"""`memstate trace`."""
+"""The command `memstate trace`: makes a synthetic trace, or a trace of a server's log."""
 
 from dataclasses import asdict
 from pathlib import Path

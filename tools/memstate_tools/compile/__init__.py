@@ -1,6 +1,6 @@
 """Compiles every kernel for every target without a GPU, and reports registers, spills and access widths.
 
-Where kernels are interpreted in this process, a second process compiles them.
+If this process interprets kernels, a second process compiles them.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,12 +20,15 @@ Progress = Callable[[int, int], None]
 def compile_all(
     targets: Sequence[str] = tuple(TARGETS), progress: Progress | None = None, every_shape: bool = False
 ) -> list[KernelReport]:
-    """Compiles every kernel of the library for every target: one report each, kernel by kernel.
+    """Compiles every kernel of the library for every target.
 
     Args:
-        targets: Names in `TARGETS`. Those that the installed Triton does not know are left out.
+        targets: Names in `TARGETS`. Names that the installed Triton does not know are left out.
         progress: Called with (done, total) after each report.
-        every_shape: Every shape that can be launched, and not the common ones alone.
+        every_shape: Whether to compile every shape that can be launched; otherwise only the common ones.
+
+    Returns:
+        One report for each kernel and target, kernel by kernel.
 
     Raises:
         InvalidArgument: A target is unknown.
@@ -47,7 +50,7 @@ def compile_all(
 def compile_cases(
     cases: Sequence[CompileCase], targets: Sequence[str], progress: Progress | None = None
 ) -> list[KernelReport]:
-    """Compiles the given cases in this process, which must not interpret kernels.
+    """Compiles cases in this process, which must not interpret kernels.
 
     Raises:
         CompileFailed: A case does not compile.
@@ -74,8 +77,8 @@ def compile_elsewhere(
         targets: Names in `TARGETS`.
         progress: Called with (done, total) after each report.
         triton: A folder with the Triton to use, as `pip install --target` makes it. Default: the installed one.
-        every_shape: As of `compile_all`.
-        only: A part of the names of the kernels to compile.
+        every_shape: See `compile_all`.
+        only: Text that the names of the compiled kernels have.
 
     Raises:
         CompileFailed: A kernel does not compile, or the process failed.

@@ -1,7 +1,7 @@
-"""Compiles for the targets named as arguments, one line of JSON per report: the process that has no interpreter.
+"""Compiles kernels in a process that does not interpret them, and writes one line of JSON per report.
 
-With `--every-shape` every shape that can be launched, with `--only=TEXT` kernels with this text in their name. Targets
-that Triton does not know are left out.
+The arguments are targets; targets that Triton does not know are left out. `--every-shape` compiles every shape that can
+be launched, `--only=TEXT` only kernels with this text in their names.
 """
 
 import sys
@@ -16,7 +16,7 @@ from memstate_tools.worker import serve
 
 
 def work(arguments: list[str]) -> Iterator[dict[str, Any]]:
-    """Yields {"total", "report"} per kernel and target, or {"failed"} at the first that does not compile."""
+    """Yields {"total", "report"} for each kernel and target, or {"failed"} for the first one that does not compile."""
     only = next((name.partition("=")[2] for name in arguments if name.startswith("--only=")), "")
     cases = [case for case in all_cases("--every-shape" in arguments) if only in case.name]
     known = known_targets([name for name in arguments if not name.startswith("--")])

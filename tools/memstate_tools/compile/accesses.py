@@ -1,13 +1,13 @@
-"""Which accesses of a compiled kernel move plane bytes, and how wide are they? Reads the LLVM IR that Triton makes.
+"""Finds the memory accesses of a compiled kernel that move plane bytes, and their width, in the LLVM IR of Triton.
 
-Every family of targets has this text. In it a value is written once, so what an address derives from does not depend on
-where it is used. An address derives from
+Triton makes LLVM IR for every family of targets. In LLVM IR a value is written once, so its origin does not depend on
+the place where it is used. An address derives from
 
     an argument         pointer plus anything          Origin("state_ptr", loaded=False)
     a value loaded      an entry of an address table   Origin("tiles_ptr", loaded=True)
 
-What passes through shared or private memory is forgotten: an access without a pointer behind it is reported as such and
-never taken for harmless. On NVIDIA most accesses are inline assembly, which is the final text.
+The origin of a value that passes through shared or private memory is lost. An access without a known origin is
+reported too, and counts as one of plane bytes. For NVIDIA most accesses are inline assembly, which is the final text.
 """
 
 import re
@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 WIDE_BITS = 128  # 16 bytes, the widest access that every target has
 NAME = r"%[\w.$-]+"
-POINTER = re.compile(rf"\bptr(?: addrspace\([178]\))?(?: [a-z]+)* ({NAME})")  # to global memory, or to anywhere
-ELSEWHERE = re.compile(r"(?:= load|ldmatrix|asm).*ptr addrspace\([2-6]\)")  # read from shared or private memory
+# a pointer to global memory, or to any memory
+POINTER = re.compile(rf"\bptr(?: addrspace\([178]\))?(?: [a-z]+)* ({NAME})")
+ELSEWHERE = re.compile(r"(?:= load|ldmatrix|asm).*ptr addrspace\([2-6]\)")  # a read from shared or private memory
 TYPE = r"(?:<(?P<lanes>\d+) x )?(?P<type>i\d+|half|bfloat|float|double|ptr)\b>?"
 SIZES = {"half": 16, "bfloat": 16, "float": 32, "double": 64, "ptr": 64}
 BUFFER = r"@llvm\.amdgcn\.(?:raw|struct)\.ptr\.buffer\."
@@ -35,7 +36,7 @@ HARMLESS = re.compile(r"@llvm\.(?:amdgcn\.make\.buffer\.rsrc|amdgcn\.readfirstla
 
 
 class Origin(NamedTuple):
-    """What a value derives from: a kernel argument, or something loaded through it."""
+    """The origin of a value: a kernel argument, or a value loaded through it."""
 
     argument: str
     loaded: bool = False
@@ -46,7 +47,7 @@ NOTHING: Origins = frozenset()
 
 
 class Access(NamedTuple):
-    """One load, store or atomic of global memory: bits of one lane, and what its address derives from."""
+    """One load, store or atomic of global memory: bits of one lane, and the origins of its address."""
 
     bits: int
     origins: Origins
@@ -57,36 +58,36 @@ def accesses(text: str, arguments: Sequence[str]) -> list[Access]:
 
     Args:
         text: LLVM IR of one kernel.
-        arguments: Names, in the order of the kernel's parameters.
+        arguments: Names of the kernel's parameters, in order.
 
     Raises:
-        ValueError: A line may move bytes and does not say how many.
+        ValueError: A line may move bytes, but their number is unknown.
     """
     head = re.search(r"^define .*$", text, re.MULTILINE)
     if head is None:
         raise ValueError("LLVM IR: no kernel in the text")
     parameters = re.findall(rf"({NAME})[,)]", head[0])
     known = {name: frozenset({Origin(argument)}) for name, argument in zip(parameters, arguments, strict=False)}
-    found: list[tuple[int, list[str]]] = []
-    made: list[tuple[str, list[str], bool]] = []  # a value, those that it is made of, whether it is what stands there
+    moves: list[tuple[int, list[str]]] = []
+    made: list[tuple[str, list[str], bool]] = []  # (value, values that it is made of, whether it is loaded)
     for line in text[head.end() : text.index("\n}", head.end())].splitlines():
         line = line.partition(", !")[0].strip()
         name, equals, right = line.partition(" = ")
         bits, address = _bits(line), POINTER.findall(line)
         if bits:
-            found.append((bits, address))
+            moves.append((bits, address))
         if equals:
             made.append((name, address, True) if bits else (name, _reads(line, right), False))
     _follow(made, known)
-    return [Access(bits, _union(known, address)) for bits, address in found]
+    return [Access(bits, _union(known, address)) for bits, address in moves]
 
 
 def _bits(line: str) -> int:
-    """Bits that one lane moves to or from global memory; 0 for a line that moves none."""
+    """Returns the bits that one lane moves to or from global memory; 0 for a line that moves none."""
     if not POINTER.search(line):
         return 0
     if assembly := ASSEMBLY.search(line):
-        statements = re.sub(r"\\[0-9A-F]{2}", " ", assembly[1]).split(";")  # ends of lines are escaped
+        statements = re.sub(r"\\[0-9A-F]{2}", " ", assembly[1]).split(";")  # line ends are escaped, as \0A
         return max(map(_statement_bits, statements), default=0)
     for move in MOVES:
         if match := move.search(line):
@@ -97,7 +98,7 @@ def _bits(line: str) -> int:
 
 
 def _statement_bits(statement: str) -> int:
-    """Bits of a statement for NVIDIA: `ld.global.v4.b32` moves 128, `cp.async` as many bytes as its third operand."""
+    """Returns the bits of a PTX statement: `ld.global.v4.b32` moves 128, `cp.async` the bytes of its third operand."""
     match = STATEMENT.search(statement)
     if match is None or re.search(r"\b(?:mbarrier|shared|local)\b", match["how"].replace("shared.global", "")):
         return 0
@@ -113,7 +114,7 @@ def _statement_bits(statement: str) -> int:
 
 
 def _reads(line: str, right: str) -> list[str]:
-    """Values that the value of a line is made of. A predicate says which one is selected, and counts for nothing."""
+    """Returns the values from which the value of a line is made. Predicates are left out: they only select."""
     if right.startswith(("icmp", "fcmp")) or ELSEWHERE.search(line):
         return []
     if right.startswith("phi"):
@@ -122,7 +123,7 @@ def _reads(line: str, right: str) -> list[str]:
 
 
 def _follow(made: Sequence[tuple[str, list[str], bool]], known: dict[str, Origins]) -> None:
-    """Adds the origins of all values to `known`; loops lead back to earlier lines, until nothing is new."""
+    """Adds the origins of all values to `known`. Passes are repeated until nothing is new, because loops lead back."""
     news = True
     while news:
         news = False
@@ -138,15 +139,15 @@ def _union(known: Mapping[str, Origins], names: Iterable[str]) -> Origins:
     return NOTHING.union(*(known.get(name, NOTHING) for name in names))
 
 
-def plane_accesses(found: Sequence[Access], plane_args: Iterable[str], pointers: Iterable[str]) -> list[Access]:
+def plane_accesses(all_accesses: Sequence[Access], plane_args: Iterable[str], pointers: Iterable[str]) -> list[Access]:
     """Returns the accesses that move plane bytes.
 
-    An argument through which addresses are loaded is a table: what those addresses reach counts, reading the table does
-    not. An access whose address derives from no argument in `pointers` counts: it may move plane bytes.
+    An argument through which addresses are loaded is a table. Accesses through these addresses count, but reads of the
+    table do not. An access also counts if its address derives from no argument in `pointers`: it may move plane bytes.
     """
     direct = {Origin(argument) for argument in pointers}
     planes: set[Origin] = set()
     for argument in plane_args:
         table = Origin(argument, True)
-        planes.add(table if any(table in access.origins for access in found) else Origin(argument))
-    return [access for access in found if access.origins & planes or not access.origins & direct]
+        planes.add(table if any(table in access.origins for access in all_accesses) else Origin(argument))
+    return [access for access in all_accesses if access.origins & planes or not access.origins & direct]

@@ -1,4 +1,4 @@
-"""Compiles one kernel for one target, without a GPU, and reports what came out. Knows Triton's compiler."""
+"""Compiles one kernel for one target, without a GPU, and reports figures of the compiled code."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,21 +32,22 @@ class KernelReport:
     Attributes:
         kernel: Name of the kernel.
         target: Name of the target.
-        registers: Per thread.
-        spill_bytes: Per thread.
+        registers: Registers of a thread.
+        spill_bytes: Spilled bytes of a thread.
         shared_bytes: Shared memory of one program.
-        narrowest_bulk_access_bits: Of one lane's loads and stores that move plane bytes; None where none do.
-        barriers: In the program's text.
+        narrowest_bulk_access_bits: Fewest bits of a lane's load or store of plane bytes; None if there is none.
+        barriers: Barriers in the compiled text.
         ok: Whether nothing spilled, and plane bytes move at least 16 at a time.
-        source_barriers: Those of the barriers that the kernel's source asks for; the compiler added the others.
-        dependent_loads: Loads of global memory in the longest chain in which each waits for the one before; None for
+        source_barriers: Barriers that the kernel's source asks for; the compiler added the others.
+        dependent_loads: Loads of global memory in the longest chain in which each waits for the previous one; None for
             AMD.
-        instructions: That one warp of a decode kernel issues for one token; None for other kernels, launches that store
-            marks or have a tail, and AMD.
-        bytes_in_flight: Bytes that this warp waits for at a time, at most; None as for `instructions`.
-        instructions_folded: That one warp of a decode kernel with a tail issues for each kept token that it adds to the
-            state; None for other launches and AMD.
-        instructions_verified: The same for each token of the step.
+        instructions: Instructions that one warp of a decode kernel issues for one token; None for other kernels, for
+            launches that store marks or have a tail, and for AMD.
+        bytes_in_flight: Most bytes that this warp waits for at a time; None as for `instructions`.
+        instructions_folded: Instructions that one warp of a decode kernel with a tail issues for each kept token that
+            it adds to the state; None for other launches and AMD.
+        instructions_verified: Instructions that this warp issues for each token of the step; None as for
+            `instructions_folded`.
     """
 
     kernel: str
@@ -65,7 +66,7 @@ class KernelReport:
     instructions_verified: int | None = None
 
     def row(self) -> dict[str, str | int | None]:
-        """Returns what matters most of it as a row for people, with units."""
+        """Returns the main figures as a row for people, with units."""
         bits = self.narrowest_bulk_access_bits
         return {
             "kernel": self.kernel, "target": self.target, "registers": self.registers,
@@ -78,8 +79,8 @@ class KernelReport:
 def known_targets(targets: Sequence[str]) -> list[str]:
     """Returns the targets that the Triton of this process knows.
 
-    It does not know a target if it compiles a small kernel for the oldest target of the same vendor, and not for this
-    one. If it compiles for neither, the fault is elsewhere, and the compilation will name it.
+    Triton does not know a target if it compiles a small kernel for the oldest target of the same vendor, but not for
+    this one. If both fail, the reason is another one, and the later compilation reports it.
     """
     (case,) = (case for case in catalog.all_cases() if case.name == "resolve")
 
@@ -93,7 +94,7 @@ def known_targets(targets: Sequence[str]) -> list[str]:
 def _compiles(case: CompileCase, target: str) -> bool:
     try:
         compile_case(case, target)
-    except Exception:  # Triton raises whatever its passes raise
+    except Exception:  # Triton lets all errors of its passes through
         return False
     return True
 
@@ -102,11 +103,11 @@ def build(case: CompileCase, target: str) -> KernelReport:
     """Compiles one case, or takes it from Triton's cache, and inspects the result.
 
     Raises:
-        CompileFailed: With what the compiler says, or where its output cannot be followed.
+        CompileFailed: The compiler fails, or its output cannot be read. The message has the compiler's last line.
     """
     try:
         return inspect(case, target, compile_case(case, target))
-    except Exception as error:  # Triton raises whatever its passes raise
+    except Exception as error:  # Triton lets all errors of its passes through
         reason = next(
             (line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__
         )
@@ -129,7 +130,7 @@ def compile_case(case: CompileCase, target: str) -> Any:
 
 
 def inspect(case: CompileCase, target: str, compiled: Any) -> KernelReport:
-    """Reports what the compiled texts of a kernel say."""
+    """Returns the report of a compiled kernel, from its texts."""
     arguments = [name for name in case.kernel.arg_names if name not in case.constexprs]
     narrowest = None
     if case.plane_args:
@@ -138,7 +139,7 @@ def inspect(case: CompileCase, target: str, compiled: Any) -> KernelReport:
         narrowest = min((access.bits for access in moved), default=None)
     used = resources(compiled.asm)
     folders = (Path(case.kernel.fn.__code__.co_filename).parent, KERNELS)
-    found, of_source = barriers(compiled.asm.get("amdgcn") or compiled.asm["ptx"], folders)
+    barrier_count, of_source = barriers(compiled.asm.get("amdgcn") or compiled.asm["ptx"], folders)
     wide = narrowest is not None and narrowest >= WIDE_BITS
     token: list[Instruction] = []
     folded, verified = token, token
@@ -155,7 +156,7 @@ def inspect(case: CompileCase, target: str, compiled: Any) -> KernelReport:
         spill_bytes=used.spill_bytes,
         shared_bytes=compiled.metadata.shared,
         narrowest_bulk_access_bits=narrowest,
-        barriers=found,
+        barriers=barrier_count,
         ok=used.spill_bytes == 0 and (wide or not case.plane_args),
         source_barriers=of_source,
         dependent_loads=dependent_loads(compiled.asm["ptx"]) if "ptx" in compiled.asm else None,
@@ -167,7 +168,7 @@ def inspect(case: CompileCase, target: str, compiled: Any) -> KernelReport:
 
 
 def _decodes(case: CompileCase) -> bool:
-    """Whether it is a launch of a decode kernel whose tokens are counted: not of marks or states in fp16."""
+    """Returns whether a case launches a decode kernel whose instructions are counted: no marks, no fp16."""
     if case.rare or "fp16" in case.name or case.name.endswith("_marks"):
         return False
     return case.name.startswith(("gated_delta_step_", "selective_step_", "conv_step_"))

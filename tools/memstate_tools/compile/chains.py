@@ -1,7 +1,7 @@
-"""How many loads of global memory wait for each other in a compiled kernel? Reads the PTX that Triton makes.
+"""Counts the loads of global memory that wait for each other in a compiled kernel, in the PTX of Triton.
 
-A small kernel takes as long as its longest chain of such loads. A load waits for what its address, its mask and the
-branches before it are made of. An atomic that a load waits for counts too: it is as far away.
+A small kernel takes as long as its longest chain of such loads. A load waits for its address, its mask and the branches
+before it. An atomic that a load waits for counts too, because it takes as long.
 """
 
 import re
@@ -13,14 +13,14 @@ LABEL = re.compile(r"\s*(\$\w+):")
 REGISTER = re.compile(r"%\w+")
 NO_RESULT = ("st.", "red.", "bra", "bar", "ret", "membar", "fence")
 
-Blocks = dict[str, list[re.Match[str]]]  # label -> its instructions
+Blocks = dict[str, list[re.Match[str]]]  # label -> instructions of the block
 
 
 def dependent_loads(ptx: str) -> int:
-    """Counts the loads of global memory in the longest chain in which each waits for the one before.
+    """Counts the loads of global memory in the longest chain in which each waits for the previous one.
 
-    Blocks are followed once, from the entry on, so of a loop one pass counts. What passes through shared memory is as
-    late as the latest value that was stored there.
+    Blocks are followed once, from the entry on, so one pass of a loop counts. A value that is read from shared memory
+    is as late as the latest value that was stored there.
 
     Args:
         ptx: Assembly of one kernel for NVIDIA.
@@ -28,12 +28,12 @@ def dependent_loads(ptx: str) -> int:
     blocks = _blocks(ptx)
     after = _successors(blocks)
     late: dict[str, int] = {}  # register -> loads in the longest chain before its value
-    branches: dict[str, int] = {}  # block -> the same of the branches that lead there
+    branches: dict[str, int] = {}  # block -> loads in the longest chain before the branches to it
     shared = longest = 0
     for name in _order(next(iter(blocks)), after):
         branched = branches.get(name, 0)
-        for found in blocks[name]:
-            op, written, read = found["op"], *_operands(found)
+        for instruction in blocks[name]:
+            op, written, read = instruction["op"], *_operands(instruction)
             before = max((late.get(register, 0) for register in read), default=0)
             if op.startswith("bra"):
                 branched = max(branched, before)
@@ -58,17 +58,17 @@ def _blocks(ptx: str) -> Blocks:
     for line in ptx.splitlines():
         if label := LABEL.match(line):
             current = blocks.setdefault(label[1], [])
-        elif found := INSTRUCTION.match(line):
-            current.append(found)
+        elif instruction := INSTRUCTION.match(line):
+            current.append(instruction)
     return blocks
 
 
 def _successors(blocks: Blocks) -> dict[str, list[str]]:
-    """Returns the blocks that each block may be followed by."""
+    """Returns the possible successors of each block."""
     names = [*blocks, ""]
     after: dict[str, list[str]] = {}
     for name, following in pairwise(names):
-        jumps = [found["operands"].strip() for found in blocks[name] if found["op"].startswith("bra")]
+        jumps = [jump["operands"].strip() for jump in blocks[name] if jump["op"].startswith("bra")]
         after[name] = [target for target in jumps if target in blocks]
         last = blocks[name][-1] if blocks[name] else None
         if following and (last is None or last["mask"] or not last["op"].startswith(("bra", "ret", "exit"))):
@@ -77,28 +77,28 @@ def _successors(blocks: Blocks) -> dict[str, list[str]]:
 
 
 def _order(entry: str, after: Mapping[str, Sequence[str]]) -> list[str]:
-    """Returns the blocks so that each stands behind all that lead to it, loops excepted."""
-    found, seen = [], {entry}
+    """Returns the blocks in an order in which each block comes after its predecessors, except in loops."""
+    order, seen = [], {entry}
     path: list[tuple[str, Iterator[str]]] = [(entry, iter(after[entry]))]
     while path:
         name, rest = path[-1]
         if (successor := next(rest, None)) is None:
-            found.append(name)
+            order.append(name)
             path.pop()
         elif successor not in seen:
             seen.add(successor)
             path.append((successor, iter(after[successor])))
-    return found[::-1]
+    return order[::-1]
 
 
-def _operands(found: re.Match[str]) -> tuple[Sequence[str], Sequence[str]]:
+def _operands(instruction: re.Match[str]) -> tuple[Sequence[str], Sequence[str]]:
     """Returns the registers that an instruction writes and those that it reads.
 
-    It writes its first operand: one register, several in braces, or two predicates with a bar between.
+    An instruction writes its first operand: one register, several in braces, or two predicates with a bar between them.
     """
-    operands, mask = found["operands"], [found["mask"]] if found["mask"] else []
+    operands, mask = instruction["operands"], [instruction["mask"]] if instruction["mask"] else []
     registers = REGISTER.findall(operands)
-    if found["op"].startswith(NO_RESULT):
+    if instruction["op"].startswith(NO_RESULT):
         return [], [*registers, *mask]
     first = operands[: operands.index("}")] if operands.startswith("{") else operands.partition(",")[0]
     count = len(REGISTER.findall(first))

@@ -1,8 +1,8 @@
-"""What a warp issues to compute one token: the instructions of a compiled kernel, in order. Reads NVIDIA's binaries.
+"""Lists the instructions that a warp issues to compute one token, from the binary of a kernel for NVIDIA.
 
-The text of a program holds more than one token takes: padding, and copies of a loop that the assembler unrolled. Taken
-is the shortest way from the entry to the exit that passes the longest block, which is the arithmetic of a token. Of a
-step with a tail, which has a loop over kept tokens and one over its own, it is the shortest way round each.
+A program has more instructions than one token needs: padding, and copies of a loop that the assembler unrolled. So the
+module takes the shortest path from the entry to the exit through the longest block, which is the arithmetic of a token.
+A step with a tail has two loops, over kept tokens and over its own tokens: for each, it takes the shortest path around.
 """
 
 import heapq
@@ -19,31 +19,32 @@ INSTRUCTION = re.compile(
 )
 REGISTER = re.compile(r"\bR(\d+)(\.64)?")
 TARGET = re.compile(r"\((\.L_\w+)\)")
-WIDTHS = {".128": 16, ".64": 8, ".U16": 2, ".S16": 2, ".U8": 1, ".S8": 1}  # bytes of one lane; 4 without
+# suffix -> bytes of one lane; 4 without a suffix
+WIDTHS = {".128": 16, ".64": 8, ".U16": 2, ".S16": 2, ".U8": 1, ".S8": 1}
 
 
 class Instruction(NamedTuple):
-    """One instruction of the assembly: the predicate that it depends on or "", its name, its operands."""
+    """One instruction of the assembly: the predicate that it depends on (or ""), its name and its operands."""
 
     mask: str
     op: str
     operands: str
 
 
-Blocks = dict[str, list[Instruction]]  # label -> its instructions, in the order of the text
+Blocks = dict[str, list[Instruction]]  # label -> instructions of the block, in the order of the text
 
 
 def disassemble(cubin: bytes) -> str:
     """Returns the assembly of a binary, with labels."""
-    # Dataflow names targets of jumps by a branch stack, which these targets do not have, and takes a quarter longer
+    # the names of --dataflow need a branch stack, which these targets lack, and it takes a quarter longer
     return of_binary("nvdisasm", cubin, "-c", "--no-dataflow")
 
 
 def of_a_token(assembly: str) -> list[Instruction]:
-    """Returns the instructions on the shortest way through a program that passes its longest block.
+    """Returns the instructions on the shortest path through a program that passes its longest block.
 
     Raises:
-        ValueError: There is no such way.
+        ValueError: There is no such path.
     """
     blocks = _blocks(assembly)
     after = _successors(blocks)
@@ -53,7 +54,10 @@ def of_a_token(assembly: str) -> list[Instruction]:
 
 
 def of_two_loops(assembly: str) -> tuple[list[Instruction], list[Instruction]]:
-    """Returns the instructions on the shortest way round each of the two loops with the longest blocks, first to last.
+    """Returns the instructions on the shortest path around each of the two loops with the longest blocks.
+
+    Returns:
+        The instructions of the first and of the last loop.
 
     Raises:
         ValueError: There are no two loops.
@@ -61,7 +65,7 @@ def of_two_loops(assembly: str) -> tuple[list[Instruction], list[Instruction]]:
     blocks = _blocks(assembly)
     after = _successors(blocks)
     ahead = {name: _reached(after, name) for name in blocks}
-    loops: list[str] = []  # the longest block of each
+    loops: list[str] = []  # the longest block of each loop
     for name in sorted(blocks, key=lambda name: -len(blocks[name])):
         if name in ahead[name] and not any(name in ahead[other] and other in ahead[name] for other in loops):
             loops.append(name)
@@ -72,22 +76,22 @@ def of_two_loops(assembly: str) -> tuple[list[Instruction], list[Instruction]]:
 
 
 def bytes_in_flight(instructions: Sequence[Instruction]) -> int:
-    """Returns the most bytes that a warp's 32 lanes wait for at a time.
+    """Returns the most bytes that the 32 lanes of a warp wait for at a time.
 
     A load is under way until an instruction reads one of its registers. Loads arrive in order.
     """
-    pending: dict[int, tuple[int, int]] = {}  # register -> number and bytes of the load that fills it
+    pending: dict[int, tuple[int, int]] = {}  # register -> (number, bytes) of the load that fills it
     most = loads = 0
-    for found in instructions:
-        operands = found.operands
-        loaded = found.op.startswith("LDG")
+    for instruction in instructions:
+        operands = instruction.operands
+        loaded = instruction.op.startswith("LDG")
         first, _, rest = operands.partition(",")
-        read = _registers(rest if loaded or not found.op.startswith(("ST", "RED")) else operands)
+        read = _registers(rest if loaded or not instruction.op.startswith(("ST", "RED")) else operands)
         arrived = max((pending[register][0] for register in read if register in pending), default=0)
         pending = {register: load for register, load in pending.items() if load[0] > arrived}
         if loaded and (target := REGISTER.search(first)):
             loads += 1
-            width = next((WIDTHS[part] for part in WIDTHS if part in found.op), 4)
+            width = next((WIDTHS[part] for part in WIDTHS if part in instruction.op), 4)
             for register in range(int(target[1]), int(target[1]) + max(1, width // 4)):
                 pending[register] = (loads, width)
         most = max(most, 32 * sum(dict(pending.values()).values()))
@@ -95,32 +99,32 @@ def bytes_in_flight(instructions: Sequence[Instruction]) -> int:
 
 
 def _registers(operands: str) -> set[int]:
-    """Returns the numbers of the registers in operands; of a pair both."""
-    found = REGISTER.findall(operands)
-    return {int(number) for number, _ in found} | {int(number) + 1 for number, pair in found if pair}
+    """Returns the numbers of the registers in operands. A pair has two."""
+    registers = REGISTER.findall(operands)
+    return {int(number) for number, _ in registers} | {int(number) + 1 for number, pair in registers if pair}
 
 
 def _blocks(assembly: str) -> Blocks:
-    """Returns the blocks of a program; each ends where it may branch, or before a label."""
+    """Returns the blocks of a program. A block ends after a branch or before a label."""
     blocks: Blocks = {"entry": []}
     name = "entry"
     for line in assembly.splitlines():
         if label := LABEL.match(line):
             name = label[1]
             blocks[name] = []
-        elif (found := INSTRUCTION.match(line)) and found["op"] != "NOP":
-            blocks[name].append(Instruction(found["mask"] or "", found["op"], found["operands"]))
-            if found["op"].startswith(("BRA", "CALL", "EXIT", "RET")):
+        elif (match := INSTRUCTION.match(line)) and match["op"] != "NOP":
+            blocks[name].append(Instruction(match["mask"] or "", match["op"], match["operands"]))
+            if match["op"].startswith(("BRA", "CALL", "EXIT", "RET")):
                 name = f"after {len(blocks)}"
                 blocks[name] = []
     return blocks
 
 
 def _successors(blocks: Mapping[str, Sequence[Instruction]]) -> dict[str, list[str]]:
-    """Returns the blocks that each block may be followed by; "" is the end.
+    """Returns the possible successors of each block; "" is the end.
 
-    A call is a jump that may also not be taken: the assembler leaves loops by calls that do not return, and where one
-    does, the way that passes it by is the shorter one.
+    A call counts as a jump that may not be taken. The assembler leaves loops by calls that do not return. If a call
+    does return, the path without it is shorter anyway.
     """
     names, after = list(blocks), {}
     for at, name in enumerate(names):
@@ -140,20 +144,20 @@ def _successors(blocks: Mapping[str, Sequence[Instruction]]) -> dict[str, list[s
 
 
 def _reached(after: Mapping[str, Sequence[str]], start: str) -> set[str]:
-    """Returns the blocks that a program can come to behind a block."""
-    found: set[str] = set()
+    """Returns the blocks that a program can reach after a block."""
+    reached: set[str] = set()
     left = [start]
     while left:
-        new = {name for name in after[left.pop()] if name} - found
-        found |= new
+        new = {name for name in after[left.pop()] if name} - reached
+        reached |= new
         left += new
-    return found
+    return reached
 
 
 def _round(
     blocks: Mapping[str, Sequence[Instruction]], after: Mapping[str, Sequence[str]], name: str
 ) -> list[Instruction]:
-    """Returns the instructions from a block on until it comes again, where they are fewest."""
+    """Returns the instructions on the shortest path from a block back to it."""
     ahead = (following for following in after[name] if following == name or name in _reached(after, following))
     ways = ([name, *_shortest(blocks, after, following, name)] for following in ahead)
     return min(([part for block in way for part in blocks[block]] for way in ways), key=len)
@@ -162,7 +166,7 @@ def _round(
 def _shortest(
     blocks: Mapping[str, Sequence[Instruction]], after: Mapping[str, Sequence[str]], start: str, end: str
 ) -> list[str]:
-    """Returns the blocks from `start` up to but not with `end` that have fewest instructions."""
+    """Returns the blocks on the path with fewest instructions from `start` to `end`, without `end`."""
     heap: list[tuple[int, str, list[str]]] = [(0, start, [])]
     seen: set[str] = set()
     while heap:

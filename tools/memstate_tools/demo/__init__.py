@@ -1,4 +1,4 @@
-"""A decode loop that embeds memstate, and the comparison with a run that caches nothing."""
+"""A decode loop that embeds memstate, and its comparison with a run without a cache."""
 
 from memstate_tools.demo.config import DemoConfig
 from memstate_tools.demo.report import DemoReport

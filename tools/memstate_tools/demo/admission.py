@@ -1,4 +1,4 @@
-"""Admits requests: first come, first served, several at once, from the longest known prefix. Knows no step, no slot."""
+"""Admits requests in order of arrival, several at once, each from its longest known prefix."""
 
 import time
 from collections.abc import Sequence
@@ -13,20 +13,20 @@ from memstate_tools.demo.sabotage import Sabotage
 from memstate_tools.demo.transcript import Witness
 from memstate_tools.demo.work import Work
 
-NAP_S = 0.0005  # where nothing can run until storage has answered
+NAP_S = 0.0005  # seconds of sleep if nothing can run before storage answers
 
 
 class Admission:
     """The queue in front of a manager, and the sessions of the first conversations.
 
-    Running out of something is back-pressure: what is cached makes way by itself, or the request waits. A session is
-    opened with the first turn of its conversation, and closed after the last.
+    If slots, pages or rows run out, cached states make way by themselves, or the request waits. A session is opened
+    with the first turn of its conversation and closed after the last.
     """
 
     def __init__(
         self, config: DemoConfig, mem: StateManager, meter: Meter, witness: Witness, sabotage: Sabotage | None
     ) -> None:
-        assert mem.prefix is not None  # every engine of the demo has one
+        assert mem.prefix is not None  # every engine of the demo has a prefix cache
         self.config, self.mem, self.cache = config, mem, mem.prefix
         self.meter, self.witness, self.sabotage = meter, witness, sabotage
         self.waiting: list[Work] = []
@@ -37,15 +37,15 @@ class Admission:
         """Admits as many waiting requests as fit, in order, and returns them.
 
         Raises:
-            OutOfSlots: Nothing runs, nothing can be given up, and not even the first request fits.
-            OutOfPages: Likewise, for KV pages.
-            OutOfRows: Likewise, for rows.
+            OutOfSlots: Nothing runs, nothing can be given up, and the first request does not fit.
+            OutOfPages: There are too few KV pages, likewise.
+            OutOfRows: There are too few rows, likewise.
         """
         taken = {work.place for work in running}
         places = [place for place in range(self.config.batch) if place not in taken]
         batch = self._fetched(self.waiting[: len(places)])
         if batch and self.sabotage:
-            self.witness.look_now()  # what is published so far is seen as it was
+            self.witness.look_now()  # reads the published states before sabotage changes them
             self.mem.submit()
         while batch:
             sessions = [self.session_of(work) for work in batch]
@@ -74,10 +74,10 @@ class Admission:
         return []
 
     def give_way(self) -> bool:
-        """Clears the cache, even of the state that the first request would start from, where none could go on.
+        """Clears the cache, even of the state that the first request would start from. Called if no request can go on.
 
         Returns:
-            Whether it is worth trying again.
+            Whether slots or pages became free, so that another try makes sense.
         """
         before = self.mem.free_slots, self.mem.free_pages
         self.cache.clear()
@@ -86,12 +86,12 @@ class Admission:
         return freed
 
     def nap(self) -> None:
-        """Lets threads of storage work where the loop has nothing to do, since the first request waits for them."""
+        """Sleeps, so that threads of storage can work, if the first request waits for them."""
         if self._tiers is not None:
             time.sleep(NAP_S)
 
     def session_of(self, work: Work) -> Session | None:
-        """Returns the session of a request's conversation, opened if need be; None where it runs without."""
+        """Returns the session of a request's conversation, opened if needed; None if the conversation has none."""
         number = work.conversation.number
         if number < self.config.sessions and number not in self._sessions:
             self._sessions[number] = self.mem.sessions.open(f"conversation {number}")
@@ -108,7 +108,7 @@ class Admission:
             self.mem.sessions.close(session)
 
     def _fetched(self, waiting: list[Work]) -> list[Work]:
-        """Begins a prefetch for each request; returns those at the front whose prefetches are over."""
+        """Begins a prefetch for each request. Returns the first requests, up to one whose prefetch is not over."""
         if self._tiers is None:
             return waiting
         for work in waiting:
@@ -120,19 +120,19 @@ class Admission:
         return waiting[:ready]
 
     def _refuse(self, work: Work, short_of: str) -> None:
-        """Counts a request that has to wait, once for each thing it waits for."""
+        """Counts a request that has to wait, once for each kind of thing that it waits for."""
         if short_of not in work.waited_for:
             work.waited_for.add(short_of)
             self.meter.refused[short_of] += 1
 
     def _count(self, work: Work, row: Row) -> int:
-        """Counts an admission; returns the tokens that it starts with."""
+        """Counts an admission. Returns the number of tokens that the request starts with."""
         start, cached = self.mem.info(row).length, self.cache.leases[row.index].match.snapshot
         self.meter.admissions += 1
         self.meter.prompt_tokens += len(work.tokens)
         self.meter.prefix_hit_tokens += start
         self.meter.resumed += start > 0
-        if cached:  # it is not there any more where the row took it over
+        if cached:  # a state that the row took over is no longer in the cache
             self.meter.read_cached += self.cache.has(cached)
         self.meter.session_hit_tokens += 0 if cached else start
         return start

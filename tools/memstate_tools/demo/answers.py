@@ -1,6 +1,6 @@
-"""What the answers of a conversation are: noise, stopping, breaking off. Knows no schedule.
+"""Rules of the answers of a conversation: noise, the end, and aborts.
 
-All of it depends on seed, conversation and position only, so that the cached loop and the uncached one must agree.
+They depend only on seed, conversation and position, so the cached and the uncached loop must agree.
 """
 
 import random
@@ -12,20 +12,21 @@ import numpy.typing as npt
 from memstate_tools.demo.corpus import Conversation
 from memstate_tools.demo.model import VOCABULARY
 
-STOP_BYTES = frozenset(range(8))  # any of these ends an answer: the scheduler cannot know before the step's result
-LONGEST = 20  # then up to one page more
+# each of these ends an answer, so the scheduler does not know the end before it has the step's result
+STOP_BYTES = frozenset(range(8))
+LONGEST = 20  # tokens; then up to one page more
 SHORTEST = 10
-BROKEN_OFF = 0.15  # share of the requests that their user aborts
+BROKEN_OFF = 0.15  # share of the requests that are aborted
 
 
 @dataclass(frozen=True)
 class AnswerRule:
-    """How one request ends.
+    """The rule by which one request ends.
 
     Attributes:
-        limit: Tokens after which it ends at the latest.
-        abort_prompt: Aborted once at least this many prompt tokens are computed; 0 for never.
-        abort_after: Aborted once this many tokens are generated; 0 for never.
+        limit: Largest number of generated tokens.
+        abort_prompt: Prompt tokens after which the request is aborted; 0: never.
+        abort_after: Generated tokens after which the request is aborted; 0: never.
     """
 
     limit: int
@@ -34,19 +35,19 @@ class AnswerRule:
 
     @property
     def cap(self) -> int:
-        """Tokens generated if no stop byte comes."""
+        """Number of generated tokens if no stop byte comes."""
         return 0 if self.abort_prompt else self.abort_after or self.limit
 
     def ends(self, generated: int, token: int) -> bool:
-        """Whether the answer is complete with its `generated`-th token."""
+        """Returns whether the answer is complete with its token number `generated`."""
         return token in STOP_BYTES or generated >= self.limit
 
 
 def rule_for(seed: int, conversation: int, turn: int, prompt: int, page_size: int) -> AnswerRule:
     """Returns the rule of one request whose prompt has `prompt` tokens.
 
-    The limit is such that the tokens folded into the state at the end fill a page: then even a run without tracking may
-    publish it.
+    The limit is chosen so that the tokens in the state at the end fill a page. So even a run without tracking may
+    publish that state.
     """
     chance = random.Random(f"answer {seed} {conversation} {turn}")
     limit = chance.randint(SHORTEST, LONGEST)
@@ -59,14 +60,15 @@ def rule_for(seed: int, conversation: int, turn: int, prompt: int, page_size: in
 
 
 def longest_context(conversation: Conversation, page_size: int) -> int:
-    """Returns the tokens that a conversation may come to with its answers."""
+    """Returns the largest number of tokens that a conversation can have with its answers."""
     return conversation.prompt_bytes + len(conversation.turns) * (LONGEST + page_size)
 
 
 def noise(seed: int, conversation: int, position: int) -> npt.NDArray[np.float32]:
-    """Returns Gumbel noise for the token at `position`: the argmax of logits plus noise is a sample from their softmax.
+    """Returns Gumbel noise for the token at `position`, float32 `vocabulary`.
 
-    Shape `vocabulary`. Source: Gumbel 1954; Maddison, Tarlow and Minka 2014, arXiv:1411.0030.
+    The argmax of logits plus noise is a sample from the softmax of the logits. Source: Gumbel 1954; Maddison, Tarlow
+    and Minka 2014, arXiv:1411.0030.
     """
     draw = np.random.Generator(np.random.Philox(key=seed % 2**64, counter=[conversation, position, 0, 0]))
     return draw.gumbel(size=VOCABULARY).astype(np.float32)

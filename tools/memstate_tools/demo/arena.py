@@ -1,9 +1,9 @@
-"""One block of memory as an engine allocates it: states and KV pages side by side, between bytes of no owner.
+"""One block of memory as an engine allocates it: states and KV pages side by side, with foreign bytes between them.
 
 layer-major   layer [index [plane gap] ..]     the attention layer last; each layer has its own record
 slot-major    index [layer [plane gap] ..]     slot i and page i lie in one record
 
-Knows no slot's owner. Index 0 of everything is null, as memstate wants it.
+Index 0 of all planes is the null slot or page, as memstate needs it.
 """
 
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ from torch import Tensor
 
 from memstate.state.layout import MOVE_BYTES, Plane, StateLayout
 
-GAP = MOVE_BYTES  # bytes between two blocks: a move that is one lane too long is seen
+GAP = MOVE_BYTES  # bytes between two blocks, so that a move that is one lane too long changes foreign bytes
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a plane of one layer lies, in bytes.
+    """The place of a plane of one layer in memory, in bytes.
 
     Args:
         plane: The plane.
         highest: The highest index.
-        offset: Of index 0.
-        stride: From one index to the next.
+        offset: Offset of index 0.
+        stride: Distance from one index to the next.
     """
 
     plane: Plane
@@ -41,15 +41,15 @@ class Place:
         return memory.view(self.plane.dtype).as_strided((self.highest + 1, *shape), strides, self.offset // size)
 
     def blocks(self, memory: Tensor) -> Tensor:
-        """Returns its bytes as `index byte`."""
+        """Returns the bytes of the plane as `index byte`."""
         return memory.as_strided((self.highest + 1, self.plane.nbytes), (self.stride, 1), self.offset)
 
 
 class Arena:
-    """A uint8 tensor for states and KV pages. The bytes outside of both follow a pattern.
+    """A uint8 tensor for states and KV pages. All other bytes are foreign and hold a pattern.
 
     Args:
-        states: Layout of a state; its order says how blocks follow each other.
+        states: Layout of a state. Its order decides how blocks follow each other.
         slots: Number of states.
         kv: Layout of a KV page.
         pages: Number of KV pages.
@@ -71,7 +71,7 @@ class Arena:
         self.states, self.kv = self._of(states), self._of(kv)
 
     def _of(self, layout: StateLayout) -> dict[str, list[Tensor]]:
-        """Plane name -> `index ...` of each layer."""
+        """Returns plane name -> `index ...` of each layer."""
         return {
             plane.name: [place.tensor(self.memory) for place in self.places if place.plane is plane]
             for plane in layout.planes
@@ -95,10 +95,10 @@ class Arena:
 
 
 def _room(plane: Plane) -> int:
-    """Bytes of a block and of the gap behind it."""
+    """Returns the bytes of a block and of the gap after it."""
     return -(-plane.nbytes // MOVE_BYTES) * MOVE_BYTES + GAP
 
 
 def _pattern(count: int) -> Tensor:
-    """Bytes that differ from their neighbours, from zero bytes and from each other a gap or a stride away, mostly."""
+    """Returns bytes that are not zero and mostly differ from each other one byte, one gap or one stride away."""
     return (torch.arange(count, device="cpu") * 167 % 255 + 1).to(torch.uint8)

@@ -1,9 +1,9 @@
-"""Arithmetic whose result for one row cannot depend on the batch around it, bit for bit.
+"""Arithmetic whose result for one row does not depend on the other rows of the batch, bit for bit.
 
-A sum of floats depends on its order, and libraries order their additions by the shape of the batch. Here every sum is
-exact, so that no order matters: terms are rounded to a fixed grid first, coarse enough that all partial sums fit the
-53 bits of a float64. What is not a sum uses only operations that IEEE 754 rounds exactly (+ - * / sqrt, comparisons):
-they come out the same wherever an element lies in a vector register, which `exp` need not.
+A sum of floats depends on its order, and libraries choose the order by the shape of the batch. Here every sum is exact,
+so its order does not matter: terms are first rounded to a fixed grid, so coarse that all partial sums fit into the 53
+bits of a float64. All other operations are ones that IEEE 754 rounds exactly (+ - * / sqrt, comparisons). They give the
+same result at every place of a vector register; `exp` may not.
 """
 
 import math
@@ -11,17 +11,18 @@ import math
 import torch
 from torch import Tensor
 
-LIMIT = 64.0  # magnitude at which terms are clipped: 6 bits before the point
-TERM_BITS = 20  # after the point: a term of a sum, next to weights
-WEIGHT_BITS = 16  # weights are below 8: 6 + 20 + 3 + 16 bits a product leave 8 for 256 terms
-SQUARE_BITS = 16  # both factors are terms: 2 (6 + 16) bits leave 9
-SHARE_BITS = 18  # attention: shares are at most 1, values have 14 bits: 18 + 6 + 14 leave 15 for 32768 tokens
+LIMIT = 64.0  # terms are clipped to this magnitude: 6 bits before the point
+TERM_BITS = 20  # bits after the point of a term that is multiplied by a weight
+WEIGHT_BITS = 16  # weights are below 8: a product has 6 + 20 + 3 + 16 bits, which leaves 8 for 256 terms
+SQUARE_BITS = 16  # both factors are terms: 2 (6 + 16) bits, which leaves 9
+# attention: shares are at most 1, values have 14 bits: 18 + 6 + 14 bits, which leaves 15 for 32768 tokens
+SHARE_BITS = 18
 VALUE_BITS = 14
 SQUARINGS = 8
 
 
 def fixed(x: Tensor, bits: int) -> Tensor:
-    """Rounds x to multiples of 2 ** -bits within -LIMIT..LIMIT, float64; products by powers of two are exact.
+    """Rounds x to multiples of 2 ** -bits within -LIMIT..LIMIT, float64. Scaling by a power of two is exact.
 
     Syncs: no.
     """
@@ -62,7 +63,7 @@ def unit_norm(x: Tensor) -> Tensor:
 
 
 def gate(x: Tensor) -> Tensor:
-    """Returns values in 0..1 that rise with x: a quotient that takes the part of the logistic function.
+    """Returns values in 0..1 that rise with x: a quotient in place of the logistic function.
 
     Syncs: no.
     """
@@ -76,14 +77,14 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor
         query: `batch head token dim`.
         key: `batch head position dim`.
         value: `batch head position dim`.
-        visible: `batch 1 token position`; keys and values that are not visible may be anything.
+        visible: `batch 1 token position`; keys and values that are not visible may hold any numbers.
 
     Returns:
-        float32 `batch head token dim`, zeros where nothing is visible.
+        float32 `batch head token dim`, zeros if no position is visible.
 
     Syncs: no.
     """
-    seen = visible.any(2).unsqueeze(-1)  # rubbish must not become 0 * NaN
+    seen = visible.any(2).unsqueeze(-1)  # unwritten memory may hold NaN, and 0 * NaN is NaN
     keys, values = (fixed(torch.where(seen, x, 0.0), VALUE_BITS) for x in (key, value))
     product: Tensor = fixed(query, VALUE_BITS) @ keys.mT
     score = product.float() / math.sqrt(query.shape[-1])
@@ -95,7 +96,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor
 
 
 def decaying_exp(x: Tensor) -> Tensor:
-    """Returns (1 + x / 256) ** 256 for x <= 0: monotone, near exp(x), and made of exactly rounded products only.
+    """Returns (1 + x / 256) ** 256 for x <= 0: monotone, near exp(x), and a chain of exactly rounded products.
 
     Syncs: no.
     """
@@ -106,16 +107,16 @@ def decaying_exp(x: Tensor) -> Tensor:
 
 
 class Weights:
-    """Fixed random weights from a seed, drawn one after the other on the host: every device has the same."""
+    """Fixed random weights from a seed, drawn in order on the host, so that all devices have the same."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self.device = device
         self._random = torch.Generator().manual_seed(seed)
 
     def draw(self, *shape: int, scale: float) -> Tensor:
-        """Normal numbers, float32."""
+        """Returns normal numbers, float32."""
         return (torch.randn(shape, generator=self._random, dtype=torch.float32, device="cpu") * scale).to(self.device)
 
     def matrix(self, inward: int, outward: int, gain: float = 1.0) -> Tensor:
-        """A weight of `linear`: `in out`, float64 on the grid that keeps its sums exact."""
+        """Returns a weight of `linear`, float64 `in out`, on the grid that keeps its sums exact."""
         return fixed(self.draw(inward, outward, scale=gain * inward**-0.5), WEIGHT_BITS)

@@ -1,4 +1,4 @@
-"""Compares a cached run with the uncached one: token by token, logits and states byte by byte."""
+"""Compares a cached run with the uncached run: tokens one by one, logits and states byte by byte."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,13 +11,16 @@ from memstate_tools.demo.uncached import Uncached
 
 @dataclass
 class Comparison:
-    """What was compared and what differed.
+    """Counts of what was compared and what differed.
 
     Attributes:
         tokens: Tokens compared.
         logits: Positions whose logits were compared.
         states: States compared.
-        differences: The first few, in words.
+        wrong_tokens: Tokens that differ.
+        wrong_logits: Positions whose logits differ.
+        wrong_states: States that differ.
+        differences: The first ten differences, in words.
     """
 
     tokens: int = 0
@@ -30,11 +33,11 @@ class Comparison:
 
     @property
     def identical(self) -> bool:
-        """Whether nothing differed, and something was compared at all."""
+        """Whether at least one token was compared and nothing differs."""
         return not (self.wrong_tokens or self.wrong_logits or self.wrong_states) and bool(self.tokens)
 
     def note(self, what: str) -> None:
-        """Keeps a difference in words, the first ten."""
+        """Keeps the text of a difference; only the first ten are kept."""
         if len(self.differences) < 10:
             self.differences.append(what)
 
@@ -46,14 +49,17 @@ def compare(
     uncached: Uncached,
     progress: Callable[[int], None],
 ) -> Comparison:
-    """Runs every conversation alone and uncached and compares.
+    """Runs every conversation alone without a cache, and compares it with the cached run.
 
     Args:
-        conversations: The work.
-        cached: What the cached run gave, by conversation.
-        sightings: States that the cached run held; the uncached run keeps its own at the same lengths.
+        conversations: The conversations.
+        cached: Conversation -> its transcript in the cached run.
+        sightings: States that the cached run held. The uncached run keeps its states at the same lengths.
         uncached: Runs conversations alone.
-        progress: Called with requests done.
+        progress: Called with the number of requests done.
+
+    Returns:
+        The counts.
 
     Syncs: yes.
     """

@@ -17,20 +17,21 @@ MODELS: tuple[str, ...] = get_args(names.Model)
 LAYOUTS: dict[str, Order] = {"layer-major": "layer_major", "slot-major": "slot_major"}
 ENGINES: tuple[str, ...] = get_args(names.Engine)
 STATE_ORDERS: tuple[names.StateOrder, ...] = get_args(names.StateOrder)
-ORDERS_OF = {"gdn": STATE_ORDERS[:2], "kda": STATE_ORDERS[:2], "mamba2": STATE_ORDERS[2:]}  # the default first
+# model -> orders of its state, the default first
+ORDERS_OF = {"gdn": STATE_ORDERS[:2], "kda": STATE_ORDERS[:2], "mamba2": STATE_ORDERS[2:]}
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoConfig(DemoOptions):
-    """The options, and what has none.
+    """The settings of a demo run: the options, and settings without an option.
 
     Args:
         device: Where tensors live.
-        batch: Rows of the padded batch, one more than requests can run at a time.
+        batch: Rows of the padded batch, one more than the requests that run at a time.
         size: Sizes of the model.
 
     Raises:
-        InvalidArgument: Two settings do not go together, or one has no such value.
+        InvalidArgument: Two settings do not go together, or a value is not allowed.
     """
 
     device: str = "cpu"
@@ -58,20 +59,20 @@ class DemoConfig(DemoOptions):
 
     @cached_property
     def tree(self) -> Tree:
-        """The tokens of a step of decode; of each the next one is sampled."""
+        """The tree of tokens of a decode step. A next token is sampled after each of them."""
         return tree_of(self.speculate)
 
     @property
     def speculates(self) -> bool:
-        """Whether steps may have guesses, and rows tails for them."""
+        """Whether steps may have guesses, so that rows have tails for them."""
         return self.speculate != "0"
 
     @property
     def tails(self) -> int:
-        """Tokens that a step may keep in the tail of a row; 0: rows have no tails."""
+        """Number of tokens that a step may keep in the tail of a row; 0: rows have no tails."""
         return max(len(self.tree) * self.speculates, -(-self.tail // 2))
 
     @property
     def slack(self) -> int:
-        """Tokens by which a row may be longer than the host knows when it plans."""
+        """Number of tokens by which a row may be longer than the host knows when it plans."""
         return self.overlap * self.tree.depth

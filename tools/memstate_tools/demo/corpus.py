@@ -1,6 +1,6 @@
-"""Conversations of several turns with shared system prompts: real text, from documentation strings or from a file.
+"""Makes conversations of several turns with shared system prompts, from documentation strings or from a file.
 
-Knows no model and no cache; a token is a byte.
+A token is a byte.
 """
 
 import importlib
@@ -19,13 +19,13 @@ MODULES = (
     "sched", "secrets", "shlex", "shutil", "statistics", "string", "struct", "textwrap", "threading", "tokenize",
     "uuid", "zipfile",
 )  # fmt: skip
-SHORTEST = 40  # characters of a docstring worth quoting
-LONGEST = 4096  # bytes of a conversation from a file: the attention of the small model is padded to the longest
+SHORTEST = 40  # characters of the shortest docstring that is quoted
+LONGEST = 4096  # largest number of bytes of a conversation from a file: attention is padded to the longest conversation
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """A system prompt and what the user says turn by turn, as bytes; the answers are generated."""
+    """A system prompt and the user's text of each turn, as bytes. The answers are generated."""
 
     number: int
     system: bytes
@@ -33,15 +33,15 @@ class Conversation:
 
     @property
     def prompt_bytes(self) -> int:
-        """Bytes given over all turns, answers left out."""
+        """Number of bytes of system prompt and all turns, without answers."""
         return len(self.system) + sum(map(len, self.turns))
 
 
 def from_docstrings(requests: int, seed: int) -> list[Conversation]:
-    """Returns conversations with `requests` turns in all; the same ones for the same seed and Python.
+    """Returns conversations with `requests` turns in all. The same seed and Python give the same conversations.
 
-    A third of the conversations share each system prompt. Lengths vary so that they fall before, on and after
-    multiples of every page and chunk size.
+    A third of the conversations share each system prompt. Lengths vary so that they fall before, on and after multiples
+    of every page and chunk size.
 
     Raises:
         InvalidArgument: This Python has no documentation strings.
@@ -70,7 +70,7 @@ def from_file(path: Path) -> list[Conversation]:
     """Reads one JSON object a line: {"system": "text", "turns": ["text", ...]}; "system" may be left out.
 
     Raises:
-        InvalidArgument: Names the file and the line.
+        InvalidArgument: The file cannot be read, or a line is no conversation. The message names file and line.
     """
     conversations: list[Conversation] = []
     for place, entry in objects(path, '{"system": "...", "turns": ["..."]}'):
@@ -94,7 +94,7 @@ def from_file(path: Path) -> list[Conversation]:
 
 
 def first_requests(conversations: list[Conversation], requests: int) -> list[Conversation]:
-    """Returns the conversations, cut after `requests` turns in all."""
+    """Returns the first conversations, with `requests` turns in all."""
     kept = []
     for conversation in conversations:
         turns = conversation.turns[:requests]
@@ -105,10 +105,10 @@ def first_requests(conversations: list[Conversation], requests: int) -> list[Con
 
 
 def _read_module(name: str) -> tuple[str, str, list[str]] | None:
-    """A module's summary and a question for each name documented in it; None where that is too little."""
+    """Returns a module's name, its summary and a question for each documented name; None if there are too few."""
     try:
         module = importlib.import_module(name)
-    except ImportError:  # some builds of Python leave modules out
+    except ImportError:  # some builds of Python leave out modules
         return None
     things = {thing: value for thing, value in sorted(vars(module).items()) if thing[0] != "_" and callable(value)}
     docs = {thing: _doc(value) for thing, value in things.items()}

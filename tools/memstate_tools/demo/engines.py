@@ -1,4 +1,4 @@
-"""Whose memory it is and what the kernels of the forward are told of slots: three kinds of decode engine.
+"""Three kinds of decode engines, which differ in who allocates memory and in what the kernels know of slots.
 
 own        memstate allocates; the kernels read one slot and write another and a snapshot
 in-place   memstate allocates; the kernels know one slot a row, and memstate copies around them
@@ -30,22 +30,22 @@ from memstate_tools.demo.tiers import tiers_of
 
 
 class Engine:
-    """A manager, a model, and the memory that both work on. Memory that was never written holds NaN.
+    """A manager, a model, and their memory. Memory that was never written holds NaN.
 
-    Kernels in place leave garbage in the null slot.
+    Kernels in place write garbage to the null slot.
 
     Args:
         config: Settings of the run.
-        pages: KV pages in all.
+        pages: Number of KV pages.
         pages_per_row: KV pages of the longest request.
         store: Storage below host memory.
 
     Attributes:
-        arena: The engine's memory; None where memstate allocates.
+        arena: The engine's memory; None if memstate allocates.
         marks: The marks of steps, for kernels that store states at them.
 
     Raises:
-        InvalidArgument: Not even one request fits.
+        InvalidArgument: The memory is too small for one request.
     """
 
     def __init__(self, config: DemoConfig, pages: int, pages_per_row: int, store: Store | None = None) -> None:
@@ -61,7 +61,8 @@ class Engine:
             store = faults.store(store)
         self.arena = Arena(states, config.slots, kv, pages, device) if config.engine == "arena" else None
         try:
-            backend = Backend(config.backend, config.device)  # what a run counts is the manager's own
+            # a backend of its own: its launches must not count as the manager's
+            backend = Backend(config.backend, config.device)
             self.kv = Planes.from_tensors(kv, self.arena.kv, backend) if self.arena else Planes(kv, pages, backend)
             self.mem = StateManager(
                 states, slots=config.slots, max_requests=config.batch - 1, max_batch=config.batch, tracking=tracking,
@@ -78,18 +79,18 @@ class Engine:
         self.model = HybridModel(
             size, config.seed, Backend(self.mem.backend.name, config.device), config.model, config.state_order
         )
-        if self.mem.backend.name == "cuda":  # elsewhere nothing is compiled
+        if self.mem.backend.name == "cuda":  # other backends compile nothing
             warm_up(self.mem)
         rows = [(self.mem.planes.rows, 1)] if self.mem.planes.rows is not None else []
         for storage, first in ((self.mem.planes, 0 if self.in_place else 1), (self.kv, 1), *rows):
             for layer in (layer for plane in storage.values() for layer in plane):
-                layer[first:] = float("nan")  # whatever reads fresh memory shows
+                layer[first:] = float("nan")  # NaN shows reads of memory that was never written
         self.memory = memory_of(self.mem.planes, self.kv, self.mem.device.page_table)
         self.marks = None if self.in_place else self.mem.device.marks
         self._nowhere = torch.zeros(config.batch, dtype=torch.int32, device=self.mem.backend.device)
 
     def slots(self, step: Step | StepRecord) -> Slots:
-        """Returns what the kernels of the forward are told of a step.
+        """Returns the slots of a step, as the kernels of the forward take them.
 
         Syncs: no.
         """
@@ -104,7 +105,7 @@ class Engine:
         return Slots(step.rows, step.tokens, *where, self.marks, cursor, accepted)
 
     def launch(self) -> Slots:
-        """Launches what comes before the forward of a planned step, and returns its slots.
+        """Launches the plan of a step before its forward, and returns its slots.
 
         Syncs: no.
         """
@@ -112,14 +113,14 @@ class Engine:
 
 
 def memory_of(planes: Planes, kv: Planes, page_table: Tensor) -> Memory:
-    """Returns planes and pages as the model takes them."""
+    """Returns the memory of planes and pages, as the model takes it."""
     layers = range(len(planes["conv"]) if planes.rows is not None else 0)
     tails = [(planes.tail("conv", layer), planes.tail("ssm", layer)) for layer in layers]
     return Memory(planes["conv"], planes["ssm"], kv["key"][0], kv["value"][0], page_table, tails)
 
 
 def _require_fit(config: DemoConfig, tracking: Tracking, pages: int, pages_per_row: int) -> None:
-    """Raises: InvalidArgument where not one request would fit."""
+    """Requires that at least one request fits. Raises: InvalidArgument."""
     if pages < pages_per_row:
         raise InvalidArgument(
             f"pages {pages}: the longest conversation alone needs {pages_per_row} pages of {config.page_size} tokens"

@@ -1,4 +1,4 @@
-"""Guesses tokens for steps with drafts: what the uncached run has, with some of it wrong. Knows no row."""
+"""Guesses tokens for steps with drafts: the tokens of the uncached run, with some of them wrong."""
 
 import random
 from collections.abc import Mapping
@@ -7,30 +7,30 @@ from memstate_tools.demo.transcript import Transcript
 from memstate_tools.demo.trees import Tree
 from memstate_tools.demo.work import Work
 
-RIGHT = 0.7  # share of the guesses that are right, as long as those before them are; and of second guesses
+RIGHT = 0.7  # probability that a guess is right if all before it are; and that a second guess is
 
 
 class Guesser:
-    """Guesses from what every conversation comes to.
+    """Guesses the next tokens of conversations whose tokens are known.
 
     Args:
-        seed: Of what is wrong.
-        known: What the uncached run gave, by conversation.
+        seed: Start of the random numbers that choose wrong guesses.
+        known: Conversation -> its transcript in the uncached run.
     """
 
     def __init__(self, seed: int, known: Mapping[int, Transcript]) -> None:
         self._chance, self._known = random.Random(f"guess {seed}"), known
 
     def guess(self, work: Work, at: int, most: int, tree: Tree) -> list[list[int]]:
-        """Returns up to so many tokens that may follow the first `at` of a request, and others for a fork."""
-        found = self._known[work.conversation.number].tokens[at : at + max(0, most)]
-        sides = [[self._instead(token, None) for token in found]]
+        """Returns up to `most` guesses of the tokens after the first `at`; with a fork, also second guesses."""
+        right = self._known[work.conversation.number].tokens[at : at + max(0, most)]
+        sides = [[self._instead(token, None) for token in right]]
         if tree.branches:
-            sides.append([self._instead(token, other) for token, other in zip(found, sides[0], strict=True)])
+            sides.append([self._instead(token, other) for token, other in zip(right, sides[0], strict=True)])
         return sides
 
     def _instead(self, token: int, not_: int | None) -> int:
-        """A token, or now and then another, but not that one."""
+        """Returns a token, or sometimes another one, but never `not_`."""
         while (guess := token if self._chance.random() < RIGHT else self._chance.randrange(256)) == not_:
             pass
         return guess

@@ -1,4 +1,4 @@
-"""Figures of a running decode loop, sampled from the host's mirror and the backend's counts."""
+"""Figures of a running decode loop, read from the manager's stats and the backend's counts."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -15,14 +15,14 @@ COPY = "copy_slots"
 
 @dataclass
 class Asked:
-    """What a part of the loop asked of the device.
+    """Calls of the device in a part of the loop.
 
-    What a replayed CUDA graph launches is not counted: the host has launched it once, where it was captured.
+    Launches in a replayed CUDA graph are not counted: the host launched them once, when the graph was captured.
 
     Attributes:
         step: Launches of steps (plan, settle).
-        copies: Copies around a forward.
-        ownership: Launches of the ownership changes that the scheduler had recorded.
+        copies: Copies before and after a forward.
+        ownership: Launches of ownership changes that the scheduler had recorded.
         syncs: Synchronisations.
     """
 
@@ -33,14 +33,14 @@ class Asked:
 
     @property
     def launches(self) -> int:
-        """What steps cost, without ownership changes."""
+        """Number of launches of steps, without ownership changes."""
         return self.step + self.copies
 
 
 class Gauge:
-    """Measures plan and settle.
+    """Counts the calls of plan and settle.
 
-    Copies of a snapshot count wherever they run: a submit between two measurements may run them.
+    Copies of a snapshot count even outside of a measurement, because a submit in between may run them.
     """
 
     def __init__(self, counts: Counts) -> None:
@@ -54,7 +54,7 @@ class Gauge:
 
     @contextmanager
     def adding_to(self, asked: Asked) -> Iterator[None]:
-        """Adds what a block asks of the device."""
+        """Adds the calls of a block to `asked`."""
         before = self._now()
         yield
         now = self._now()
@@ -67,24 +67,24 @@ class Gauge:
 
 @dataclass
 class Meter:
-    """What a run did; slots and tokens unless said otherwise.
+    """Counts of a run, in tokens and slots unless said otherwise.
 
     Attributes:
-        prefix_hit_tokens: Tokens that admissions started with.
-        session_hit_tokens: Those of them that a session had kept.
-        resumed: Admissions that started with some.
+        prefix_hit_tokens: Tokens of the states from which admissions started.
+        session_hit_tokens: Tokens among these that a session had kept.
+        resumed: Admissions that started from a state.
         read_cached: Admissions from a state that stays cached.
-        refused: Requests that had to wait, by what ran out, and extensions refused.
-        gave_way: What was given up because no request could go on otherwise.
-        ended: Requests by how they ended, with retracted and cancelled ones, which come back.
-        session_turns: The same of turns of sessions, aborted ones in more detail.
+        refused: Requests that had to wait, by what ran out; and refused extensions.
+        gave_way: Times that the cache was given up because no request could go on.
+        ended: Ends of requests, by reason. Retracted and cancelled requests come back and count again.
+        session_turns: Ends of turns of sessions, by reason, with more detail for aborts.
         prompts_read: Admissions of which a forward has read a part of the prompt.
-        prompt_chunks: Parts of prompts that forwards have read. The prompt of an admission is all that it knew then.
-        guessed: Tokens guessed.
-        right: Those of them that were accepted.
-        between: Calls between a plan and its forward.
-        held: Sums by kind of owner over `looks`.
-        decode: What each decode step asked for.
+        prompt_chunks: Parts of prompts that forwards have read. A prompt here has all tokens known at the admission.
+        guessed: Guessed tokens.
+        right: Guessed tokens that were accepted.
+        between: Calls between a plan and its forward, by name.
+        held: Held slots by kind of owner, summed over `looks`.
+        decode: Calls of the device in each decode step.
     """
 
     generated_tokens: int = 0
@@ -114,7 +114,7 @@ class Meter:
     decode: list[Asked] = field(default_factory=list)
 
     def look(self, mem: StateManager, rows: Iterable[Row]) -> None:
-        """Samples what is held now.
+        """Samples the slots that are held now.
 
         Syncs: no.
         """
@@ -128,22 +128,22 @@ class Meter:
 
     @property
     def slots_held_mean(self) -> float:
-        """Slots per running request, the mean over all looks at running requests."""
+        """Mean number of slots per running request, over all samples with running requests."""
         return self.slots_held_mean_sum / max(1, self.slots_held_looks)
 
     def per_decode_step(self, what: str) -> dict[str, float]:
-        """Mean and maximum of a figure of `Asked` over all decode steps; zeros of none."""
+        """Returns mean and maximum of an attribute of `Asked` over all decode steps; zeros without steps."""
         values = [getattr(asked, what) for asked in self.decode]
         return {"mean": sum(values) / max(1, len(values)), "max": max(values, default=0)}
 
     @property
     def slots_held_by_kind(self) -> dict[str, float]:
-        """Slots by kind of owner, each counted once: the mean over all samples."""
+        """Mean number of slots by kind of owner, over all samples."""
         return {kind: slots / max(1, self.looks) for kind, slots in self.held.items()}
 
 
 def held_by_kind(mem: StateManager) -> dict[str, int]:
-    """Counts the slots that are held now by the kinds of owner that `mem.inspect()` names.
+    """Returns the number of held slots by kind of owner, as `mem.inspect()` names the kinds.
 
     Syncs: no.
     """

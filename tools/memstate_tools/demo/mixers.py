@@ -4,7 +4,7 @@
     kda      q k v   conv   gated delta rule with one decay a key channel
     mamba2   x B C   conv   selective state update; a slot holds the conv window as `channel tap-1`
 
-Knows no slot's owner: it reads, writes and snapshots where it is told.
+The layers read, write and snapshot the slots that they are given.
 """
 
 from abc import ABC, abstractmethod
@@ -20,7 +20,7 @@ from memstate_tools.demo.arithmetic import Weights, gate, linear, rms_norm, unit
 from memstate_tools.demo.sizes import ModelSize
 
 Where = tuple[Tensor, Tensor, Tensor, Tensor]  # read, write, snapshot, tokens: int32 `batch`
-Tails = tuple[Any, Any]  # those of conv and ssm of a layer, as `mem.planes.tail` has them
+Tails = tuple[Any, Any]  # tails of conv and ssm of a layer, from `mem.planes.tail`
 
 
 class Mixer(ABC):
@@ -39,38 +39,38 @@ class Mixer(ABC):
     @staticmethod
     @abstractmethod
     def widths(size: ModelSize) -> tuple[int, int]:
-        """Channels of the conv, which are all inputs that it mixes; numbers that say how fast a state changes."""
+        """Returns the number of conv channels, which are all inputs, and of rates that control how a state changes."""
 
     @classmethod
     def shapes(cls, size: ModelSize) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Shapes of the planes conv and ssm, per slot and layer."""
+        """Returns the shapes of the planes conv and ssm, per slot and layer."""
         return (size.taps - 1, cls.widths(size)[0]), (size.heads, size.key, size.value)
 
     @staticmethod
     def window(conv: Tensor) -> Tensor:
-        """The plane conv of a layer as `slot tap-1 channel`."""
+        """Returns the plane conv of a layer as `slot tap-1 channel`."""
         return conv
 
     @classmethod
     @abstractmethod
     def rings(cls, size: ModelSize) -> dict[str, tuple[int, ...]]:
-        """Shapes of what the tail of a row keeps of one token in one layer, besides the inputs of the conv."""
+        """Returns the shapes of the tail of one token in one layer, without the inputs of the conv: name -> shape."""
 
     @abstractmethod
     def advance(
         self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor, marks: Marks | None,
         tail: Any, cursor: Cursor | None, parents: Tensor | None,
     ) -> None:  # fmt: skip
-        """Runs the recurrence over what the conv mixed; fills out `batch token head value` and changes ssm."""
+        """Runs the recurrence over the output of the conv. Fills out `batch token head value` and changes ssm."""
 
     def __call__(
         self, x: Tensor, where: Where, conv: Tensor, ssm: Tensor, marks: Marks | None = None,
         tails: Tails | None = None, cursor: Cursor | None = None, parents: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Runs conv and recurrence over x `batch token width`, normalised. Changes both planes.
+        """Runs conv and recurrence over normalised x `batch token width`. Changes both planes.
 
-        With marks it keeps the states there too; with tails and a cursor it folds the tails of rows, and its
-        tokens may be trees with these parents.
+        With marks, the states at the marks are stored too. With tails and a cursor, the tails of rows are folded into
+        the state; tokens may then be trees with these parents.
 
         Syncs: no.
         """
@@ -97,7 +97,7 @@ class KimiDelta(Mixer):
     @classmethod
     def rings(cls, size: ModelSize) -> dict[str, tuple[int, ...]]:
         """See `Mixer`."""
-        rates = cls.widths(size)[1] // size.heads - 1  # of a head, besides the one to learn
+        rates = cls.widths(size)[1] // size.heads - 1  # rates of a head, without the one for learning
         keys = (cls.widths(size)[0] // size.key - size.heads * size.value // size.key) // 2
         gate = (size.heads, rates) if rates > 1 else (size.heads,)
         return {"k": (keys, size.key), "v": (size.heads, size.value), "gate": gate, "beta": (size.heads,)}
@@ -108,7 +108,8 @@ class KimiDelta(Mixer):
     ) -> None:  # fmt: skip
         """See `Mixer`."""
         s = self.size
-        values, learning = s.heads * s.value, s.heads  # channels of v, and rates to learn; q and k share the rest
+        # channels of v, number of learning rates; q and k share the other channels
+        values, learning = s.heads * s.value, s.heads
         keys, forgetting = (mixed.shape[-1] - values) // 2, rates.shape[-1] - learning
         q, k, v = mixed.split((keys, keys, values), -1)
         q, k = (unit_norm(part.unflatten(-1, (-1, s.key))) for part in (q, k))
@@ -121,7 +122,7 @@ class KimiDelta(Mixer):
 
 
 class GatedDelta(KimiDelta):
-    """The same with one decay a head, and with q and k that all heads share."""
+    """The gated delta rule with one decay a head, and with q and k that all heads share."""
 
     @staticmethod
     def widths(size: ModelSize) -> tuple[int, int]:
@@ -130,13 +131,13 @@ class GatedDelta(KimiDelta):
 
 
 class Mamba2(Mixer):
-    """Formula and source: `memstate.kernels.selective`; one step, decay and skip a head, B and C shared by all."""
+    """Mamba-2: the formula of `memstate.kernels.selective`, one step, decay and skip a head; heads share B and C."""
 
     def __init__(self, size: ModelSize, weights: Weights, backend: Backend) -> None:
         super().__init__(size, weights, backend)
         self.decay = -(0.1 + weights.draw(size.heads, scale=0.2).abs())
         self.skip = weights.draw(size.heads, scale=1.0)
-        self.rate_bias = weights.draw(size.heads, scale=0.5) - 2.0  # of a softplus: steps around an eighth
+        self.rate_bias = weights.draw(size.heads, scale=0.5) - 2.0  # input of a softplus: steps are around an eighth
 
     @staticmethod
     def widths(size: ModelSize) -> tuple[int, int]:
@@ -179,9 +180,9 @@ MIXERS: dict[str, type[Mixer]] = {"gdn": GatedDelta, "mamba2": Mamba2, "kda": Ki
 def state_layout(
     size: ModelSize, model: str = "gdn", order: Order = "layer_major", state_order: str | None = None, tail: int = 0
 ) -> StateLayout:
-    """What one slot holds: the conv windows and the recurrent states of all recurrent layers.
+    """Returns the layout of a slot: the conv windows and recurrent states of all recurrent layers.
 
-    With a tail, what a row keeps of the last tokens, too.
+    With a tail, the layout also has the rings of a row for its last tokens.
     """
     conv, ssm = MIXERS[model].shapes(size)
     if state_order in TURNED:

@@ -1,7 +1,6 @@
 """A small hybrid language model over bytes: three recurrent layers to one attention layer, fixed random weights.
 
-Knows no slot's owner, no scheduler and no cache: it reads and writes whatever slots and pages it is given, and the
-same object runs the cached loop and the uncached one.
+The model reads and writes the slots and pages that it is given. The same object runs the cached and the uncached loop.
 
     recurrent   see `memstate_tools.demo.mixers`; states live in slots: read -> write, snapshot
     attention   keys and values live in pages, addressed through a page table; page 0 is never read
@@ -20,14 +19,21 @@ from memstate_tools.demo.mixers import MIXERS, TURNED, Tails
 from memstate_tools.demo.sizes import ModelSize
 from memstate_tools.demo.trees import StepTree
 
-VOCABULARY = 256  # bytes
+VOCABULARY = 256  # one token per byte value
 
 
 class Slots(NamedTuple):
-    """Where the states and pages of a step lie: int32 `batch` each, 0 for padding; rows index the page table.
+    """The slots, rows and lengths of a step: int32 `batch` each, 0 for padding.
 
-    Marks say which states inside of the step are kept as well, a cursor how far the tails of rows are folded. The
-    sampler writes to `accepted` how many tokens of each row are real.
+    Attributes:
+        rows: Rows of the page table.
+        tokens: Tokens of each row in this step.
+        read: Slots to read states from.
+        write: Slots to write states to.
+        snapshot: Slots of snapshots.
+        marks: Lengths inside the step at which states are stored too.
+        cursor: How far the tails of rows are folded.
+        accepted: Written by the sampler: how many tokens of each row are real.
     """
 
     rows: Tensor
@@ -41,15 +47,15 @@ class Slots(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """The bytes that the model works on.
+    """The memory that the model works on.
 
     Attributes:
         conv: Plane `layer slot ...`, or `slot ...` of each layer.
-        ssm: Likewise.
+        ssm: Plane `layer slot ...`, or `slot ...` of each layer.
         key: `page token head dim`.
         value: `page token head dim`.
         page_table: `row page`.
-        tails: Of each recurrent layer; none where rows have no tails.
+        tails: Tails of each recurrent layer; empty if rows have no tails.
     """
 
     conv: Tensor | Sequence[Tensor]
@@ -61,14 +67,14 @@ class Memory(NamedTuple):
 
 
 class HybridModel:
-    """Fixed random weights from a seed; `forward` is the whole model.
+    """A model with fixed random weights from a seed. `forward` runs all of it.
 
     Args:
         size: Sizes.
-        seed: Of the weights.
-        backend: Runs the kernels of the recurrent layers. Its launches are counted apart.
+        seed: Seed of the weights.
+        backend: Runs the kernels of the recurrent layers. It counts its own launches.
         mixer: Kind of the recurrent layers.
-        state_order: Order of a state in memory; None for the mixer's own.
+        state_order: Order of a state in memory; None: the default of the mixer.
     """
 
     def __init__(
@@ -89,16 +95,16 @@ class HybridModel:
         self.head = weights.matrix(s.width, VOCABULARY, gain=1.5)
 
     def forward(self, tokens: Tensor, start: Tensor, tree: StepTree, slots: Slots, memory: Memory) -> Tensor:
-        """Returns logits `batch node vocabulary` behind the nodes of each row; for those that it lacks, anything.
+        """Returns logits `batch node vocabulary` after the nodes of each row; arbitrary logits for nodes that it lacks.
 
-        Changes planes at `write` and `snapshot`, and the row's pages at start .. start + tokens. It can be captured.
+        It changes planes at `write` and `snapshot`, and the row's pages at start .. start + tokens. It can be captured.
 
         Args:
             tokens: int64 `batch token`.
-            start: int64 `batch`, tokens already folded into the row's state.
-            tree: Which token each of them follows.
-            slots: Where states and pages lie.
-            memory: The bytes.
+            start: Tokens already folded into the row's state, int64 `batch`.
+            tree: The token that each token follows.
+            slots: Slots of states, rows of pages.
+            memory: The memory.
 
         Syncs: no.
         """
@@ -116,7 +122,7 @@ class HybridModel:
         return linear(rms_norm(x), self.head)
 
     def keep_path(self, start: Tensor, nodes: Tensor, slots: Slots, memory: Memory) -> None:
-        """Moves keys and values of the accepted nodes of trees together, as `mem.device.keep_path` does tails.
+        """Moves keys and values of the accepted nodes of trees together. `mem.device.keep_path` does the same to tails.
 
         Syncs: no.
         """
@@ -128,7 +134,7 @@ class HybridModel:
         memory.value[target] = memory.value[source]
 
     def _attend(self, x: Tensor, start: Tensor, tree: StepTree, slots: Slots, memory: Memory) -> Tensor:
-        """Attends over all pages that a row may have, masking what is not written yet. x: `batch token width`."""
+        """Attends over all pages that a row may have, and masks unwritten positions. x: `batch token width`."""
         s, at = self.size, torch.arange(x.shape[1], device=x.device)
         q, k, v = linear(x, self.attention["inward"]).unflatten(-1, (3, s.heads, s.value)).unbind(2)
         pages, real = _pages(slots, memory), at < slots.tokens[:, None]
@@ -145,12 +151,12 @@ class HybridModel:
 
 
 def _pages(slots: Slots, memory: Memory) -> Tensor:
-    """The pages of each row: `batch page`."""
+    """Returns the pages of each row: `batch page`."""
     return memory.page_table[slots.rows.long()].long()
 
 
 def _places(pages: Tensor, position: Tensor, real: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
-    """Page and offset of each position: `batch token`; page 0 where it is not real."""
+    """Returns page and offset of each position: `batch token`. A position that is not real gets page 0."""
     page_size = memory.key.shape[1]
     page = pages.gather(1, (position // page_size).clamp(max=pages.shape[1] - 1))
     return torch.where(real, page, 0), position % page_size

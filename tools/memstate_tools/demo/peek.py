@@ -1,6 +1,6 @@
-"""What the demo reads and changes behind the manager's back, to compare states and to plant faults. All of it is here.
+"""Reads and changes private parts of the manager, to compare states and to plant faults.
 
-Everything else in the demo uses the public interface.
+All other modules of the demo use only public calls.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ def live_register(row: Row) -> int:
 
 
 def state_register(mem: StateManager, row: Row) -> int:
-    """Returns the register that holds a row's state on the device: its live one, or the one that it continues from.
+    """Returns the register with a row's state on the device: the live one, or the one that the row continues from.
 
     Syncs: yes.
     """
@@ -29,7 +29,7 @@ def state_register(mem: StateManager, row: Row) -> int:
 
 
 def slot_and_label(mem: StateManager, register: int) -> tuple[int, int]:
-    """Returns the slot that a register holds on the device, and the length it stands for.
+    """Returns the slot that a register holds on the device, and its label.
 
     Syncs: yes.
     """
@@ -63,9 +63,9 @@ def session_snapshots(mem: StateManager, session: Session) -> list[Snapshot]:
 
 
 def session_hit(mem: StateManager, session: Session, tokens: Sequence[int]) -> tuple[int, int]:
-    """Returns length and register of the state that a session has for a prompt; zeros where it has none."""
-    found = mem._parts.sessions.find(mem._parts.sessions.get(session), Prompt(encode(tokens), None))
-    return (found.length, found.states[0].register) if found.length else (0, 0)
+    """Returns length and register of the state that a session has for a prompt; zeros if it has none."""
+    hit = mem._parts.sessions.find(mem._parts.sessions.get(session), Prompt(encode(tokens), None))
+    return (hit.length, hit.states[0].register) if hit.length else (0, 0)
 
 
 def state_bytes(planes: Mapping[str, Tensor | Sequence[Tensor]], slot: int) -> bytes:
@@ -78,7 +78,7 @@ def state_bytes(planes: Mapping[str, Tensor | Sequence[Tensor]], slot: int) -> b
 
 
 def write_state(mem: StateManager, slot: int, data: bytes) -> None:
-    """Overwrites every byte of a slot; the inverse of `state_bytes`."""
+    """Overwrites every byte of a slot with the bytes that `state_bytes` returned."""
     values, at = np.frombuffer(data, np.uint8), 0
     for target in (layer[slot] for plane in mem.planes.values() for layer in plane):
         size = target.numel() * target.element_size()

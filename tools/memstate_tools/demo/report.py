@@ -1,4 +1,4 @@
-"""What a demo run found: as a table, as JSON, and whether it passed."""
+"""The results of a demo run: as a table, as JSON, and whether it passed."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -34,36 +34,36 @@ METER_KEYS = (
     "ended", "session_turns", "refused", "gave_way", "guessed", "right",
 )  # fmt: skip
 LOST = ("no_sharing", "evicted", "no_snapshot")
-HIDDEN = ("tiers", "audit")  # of the table: they have many lines
+HIDDEN = ("tiers", "audit")  # keys that the table leaves out, because they have many lines
 
 
 @dataclass(frozen=True)
 class DemoReport:
-    """Figures of a run.
+    """The results of a run.
 
     Attributes:
         config: The settings.
-        backend: The backend as used.
-        requests: Turns of all conversations.
+        backend: The backend in use.
+        requests: Number of turns of all conversations.
         conversations: Number of conversations.
-        meter: Figures sampled while the loop ran.
-        comparison: What was compared with the uncached run.
+        meter: Counts of the running loop.
+        comparison: Counts of the comparison with the uncached run.
         answers: Generated tokens, by conversation and turn.
         stats: The manager's figures after the last request. Bytes include the padding of slots.
-        snapshots_unseen: Snapshots that were published and gone before they could be compared.
+        snapshots_unseen: Published snapshots that were gone before they could be compared.
         snapshot_bytes_copied: Bytes copied to take snapshots.
         leaked: Slots without an owner, by the last audit.
         double_owned: Slots with two owners, or owned and free, by the last audit.
-        audits_running_clean: Whether the audits of the running loop found nothing.
-        audit_text: The first audit that found something, or the last one.
-        leaked_pages: KV pages that are taken when no request is left.
-        leaked_rows: Rows that are taken when no request is left.
-        leak_named: Owners who should hold a slot and do not.
+        audits_running_clean: Whether no audit of the running loop found a fault.
+        audit_text: The first audit with a fault, or the last one.
+        leaked_pages: KV pages in use after the last request.
+        leaked_rows: Rows in use after the last request.
+        leak_named: Owners that should hold a slot and do not.
         astray: Registers that hold a slot and should not.
-        foreign_bytes: Bytes of the engine's memory that are neither state nor page.
+        foreign_bytes: Bytes of the engine's memory outside of states and pages.
         foreign_changed: Offsets of foreign bytes that changed.
         strikes: States that sabotage replaced.
-        strikes_at_sessions: Those of them that a session kept.
+        strikes_at_sessions: Replaced states that a session kept.
         planted: The slot that was leaked on purpose.
         timings: Seconds of the cached and of the uncached run.
     """
@@ -95,7 +95,7 @@ class DemoReport:
 
     @property
     def identical(self) -> bool:
-        """Whether tokens, logits and states all agree with the uncached run."""
+        """Whether tokens, logits and states all equal those of the uncached run."""
         return self.comparison.identical
 
     @property
@@ -110,27 +110,27 @@ class DemoReport:
 
     @property
     def sessions(self) -> int:
-        """Conversations that ran as streaming sessions."""
+        """Number of conversations that ran as streaming sessions."""
         return min(self.config.sessions, self.conversations)
 
     @property
     def distinct_tokens(self) -> int:
-        """Different tokens among those that were generated."""
+        """Number of different tokens among the generated ones."""
         return len({token for answer in self.answers for token in answer})
 
     @property
     def forwards_per_prompt(self) -> float:
-        """Forwards that read a part of an admitted prompt, on average; prompts that none has read do not count."""
+        """Mean number of forwards that read a part of an admitted prompt. Prompts that no forward read do not count."""
         return self.meter.prompt_chunks / max(1, self.meter.prompts_read)
 
     @property
     def states_filed_per_request(self) -> float:
-        """States that the prefix cache took in for a request, on average."""
+        """Mean number of states that the prefix cache took for a request."""
         return self.stats.prefix.inserted / self.requests
 
     @property
     def ok(self) -> bool:
-        """Whether the run passed: a sabotaged run must differ, and a planted leak must be the only one named."""
+        """Whether the run passed. A sabotaged run must differ, and the audit must name a planted leak and no other."""
         return not self.failure()
 
     @property
@@ -140,7 +140,7 @@ class DemoReport:
         return owners == self.leak_named and len(owners) == (self.planted is not None)
 
     def failure(self) -> str:
-        """Returns one line that says what is wrong; empty where the run passed."""
+        """Returns one line that says what is wrong; empty if the run passed."""
         c, kind = self.comparison, self.config.sabotage
         wrong = f"{c.wrong_tokens} tokens, {c.wrong_logits} logits, {c.wrong_states} states"
         faults = {
@@ -151,12 +151,12 @@ class DemoReport:
             ),
             self.left(): self.left(),
         }
-        return "; ".join(text for text, found in faults.items() if found)
+        return "; ".join(text for text, is_so in faults.items() if is_so)
 
     def left(self) -> str:
-        """Returns one line that says what leaked, has two owners or is damaged; empty for nothing but what is planted.
+        """Returns one line that says what leaked, has two owners or is damaged; empty if only the planted leak is left.
 
-        A planted leak that the audit does not name counts.
+        A planted leak that the audit does not name counts as wrong.
         """
         planted = self.planted is not None
         leaked_records = self.tiers.leaked_records if self.tiers else 0
@@ -177,10 +177,10 @@ class DemoReport:
                 self.foreign_changed
             ),
         }
-        return "; ".join(text for text, found in faults.items() if found)
+        return "; ".join(text for text, is_so in faults.items() if is_so)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the keys of the command's contract and more."""
+        """Returns all figures of the run, with the keys that scripts rely on."""
         m, c, stats, tiers, prefix = self.meter, self.comparison, self.stats, self.tiers, self.stats.prefix
         return {
             **{key: getattr(self.config, key) for key in CONFIG_KEYS},
@@ -218,7 +218,7 @@ class DemoReport:
         }
 
     def table(self) -> dict[str, str]:
-        """Returns what the JSON has as text, by headings."""
+        """Returns the figures of the JSON as text: heading -> text."""
         return {key.replace("_", " "): _text(value, key) for key, value in self.to_json().items() if key not in HIDDEN}
 
 

@@ -1,4 +1,4 @@
-"""Puts a demo run together: the same work cached and uncached, the comparison, the audit."""
+"""Runs a demo: the same conversations cached and uncached, the comparison, the audits."""
 
 import time
 from collections.abc import Callable
@@ -34,11 +34,14 @@ Progress = Callable[[int, int], None]
 
 
 def run(config: DemoConfig, progress: Progress | None = None) -> DemoReport:
-    """Runs the decode loop, then every conversation alone and uncached, and compares; audits in between and after.
+    """Runs the decode loop, then every conversation alone without a cache, and compares. Audits run during and after.
 
     Args:
         config: Settings of the run.
-        progress: Called with (done, total) requests, both runs counted.
+        progress: Called with (done, total) requests; the total counts both runs.
+
+    Returns:
+        The results.
 
     Raises:
         InvalidArgument: The settings cannot work.
@@ -53,8 +56,10 @@ def _run(given: DemoConfig, store: Store | None, report: Progress) -> DemoReport
     conversations = _conversations(given)
     requests = sum(len(conversation.turns) for conversation in conversations)
     longest = max(longest_context(conversation, given.page_size) for conversation in conversations)
-    config = replace(given, chunk=min(given.chunk, longest))  # every prefill step is padded to a chunk
-    rejected = 2 * (len(config.tree) - 1 - config.tree.depth)  # beside the path that is right, in two steps
+    # every prefill step is padded to a chunk, so none is longer than needed
+    config = replace(given, chunk=min(given.chunk, longest))
+    # rejected nodes of two steps, which need pages for a moment
+    rejected = 2 * (len(config.tree) - 1 - config.tree.depth)
     pages_per_row = -(-(longest + rejected) // config.page_size)
     pages = config.pages if config.pages is not None else 2 * pages_per_row
     engine = Engine(config, pages, pages_per_row, store)
@@ -69,7 +74,7 @@ def _run(given: DemoConfig, store: Store | None, report: Progress) -> DemoReport
     def request_done(done: int) -> None:
         report(done, 2 * requests)
         if done in (requests // 3, 2 * requests // 3):
-            audits.append(mem.audit())  # while requests run: no false alarm allowed
+            audits.append(mem.audit())  # requests run now, and the audit must still find nothing
 
     stepper = Stepper(
         engine.model, engine.memory, config.batch, config.chunk, engine.launch, engine.marks, config.tree, config.slack,
@@ -88,7 +93,7 @@ def _run(given: DemoConfig, store: Store | None, report: Progress) -> DemoReport
     stats = mem.stats()
     audits.append(mem.audit())
     admission.cache.clear()
-    empty = mem.stats()  # no request and no cached state is left
+    empty = mem.stats()  # neither requests nor cached states are left
     planted = _plant_leak(mem) if config.plant_leak else None
     last = mem.audit()
     if mem.tiers is not None:
@@ -136,12 +141,12 @@ def _conversations(config: DemoConfig) -> list[Conversation]:
 
 
 def _copied_by_hits(mem: StateManager, meter: Meter) -> int:
-    """Bytes that copies from cached states moved; nothing where the first step reads them directly."""
+    """Returns the bytes that were copied from cached states; 0 if the first step reads them directly."""
     return 0 if mem.forward.direct_hits else meter.read_cached * mem.planes.whole.slot_bytes
 
 
 def _plant_leak(mem: StateManager) -> int:
-    """Admits a request and empties its register; returns the slot that has no owner then. Syncs: yes."""
+    """Admits a request and empties its register. Returns the slot, which has no owner then. Syncs: yes."""
     (row,) = mem.admit([Request("planted leak")])
     mem.submit()
     return peek.empty_register(mem, peek.live_register(row))

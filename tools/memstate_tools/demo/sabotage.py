@@ -1,4 +1,4 @@
-"""Puts a wrong state where one is about to be used: the comparison must notice. Only bytes change."""
+"""Overwrites a state that a request is about to use. The comparison must then find a difference."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -10,7 +10,14 @@ from memstate_tools.demo.work import Work
 
 
 class Target(NamedTuple):
-    """A state that a request is about to go on from: its register, and its length in tokens."""
+    """A state that a request is about to start from.
+
+    Attributes:
+        work: The request.
+        register: Register of the state.
+        length: Tokens of the state.
+        cached: Whether the state is in the prefix cache; otherwise a session keeps it.
+    """
 
     work: Work
     register: int
@@ -19,12 +26,13 @@ class Target(NamedTuple):
 
 
 class Sabotage:
-    """Strikes once, at the first hit whose request goes on to generate something; again if that came to nothing.
+    """Replaces a state at the first hit of a request that is to generate something.
 
-    States in the prefix cache come before those that a session kept.
+    If that request ends before it generates a token, the next hit is used. States in the prefix cache come before those
+    that a session kept.
 
     Args:
-        kind: "swap" exchanges the bytes of the state with those of another one that is kept. "stale" replaces them by
+        kind: "swap" exchanges the bytes of the state and of another kept state. "stale" replaces the bytes by those of
             the state one token earlier.
         mem: The manager.
         state_after: Returns the bytes of the state after some tokens, computed apart.

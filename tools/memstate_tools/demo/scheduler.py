@@ -1,10 +1,10 @@
-"""The decode loop: continuous batching over one manager, with overlap, chunked prefill, aborts and retractions.
+"""Runs the decode loop: continuous batching over one manager, with overlap, chunked prefill, aborts and retractions.
 
 with overlap       plan(t+1) forward(t+1)   read results(t)   settle(t)   ends, publications   plan(t+2) ..
 without            plan(t)   forward(t)     read results(t)   settle(t)   ends, publications   plan(t+1) ..
 
-Now and then requests are retracted, admitted and published between a plan and its forward, as a scheduler in its own
-thread would do. Knows tokens, rows and counts; never a slot.
+Sometimes requests are retracted, admitted and published between a plan and its forward, as a scheduler in its own
+thread would do. The scheduler works with tokens, rows and counts, never with slots.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,12 +33,12 @@ class Scheduler:
 
     Args:
         config: Settings of the run.
-        engine: Its manager has `max_requests` below the batch, so that there is always padding.
-        stepper: The forward on the engine's memory.
+        engine: The engine. Its manager has fewer rows than the batch, so that there is always padding.
+        stepper: Runs the forward on the engine's memory.
         admission: Decides which request gets a row.
-        chance: Decides what goes wrong.
-        meter: Collects figures.
-        witness: Reads states back to compare them.
+        chance: Decides which disturbances happen.
+        meter: Counts.
+        witness: Reads states back, for the comparison.
         progress: Called with the number of requests done.
         guesser: Guesses tokens, with `speculate`.
     """
@@ -54,14 +54,14 @@ class Scheduler:
         self.transcripts: dict[int, Transcript] = {}
         self._arrivals: list[tuple[int, Work]] = []
         self._clock = self._done = 0
-        self._between = False  # a step is planned, and its forward not launched
+        self._between = False  # whether a step is planned and its forward not launched
         self._flight: Flight | None = None
 
     def run(self, conversations: Sequence[Conversation]) -> dict[int, Transcript]:
-        """Works until every turn has ended.
+        """Runs until every turn has ended.
 
         Returns:
-            What came out, by conversation.
+            Conversation -> its transcript.
 
         Syncs: yes, for results.
         """
@@ -72,7 +72,7 @@ class Scheduler:
             at += self.chance.gap(ARRIVAL_GAP)
         while self._arrivals or self.admission.waiting or self.running:
             self._iterate()
-        if self._flight:  # a last step that was dead
+        if self._flight:  # the last step, which was dead
             self._collect(self._flight)
             self._flight = None
         return self.transcripts
@@ -101,18 +101,18 @@ class Scheduler:
         self.meter.look(self.mem, (work.handle for work in self.running))
 
     def _launch(self) -> Flight | None:
-        """Plans and submits a step for every request that is not known to be finished."""
+        """Plans and submits a step for every request that is not known to end."""
         going = self._with_pages()
         if not going:
             return None
         batch = assemble(self.config, going)
         asked, run = Asked(), list[Results]()
-        whole = self.meter.steps % 2 == 1 and not self.config.sabotage  # every other step: one upload and one graph
+        whole = self.meter.steps % 2 == 1 and not self.config.sabotage  # every other step is one upload and one graph
         replay = (lambda: run.append(self.stepper.run(batch.inputs))) if whole else None
         with self.gauge.adding_to(asked):
             drafts = batch.drafts if self.config.speculates else 0
             step = self.mem.plan(batch.rows, batch.counts, replay=replay, drafts=drafts, defer=self.config.tail)
-        # until the guesses of the step before are told, the rows of this one go on
+        # until the accepted guesses of the last step are known, rows of this step cannot be given up
         told = self._flight is None or not self._flight.step.drafted
         if not whole and told and self.chance.cancels():
             self._cancel(step, batch)
@@ -140,7 +140,7 @@ class Scheduler:
         self._break_off(admitted)
 
     def _meddle(self, told: bool) -> None:
-        """Calls that come between a plan and its forward; only some while the lengths of rows are not told yet."""
+        """Makes calls between a plan and its forward; fewer if the lengths of rows are not known yet (`told`)."""
         self._between = True
         calls: dict[str, Callable[[], object]] = {
             "retract": lambda: self._retract(self.chance.retracts_one(self.running), "between plan and forward"),
@@ -155,15 +155,15 @@ class Scheduler:
             if not told and call in ("retract", "admit", "publish"):
                 continue
             self.meter.between[call] += 1
-            if call != "admit" or not self.config.sabotage:  # which reads slots that may have to wait
+            if call != "admit" or not self.config.sabotage:  # an admission of sabotage reads slots, which may be queued
                 act = calls[call]
                 act()
         self._between = False
 
     def _with_pages(self) -> list[Going]:
-        """Returns what requests that go on do next. They have KV pages for it.
+        """Returns the next tokens of each request that goes on, after giving it KV pages for them.
 
-        Cached states make way first, then the youngest.
+        If pages run out, cached states make way first, then the youngest request.
         """
         while True:
             going = [self._next(work) for work in self.running if not work.sure_to_end]
@@ -178,27 +178,27 @@ class Scheduler:
                 self._make_way()
 
     def _next(self, work: Work) -> Going:
-        """Chooses tokens and guesses of a request, as far as its tail has room and its answer may go."""
-        coming = work.folded >= len(work.tokens)  # one sampled token at least is on its way
+        """Chooses the next tokens and guesses of a request, limited by its tail and by the end of its answer."""
+        coming = work.folded >= len(work.tokens)  # whether a sampled token is not read yet
         n = self.mem.chunk(work.handle, min(max(1, len(work.tokens) - work.folded), self.config.chunk))
         if not self.config.speculates or work.folded + n < len(work.tokens):
             return Going(work, n, 0, [], 0)
         tree, before = self.config.tree, self._flight.entries if self._flight else []
         flying = sum(entry.drafts for entry in before if entry.current and entry.work is work)
-        gained = tree.depths[flying]  # tokens, at most
+        gained = tree.depths[flying]  # tokens at most
         depth = min(len(tree) - n, work.rule.limit - len(work.answer) - 1 - coming - gained)
         candidates = self.guesser.guess(work, work.folded + n, max(0, depth) + gained, tree)
         return Going(work, n, tree.fit(len(tree) - n, min(depth, len(candidates[0]) - gained)), candidates, flying)
 
     def _make_way(self) -> None:
-        """The youngest request makes way; what is kept for later does where a request runs alone."""
+        """Retracts the youngest request. If a request runs alone, the cache is given up instead."""
         alone = len(self.running) == 1
         self._retract([self.running[-1]], "pages ran out")
         while alone and self.admission.give_way():
             pass
 
     def _collect(self, flight: Flight) -> None:
-        """Reads the results of a step, settles it and ends the requests that are done."""
+        """Reads the results of a step, settles it, and ends the requests that are done."""
         sampled, logits = flight.results.read()
         finished = [False] * self.config.batch
         accepted = flight.step.tokens_of.tolist()
@@ -238,14 +238,14 @@ class Scheduler:
             self._abort(work)
 
     def _publish_due(self) -> None:
-        """Gives whole pages of running requests to the cache once they are confirmed, and snapshots with them."""
+        """Publishes whole confirmed pages of running requests to the cache, with their snapshots."""
         page, due = self.config.page_size, []
         for work in self.running:
             confirmed = self.mem.info(work.handle).confirmed
             whole = confirmed // page * page
             if whole > work.published:
                 due.append(work)
-                # Redirect has the snapshot one step after the boundary, of guesses up to two; later it never will
+                # under Redirect a snapshot comes one step after the boundary, with guesses up to two, and never later
                 if confirmed > whole + 2 * self.config.tails:
                     work.published = whole
         if due:
@@ -267,7 +267,7 @@ class Scheduler:
             self._retract(unlucky, "at random")
 
     def _break_off(self, admitted: Sequence[Work]) -> None:
-        """Aborts requests whose user gives up while the prompt is being read, some of them before any step."""
+        """Aborts requests whose user gives up during the prompt, some of them before any step."""
         at_once = [work for work in admitted if work.rule.abort_prompt and self.chance.aborts_at_once()]
         for work in list(self.running):
             if work in at_once or (work.rule.abort_prompt and work.folded >= work.rule.abort_prompt):
@@ -292,15 +292,15 @@ class Scheduler:
             self._send_back(work, f"retracted, {why}")
 
     def _keep(self, works: Sequence[Work], why: str) -> None:
-        """Ends rows, whose states go to the cache."""
+        """Ends rows, and keeps their states in the cache."""
         for work in works:
             self._see(work, why)
         rows, tokens = [work.handle for work in works], [work.tokens for work in works]
-        lengths = [len(work.tokens) for work in works]  # the device may have gone on behind the end
+        lengths = [len(work.tokens) for work in works]  # the device may have computed tokens after the end
         self._watch(works, self.mem.end(rows, keep="cache", tokens=tokens, lengths=lengths))
 
     def _cancel(self, step: Step, batch: Batch) -> None:
-        """The rows of a step that never ran are gone; their requests start over from what was kept."""
+        """Cancels a step. Its rows end, and their requests start again from the states that were kept."""
         tokens: list[list[int] | None] = [None] * self.config.batch
         for entry in batch.entries:
             tokens[entry.place] = entry.work.tokens
@@ -310,7 +310,7 @@ class Scheduler:
             self._send_back(entry.work, "cancelled")
 
     def _see(self, work: Work, why: str) -> None:
-        if work.begun and not self._between:  # else the forward has still to write it
+        if work.begun and not self._between:  # if the step's forward is not launched yet, the state is not written yet
             self.witness.see_live(work.conversation.number, work.handle, why, len(work.tokens))
 
     def _send_back(self, work: Work, why: str) -> None:
@@ -319,7 +319,7 @@ class Scheduler:
         self.admission.waiting.insert(0, work)
 
     def _end(self, work: Work, how: str) -> None:
-        """Notes the answer and lets the next turn arrive."""
+        """Notes the answer, and lets the next turn arrive."""
         conversation, turn = work.conversation, work.turn + 1
         transcript = self.transcripts[conversation.number]
         transcript.answers.append(work.answer)
@@ -340,7 +340,7 @@ class Scheduler:
         self.running.remove(work)
 
     def _note_turn(self, work: Work, how: str) -> None:
-        """Counts a turn of a session that ended, and has the states seen that the session keeps."""
+        """Counts the end of a session's turn, and watches the states that the session keeps."""
         aborted = "turn" if work.begun else "turn before any step"
         which = "first" if work.turn == 0 else "later"
         self.meter.session_turns[f"{how}, {which} {aborted}" if how == "aborted" else how] += 1

@@ -1,11 +1,11 @@
-"""What a demo run shows, in four sentences. Each says the opposite where it is not so."""
+"""Describes a demo run in four sentences. A sentence says so if its claim does not hold."""
 
 from memstate.cli.units import measured, several
 from memstate_tools.demo.report import DemoReport
 
 
 def sentences(report: DemoReport) -> list[str]:
-    """Returns what was served, whether it is right, what memstate saved, and whether anything leaked."""
+    """Returns the sentences: what was served, whether it is right, what memstate saved, and whether anything leaked."""
     return [_served(report), _equals(report), _saved(report), _leaked(report)]
 
 

@@ -1,4 +1,4 @@
-"""Sizes of the demo's model. Knows no weights and no kernel."""
+"""Sizes of the demo's model."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,16 @@ from memstate.state.layout import Plane, StateLayout
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Sizes of the model; all but the counts of layers and heads are channels.
+    """Sizes of the model: numbers of layers and heads, and channels.
 
-    key: of a head's keys, or Mamba's states; value: of a head's values, or Mamba's channels.
+    Attributes:
+        recurrent_layers: Number of recurrent layers.
+        width: Channels between the layers.
+        key: Channels of a head's keys, or Mamba's states.
+        value: Channels of a head's values, or Mamba's channels.
+        heads: Number of heads.
+        taps: Taps of the convolution.
+        hidden: Channels inside the MLP.
     """
 
     recurrent_layers: int = 3
@@ -23,7 +30,7 @@ class ModelSize:
     hidden: int = 64
 
     def page_layout(self, page_size: int) -> StateLayout:
-        """What one KV page holds: `page_size` tokens of the attention layer."""
+        """Returns the layout of one KV page: `page_size` tokens of the attention layer."""
         shape = (page_size, self.heads, self.value)
         return StateLayout(
             tuple(Plane(name, shape, torch.float32, rewritten_each_step=False) for name in ("key", "value")), 1

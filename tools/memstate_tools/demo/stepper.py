@@ -1,8 +1,8 @@
-"""A forward pass and the sampled tokens of a padded batch: called on a CPU, replayed as a CUDA graph on a GPU.
+"""Runs the forward of a padded batch and samples its tokens: as a call on a CPU, as a replayed CUDA graph on a GPU.
 
-Knows no request. The first input token of a step may be the token that the step before sampled, which then never leaves
-the device: so the next step can start before the results of the last one are known. With guesses, it begins behind
-those that were right, whose number only the device knows then: it takes its inputs from that place on.
+The first input token of a step may be the token that the last step sampled. It stays on the device, so the next step
+can start before the host knows the last results. With guesses, the next step begins after the accepted ones. Only the
+device knows their number, so it chooses the inputs from that place on.
 """
 
 from collections.abc import Callable
@@ -20,14 +20,14 @@ Logits = npt.NDArray[np.float32]
 
 
 class Inputs:
-    """What the rows of one step fold in, filled by the host.
+    """The inputs of one step, filled by the host.
 
     Attributes:
-        tokens: Byte values, `batch side token+slack`: those of the step, wherever it begins, by how far they lie behind
-            the tokens folded before; known ones at side 0.
+        tokens: Byte values, `batch side token+slack`, from the first token that the step may begin with. Known tokens
+            are at side 0.
         start: Tokens folded before, as far as the host knows, `batch`.
         fed: Whether the first token is the one sampled for this row a step ago, `batch`.
-        drafts: Of the tokens of each row, how many of the last are guesses, `batch`.
+        drafts: Number of guesses at the end of each row's tokens, `batch`.
         noise: Added to logits before the argmax, `batch depth+slack vocabulary`.
     """
 
@@ -43,7 +43,8 @@ class Results:
     """Sampled tokens and logits of one step, on their way to the host."""
 
     def __init__(self, sampled: Tensor, logits: Tensor) -> None:
-        self._sampled, self._logits = (self._copy(x) for x in (sampled, logits))  # the next step overwrites them
+        # copied, because the next step overwrites them
+        self._sampled, self._logits = (self._copy(x) for x in (sampled, logits))
         self._event = torch.cuda.Event() if sampled.is_cuda else None
         if self._event:
             self._event.record()
@@ -63,22 +64,21 @@ class Results:
 
 
 class Stepper:
-    """Runs steps of some shapes, such as `batch chunk` and `batch 1`, of one model on one memory.
+    """Runs steps of a few shapes, such as `batch chunk` and `batch 1`, of one model on one memory.
 
-    On CUDA each shape is captured once, and once more with everything that comes before the forward. The vectors of a
-    step are part of the graph, so they must be the same tensors every time. Warm-up runs on null rows and changes no
-    state.
+    On CUDA each shape is captured twice: the forward alone, and with all launches before it. The vectors of a step are
+    part of the graph, so they must be the same tensors every time. Warm-up runs on null rows and changes no state.
 
     Args:
         model: The model.
         memory: Planes, pages and page table.
-        batch: Rows.
+        batch: Number of rows.
         chunk: Tokens of a prefill step.
-        launch: Launches what comes before the forward of a planned step, and returns its slots.
-        marks: The marks of steps on the device; None: steps have none.
-        tree: The tokens of a step of decode; behind each of them one is sampled.
+        launch: Launches the plan before the forward of a step, and returns its slots.
+        marks: The marks of steps on the device; None: steps have no marks.
+        tree: The tree of tokens of a decode step. A token is sampled after each of them.
         slack: Tokens by which a row may be longer than the host knows.
-        keep_path: Moves the tails of the accepted nodes of a tree that forks.
+        keep_path: Moves the tails of the accepted nodes of a tree with branches.
     """
 
     def __init__(
@@ -108,8 +108,8 @@ class Stepper:
         """Submits one step. Changes the memory at the slots and pages of real rows.
 
         Args:
-            inputs: What the rows fold in.
-            slots: Those of the step. None: they are launched first, on CUDA in the same graph.
+            inputs: The inputs of the rows.
+            slots: The slots of the step. None: they are launched first, on CUDA in the same graph.
 
         Syncs: no.
         """
@@ -122,7 +122,7 @@ class Stepper:
         return Results(self._sampled, self._logits)
 
     def _upload(self, values: npt.NDArray[np.generic], to: Tensor) -> None:
-        """The pinned copy is fresh each time: torch frees it only after the transfer has run."""
+        """Uploads an array. The pinned copy is new each time; torch frees it only after the transfer."""
         source = torch.from_numpy(values)
         to.copy_(source.pin_memory() if to.is_cuda else source, non_blocking=True)
 
@@ -132,7 +132,7 @@ class Stepper:
             slots = self._launch()
         packed = self._packed[width]
         start, fed, drafts = packed[:, -3:].unbind(1)
-        shift = torch.zeros_like(start)  # by as many guesses as were right
+        shift = torch.zeros_like(start)  # number of accepted guesses
         if slots.cursor is not None:
             shift = torch.where(slots.rows > 0, slots.cursor.label + slots.cursor.pending - start, 0)
         tree, at = self._tree, torch.arange(width, device=self.device)
@@ -140,7 +140,7 @@ class Stepper:
         side, place = tree.sides[grown.nodes(at)], shift[:, None] + grown.spread(tree.depths, at)
         tokens = packed.gather(1, side * (width + self._slack) + place)
         tokens[:, 0] = torch.where(fed > 0, self._next, tokens[:, 0])
-        if width == 1:  # a step of decode has no marks
+        if width == 1:  # a decode step has no marks
             slots = slots._replace(marks=None)
         start = start + shift
         logits = self.model.forward(tokens, start, grown, slots, self.memory)
@@ -150,7 +150,7 @@ class Stepper:
         self._accept(tokens, start, grown, drafts, slots)
 
     def _accept(self, tokens: Tensor, start: Tensor, grown: StepTree, drafts: Tensor, slots: Slots) -> None:
-        """Finds the guesses that were sampled, notes the token behind them, and moves what forks have left between."""
+        """Finds the accepted guesses, keeps the token after them, and closes the gaps that rejected branches leave."""
         last = self._tree.walk(tokens.gather(1, grown.tokens(tokens.shape[1])), self._sampled, drafts)
         self._next.copy_(self._sampled.gather(1, last[:, None])[:, 0])
         if slots.accepted is not None:
@@ -164,13 +164,13 @@ class Stepper:
         key = width, slots is None
         if key not in self._graphs:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):  # records, runs nothing
+            with torch.cuda.graph(graph):  # this records the body and runs nothing
                 self._body(width, slots)
             self._graphs[key] = graph
         return self._graphs[key]
 
     def _warm_up(self) -> None:
-        """Compiles every kernel before the first capture, on a side stream as capturing demands."""
+        """Compiles every kernel before the first capture, on a side stream as captures require."""
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):

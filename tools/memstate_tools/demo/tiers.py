@@ -1,4 +1,4 @@
-"""Host memory and storage of the demo. Knows no slot."""
+"""Makes the host memory and the storage of a demo run."""
 
 import tempfile
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from memstate_tools.demo.config import DemoConfig
 
 @contextmanager
 def storage_of(config: DemoConfig) -> Iterator[Store | None]:
-    """Yields the storage of a run; without a path, files in a temporary folder.
+    """Yields the storage of a run. Storage "file" without a path uses a temporary folder.
 
     Raises:
         ConfigurationError: The storage cannot be used.
@@ -29,7 +29,7 @@ def storage_of(config: DemoConfig) -> Iterator[Store | None]:
 
 
 def tiers_of(config: DemoConfig, store: Store | None, kv: Planes) -> Tiers | None:
-    """Returns the settings of the tiers; None where the run has none."""
+    """Returns the settings of the tiers; None if the run has none."""
     if config.host_slots is None and store is None:
         return None
     return Tiers(

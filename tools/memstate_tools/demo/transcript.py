@@ -1,4 +1,4 @@
-"""What a run leaves behind to be compared: tokens, logits, and the bytes of states. Knows no model."""
+"""Records of a run for the comparison: tokens, logits, and the bytes of states."""
 
 from dataclasses import dataclass, field
 
@@ -10,13 +10,13 @@ from memstate_tools.demo.stepper import Logits
 
 @dataclass
 class Transcript:
-    """What came out of one conversation.
+    """The record of one conversation.
 
     Attributes:
-        tokens: The whole token stream.
-        answers: The answers in it.
-        logits: By position, where a token was sampled.
-        states: Bytes of a state, by the number of tokens it stands for.
+        tokens: All tokens.
+        answers: Tokens of each answer.
+        logits: Position -> logits, where a token was sampled.
+        states: Number of tokens -> bytes of the state after them.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -27,7 +27,14 @@ class Transcript:
 
 @dataclass(frozen=True)
 class Sighting:
-    """The bytes of a state that the manager held, and the token length it stood for according to its label."""
+    """A state that the manager held.
+
+    Attributes:
+        conversation: Number of the conversation.
+        length: Tokens of the state, by its label.
+        what: Kind of the state, for messages.
+        data: Bytes of the state.
+    """
 
     conversation: int
     length: int
@@ -36,13 +43,13 @@ class Sighting:
 
 
 class Witness:
-    """Reads states back while the manager runs, from where the device's own registers say they are.
+    """Reads states back while the manager runs, from the slots that the device's registers name.
 
-    A published snapshot is read after the plan that submits its move, so that looking submits nothing of its own.
+    A published snapshot is read after the plan that submits its move. So reading submits nothing by itself.
 
     Attributes:
         sightings: States that were read.
-        missed: Snapshots that were given up before they could be read.
+        missed: Snapshots that were dropped before they could be read.
     """
 
     def __init__(self, mem: StateManager) -> None:
@@ -52,13 +59,13 @@ class Witness:
         self._waiting: list[tuple[int, Snapshot, str]] = []
 
     def watch(self, conversation: int, snapshot: Snapshot, what: str) -> None:
-        """Notes a snapshot just published or kept by a conversation."""
+        """Notes a snapshot that a conversation has just published or kept."""
         self._waiting.append((conversation, snapshot, what))
 
     def look(self) -> None:
-        """Reads the snapshots noted since, unless they are gone. Their moves must have been submitted.
+        """Reads the noted snapshots that still exist. Their moves must have been submitted.
 
-        Syncs: yes, where there are any.
+        Syncs: yes, if there are any.
         """
         for conversation, snapshot, what in self._waiting:
             if peek.exists(self.mem, snapshot):
@@ -68,22 +75,22 @@ class Witness:
         self._waiting.clear()
 
     def look_now(self) -> None:
-        """Does the same at any time: submits first what is recorded.
+        """Submits recorded changes, then reads the noted snapshots.
 
-        Syncs: yes, where there are any.
+        Syncs: yes, if there are any.
         """
         if self._waiting:
             self.mem.submit()
             self.look()
 
     def see_live(self, conversation: int, row: Row, why: str, most: int) -> None:
-        """Reads the live state of a row about to end, also that of a dead step.
+        """Reads the live state of a row that is about to end, also that of a dead step.
 
         Args:
             conversation: Number of the conversation.
             row: The row.
-            why: It ends.
-            most: Tokens of its text. With guesses, the device may have gone on behind the end.
+            why: Why it ends, for messages.
+            most: Tokens of its text. With guesses, the device may have computed more; such a state is left out.
 
         Syncs: yes.
         """

@@ -1,12 +1,12 @@
-"""Trees of guesses: what a step's tokens follow, on the host and on the device. Knows no request.
+"""Trees of guesses on the host and on the device: which token each token of a step follows.
 
-The tokens of a row in a step are those that are known, and guesses behind the last of them, which is node 0:
+The tokens of a row in a step are known tokens, then guesses after the last known token, which is node 0:
 
     token   k k 0 1 2 3 4 5 6       0 - 1 - 3 - 6
     node    0 0 0 1 2 3 4 5 6         |   ` 4
     depth   0 0 0 1 1 2 2 2 3         ` 2 - 5
 
-A chain of guesses is a tree as well.
+A chain of guesses is also a tree.
 """
 
 from bisect import bisect_right
@@ -20,16 +20,17 @@ from torch import Tensor
 
 from memstate.errors import InvalidArgument
 
-MOST = 64  # nodes of a chain
+MOST = 64  # largest number of nodes of a chain
 
 
 @dataclass(frozen=True)
 class Tree:
-    """Nodes by depth, so that the first few of them are a tree as well.
+    """A tree whose nodes are ordered by depth, so that its first nodes are a tree too.
 
     Args:
-        parents: The node before each node; -1 before node 0.
-        sides: Which of the guesses for its position each node is. Nodes with the same parent differ in it.
+        parents: Parent of each node; -1 for node 0.
+        sides: Number of the guess that each node is, among the guesses for its position. Nodes with the same parent
+            have different sides.
     """
 
     parents: tuple[int, ...]
@@ -40,37 +41,37 @@ class Tree:
 
     @cached_property
     def paths(self) -> tuple[tuple[int, ...], ...]:
-        """The nodes down to each node, itself the last."""
-        found: list[tuple[int, ...]] = []
+        """Node -> the nodes from node 0 down to it."""
+        paths: list[tuple[int, ...]] = []
         for node, parent in enumerate(self.parents):
-            found.append((*(found[parent] if node else ()), node))
-        return tuple(found)
+            paths.append((*(paths[parent] if node else ()), node))
+        return tuple(paths)
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
-        """How many guesses lie on the way to each node."""
+        """Node -> number of guesses from node 0 down to it."""
         return tuple(len(path) - 1 for path in self.paths)
 
     @property
     def depth(self) -> int:
-        """Guesses that one step can find right."""
+        """Largest number of guesses that one step can accept."""
         return self.depths[-1]
 
     @property
     def branches(self) -> bool:
-        """Whether it is no chain."""
+        """Whether the tree is not a chain."""
         return self.depth < len(self) - 1
 
     def fit(self, most: int, depth: int) -> int:
-        """Returns how many guesses a row has that may have `most`, of at most this depth."""
+        """Returns the number of guesses for a row, if it may have `most` guesses, down to `depth`."""
         return max(0, min(most, bisect_right(self.depths, depth) - 1))
 
     def walk(self, guesses: Sequence[int], sampled: Sequence[int]) -> list[int]:
-        """Returns node 0 and the guesses that are right.
+        """Returns node 0 and the nodes of the accepted guesses.
 
         Args:
-            guesses: Of node 1 and those behind it.
-            sampled: The token that was sampled behind each node.
+            guesses: Guesses of the nodes from node 1 on.
+            sampled: The token that was sampled after each node.
         """
         path = [0]
         for node, guess in enumerate(guesses, 1):
@@ -80,7 +81,7 @@ class Tree:
 
 
 def chain(nodes: int) -> Tree:
-    """Each node behind the one before it."""
+    """Returns a tree in which each node follows the previous one."""
     return Tree((*range(-1, nodes - 1),), (0,) * nodes)
 
 
@@ -89,10 +90,10 @@ FORKED = Tree((-1, 0, 0, 1, 1, 2, 3), (0, 0, 1, 0, 1, 0, 0))
 
 
 def tree_of(speculate: str) -> Tree:
-    """Returns the tree that an option names.
+    """Returns the tree of an option.
 
     Raises:
-        InvalidArgument: It names none.
+        InvalidArgument: The option names no tree.
     """
     if speculate == "tree":
         return FORKED
@@ -105,13 +106,13 @@ class DeviceTree:
     """A tree on the device.
 
     Attributes:
-        branches: Whether it is no chain.
-        nodes: Their numbers, int64 `node`.
+        branches: Whether the tree is not a chain.
+        nodes: Numbers of the nodes, int64 `node`.
         parents: `node`.
         depths: `node`.
         sides: `node`.
-        paths: The nodes down to each node, and 0 behind them: `node depth`.
-        below: Whether the way to each node leads over the other one: `node other`.
+        paths: The nodes from node 0 down to each node, then zeros: `node depth`.
+        below: Whether the path to each node contains the other node: `node other`.
     """
 
     def __init__(self, tree: Tree, device: torch.device) -> None:
@@ -127,9 +128,9 @@ class DeviceTree:
         """Returns the last of the nodes that `Tree.walk` returns: `batch`.
 
         Args:
-            guesses: `batch node`; that of node 0 is ignored.
+            guesses: `batch node`; the entry of node 0 is ignored.
             sampled: `batch node`.
-            drafts: Guesses of each row.
+            drafts: Number of guesses of each row.
 
         Syncs: no.
         """
@@ -143,36 +144,36 @@ class StepTree(NamedTuple):
     """The tree of each row of a step.
 
     Args:
-        tree: The tree, of which a row may have the first nodes alone.
-        root: The token that is node 0, int64 `batch`.
+        tree: The tree. A row may have only its first nodes.
+        root: Index of the token that is node 0, int64 `batch`.
     """
 
     tree: DeviceTree
     root: Tensor
 
     def tokens(self, width: int) -> Tensor:
-        """Returns the token that each node is, of so many; any for nodes that a row lacks: `batch node`.
+        """Returns the token index of each node: `batch node`. Nodes that a row lacks get an index below `width`.
 
         Syncs: no.
         """
         return (self.root[:, None] + self.tree.nodes).clamp(max=width - 1)
 
     def nodes(self, tokens: Tensor) -> Tensor:
-        """Returns the nodes that tokens are, 0 up to the root: `batch token`.
+        """Returns the node of each token, 0 for tokens up to the root: `batch token`.
 
         Syncs: no.
         """
         return (tokens - self.root[:, None]).clamp(0, len(self.tree.nodes) - 1)
 
     def spread(self, numbers: Tensor, tokens: Tensor) -> Tensor:
-        """Returns parents or depths of nodes as those of tokens: `batch token`.
+        """Converts parents or depths of nodes to those of tokens: `batch token`.
 
         Syncs: no.
         """
         return torch.minimum(tokens, self.root[:, None]) + numbers[self.nodes(tokens)]
 
     def follow(self, tokens: Tensor, others: Tensor) -> Tensor:
-        """Returns whether each token is one of the others, or comes behind it: `batch token other`.
+        """Returns whether each token is one of the others or follows it: `batch token other`.
 
         Syncs: no.
         """
@@ -180,7 +181,7 @@ class StepTree(NamedTuple):
         return below & (others[:, None] <= tokens[:, None])
 
     def path(self, last: Tensor) -> Tensor:
-        """Returns the tokens down to a node of each row, as `mem.device.keep_path` takes them: `batch node`.
+        """Returns the tokens from node 0 to a node of each row, as `mem.device.keep_path` takes them: `batch node`.
 
         Syncs: no.
         """

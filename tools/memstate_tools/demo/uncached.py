@@ -1,7 +1,7 @@
 """Runs every conversation alone: one slot updated in place, its own pages, no cache, no manager.
 
-The prompt of the last turn contains all turns before it, so one pass over a conversation computes every position
-exactly once from an empty state, with the same model object and answer rules as the cached loop. The batch is one row;
+The prompt of the last turn contains all turns before it. So one pass over a conversation computes every position once,
+from an empty state, with the model object and the answer rules of the cached loop. The batch is one row;
 `memstate_tools.demo.arithmetic` makes results independent of the batch.
 """
 
@@ -21,14 +21,14 @@ from memstate_tools.demo.transcript import Transcript
 
 
 class Uncached:
-    """A batch of one row over a pool of one slot, in memory of its own.
+    """A batch of one row and a pool of one slot, in their own memory.
 
     Args:
         model: The model of the cached loop.
         chunk: Tokens of a prefill step, as in the cached loop.
         pages: KV pages of a row, enough for the longest conversation.
-        page_size: As in the cached loop.
-        seed: As in the cached loop.
+        page_size: Tokens of a page, as in the cached loop.
+        seed: Seed of the noise, as in the cached loop.
     """
 
     def __init__(self, model: HybridModel, chunk: int, pages: int, page_size: int, seed: int) -> None:
@@ -44,14 +44,17 @@ class Uncached:
         self.start_over()
 
     def start_over(self) -> None:
-        """Empties the state: the next step reads the null slot, and what the slot held before is poison."""
+        """Empties the state. The next step reads the null slot, and the slot itself holds NaN."""
         for plane in self.state.values():
             plane.fill_(float("nan"))
         self._slots.read[0] = 0
         self.folded = 0
 
     def fold(self, tokens: Sequence[int], conversation: int) -> tuple[int, Logits]:
-        """Folds one chunk into the state and samples what follows.
+        """Folds one chunk into the state, and samples the next token.
+
+        Returns:
+            The token and its logits.
 
         Syncs: yes.
         """
@@ -77,7 +80,7 @@ class Uncached:
         return state_bytes(self.state, 1)
 
     def answer(self, conversation: Conversation, lengths: Iterable[int] = ()) -> Transcript:
-        """Runs a whole conversation; keeps the states at `lengths`, where chunks are cut.
+        """Runs a whole conversation. Chunks are cut at `lengths`, and the states there are kept.
 
         Syncs: yes.
         """
@@ -98,7 +101,7 @@ class Uncached:
         return out
 
     def _fold_all(self, number: int, out: Transcript, wanted: list[int], logits: bool = True) -> int:
-        """Folds every known token that is not folded yet, a chunk at a time."""
+        """Folds every known token that is not folded yet, chunk by chunk. Returns the token sampled last."""
         token = 0
         while self.folded < len(out.tokens):
             ends = [self.folded + self.chunk, len(out.tokens), *(n for n in wanted if n > self.folded)]

@@ -1,4 +1,4 @@
-"""One request, a turn of a conversation, from its arrival to its end; and the batch of a step, padding included."""
+"""One request, which is a turn of a conversation, from arrival to end; and the padded batch of a step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,22 +16,22 @@ from memstate_tools.demo.trees import Tree
 
 @dataclass(eq=False)
 class Work:
-    """A request and how far it has come.
+    """A request and its progress.
 
     Attributes:
         conversation: Its conversation.
         turn: Number of the turn.
-        tokens: All that is known of the conversation so far, `prompt` of it given.
-        rule: How the request ends.
+        tokens: All known tokens of the conversation; the first `prompt` of them are given.
+        rule: The rule by which the request ends.
         row: Its row while it runs.
         place: Its place in the batch.
-        folded: Tokens folded into the state by planned steps; len(tokens) while a sampled token is on its way.
+        folded: Tokens folded into the state by planned steps; len(tokens) while a sampled token is not read yet.
         resumed: Length that the row started from.
-        given: Tokens known when it was admitted: the prompt and, after a retraction, a part of the answer.
+        given: Tokens known at the admission: the prompt and, after a retraction, a part of the answer.
         published: Tokens in whole pages that were offered to the cache.
-        retractions: How often it was sent back.
-        fetch: What is on its way from storage while it waits.
-        waited_for: What there was too little of since it last arrived.
+        retractions: Number of times that the request was sent back.
+        fetch: Its prefetch from storage while it waits.
+        waited_for: Names of the things that were short since it last arrived.
     """
 
     conversation: Conversation
@@ -54,7 +54,7 @@ class Work:
 
     @property
     def name(self) -> str:
-        """The name that audits show."""
+        """Name of the request in audits."""
         return f"{self.conversation.number}.{self.turn}"
 
     @property
@@ -64,28 +64,28 @@ class Work:
 
     @property
     def handle(self) -> Row:
-        """The row of a running request."""
-        assert self.row is not None  # only running requests are asked
+        """Row of a running request."""
+        assert self.row is not None  # callers ask running requests only
         return self.row
 
     @property
     def sure_to_end(self) -> bool:
-        """Whether the token on its way is the last one allowed, so that no step is planned for what follows."""
+        """Whether the sampled token that is not read yet is the last one allowed, so no further step is planned."""
         return self.folded >= len(self.tokens) and len(self.tokens) + 1 - self.prompt >= self.rule.limit
 
     @property
     def begun(self) -> bool:
-        """Whether a step has run since the row was taken; before that the device may not know the row."""
+        """Whether a step has run since the row was taken. Before that, the device may not know the row."""
         return self.folded > self.resumed
 
     def start(self, row: Row, place: int, resumed: int, page_size: int) -> None:
-        """Takes a row and a place in the batch, from a state of `resumed` tokens on."""
+        """Takes a row and a place in the batch. The row starts from a state of `resumed` tokens."""
         self.row, self.place, self.fetch = row, place, None
         self.folded, self.resumed, self.given = resumed, resumed, len(self.tokens)
         self.published = resumed // page_size * page_size
 
     def stop(self) -> None:
-        """Gives row and place up; the known tokens stay."""
+        """Gives up row and place. The known tokens stay."""
         self.row, self.place = None, -1
         self.waited_for.clear()
 
@@ -96,13 +96,14 @@ class BatchEntry:
 
     Attributes:
         work: The request.
-        row: The row that it had then.
+        row: Its row at the plan.
         place: Its place in the batch.
-        after: Its length after the tokens that are no guesses, as far as it was known at the plan.
+        after: Its length with the known tokens of the step and without guesses, as far as the host knew it at the plan.
         samples: Whether the step samples its next token.
-        drafts: Guesses behind the tokens that are known.
-        candidates: Tokens that they are, by side: those behind the known ones, for every length that the row may have.
-        shift: By how many tokens it was longer, once that is known.
+        drafts: Number of guesses after the known tokens.
+        candidates: Guessed tokens by side. They start after the known tokens and cover every length that the row may
+            have.
+        shift: Tokens by which the row was longer than `after` says, once that is known.
     """
 
     work: Work
@@ -115,14 +116,14 @@ class BatchEntry:
     shift: int = 0
 
     def path(self, tree: Tree, sampled: Sequence[int]) -> list[int]:
-        """Returns node 0 and the guesses that were right, by what was sampled behind each node."""
+        """Returns node 0 and the accepted guesses, given the token that was sampled after each node."""
         nodes = range(1, self.drafts + 1)
         guesses = [self.candidates[tree.sides[node]][self.shift + tree.depths[node] - 1] for node in nodes]
         return tree.walk(guesses, sampled)
 
     @property
     def current(self) -> bool:
-        """Whether the request still runs in the row it had then."""
+        """Whether the request still runs in the row that it had at the plan."""
         return self.work.row is self.row
 
 
@@ -139,7 +140,7 @@ class Flight:
 
 @dataclass(frozen=True)
 class Batch:
-    """A step to be planned; rows and token counts by place, None and 0 for padding."""
+    """A step to plan. Rows and token counts stand by place, with None and 0 for padding."""
 
     rows: list[Row | None]
     counts: list[int]
@@ -149,20 +150,20 @@ class Batch:
 
     @property
     def decode_only(self) -> bool:
-        """Whether every row folds a single token that is known."""
+        """Whether every row folds a single known token."""
         return all(n - drafts <= 1 for n, drafts in zip(self.counts, self.drafts, strict=True))
 
 
 @dataclass(frozen=True)
 class Going:
-    """What a request does in the next step.
+    """The next step of a request.
 
     Attributes:
         work: The request.
-        tokens: Known ones that it folds, or the one on its way.
-        drafts: Guesses that it verifies.
-        candidates: By side, tokens from the first guess on, for every length that it may have.
-        flying: Guesses of the step before, some of which may be right.
+        tokens: Number of known tokens that it folds; 1 if the token is sampled but not read yet.
+        drafts: Number of guesses that it verifies.
+        candidates: Guessed tokens by side, from the first guess on, for every length that the row may have.
+        flying: Number of guesses of the previous step, some of which may be accepted.
     """
 
     work: Work
@@ -173,7 +174,7 @@ class Going:
 
 
 def assemble(config: DemoConfig, going: Sequence[Going]) -> Batch:
-    """Returns the batch in which each request folds known tokens, or the one on its way, and verifies guesses."""
+    """Returns the batch in which each request folds known tokens, or the sampled one, and verifies guesses."""
     longest, tree = max(one.tokens + one.drafts for one in going), config.tree
     width = min(width for width in (1, len(tree), config.chunk) if width >= longest)
     inputs = Inputs(config.batch, width, tree, config.slack)

@@ -1,1 +1,1 @@
-"""Traces that are made up, or made of the logs of servers without what the logs say."""
+"""Makes traces: synthetic ones, and ones from logs of servers, without the texts of the logs."""

@@ -1,7 +1,7 @@
-"""Turns a request log into a trace without its content.
+"""Turns a request log into a trace without its texts.
 
-The id of a block is a hash of the block and of all before it, with a key of this run that is stored nowhere. So equal
-ids mean equal prompts up to there, and nobody can find out what they stand for by trying texts.
+The id of a block is a hash of the block and of all blocks before it, with a random key that is stored nowhere. So equal
+ids mean equal prompts up to there, and nobody can find the text of an id by trying texts.
 """
 
 import json
@@ -21,8 +21,8 @@ from memstate_tools.traces.lines import NO_YEAR, unwrapped
 from memstate_tools.traces.logs import READERS, count, guessed
 from memstate_tools.traces.said import TOKEN, Partial, Said, Tokens
 
-LONGEST_LINE: Final = 64 << 20  # bytes of a line: some millions of tokens, as text and as ids
-WAITING: Final = 8192  # requests in memory: their answers come later, and a log may not be in the order of time
+LONGEST_LINE: Final = 64 << 20  # bytes of a line: some million tokens, as text and as ids
+WAITING: Final = 8192  # requests kept in memory, because answers come later and a log may not be in order of time
 YEAR: Final = 366 * 86_400_000  # milliseconds
 NAMED: Final = 5
 UNREADABLE: Final = (AttributeError, LookupError, OverflowError, RecursionError, SyntaxError, TypeError, ValueError)
@@ -35,16 +35,17 @@ HINTS: Final = {
 
 @dataclass
 class Summary:
-    """What was found in a log.
+    """Counts of a converted log.
 
     Attributes:
         requests: Requests of the trace.
-        without_answer: Those of them whose answer is not in the log: their output length is 0.
-        without_time: Those of them whose line has no time: they have that of the line before.
+        without_answer: Requests whose answer is not in the log. Their output length is 0.
+        without_time: Requests whose line has no time. They get the time of the previous line.
         skipped_lines: Lines about a request that could not be read.
-        first_skipped: The first of them, each with its number and the reason.
-        with_media: Requests with pictures, sound or films, whose tokens are in no log: they are longer than it says.
-        partial: Skipped lines that have a part of a prompt only, by reason.
+        first_skipped: The first skipped lines, each with its number and the reason.
+        with_media: Requests with pictures, sound or films. Logs lack the tokens of these, so the trace's prompts are
+            too short.
+        partial: Reason -> number of skipped lines that have only a part of a prompt.
     """
 
     requests: int = 0
@@ -56,8 +57,8 @@ class Summary:
     partial: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._unread: dict[str, int] = {}  # lines by reason, the first reasons
-        self._lines: dict[str, list[int]] = {}  # the first lines of each reason
+        self._unread: dict[str, int] = {}  # reason -> number of lines, for the first reasons
+        self._lines: dict[str, list[int]] = {}  # reason -> its first line numbers
 
     def __str__(self) -> str:
         untimed = f", {self.without_time} without a time" if self.without_time else ""
@@ -74,7 +75,7 @@ class Summary:
         return " ".join(told)
 
     def skip(self, number: int, error: Exception) -> None:
-        """Counts a line that cannot be read, or not as a whole."""
+        """Counts a line that cannot be read, or only in part."""
         self.skipped_lines += 1
         why, of = _why(error), self.partial if isinstance(error, Partial) else self._unread
         if of is self.partial or why in of or len(of) < NAMED:
@@ -89,7 +90,7 @@ class Summary:
 
 
 def _why(error: Exception) -> str:
-    """Returns what is wrong with a line, in words of its own where Python has only its own."""
+    """Returns what is wrong with a line, in plain words."""
     if isinstance(error, json.JSONDecodeError):
         return "not JSON"
     if isinstance(error, UnicodeError):
@@ -105,14 +106,14 @@ def _placed(lines: list[int], count: int) -> str:
 def convert(
     path: Path, kind: str, summary: Summary, tokens: Tokens = guessed, report: Progress | None = None
 ) -> Iterator[TraceRequest]:
-    """Yields the requests of a log by time, the first at 0 milliseconds, with at most `WAITING` in memory.
+    """Yields the requests of a log by time. The first one has time 0. At most `WAITING` are kept in memory.
 
     Args:
-        path: The log, compressed by gzip or not.
+        path: The log, compressed with gzip or not.
         kind: One of `READERS`.
-        summary: Filled in.
-        tokens: Turns texts into tokens, where the log has no ids.
-        report: Called now and then with bytes read and to read.
+        summary: Gets the counts.
+        tokens: Turns texts into tokens, if the log has no ids.
+        report: Called sometimes with (bytes read, bytes in all).
 
     Raises:
         InvalidArgument: The file cannot be read, or has no request.
@@ -138,22 +139,23 @@ class _Waiting:
     """Requests that are read and not yet written.
 
     Attributes:
-        order: Their times and their numbers in the order of the log, as a heap.
+        order: (time, number in the log) of each request, as a heap.
     """
 
     def __init__(self, summary: Summary) -> None:
         self.order: list[tuple[int, int]] = []
         self._summary = summary
         self._key = secrets.token_bytes(32)
-        self._asked: dict[int, tuple[str, TraceRequest, bool]] = {}  # with its id, and whether its answer is known
-        self._numbers: dict[str, int] = {}  # by id
-        self._newest = self._first = -1  # before all times: no line has had one yet
+        # number -> (id, request, whether its answer is known)
+        self._asked: dict[int, tuple[str, TraceRequest, bool]] = {}
+        self._numbers: dict[str, int] = {}  # id -> number
+        self._newest = self._first = -1  # milliseconds; -1: no line had a time yet
         self._last = 0
         self._read = 0
 
     def add(self, said: Said) -> None:
         if said.prompt is None:
-            # vLLM numbers the prompts of a request of completions; the answer to the first has the name without it
+            # vLLM numbers the prompts of one completions request, but the answer of the first may lack its number
             place = self._numbers.get(said.name, self._numbers.get(f"{said.name}-0"))
             if place is not None:
                 name, request, answered = self._asked[place]
@@ -167,7 +169,8 @@ class _Waiting:
         number = self._read = self._read + 1
         self._summary.with_media += said.media
         at = self._newest if said.at is None else said.at
-        if at in NO_YEAR and YEAR // 2 < self._newest - at < 2 * YEAR:  # a log without years has passed the end of one
+        # times without a year, and a year has ended in the log
+        if at in NO_YEAR and YEAR // 2 < self._newest - at < 2 * YEAR:
             at += YEAR
         self._newest = at
         self._summary.without_time += said.at is None
@@ -189,14 +192,14 @@ class _Waiting:
         return replace(request, timestamp=self._last)
 
     def _ids(self, prompt: bytes) -> tuple[int, ...]:
-        size, found, before = BLOCK * TOKEN, [], b""
+        size, ids, before = BLOCK * TOKEN, [], b""
         for start in range(0, len(prompt), size):
             before = blake2b(before + prompt[start : start + size], digest_size=8, key=self._key).digest()
-            found.append(int.from_bytes(before))
-        return tuple(found)
+            ids.append(int.from_bytes(before))
+        return tuple(ids)
 
     def _salted(self, ids: tuple[int, ...], salt: str) -> tuple[int, ...]:
-        """Returns the same ids for the same salt, and others for each other one."""
+        """Returns ids that differ from those of all other salts. The same salt gives the same ids."""
         if not salt:
             return ids
         key = blake2b(salt.encode(errors="surrogatepass"), digest_size=32, key=self._key).digest()

@@ -1,4 +1,4 @@
-"""Takes lines of logs apart: what a container put around them, the logger's head, named values, times."""
+"""Takes lines of logs apart: wrappers of containers, the logger's head, named values and times."""
 
 import json
 import re
@@ -8,33 +8,34 @@ from typing import Any, Final
 
 from memstate.errors import InvalidArgument
 
-NO_YEAR: Final = range(946_684_800_000, 978_307_200_000)  # milliseconds of the year 2000: times without a year
+# milliseconds of the year 2000, in which times without a year are placed
+NO_YEAR: Final = range(946_684_800_000, 978_307_200_000)
 TIME = re.compile(r"(\d{4}-)?\d\d-\d\d[ T]\d\d:\d\d:\d\d([.,]\d{3,6})?")
-HEAD = re.compile(r"\](?:\x1b\[0m)? ")  # ends what a logger puts before a message, with or without colours
-# A whole text, as repr() writes it. The parts are possessive: a text without an end costs its length, not its square.
+HEAD = re.compile(r"\](?:\x1b\[0m)? ")  # end of a logger's head, with or without colours
+# a whole text, as repr() writes it; the parts are possessive, so a text without an end takes linear time
 TEXT: Final = r"""(?:'[^'\\]*+(?:\\.[^'\\]*+)*+'|"[^"\\]*+(?:\\.[^"\\]*+)*+")"""
 # A value with its name in front, as in rid='7', 'rid': '7' or prompt_token_ids: [1, 2]. A text is matched as a whole,
-# so nothing inside it passes for a name. Behind a value that was cut short come three dots and its end; behind a text
-# without an end comes nothing.
+# so nothing inside it passes for a name. A value that was cut short is followed by three dots and its end. A text
+# without an end takes the rest of the line.
 PART = re.compile(rf"""(?s)(?:\b(\w+)=|'(\w+)': |\b(\w+): )?({TEXT}|\[[\d, ]*\]|\b\d+\b)( \.\.\. )?|['"].*""")
-CRI = re.compile(rb"\S+ (stdout|stderr) ([PF])(?::\S+)? ")  # Kubernetes: P is a part of a line, F its end
+CRI = re.compile(rb"\S+ (stdout|stderr) ([PF])(?::\S+)? ")  # Kubernetes: P marks a part of a line, F its last part
 DOCKER: Final = {"log", "stream", "time", "attrs"}
 COMPOSE = re.compile(r"\S+ +\| (?=\{)")
 
 
 def unwrapped(numbered: Iterable[tuple[int, bytes]], longest: int) -> Iterator[tuple[int, bytes]]:
-    """Yields the lines that a server wrote, of a file as Docker (json-file) or Kubernetes keeps it, or of a plain one.
+    """Yields the lines that a server wrote, from a plain file or from one of Docker (json-file) or Kubernetes.
 
-    Both cut a long line into several. A line has the number of its last part.
+    Docker and Kubernetes split long lines. A joined line has the number of its last part.
 
     Args:
         numbered: Lines with their numbers.
-        longest: Bytes of a line at most.
+        longest: Largest number of bytes of a line.
 
     Raises:
-        InvalidArgument: The parts of a line are longer.
+        InvalidArgument: The parts of a line are longer together.
     """
-    begun: dict[str, bytearray] = {}  # by stream, as parts of two streams may alternate
+    begun: dict[str, bytearray] = {}  # stream -> its unfinished line, because parts of two streams may alternate
     number = 0
     for number, line in numbered:
         stream, part, ends = _part(line)
@@ -52,11 +53,11 @@ def unwrapped(numbered: Iterable[tuple[int, bytes]], longest: int) -> Iterator[t
 
 
 def message(line: bytes) -> tuple[str, str]:
-    """Returns what a logger put before a message, with the time, and the message."""
+    """Returns the logger's head of a line, with the time, and the message after it."""
     text = COMPOSE.sub("", line.decode(errors="replace").rstrip(), 1)
     if text.startswith("{"):
         entry = json.loads(text)
-        if str(entry.get("event")).startswith("request."):  # SGLang's, whose file has no head
+        if str(entry.get("event")).startswith("request."):  # SGLang's file of events has no head
             return str(entry.get("timestamp")), text
         return str(entry.get("asctime")), str(entry.get("message"))
     head, *rest = HEAD.split(text, maxsplit=1)
@@ -64,31 +65,31 @@ def message(line: bytes) -> tuple[str, str]:
 
 
 def parts(text: str) -> dict[str, str]:
-    """Returns the named values of a message, the first of those with one name, without those that were cut short."""
-    found: dict[str, str] = {}
+    """Returns name -> value of a message. Of equal names the first counts; values that were cut short are left out."""
+    values: dict[str, str] = {}
     for equal, quoted, colon, value, cut in PART.findall(text):
-        found.setdefault(equal or quoted or colon, "" if cut else value)
-    return {name: value for name, value in found.items() if value}
+        values.setdefault(equal or quoted or colon, "" if cut else value)
+    return {name: value for name, value in values.items() if value}
 
 
 def time(value: Any) -> int | None:
-    """Returns milliseconds, None without a time. A time without a year is in `NO_YEAR`."""
-    if isinstance(value, str) and (found := TIME.search(value)):
-        text = found[0] if found[1] else f"2000-{found[0]}"
+    """Returns milliseconds; None if the value is no time. A time without a year is placed in `NO_YEAR`."""
+    if isinstance(value, str) and (match := TIME.search(value)):
+        text = match[0] if match[1] else f"2000-{match[0]}"
         return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * 1000)
     if isinstance(value, str) and value.replace(".", "", 1).isdecimal():
         value = float(value)
     if type(value) not in (int, float):
         return None
-    if not 0 <= value < 1e14:  # seconds pass 1e11 in the year 5138, milliseconds 1e14
+    if not 0 <= value < 1e14:  # as seconds 1e11 is the year 5138, as milliseconds 1e14
         raise ValueError(f"time {value}: expected seconds or milliseconds since 1970")
     return int(value if value > 1e11 else value * 1000)
 
 
 def _part(line: bytes) -> tuple[str, bytes, bool]:
-    """Returns a stream, what the line has of it, and whether a line of it ends here; no stream for a plain line."""
-    if found := CRI.match(line):
-        return found[1].decode(), line[found.end() :].rstrip(b"\r\n"), found[2] == b"F"
+    """Returns a stream, its text in this line, and whether its line ends here. A plain line has no stream."""
+    if match := CRI.match(line):
+        return match[1].decode(), line[match.end() :].rstrip(b"\r\n"), match[2] == b"F"
     if line.startswith(b'{"') and b'"stream"' in line:
         try:
             entry = json.loads(line)

@@ -1,6 +1,6 @@
-"""Reads lines of request logs: of vLLM, of SGLang, and requests in the form of OpenAI's API, one JSON object a line.
+"""Reads lines of request logs of vLLM and of SGLang, and requests in the form of OpenAI's API, one JSON object a line.
 
-A reader turns a line into what it says about requests. It knows no other lines and no traces.
+A reader turns one line into what it says about requests.
 """
 
 import json
@@ -15,25 +15,25 @@ from memstate_tools.traces.lines import TEXT, message, parts, time
 from memstate_tools.traces.said import TOKEN, Partial, Said, Tokens, packed, salted
 from memstate_tools.traces.sglang import sglang
 
-# An id is the client's own words: what stands elsewhere than vLLM writes it comes from there
+# a request id is chosen by the client, so text that looks like a log line may come from an id
 VLLM_ASKED = re.compile(rf"(?s)(?:Received request|Request) (\S+?)(?: details)?: prompt: (?:(None|{TEXT})(, .*))?")
 VLLM_ADAPTER = re.compile(r"(?s)Received request (\S+?): params: .*, lora_request: (.*)")
 VLLM_ANSWERED = re.compile(
     rf"(?s)Generated response (\S+)(?: \(streaming \w+\))?(?: details)?: (?:output: {TEXT}, )?"
     r"output_token_ids: (\[[\d, ]*\])(?:, |$)"
 )
-SHORT: Final = 8  # characters of a text that may well have a token each
+SHORT: Final = 8  # characters of a text in which each may be a token
 MAX_LOG_LEN: Final = "a cut prompt, with as many characters as tokens, so log without --max-log-len"
 EMBEDS: Final = "a prompt with a part given as embeddings"
 EARLIER: Final = "a turn without the turns before it, as previous_response_id or conversation says"
-MEDIA: Final = ("image", "audio", "video", "file")  # what the types of such parts of a message begin with, input_ too
+MEDIA: Final = ("image", "audio", "video", "file")  # type prefixes of such parts of a message, after "input_"
 
 
 def vllm(line: bytes, tokens: Tokens) -> list[Said]:
-    """Reads a line of vLLM, as text or as JSON; empty if it does not tell of tokens or of an adapter.
+    """Reads a line of vLLM, as text or as JSON. Returns nothing if the line has neither tokens nor an adapter.
 
     Raises:
-        ValueError: The line is about a request, and its tokens cannot be read; `Partial` if it has some of them.
+        ValueError: The line is about a request, but its tokens cannot be read; `Partial` if it has only some of them.
     """
     head, text = message(line)
     if asked := VLLM_ASKED.match(text):
@@ -55,10 +55,10 @@ def vllm(line: bytes, tokens: Tokens) -> list[Said]:
 
 
 def openai(line: bytes, tokens: Tokens) -> list[Said]:
-    """Reads a request of chat or of completions, alone or with its response; a list of prompts is as many requests.
+    """Reads a chat or completions request, alone or with its response. A list of prompts gives as many requests.
 
     Raises:
-        ValueError: It is no such line; `Partial` if it has some of a prompt.
+        ValueError: The line is no request; `Partial` if it has only a part of a prompt.
     """
     if not line.strip():
         return []
@@ -85,7 +85,7 @@ def openai(line: bytes, tokens: Tokens) -> list[Said]:
     salt = salted(*keys, *media)
     choices = answered.get("choices") or []
     answers: list[int | None] = [(answered.get("usage") or {}).get("completion_tokens")]
-    if len(prompts) > 1 or answers == [None]:  # the usage is that of all prompts together
+    if len(prompts) > 1 or answers == [None]:  # the usage counts the tokens of all prompts together
         texts = [each.get("text") or (each.get("message") or {}).get("content") or "" for each in choices]
         answers = [count(tokens(text, None)) for text in texts]
     if len(answers) < len(prompts) or len(answers) > len(prompts) > 1:
@@ -97,18 +97,18 @@ READERS: Final[dict[str, Callable[[bytes, Tokens], list[Said]]]] = {"vllm": vllm
 
 
 def count(tokens: bytes) -> int:
-    """Returns how many tokens these are."""
+    """Returns the number of tokens in packed bytes."""
     return -(-len(tokens) // TOKEN)
 
 
 def guessed(given: Any, tools: Any) -> bytes:
-    """Takes each `TOKEN` bytes of a text for a token. Messages and tools are texts of JSON."""
+    """Returns the bytes of a text as tokens of `TOKEN` bytes. Messages and tools are written as JSON first."""
     texts = [given] if isinstance(given, str) else [json.dumps(each, ensure_ascii=False) for each in (tools, *given)]
     return "".join(texts).encode()
 
 
 def tokenized(name: str) -> Tokens:
-    """Returns the tokens of a tokenizer, with its template for messages.
+    """Returns a function that turns texts and messages into tokens of a tokenizer, with its chat template.
 
     Args:
         name: A folder with the files of a tokenizer, or a model on the hub.
@@ -134,12 +134,12 @@ def tokenized(name: str) -> Tokens:
 
 
 def _adapter(written: str) -> str:
-    """Returns what tells an adapter from others, as vLLM writes it; nothing if there is none."""
+    """Returns the text by which vLLM tells an adapter from others; empty if there is no adapter."""
     return written if written.startswith("LoRARequest(") else ""
 
 
 def _without_media(messages: list[dict[str, Any]], media: list[Any]) -> list[dict[str, Any]]:
-    """Returns the messages with the types alone of pictures, sound and films, which it adds to `media`."""
+    """Returns the messages with pictures, sound and films reduced to their types. The removed parts go to `media`."""
 
     def reduced(part: Any) -> Any:
         kind = part.get("type") if isinstance(part, dict) else None

@@ -1,9 +1,8 @@
-"""Made-up traces: conversations, questions to a few long prompts, agents, and all at once.
+"""Makes synthetic traces: conversations, questions to a few long prompts, agents, and all of these at once.
 
-Lengths and times are drawn, ids follow.
-
-A text is a name and a length, and no name has two lengths, so that two blocks hold the same tokens exactly if they are
-cut from the same texts at the same places. Names below 0 are tails and thoughts. Knows no file and no cache.
+Lengths and times are drawn at random; block ids follow from them. A text is a name and a length, and no name has two
+lengths. So two blocks hold the same tokens exactly if they are cut from the same texts at the same places. Names below
+0 are tails and thoughts.
 """
 
 import heapq
@@ -18,13 +17,13 @@ from memstate.checks import is_count
 from memstate.cli.traces.form import BLOCK, TraceRequest
 from memstate.errors import InvalidArgument
 
-Text = tuple[int, int]  # its name and its tokens
+Text = tuple[int, int]  # name, number of tokens
 Context = tuple[Text, ...]
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A log-normal distribution, cut off at both ends: half of what is drawn lies below the median."""
+    """A log-normal distribution, cut off at both ends. Half of the drawn numbers lie below the median."""
 
     median: float
     sigma: float
@@ -32,14 +31,14 @@ class Spread:
     most: float
 
 
-# Every kind.
+# all kinds
 STRIDE: Final = 64  # requests between two reports of progress
-CONTEXT: Final = 131072  # the longest input: a session that would pass it ends there
-MOST: Final = 32768  # tokens of a tail, and of thoughts: with as many, the first prompt of each session fits
+CONTEXT: Final = 131072  # tokens of the longest input; a session ends before a longer one
+MOST: Final = 32768  # tokens of a tail or of thoughts, so few that the first prompt of each session fits
 FIRST_TOKEN_MS: Final = 300.0  # from a request to the first token of its answer
 TOKEN_MS: Final = 20.0  # from one token of an answer to the next; the next request waits for the whole answer
 
-# chat: people who read, think and go on.
+# chat: people who read, think and answer
 CHAT_GAP_MS: Final = 1000.0  # mean time between two new conversations
 CHAT_SYSTEM: Final = 700  # the one system prompt: a whole block that all share, and the beginning of another
 CHAT_OPENING: Final = Spread(1500, 1.4, 8, 65536)  # the first message: often a pasted document, sometimes a book
@@ -48,31 +47,31 @@ CHAT_ANSWER: Final = Spread(350, 0.7, 1, 2000)  # answers: half of them above 35
 CHAT_MORE: Final = 0.7  # the chance of another turn: 3.3 turns on average
 CHAT_THINK_MS: Final = Spread(25_000, 1.0, 1000, 1_800_000)  # from the end of an answer to the next message
 
-# shared-prompt: one program for each of a few prompts, one request for each thing asked.
+# shared-prompt: one program for each of a few prompts, and one request for each question
 SHARED_GAP_MS: Final = 250.0  # mean time between two requests
-SHARED_PROMPTS: Final = 20  # system prompts there are
+SHARED_PROMPTS: Final = 20  # number of system prompts
 SHARED_ZIPF: Final = 1.0  # the prompt of rank r is chosen in proportion to r ** -SHARED_ZIPF
 SHARED_PROMPT: Final = Spread(4000, 0.5, 1100, 16384)  # a system prompt: instructions and worked examples
-SHARED_QUESTION: Final = Spread(250, 1.1, 4, 8192)  # what is asked below it
+SHARED_QUESTION: Final = Spread(250, 1.1, 4, 8192)  # the question below the prompt
 SHARED_ANSWER: Final = Spread(150, 0.9, 1, 2000)  # answers: mostly short and of a fixed form
 
-# agent: programs that call tools in bursts, hand parts of a task to branches, and now and then ask a person.
+# agent: programs that call tools in bursts, hand parts of a task to branches, and sometimes ask a person
 AGENT_GAP_MS: Final = 8000.0  # mean time between two new tasks
 AGENT_PREAMBLE: Final = 3500  # the tools of all agents: six whole blocks, and the beginning of another
-AGENT_TASK: Final = Spread(500, 1.0, 16, 16384)  # what a person asks for, at the beginning and after a burst
-AGENT_CALL: Final = Spread(90, 0.8, 8, 2000)  # what the model generates: a call, rarely a file to write
-AGENT_RESULT: Final = Spread(400, 1.4, 4, 16384)  # what a tool gives back: a line, or a whole file
+AGENT_TASK: Final = Spread(500, 1.0, 16, 16384)  # what a person asks for, at the start and after a burst
+AGENT_CALL: Final = Spread(90, 0.8, 8, 2000)  # generated text: a call, rarely a file to write
+AGENT_RESULT: Final = Spread(400, 1.4, 4, 16384)  # result of a tool: a line, or a whole file
 AGENT_TOOL_MS: Final = Spread(1200, 0.9, 50, 60_000)  # how long a tool runs
 AGENT_MORE_CALLS: Final = 0.88  # the chance of another call in a burst: 8.3 requests on average
 AGENT_FORK: Final = 0.08  # the chance that a call starts branches: each goes on from the same context
 AGENT_BRANCHES: Final = (2, 4)  # how many branches start together, at least and at most
-AGENT_BRIEF: Final = Spread(150, 0.6, 16, 2048)  # what tells a branch its part
+AGENT_BRIEF: Final = Spread(150, 0.6, 16, 2048)  # text that tells a branch its part of the task
 AGENT_MORE_IN_BRANCH: Final = 0.6  # the chance of another call in a branch: 2.5 requests on average
-AGENT_REPORT: Final = Spread(300, 0.6, 16, 2048)  # what a branch leaves in the context that it came from
+AGENT_REPORT: Final = Spread(300, 0.6, 16, 2048)  # text that a branch leaves in the context from which it came
 AGENT_MORE_BURSTS: Final = 0.45  # the chance that the person goes on after a burst: 1.8 bursts on average
-AGENT_PAUSE_MS: Final = Spread(45_000, 0.8, 2000, 1_800_000)  # how long the person takes for that
+AGENT_PAUSE_MS: Final = Spread(45_000, 0.8, 2000, 1_800_000)  # time until the person goes on
 
-# mixed: all these in one service, and questions to texts that were looked up, which nobody asks for again.
+# mixed: all of these in one service, and questions to texts that are looked up once
 RETRIEVAL_GAP_MS: Final = 500.0  # mean time between two requests
 RETRIEVAL_TEXTS: Final = Spread(10_000, 0.7, 2000, 58_000)  # the texts and the question
 RETRIEVAL_ANSWER: Final = Spread(250, 0.7, 1, 2000)  # answers
@@ -88,22 +87,22 @@ class _Turn:
 
 
 class Numbering:
-    """Gives ids to blocks in the order in which they are first seen, from 0 on.
+    """Gives ids to blocks in the order in which the blocks first appear, from 0 on.
 
-    Equal ids mean equal texts cut at equal places with equal blocks before, and the other way round: a block that is
-    partly filled has another id than the same block filled.
+    Two ids are equal exactly if the blocks are cut from equal texts at equal places and all blocks before them are
+    equal. A block that is partly filled has another id than the same block filled.
     """
 
     def __init__(self) -> None:
         self._ids: dict[tuple[int, tuple[tuple[int, int], ...]], int] = {}
 
     def ids(self, context: Context) -> tuple[int, ...]:
-        """Returns an id for each block of 512 tokens of the texts in a row; the last block may be shorter.
+        """Returns an id for each block of 512 tokens of the joined texts. The last block may be shorter.
 
         Syncs: no.
         """
-        found: list[int] = []
-        block: list[tuple[int, int]] = []  # each from where on: room and length say how far
+        ids: list[int] = []
+        block: list[tuple[int, int]] = []  # (name, first token) of each text in the block
         room = BLOCK
         for name, length in context:
             done = 0
@@ -113,19 +112,19 @@ class Numbering:
                 room -= end - done
                 done = end
                 if not room:
-                    found.append(self._number(found, block))
+                    ids.append(self._number(ids, block))
                     block, room = [], BLOCK
-        return (*found, self._number(found, block)) if block else tuple(found)
+        return (*ids, self._number(ids, block)) if block else tuple(ids)
 
     def _number(self, before: list[int], block: list[tuple[int, int]]) -> int:
         return self._ids.setdefault((before[-1] if before else -1, tuple(block)), len(self._ids))
 
 
 class _Draw:
-    """All that is random, from one seed; texts that were never seen before.
+    """Draws all random numbers of a trace from one seed, and makes new texts.
 
     Attributes:
-        tail: What every prompt ends with.
+        tail: Text at the end of every prompt.
     """
 
     def __init__(self, kind: str, seed: int, tail: int = 0, thoughts: int = 0) -> None:
@@ -147,7 +146,7 @@ class _Draw:
         return self.random.random() < share
 
     def arrivals(self, gap: float) -> Iterator[float]:
-        """Times of a Poisson process, the first of them 0."""
+        """Yields the times of a Poisson process. The first time is 0."""
         at = 0.0
         while True:
             yield at
@@ -158,23 +157,23 @@ def make(
     kind: str, requests: int, seed: int, progress: Callable[[int, int], None] = lambda done, total: None, *,
     tail: int = 0, thoughts: int = 0,
 ) -> list[TraceRequest]:  # fmt: skip
-    """Returns the first requests of an endless trace, by time; the same ones for the same kind and seed.
+    """Returns the first requests of an endless trace, by time.
 
-    So a longer trace of the same seed begins with the shorter one. Ids count up from 0 as they first appear. The start
-    is colder than the rest: sessions start at 0, and none was under way before.
+    The same kind and seed give the same requests, so a longer trace begins with the shorter one. Ids count up from 0 as
+    blocks first appear. The start is colder than the rest: no session was under way before time 0.
 
     Args:
         kind: One of `KINDS`.
-        requests: How many.
+        requests: Number of requests.
         seed: A whole number.
-        progress: Called with requests done and to do.
-        tail: Tokens that each prompt ends with and the next turn lacks there, such as those that a chat template puts
-            before an answer.
-        thoughts: Tokens that each answer begins with and later prompts lack. In a tool loop they stay until a person
+        progress: Called with (requests done, requests in all).
+        tail: Tokens at the end of each prompt that the next turn lacks, such as those that a chat template puts before
+            an answer.
+        thoughts: Tokens at the start of each answer that later prompts lack. In a tool loop they stay until a person
             asks the next question.
 
     Raises:
-        InvalidArgument: A value has no meaning.
+        InvalidArgument: A value is out of range.
 
     Syncs: no.
     """
@@ -197,7 +196,7 @@ def make(
 
 
 def _by_time(sessions: Iterator[list[_Turn]]) -> Iterator[_Turn]:
-    """Turns of sessions that begin one after the other: a turn is due once no later session can come before it."""
+    """Yields the turns of sessions by time. A turn is due when no later session can come before it."""
     waiting: list[tuple[float, int, _Turn]] = []
     tickets = count()
     for session in sessions:
@@ -212,7 +211,7 @@ def _tokens(context: Context) -> int:
 
 
 def _answered(draw: _Draw, turns: list[_Turn], context: Context, at: float, answer: Spread) -> tuple[Context, float]:
-    """Adds a turn; the context with its thoughts and its answer, and when that is there."""
+    """Adds a turn. Returns the context with thoughts and answer, and the time when the answer is complete."""
     answered = (*draw.thoughts(), draw.text(answer))
     length = _tokens(answered)
     turns.append(_Turn(at, (*context, *draw.tail), length, parts=_tokens(draw.tail) or None))
@@ -220,7 +219,7 @@ def _answered(draw: _Draw, turns: list[_Turn], context: Context, at: float, answ
 
 
 def _without_thoughts(turns: list[_Turn], context: Context) -> Context:
-    """Returns a context without its thoughts, for a next question. The last turn notes where that parts from it."""
+    """Returns a context without its thoughts, for the next question. The last turn notes where that question parts."""
     first = next((at for at, (name, _) in enumerate(context) if name < 0), None)
     if first is None:
         return context
@@ -272,7 +271,7 @@ def _agent(draw: _Draw) -> Iterator[list[_Turn]]:
 def _burst(
     draw: _Draw, turns: list[_Turn], context: Context, at: float, more: float, fork: float
 ) -> tuple[Context, float]:
-    """Adds the turns of calls one after the other, and of the branches that some of them start at once."""
+    """Adds the turns of a burst of calls, and of the branches that some calls start."""
     while _fits(draw, context):
         context, at = _answered(draw, turns, context, at, AGENT_CALL)
         if not draw.chance(more):

@@ -1,4 +1,4 @@
-"""What a line of a log says about a request, and why a line that has a part of a prompt only is refused."""
+"""What a line of a log says about a request, as data; and the error for a line with only a part of a prompt."""
 
 from array import array
 from collections.abc import Callable
@@ -7,30 +7,31 @@ from typing import Any, Final
 
 from memstate.checks import shown, whole
 
-TOKEN: Final = 4  # bytes
+TOKEN: Final = 4  # bytes of a token
 
-# From a text or a list of messages, and the tools offered, to tokens: `TOKEN` bytes each, the last perhaps fewer
+# (text or messages, tools) -> tokens of `TOKEN` bytes each; the last may have fewer
 Tokens = Callable[[Any, Any], bytes]
 
 
 class Partial(ValueError):
-    """The line has a part of the prompt, which would pass for the whole; the text is one of few."""
+    """Says that a line has only a part of the prompt, which must not count as the whole. Only a few texts occur."""
 
 
 @dataclass(frozen=True)
 class Said:
-    """What a line says about a request.
+    """What one line says about a request.
 
     Args:
-        name: The id of the request.
-        at: Time of the line in milliseconds, None without one.
-        prompt: The tokens given; None if the line is about the answer or the salt only.
-        answer: Tokens generated that the line tells of; None if it tells of none.
-        salt: What else decides on the states: an adapter, a tenant's key, pictures. Prompts of other salts share none.
+        name: Id of the request.
+        at: Time of the line in milliseconds; None if it has no time.
+        prompt: Tokens of the prompt; None if the line is only about the answer or the salt.
+        answer: Number of generated tokens; None if the line does not say it.
+        salt: Everything else that changes the states: an adapter, a tenant's key, pictures. Prompts with different
+            salts share no states.
         media: Whether the prompt has pictures, sound or films, whose tokens no line has.
 
     Raises:
-        ValueError: No request can be like this.
+        ValueError: A value is not valid.
     """
 
     name: str
@@ -55,5 +56,5 @@ def packed(ids: list[int]) -> bytes:
 
 
 def salted(*given: Any) -> str:
-    """Returns one salt of several values; an empty one if none of them is given."""
+    """Returns one salt for several values; empty if none of them is given."""
     return repr(given) if any(given) else ""

@@ -1,6 +1,6 @@
-"""Checks that what a kernel does under a configuration is what the reference does. Times nothing.
+"""Checks that a kernel gives the results of the reference under a configuration.
 
-Copies are checked byte for byte, around their planes as well; the other kernels on their workloads.
+Copies are compared byte for byte, with the bytes around their planes. Other kernels are compared on their workloads.
 """
 
 import torch
@@ -15,22 +15,22 @@ from memstate_tools.models import Model
 from memstate_tools.workload import Act, Workload, make
 
 SLOTS = 9
-ROWS = 3  # of a workload that is checked
-CANARY = 64  # bytes before and behind every arena
+ROWS = 3  # rows of a checked workload
+CANARY = 64  # bytes before and after every arena
 
 
 def wrong(config: Config, model: Model, backend: Backend, seed: int) -> str:
-    """Returns what a configuration makes wrong on fresh random values; empty where all is as in the reference.
+    """Returns what a configuration computes wrong on fresh random values; empty if nothing is wrong.
 
-    Whatever the launch raises is an answer too, because a configuration may be more than a device can carry.
+    An error of the launch is returned too, because a configuration may need more than a device has.
 
     Args:
         config: The configuration.
-        model: Of the states.
-        backend: Whose launches are checked.
-        seed: Of the values.
+        model: The model with the states.
+        backend: The backend whose launches are checked.
+        seed: Seed of the values.
 
-    Syncs: yes, off the CPU.
+    Syncs: yes, on a GPU.
     """
 
     def made(backend: Backend) -> Workload:
@@ -45,7 +45,7 @@ def wrong(config: Config, model: Model, backend: Backend, seed: int) -> str:
             with trying(config):
                 act()
             differ = tried.differing(expected)
-        except Exception as error:  # Triton and the driver raise whatever they raise
+        except Exception as error:  # Triton and the driver raise errors of any kind
             return f"{name} raises {type(error).__name__}: {' '.join(str(error).split())}"
         if differ:
             return f"{name}: {differ} differs from the reference, seed {seed}"
@@ -53,7 +53,7 @@ def wrong(config: Config, model: Model, backend: Backend, seed: int) -> str:
 
 
 def _copies(entries: int, layout: StateLayout, backend: Backend, seed: int) -> Workload:
-    """Operations on memory full of random bytes, with canaries around every arena; the null slot is random as well."""
+    """Returns operations on random bytes, with canaries around every arena. The null slot is random too."""
     memory: list[Tensor] = []
 
     def allocate(nbytes: int) -> Tensor:
@@ -68,14 +68,15 @@ def _copies(entries: int, layout: StateLayout, backend: Backend, seed: int) -> W
 
 
 def _operations(planes: Planes, entries: int) -> dict[str, Act]:
-    """Copies, zeros and a packet over three chunks of entries, due at the ends of chunks, with ids that name no slot.
+    """Returns copies, zeros and a packet, over three chunks of entries. Entries at the ends of chunks are due.
 
-    Chunks of 16 entries, the least there are, leave room for what stands behind the first one.
+    The smallest chunks have 16 entries, which leaves room for the invalid ids after the first entry.
     """
     n = 2 * entries + 3
     ends = (0, entries - 1, entries, n - 1)
     dst, src = [0] * n, [1 + at % SLOTS for at in range(n)]
-    dst[1:5], src[1:5] = [-1, SLOTS + 1, 5, 4], [3, 3, 5, SLOTS + 1]  # unknown, to itself, from nowhere
+    # an unknown slot twice, a slot to itself, from an unknown slot
+    dst[1:5], src[1:5] = [-1, SLOTS + 1, 5, 4], [3, 3, 5, SLOTS + 1]
     for at, to, of in zip(ends, (1, 2, 3, 4), (6, 7, 8, 9), strict=True):
         dst[at], src[at] = to, of
     ids = [0] * n
@@ -83,7 +84,7 @@ def _operations(planes: Planes, entries: int) -> dict[str, Act]:
     for at, slot in zip(ends, (2, 6, 0, 5), strict=True):
         ids[at] = slot
 
-    registers = [0, 3, 8, 0, 9, 7]  # 1 to 5, the third empty
+    registers = [0, 3, 8, 0, 9, 7]  # slots of registers 0 to 5; register 3 is empty
     to_registers, of_registers = [0] * n, [2] * n
     for at, to, of in zip(ends, (1, 5, 3, 4), (2, ZERO_SOURCE, 2, ZERO_SOURCE), strict=True):
         to_registers[at], of_registers[at] = to, of

@@ -1,4 +1,4 @@
-"""What a configuration compiles to for a target, and its rank among others where nothing can be timed."""
+"""Compiles a configuration for a target, and ranks it among others if nothing can be timed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,24 +15,24 @@ from memstate_tools.compile.accesses import WIDE_BITS
 from memstate_tools.compile.build import build
 from memstate_tools.tune.grid import FREE_AXIS
 
-WORD_BYTES = 4  # of a lane, where lanes move 16 bytes at a time
-FEW = 4  # compile cases of a kernel that are looked at
+WORD_BYTES = 4  # bytes of a lane when lanes move 16 bytes at a time
+FEW = 4  # number of compile cases of a kernel that are compiled
 UNIT = "register bytes per byte in flight"
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The worst of the operations of a kernel under a configuration; None where it does not compile.
+    """The worst figures of a kernel's operations under a configuration; None if it does not compile.
 
     Attributes:
-        registers: Per thread.
-        spill_bytes: Per thread.
-        shared_bytes: Per program.
-        narrowest_bulk_access_bits: Of one lane.
-        why: What excludes the configuration, empty if nothing does.
-        weight: Register bytes that a program takes for each byte that it has in flight: less is better. A
-            multiprocessor holds a fixed number of registers, so this is the reciprocal of the bytes it can keep in
-            flight. It does not tell how long a call takes.
+        registers: Registers of a thread.
+        spill_bytes: Spilled bytes of a thread.
+        shared_bytes: Shared memory of a program.
+        narrowest_bulk_access_bits: Fewest bits of a lane's access to plane bytes.
+        why: Reason why the configuration is excluded; empty if it is not.
+        weight: Register bytes of a program for each byte that it has in flight: less is better. A multiprocessor has a
+            fixed number of registers, so this is the reciprocal of the bytes that it can keep in flight. It does not
+            say how long a call takes.
     """
 
     registers: int | None = None
@@ -51,7 +51,7 @@ class Shaped(NamedTuple):
 
 
 def shaped(case: CompileCase, config: Config) -> Shaped:
-    """Returns a compile case as the launcher would shape it under a configuration."""
+    """Returns a compile case with the shape that the launcher chooses under a configuration."""
     from memstate.kernels.warps import roomy
 
     shape = SHAPES[KERNEL_OF[type(config)]]
@@ -113,13 +113,13 @@ SHAPES: dict[str, Shape] = {
 
 
 def compile_cases(config: Config) -> list[Shaped]:
-    """Returns the first few launches of a kernel under a configuration, to compile ahead; needs Triton."""
+    """Returns the first few launches of a kernel under a configuration, to be compiled. Needs Triton."""
     cases = [case for case in tuned.compile_cases(KERNEL_OF[type(config)]) if not case.rare]
     return [shaped(case, config) for case in cases[:FEW]]
 
 
 def cost(config: Config, target: str) -> Cost:
-    """Compiles a kernel under a configuration, in this process, which must not interpret kernels."""
+    """Compiles a kernel under a configuration in this process, which must not interpret. Returns the figures."""
     if hasattr(config, FREE_AXIS):
         config = replace(config, **{FREE_AXIS: getattr(CONFIGS[KERNEL_OF[type(config)]](), FREE_AXIS)})
     return _cost(config, target)

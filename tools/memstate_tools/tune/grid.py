@@ -1,4 +1,4 @@
-"""Which configurations are tried, in which order, and for which key. Runs nothing."""
+"""Lists the configurations to try, in order, and the keys under which they are stored."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,10 +21,10 @@ from memstate.state.layout import MOVE_BYTES
 from memstate_tools.models import AXES as INT8_AXES
 from memstate_tools.models import Model, model_of
 
-BEST_OF_EACH, COMBINATIONS = 2, 12  # values of each axis that are combined, and the most configurations of these
-FREE_AXIS = "programs_per_sm"  # compiled code is the same for any number of programs
+BEST_OF_EACH, COMBINATIONS = 2, 12  # values of each axis that are combined, and the largest number of combinations
+FREE_AXIS = "programs_per_sm"  # the compiled code does not depend on the number of programs
 
-# The cheapest axis first: programs of a launch need no compilation, warps and entries keep the shape of a tile.
+# the cheapest axis first: programs of a launch need no compilation, warps and entries keep the shape of a tile
 WARPS = (4, 8, 2)
 MOVES = {
     FREE_AXIS: (4, 2, 8, 1, 16), "warps": WARPS, "entries": (256, 512, 128), "lanes": (4096, 2048, 8192, 1024),
@@ -39,17 +39,17 @@ AXES: dict[str, dict[str, tuple[int, ...]]] = {
     "selective": {"warp_elements": (2048, 1024, 512, 256), "tile_warps": (1, 2, 4)},
     "conv": {"warps": (1, 2, 4), "window_bytes": (2048, 4096, 1024)},
 }
-STANDINS = {"selective": "nemotron_h"}  # models for kernels that the chosen one does without
+STANDINS = {"selective": "nemotron_h"}  # kernel -> model for it, if the chosen model has no state for the kernel
 DEFAULT_STANDIN = "qwen3_next"
 
 
 def one_at_a_time(kernel: str, timed: bool, limit: int | None = None) -> list[Config]:
-    """Returns the default, then what differs from it in one axis, the cheapest axis first.
+    """Returns the default, then configurations that differ from it in one axis, the cheapest axis first.
 
     Args:
         kernel: Name of the kernel.
-        timed: Whether they are timed; if not, an axis that compiled code does not show is left out.
-        limit: The most configurations. None: all.
+        timed: Whether configurations are timed. If not, axes that do not change compiled code are left out.
+        limit: Largest number of configurations. None: all.
 
     Raises:
         InvalidArgument: The limit is below 1.
@@ -57,29 +57,29 @@ def one_at_a_time(kernel: str, timed: bool, limit: int | None = None) -> list[Co
     if limit is not None and limit < 1:
         raise InvalidArgument(f"limit {limit}: at least 1 configuration must be tried")
     default = CONFIGS[kernel]()
-    found = [default]
+    configs = [default]
     for axis, values in axes_of(kernel, timed).items():
-        found += [replace(default, **{axis: value}) for value in values if value != getattr(default, axis)]
-    return found[:limit]
+        configs += [replace(default, **{axis: value}) for value in values if value != getattr(default, axis)]
+    return configs[:limit]
 
 
 def combinations(kernel: str, timed: bool, goodness: Mapping[Config, float], limit: int | None = None) -> list[Config]:
-    """Returns combinations of the best values of every axis, what promises most first.
+    """Returns combinations of the best values of every axis, the most promising first.
 
-    A combination promises what its axes gained one by one.
+    A combination promises the product of the gains of its axes.
 
     Args:
         kernel: Name of the kernel.
-        timed: As for `one_at_a_time`.
-        goodness: How good the configurations are that were tried and are not excluded: more is better.
-        limit: The most configurations of both rounds, those of the first included.
+        timed: See `one_at_a_time`.
+        goodness: Configuration -> how good it is (more is better), for tried configurations that are not excluded.
+        limit: Largest number of configurations of both rounds together.
     """
     default, axes = CONFIGS[kernel](), axes_of(kernel, timed)
     gains: dict[str, dict[int, float]] = {}
     for axis, values in axes.items():
-        found = {value: goodness.get(replace(default, **{axis: value}), 0.0) for value in values}
-        best = sorted((value for value in values if found[value]), key=lambda value: -found[value])
-        gains[axis] = {value: found[value] for value in best[:BEST_OF_EACH]}
+        scores = {value: goodness.get(replace(default, **{axis: value}), 0.0) for value in values}
+        best = sorted((value for value in values if scores[value]), key=lambda value: -scores[value])
+        gains[axis] = {value: scores[value] for value in best[:BEST_OF_EACH]}
     promised: dict[Config, float] = {}
     for chosen in product(*(gains[axis] for axis in axes)):
         config = replace(default, **dict(zip(axes, chosen, strict=True)))
@@ -90,15 +90,15 @@ def combinations(kernel: str, timed: bool, goodness: Mapping[Config, float], lim
 
 
 def axes_of(kernel: str, timed: bool) -> dict[str, tuple[int, ...]]:
-    """Returns the axes that are swept and their values, the default's first."""
+    """Returns axis -> values to try, the default first."""
     return {axis: values for axis, values in AXES[kernel].items() if timed or axis != FREE_AXIS}
 
 
 def model_for(kernel: str, name: str) -> tuple[str, Model]:
-    """Returns a model and its name: the chosen one, or a stand-in if the kernel has no state there.
+    """Returns the name of a model and the model: the chosen one, or another if that has no state for the kernel.
 
     Raises:
-        InvalidArgument: Names the presets there are.
+        InvalidArgument: There is no such preset. The message names the presets.
     """
     model = model_of(name)
     if not model.has(kernel):
@@ -108,7 +108,7 @@ def model_for(kernel: str, name: str) -> tuple[str, Model]:
 
 
 def key_of(kernel: str, model: Model) -> str:
-    """Returns the key under which a kernel finds a configuration for planes of memstate's own, laid out so."""
+    """Returns the key under which a kernel looks up a configuration, for planes that memstate allocates for a model."""
     layout = model.layout
     if kernel == "copy":
         return copy_key(MOVE_BYTES, sum(-(-run.nbytes // TILE_BYTES) for run in layout.runs(slots=1)))

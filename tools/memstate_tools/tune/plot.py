@@ -1,4 +1,4 @@
-"""The picture of a sweep: time against configuration, with what was chosen and the default marked."""
+"""Draws a sweep: a bar for each configuration, with the chosen one and the default marked."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,13 +16,13 @@ COLOURS = {"chosen": "#5b9a68", "default": "#3b6ea5", "": "#b9b9b9"}
 
 
 def require_plot(path: Path) -> None:
-    """Checks that a picture can be drawn, before a sweep begins.
+    """Requires that a picture can be drawn, before a sweep begins.
 
     Args:
-        path: Where it goes; .svg, .png or .pdf.
+        path: File of the picture; .svg, .png or .pdf.
 
     Raises:
-        InvalidArgument: matplotlib is not installed, with what to install; or nothing can be drawn into such a file.
+        InvalidArgument: matplotlib is not installed (the message says what to install), or the suffix is another one.
     """
     try:
         import memstate.viz.figure  # noqa: F401
@@ -36,7 +36,7 @@ def plot(outcome: SweepResult) -> "Figure":
     """Draws a sweep: a panel for each kernel, and a bar for each configuration that is not excluded.
 
     Raises:
-        ImportError: matplotlib is not installed; with what to install.
+        ImportError: matplotlib is not installed. The message says what to install.
     """
     from memstate.viz import figure
 
@@ -57,9 +57,9 @@ def _panel(axes: "Axes", kernel: str, trials: list[Trial], outcome: SweepResult)
     shown = [trial for trial in trials if trial.value is not None]
     shown.sort(key=_length)
     noted = [marks(trial, outcome) for trial in shown]
-    colours = [COLOURS[next(iter(found), "")] for found in noted]
+    colours = [COLOURS[next(iter(notes), "")] for notes in noted]
     axes.barh(range(len(shown)), [_length(trial) for trial in shown], color=colours, height=0.75)
-    names = [f"{text_of(trial.config)}{_said(found)}" for trial, found in zip(shown, noted, strict=True)]
+    names = [f"{text_of(trial.config)}{_said(notes)}" for trial, notes in zip(shown, noted, strict=True)]
     axes.set_yticks(range(len(shown)), names, fontsize=8)
     axes.invert_yaxis()
     axes.set_xlim(left=0)
@@ -71,10 +71,10 @@ def _panel(axes: "Axes", kernel: str, trials: list[Trial], outcome: SweepResult)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _said(found: list[str]) -> str:
-    return f" ({', '.join(found)})" if found else ""
+def _said(notes: list[str]) -> str:
+    return f" ({', '.join(notes)})" if notes else ""
 
 
 def _length(trial: Trial) -> float:
-    """Less is better in either case."""
+    """Returns the length of a bar: less is better."""
     return trial.micros if trial.micros is not None else trial.value or 0.0

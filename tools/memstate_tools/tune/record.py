@@ -1,4 +1,4 @@
-"""What a sweep leaves: a document for people and scripts, and the file that launches read."""
+"""Writes the results of a sweep: a document for people and scripts, and the file that launches read."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from memstate_tools.tune.trials import SweepResult, Trial, is_default
 
 
 def document(outcome: SweepResult) -> dict[str, Any]:
-    """Returns the content of the file, with every trial and what was excluded and why."""
+    """Returns the document: the content of the file and every trial, with the reason if it was excluded."""
     best = outcome.best
     trials = [
         _entry(trial) | {
@@ -31,7 +31,7 @@ def document(outcome: SweepResult) -> dict[str, Any]:
 
 
 def contents(outcome: SweepResult) -> dict[str, Any]:
-    """Returns what `memstate.kernels.tuned` reads: the best configuration of each kernel and key."""
+    """Returns the content of the file for `memstate.kernels.tuned`: the best configuration of each kernel and key."""
     return {
         "format": tuned.FORMAT,
         "device": outcome.device,
@@ -44,13 +44,13 @@ def contents(outcome: SweepResult) -> dict[str, Any]:
 
 
 def require_folder(folder: Path | None = None) -> None:
-    """Checks that `store` could write to a folder, without making it.
+    """Requires that `store` can write to a folder. The folder is not made.
 
     Args:
-        folder: Where. Default: the user's.
+        folder: The folder. Default: the user's.
 
     Raises:
-        InvalidArgument: Says how to choose another.
+        InvalidArgument: The folder cannot be written. The message says how to choose another.
     """
     folder = folder or tuned.user_folder()
     there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
@@ -62,17 +62,20 @@ def require_folder(folder: Path | None = None) -> None:
 
 
 def store(outcome: SweepResult, folder: Path | None = None) -> Path:
-    """Writes the file of the device whole or not at all, and makes this process read it.
+    """Writes the file of the device, whole or not at all, and makes this process read it.
 
-    Entries of the old file stay where this sweep has none for their key and they were made alike: timed or not, with
-    the same versions.
+    Entries of the old file stay if this sweep has none for their key, and if both files agree in device, versions and
+    whether configurations were timed.
 
     Args:
         outcome: The sweep.
-        folder: Where. Default: the user's.
+        folder: The folder. Default: the user's.
+
+    Returns:
+        The path of the file.
 
     Raises:
-        InvalidArgument: Nothing is left to store.
+        InvalidArgument: There is nothing to store.
         OSError: The file cannot be written.
     """
     new = contents(outcome)
@@ -85,18 +88,18 @@ def store(outcome: SweepResult, folder: Path | None = None) -> Path:
     with replacing(path) as file:
         file.write(json.dumps(new, indent=2).encode() + b"\n")
         file.flush()
-        tuned.read(Path(file.name))  # nothing is put there that a launch would refuse
+        tuned.read(Path(file.name))  # the old file is only replaced by one that launches can read
     tuned.forget()
     return path
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of what compiled the kernels, as far as they are known."""
-    found = {}
+    """Returns the versions of torch and triton, if they are installed."""
+    known = {}
     for package in ("torch", "triton"):
         with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            known[package] = version(package)
+    return known
 
 
 def text_of(config: Config) -> str:
@@ -105,13 +108,13 @@ def text_of(config: Config) -> str:
 
 
 def marks(trial: Trial, outcome: SweepResult) -> list[str]:
-    """Returns what a trial is: "chosen", "default", both or neither."""
-    found = {"chosen": trial in outcome.best, "default": is_default(trial)}
-    return [name for name, holds in found.items() if holds]
+    """Returns the marks of a trial: "chosen", "default", both or none."""
+    truths = {"chosen": trial in outcome.best, "default": is_default(trial)}
+    return [name for name, holds in truths.items() if holds]
 
 
 def in_order(outcome: SweepResult) -> list[Trial]:
-    """Returns the trials kernel by kernel, the chosen one first and the excluded last."""
+    """Returns the trials kernel by kernel, the chosen one first and the excluded ones last."""
     best = outcome.best
     kernels = list(dict.fromkeys(trial.kernel for trial in outcome.trials))
     return sorted(
@@ -121,7 +124,7 @@ def in_order(outcome: SweepResult) -> list[Trial]:
 
 
 def table(outcome: SweepResult, stored: str | None) -> tuple[str, list[dict[str, Any]]]:
-    """Returns a title, and a row per trial, those of a kernel together."""
+    """Returns a title, and one row for each trial, kernel by kernel."""
     how = "timed" if outcome.timed else "NOT timed (no GPU): ranked by compiled code, launches keep their defaults"
     how += "" if outcome.complete else "; INCOMPLETE"
     rows = [
@@ -138,7 +141,7 @@ def table(outcome: SweepResult, stored: str | None) -> tuple[str, list[dict[str,
 def _kept(path: Path, new: dict[str, Any]) -> list[dict[str, Any]]:
     try:
         old = tuned.read(path)
-    except ValueError:  # not there, or of no use to a launch either
+    except ValueError:  # the file is missing, or launches cannot read it
         return []
     alike = all(old[name] == new[name] for name in ("device", "timed", "versions"))
     replaced = {(entry["kernel"], entry["key"]) for entry in new["entries"]}

@@ -1,7 +1,7 @@
-"""What is done with configurations one by one, here or in a second process. Judges nothing.
+"""Checks or compiles configurations one by one, in this process or in a second one.
 
-Kernels are interpreted in a process or compiled in it, never both. Checking without a GPU needs the one kind, compiling
-the other. A process that is not of the kind asks a second one, which runs this file.
+A process either interprets kernels or compiles them. Without a GPU, checks need the first kind, and compiling the
+second. A process of the wrong kind starts a process of the other kind, which runs this file.
 """
 
 import json
@@ -25,14 +25,14 @@ Finding = dict[str, Any]
 
 
 def check(config: Config, model: str) -> Finding:
-    """Interprets a kernel on states of a toy size: `why` says what is wrong."""
+    """Checks a configuration with the interpreter on states of a toy size. Returns {"why": what is wrong, or empty}."""
     kernel = KERNEL_OF[type(config)]
     toy = toy_of(model_for(kernel, model)[1], kernel)
     return {"why": wrong(config, toy, Backend("interpreter"), torch.seed() % 2**31)}
 
 
 def compiled(config: Config, target: str) -> Finding:
-    """Returns the fields of `memstate_tools.tune.cost.Cost`."""
+    """Returns the fields of `memstate_tools.tune.cost.Cost` for a configuration."""
     return asdict(cost(config, target))
 
 
@@ -40,7 +40,7 @@ TASKS: dict[str, Callable[[Config, str], Finding]] = {"check": check, "compiled"
 
 
 def findings(task: str, argument: str, configs: Sequence[Config]) -> Iterator[Finding]:
-    """Yields what a task finds, configuration by configuration.
+    """Yields the result of a task for each configuration.
 
     Raises:
         ConfigurationError: The second process failed.

@@ -1,7 +1,7 @@
-"""The sweep: every configuration is checked, then timed on a GPU or, without one, ranked by what it compiles to.
+"""Runs a sweep: checks every configuration, then times it on a GPU, or ranks it by its compiled code without one.
 
-It goes in two rounds. The first changes one axis of the default at a time, the cheapest axis first. The second combines
-the best values of all axes.
+The first round changes one axis of the default at a time, the cheapest axis first. The second round combines the best
+values of all axes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,29 +27,30 @@ from memstate_tools.tune.tasks import findings
 from memstate_tools.workload import Workload, fitting, make
 
 KERNELS = tuple(CONFIGS)
-MARGIN = 1.02  # what another configuration must be better by than the default: less is chance
+MARGIN = 1.02  # a configuration is better than the default only if it is better by this factor
 RATE = "bytes/s"
-BATCHES = (1, 8, 64)  # slots that move, or rows of a step: one, some, many
-COPIES = 8  # of a slot: two batches of planes, what lies beside them, the twin of a check, and what torch allocates
+BATCHES = (1, 8, 64)  # slots that are moved, or rows of a step
+# memory of each slot, in slots: two batches of planes, other tensors, the planes of a check, allocations of torch
+COPIES = 8
 
-Stopwatch = Callable[[Callable[[], object]], float]  # a call -> the seconds that the device takes for it
+Stopwatch = Callable[[Callable[[], object]], float]  # call -> seconds of the device
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What became of one configuration.
+    """The result of one configuration.
 
     Attributes:
         kernel: Name of the kernel.
-        key: What it was tried for.
+        key: Key under which the configuration would be stored.
         config: The configuration.
         checked: Whether its results are those of the reference.
-        value: Bytes a second where timed, or the weight of `memstate_tools.tune.cost`; None if it is excluded.
-        unit: Of the value.
-        why: What excludes it, empty if nothing does.
-        details: What the value was made of.
-        micros: Device time of a call, the geometric mean over operations and batches; None where nothing was timed.
+        value: Bytes a second if timed, otherwise the weight of `memstate_tools.tune.cost`; None if it is excluded.
+        unit: Unit of the value.
+        why: Reason why it is excluded; empty if it is not.
+        details: Figures from which the value was computed.
+        micros: Device time of a call, the geometric mean over operations and batches; None if it was not timed.
     """
 
     kernel: str
@@ -64,20 +65,21 @@ class Trial:
 
     @property
     def goodness(self) -> float:
-        """More is better, 0 if it is excluded."""
+        """Number that ranks trials: more is better, and 0 is excluded."""
         value = self.value or 0.0
         return value if self.unit == RATE or not value else 1 / value
 
 
 @dataclass(frozen=True)
 class SweepResult:
-    """A sweep on `device`, or for it where nothing was timed.
+    """The trials of a sweep, on `device` or, if nothing was timed, for it.
 
     Attributes:
         device: Name of the device or target.
         timed: Whether configurations were timed.
-        trials: In the order in which they were made.
-        yardstick: Of a timed sweep, the device's own copy of as many slots, bytes a second before and after the trials.
+        trials: The trials, in the order in which they were made.
+        yardstick: Number of slots -> rate of a plain copy of as many bytes, in bytes a second before and after the
+            trials; empty if nothing was timed.
         complete: Whether every configuration was tried.
     """
 
@@ -89,18 +91,18 @@ class SweepResult:
 
     @property
     def best(self) -> list[Trial]:
-        """Of each kernel the best trial that is left, if any is: the default, unless another is better by a margin.
+        """The best trial of each kernel and key, unless all are excluded.
 
-        What is measured differs from run to run.
+        The default is chosen unless another one is better by a margin, because times differ from run to run.
         """
-        found = []
+        chosen = []
         for _, trials in groupby(sorted(self.trials, key=_key), key=_key):
             left = sorted((trial for trial in trials if trial.value), key=lambda trial: -trial.goodness)
             default = next((trial for trial in left if is_default(trial)), None)
             if default and left[0].goodness <= MARGIN * default.goodness:
                 left = [default]
-            found += left[:1]
-        return sorted(found, key=lambda trial: KERNELS.index(trial.kernel))
+            chosen += left[:1]
+        return sorted(chosen, key=lambda trial: KERNELS.index(trial.kernel))
 
     @property
     def wrong(self) -> list[Trial]:
@@ -109,7 +111,7 @@ class SweepResult:
 
 
 def is_default(trial: Trial) -> bool:
-    """Whether a trial is that of the default."""
+    """Returns whether a trial has the default configuration."""
     return trial.config == CONFIGS[trial.kernel]()
 
 
@@ -121,24 +123,28 @@ def sweep(
     progress: Progress | None = None,
     device: torch.device | None = None,
     stopwatch: Stopwatch | None = None,
-    found: Callable[[Trial], None] | None = None,
+    report: Callable[[Trial], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> SweepResult:
     """Tries launch configurations for the states of a model.
 
-    With a GPU, each is checked there on states of the model and timed. Without, each is checked by an interpreter on
-    small states, and ranked by what it compiles to for `target`; nothing that was not timed changes a launch.
+    With a GPU, each configuration is checked there on states of the model, and timed. Without a GPU, each is checked by
+    an interpreter on small states, and ranked by its compiled code for `target`. A sweep without times changes no
+    launch.
 
     Args:
-        model: Name of a preset. A kernel without a state in it takes that of another model; its key says so.
+        model: Name of a preset. A kernel that the preset has no state for uses another model; its key says so.
         kernels: Names in `KERNELS`.
         target: Name in `TARGETS`.
-        limit: How many configurations of each kernel, the default among these. None: all.
-        progress: Called with (done, total); the total grows when it is known what to combine.
-        device: Where to try them. Default: the GPU if there is one.
-        stopwatch: Measures a call. Default: a clock of the device. With one, launches are timed wherever they run.
-        found: Called with each trial once it is made.
-        stop: Asked before each trial; the sweep ends where it says True.
+        limit: Largest number of configurations of each kernel, with the default. None: all.
+        progress: Called with (done, total); the total grows when the combinations are known.
+        device: Device of the trials. Default: the GPU if there is one.
+        stopwatch: Measures a call. Default: a clock of the device. If given, launches are timed on any device.
+        report: Called with each trial.
+        stop: Called before each trial. The sweep ends if it returns True.
+
+    Returns:
+        The sweep.
 
     Raises:
         InvalidArgument: A name is unknown.
@@ -158,20 +164,20 @@ def sweep(
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda" and stopwatch is None:
         clock = DeviceClock(device)
-        stopwatch = lambda act: clock.alone(act).device  # noqa: E731  (with a cold cache, without the host's part)
+        stopwatch = lambda act: clock.alone(act).device  # noqa: E731  (device time with a cold cache)
     bench = _Ranking(model, target) if stopwatch is None else _Timing(model, device, stopwatch)
     first = [config for kernel in kernels for config in one_at_a_time(kernel, bench.timed, limit)]
     most, before, trials = len(first), bench.yardstick(), list[Trial]()
 
     def run(configs: Sequence[Config]) -> bool:
-        """Tries configurations one after the other. Returns whether it came to the end."""
+        """Tries configurations one after the other. Returns False if `stop` ended it."""
         made = bench.trials(configs)
         for _ in configs:
             if stop and stop():
                 return False
             trials.append(next(made))
-            if found:
-                found(trials[-1])
+            if report:
+                report(trials[-1])
             if progress:
                 progress(len(trials), most)
         return True
@@ -188,7 +194,7 @@ def sweep(
 
 
 class _Ranking:
-    """Checks configurations in an interpreter, and ranks them by what they compile to for a target."""
+    """Checks configurations in an interpreter, and ranks them by their compiled code for a target."""
 
     timed, unit = False, cost.UNIT
 
@@ -204,14 +210,14 @@ class _Ranking:
     def trials(self, configs: Sequence[Config]) -> Iterator[Trial]:
         checks, costs = findings("check", self.model, configs), findings("compiled", self.device, configs)
         for config, check, fields in zip(configs, checks, costs, strict=True):
-            kernel, found = KERNEL_OF[type(config)], cost.Cost(**fields)
-            why = check["why"] or found.why
-            value = None if why else found.weight
+            kernel, compiled = KERNEL_OF[type(config)], cost.Cost(**fields)
+            why = check["why"] or compiled.why
+            value = None if why else compiled.weight
             yield Trial(kernel, self.key(kernel), config, not check["why"], value, self.unit, why, fields)
 
 
 class _Timing:
-    """Checks and times configurations on a device; on a CPU, where a test brings its clock, at toy sizes."""
+    """Checks and times configurations on a device. On a CPU (only in tests, with their own clock) sizes are toy."""
 
     timed, unit = True, RATE
 
@@ -224,7 +230,7 @@ class _Timing:
     @property
     def _free(self) -> int:
         if self._on_gpu:
-            torch.cuda.empty_cache()  # what fits is asked of the driver
+            torch.cuda.empty_cache()  # `mem_get_info` asks the driver, which counts cached memory as used
         return torch.cuda.mem_get_info(self._device)[0] if self._on_gpu else 2**20
 
     def _states(self, kernel: str) -> Model:
@@ -232,7 +238,7 @@ class _Timing:
         return model if self._on_gpu else toy_of(model, kernel)
 
     def yardstick(self) -> dict[str, float]:
-        """How fast the device copies so many slots in one piece: bytes a second that are read and written."""
+        """Returns the rates of a plain copy of as many slots: bytes a second that are read and written."""
         slot, rates = self._states("copy").layout.bytes_per_slot, {}
         for size in fitting(BATCHES, COPIES * slot, self._free):
             to, of = torch.zeros(2, size * slot, dtype=torch.uint8, device=self._device).random_(0, 256)
@@ -253,12 +259,13 @@ class _Timing:
             for config in group:
                 trial = self._trial(kernel, config, checked, batches)
                 default = trial.value or 0.0 if is_default(trial) else default
-                if trial.value and trial.value >= default:  # what may be chosen must neither spill nor move few bytes
+                # a configuration that may be chosen must neither spill nor move few bytes at a time
+                if trial.value and trial.value >= default:
                     trial = self._inspected(trial)
                 yield trial
 
     def _inspected(self, trial: Trial) -> Trial:
-        """The trial, excluded if its compiled code is not what it must be. Compiling takes longer than timing."""
+        """Returns the trial, excluded if its code spills or moves few bytes. Compiling takes longer than timing."""
         why = cost.cost(trial.config, self._target).why if self._target else ""
         return replace(trial, value=None, micros=None, why=why) if why else trial
 
@@ -277,7 +284,7 @@ class _Timing:
             return Trial(kernel, key, config, True, None, self.unit, str(error))
         rates = {name: nbytes / seconds for name, (seconds, nbytes) in spent.items()}
         micros = geometric_mean(seconds for seconds, _ in spent.values()) * 1e6
-        value = geometric_mean(rates.values())  # few and many slots weigh the same
+        value = geometric_mean(rates.values())  # so few and many slots have the same weight
         return Trial(kernel, key, config, True, value, self.unit, "", rates, micros)
 
 
@@ -286,7 +293,7 @@ def _key(trial: Trial) -> tuple[str, str]:
 
 
 def own_target(device: torch.device) -> str | None:
-    """Returns the compile target of a device; None if nothing is compiled ahead for it, or if it is no GPU."""
+    """Returns the compile target of a device; None if it has none or is no GPU."""
     if device.type != "cuda":
         return None
     properties = torch.cuda.get_device_properties(device)

@@ -1,4 +1,4 @@
-"""SGLang's pool of requests with memstate under it: `python examples/sglang_pool.py`, where SGLang is installed."""
+"""Runs SGLang's pool of requests over memstate. It needs SGLang: `python examples/sglang_pool.py`."""
 
 from array import array
 
@@ -23,13 +23,13 @@ def main() -> None:
     rows = pool.alloc(reqs)
     counts = pool.mamba_allocator.slots.backend.counts
     print(f"rows {rows}: {counts.launches['claim']} claim for {len(reqs)} requests")
-    state = pool.donate_mamba_ping_pong_slot(reqs[0], pool.mamba_allocator.alloc(1))  # a tree owns it now
+    state = pool.donate_mamba_ping_pong_slot(reqs[0], pool.mamba_allocator.alloc(1))  # as if a tree owned it
     for req in reqs:
         pool.free_mamba_cache(req)
         pool.free(req)
     print(f"{pool.mamba_allocator.available_size()} of 40 slots free, {counts.launches['release']} releases so far")
     pool.mamba_allocator.free(state)
-    pool.mamba_allocator.check()  # no slot was freed twice
+    pool.mamba_allocator.check()  # checks that no slot was freed twice
     print(pool.mamba_allocator)
 
 

@@ -1,4 +1,4 @@
-"""Generates with a hybrid model of Transformers whose states lie in the slots of memstate.
+"""Generates with a hybrid model of Transformers whose states are in slots of memstate.
 
 python examples/transformers_generate.py MODEL "first prompt" "a second, longer prompt"
 """
@@ -23,7 +23,7 @@ print(mem.layout, "decodes", "on slots" if mst.layout(model).on_slots and device
 
 batch = tokenizer(texts, return_tensors="pt", padding=True).to(device)
 with mst.StateCache(model, mem) as cache:
-    arguments = {**batch, cache.argument: cache}  # cache=cache from Transformers 5.24 on
+    arguments = {**batch, cache.argument: cache}  # the argument is named `cache` from Transformers 5.24 on
     out = model.generate(**arguments, max_new_tokens=20, do_sample=False)
     print(cache.lengths, "tokens read,", mem.free_slots, "of", mem.stats().capacity, "slots free")
 for text in tokenizer.batch_decode(out, skip_special_tokens=True):

@@ -22,7 +22,7 @@ model = AutoModelForCausalLM.from_pretrained(given.model, dtype="auto").to(devic
 mem = mst.manager(model, slots=32, max_requests=4, tokens=4096, prefix=ms.Prefix())
 
 text = tokenizer(given.shared).input_ids
-list(mst.serve(model, mem, [mst.Prompt(text, most=1)]))  # reads the shared text once
+list(mst.serve(model, mem, [mst.Prompt(text, most=1)]))  # reads the shared text once, so that its state is cached
 prompts = [mst.Prompt(text + tokenizer(question).input_ids, id=question, most=20) for question in given.questions]
 for event in mst.stream(model, mem, prompts, tokenizer=tokenizer):
     if isinstance(event, mst.Served):

@@ -1,6 +1,6 @@
-"""The index of names: every public name, method, metric, event of the log and option of a command, in one alphabet.
+"""Makes the index of names: all public names, methods, metrics, events of the log and options of commands, in order.
 
-It is made from the docstrings, from the tables of docs/metrics.md, and from what the commands declare.
+The sources are docstrings, the tables of docs/metrics.md, and the declarations of the commands.
 """
 
 import ast
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import NamedTuple
 
-from code_map import ROOT, first_sentence  # beside this file, as is the next one
+from code_map import ROOT, first_sentence  # `code_map` and `public` lie beside this file
 from public import api, definition
 from typer.main import get_command
 
@@ -28,9 +28,9 @@ class Name(NamedTuple):
     """A line of the index.
 
     Attributes:
-        name: What a reader looks for.
-        link: Where it is explained.
-        owner: The class, command or kind that it belongs to.
+        name: The name.
+        link: Markdown target of its explanation.
+        owner: The class, command or kind to which it belongs.
         says: Its meaning in a sentence.
     """
 
@@ -40,43 +40,43 @@ class Name(NamedTuple):
     says: str
 
     def __str__(self) -> str:
-        """Its line of the list."""
+        """Returns the line of the list."""
         return f"* [`{self.name}`]{self.link}{self.owner and f' ({self.owner})'}: {self.says}"
 
 
 def names() -> str:
-    """The page, as Markdown."""
-    found = sorted({*of_the_library(), *of_the_metrics(), *of_the_commands()}, key=lambda name: (key(name), name))
-    letters = groupby(found, key=lambda name: key(name)[:1].upper())
+    """Returns the page as Markdown."""
+    entries = sorted({*of_the_library(), *of_the_metrics(), *of_the_commands()}, key=lambda name: (key(name), name))
+    letters = groupby(entries, key=lambda name: key(name)[:1].upper())
     parts = [f"## {letter}\n\n" + lines(part) for letter, part in letters]
     return "\n".join([HEAD, *parts])
 
 
 def key(name: Name) -> str:
-    """What the alphabet goes by."""
+    """Returns the key by which names are sorted."""
     return name.name.removeprefix("memstate").lstrip("-_ .").lower()
 
 
 def lines(part: Iterable[Name]) -> str:
-    """The lines of some names."""
+    """Returns the lines of some names."""
     return "".join(f"{name}\n" for name in part)
 
 
 def of_the_library() -> Iterator[Name]:
-    """Names of the API, and the methods and properties of its classes."""
+    """Yields the names of the API, and the methods and properties of its classes."""
     for entry in (entry for entries in api().values() for entry in entries):
         node, doc = definition(entry.path)
         name, target = entry.path.rsplit(".", 1)[-1], f"[{entry.path}]"
         yield Name(name, target, "", first_sentence(doc))
         methods = [part for part in getattr(node, "body", ()) if isinstance(part, ast.FunctionDef)]
         if isinstance(node, ast.ClassDef):
-            for method, says in {part.name: ast.get_docstring(part) for part in methods}.items():  # overloads once
+            for method, says in {part.name: ast.get_docstring(part) for part in methods}.items():  # overloads only once
                 if not method.startswith("_"):
                     yield Name(method, f"[{entry.path}.{method}]", f"`{name}`", first_sentence(says))
 
 
 def of_the_metrics() -> Iterator[Name]:
-    """Metrics, and events of the log."""
+    """Yields the metrics, and the events of the log."""
     text = (ROOT / "docs" / "metrics.md").read_text()
     for name, says in re.findall(r"^\| `(memstate_\w+)` \|.*\| (.+) \|$", text, re.MULTILINE):
         yield Name(name, "(metrics.md#every-figure)", "metric", says)
@@ -87,7 +87,7 @@ def of_the_metrics() -> Iterator[Name]:
 
 
 def of_the_commands() -> Iterator[Name]:
-    """Commands and their options."""
+    """Yields the commands and their options."""
     target = "(start.md#the-command-line)"
     for command, declared in get_command(app).commands.items():
         yield Name(f"memstate {command}", target, "command", first_sentence(declared.help))

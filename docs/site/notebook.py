@@ -1,4 +1,4 @@
-"""A notebook as a page of the site, made of its stored outputs."""
+"""Turns a notebook into a page of the site, from its stored outputs."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def notebook(path: Path) -> tuple[str, dict[str, str]]:
-    """Returns the cells of a notebook and what they say as Markdown, and the pictures by name."""
+    """Returns the cells and outputs of a notebook as Markdown, and its pictures: name -> SVG."""
     parts, pictures, heading = [], dict[str, str](), ""
     for at, cell in enumerate(json.loads(path.read_text())["cells"]):
         source = "".join(cell["source"])

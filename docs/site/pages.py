@@ -1,8 +1,8 @@
-"""What the site shows: the Markdown files of the repository where they lie; the API and a map, read from the source.
+"""Makes the pages of the site: the Markdown files of the repository, and the API and a map from the source.
 
 mkdocs calls the functions `on_...`. Paths on the site are those of the repository, so links lead to the same pages here
-and on a code host; a link to a notebook leads to its page. Of the library only the declarations of the commands are
-imported.
+and on a code host. A link to a notebook leads to its page. The modules of the commands are the only ones of the library
+that are imported.
 """
 
 import json
@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from code_map import ROOT, code_map  # beside this file, as are `names`, `notebook` and `public`
+from code_map import ROOT, code_map  # `code_map`, `names`, `notebook` and `public` lie beside this file
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from names import names
@@ -18,26 +18,26 @@ from notebook import notebook
 from public import TITLES, api
 
 PAGES = ("*.md", "docs/*.md", "benchmarks/*.md")
-BESIDE = (  # beside pages
+BESIDE = (  # files to which pages link
     "docs/*.svg", "docs/*.json", "docs/images/*", "benchmarks/results/*.json", "examples/*.py", "examples/*/*.py",
 )  # fmt: skip
-# How much a hit of the search counts, by the start of its address. Others count 1.
+# start of an address -> factor of a search hit there; other addresses have 1
 WEIGHTS = dict.fromkeys(
     ("docs/behaviours", "docs/decisions", "docs/map", "docs/promises", "ARCHITECTURE", "CHANGELOG"), 0.3
 )
 WEIGHTS |= {"docs/api": 0.1, "notebooks": 0.3}
-WHOLE = 0.2  # of a page as a whole, whose title would otherwise hide its sections
+WHOLE = 0.2  # factor of a hit of a whole page, whose title would otherwise hide its sections
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Puts the index of names and the pages of the API where the navigation has `API`."""
+    """Puts the index of names and the pages of the API at `API` of the navigation."""
     pages = [{"Index of names": "docs/names.md"}, *({title(area): f"docs/api/{area}.md"} for area in api())]
     config.nav = [{"API": pages} if "API" in entry else entry for entry in config.nav or []]
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages of the repository and those that are made from the source to the site's own files."""
+    """Adds the pages of the repository, and the pages that are made from the source, to the files of the site."""
     for pattern in PAGES + BESIDE:
         for path in sorted(ROOT.glob(pattern)):
             files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
@@ -54,12 +54,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Lets links to notebooks lead to their pages."""
+    """Changes links to notebooks into links to their pages."""
     return re.sub(r"(\]\([^)\s]*)\.ipynb\b", r"\1.md", markdown)
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Weighs what the search can find: what explains comes before what only lists. Programs are left out."""
+    """Weights the hits of the search: explanations come before lists. Removes code blocks from the index."""
     path = Path(config.site_dir) / "search" / "search_index.json"
     if path.exists():
         index = json.loads(path.read_text())
@@ -72,5 +72,5 @@ def on_post_build(config: MkDocsConfig) -> None:
 
 
 def title(area: str) -> str:
-    """The title of a folder's page."""
+    """Returns the title of a folder's page."""
     return TITLES.get(area, area.capitalize())

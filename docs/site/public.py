@@ -1,6 +1,6 @@
-"""The public names, folder by folder: those in `__all__` of memstate, of its packages and of the tools' packages.
+"""Lists the public names, folder by folder: those in `__all__` of memstate, of its packages and of the tools' packages.
 
-They are read from the source; no module is imported.
+The names are read from the source; no module is imported.
 """
 
 import ast
@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent.parent
 TOOLS = ROOT / "tools"
-# A page for each folder of memstate/ and one for the tools, in this order; folders that are not named here follow under
-# their own names.
+# folder of memstate/ (or "tools") -> title of its page, in the order of the pages
+# Folders that are not named here follow, with their own names as titles.
 TITLES = {
     "engine": "Manager",
     "requests": "Requests, steps, strategies",
@@ -29,7 +29,7 @@ TITLES = {
     "cli": "Programs, from Python",
     "tools": "Tools, from Python",
 }
-# Public, and in no `__all__`.
+# public names that no `__all__` has
 OTHERS = (
     "memstate.engine.conversations.SessionCalls",
     "memstate.requests.handles.RowInfo",
@@ -38,33 +38,33 @@ OTHERS = (
     "memstate_tools.traces.make.make",
 )
 BACKEND = "memstate.kernels.dispatch"
-# First on their pages; other names follow as `__all__` has them.
+# names at the start of their pages; other names follow in the order of `__all__`
 LEADS = ("StateManager", "Request", "StateLayout", "Prefix", "Tiers", "Stats", "MemstateError")
 
 
 class Entry(NamedTuple):
-    """Something on a page of the API: its path in the source, and options of mkdocstrings for it."""
+    """One name on a page of the API: its path in the source, and its options for mkdocstrings."""
 
     path: str
     options: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """The block that mkdocstrings reads."""
+        """Returns the block that mkdocstrings reads."""
         lines = [f"::: {self.path}", *(["    options:"] if self.options else []), *(f"      {o}" for o in self.options)]
         return "\n".join(lines) + "\n"
 
 
 @cache
 def api() -> dict[str, list[Entry]]:
-    """The public names of each folder, each once: as memstate has it, otherwise as its package has it."""
-    found: dict[str, str] = {}  # where the source defines it -> its public name
+    """Returns folder -> its public names. A name that several packages export appears once, memstate first."""
+    public_of: dict[str, str] = {}  # path of the definition -> public name
     for path in sorted(path for top in ("memstate", "tools") for path in (ROOT / top).rglob("__init__.py")):
         package = module_name(path)
         for name in exported(package):
-            found.setdefault(origin(package, name), f"{package}.{name}")
-    found.update(zip(OTHERS, OTHERS, strict=True))
+            public_of.setdefault(origin(package, name), f"{package}.{name}")
+    public_of.update(zip(OTHERS, OTHERS, strict=True))
     pages: dict[str, list[Entry]] = {area: [] for area in TITLES}
-    for source, public in found.items():
+    for source, public in public_of.items():
         area = source.split(".")[1] if source.count(".") > 1 else "engine"
         area = "tools" if source.startswith("memstate_tools.") else area
         options = ("members: false",) if module_path(source) else ()
@@ -77,7 +77,7 @@ def api() -> dict[str, list[Entry]]:
 
 
 def ops() -> list[Entry]:
-    """The ops of a backend; their references have the docstrings."""
+    """Returns the ops of a backend. Their references have the docstrings."""
     (backend,) = (node for node in parsed(BACKEND).body if isinstance(node, ast.ClassDef) and node.name == "Backend")
     return [
         Entry(origin(BACKEND, value.args[0].value.id) + f".{value.args[0].attr}", (f"heading: Backend.{target.id}",))
@@ -89,7 +89,7 @@ def ops() -> list[Entry]:
 
 
 def exported(module: str) -> list[str]:
-    """The names in `__all__` of a module, and those that it imports for type checkers and loads later."""
+    """Returns the names in `__all__` of a module, and the names that it loads late (imports for type checkers)."""
     body = parsed(module).body
     lists = [node.value for node in body if isinstance(node, ast.Assign) and named(node, "__all__")]
     now = [each.value for value in lists for each in getattr(value, "elts", ()) if isinstance(each, ast.Constant)]
@@ -102,21 +102,21 @@ def exported(module: str) -> list[str]:
 
 
 def named(node: ast.Assign, name: str) -> bool:
-    """Whether an assignment gives a value to a name."""
+    """Returns whether an assignment gives a value to a name."""
     return any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
 
 
 def origin(module: str, name: str) -> str:
-    """The dotted path of what a name of a module stands for, through all modules that pass it on."""
-    found = imports(module).get(name)
-    if found is None:
+    """Returns the dotted path of the definition behind a name of a module. Re-exports are followed."""
+    path = imports(module).get(name)
+    if path is None:
         return f"{module}.{name}"
-    return found if module_path(found) else origin(*found.rsplit(".", 1))
+    return path if module_path(path) else origin(*path.rsplit(".", 1))
 
 
 @cache
 def imports(module: str) -> dict[str, str]:
-    """The names that a module imports from memstate, with their dotted paths."""
+    """Returns the names that a module imports from memstate: name -> dotted path."""
     return {
         alias.asname or alias.name: f"{node.module}.{alias.name}"
         for node in ast.walk(parsed(module))
@@ -127,7 +127,7 @@ def imports(module: str) -> dict[str, str]:
 
 @cache
 def parsed(module: str) -> ast.Module:
-    """The source of a module."""
+    """Returns the parsed source of a module."""
     path = module_path(module)
     if path is None:
         raise FileNotFoundError(f"{module}: a module imports from it, and it does not exist")
@@ -135,19 +135,19 @@ def parsed(module: str) -> ast.Module:
 
 
 def module_path(dotted: str) -> Path | None:
-    """The file of a module, None where a path names something else."""
+    """Returns the file of a module; None if the path does not name a module."""
     base = (TOOLS if dotted.startswith("memstate_tools") else ROOT).joinpath(*dotted.split("."))
     return next((path for path in (base / "__init__.py", base.with_suffix(".py")) if path.is_file()), None)
 
 
 def module_name(path: Path) -> str:
-    """The dotted path of a file."""
+    """Returns the dotted path of a file."""
     home = TOOLS if path.is_relative_to(TOOLS) else ROOT
     return ".".join(path.relative_to(home).with_suffix("").parts).removesuffix(".__init__")
 
 
 def definition(dotted: str) -> tuple[ast.AST, str]:
-    """What defines a public name, and its docstring; of a constant, the text below it."""
+    """Returns the node that defines a public name, and its docstring. A constant's docstring is the text below it."""
     source = origin(*dotted.rsplit(".", 1))
     if module_path(source):
         return parsed(source), ast.get_docstring(parsed(source)) or ""

@@ -1,4 +1,4 @@
-"""What griffe, which reads the docstrings, does not know about the source of memstate."""
+"""Extends griffe, which reads the docstrings, for the source of memstate."""
 
 import re
 from pathlib import Path
@@ -8,10 +8,10 @@ from griffe import Extension, Module, Object
 
 
 class Source(Extension):
-    """Loads folders that have no `__init__.py`, and knows the section `Example:`."""
+    """Loads folders without an `__init__.py`, and accepts the section `Example:`."""
 
     def on_module_members(self, *, mod: Module, **kwargs: Any) -> None:
-        """Adds memstate.kernels and memstate.kernels.reference; griffe would leave out the files in them."""
+        """Adds memstate.kernels and memstate.kernels.reference, whose files griffe would leave out."""
         if mod.path == "memstate":
             self._add(self._add(mod, "kernels"), "reference")
 
@@ -23,6 +23,6 @@ class Source(Extension):
         return module
 
     def on_instance(self, *, obj: Object, **kwargs: Any) -> None:
-        """Gives examples the heading that griffe looks for."""
+        """Renames the section `Example:` to the heading that griffe expects."""
         if obj.docstring:
             obj.docstring.value = re.sub(r"^( *)Example:$", r"\1Examples:", obj.docstring.value, flags=re.MULTILINE)

@@ -1,7 +1,7 @@
-"""Finds out by trying what each tracking strategy does with each feature: the table of docs/strategies.md.
+"""Makes the table of docs/strategies.md: tries what each tracking strategy does with each feature.
 
-Every cell is a manager that is built and driven through its boundaries on the reference backend. Only counts are read
-here; tests of the cells show that the bytes are right.
+For every cell, a manager is built and driven through its boundaries on the reference backend. The table has only
+counts; tests of the cells show that the bytes are right.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,15 +19,16 @@ from memstate.state.layout import Plane, StateLayout
 
 EVERY = 4
 STRATEGIES: tuple[Tracking, ...] = (NoTracking(EVERY), PingPong(EVERY), LazyPingPong(EVERY), Redirect(EVERY))
-LAYOUT = StateLayout((Plane("ssm", (4,), torch.float32),), layers=2)  # as many bytes as the ring: a copy is 32
+# the whole plane has as many bytes as the ring: a copy has 32
+LAYOUT = StateLayout((Plane("ssm", (4,), torch.float32),), layers=2)
 RING = StateLayout((*LAYOUT.planes, Plane("ring", (4,), torch.float32, rewritten_each_step=False)), layers=2)
 
 
 class Use:
-    """A manager driven as a feature asks.
+    """A manager, and the calls with which a feature uses it.
 
     Attributes:
-        most: Slots that one row was seen to hold.
+        most: Most slots that one row held.
     """
 
     def __init__(self, mem: StateManager) -> None:
@@ -35,22 +36,22 @@ class Use:
         self._unsettled: list[Step] = []
 
     def step(self, *rows: Row, tokens: int | Sequence[int] = 1) -> None:
-        """Plans and settles; with overlap the settle comes one plan late."""
+        """Plans a step and settles one: this step or, with overlap, the previous one."""
         self._unsettled.append(self.mem.plan(rows, tokens))
         self.look(*rows)
         self.settle(int(self.mem.overlap))
 
     def look(self, *rows: Row) -> None:
-        """Notes how many slots rows hold."""
+        """Notes the number of slots that rows hold."""
         self.most = max(self.most, *(self.mem.info(row).slots for row in rows))
 
     def decode(self, row: Row, until: int) -> None:
-        """Plans single tokens up to a length."""
+        """Decodes single tokens up to a length."""
         while self.mem.info(row).length < until:
             self.step(row)
 
     def settle(self, but: int = 0) -> None:
-        """Settles all steps but the newest so many."""
+        """Settles all steps except the newest `but`."""
         while len(self._unsettled) > but:
             self.mem.settle(self._unsettled.pop(0))
 
@@ -91,7 +92,7 @@ def _sessions(use: Use) -> None:
         use.decode(row, use.mem.info(row).length + EVERY)
         use.settle()
         (snapshot,) = use.mem.end([row], keep="handle")
-        assert snapshot is not None  # the turn ends at a boundary
+        assert snapshot is not None  # the turn ends at a boundary, so there is a snapshot
         (row,) = use.mem.admit([Request(f"turn {turn}", resume=snapshot)])
         use.mem.drop([snapshot])
 
@@ -113,13 +114,13 @@ def _fork(use: Use) -> None:
 
 
 class Feature(NamedTuple):
-    """Two rows of the table: each step settled before the next is planned, and overlapped.
+    """A feature, which makes two rows of the table: steps settled in turn, and overlapped steps.
 
     Attributes:
-        name: Of the feature.
-        settings: Of the manager.
+        name: Name of the feature.
+        settings: Settings of the manager.
         drive: Uses the feature across boundaries.
-        means: A sentence for the reader.
+        means: Meaning of the feature, for the reader.
     """
 
     name: str
@@ -158,12 +159,13 @@ FEATURES = (
 
 
 class Cell(NamedTuple):
-    """One strategy with one feature.
+    """The result of one strategy with one feature.
 
     Attributes:
-        most: Slots that one request was seen to hold.
-        snapshots: Snapshots taken.
-        copies: States, or their planes written in part, that memstate copied for them, or for hits and forks.
+        most: Most slots that one request held.
+        snapshots: Number of snapshots taken.
+        copies: Number of states (or of their planes written in part) that memstate copied for snapshots, hits and
+            forks.
     """
 
     most: int
@@ -176,7 +178,7 @@ class Cell(NamedTuple):
 
 
 def cell(tracking: Tracking, feature: Feature, overlap: bool) -> Cell:
-    """Builds a manager for this strategy and feature, and drives it.
+    """Builds a manager with a strategy for a feature, drives it, and returns the counts.
 
     Syncs: no.
     """
@@ -188,7 +190,7 @@ def cell(tracking: Tracking, feature: Feature, overlap: bool) -> Cell:
         "overlap": overlap,
     } | feature.settings
     if settings.get("prefix"):
-        settings["prefix"] = Prefix()  # its policies belong to one manager
+        settings["prefix"] = Prefix()  # a new one, because its policies belong to one manager
     mem = StateManager(settings.pop("layout"), tracking=tracking, **settings)
     use = Use(mem)
     feature.drive(use)

@@ -17,7 +17,7 @@ from share import first_process, second_process
 
 
 def together(place: str, *works: tuple) -> None:
-    """Runs functions at the same time, each in a process of its own."""
+    """Runs functions at the same time, each in its own process."""
     context = mp.get_context("spawn")
     barrier = context.Barrier(len(works), timeout=60)
     processes = [context.Process(target=work, args=(place, barrier, *arguments)) for work, *arguments in works]

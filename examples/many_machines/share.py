@@ -1,18 +1,18 @@
-"""Two processes that know nothing of each other but the store."""
+"""Runs two processes that share only a store."""
 
 from multiprocessing.synchronize import Barrier
 
 from toy import manager, open_store, report, serve
 
-MANUAL = list(range(100, 132))  # tokens that the prompts begin with
+MANUAL = list(range(100, 132))  # first tokens of all prompts
 
 
 def first_process(place: str, barrier: Barrier) -> None:
-    """Computes a prompt. It gives memory to a Mooncake store, so it stays until the other has ended."""
+    """Computes a prompt. The process stays until the other has ended, because a Mooncake store uses its memory."""
     store = open_store(place)
     mem = manager(store)
     starts = [serve(mem, [*MANUAL, 1, 2, 3])]
-    mem.tiers.flush()  # others find it from now on; without this, some polls later
+    mem.tiers.flush()  # writes all records now; without this call, polls write them later
     report("first process", mem, store, starts)
     barrier.wait()
     barrier.wait()
@@ -20,7 +20,7 @@ def first_process(place: str, barrier: Barrier) -> None:
 
 
 def second_process(place: str, barrier: Barrier) -> None:
-    """Starts from what the first process has computed."""
+    """Starts from the state that the first process has computed."""
     store = open_store(place)
     mem = manager(store)
     barrier.wait()

@@ -1,4 +1,4 @@
-"""A toy model and the loop that serves it, for every process of `run.py`."""
+"""A toy model, and the loop that serves it in every process of `run.py`."""
 
 import time
 
@@ -8,9 +8,9 @@ import torch.distributed as dist
 import memstate as ms
 from memstate.tiers import Store
 
-MODEL = "counting toy, weights of today"  # in the names of all records
+MODEL = "counting toy, weights of today"  # part of the names of all records
 PAGE = 4
-WHOLE = ms.StateLayout(  # of all ranks; `parts` says that they cut the heads
+WHOLE = ms.StateLayout(  # the layout of all ranks; `parts` says that ranks split the heads
     planes=(ms.Plane("ssm", (8, 2), torch.float32, parts=(ms.Part("head", 8),)),), layers=2
 )
 
@@ -24,7 +24,7 @@ def open_store(place: str) -> Store:
 
 
 def manager(store: Store, rank: int = 0, ranks: int = 1) -> ms.StateManager:
-    """Makes the manager of a process, which has all of each state or the part of one rank."""
+    """Makes the manager of a process. It holds whole states, or one rank's part of each state."""
     group = dist.group.WORLD if ranks > 1 else None
     prefetch = ms.Prefetch(threshold=8, stop="wait_complete")
     tiers = ms.Tiers(MODEL, host_slots=16, store=store, prefetch=prefetch, rank=rank, ranks=ranks, group=group)
@@ -33,7 +33,7 @@ def manager(store: Store, rank: int = 0, ranks: int = 1) -> ms.StateManager:
 
 
 def folded(state: torch.Tensor, tokens: list[int], rank: int) -> torch.Tensor:
-    """Folds tokens into states of (.. head 2). It stands for a model; each head gives other numbers, all exact."""
+    """Folds tokens into states of shape `.. head 2`, in place of a model. Each head has its own numbers, all exact."""
     heads = torch.arange(1, 1 + state.shape[-2], device=state.device)[:, None] + rank * state.shape[-2]
     for token in tokens:
         state = (state * 3 + token * heads) % 65521
@@ -41,10 +41,10 @@ def folded(state: torch.Tensor, tokens: list[int], rank: int) -> torch.Tensor:
 
 
 def serve(mem: ms.StateManager, prompt: list[int], rank: int = 0) -> int:
-    """Reads a prompt, compares its state with that of an uncached run, and returns the tokens it need not compute."""
-    fetch = mem.prefetch(prompt)  # when the request arrives
+    """Reads a prompt, and compares its state with an uncached run. Returns the number of tokens not computed."""
+    fetch = mem.prefetch(prompt)  # called when the request arrives
     while not mem.tiers.ready(fetch):
-        mem.poll()  # once in each iteration of a decode loop
+        mem.poll()  # called once in each iteration of a decode loop
         time.sleep(0.001)
     (row,) = mem.admit([ms.Request("r", tokens=prompt, fetch=fetch)])
     start = done = mem.info(row).length
@@ -62,8 +62,8 @@ def serve(mem: ms.StateManager, prompt: list[int], rank: int = 0) -> int:
 
 
 def report(who: str, mem: ms.StateManager, store: Store, starts: list[int]) -> None:
-    """Prints where requests began, and the figures to watch."""
+    """Prints the lengths from which requests start, and the figures to watch."""
     tiers = mem.stats().tiers
     written = f"{tiers.written} records written, {tiers.write_failed} failed; faults {dict(store.faults)}"
     line = f"{who}: requests start at {starts}; {tiers.storage_hit_tokens} tokens from the store, {written}\n"
-    print(line, end="", flush=True)  # in one piece: others print at the same time
+    print(line, end="", flush=True)  # one write for the whole line, because other processes print too

@@ -1,11 +1,11 @@
-"""Runs a trouble of a server, to look at with metrics, logs and `memstate top`. docs/metrics.md has the answers.
+"""Runs one trouble of a server, to be studied with metrics, logs and `memstate top`. docs/metrics.md has the answers.
 
 python examples/operate/run.py hit-rate      the hit rate falls: why?
 python examples/operate/run.py leak          slots run out: who has them?
 python examples/operate/run.py tenant        which tenant holds the pool?
 python examples/operate/run.py storage       is storage keeping up?
 
-Each serves its figures at http://127.0.0.1:9470/metrics. In another terminal: memstate top
+Each trouble serves its figures at http://127.0.0.1:9470/metrics. In another terminal: memstate top
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Four troubles of a server, each a loop of requests that yields behind each turn; docs/metrics.md has the answers."""
+"""Four troubles of a server. Each is a loop that yields after each request; docs/metrics.md has the answers."""
 
 import tempfile
 import time
@@ -20,13 +20,13 @@ class SlowStore(ms.FileStore):
     busy = staticmethod(partial(time.sleep, 0.05))
 
     def put(self, names: Sequence[str], buffers: Sequence[Any]) -> Any:
-        """Writes records, late."""
+        """Writes records after a delay."""
         self.busy()
         return super().put(names, buffers)
 
 
 def manager(tiers: ms.Tiers | None = None) -> ms.StateManager:
-    """A manager of toy states with a prefix cache. It has plenty of KV pages; with tiers, KV is the engine's own."""
+    """Returns a manager of toy states with a prefix cache and many KV pages. With tiers, the engine owns the KV."""
     pages = ms.Pages(size=PAGE) if tiers else ms.Pages(count=2000, size=PAGE, per_row=16)
     return ms.StateManager(
         LAYOUT, slots=32, max_requests=8, pages=pages, prefix=ms.Prefix(), tiers=tiers, backend=BACKEND
@@ -34,12 +34,12 @@ def manager(tiers: ms.Tiers | None = None) -> ms.StateManager:
 
 
 def serve(mem: ms.StateManager, prompt: list[int], salt: str | None = None) -> None:
-    """Reads one prompt, decodes two tokens, and leaves its states in the cache."""
+    """Reads one prompt, decodes two tokens, and keeps the states in the cache."""
     rows = mem.admit([ms.Request("request", tokens=prompt, salt=salt)])
     while (length := mem.info(rows[0]).length) < len(prompt):
         chunk = mem.chunk(rows[0], 4 * PAGE)
         mem.extend(rows, [length + chunk])
-        mem.settle(mem.plan(rows, chunk))  # and the forward of a real engine
+        mem.settle(mem.plan(rows, chunk))  # here a real engine runs its forward
     for length in range(len(prompt), len(prompt) + 2):
         mem.extend(rows, [length + 1])
         mem.settle(mem.plan(rows))
@@ -48,12 +48,12 @@ def serve(mem: ms.StateManager, prompt: list[int], salt: str | None = None) -> N
 
 
 def prompt_of(who: int) -> list[int]:
-    """A prompt of 81 tokens that nobody else sends. A hit covers all but the last."""
+    """Returns a prompt of 81 tokens that belongs to one user. A hit covers all but the last token."""
     return [1000 * who + at for at in range(5 * PAGE + 1)]
 
 
 def hit_rate() -> Iterator[ms.StateManager]:
-    """Ten users come again and again, then sixty."""
+    """Serves ten users again and again, then sixty."""
     mem = manager()
     yield mem
     for users, turns in (10, 100), (60, 10**9):
@@ -63,14 +63,14 @@ def hit_rate() -> Iterator[ms.StateManager]:
 
 
 def leak() -> Iterator[ms.StateManager]:
-    """An engine keeps a snapshot of each request, and forgets to drop it."""
+    """Keeps a snapshot of each request, and never drops it."""
     mem = manager()
     yield mem
     kept: list[ms.Snapshot | None] = []
     while True:
         try:
             rows = mem.admit([ms.Request("request")])
-        except ms.OutOfSlots:  # the requests wait
+        except ms.OutOfSlots:  # the request waits: no slot is free
             yield mem
             continue
         mem.extend(rows, [PAGE])
@@ -80,7 +80,7 @@ def leak() -> Iterator[ms.StateManager]:
 
 
 def tenant() -> Iterator[ms.StateManager]:
-    """Five tenants: one of them sends nine of ten prompts, and never the same twice."""
+    """Serves five tenants. One of them sends nine of ten prompts, and never the same prompt twice."""
     mem = manager()
     yield mem
     turn = 0
@@ -94,7 +94,7 @@ def tenant() -> Iterator[ms.StateManager]:
 
 
 def storage() -> Iterator[ms.StateManager]:
-    """States go down faster than the disk takes them."""
+    """Saves states faster than the disk can write them."""
     with tempfile.TemporaryDirectory() as folder:
         store = SlowStore(folder)
         mem = manager(tiers=ms.Tiers(model="toy", host_slots=64, store=store, write="through", threads=1))

@@ -1,9 +1,9 @@
-"""Serves a hybrid model of Transformers over HTTP, as OpenAI's API does. It has no authentication.
+"""Serves a hybrid model of Transformers over HTTP, with the endpoints of OpenAI's API. It has no authentication.
 
 python -m examples.serve_http MODEL [--port 8000] [--slots 64] ...      # the extras `http` and `transformers`
 
-asked      what clients may ask for
-answer     runs one request, and sends what it says
+asked      the bodies of requests
+answer     runs one request, and sends its answer
 app        the endpoints, and errors
 """
 
@@ -32,5 +32,5 @@ tokenizer = AutoTokenizer.from_pretrained(given.model)
 model = AutoModelForCausalLM.from_pretrained(given.model, dtype="auto").to(device).eval()
 mem = mst.manager(model, slots=given.slots, max_requests=given.rows, tokens=given.tokens, prefix=ms.Prefix())
 made = app(mst.Server(model, mem, tokenizer=tokenizer), tokenizer, given.model)
-gc.freeze()  # what lives now stays: a full collection would look at all of it, for a tenth of a second and more
+gc.freeze()  # objects made so far stay alive, so full collections (a tenth of a second) need not visit them
 uvicorn.run(made, host=given.host, port=given.port, access_log=False, timeout_graceful_shutdown=30)

@@ -1,4 +1,4 @@
-"""Runs the prompts of a request, and makes OpenAI's objects from their events. A client that goes away aborts them."""
+"""Runs the prompts of a request, and makes OpenAI's objects from their events. If the client leaves, it aborts them."""
 
 import json
 import time
@@ -18,22 +18,22 @@ START: Final = {"type": "http.response.start", "status": 200, "headers": [(b"con
 
 
 def problem(status: int, message: str, code: str | None = None) -> HTTPException:
-    """Returns why there is no answer, with an error object as its detail."""
+    """Returns the exception of a failed request, with OpenAI's error object as its detail."""
     kind = "invalid_request_error" if status < 429 else "server_error"
     return HTTPException(status, {"error": {"message": message, "type": kind, "param": None, "code": code}})
 
 
 class Answer(Response):
-    """The answer to one request, whole or in parts. The request is submitted when the answer is to be sent.
+    """The answer to one request, whole or in parts. The request is submitted when the answer is sent.
 
     Args:
-        server: runs it.
-        prompts: those of the request.
-        asked: what the client has sent.
-        tokenizer: for the text of single tokens.
+        server: runs the request.
+        prompts: prompts of the request.
+        asked: body of the request.
+        tokenizer: decodes single tokens.
 
     Attributes:
-        over: is done when the answer has ended.
+        over: a future that is done when the answer has ended.
     """
 
     background = None
@@ -46,8 +46,8 @@ class Answer(Response):
         self._head = {"id": f"{time.time_ns():x}", "object": kind, "created": int(time.time()), "model": asked.model}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Sends it, as an ASGI application."""
-        # the body is there already, so `receive` returns when the client has gone
+        """Sends the answer, as an ASGI application."""
+        # the body has been read, so `receive` returns when the client has gone
         work, gone = ensure_future(self._answer(scope, receive, send)), ensure_future(receive())
         gone.add_done_callback(lambda _: work.cancel())
         work.add_done_callback(lambda _: gone.cancel())
@@ -58,7 +58,7 @@ class Answer(Response):
             self.over.set_result(None)
 
     async def _events(self) -> AsyncIterator[tuple[int, Event]]:
-        """Runs the prompts together, and yields their events, each with the number of its choice."""
+        """Runs the prompts together, and yields (number of the choice, event)."""
         events, loop, ids = Queue[tuple[int, Event]](), get_running_loop(), list[Any]()
         left = self._asked.n * len(self._prompts)
         try:
@@ -77,7 +77,8 @@ class Answer(Response):
                 self._server.abort(id)
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
-        found, parts = dict[int, list[Any]](), list[Any]()  # events by choice; of a stream, what is not sent yet
+        # choice -> its events; parts of a stream that are not sent yet
+        by_choice, parts = dict[int, list[Any]](), list[Any]()
 
         async def say(last: bool = False) -> None:
             body = "".join(f"data: {json.dumps(part)}\n\n" for part in parts) + "data: [DONE]\n\n" * last
@@ -91,31 +92,31 @@ class Answer(Response):
                         code = "context_length_exceeded" if reason == "too_large" else reason
                         raise problem(STATUS[reason], event.error or f"the request has ended: {reason}", code)
                     if self._stream:
-                        if not found:
+                        if not by_choice:
                             await send({**START})
-                        parts.append({**self._head, "choices": [self._choice(index, [event], index not in found)]})
-                        if reason is None:  # the end of a sample goes with what comes next
+                        parts.append({**self._head, "choices": [self._choice(index, [event], index not in by_choice)]})
+                        if reason is None:  # the end of a sample is sent with the next part
                             await say()
-                    found.setdefault(index, []).append(event)
+                    by_choice.setdefault(index, []).append(event)
         except HTTPException as error:
-            if not (found and self._stream):
+            if not (by_choice and self._stream):
                 raise
             parts.append(error.detail)
         else:
-            ends, n = [events[-1] for _, events in sorted(found.items())], self._asked.n
+            ends, n = [events[-1] for _, events in sorted(by_choice.items())], self._asked.n
             prompt, new = sum(len(one.tokens) for one in self._prompts), sum(len(end.tokens) for end in ends)
             cached = sum(max(end.cached for end in ends[at : at + n]) for at in range(0, len(ends), n))
             usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
             usage["prompt_tokens_details"] = {"cached_tokens": cached, "missed": ends[0].missed}
             if not self._stream:
-                choices = [self._choice(*one) for one in sorted(found.items())]
+                choices = [self._choice(*one) for one in sorted(by_choice.items())]
                 return await JSONResponse({**self._head, "choices": choices, "usage": usage})(scope, receive, send)
             if self._asked.stream_options.get("include_usage"):
                 parts.append({**self._head, "choices": [], "usage": usage})
         return await say(last=True)
 
     def _choice(self, index: int, events: list[Any], first: bool = True) -> dict[str, Any]:
-        """Returns a choice or, in a stream, what one more event adds to it."""
+        """Returns a choice; in a stream, the change of a choice by one more event."""
         tokens = [event for event in events if isinstance(event, Token)]
         text, reason = "".join(token.text for token in tokens), getattr(events[-1], "reason", None)
         role = {"role": "assistant"} if first else {}
@@ -127,7 +128,7 @@ class Answer(Response):
         return {"index": index, **said}
 
     def _logprobs(self, one: Token) -> dict[str, Any]:
-        """Returns a token with its logprob, and the most likely ones. Tokenizers do not tell bytes."""
+        """Returns a token with its logprob, and the most likely tokens. Tokenizers do not know the bytes."""
         ids = ((one.token, one.logprob), *one.top)
         own, *top = [{"token": self._tokenizer.decode([id]), "logprob": value, "bytes": None} for id, value in ids]
         return {**own, "top_logprobs": top}

@@ -1,4 +1,4 @@
-"""The endpoints. They run in one asyncio loop. A thread of its own drives the model, and one makes tokens of text."""
+"""The endpoints. They run in one asyncio loop; one thread drives the model, and another one tokenizes texts."""
 
 from asyncio import Future, get_running_loop, wait, wrap_future
 from concurrent.futures import ThreadPoolExecutor
@@ -18,26 +18,27 @@ from examples.serve_http.asked import CHOICES, Chat, Completion, wrong
 from memstate import InvalidArgument, MemstateError, metrics
 from memstate.integrations.transformers import Server
 
-NEW: Final = 256  # new tokens at most, where a client does not say
-QUEUE: Final = 256  # prompts that wait at most
-BYTES: Final = (2**20, 16)  # of a body: so many, or so many for each token of a request if that is more
-FORGOTTEN: Final = 2**27  # bytes of a body that is too large, which are read all the same
-SESSIONS: Final = 1000  # open ones; then the one that was used least recently is closed
+NEW: Final = 256  # new tokens at most, if the client gives no limit
+QUEUE: Final = 256  # waiting prompts at most
+# largest body: this many bytes, or this many bytes for each token of a request if that is more
+BYTES: Final = (2**20, 16)
+FORGOTTEN: Final = 2**27  # bytes of a too large body that are read and dropped
+SESSIONS: Final = 1000  # open sessions at most; beyond them, the least recently used one is closed
 
 
 class Announced:
-    """Refuses a body by the length that its head announces. Routes count one whose head announces none.
+    """Refuses a body whose announced length is too large. If no length is announced, routes count the bytes.
 
     Args:
-        app: what answers all others.
-        most: bytes.
+        app: application that answers all other requests.
+        most: bytes of the largest body.
     """
 
     def __init__(self, app: Any, most: int) -> None:
         self._app, self._most = app, most
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answers at once, then reads on and forgets: a client that still sends must not see a reset."""
+        """Answers at once, then reads and drops the body: a client that still sends must not see a reset."""
         said = dict(scope.get("headers", ())).get(b"content-length", b"")
         if not said.isdigit() or int(said) <= self._most:
             await self._app(scope, receive, send)
@@ -52,18 +53,19 @@ class Announced:
 
 
 def app(server: Server, tokenizer: Any, name: str) -> FastAPI:
-    """Returns the application. It drives the server from its start to its end, and closes it.
+    """Returns the application. It runs the server while it lives, and closes it at the end.
 
     Args:
         server: the server, with the tokenizer.
-        tokenizer: the model's.
-        name: the model's, for clients.
+        tokenizer: tokenizer of the model.
+        name: name of the model, for clients.
     """
     mem, driver, texts = server.mem, Thread(target=server.run), ThreadPoolExecutor(1)
-    limit = min(mem.pages.per_row, mem.pages.count) * mem.pages.size  # tokens; the last one of an answer is not read
+    # tokens of prompt and answer; the last token of an answer is not read
+    limit = min(mem.pages.per_row, mem.pages.count) * mem.pages.size
     rows = mem.stats().rows
-    talks = dict[Any, Any]()  # the driver's: sessions by salt and name, the one that was used last is the last
-    turns = dict[Future[None], Any]()  # the loop's: what runs in them
+    talks = dict[Any, Any]()  # only for the driver: (salt, name) -> session, the last used one at the end
+    turns = dict[Future[None], Any]()  # only for the loop: future of a running turn -> its session's (salt, name)
 
     @asynccontextmanager
     async def life(_: FastAPI) -> Any:
@@ -115,7 +117,7 @@ def app(server: Server, tokenizer: Any, name: str) -> FastAPI:
         known(asked.model)
         try:
             prompts = await get_running_loop().run_in_executor(texts, asked.prompts, tokenizer)
-        except Exception as error:  # a template says no in its own way
+        except Exception as error:  # templates raise their own errors
             said = f"the prompt does not fit the tokenizer and its template: {error!r}"
             raise problem(400, str(error) if isinstance(error, InvalidArgument) else said) from error
         if server.waiting + len(prompts) > QUEUE:

@@ -1,4 +1,4 @@
-"""What clients may ask for. A field that is not here is refused, so that nobody takes it for done."""
+"""The bodies of requests. An unknown field is refused, so that no client relies on a feature that is missing."""
 
 from copy import copy
 from inspect import signature
@@ -18,7 +18,7 @@ Rows = Annotated[list[Ids], Field(fail_fast=True, max_length=CHOICES)]
 
 
 def words(error: Any) -> str:
-    """Returns what is wrong with a field: a list that must be empty is something that nothing here does."""
+    """Returns what is wrong with a field. A list that must be empty stands for a feature that this server lacks."""
     if error["type"] == "too_long" and not error["ctx"]["max_length"]:
         return f"this server has no {error['loc'][-1]}"
     if error["type"] == "string_type" and error["loc"][1:-2] == ("messages",):
@@ -29,39 +29,39 @@ def words(error: Any) -> str:
 
 
 def wrong(errors: Any) -> str:
-    """Returns what is wrong with a body, by place. Pydantic tries types, and says where: `content.list[Part].0`."""
-    found = dict[str, dict[str, None]]()
+    """Returns what is wrong with a body, by place. Pydantic names the types that it tries: `content.list[Part].0`."""
+    faults = dict[str, dict[str, None]]()
     for error in errors[:32]:
         place = ".".join(str(name) for name in error["loc"][1:] if name != "str" and "[" not in str(name))
-        found.setdefault(f"character {place}" if place.isdigit() else place or "the body", {})[words(error)] = None
-    return "; ".join(f"{place}: {', or '.join(texts)}" for place, texts in [*found.items()][:8])
+        faults.setdefault(f"character {place}" if place.isdigit() else place or "the body", {})[words(error)] = None
+    return "; ".join(f"{place}: {', or '.join(texts)}" for place, texts in [*faults.items()][:8])
 
 
 class Strict(BaseModel, extra="forbid", strict=True, allow_inf_nan=False):
-    """An object without fields or types that nobody knows."""
+    """An object that refuses unknown fields and wrong types."""
 
-    cache_control: Any = Field(None, exclude=True)  # asks for what is done anyway
+    cache_control: Any = Field(None, exclude=True)  # ignored: states are always cached
 
     @model_validator(mode="before")
     @classmethod
     def without_nulls(cls, body: Any) -> Any:
-        """Returns the object without fields that are null: they ask for the default."""
+        """Returns the object without null fields, which then get their defaults."""
         return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
 
 
 class Usual(Strict):
-    """Fields of OpenAI's API that nothing here does: they may have the values that ask for nothing."""
+    """Fields of OpenAI's API that this server lacks. Only their neutral values are accepted."""
 
     presence_penalty: Literal[0] = 0
     frequency_penalty: Literal[0] = 0
     logit_bias: dict[str, float] = Field({}, max_length=0)
-    metadata: dict[str, Any] = {}  # labels, which nothing here keeps
+    metadata: dict[str, Any] = {}  # labels of the client, which are not kept
     store: Literal[False] = False
     service_tier: Literal["auto", "default"] = "auto"
 
 
 class Asked(Usual):
-    """What both endpoints take. OpenAI's API has neither `session`, `fork`, `priority`, `timeout` nor `cache_salt`."""
+    """The fields of both endpoints. OpenAI's API lacks `session`, `fork`, `priority`, `timeout` and `cache_salt`."""
 
     model: str
     max_tokens: int | None = Field(None, ge=1, validation_alias=AliasChoices("max_tokens", "max_completion_tokens"))
@@ -72,9 +72,9 @@ class Asked(Usual):
     stop: str | Annotated[list[str], Field(max_length=16)] | None = None
     stream: bool = False
     stream_options: dict[Literal["include_usage"], bool] = {}
-    user: str | None = None  # the tenant
-    session: Name | None = None  # the conversation whose next turn this is; other salts have others of that name
-    fork: Name | None = None  # the session from which `session`, a new one, goes on
+    user: str | None = None  # tenant of the request
+    session: Name | None = None  # the conversation whose next turn this is; each salt has its own names
+    fork: Name | None = None  # an open session, from which the new `session` goes on
     priority: int = 0
     timeout: float | None = Field(None, gt=0)  # seconds
     cache_salt: str | None = None  # only requests with the same salt share states
@@ -82,22 +82,22 @@ class Asked(Usual):
     @field_validator("temperature")
     @classmethod
     def finite(cls, value: float | None) -> float | None:
-        """Returns the temperature, if logits that it divides stay finite."""
+        """Returns the temperature; refuses values so small that logits divided by them may overflow."""
         if value is not None and 0 < value < 1e-6:
             raise ValueError("expected 0, or at least 1e-6")
         return value
 
     def config(self, own: GenerationConfig) -> GenerationConfig:
-        """Returns how to sample.
+        """Returns the settings of sampling.
 
         Args:
-            own: the model's own way, for what the client does not say.
+            own: settings of the model, for fields that the client leaves out.
         """
-        found = copy(own)
-        found.num_return_sequences, found.stop_strings = self.n, self.stop or own.stop_strings
-        found.do_sample = own.do_sample if self.temperature is self.top_p is None else self.temperature != 0
-        found.temperature, found.top_p = self.temperature or own.temperature, self.top_p or own.top_p
-        return found
+        config = copy(own)
+        config.num_return_sequences, config.stop_strings = self.n, self.stop or own.stop_strings
+        config.do_sample = own.do_sample if self.temperature is self.top_p is None else self.temperature != 0
+        config.temperature, config.top_p = self.temperature or own.temperature, self.top_p or own.top_p
+        return config
 
 
 class Part(Strict):
@@ -108,19 +108,19 @@ class Part(Strict):
 
 
 def parts(content: Any) -> Any:
-    """Returns the content of a message as its parts: a text is one."""
+    """Returns the content of a message as a list of parts. A text is one part."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 class Called(Strict):
-    """What a call of a tool calls. OpenAI's API has arguments as JSON, and templates want the object."""
+    """The function that a call names. OpenAI's API has its arguments as JSON text, but templates want an object."""
 
     name: Name
     arguments: Annotated[Json[dict[str, Any]], BeforeValidator(lambda text: "{}" if text == "" else text)]
 
 
 class Call(Strict):
-    """A call of a tool, as an assistant's message has it."""
+    """A call of a tool, in a message of the assistant."""
 
     id: str
     type: Literal["function"]
@@ -129,7 +129,7 @@ class Call(Strict):
 
 
 class Message(Strict, extra="allow"):
-    """A message. Templates see its other fields, too, such as `tool_call_id`, `name` and `reasoning_content`."""
+    """A message. Templates also see its other fields, such as `tool_call_id`, `name` and `reasoning_content`."""
 
     __pydantic_extra__: dict[str, str]
     role: Name
@@ -139,21 +139,21 @@ class Message(Strict, extra="allow"):
     @model_validator(mode="before")
     @classmethod
     def without_nulls(cls, body: Any) -> Any:
-        """Returns the message without fields that are empty."""
+        """Returns the message without its empty fields."""
         return {name: value for name, value in body.items() if value} if isinstance(body, dict) else body
 
     def said(self, texts: bool = False) -> dict[str, Any]:
-        """Returns the message, as templates take it: its content is one text.
+        """Returns the message for templates, with its content as one text.
 
         Args:
-            texts: whether the arguments of calls are JSON again, and no objects.
+            texts: whether the arguments of calls are JSON texts; otherwise they are objects.
         """
         fields = self.model_dump(exclude_defaults=True, round_trip=texts)
         return {**fields, "content": "".join(part.text for part in self.content)}
 
 
 class Function(Strict, extra="allow"):
-    """What a template tells the model of a function, such as its `description` and its `parameters`."""
+    """A function as templates describe it, with fields such as `description` and `parameters`."""
 
     name: Name
 
@@ -173,14 +173,14 @@ class Chat(Asked):
     top_logprobs: int = Field(0, ge=0, le=20)
     tools: list[Tool] = Field([], fail_fast=True)
     tool_choice: Literal["none", "auto"] = "auto"
-    parallel_tool_calls: bool = True  # nothing here enforces it
+    parallel_tool_calls: bool = True  # accepted, but not enforced
     response_format: dict[Literal["type"], Literal["text"]] = {}
     modalities: list[Literal["text"]] = []
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] = {}
 
     def prompts(self, tokenizer: Any) -> list[Prompt]:
-        """Returns the prompt, in the model's template, with the lengths at which later ones part from it."""
+        """Returns the prompt in the model's template, with the lengths at which later prompts part from it."""
         given = self.model_dump(include={"reasoning_effort"}, exclude_none=True) | self.chat_template_kwargs
         if own := signature(tokenizer.apply_chat_template).parameters.keys() & given.keys():
             raise InvalidArgument(f"chat_template_kwargs: leave out {', '.join(sorted(own))}: no switch of a template")
@@ -188,7 +188,7 @@ class Chat(Asked):
         messages = [one.said() for one in self.messages]
         try:
             made = chat(tokenizer, messages, tools=tools, **given)
-        except TypeError:  # some templates add arguments to a text
+        except TypeError:  # some templates treat the arguments as a text
             messages = [one.said(texts=True) for one in self.messages]
             made = chat(tokenizer, messages, tools=tools, **given)
         given["add_generation_prompt"] = True

@@ -120,7 +120,7 @@ FAULTS = {
         [("int(scores.argmax())", "int(scores.argmax()) ^ (len(rows) > 1)")], "from the same logits"
     ),
     "loses a request that is refused": Fault(
-        [("return  # they", "waiting.popleft(); return  # they")], "ends after 0 tokens, alone after"
+        [("return  # the", "waiting.popleft(); return  # the")], "ends after 0 tokens, alone after"
     ),
     "goes on after its end": Fault(
         [("len(chat.tokens) == chat.goal:", "len(chat.tokens) == chat.goal + (chat.number == 1 < len(rows)):")],

@@ -32,7 +32,7 @@ Key = list[int]
 
 
 class Side(Protocol):
-    """A prefix cache."""
+    """A prefix cache: ours or the peer's."""
 
     @property
     def held(self) -> tuple[int, int]:

@@ -179,7 +179,7 @@ class Sides:
         return figures
 
     def batches(self, case: str) -> list[Figure]:
-        """Times whole batches beside `generate`."""
+        """Times whole batches of `serve` beside those of `generate`."""
         turns, tokens = self.setting.sizes(BATCHES, TOY_BATCHES), len(self.prompts) * self.new
         return beside("batch", self.setting.case(case), self.serve, self.generate, turns, self.device, GENERATE, tokens)
 

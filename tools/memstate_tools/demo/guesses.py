@@ -7,7 +7,7 @@ from memstate_tools.demo.transcript import Transcript
 from memstate_tools.demo.trees import Tree
 from memstate_tools.demo.work import Work
 
-RIGHT = 0.7  # probability that a guess is right if all before it are; and that a second guess is
+RIGHT = 0.7  # probability that a guess is right if all earlier ones are; also that a second guess is right
 
 
 class Guesser:

@@ -42,8 +42,8 @@ class Sabotage:
         self.kind, self.mem, self.state_after = kind, mem, state_after
         self.strikes = self.strikes_at_sessions = 0
         self._victim: tuple[Work, Row, int] | None = None
-        self._target: Target | None = None  # struck for a request that has no row yet
-        self._before: dict[int, bytes] = {}  # slot -> what it held before that
+        self._target: Target | None = None  # the replaced state, until its request has a row
+        self._before: dict[int, bytes] = {}  # slot -> its bytes before the strike
 
     @property
     def _armed(self) -> bool:
@@ -53,11 +53,9 @@ class Sabotage:
         return work.row is not row and len(work.tokens) == known
 
     def strike(self, batch: Sequence[Work], sessions: Sequence[Session | None]) -> None:
-        """Spoils a state that one of these requests, about to be admitted, goes on from.
+        """Replaces a state from which one of these requests is about to start. All changes must have been submitted.
 
-        All that was recorded has been submitted.
-
-        Syncs: yes, where it strikes.
+        Syncs: yes, if it replaces a state.
         """
         if not self._armed:
             return
@@ -72,13 +70,13 @@ class Sabotage:
                 return
 
     def undo(self) -> None:
-        """Takes the last strike back: no request was admitted."""
+        """Restores the bytes of the last strike, because no request was admitted."""
         for slot, data in self._before.items():
             write_state(self.mem, slot, data)
         self._target, self._before = None, {}
 
     def landed(self) -> None:
-        """Counts the last strike: its request has a row."""
+        """Counts the last strike, because its request has a row."""
         if self._target:
             self.strikes += 1
             self.strikes_at_sessions += not self._target.cached
@@ -91,7 +89,7 @@ class Sabotage:
             length, register = session_hit(self.mem, session, work.tokens)
             if length >= max(1, match.length):
                 return Target(work, register, length, False)
-        if match.snapshot is None or match.host_length > match.length:  # it goes on from what host memory has
+        if match.snapshot is None or match.host_length > match.length:  # the request starts from a state in host memory
             return None
         return Target(work, match.snapshot.register, match.length, True)
 
@@ -109,7 +107,7 @@ class Sabotage:
         return bool(wrong)
 
     def _neighbours(self, target: Target) -> list[int]:
-        """Slots of the other states that are kept, nearest length first."""
+        """Returns the slots of the other kept states, the nearest length first."""
         others = [one for one in states(self.mem) if one.register != target.register]
         others.sort(key=lambda one: abs(one.length - target.length))
         return [slot_and_label(self.mem, one.register)[0] for one in others]

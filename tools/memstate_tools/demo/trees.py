@@ -1,4 +1,4 @@
-"""Trees of guesses on the host and on the device: which token each token of a step follows.
+"""Trees of guesses on the host and on the device: the parent of each token of a step.
 
 The tokens of a row in a step are known tokens, then guesses after the last known token, which is node 0:
 

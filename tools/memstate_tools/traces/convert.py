@@ -169,7 +169,7 @@ class _Waiting:
         number = self._read = self._read + 1
         self._summary.with_media += said.media
         at = self._newest if said.at is None else said.at
-        # times without a year, and a year has ended in the log
+        # the log has times without a year, and a new year has begun
         if at in NO_YEAR and YEAR // 2 < self._newest - at < 2 * YEAR:
             at += YEAR
         self._newest = at

@@ -73,8 +73,8 @@ AGENT_PAUSE_MS: Final = Spread(45_000, 0.8, 2000, 1_800_000)  # time until the p
 
 # mixed: all of these in one service, and questions to texts that are looked up once
 RETRIEVAL_GAP_MS: Final = 500.0  # mean time between two requests
-RETRIEVAL_TEXTS: Final = Spread(10_000, 0.7, 2000, 58_000)  # the texts and the question
-RETRIEVAL_ANSWER: Final = Spread(250, 0.7, 1, 2000)  # answers
+RETRIEVAL_TEXTS: Final = Spread(10_000, 0.7, 2000, 58_000)  # tokens of the texts and the question together
+RETRIEVAL_ANSWER: Final = Spread(250, 0.7, 1, 2000)  # tokens of an answer
 
 
 @dataclass(frozen=True)

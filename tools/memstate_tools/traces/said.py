@@ -51,7 +51,7 @@ class Said:
 
 
 def packed(ids: list[int]) -> bytes:
-    """Returns tokens as bytes."""
+    """Packs token ids into `TOKEN` bytes each."""
     return array("i", ids).tobytes()
 
 

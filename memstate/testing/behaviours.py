@@ -183,7 +183,7 @@ def table(t: Trial, draw: Draw) -> None:
 
 
 def admissions(t: Trial, draw: Draw) -> None:
-    """B17: admits a request that gets too few slots, then again after another has ended."""
+    """B17: admits a second request with too few free slots, and again after the first one has ended."""
     row = t("admit", "a")
     each = len(t.read("slots_of", row))
     t.need(each > 0, "the request has no slot")
@@ -197,7 +197,7 @@ def admissions(t: Trial, draw: Draw) -> None:
 
 
 def generations(t: Trial, draw: Draw) -> None:
-    """B19: ends a row or clears the pool, until the row is given away again."""
+    """B19: ends a row or clears the pool, then admits requests until one gets the same row."""
     row = t("admit", "a")
     before = t.read("generation", row)
     if isinstance(t.pool, Clears) and draw(0, 1):

@@ -38,7 +38,7 @@ class Comparison(dict[str, Counter[str]]):
 
 
 def compare(make: Callable[..., Any], prompts: Sequence[Any], *, rtol: float = 0, seed: int = 0) -> Comparison:
-    """Runs an engine on the same prompts in three ways. All states and all logits must be those of the first.
+    """Runs an engine on the same prompts in three ways. All states and all logits must equal those of the first run.
 
     * alone: a new engine for each prompt. No request finds a kept state, and `mem.chunk` returns 1.
     * together: each prompt twice, with rows for each once.
@@ -51,11 +51,11 @@ def compare(make: Callable[..., Any], prompts: Sequence[Any], *, rtol: float = 0
     An engine is an object with two attributes. `mem` is its manager. `serve(prompts)` serves prompts and yields, for
     each new token, the number of its prompt, the token, and the logits that it was chosen from. A prompt is what the
     engine takes for one: tokens, or the messages of a conversation. `Request(id)` is its number. If `serve` is a
-    generator, `abort = yield number, token, logits` says whether to abort what the request stands for.
+    generator, `abort = yield number, token, logits` says whether to abort the request.
 
     Args:
         make: makes an engine. It gets keyword arguments: `debug`, `max_requests`, `slots`, `every` of the tracking,
-            `pages` and `host_slots`, whatever a run changes. It may ignore settings that its manager lacks.
+            `pages` and `host_slots`: those that the run sets. It may ignore settings that its manager lacks.
         prompts: the prompts. Some should begin with the same tokens.
         rtol: largest difference of a number of a state or of logits, as a part of the largest number there. 0 is right
             if a row gets the same bits in every batch and chunk.

@@ -118,14 +118,14 @@ def served(requests: Sequence[TraceRequest], units: Units) -> list[Served]:
 def followed(requests: Sequence[TraceRequest]) -> list[int | None]:
     """Returns for each request the earlier request that it goes on from; None if the trace shows none.
 
-    A prompt goes on from the longest earlier prompt with whose filled blocks it begins (of several, from the latest),
-    if
+    The candidate is the longest earlier prompt whose filled blocks begin this prompt; of several, the latest. The
+    prompt goes on from the candidate if
 
-    * the prompt is at least as long as the part that it shares with the earlier prompt and answer,
-    * the last filled block of the earlier prompt first appeared in that prompt or in an earlier turn of its
-      conversation, so that a common system prompt does not count,
+    * the prompt is at least as long as the part that it shares with the candidate and its answer,
+    * the last filled block of the candidate first appeared in the candidate or in an earlier turn of its conversation,
+      so that a common system prompt does not count,
     * the next block is new, because the answer is new, and
-    * no other prompt has gone on from the earlier prompt.
+    * no other prompt has gone on from the candidate.
     """
     owner: dict[int, int] = {}  # block -> the first request that filled it
     ends: dict[int, list[int]] = {}  # last filled block -> requests that end there and have no next turn yet

@@ -2,7 +2,7 @@
 
 launches                counts calls of the device: exact, the same on every machine
 host, prefix, tiers     host time: ratios can be compared between machines
-transformers            a served model, beside the model with its own cache and beside `generate`
+transformers            a served model, compared with the model's own cache and with `generate`
 alloc, track, copy      device time: needs a GPU
 state                   device time of each kernel that moves or computes state: needs a GPU
 """

@@ -1,4 +1,4 @@
-"""Benchmarks of slots: device time to claim, release and move 1, 64 and 256 of them.
+"""Benchmarks claims, releases and moves of 1, 64 and 256 slots: device time.
 
 Half of the slots of the pool are held, and the free slots are scattered. Claims of 1 and 64 slots are also timed in a
 pool of a million slots that is almost full: its free slots are the first ones, the last ones, or scattered.

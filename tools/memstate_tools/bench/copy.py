@@ -1,4 +1,4 @@
-"""Benchmarks of copies, gathers, scatters and zeros of a model's states, beside torch's indexing and a plain copy."""
+"""Benchmarks copies, gathers, scatters and zeros of a model's states, and compares them with torch's indexing."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -1,4 +1,4 @@
-"""Benchmarks of decode steps of a model's recurrent layers, with nothing due and with every row at a boundary.
+"""Benchmarks decode steps of a model's recurrent layers, with nothing due and with every row at a boundary.
 
 Two things are timed: the forward in a CUDA graph, and a whole step, which is a graph of plan and forward, and settle.
 Before that, outputs and states of the first and the last layer are compared with the reference.
@@ -88,7 +88,7 @@ class _Bench:
         return ""
 
     def measure(self) -> list[Figure]:
-        """Times the forward of this plan beside a plain copy of as many bytes, and a whole step."""
+        """Times the forward of this plan, compared with a plain copy of as many bytes, and a whole step."""
         setting, moved = self.setting, self.moved
         figures = setting.in_graph("forward", self.case, partial(self.forward, self.planned.record), moved=moved)
         self.mem.settle(self.planned)

@@ -1,4 +1,4 @@
-"""Benchmarks a step that verifies drafts, beside SGLang's step: `memstate bench host --case drafts`.
+"""Benchmarks a step that verifies drafts, compared with SGLang's step: `memstate bench host --case drafts`.
 
 Both sides plan the next step before they know what the last step has accepted (overlap), and then learn it. SGLang
 runs `prepare_for_decode` and `prepare_mamba_track_for_verify` of its spec v2, and then `_resolve_spec_v2_tokens` and
@@ -72,7 +72,7 @@ class Drafts(Ours):
         self._length += tokens
 
     def wrong(self) -> str:
-        """Requires that the step took as many snapshots as were due, and that no token is lost."""
+        """Returns what is wrong: lost tokens, or another number of snapshots than were due; empty if nothing is."""
         self.mem.device.check()
         report = self.mem.audit()
         if not report.clean:

@@ -1,4 +1,4 @@
-"""Benchmarks the host time and the counts of every scheduler operation, beside SGLang's own code if it is installed."""
+"""Benchmarks host time and counts of every scheduler operation, compared with SGLang's own code if it is installed."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -73,7 +73,7 @@ class Life(Ours):
             self.mem.settle(self.mem.plan(rows, tokens))
 
     def wrong(self) -> str:
-        """Requires that every request had a snapshot in each turn, and that no slot is left in use."""
+        """Returns what is wrong: a request without a snapshot in a turn, or slots left in use; empty if nothing is."""
         self.mem.device.check()
         stats, report = self.mem.stats(), self.mem.audit()
         if not report.clean or stats.free != stats.capacity:
@@ -118,7 +118,7 @@ class Decode(Ours):
         self._length += 1
 
     def wrong(self) -> str:
-        """Requires that the step took as many snapshots as were due."""
+        """Returns what is wrong, such as another number of snapshots than were due; empty if nothing is."""
         self.mem.device.check()
         report = self.mem.audit()
         if not report.clean:

@@ -276,7 +276,7 @@ class SglangStates:
         self._component.apply_component_action(self._sgl.FreeComponentDeviceSlot(slots, component_type=None))
 
     def wrong(self) -> str:
-        """Requires that no slot is lost or free twice."""
+        """Returns what is wrong if a slot is lost or free twice; empty if none is."""
         if not self._states:
             return ""
         free = self._pool.mamba_allocator.free_slots.tolist()

@@ -128,7 +128,7 @@ def _of_ops(side: Side, measure: Callable[[Callable[[], object]], Any]) -> dict[
 def measure(
     setting: Setting, case: str, make: Callable[[], Side], make_peers: Mapping[str, Callable[[], Side]]
 ) -> list[Figure]:
-    """Returns the figures of our operations, beside those of the peer.
+    """Returns the figures of our operations, compared with those of the peer.
 
     Args:
         setting: The setting of the benchmark.
@@ -177,5 +177,5 @@ def peer_can_run(setting: Setting) -> bool:
 
 
 def task(setting: Setting, case: str, make: Callable[[], Side], make_peers: Mapping[str, Callable[[], Side]]) -> Task:
-    """Returns the task that checks our side, then measures it beside the peers: see `measure`."""
+    """Returns the task that checks our side, then measures our side and the peers: see `measure`."""
     return Task(f"host, {case}", partial(check, make), partial(measure, setting, case, make, make_peers))

@@ -1,4 +1,4 @@
-"""Benchmarks a step in which requests end and new ones come, beside SGLang's: `memstate bench host --case online`.
+"""Benchmarks a step in which requests end and come, compared with SGLang's: `memstate bench host --case online`.
 
 A step ends some requests, each of which leaves a state in the cache, evicts as many cached states, admits as many new
 requests, and decodes all rows. Both sides have the same numbers of rows, slots and cached states. Prompts are read
@@ -197,7 +197,7 @@ class Online(Ours):
             self.mem.settle(self.mem.plan(rows, [end - self.mem.info(row).length for row in rows]))
 
     def wrong(self) -> str:
-        """Requires that as many states are cached as requests run, and that no state is lost."""
+        """Returns what is wrong: a lost state, or not as many cached states as requests; empty if nothing is."""
         self.mem.device.check()
         report, cached = self.mem.audit(), self.mem.stats().prefix
         states = sum(each is not None for each in self._kept) + sum(info.states for info in self.mem.sessions.infos())

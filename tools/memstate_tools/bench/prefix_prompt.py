@@ -73,7 +73,7 @@ class LongPrompt:
         return FORMS[form](self._random.integers(0, 150_000, self._tokens))
 
     def _check(self) -> str:
-        """Requires that a prompt served again is found up to its last state, and that nothing is leaked."""
+        """Serves prompts, one of them twice. Returns what is wrong; empty if its last state is found again."""
         self._random = np.random.default_rng(self._tokens)
         mem, given = self._manager(), self._prompt("array")
         for _ in range(PROMPTS + 1):

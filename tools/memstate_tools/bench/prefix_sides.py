@@ -174,7 +174,7 @@ class Sides:
             raise Differs(f"{name} finds {length} of {len(key)} tokens, a naive search {naive}")
 
     def figures(self, setting: Setting, warm: int = 0) -> list[Figure]:
-        """Returns medians of all calls after the first `warm`: each of our policies beside each peer that is left."""
+        """Returns medians of the calls after the first `warm`: each of our policies, compared with each peer left."""
         figures: list[Figure] = []
         for op, spent in self.spent.items():
             value = {name: median(spent[name][warm:]) * 1e6 for name in (*self.ours, *self.peers)}

@@ -1,4 +1,4 @@
-"""Benchmarks every kernel that moves or computes state, beside a plain copy, the roofline and `fla`.
+"""Benchmarks every kernel that moves or computes state, compared with a plain copy, the roofline and `fla`.
 
 Cases: batches of 1, 16, 64 and 256, tensor-parallel shares of 1 and 8 ranks, states of float32 and bfloat16.
 """

@@ -111,12 +111,12 @@ class Setting:
         return 2**40 if self.toy else torch.cuda.mem_get_info(self.device)[0]
 
     def rows(self, op: str, case: str, value: float, unit: str, peers: Mapping[str, float]) -> list[Figure]:
-        """Returns a figure beside each peer, or a single figure if there is no peer."""
+        """Returns a figure for the comparison with each peer, or a single figure if there is no peer."""
         alone = (op, self.case(case), value, unit)
         return [Figure(*alone, *peer) for peer in peers.items()] or [Figure(*alone)]
 
     def beside(self, figure: Figure, peer: str, value: Callable[[], float]) -> Figure:
-        """Returns a figure beside the value of a peer. The peer is measured only if it is wanted."""
+        """Returns a figure with the value of a peer added. The peer is measured only if it is wanted."""
         if not self.compares(peer):
             return figure
         try:
@@ -153,7 +153,7 @@ class Setting:
         moved: int = 0,
         zeros: bool = False,
     ) -> list[Figure]:
-        """Returns a device time beside that of a peer's call, and a rate beside that of a plain copy.
+        """Returns a device time compared with that of a peer's call, and a rate compared with that of a plain copy.
 
         Args:
             op: Operation.

@@ -1,4 +1,4 @@
-"""Benchmarks the throughput of storage backends, beside a plain copy of the same bytes and beside plain files.
+"""Benchmarks the throughput of storage backends, compared with a copy of the same bytes in memory and with plain files.
 
 Files are written to a temporary folder and read from the page cache. So a disk changes the figures only when the system
 makes writers wait for it. Every batch is read back and compared before it is timed.
@@ -79,7 +79,7 @@ class _Batch:
             raise OSError(f"{self.store!r}: {[outcome.name for outcome in outcomes]}, faults {dict(self.store.faults)}")
 
     def check(self) -> str:
-        """Requires that stored records exist and come back unchanged, and that discarded records are gone."""
+        """Returns what is wrong after a put, a read and a discard of all records; empty if nothing is."""
         self.target[:] = ~self.source
         self.put()
         are_there = self.store.exists(self.names)

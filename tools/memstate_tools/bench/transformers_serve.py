@@ -1,4 +1,4 @@
-"""Benchmarks continuous batching of a Transformers model, beside the model's own cache and beside `generate`.
+"""Benchmarks continuous batching of a Transformers model, compared with the model's own cache and with `generate`.
 
 Both sides run in one process and on one thread, in turns; each turn begins with the other side. On a CPU a figure is
 the CPU time of this thread. The ratio is the median of the ratios of all turns.
@@ -71,7 +71,7 @@ def model_on(device: str, larger: bool = False) -> Any:
 def beside(
     op: str, case: str, ours: Act, other: Act, turns: int, device: torch.device, peer: str, tokens: int = 0
 ) -> list[Figure]:
-    """Returns the time of a call beside that of a peer's call, and the quartiles of the ratio.
+    """Returns the time of a call compared with that of a peer's call, and the quartiles of the ratio.
 
     With `tokens`, the figure is a rate instead of a time. The two calls take turns in being first. A time is the CPU
     time of this thread; on a GPU it is the time until the device is done.
@@ -167,7 +167,7 @@ class Sides:
         return lambda: forward(token)
 
     def steps(self, case: str) -> list[Figure]:
-        """Times decode steps beside decode steps with the model's own cache."""
+        """Times decode steps, compared with decode steps with the model's own cache."""
         steps, figures, case = self.setting.sizes(STEPS, TOY_STEPS), list[Figure](), self.setting.case(case)
         for mode, what in ((torch.no_grad, case), (torch.inference_mode, f"{case}, both in inference mode")):
             server = self._mst.Server(self.model, self.mem, chunk=CHUNK)
@@ -179,7 +179,7 @@ class Sides:
         return figures
 
     def batches(self, case: str) -> list[Figure]:
-        """Times whole batches of `serve` beside those of `generate`."""
+        """Times whole batches of `serve`, compared with those of `generate`."""
         turns, tokens = self.setting.sizes(BATCHES, TOY_BATCHES), len(self.prompts) * self.new
         return beside("batch", self.setting.case(case), self.serve, self.generate, turns, self.device, GENERATE, tokens)
 

@@ -36,7 +36,7 @@ Blocks = dict[str, list[Instruction]]  # label -> instructions of the block, in 
 
 def disassemble(cubin: bytes) -> str:
     """Returns the assembly of a binary, with labels."""
-    # the names of --dataflow need a branch stack, which these targets lack, and it takes a quarter longer
+    # --dataflow names jump targets by a branch stack, which these GPUs lack, and takes a quarter longer
     return of_binary("nvdisasm", cubin, "-c", "--no-dataflow")
 
 

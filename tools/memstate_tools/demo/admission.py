@@ -37,9 +37,9 @@ class Admission:
         """Admits as many waiting requests as fit, in order, and returns them.
 
         Raises:
-            OutOfSlots: Nothing runs, nothing can be given up, and the first request does not fit.
-            OutOfPages: There are too few KV pages, likewise.
-            OutOfRows: There are too few rows, likewise.
+            OutOfSlots: No request runs, nothing can be given up, and the first request needs more slots.
+            OutOfPages: No request runs, nothing can be given up, and the first request needs more KV pages.
+            OutOfRows: No request runs, and there is no row.
         """
         taken = {work.place for work in running}
         places = [place for place in range(self.config.batch) if place not in taken]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from memstate_tools.demo.work import Work
 
 RETRACTED = 0.005  # probability per running request and step
-RETRACTED_AT_PAGE_END = 0.02  # the same at a page end, where a state can be kept even without tracking
+RETRACTED_AT_PAGE_END = 0.02  # probability at a page end, where a state can be kept even without tracking
 CANCELLED = 0.006  # probability per step
 ABORTED_AT_ONCE = 0.3  # share of the requests aborted within their prompt that are aborted before any step
 RETRACTIONS_EACH = 2  # random retractions of a request at most, so that a long prompt ends

@@ -173,7 +173,7 @@ class Mamba2(Mixer):
         )  # fmt: skip
 
 
-TURNED = ("value-key", "state-dim")  # orders of a state that kernels take as its transposed view
+TURNED = ("value-key", "state-dim")  # orders of a state for which kernels get the transposed view
 MIXERS: dict[str, type[Mixer]] = {"gdn": GatedDelta, "mamba2": Mamba2, "kda": KimiDelta}
 
 

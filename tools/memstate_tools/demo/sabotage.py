@@ -35,7 +35,7 @@ class Sabotage:
         kind: "swap" exchanges the bytes of the state and of another kept state. "stale" replaces the bytes by those of
             the state one token earlier.
         mem: The manager.
-        state_after: Returns the bytes of the state after some tokens, computed apart.
+        state_after: Returns the bytes of the state after some tokens, from the uncached run.
     """
 
     def __init__(self, kind: str, mem: StateManager, state_after: Callable[[Sequence[int]], bytes]) -> None:

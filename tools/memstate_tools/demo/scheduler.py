@@ -155,7 +155,8 @@ class Scheduler:
             if not told and call in ("retract", "admit", "publish"):
                 continue
             self.meter.between[call] += 1
-            if call != "admit" or not self.config.sabotage:  # an admission of sabotage reads slots, which may be queued
+            # under sabotage, an admission reads slots, which would have to wait here
+            if call != "admit" or not self.config.sabotage:
                 act = calls[call]
                 act()
         self._between = False

@@ -23,8 +23,8 @@ class Inputs:
     """The inputs of one step, filled by the host.
 
     Attributes:
-        tokens: Byte values, `batch side token+slack`, from the first token that the step may begin with. Known tokens
-            are at side 0.
+        tokens: Byte values, `batch side token+slack`, from `start` on: the step may begin up to `slack` tokens later.
+            Known tokens are at side 0.
         start: Tokens folded before, as far as the host knows, `batch`.
         fed: Whether the first token is the one sampled for this row a step ago, `batch`.
         drafts: Number of guesses at the end of each row's tokens, `batch`.

@@ -26,7 +26,8 @@ SHORT: Final = 8  # characters of a text in which each may be a token
 MAX_LOG_LEN: Final = "a cut prompt, with as many characters as tokens, so log without --max-log-len"
 EMBEDS: Final = "a prompt with a part given as embeddings"
 EARLIER: Final = "a turn without the turns before it, as previous_response_id or conversation says"
-MEDIA: Final = ("image", "audio", "video", "file")  # type prefixes of such parts of a message, after "input_"
+# how the types of media parts of a message begin, after an optional "input_"
+MEDIA: Final = ("image", "audio", "video", "file")
 
 
 def vllm(line: bytes, tokens: Tokens) -> list[Said]:

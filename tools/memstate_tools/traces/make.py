@@ -31,7 +31,7 @@ class Spread:
     most: float
 
 
-# all kinds
+# all kinds; lengths are in tokens
 STRIDE: Final = 64  # requests between two reports of progress
 CONTEXT: Final = 131072  # tokens of the longest input; a session ends before a longer one
 MOST: Final = 32768  # tokens of a tail or of thoughts, so few that the first prompt of each session fits

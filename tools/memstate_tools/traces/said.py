@@ -14,7 +14,7 @@ Tokens = Callable[[Any, Any], bytes]
 
 
 class Partial(ValueError):
-    """Says that a line has only a part of the prompt, which must not count as the whole. Only a few texts occur."""
+    """Says that a line has only a part of the prompt, which must not count as the whole."""
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The trials of a sweep, on `device` or, if nothing was timed, for it.
+    """The trials of a sweep on `device`; or for the target `device`, if nothing was timed.
 
     Attributes:
         device: Name of the device or target.

@@ -53,7 +53,7 @@ class Announced:
 
 
 def app(server: Server, tokenizer: Any, name: str) -> FastAPI:
-    """Returns the application. It runs the server while it lives, and closes it at the end.
+    """Returns the application. It runs the server from startup to shutdown, and then closes it.
 
     Args:
         server: the server, with the tokenizer.

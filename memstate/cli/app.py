@@ -46,7 +46,7 @@ def _options(
 
 
 def main() -> None:
-    """Entry point of `memstate` and `python -m memstate`."""
+    """Runs the command line: the entry point of `memstate` and `python -m memstate`."""
     usage_error: Any = typer.BadParameter.__base__
     try:
         status = app(sys.argv[1:] or ["--help"], prog_name="memstate", standalone_mode=False)

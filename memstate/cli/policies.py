@@ -14,7 +14,7 @@ from memstate.prefix.policies.lru import Lru, LruPages
 from memstate.prefix.policies.return_rate import ReturnRate
 
 Named = str | Callable[[], StatePolicy]
-# makers of a policy for states and for pages
+# (maker of policies for states, maker of policies for pages or None)
 Factories = tuple[Callable[[], StatePolicy], Callable[[], PagePolicy] | None]
 POLICIES: dict[str, Factories] = {
     "lru": (Lru, lambda: LruPages(tombstones=False)),

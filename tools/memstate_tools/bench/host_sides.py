@@ -59,7 +59,7 @@ class Side(Protocol):
 def python_calls(act: Callable[[], object]) -> NDArray[np.int64]:
     """Makes a call. Returns how many Python frames run in it, and how many calls it makes, with those of builtins.
 
-    The call itself does not count. A generator counts each time it goes on.
+    The call itself does not count. A generator counts each time it resumes.
     """
     before, events = sys.getprofile(), list[str]()
     sys.setprofile(lambda frame, event, of: events.append(event))

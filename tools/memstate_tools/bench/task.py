@@ -212,7 +212,7 @@ class BenchResult:
 
     @property
     def unmeasured(self) -> list[str]:
-        """Returns a line for each task that was not measured, with the reason."""
+        """A line for each task that was not measured, with the reason."""
         wrong = [f"not measured, because its result is wrong: {line}" for line in self.wrong]
         return [*(f"not measured: {line}" for line in self.too_slow), *wrong]
 

@@ -192,7 +192,7 @@ class Scheduler:
         return Going(work, n, tree.fit(len(tree) - n, min(depth, len(candidates[0]) - gained)), candidates, flying)
 
     def _make_way(self) -> None:
-        """Retracts the youngest request. If a request runs alone, the cache is given up instead."""
+        """Retracts the youngest request. If it ran alone, clears the cache too."""
         alone = len(self.running) == 1
         self._retract([self.running[-1]], "pages ran out")
         while alone and self.admission.give_way():

@@ -2,10 +2,10 @@
 
 file     a row's snapshot moves to a holder that a node of the tree names; the row's KV pages get one more owner
 match    the deepest node with a state; a row starts from it and leases the path that leads to it
-evict    what makes way, see `memstate.prefix.contents`
+evict    states and pages make way, see `memstate.prefix.contents`
 
-`Holdings` keeps the readers: a first step is about to read the state. The tree keeps the leases: a row or a session
-shares the pages. Nothing here touches a tensor, and nothing is submitted.
+`Holdings` counts the readers of a state: rows whose first step is going to read it. The tree counts the leases of a
+path: rows and sessions that share its pages. The cache only records changes. It touches no tensor and submits nothing.
 """
 
 import math
@@ -29,11 +29,11 @@ from memstate.requests.pages import NO_PAGES, Ids
 from memstate.slots.commands import CommandBuffer
 from memstate.tokens import BYTES, Prompt
 
-DECODED = ("boundary", "end")  # kinds of states beyond the prompt
+DECODED = ("boundary", "end")  # kinds of states whose length is beyond the prompt
 
 
 class TableKeeper:
-    """A keeper that keeps pages and states in the tables of a manager; see `Keeper`.
+    """A `Keeper` of the pages and states in the tables of a manager.
 
     Args:
         pages: KV pages of rows.
@@ -73,7 +73,7 @@ class PrefixCache(Contents):
     """Finds states again by token prefix.
 
     Args:
-        settings: Policies and limits. None: an empty cache that stays empty, in which callers look nothing up.
+        settings: Policies and limits. None: the cache stays empty, and callers do not use it.
         commands: Records the changes of owners.
         pages: KV pages of rows.
         holdings: Owners and readers of states.
@@ -92,24 +92,24 @@ class PrefixCache(Contents):
 
         Args:
             prompt: The prompt.
-            most: Tokens that a hit may cover; the rest is computed in any case. None: all but the last.
+            most: Tokens that a hit may cover at most. None: all but the last.
 
         Returns:
-            What was found, and how far it reaches.
+            The match: the deepest cached state, and the lengths to which states, KV and known tokens reach.
         """
         size, known = self._pages.page_size, len(prompt.key) // BYTES
         most = max(0, known - 1) if most is None else most
-        found = self.tree.find(prompt, min(most, known) // size)
-        stated = found.stated
+        lookup = self.tree.find(prompt, min(most, known) // size)
+        stated = lookup.stated
         length = stated.end * size if stated else 0
-        gone = found.evicted.end * size if found.evicted else length
-        snapshot, remembered = stated.snapshot if stated else None, found.known.end * size
-        return Match(known, length, found.kv * size, gone, snapshot, found=found, known_length=remembered)
+        gone = lookup.evicted.end * size if lookup.evicted else length
+        snapshot, remembered = stated.snapshot if stated else None, lookup.known.end * size
+        return Match(known, length, lookup.kv * size, gone, snapshot, found=lookup, known_length=remembered)
 
     def hold(self, match: Match, prompt: Prompt) -> Lease:
-        """Keeps what was matched until `release`, whatever else is evicted.
+        """Leases the path of a match until `release`: eviction leaves its KV alone.
 
-        The state has a reader more, until the caller ends that.
+        The matched state gets one more reader. The caller ends this read.
 
         Args:
             match: What `match` returned.
@@ -125,30 +125,30 @@ class PrefixCache(Contents):
         return Lease(node, prompt, match, end=node.end)
 
     def release(self, node: Node) -> None:
-        """Ends a lease, and evicts KV that no request can use any more, if the policy says so.
+        """Ends a lease, and evicts the node's KV if it serves no request and the policy does not keep it.
 
         Args:
-            node: Where the lease ends.
+            node: The deepest node of the leased path.
         """
         self.tree.unlease(node)
         self.drop_bare(node)
 
     def shorten(self, lease: Lease, length: int) -> None:
-        """Moves the end of a lease up the tree; the rest of its path is no longer shared.
+        """Moves the end of a lease up the tree, so that it covers fewer tokens.
 
         Args:
             lease: The lease to shorten.
-            length: Tokens that it still covers.
+            length: Tokens that the lease covers from then on.
         """
         node, end = self.up(lease.node, length), length // self._pages.page_size
         self._move_lease(lease, self.tree.cut(node, end) if node.end > end else node)
 
     def up(self, node: Node, length: int) -> Node:
-        """Returns the node at or above another that has the last whole page of a length.
+        """Returns the node on the path to `node` that has the last whole page of a prefix.
 
         Args:
-            node: The other node.
-            length: The length in tokens.
+            node: The deepest node of the path.
+            length: Tokens of the prefix.
         """
         end = length // self._pages.page_size
         while node.parent is not None and node.end - len(node.key) // self._unit >= end:
@@ -180,12 +180,15 @@ class PrefixCache(Contents):
                 self.release(lease.node)
 
     def supersede(self, own: dict[Node, int], first: int | None, last: float = math.inf) -> None:
-        """Marks states of a session as the first to evict, where no other request has used them.
+        """Marks states of a session as superseded, unless another request has used them.
+
+        A state whose length is in first..last is not marked.
 
         Args:
-            own: Nodes whose states the session left here, with its own uses of each. Those without a state are removed.
-            first: Tokens of the shortest state that is not marked. None: only the longest is not, even if it was.
-            last: Tokens of the longest state that is not marked.
+            own: Node whose state the session left here -> how often the session used it. Nodes without a state are
+                removed from this dict.
+            first: Tokens. None: only the longest state is not marked, and loses an earlier mark.
+            last: Tokens.
         """
         for node in [node for node in own if not node.snapshot]:
             del own[node]
@@ -199,37 +202,35 @@ class PrefixCache(Contents):
                 self._note_superseded(node)
 
     def marks(self, match: Match) -> list[tuple[int, str]]:
-        """Returns the lengths at which a prompt is to keep states, and why.
-
-        The placement names them. Lengths that the policy for states would not keep are left out.
+        """Returns the lengths at which a prompt is to keep states: those of the placement that the state policy admits.
 
         Args:
             match: What the prompt matched.
 
         Returns:
-            Lengths in tokens, ascending, multiples of `PageTable.unit`.
+            Pairs (length, kind), ascending. Lengths are in tokens, multiples of `PageTable.unit`.
 
         Raises:
-            InvalidArgument: The placement names something else.
+            InvalidArgument: The placement returned no dict of such lengths and kinds.
         """
         size, unit, placement = self._pages.page_size, self._pages.unit, self.settings.placement
-        found = placement.marks(match, unit)
-        sound = isinstance(found, dict) and all(
-            (type(at) is int or is_whole(at)) and isinstance(kind, str) for at, kind in found.items()
+        named = placement.marks(match, unit)
+        sound = isinstance(named, dict) and all(
+            (type(at) is int or is_whole(at)) and isinstance(kind, str) for at, kind in named.items()
         )
-        wanted = sorted(int(at) for at in found if match.length < at <= match.tokens) if sound else []
+        wanted = sorted(int(at) for at in named if match.length < at <= match.tokens) if sound else []
         if not sound or any(at % unit for at in wanted):
             raise InvalidArgument(
-                f"{placement!r} returned {shown(found)}: expected a dict of lengths, multiples of {unit}, "
+                f"{placement!r} returned {shown(named)}: expected a dict of lengths, multiples of {unit}, "
                 "and kinds, such as {64: 'prompt'}"
             )
         return [
-            (at, found[at]) for at in wanted
-            if self.state_policy.admits(Place(at // size, match.length // size, found[at]))
+            (at, named[at]) for at in wanted
+            if self.state_policy.admits(Place(at // size, match.length // size, named[at]))
         ]  # fmt: skip
 
     def use(self, lease: Lease) -> None:
-        """Notes that a request starts from what it matched. The policies learn of it later, see `hear`.
+        """Counts a request that starts from its match. The policies learn of the request later, see `hear`.
 
         Args:
             lease: The request's lease.
@@ -238,7 +239,7 @@ class PrefixCache(Contents):
         counts = self._counts
         counts["lookups"] += 1
         counts["hit_tokens"] += match.length
-        counts["lost_no_sharing"] += match.tokens - match.kv_length  # as `Match.lost`, a tenth of a match faster
+        counts["lost_no_sharing"] += match.tokens - match.kv_length  # inlines `Match.lost`: saves a tenth of a match
         counts["lost_evicted"] += match.evicted_length - match.length
         counts["lost_no_snapshot"] += match.kv_length - match.evicted_length
         if match.found is None:
@@ -256,36 +257,36 @@ class PrefixCache(Contents):
     def file(
         self, rows: Iterable[tuple[Lease, Prompt, int, Ids, Sequence[tuple[int, int, str]]]]
     ) -> list[Snapshot | None]:
-        """Takes KV of rows in any case, and their states as the policy says.
+        """Takes the KV of rows, and those of their states that the policy admits.
 
         Each lease moves on to the end of its prompt.
 
         Args:
-            rows: Of each row its lease, tokens, how many whole pages of them to take, the ids of these, and its states,
-                ascending: register, tokens that it stands for, and kind (see `memstate.prefix.policies.base.Place`). A
-                state in a holder is the cache's from then on. A row without pages is skipped.
+            rows: For each row: its lease, its tokens, the number of whole pages to take, their ids, and its states in
+                ascending order. A state is (register, tokens, kind), see `memstate.prefix.policies.base.Place`. The
+                cache becomes the owner of a state in a holder. Rows with 0 pages are skipped.
 
         Returns:
-            For each row the newest cached state that stands for one of its lengths, None for none.
+            For each row the longest of the cached states with the row's lengths, None if there is none.
         """
         moves: list[tuple[int, int]] = []
         try:
-            found = [self._file(*row, moves) if row[2] else [] for row in rows]
-        finally:  # also where a caller's policy raises: states that nodes have by then are moved
+            cached = [self._file(*row, moves) if row[2] else [] for row in rows]
+        finally:  # if a policy raises, nodes own some states already: their moves must be recorded
             self._record(moves)
         self.trim()
-        return [next((state for state in reversed(states) if self.has(state)), None) for states in found]
+        return [next((state for state in reversed(states) if self.has(state)), None) for states in cached]
 
     def trim(self) -> None:
-        """Evicts the states that are too many for `most_states`; the newest may be the least valuable."""
+        """Evicts states until at most `most_states` are cached. This can evict the newest state."""
         if self.settings.most_states is not None:
             self.evict_states(self.states - self.settings.most_states, "limit")
 
     def can_evict(self, pages: int) -> bool:
-        """Returns whether eviction could free so many pages.
+        """Returns whether eviction could free a number of pages.
 
-        A page counts where no lease keeps it and only the tree owns it. Leaves are checked first, in the order of
-        eviction, and the tree only as far as it takes.
+        A page counts if no lease keeps it and the tree is its only owner. Leaves are counted first, in the order of
+        eviction, then the other nodes, until enough pages are counted.
 
         Args:
             pages: Pages to free.
@@ -303,11 +304,11 @@ class PrefixCache(Contents):
                     return True
                 if alone < len(node.pages):
                     held.update(node.pages)
-        # Pages under two salts count as well.
+        # A page of several nodes (two salts) is free once all of these nodes are evicted.
         return left <= sum(allocator.holders[page] == times > 1 for page, times in held.items())
 
     def clear(self) -> None:
-        """Evicts everything that no row and no session uses. Nothing below the device keeps it.
+        """Evicts everything that no row and no session uses. The tiers do not save it.
 
         Raises:
             Broken: An earlier call was interrupted.
@@ -323,15 +324,16 @@ class PrefixCache(Contents):
             self._clearing = False
 
     def adopt(self, snapshot: Snapshot, prompt: Prompt, pages: Ids) -> Node | None:
-        """Takes over the state of a session that makes way, in the register where it is.
+        """Takes over the state of a session that makes way. The state stays in its register.
 
         Args:
             snapshot: The state.
-            prompt: What it stands for: whole pages of tokens.
+            prompt: The tokens that the state stands for: whole pages.
             pages: Ids of these pages.
 
         Returns:
-            Its node, None where the cache has such a state or the policy does not want it: the caller keeps it then.
+            The state's node. None: the cache has a state of these tokens, or the policy declines; the session stays
+            the owner.
         """
         node = self._place(prompt, len(prompt.key) // self._unit, pages, "end", None)
         if node is None or node.snapshot is not None:
@@ -341,10 +343,10 @@ class PrefixCache(Contents):
         return node
 
     def has(self, snapshot: Snapshot) -> bool:
-        """Returns whether a state that was cached is cached still.
+        """Returns whether a state is still cached.
 
         Args:
-            snapshot: Its handle.
+            snapshot: The handle of a state that was cached.
         """
         return self._holdings.held["cached"].get(snapshot.register) is snapshot
 
@@ -352,13 +354,16 @@ class PrefixCache(Contents):
         self, lease: Lease, prompt: Prompt, end: int, pages: Ids, states: Sequence[tuple[int, int, str]],
         moves: list[tuple[int, int]],
     ) -> list[Snapshot]:  # fmt: skip
-        """Takes what `file` names of one row. States that leave the row's registers are added to the moves."""
+        """Does the work of `file` for one row, and returns the row's states that are cached now, ascending.
+
+        A state that leaves a register of the row adds a pair (holder, register) to `moves`.
+        """
         start, known = lease.node, min(end, lease.end, len(lease.prompt.key) // self._unit)
         while start.end > known and start.parent is not None:
             start = start.parent
-        node, found, path = None, list[Snapshot](), start if start.end else None
+        node, kept, path = None, list[Snapshot](), start if start.end else None
         for register, length, kind in states:
-            held = self._holdings.state(register)  # None: the state is in a register of the row
+            held = self._holdings.state(register)  # None: a register of the row, not a holder
             node = self._place(prompt, length // self._pages.page_size, pages, kind, path)
             cached = node.snapshot if node is not None else None
             if cached is not None and held is None:
@@ -369,7 +374,7 @@ class PrefixCache(Contents):
                     self._attach(node, cached, kind, prompt)
                     lease.own[node] = node.uses
             if cached is not None:
-                found.append(cached)
+                kept.append(cached)
                 if kind in DECODED:
                     self._supersede_decoded(lease, cached)
             if held is not None and cached is not held:
@@ -377,27 +382,27 @@ class PrefixCache(Contents):
         if node is None or node.end < end:
             node = self._grow(prompt, end, pages, node or path)
         self._move_lease(lease, self._shared(node, pages))
-        return found
+        return kept
 
     def _place(self, prompt: Prompt, end: int, pages: Ids, kind: str, start: Node | None) -> Node | None:
-        """Returns the node for a state of so many pages of a prompt, None where the policy does not want one.
+        """Returns the node for a state of the first `end` pages of a prompt, None if the policy declines the state.
 
-        If the node has a state, it is that of the same tokens, and the caller keeps its own. A start is a leased node
-        on its path.
+        A node that is returned with a state has one of the same tokens: a duplicate. `start` is a leased node on the
+        path.
         """
         start = start if start is not None and start.end <= end else None
-        found = self.tree.find(prompt, end, start)
-        above = found.stated.end if found.stated is not None else 0
+        lookup = self.tree.find(prompt, end, start)
+        above = lookup.stated.end if lookup.stated is not None else 0
         if above == end:
             self._counts["duplicates"] += 1
-            return found.stated
+            return lookup.stated
         if not self.state_policy.admits(Place(end, above, kind)):
             self._counts["declined"] += 1
             return None
         return self._grow(prompt, end, pages, start)
 
     def _supersede_decoded(self, lease: Lease, newer: Snapshot) -> None:
-        """Marks the last state that the row left while it decoded as the first to evict. The newer one serves more."""
+        """Marks the row's previous decoded state as superseded, unless another request has used it."""
         older, lease.decoded = lease.decoded, newer
         node = self._holdings.owner[older.register] if older and older != newer else None
         if isinstance(node, Node) and node.snapshot == older and node.uses == lease.own.get(node):
@@ -405,9 +410,9 @@ class PrefixCache(Contents):
 
     @staticmethod
     def _shared(node: Node, pages: Ids) -> Node:
-        """Returns the deepest node that has the row's own pages.
+        """Returns the deepest node on the path whose pages are the row's own.
 
-        Pages that another row brought first are not the row's to keep.
+        Deeper pages came from another row first, so the row's lease does not cover them.
         """
         while pages and node.parent is not None and node.pages[-1] != pages[node.end - 1]:
             node = node.parent
@@ -420,7 +425,7 @@ class PrefixCache(Contents):
         self.drop_bare(before)
 
     def _grow(self, prompt: Prompt, end: int, pages: Ids, start: Node | None) -> Node:
-        """Returns the node for so many pages of a prompt, with KV all the way. A start is a node on its path."""
+        """Returns the node that ends at page `end` of a prompt, with KV on its path. `start` is a node of the path."""
         node, had = self.tree.insert(prompt, pages, start, end)
         if had < end:
             self._pages.allocator.share(pages[had:end])
@@ -430,8 +435,8 @@ class PrefixCache(Contents):
         return node
 
     def _attach(self, node: Node, state: Snapshot, kind: str, prompt: Prompt) -> None:
-        """Notes that a node has a state, which is the node's already."""
-        policy = self.state_policy  # which learns before the node changes
+        """Notes the state of a node, whose holder belongs to the node already."""
+        policy = self.state_policy  # makes the policy learn of earlier requests before the node changes
         node.snapshot, node.evicted, node.kind = state, False, prompt.kind
         self._counts["inserted"] += 1
         policy.added(node, kind)
@@ -441,10 +446,10 @@ class PrefixCache(Contents):
             self.watcher.state_stored(node)
 
     def _to_holder(self, node: Node, register: int, length: int, moves: list[tuple[int, int]]) -> Snapshot | None:
-        """Gives a node the state in a register of a row, None where no holder is free or becomes free."""
+        """Adds the move of a row's state to a holder of a node. Returns None if no holder is free or becomes free."""
         if not self._holdings.free:
-            self._record(moves)  # what is evicted may be among them
-            self.tree.lease(node)  # or eviction could remove the node again
+            self._record(moves)  # eviction may release the target of one of these moves
+            self.tree.lease(node)  # eviction must not remove the node
             self.evict_states(1)
             self.tree.unlease(node)
         if not self._holdings.free:
@@ -456,22 +461,21 @@ class PrefixCache(Contents):
         return state
 
     def _record(self, moves: list[tuple[int, int]]) -> None:
-        """Records moves, each to a register from another, and empties the list."""
+        """Records pairs (target register, source register) as moves, and empties the list."""
         if moves:
             self._commands.move([to for to, _ in moves], [of for _, of in moves])
             moves.clear()
 
     def insert_loaded(self, prompt: Prompt) -> tuple[Node, int, Ids]:
-        """Takes in a state that is loaded from below, and pages for the path to it.
+        """Claims a holder and a slot for a state that the tiers load, and pages for the path to it.
 
-        Call it only where a holder, a slot and the pages are free. `loaded` tells the policies, once the bytes are on
-        their way.
+        Call this only if a holder, a slot and the pages are free. Call `loaded` once the loads are under way.
 
         Args:
-            prompt: What the state stands for.
+            prompt: The tokens that the state stands for.
 
         Returns:
-            Its node, how many pages are on the device already, and the ids of the rest.
+            The state's node, the number of its pages that had KV already, and the ids of the other pages.
         """
         length, size, allocator = len(prompt.key) // BYTES, len(prompt.key) // self._unit, self._pages.allocator
         had = self.tree.find(prompt).kv
@@ -488,10 +492,10 @@ class PrefixCache(Contents):
         return node, had, fresh
 
     def loaded(self, nodes: Sequence[tuple[Node, bool]]) -> None:
-        """Tells the policies of states that were loaded from below.
+        """Tells the policies of states that the tiers load.
 
         Args:
-            nodes: Their nodes, each with whether KV was loaded too.
+            nodes: Pairs (node of the state, whether pages are loaded too).
         """
         for node, grown in nodes:
             self.state_policy.added(node, "again")

@@ -1,8 +1,10 @@
-"""What the prefix cache holds: the tree of prefixes and its states; and what makes way.
+"""Holds the content of the prefix cache, the tree of prefixes and its states, and evicts what makes way.
 
-evict   a state: its slot is free, and KV stays (a tombstone) or goes with the leaf; a leaf's pages: its state goes too
+evict a state   its slot becomes free; its KV stays (a tombstone), or goes if the node is a leaf and the policy says so
+evict pages     the KV of a leaf; its state goes too
 
-Superseded states go first, then the policies decide. Nothing here touches a tensor, and nothing is submitted.
+Superseded states go first, then the policies decide. A state is superseded if its row or session has left a newer one,
+and no other request has used it. The cache touches no tensor and submits nothing.
 """
 
 import logging
@@ -24,16 +26,16 @@ from memstate.stats import LOST, PrefixStats
 from memstate.tokens import BYTES
 
 LOG = logs.logger("prefix")
-UNHEARD = 64  # requests of which the policies do not know yet, at most
-KEYS = 2**20  # tokens of prompts remembered where KV is the caller's: 8 MiB of keys
+UNHEARD = 64  # requests that wait for `learn`, at most
+KEYS = 2**20  # tokens of ghosts, at most, if memstate manages no pages: 8 MiB of keys
 
 
 class Keeper(Protocol):
-    """Owns the KV pages and the states that a cache holds, and takes back those that make way.
+    """Owner of the KV pages and states of a cache; takes back those that make way.
 
     Attributes:
         page_size: Tokens of a page.
-        pages: KV pages altogether; 0 where the cache holds none.
+        pages: Number of KV pages, free or not; 0 if memstate manages no pages.
     """
 
     page_size: int
@@ -43,7 +45,7 @@ class Keeper(Protocol):
         """Returns how many pages are free."""
 
     def release(self, pages: Sequence[int]) -> None:
-        """Takes pages back. Those with another owner do not become free."""
+        """Takes pages back. A page with another owner does not become free."""
 
     def held(self) -> Collection[int]:
         """Returns the ids of the states that the cache holds, in the order in which they came."""
@@ -52,26 +54,26 @@ class Keeper(Protocol):
         """Returns the node that has a state."""
 
     def readers(self) -> Counter[int]:
-        """Returns how many first steps are about to read each state; none of 0."""
+        """Returns how many first steps are about to read each state. States without a reader are left out."""
 
     def end(self, states: Sequence[Snapshot]) -> None:
         """Takes states back."""
 
 
 class Contents(NotCopied, Shown):
-    """Holds the prefixes and their states, and gives them up.
+    """Holds prefixes and their states, and evicts them.
 
     Args:
-        settings: Policies and limits. None: an empty cache that stays empty, in which callers look nothing up.
-        keeper: Owns the pages and the states.
+        settings: Policies and limits. None: the cache stays empty, and callers do not use it.
+        keeper: Owner of the pages and the states.
 
     Attributes:
-        enabled: Whether it keeps anything.
-        tree: The prefixes, to look at.
-        leases: Leases by row, to look at.
-        heard: Requests of which the policies do not know yet: where each matches, and its tokens.
-        below: Hears of cached, used and evicted states; None where nothing lies below the device.
-        watcher: Hears of all that comes and goes; None for nobody.
+        enabled: Whether the cache keeps anything.
+        tree: The prefixes, to be read only.
+        leases: Row -> its lease, to be read only.
+        heard: Requests of which the policies do not know yet: (how far the tree matches the prompt, its tokens).
+        below: The tiers, which hear of cached, used and evicted states; None without tiers.
+        watcher: Hears of all that comes and goes; None if nobody listens.
     """
 
     def __init__(self, settings: Prefix | None, keeper: Keeper) -> None:
@@ -88,12 +90,12 @@ class Contents(NotCopied, Shown):
         self.keep(None)
 
     def keep(self, sure: Mapping[int, Snapshot] | None, unsure: Set[int] = frozenset()) -> None:
-        """Forgets all but the prefixes that are sound, and ends all leases.
+        """Ends all leases, and forgets all prefixes but those that are sound. For a new cache and for `recover`.
 
-        Call it only where registers, holders and pages will be set.
+        The caller sets registers, holders and pages accordingly.
 
         Args:
-            sure: The cached states that stay, by register. None: nothing stays.
+            sure: Register -> the cached state that stays. None: nothing stays.
             unsure: KV pages that do not stay.
         """
         self.heard: list[tuple[Found, int]] = []
@@ -114,7 +116,7 @@ class Contents(NotCopied, Shown):
         gone = self._counts["inserted"] + self._counts["loaded"] - len(nodes)
         self._counts["gone_cleared"] += gone - self._counts["evicted_states"]
         self._counts["evicted_states"] = gone
-        self._superseded: dict[Node, None] = {}  # their row or session has a newer state, and no other uses them
+        self._superseded: dict[Node, None] = {}  # in the order of eviction
         self._clearing = False
         self.state_policy.reset()
         self.page_policy.reset()
@@ -137,36 +139,36 @@ class Contents(NotCopied, Shown):
         """The policy for pages, once it knows of all requests."""
         return (self.learn() if self.heard else self._policies)[1]
 
-    def hear(self, found: Found, tokens: int) -> None:
-        """Notes that a request comes. The policies learn of it when they are asked something, or at `learn`.
+    def hear(self, lookup: Found, tokens: int) -> None:
+        """Notes a new request. The policies learn of it before they are asked something, or at `learn`.
 
         Args:
-            found: Where its prompt matches.
+            lookup: How far the tree matches its prompt.
             tokens: Tokens of its prompt.
         """
-        self.heard.append((found, tokens))
+        self.heard.append((lookup, tokens))
         if len(self.heard) >= UNHEARD:
             self.learn()
 
     def learn(self) -> tuple[StatePolicy, PagePolicy]:
-        """Tells the policies which requests have come, and returns them. A step does this while its forward runs."""
+        """Tells the policies of the requests that wait, and returns both policies. Called while a forward runs."""
         (states, kv), heard, self.heard = self._policies, self.heard, []
-        for found, tokens in heard:
-            states.asked(found.known, tokens // self._keeper.page_size)
-            if found.stated is not None and found.stated.snapshot:  # a request may have taken it over
-                states.used(found.stated)
-            if found.reach.parent is not None and not found.reach.ghost:  # it may be gone since
-                kv.used(found.reach)
+        for lookup, tokens in heard:
+            states.asked(lookup.known, tokens // self._keeper.page_size)
+            if lookup.stated is not None and lookup.stated.snapshot:  # a row may have taken the state over
+                states.used(lookup.stated)
+            if lookup.reach.parent is not None and not lookup.reach.ghost:  # the node may be evicted by now
+                kv.used(lookup.reach)
         return self._policies
 
     def grown(self, node: Node) -> None:
-        """Tells the policy for pages that KV has come, up to the end of a node."""
+        """Tells the policy for pages that a node has KV now, and that its parent is no leaf."""
         if node.parent is not None:
             self.page_policy.dropped(node.parent)
         self.page_policy.leaf(node)
 
     def drop_bare_leaves(self) -> None:
-        """Gives up the KV of all leaves without a state, if the policy says so."""
+        """Gives up the KV of all leaves without a state, unless the policy keeps it."""
         for node in [node for _, node in self.tree.walk() if not node.carriers]:
             self.drop_bare(node)
 
@@ -177,7 +179,7 @@ class Contents(NotCopied, Shown):
 
     @property
     def states(self) -> int:
-        """Cached states."""
+        """Number of cached states."""
         return len(self._keeper.held())
 
     def _note_superseded(self, node: Node) -> None:
@@ -186,26 +188,26 @@ class Contents(NotCopied, Shown):
 
     @property
     def evictable_states(self) -> int:
-        """States that no first step is about to read."""
+        """Number of cached states that no first step is about to read."""
         held = self._keeper.held()
         return len(held) - sum(map(held.__contains__, self._keeper.readers()))
 
     @property
     def superseded_states(self) -> int:
-        """States that can be evicted, and whose row or session has left or keeps a newer one."""
+        """Number of superseded states that no first step is about to read."""
         return sum(1 for _ in self._idle(()))
 
     @property
     def evictable_pages(self) -> int:
-        """Pages without a lease of a row or session; other owners may hold them too."""
+        """Number of pages of the tree without a lease. Some may have other owners, and do not become free then."""
         return self.tree.total_pages - self.tree.leased_pages if self._keeper.pages else 0
 
     def evict_states(self, n: int, why: str = "room") -> int:
-        """Evicts states: superseded ones first, then the least valuable. What lies below the device may keep them.
+        """Evicts states: superseded ones first, then the least valuable. The tiers may save them first.
 
         Args:
-            n: States to evict; fewer are evicted where there are fewer without a pin.
-            why: What counts those that are not superseded: a `gone_` figure of `PrefixStats`.
+            n: States to evict. States that a first step is about to read stay, so it can be fewer.
+            why: The `gone_` figure of `PrefixStats` that counts the states that are not superseded.
 
         Returns:
             How many slots this frees.
@@ -213,7 +215,7 @@ class Contents(NotCopied, Shown):
         if n <= 0:
             return 0
         chosen: dict[Node, None] = {}  # a policy may offer a node more than once
-        for node in self._idle(chain(self.state_policy.victims(), self.stated())):  # last what the policy leaves out
+        for node in self._idle(chain(self.state_policy.victims(), self.stated())):  # `stated`: what the policy skips
             chosen[node] = None
             if len(chosen) == n:
                 break
@@ -226,11 +228,11 @@ class Contents(NotCopied, Shown):
         return len(chosen)
 
     def next_states(self, n: int) -> list[Node]:
-        """Returns up to n nodes whose states `evict_states` would take about next. Changes nothing."""
+        """Returns up to n nodes whose states `evict_states` would take next, roughly. Changes nothing."""
         return list(islice(self._idle(self.state_policy.coming()), n))
 
     def _idle(self, victims: Iterable[Node]) -> Iterator[Node]:
-        """Yields the nodes whose states nobody reads: superseded ones, then the others in the order of the policy."""
+        """Yields nodes whose states no first step is about to read: superseded ones, then `victims` in their order."""
         readers = self._keeper.readers()
         for node in chain(list(self._superseded), (node for node in victims if node not in self._superseded)):
             if node.snapshot and not readers[node.snapshot.register]:
@@ -238,7 +240,7 @@ class Contents(NotCopied, Shown):
 
     @property
     def turnover(self) -> int:
-        """States that came and went since the start."""
+        """Number of states that came plus number of states that went since the start."""
         return self._counts["inserted"] + self._counts["loaded"] + self._counts["evicted_states"]
 
     def evict_pages(self, n: int) -> int:
@@ -254,7 +256,7 @@ class Contents(NotCopied, Shown):
         """
         before = self._keeper.free()
         goal = before + n
-        while self._keeper.free() < goal:  # a policy may have skipped nodes that became leaves meanwhile
+        while self._keeper.free() < goal:  # again, because evictions make leaves of parents
             if not self._give_up_leaves(self.page_policy.victims(), goal):
                 rest = [node for _, node in self.tree.walk()]
                 if not self._give_up_leaves(reversed(rest), goal):  # children first
@@ -262,12 +264,12 @@ class Contents(NotCopied, Shown):
         return self._keeper.free() - before
 
     def _give_up_leaves(self, nodes: Iterable[Node], goal: int) -> bool:
-        """Gives up those nodes that are leaves, until `goal` pages are free. Returns whether there were any."""
+        """Gives up the nodes that are leaves, until `goal` pages are free. Returns whether any node was given up."""
         any_given = False
         for node in nodes:
             if not (node.leases or node.carriers or node.ghost):
                 self._give_up(node, goal - self._keeper.free())
-                any_given = True  # its pages may have other owners, but its parent may be a leaf now
+                any_given = True  # even if no page became free: the parent may be a leaf now
                 if self._keeper.free() >= goal:
                     break
         return any_given
@@ -277,7 +279,7 @@ class Contents(NotCopied, Shown):
 
         Args:
             node: The node.
-            why: What counts it: a `gone_` figure of `PrefixStats`.
+            why: The `gone_` figure of `PrefixStats` that counts the state.
         """
         snapshot, node.snapshot = node.snapshot, None
         if snapshot:
@@ -293,12 +295,12 @@ class Contents(NotCopied, Shown):
                 self.watcher.state_removed(node)
 
     def drop_bare(self, node: Node | None) -> None:
-        """Gives up the KV of a leaf without a state, if the policy says so.
+        """Gives up the KV of a leaf without a state, unless the policy keeps it.
 
-        Its parent follows where the same is true of it, and so on.
+        If the parent is such a leaf then, its KV goes as well, and so on.
 
         Args:
-            node: The leaf. Other nodes stay.
+            node: The leaf. A node that is no leaf, or has a state or a lease, stays.
         """
         while node is not None and not (node.is_root or node.carriers or node.snapshot or node.leases or node.ghost):
             if self.page_policy.keeps(node) and self._keeper.pages:
@@ -306,9 +308,9 @@ class Contents(NotCopied, Shown):
             node = self._give_up(node, len(node.pages))
 
     def _give_up(self, leaf: Node, pages: int) -> Node | None:
-        """Gives up the KV of a leaf and its state; without a state only the end of its KV, where that is enough.
+        """Gives up the state and all KV of a leaf; of a leaf without a state only the last `pages` pages.
 
-        Returns the parent where it is a leaf then, else None.
+        Returns the node above if that is a leaf then, else None.
         """
         size = len(leaf.key) // self._unit
         if leaf.snapshot:
@@ -332,7 +334,7 @@ class Contents(NotCopied, Shown):
         return above
 
     def _forget(self, memory: int) -> None:
-        """Removes ghosts that the memory has no room for."""
+        """Removes the oldest ghosts until the others stand for at most `memory` pages."""
         while (node := self.tree.forgettable(memory)) is not None:
             self.state_policy.forgotten(node)
             self.tree.remove(node)
@@ -346,7 +348,7 @@ class Contents(NotCopied, Shown):
         """Returns the nodes as plain data, parents first.
 
         Args:
-            most: How many at most; None for all.
+            most: Nodes at most; None for all.
         """
         walk = list(islice(self.tree.walk(), most))
         place = {id(node): at for at, (_, node) in enumerate(walk)}
@@ -372,7 +374,7 @@ class Contents(NotCopied, Shown):
         Syncs: no.
         """
         kv, counts = self._keeper.pages, self._counts
-        asked = counts["hit_tokens"] + sum(counts[name] for name in LOST.values())  # so that they always add up
+        asked = counts["hit_tokens"] + sum(counts[name] for name in LOST.values())  # the sum, so that the parts add up
         return replace(
             PrefixStats(**counts), states=self.states, nodes=self.tree.nodes, prompt_tokens=asked,
             pages=self.tree.total_pages if kv else 0, leased_pages=self.tree.leased_pages if kv else 0,

@@ -1,4 +1,4 @@
-"""What is known of one session. Plain data."""
+"""Records of one session: its states, pages and turn, and what callers may know of it. Plain data."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
@@ -15,13 +15,13 @@ class SessionInfo:
     """One open session, as `mem.sessions.infos()` lists it.
 
     Attributes:
-        session: its handle.
+        session: the handle of the session.
         running: whether a turn runs.
         closing: whether it closes when its turn ends.
         tokens: tokens that its longest state stands for; 0 without a state, and while a turn runs.
-        states: number of states that it keeps; 0 while a turn runs.
-        pages: number of KV pages that it keeps; 0 while a turn runs.
-        priority: its priority; the lowest makes way first.
+        states: number of states that the session keeps; 0 while a turn runs.
+        pages: number of KV pages that the session keeps; 0 while a turn runs.
+        priority: the session with the lowest makes way first.
         age: seconds since it was opened.
         idle: seconds since its last turn ended or, before the first turn, since it was opened; 0 while a turn runs.
         ttl: seconds after which an idle session expires, None for never.
@@ -57,27 +57,27 @@ class SessionFork(NamedTuple):
 
 @dataclass(eq=False)
 class Conversation:
-    """What a session holds while no turn runs, and which turn runs. It is the owner of its states.
+    """The states and pages of a session, and its running turn. It is the owner of its states.
 
-    Forks share a state as long as none of them goes on; one of them is its owner.
+    A session and its forks share their newest state until one of them starts a turn. One of them is its owner.
 
     Attributes:
         handle: The session's handle.
-        prompt: What its states and pages stand for; while a turn runs, what it began with.
+        prompt: The tokens that its states and pages stand for; while a turn runs, the prefix that its row started from.
         kept: Its states, longest first.
         pages: Ids of its KV pages.
-        path: The node of the prefix cache up to which it keeps KV there; `NO_NODE` for none.
-        own: Nodes of the prefix cache whose states it left there, with how often it used each itself.
+        path: The node at which its lease in the prefix cache ends; `NO_NODE` for none.
+        own: Node whose state the session left in the prefix cache -> how often the session itself used it.
         row: Row of the turn that runs, 0 for none.
-        start: Tokens that this turn began with.
-        asked: Tokens of the last prompt. What follows is its answer.
+        start: Tokens of the prefix that the row of this turn started from.
+        asked: Tokens of the last prompt. The tokens of `prompt` beyond them are the answer.
         parted: Turns in a row that no state of the last answer served.
-        priority: The lowest makes way first.
-        ttl: Seconds that it keeps its states while idle, None for any time.
+        priority: The session with the lowest makes way first.
+        ttl: Seconds that an idle session keeps its states, None for any time.
         opened: When it was opened, in seconds of the clock.
-        since: When its last turn ended, or when it was opened.
-        turn: Number of that event among all sessions: the least recently used session has the smallest.
-        closing: It closes when its turn ends.
+        since: When its last turn ended or, before the first turn, when it was opened; in seconds of the clock.
+        turn: Serial number of the event of `since`: the least recently used session has the smallest.
+        closing: Whether it closes when its turn ends.
         forks: Sessions that may share its newest state, itself included; empty if it was never forked.
     """
 
@@ -102,16 +102,16 @@ class Conversation:
 
     @property
     def length(self) -> int:
-        """Tokens that its newest state stands for, 0 for none."""
+        """Tokens that its newest state stands for, 0 without a state."""
         return self.kept[0].length if self.kept else 0
 
     @property
     def parts(self) -> bool:
-        """Whether its turns part: not one alone, which may be an edit."""
+        """Whether two or more turns in a row parted. One alone may be an edit."""
         return self.parted > 1
 
     def info(self, now: float) -> SessionInfo:
-        """Returns what a caller may know of it.
+        """Returns the record that callers get of this session.
 
         Args:
             now: The time, in seconds of the clock.

@@ -1,4 +1,4 @@
-"""What the prefix cache, its callers and the tiers hand each other: leases, and who hears of what. Plain data."""
+"""Leases of paths in the prefix cache, and the protocols by which tiers and watchers hear of its changes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,20 +15,20 @@ NO_MATCH = Match(0, 0, 0, 0)
 
 
 class Below(Protocol):
-    """Hears of states that are cached, used and evicted, to keep them below the device."""
+    """What the prefix cache tells the tiers: states that are cached, used and evicted."""
 
     def added(self, node: Node) -> None:
         """Notes that a state has been cached.
 
         Args:
-            node: Its node.
+            node: The node that has the state.
         """
 
     def used(self, node: Node) -> None:
         """Notes that a request starts from a state.
 
         Args:
-            node: Its node.
+            node: The node that has the state.
         """
 
     def planned(self, rows: Longs, before: Longs, after: Longs) -> None:
@@ -44,23 +44,23 @@ class Below(Protocol):
         """Saves states that are evicted right after this call.
 
         Args:
-            nodes: Their nodes.
+            nodes: The nodes that have the states.
         """
 
 
 class Watcher(Protocol):
-    """Hears of all that comes to the prefix cache and goes, to tell others."""
+    """Hears of all KV and states that enter and leave the prefix cache, to tell others."""
 
     def pages_stored(self, node: Node, first: int) -> None:
-        """Notes KV that is there now.
+        """Notes that pages on the path to a node got KV.
 
         Args:
-            node: The node in which it ends.
+            node: The node in which the new KV ends.
             first: Pages from the root that had KV before.
         """
 
     def pages_removed(self, node: Node, pages: int) -> None:
-        """Notes KV that goes right after this call.
+        """Notes pages whose KV goes right after this call.
 
         Args:
             node: A node without KV below it.
@@ -68,36 +68,36 @@ class Watcher(Protocol):
         """
 
     def state_stored(self, node: Node) -> None:
-        """Notes a state that is there now.
+        """Notes that a state has been cached.
 
         Args:
-            node: Its node.
+            node: The node that has the state.
         """
 
     def state_removed(self, node: Node) -> None:
-        """Notes a state that has gone.
+        """Notes that a state is no longer cached.
 
         Args:
-            node: Its node.
+            node: The node that had the state.
         """
 
     def replaced(self) -> None:
-        """Notes that everything may be different now."""
+        """Notes that any content of the cache may have changed."""
 
 
 @dataclass
 class Lease:
-    """The part of the tree that a row keeps. Of a session it is `Conversation.path`.
+    """Lease of a row on a path of the tree. A session has only the end of its path, `Conversation.path`.
 
     Attributes:
-        node: End of the path that is kept; what is below it is not.
-        prompt: The prompt, without tokens where they are not known. All tokens that are handed over later must continue
-            it.
+        node: Last node of the path.
+        prompt: The prompt; without tokens if they are not known. Tokens that are filed later must continue it.
         match: What the lookup found.
-        own: Nodes whose states came from here, with how often they were used from here.
-        decoded: The last state beyond the prompt that came from here.
-        given: What the row was admitted with, whose first tokens are the prompt. None: it is not known.
-        end: Pages to which the path was its own when the lease began. The node may have grown since, for another row.
+        own: Node whose state this row filed -> how often this row used it.
+        decoded: The last state beyond the prompt that this row filed.
+        given: Tokens with which the row was admitted; they begin with the prompt. None: not known.
+        end: Pages from the root that the path had when the lease began. The last node may have grown since, for
+            another row.
     """
 
     node: Node

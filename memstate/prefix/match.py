@@ -1,4 +1,4 @@
-"""What a lookup in the prefix cache found, and why it was not more. Plain data."""
+"""The result of a lookup in the prefix cache: how far it reaches, and why no further. Plain data."""
 
 from dataclasses import dataclass, field, replace
 
@@ -13,13 +13,13 @@ class Match(Shown):
 
     Attributes:
         tokens: Tokens of the prompt.
-        length: Up to the deepest state, which is where a row starts.
-        kv_length: As far as KV alone reaches.
-        evicted_length: Up to the deepest state that was evicted; `length` where there is none.
-        snapshot: The state, None at length 0.
-        host_length: Up to a longer state in host memory, 0 for none.
-        found: Where the tree matched, for the cache.
-        known_length: As far as tokens are remembered; beyond `kv_length` their KV and states were evicted.
+        length: Tokens up to the deepest state, from which a row starts.
+        kv_length: Tokens up to which KV is cached.
+        evicted_length: Tokens up to the deepest state that was evicted; `length` if there is none.
+        snapshot: The deepest state, None at length 0.
+        host_length: Tokens up to a longer state in host memory, 0 for none.
+        found: The nodes of the tree that matched, for the cache.
+        known_length: Tokens that the tree remembers; beyond `kv_length` their KV and states were evicted.
 
     Example:
         >>> match = Match(tokens=29, length=16, kv_length=20, evicted_length=16)
@@ -40,12 +40,11 @@ class Match(Shown):
 
     @property
     def lost(self) -> dict[str, int]:
-        """Tokens to compute, by reason.
+        """Tokens to compute, by the reason why no state covers them.
 
-        `no_sharing`: No request computed them, their KV is gone, or they lie behind the last whole page that leaves a
-        token to compute.
-        `evicted`: A state was there.
-        `no_snapshot`: KV is there, and no state ever was.
+        `no_sharing`: they have no cached KV, or lie beyond the last page that a hit may cover.
+        `evicted`: a state that covered them was evicted.
+        `no_snapshot`: they have KV, but never had a state.
         """
         return {
             "no_sharing": self.tokens - self.kv_length,
@@ -55,16 +54,16 @@ class Match(Shown):
 
     @property
     def reason(self) -> str:
-        """Why KV reaches further than the state: `evicted` or `no_snapshot`.
+        """The reason why KV reaches further than the state: `evicted` or `no_snapshot`.
 
-        `no_sharing` where it does not, "" for a full match.
+        `no_sharing` if KV reaches no further than the state, "" for a full match.
         """
         lost = self.lost
         between = [reason for reason in ("evicted", "no_snapshot") if lost[reason]]
         return between[0] if between else "no_sharing" if lost["no_sharing"] else ""
 
     def instead(self, length: int) -> "Match":
-        """Returns the match for a session's own state instead of the cached one.
+        """Returns this match with a session's own state in place of the cached one.
 
         Args:
             length: Tokens that the session's state stands for.
@@ -75,8 +74,8 @@ class Match(Shown):
     def __str__(self) -> str:
         host = f", {self.host_length} in host memory" if self.host_length else ""
         why = ", ".join(f"{n} {reason.replace('_', ' ')}" for reason, n in self.lost.items() if n)
-        found = f"{self.length} of {self.tokens} tokens by state, {self.kv_length} by KV{host}"
-        return found + (f" ({why})" if why else "")
+        reach = f"{self.length} of {self.tokens} tokens by state, {self.kv_length} by KV{host}"
+        return reach + (f" ({why})" if why else "")
 
     def sheet(self) -> Sheet:
         """See `Shown.sheet`."""

@@ -1,4 +1,4 @@
-"""Placement policies: at which lengths of its prompt a request keeps states. They know lengths only."""
+"""Placement policies: they choose the lengths of a prompt at which states are kept. They know lengths only."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from memstate.prefix.match import Match
 class Placement(ABC):
     """Names the lengths of a prompt at which states are kept.
 
-    What a length is good for is its kind, see `memstate.prefix.policies.Place`. The lengths that a request names
-    itself, with `snapshot_at`, come on top.
+    Each length has a kind, which says why it was chosen; see `memstate.prefix.policies.Place`. States are kept at the
+    lengths of `Request(snapshot_at=)` as well.
     """
 
     @abstractmethod
@@ -24,27 +24,33 @@ class Placement(ABC):
 
         Args:
             match: What the prompt found in the cache.
-            page_size: Tokens of a KV page. Where planes have a grid, tokens that fill whole pages and the grid.
+            page_size: Tokens of a KV page. If planes have a grid: the least number of tokens that fills whole pages and
+                whole cells of the grid.
         """
 
 
 @dataclass(frozen=True)
 class Ends(Placement):
-    """Keeps a state where a prompt ends, where it leaves what is known, and now and then in between.
+    """Keeps states at the end of a prompt, at its branch point, and at regular distances in between.
 
-    The lengths are the last whole page that leaves `spare` tokens of the prompt to compute, the branch point (KV
-    reached it and no state did), the length of an evicted state, and the multiples of `every` up to that page. That is
-    about one state a path, and more for long prompts. A request computes the last token in any case, so the same
-    prompt hits.
+    The lengths are:
 
-    With templates of thinking models, the next turn parts 0 to 10 tokens before the end of a prompt. `spare=8` keeps
-    the state before most of these. It pays from 2 tokens on, with pages of 16 and more. Otherwise it loses: the same
-    prompt computes up to 7 tokens more, rounded up to whole pages. Where Transformers renders the prompts, `mst.chat`
-    asks the template instead.
+    * the end of the prompt: the last whole page that leaves `spare` tokens to compute
+    * the branch point: cached KV reaches it, and no state does
+    * the length of an evicted state
+    * the multiples of `every` before the end
+
+    That is about one state a path, and more for long prompts. The same prompt hits the state at its end, because every
+    request computes at least its last token.
+
+    With templates of thinking models, the next turn leaves the prompt 0 to 10 tokens before its end. `spare=8` keeps a
+    state before most of these points. It pays if turns part 2 tokens or more before the end, and pages have 16 tokens
+    or more. Otherwise it loses: the same prompt computes up to 7 tokens more, rounded up to whole pages. If
+    Transformers renders the prompts, `mst.chat` asks the template instead.
 
     Args:
         every: Tokens between two states of a long prompt, rounded up to whole pages. None: no states in between.
-        spare: Tokens of the prompt to compute behind the state at its end.
+        spare: Tokens of the prompt that the last state leaves to compute, at least.
 
     Raises:
         ConfigurationError: `every` or `spare` is not a whole number from 1 on.
@@ -66,15 +72,15 @@ class Ends(Placement):
     def marks(self, match: Match, page_size: int) -> dict[int, str]:
         """See `Placement.marks`."""
         end = max(0, match.tokens - self.spare) // page_size * page_size
-        found: dict[int, str] = {}
+        kinds: dict[int, str] = {}
         if self.every is not None:
             distance = -(-self.every // page_size) * page_size
             first = match.length // distance * distance + distance
-            found = dict.fromkeys(range(first, end + 1, distance), "every")
+            kinds = dict.fromkeys(range(first, end + 1, distance), "every")
         again, branch = (length // page_size * page_size for length in (match.evicted_length, match.kv_length))
-        if again not in found:
-            found[again] = "again"
-        return found | {branch: "branch", end: "prompt"}
+        if again not in kinds:
+            kinds[again] = "again"
+        return kinds | {branch: "branch", end: "prompt"}
 
 
 @dataclass(frozen=True)

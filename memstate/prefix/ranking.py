@@ -1,4 +1,4 @@
-"""Nodes in the order of their ranks: a heap whose outdated entries are skipped when they come up. Knows no policy."""
+"""Keeps nodes in the order of their ranks: a heap in which outdated entries stay until they come up."""
 
 import heapq
 from collections.abc import Iterator
@@ -10,7 +10,9 @@ _Entry = tuple[float, int, Node]
 
 
 class Ranking:
-    """Orders nodes by rank; equal ranks go by who was placed first. Every operation costs the logarithm of the size.
+    """Orders nodes by rank. Of equal ranks, the node that was placed first comes first.
+
+    Every operation costs the logarithm of the number of nodes.
 
     Example:
         >>> first, second = (Node(None, b"", [], 0) for _ in range(2))
@@ -23,9 +25,9 @@ class Ranking:
 
     def __init__(self) -> None:
         self._heap: list[_Entry] = []
-        self._entries: dict[Node, _Entry] = {}  # those that count; others of the same node are old
+        self._entries: dict[Node, _Entry] = {}  # the valid entry of each node; any other one in the heap is outdated
         self._serial = count()
-        self._passed: list[_Entry] = []  # what the last `ascending` took from the heap
+        self._passed: list[_Entry] = []  # entries that `ascending` took from the heap
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self._entries)
@@ -34,11 +36,11 @@ class Ranking:
         return node in self._entries
 
     def rank(self, node: Node) -> float:
-        """Returns the rank of a node that is here."""
+        """Returns the rank of a node that has one."""
         return self._entries[node][0]
 
     def place(self, node: Node, rank: float) -> None:
-        """Gives a node its rank, in place of the one it had."""
+        """Gives a node a rank, and a node that has one a new rank."""
         entry = self._entries[node] = (rank, next(self._serial), node)
         heapq.heappush(self._heap, entry)
         if len(self._heap) > 2 * len(self._entries) + 64:
@@ -46,13 +48,13 @@ class Ranking:
             heapq.heapify(self._heap)
 
     def remove(self, node: Node) -> None:
-        """Removes a node, if it is here."""
+        """Removes a node, if it has a rank."""
         self._entries.pop(node, None)
 
     def ascending(self) -> Iterator[Node]:
-        """Yields nodes, least first, for as long as the caller asks.
+        """Yields nodes, the lowest rank first. The ranking keeps them.
 
-        They stay unless they are removed or placed meanwhile.
+        The caller may stop at any node, and may remove and place nodes meanwhile.
         """
         self._restore()
         while self._heap:
@@ -62,7 +64,7 @@ class Ranking:
                 yield entry[2]
 
     def _restore(self) -> None:
-        """Puts back what an iteration took. An iteration cannot do this itself: it may end anywhere."""
+        """Puts back the entries that the last `ascending` took. `ascending` cannot: its caller may stop anywhere."""
         while self._passed:
             entry = self._passed.pop()
             if self._entries.get(entry[2]) is entry:

@@ -2,8 +2,8 @@
 
 superseded states -> expired sessions -> sessions beyond their share -> cached states, by policy -> idle sessions
 
-A session that makes way hands its states that stand for whole pages to the prefix cache, with their KV. The cache may
-evict them at once, as any others: then the tiers keep them, and their tokens find them again.
+A session that makes way hands its states of whole pages to the prefix cache, with their KV. The cache may evict them at
+once, like any other states. Then the tiers save them, and a later prompt can find them there.
 """
 
 import logging
@@ -26,8 +26,8 @@ class Room:
     """Says how much room calls can get, and makes it.
 
     Args:
-        cache: The prefix cache, which may be one that keeps nothing.
-        sessions: Open sessions. Those whose turn is about to begin make no room.
+        cache: The prefix cache, enabled or not.
+        sessions: Open sessions. A session whose turn is about to begin makes no way.
         allocator: The allocator of the slots.
         pages: KV pages of rows.
         holdings: Owners of states.
@@ -41,11 +41,11 @@ class Room:
 
     @property
     def states(self) -> int:
-        """States that can make way: each frees a slot and a register."""
+        """Number of states that can make way. Each frees a slot and a register."""
         return self.cache.evictable_states + self._sessions.idle_states
 
     def can_free_pages(self, n: int) -> bool:
-        """Returns whether so many pages can be freed. Changes nothing.
+        """Returns whether n pages can be freed. Changes nothing.
 
         Args:
             n: Pages to free, besides those that are free now.
@@ -61,18 +61,18 @@ class Room:
         return n <= sum(holders[page] == times for page, times in held.items())
 
     def free_slots(self, n: int) -> None:
-        """Makes way until n slots are free, or nothing is left that can make way."""
+        """Evicts states until n slots are free, or nothing is left that can make way."""
         self._free_states(lambda: n - self._allocator.free)
 
     def free_registers(self, n: int) -> None:
-        """Makes way until n registers of snapshots are free, or nothing is left that can make way."""
+        """Evicts states until n holders are free, or nothing is left that can make way."""
         self._free_states(lambda: n - self._holdings.free)
 
     def for_marks(self, n: int, reserve: int) -> None:
-        """Evicts cached states until n states can be kept. No session makes way for them.
+        """Evicts cached states until n more states can be kept. No session makes way for marks.
 
         Args:
-            n: States to keep, each in a slot and a register.
+            n: States to keep. Each takes a slot and a register.
             reserve: Slots that stay free.
         """
         self.cache.evict_states(max(reserve + n - self._allocator.free, n - self._holdings.free))
@@ -83,7 +83,7 @@ class Room:
             self._free(lacking, self.cache.evict_states)
 
     def free_pages(self, n: int) -> None:
-        """Makes way until n KV pages are free, or nothing is left that can make way."""
+        """Evicts until n KV pages are free, or nothing is left that can make way."""
         self._free(lambda: n - self._pages.allocator.free, self.cache.evict_pages)
 
     def _free(self, lacking: Callable[[], int], evict: Callable[[int], object]) -> None:
@@ -98,7 +98,7 @@ class Room:
     def _give_way(
         self, lacking: Callable[[], int], evict: Callable[[int], object], goes: Callable[[Conversation], bool]
     ) -> None:
-        """Lets sessions make way, one at a time: the cache evicts before the next one does."""
+        """Lets sessions make way one by one, until nothing is lacking. After each, the cache evicts."""
         for session in self._sessions.idle():
             if goes(session):
                 self.give_way(session)
@@ -108,7 +108,7 @@ class Room:
                     return
 
     def give_way(self, session: Conversation) -> None:
-        """Takes everything from an idle session that makes way, as `hand_over`, and says so.
+        """Calls `hand_over` for an idle session, and counts and logs that the session made way.
 
         Args:
             session: The session, which stays open.
@@ -120,7 +120,9 @@ class Room:
         self.hand_over(session)
 
     def hand_over(self, session: Conversation) -> None:
-        """Takes everything from an idle session. What stands for whole pages goes to the cache, unless it has expired.
+        """Takes all states and pages from an idle session.
+
+        States of whole pages go to the cache, unless the session has expired; the others are released.
 
         Args:
             session: The session, which stays open.
@@ -138,13 +140,13 @@ class Room:
         self.cache.trim()
 
     def expire(self) -> None:
-        """Takes everything from idle sessions that have expired."""
+        """Lets idle sessions make way that have expired."""
         for session in filter(self._sessions.expired, self._sessions.idle()):
             self.give_way(session)
         self._sessions.note_expiries()
 
     def trim(self) -> None:
-        """Lets sessions make way that are too many for the limit of their states."""
+        """Lets sessions make way until they keep at most `SessionLimits.most_states` states."""
         for session in self._sessions.idle() if self._sessions.too_many else ():
             if self._sessions.too_many:
                 self.give_way(session)

@@ -1,4 +1,4 @@
-"""Settings of sessions, checked when they are made."""
+"""Settings of sessions, with checks of their values."""
 
 import sys
 import time

@@ -1,12 +1,12 @@
-"""Streaming sessions: between the turns of a conversation its states and pages stay where they are. All by moves.
+"""Streaming sessions: states and pages of a conversation stay in memory between its turns. Slots move, bytes do not.
 
-turn ends       live, lanes -> holders of the session, up to the last real token; the row's pages too
-turn begins     the longest state that the new prompt begins with -> live; shorter ones -> lanes
-turn aborted    what stood at the turn's beginning, as far as a register still holds it
-turns part      no state of the last answer serves the next turn, twice in a row: the cache keeps what they leave
-room is short   states of whole pages -> prefix cache; the rest is released (room.py)
-closed          released, at the end of the turn that runs
-forked          both name the newest state; who goes on first reads it, the last one takes it
+turn ends       the states in live and lanes, up to the last real token, move to holders of the session; pages stay too
+turn begins     the longest state that the new prompt begins with moves to live; shorter ones move to lanes
+turn aborted    the session keeps the states from which the turn began, if a register still holds them
+turns part      no state of the last answer serves the next turn, twice in a row: the cache keeps the states instead
+room is short   states of whole pages move to the prefix cache; the others are released (room.py)
+closed          all is released; if a turn runs, at its end
+forked          both sessions have the newest state; the first turn of one reads it, the last session takes it over
 """
 
 import math
@@ -30,7 +30,7 @@ from memstate.requests.pages import NO_PAGES
 from memstate.slots.commands import CommandBuffer
 from memstate.tokens import BYTES, EMPTY, Prompt, common
 
-_SERIALS = count(1)  # of all managers: another's handle is stale here
+_SERIALS = count(1)  # one sequence for all managers: the handle of another manager is stale
 
 
 class Sessions:
@@ -39,9 +39,9 @@ class Sessions:
     Args:
         commands: Records the changes of owners.
         pages: KV pages of rows.
-        holdings: Gives and takes back holders.
-        lanes: Lane registers that a row may fill.
-        limits: Limits of what idle sessions keep.
+        holdings: Owners of states; gives and takes back holders.
+        lanes: Number of lane registers that a row may fill.
+        limits: Limits of the states that idle sessions keep.
 
     Attributes:
         opened: Open sessions by handle, the oldest first.
@@ -63,10 +63,12 @@ class Sessions:
         self.keep(None)
 
     def keep(self, sure: Mapping[int, Snapshot] | None, unsure: Set[int] = frozenset()) -> None:
-        """Ends all turns, and forgets what is not sure. Call it only where registers and pages are reset as well.
+        """Ends all turns, and forgets states and pages that are not sure. For new sessions and for `recover`.
+
+        The caller sets registers and pages accordingly.
 
         Args:
-            sure: the sessions' states that stay, by register. None: all sessions close.
+            sure: register -> the session's state that stays. None: all sessions close.
             unsure: KV pages that do not stay.
         """
         still = [session for session in self.opened.values() if sure is not None and not session.closing]
@@ -75,7 +77,7 @@ class Sessions:
         for session in kept:
             session.forks[:] = [other for other in kept if other.forks is session.forks]
         self.by_row: dict[int, Conversation] = {}
-        self._starting: list[Conversation] = []  # their next turn is about to begin
+        self._starting: list[Conversation] = []  # sessions whose next turn is about to begin
         self._expiry: float = math.inf
         self.note_expiries()
 
@@ -91,25 +93,25 @@ class Sessions:
         return replace(bare, prompt=session.prompt, kept=kept, pages=known)
 
     def miscounts(self) -> list[str]:
-        """Returns what is wrong with running turns, and with the states of sessions."""
-        found = [
+        """Returns a text for each session and row that disagree about which turn runs."""
+        faults = [
             f"session {session.handle.id!r} says that row {session.row} runs its turn, and the row does not"
             for session in self.opened.values()
             if session.row and self.by_row.get(session.row) is not session
         ]
-        return found + [
+        return faults + [
             f"row {row} runs a turn of session {session.handle.id!r}, and the session does not say so"
             for row, session in self.by_row.items()
             if session.row != row or self.opened.get(session.handle) is not session
         ]
 
     def open(self, name: Hashable, priority: int, ttl: float | None) -> Session:
-        """Opens a session, which holds nothing yet.
+        """Opens a session without states and pages.
 
         Args:
-            name: The caller's name for it.
-            priority: The lowest makes way first.
-            ttl: Seconds that it keeps its states while idle, None for any time.
+            name: The caller's name for the session.
+            priority: The session with the lowest makes way first.
+            ttl: Seconds that the idle session keeps its states, None for any time.
 
         Returns:
             Its handle.
@@ -121,11 +123,14 @@ class Sessions:
         return handle
 
     def fork(self, session: Conversation, name: Hashable) -> SessionFork:
-        """Opens a session that goes on from the newest state of an idle one. The caller leases its path.
+        """Opens a session that goes on from the newest state of an idle session. The caller leases the new one's path.
 
         Args:
-            session: The idle one. If its last page is filled in part, a page is free.
-            name: The caller's name for the new one.
+            session: The idle session. If its last page is filled in part, the caller makes sure that a page is free.
+            name: The caller's name for the new session.
+
+        Returns:
+            The new session, and the pages to copy.
         """
         twin = self.opened[self.open(name, session.priority, session.ttl)]
         whole = session.length // self._pages.page_size
@@ -143,11 +148,11 @@ class Sessions:
         return next((other for other in session.forks if other is not session and state in other.kept), None)
 
     def stays(self, session: Conversation, state: Snapshot) -> bool:
-        """Returns whether a state stays where it is when its session lets it go: a fork has it, or a row reads it."""
+        """Returns whether a state keeps its slot when its session lets it go: a fork has it, or a row reads it."""
         return state.register in self._holdings.readers or self._heir(session, state) is not None
 
     def _let_go(self, session: Conversation, states: Sequence[Snapshot]) -> None:
-        """Ends states of a session. One that a fork shares is the fork's then."""
+        """Ends states of a session. A state that a fork shares goes to the fork instead."""
         heirs = [(state, self._heir(session, state)) for state in states]
         for state, heir in heirs:
             if heir is not None:
@@ -155,7 +160,7 @@ class Sessions:
         self._holdings.end([state for state, heir in heirs if heir is None])
 
     def owned(self, session: Conversation) -> list[Snapshot]:
-        """Returns the states of a session without those that a fork of it owns."""
+        """Returns the states of a session, without those whose owner is one of its forks."""
         owner, others = self._holdings.owner, [other for other in session.forks if other is not session]
         return [state for state in session.kept if owner[state.register] not in others]
 
@@ -171,11 +176,11 @@ class Sessions:
         """
         if not isinstance(handle, Session):
             raise InvalidArgument(f"{handle!r} is no session: use the handle that sessions.open() returned")
-        found = self.opened.get(hashable("session", handle))
-        if found is None or found.closing:
+        session = self.opened.get(hashable("session", handle))
+        if session is None or session.closing:
             why = "it was closed, ended by recover(), or belongs to another manager"
             raise StaleHandle(f"session {handle.id!r}", handle.serial, 0, why)
-        return found
+        return session
 
     def get(self, handle: Session) -> Conversation:
         """Returns an open session without a running turn.
@@ -187,16 +192,16 @@ class Sessions:
             StaleHandle: The session is closed, or another manager's.
             InvalidArgument: This is no handle, or a turn runs.
         """
-        found = self.require(handle)
-        if found.row:
+        session = self.require(handle)
+        if session.row:
             raise InvalidArgument(
-                f"session {handle.id!r} has a turn running in row {found.row}: one turn at a time; end it first"
+                f"session {handle.id!r} has a turn running in row {session.row}: one turn at a time; end it first"
             )
-        return found
+        return session
 
     @staticmethod
     def shared(session: Conversation, prompt: Prompt) -> int:
-        """Returns how many tokens a prompt shares with the last turn, from the first on.
+        """Returns how many first tokens a prompt has in common with the session's last turn.
 
         Args:
             session: The session.
@@ -205,15 +210,15 @@ class Sessions:
         return common(session.prompt.key, prompt.key, BYTES) // BYTES if prompt.salt == session.prompt.salt else 0
 
     def find(self, session: Conversation, prompt: Prompt, shared: int | None = None) -> Source:
-        """Finds how far the session's states serve a prompt. At least its last token is left to compute.
+        """Finds the session's states from which a prompt can start. At least the last token is left to compute.
 
         Args:
             session: The session.
             prompt: The prompt.
-            shared: What `shared` returned. None: find that out.
+            shared: What `shared` returned. None: it is computed here.
 
         Returns:
-            Where the turn can continue; `ZEROS` where no state serves it.
+            The states and pages from which the turn can start; `ZEROS` if no state serves the prompt.
         """
         most = min(self.shared(session, prompt) if shared is None else shared, prompt.tokens - 1)
         serving = [snap for snap in session.kept if snap.length <= most]
@@ -224,22 +229,22 @@ class Sessions:
         return Source(length, serving[: 1 + self._lanes if takes else 1], pages, session, takes)
 
     def surplus(self, session: Conversation, source: Source) -> tuple[int, int]:
-        """Returns the slots and pages that a turn gives back before it takes any.
+        """Returns how many slots and pages of the session a turn gives back before it takes others.
 
         Args:
             session: The session.
-            source: Where the turn starts, from the session or from elsewhere.
+            source: What the turn starts from: states of the session, or other ones.
         """
         states, pages = (source.states, len(source.pages)) if source.of is session else ((), 0)
         given = [snap for snap in session.kept if snap not in states and not self.stays(session, snap)]
         return len(given), self._pages.allocator.alone(session.pages[pages:])
 
     def give_up(self, session: Conversation, source: Source) -> None:
-        """Releases the states and pages that a turn does not start from.
+        """Releases the states and pages of the session from which the turn does not start.
 
         Args:
             session: The session.
-            source: Where the turn starts, from the session or from elsewhere.
+            source: What the turn starts from: states of the session, or other ones.
         """
         turn = source if source.of is session else ZEROS
         self._let_go(session, [snap for snap in session.kept if snap not in turn.states])
@@ -248,42 +253,42 @@ class Sessions:
         session.pages = session.pages[: len(turn.pages)]
 
     def compare(self, session: Conversation, prompt: Prompt, shared: int, length: int, cache: PrefixCache) -> None:
-        """Notes whether a turn goes on from the last answer, or parts from it. Call it before `begin`.
+        """Notes whether a turn goes on from the last answer, or parts from it. Call this before `begin`.
 
-        A turn that is only a beginning of the last one, or follows one that was aborted, does neither.
+        A turn that is only a beginning of the last one, or follows an aborted one, does neither.
 
         Args:
             session: The session.
             prompt: The prompt.
             shared: What `shared` returned.
-            length: Tokens that the turn starts with, from the session or from elsewhere.
+            length: Tokens of the state from which the turn starts, of the session or another one.
             cache: The prefix cache.
         """
         if prompt.salt != session.prompt.salt:
-            session.own.clear()  # nothing under this salt replaces what was left under another
+            session.own.clear()  # states under another salt stay useful: no state under this one replaces them
         whole = shared == session.prompt.tokens
         if min(shared, length) > session.asked or (whole and prompt.tokens > session.asked <= shared):
             if session.parted:
-                session.own.clear()  # the next turn that parts may come back to them
+                session.own.clear()  # the next turn that parts may need these states again: mark none superseded
             session.parted = 0
         elif not whole and shared < prompt.tokens:
             session.parted += 1
             self.parted += 1
-            cache.supersede(session.own, length, length)  # it goes another way than the rest
+            cache.supersede(session.own, length, length)  # the turn leaves the path of all other states
         session.asked = prompt.tokens
 
     def begin(self, session: Conversation, row: int, prompt: Prompt) -> Node:
-        """Begins a turn, whose row has the states and shares the pages already.
+        """Begins a turn. Its row has the states and shares the pages already.
 
         Args:
             session: The session.
             row: The new row.
-            prompt: What the row begins with, from the session or from elsewhere.
+            prompt: The tokens of the state from which the row starts, of the session or another one.
 
         Returns:
-            The end of its path in the prefix cache. The lease on it has ended.
+            The last node of the session's path in the prefix cache. The caller ends the lease on it.
         """
-        session.kept = list(filter(self._holdings.has, session.kept))  # not those that its row has taken
+        session.kept = list(filter(self._holdings.has, session.kept))  # without those that the row took over
         path = self.empty(session)
         session.row, session.start, session.prompt = row, len(prompt.key) // BYTES, prompt
         self.by_row[row] = session
@@ -294,17 +299,18 @@ class Sessions:
         self, row: int, known: int, key: bytes | None, lease: Lease | None, cache: PrefixCache,
         free_registers: Callable[[int], object],
     ) -> bool:  # fmt: skip
-        """Keeps what a turn leaves: registers with states of at most `known` tokens, and pages.
+        """Ends a turn: the session keeps the row's states of at most `known` tokens, and their pages.
 
-        A session that closes keeps nothing. One whose turns part keeps what an aborted turn began with.
+        A session that closes keeps nothing. A session whose turns part keeps only the states from which an aborted turn
+        began.
 
         Args:
             row: The turn's row.
             known: Tokens that are known to be real.
-            key: The conversation's tokens, encoded. None after an abort: what the turn began with counts then.
+            key: The conversation's tokens, encoded. None after an abort: the prefix from which the turn began counts.
             lease: The row's lease, None for none.
             cache: The prefix cache.
-            free_registers: Makes way until so many registers of snapshots are free.
+            free_registers: Function that evicts until a number of holders is free.
 
         Returns:
             Whether the session keeps the lease.
@@ -312,13 +318,14 @@ class Sessions:
         session = self.by_row[row]
         known = min(known, session.start if key is None else len(key) // BYTES)
         session.prompt = session.prompt._replace(key=(session.prompt.key if key is None else key)[: known * BYTES])
-        keeps = self.keeps(row, cache) or (key is None and not session.closing)  # nobody else has what it began with
+        # After an abort, the session keeps what its row began with, because nobody else has these states.
+        keeps = self.keeps(row, cache) or (key is None and not session.closing)
         registers = self._real(row, known)[: self.limits.per_session] if keeps else []
         if len(registers) <= self._holdings.free:
             session.kept, registers = self._holdings.move_in(registers, session), []
         for register in registers:
             if not self._holdings.free:
-                (cache.evict_states if session.kept else free_registers)(1)  # no session makes way for a second state
+                (cache.evict_states if session.kept else free_registers)(1)  # other sessions make way for one state
             self.refused += not self._holdings.free
             if self._holdings.free:
                 session.kept += self._holdings.move_in([register], session)
@@ -339,22 +346,22 @@ class Sessions:
 
     @staticmethod
     def supersede(session: Conversation, length: int, cache: PrefixCache) -> None:
-        """Marks cached states of a session that its next turn hardly needs.
+        """Marks cached states of a session as superseded that its next turn hardly needs.
 
         Args:
             session: The session.
-            length: Tokens of the newest state that it keeps itself, 0 for none.
+            length: Tokens of the newest state that the session keeps, 0 for none.
             cache: The prefix cache.
         """
         if session.parts:
             cache.supersede(session.own, 0, session.asked)
-        elif session.parted:  # nobody knows yet whether the next turn needs the state of the prompt or the answer's
+        elif session.parted:  # the next turn may need the state at the prompt's end or at the answer's: mark neither
             cache.supersede(session.own, 0)
         else:
             cache.supersede(session.own, length + 1 if length else None)
 
     def _real(self, row: int, known: int) -> list[int]:
-        """Returns the row's registers with states that the session can go on from, longest first."""
+        """Returns the row's registers whose states the session can keep, longest first."""
         labels, first = self._file.labels, REGISTERS_PER_ROW * row
         registers = [r for r in range(first, first + 1 + self._lanes) if self._file.held[r] and 1 <= labels[r] <= known]
         registers = [r for r in registers if labels[r] % self._pages.grid == 0]
@@ -362,13 +369,13 @@ class Sessions:
         return sorted(registers, key=lambda r: -int(labels[r]))
 
     def close(self, handle: Session) -> Node:
-        """Closes a session and releases what it holds; while a turn runs, at the end of that turn.
+        """Closes a session and releases its states and pages. If a turn runs, this happens at the end of the turn.
 
         Args:
             handle: What `open` returned.
 
         Returns:
-            The end of its path in the prefix cache. The caller ends the lease on it.
+            The last node of its path in the prefix cache. The caller ends the lease on it.
 
         Raises:
             StaleHandle: The session is closed, or another manager's.
@@ -382,17 +389,17 @@ class Sessions:
         return self.empty(session)
 
     def empty(self, session: Conversation) -> Node:
-        """Releases what an idle session has.
+        """Releases the states and pages of an idle session.
 
         Args:
             session: The session.
 
         Returns:
-            The end of its path in the prefix cache. The caller ends the lease on it.
+            The last node of its path in the prefix cache. The caller ends the lease on it.
         """
         path = session.path
         self._let_go(session, session.kept)
-        session.kept = []  # before the forks part, so that an interrupt leaves no state to two that share nothing
+        session.kept = []  # first: after an interrupt, no state may belong to two sessions that are no forks
         if session.forks:
             session.forks.remove(session)
             session.forks = []
@@ -400,13 +407,13 @@ class Sessions:
         session.pages, session.path = NO_PAGES, NO_NODE
         return path
 
-    # -- who makes way ---------------------------------------------------------------------------------
+    # -- sessions that make way -------------------------------------------------------------------------
 
     def starting(self, sessions: Sequence[Conversation]) -> None:
-        """Names the sessions whose next turn is about to begin: they make no way until then.
+        """Sets the sessions whose next turn is about to begin: they make no way until it begins.
 
         Args:
-            sessions: The sessions; none where no admission is under way.
+            sessions: The sessions; none if no admission is under way.
         """
         self._starting = list(sessions)
 
@@ -419,7 +426,7 @@ class Sessions:
 
     @property
     def idle_states(self) -> int:
-        """States of sessions that can make way."""
+        """Number of states of sessions that can make way."""
         starting = {state.register for session in self._starting for state in session.kept}
         return self._holdings.evictable("session") - len(starting - self._holdings.readers.keys())
 
@@ -432,8 +439,8 @@ class Sessions:
 
         Args:
             session: The session.
-            priority: The lowest makes way first.
-            ttl: Seconds since its last turn that it keeps its states, None for any time.
+            priority: The session with the lowest makes way first.
+            ttl: Seconds after its last turn for which it keeps its states, None for any time.
         """
         session.priority, session.ttl = priority, ttl
         self._note_expiry(session)
@@ -443,13 +450,13 @@ class Sessions:
             self._expiry = min(self._expiry, session.since + session.ttl)
 
     def note_expiries(self) -> None:
-        """Notes when the next idle session expires, so that `any_expired` need not look at each."""
+        """Notes when the next idle session expires, so that `any_expired` need not look at every session."""
         times = [session.since + session.ttl for session in self.idle() if session.ttl is not None]
         self._expiry = min(times, default=math.inf)
 
     @property
     def any_expired(self) -> bool:
-        """Whether an idle session may have expired. Call `note_expiries` once those that have are empty."""
+        """Whether an idle session may have expired. Call `note_expiries` once expired sessions are empty."""
         return self._expiry < math.inf and self.limits.clock() > self._expiry
 
     @property
@@ -459,11 +466,11 @@ class Sessions:
 
     @property
     def too_many(self) -> bool:
-        """Whether idle sessions keep more states than the limit of all."""
+        """Whether idle sessions keep more states than `SessionLimits.most_states`."""
         return self.limits.most_states is not None and self.held > self.limits.most_states
 
     def infos(self) -> list[SessionInfo]:
-        """Returns the open sessions as a caller may see them, in the order in which they were opened."""
+        """Returns a record of each open session, in the order in which they were opened."""
         now = self.limits.clock()
         return [session.info(now) for session in self.opened.values()]
 
@@ -478,7 +485,9 @@ class Sessions:
         return len(self._holdings.held["session"])
 
     def ages(self, now: float) -> tuple[float, float]:
-        """Returns the seconds since the oldest session was opened, and that the longest idle one is idle; 0 for none.
+        """Returns two ages in seconds: since the oldest session was opened, and since the longest idle one is idle.
+
+        Without such a session the age is 0.
 
         Args:
             now: The time, in seconds of the clock.
@@ -492,7 +501,7 @@ class Sessions:
         """Returns the open sessions as plain data.
 
         Args:
-            most: how many at most; None for all.
+            most: sessions at most; None for all.
         """
         now = self.limits.clock()
         return [

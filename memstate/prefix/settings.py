@@ -1,4 +1,4 @@
-"""Settings of a prefix cache, checked when they are made."""
+"""Settings of a prefix cache, with checks of their values."""
 
 from dataclasses import dataclass, field
 
@@ -10,18 +10,17 @@ from memstate.prefix.policies import LruPages, PagePolicy, ReturnRate, StatePoli
 
 @dataclass(frozen=True)
 class Prefix:
-    """Configures a manager's prefix cache. One manager only, because policies remember nodes.
+    """Configures the prefix cache of one manager. Two managers cannot share it, because policies remember nodes.
 
     Args:
-        states: Which states to admit and evict.
-        pages: Which pages to evict. None: the policy that goes with `states`.
-        most_states: Cached states at most, None for as many as find slots.
-        evict: Whether to evict cached states for the snapshots and marks of the next step. Requests always come before
-            the cache.
-        placement: At which lengths of their prompts requests keep states.
+        states: The policy that admits and evicts states.
+        pages: The policy that evicts pages. None: the policy that goes with `states`.
+        most_states: Cached states at most, None for no limit but the slots.
+        evict: Whether snapshots and marks of the next step may evict cached states. Requests always may.
+        placement: The placement: at which lengths of their prompts requests keep states.
 
     Raises:
-        ConfigurationError: A setting is not what it should be.
+        ConfigurationError: A setting has a wrong type or value.
 
     Example:
         >>> from memstate.prefix.policies import Lru
@@ -37,7 +36,7 @@ class Prefix:
 
     @property
     def of_pages(self) -> PagePolicy:
-        """The policy for pages, given or not."""
+        """The policy for pages: `pages`, or the one that goes with `states`."""
         return self.pages or self.states.pages() or LruPages()
 
     def __post_init__(self) -> None:

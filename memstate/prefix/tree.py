@@ -4,7 +4,7 @@ root (salt)
  └─ [page page page]  state        a node is a run of whole pages; its state stands for everything up to its end
      ├─ [page]                     no state: KV only
      ├─ [page page]  evicted       a tombstone: there was a state once
-     └─ [page page]  ghost         its KV is gone too, and that of everything below: only its tokens are remembered
+     └─ [page page]  ghost         no state, and no KV here or below: only the tokens are remembered
 """
 
 from array import array
@@ -26,14 +26,14 @@ class Node:
         pages: Ids of its own pages, empty where KV is the caller's.
         snapshot: The state that stands for everything up to its end, None for none.
         evicted: It had a state, which was evicted.
-        kind: Of the request that left its last state, None for none.
-        leases: Rows and sessions whose path leads here or through here.
+        kind: `Request.kind` of the request that left its last state, None for none.
+        leases: Number of rows and sessions whose leased path has this node.
         uses: Requests that started from its state.
         ghost: Its KV is gone.
         carriers: Children that are no ghosts.
-        digests: Digests of its first own pages, as far as the tiers have asked.
-        touched: Bookkeeping of the policy for pages.
-        worth: Bookkeeping of the policy for states.
+        digests: Digests of its own pages, from the first on; only as many as the tiers have asked for.
+        touched: A number that the page policy keeps here.
+        worth: An object that the state policy keeps here.
     """
 
     __slots__ = (
@@ -58,7 +58,7 @@ class Node:
 
     @property
     def is_root(self) -> bool:
-        """Whether this is the start of all prefixes of one salt."""
+        """Whether this is the root of a salt: a node without tokens."""
         return self.parent is None
 
     def path(self) -> Iterator["Node"]:
@@ -73,11 +73,11 @@ class Found(NamedTuple):
     """How far the tree matches a key.
 
     Attributes:
-        known: The deepest node that the key goes all the way through.
-        stated: The deepest node within the key that has a state.
-        evicted: The deepest node below it whose state is gone while its KV is there.
-        kv: Pages that agree and have KV.
-        reach: The node that they end in.
+        known: The deepest node whose end the key reaches.
+        stated: The deepest node with a state whose end the key reaches.
+        evicted: The deepest tombstone below `stated` whose end the key reaches.
+        kv: Number of pages that agree and have KV.
+        reach: The node in which these pages end.
     """
 
     known: Node
@@ -88,19 +88,19 @@ class Found(NamedTuple):
 
 
 class Tree:
-    """Prefixes by salt.
+    """Radix tree of token prefixes, one root per salt.
 
     Args:
-        page: Bytes of a key that one page takes.
-        memory: Pages that ghosts may stand for; the oldest go first.
+        page: Bytes of the key of one page.
+        memory: Pages that all ghosts together may stand for; the oldest ghosts go first.
 
     Example:
         >>> tree = Tree(page=2)
         >>> node, had = tree.insert(Prompt(b"aabbcc", salt=None), array("q", [1, 2, 3]))
-        >>> tree.insert(Prompt(b"aabbdd", salt=None), array("q", [1, 2, 4]))[1]  # two pages were there
+        >>> tree.insert(Prompt(b"aabbdd", salt=None), array("q", [1, 2, 4]))[1]  # pages that had KV
         2
-        >>> found = tree.find(Prompt(b"aabbccee", salt=None))
-        >>> found.kv, tree.pages_to(found.reach).tolist()
+        >>> lookup = tree.find(Prompt(b"aabbccee", salt=None))
+        >>> lookup.kv, tree.pages_to(lookup.reach).tolist()
         (3, [1, 2, 3])
     """
 
@@ -111,25 +111,25 @@ class Tree:
         self.roots: dict[Hashable, Node] = {}
         self._salts: dict[Node, Hashable] = {}
         self.nodes = self.total_pages = 0
-        self.leased_pages = 0  # of nodes that rows or sessions are on: they stay
+        self.leased_pages = 0  # pages of leased nodes: they cannot be evicted
 
     def root(self, salt: Hashable) -> Node:
-        """Returns the root of a salt's prefixes; makes it where it is missing."""
+        """Returns the root of a salt, and makes it if it is missing."""
         if salt not in self.roots:
             self.roots[salt] = root = Node(None, b"")
             self._salts[root] = salt
         return self.roots[salt]
 
     def find(self, prompt: Prompt, end: int | None = None, start: "Node | None" = None) -> Found:
-        """Follows a prompt as far as whole pages agree. Linear in its key, whatever else is in the tree.
+        """Follows a prompt as far as whole pages agree. The cost is linear in the prompt, for a tree of any size.
 
         Args:
             prompt: The prompt.
-            end: Pages of it to follow; None for all.
-            start: A leased node on its path to begin from.
+            end: Pages of the prompt to follow; None for all.
+            start: A leased node on the prompt's path, to begin from.
 
         Returns:
-            How far it agrees.
+            How far the tree matches the prompt.
         """
         key, known = prompt.key, start if start is not None else self.roots.get(prompt.salt)
         if known is None:
@@ -160,16 +160,16 @@ class Tree:
     def insert(
         self, prompt: Prompt, pages: Ids, start: "Node | None" = None, end: int | None = None
     ) -> tuple[Node, int]:
-        """Makes a node end in a prompt, with KV all the way.
+        """Makes a node end at a page of a prompt, and gives KV to the path that leads to it.
 
         Args:
             prompt: The prompt.
-            pages: Ids of its pages, or none at all. Those beyond what was there are the tree's from now on.
-            start: A node on its path to begin from, with KV.
-            end: Pages of it that the node stands for; None for all.
+            pages: Ids of its pages, or none at all. The tree takes those of pages that had no KV.
+            start: A node with KV on the prompt's path, to begin from.
+            end: The page of the prompt at which the node ends; None for the last.
 
         Returns:
-            The node, and how many pages were there before.
+            The node, and how many pages of the path had KV before.
         """
         key, page, node = prompt.key, self.page, start or self.root(prompt.salt)
         had, at, last = node.end, node.end * page, len(key) if end is None else end * page
@@ -185,7 +185,7 @@ class Tree:
             if not node.ghost:
                 had = node.end
                 continue
-            size = len(node.key) // page  # it gets KV again; what leads to it has some
+            size = len(node.key) // page  # the ghost gets KV again; its ancestors have KV by now
             node.ghost, node.pages = False, pages[node.end - size : node.end]
             assert node.parent is not None
             node.parent.carriers += 1
@@ -195,10 +195,10 @@ class Tree:
         return node, had
 
     def ghost(self, leaf: Node, pages: int) -> Ids:
-        """Takes the last pages from a node without KV below it. Its tokens are remembered, as far as the memory goes.
+        """Takes the KV of the last pages of a node. Their tokens stay in the tree as a ghost.
 
         Args:
-            leaf: The node, without leases.
+            leaf: The node: without leases, and without KV below it.
             pages: How many pages, from its end.
 
         Returns:
@@ -216,13 +216,13 @@ class Tree:
         return gone
 
     def forgettable(self, memory: int) -> Node | None:
-        """Returns a ghost leaf that a memory of so many pages has no room for, None where there is room."""
+        """Returns the oldest ghost if ghosts stand for more than `memory` pages, None otherwise."""
         return next(iter(self._ghosts)) if self.ghost_pages > memory else None
 
     def _grow(self, parent: Node, key: bytes, pages: Ids) -> Node:
         size = len(key) // self.page
         if not (parent.is_root or parent.children or parent.snapshot or parent.evicted):
-            parent.key += key  # its end has no state: a prompt that is computed chunk by chunk is one node
+            parent.key += key  # the parent's end means nothing: so a prompt in chunks stays one node
             parent.pages += pages
             parent.end += size
             self.total_pages += size
@@ -247,12 +247,12 @@ class Tree:
         upper.leases, upper.ghost, upper.touched = node.leases, node.ghost, node.touched
         upper.carriers = int(not node.ghost)
         if node.ghost:
-            self._ghosts[upper] = None  # it is filled now, or goes after the lower one
+            self._ghosts[upper] = None  # behind the lower node: children are forgotten before their parents
         self.nodes += 1
         return upper
 
     def remove(self, node: Node) -> None:
-        """Removes a leaf, and an empty root with it. Its pages and state are the caller's to release."""
+        """Removes a leaf, and its root if that is empty then. The caller releases the leaf's pages and state."""
         parent, size = node.parent, len(node.key) // self.page
         assert parent is not None and not node.children and not node.leases
         del parent.children[node.key[: self.page]]
@@ -268,11 +268,11 @@ class Tree:
             del self.roots[self._salts.pop(parent)]
 
     def cut(self, node: Node, end: int) -> Node:
-        """Makes a node end at page `end`, which lies within this one; returns it."""
+        """Splits a node at page `end`, which lies inside it. Returns the upper part."""
         return self._split(node, len(node.key) - (node.end - end) * self.page)
 
     def lease(self, node: Node) -> None:
-        """Keeps a node and what leads to it."""
+        """Adds a lease to a node and to its ancestors."""
         while node.parent is not None:
             if not node.leases:
                 self.leased_pages += len(node.key) // self.page
@@ -280,7 +280,7 @@ class Tree:
             node = node.parent
 
     def unlease(self, node: Node) -> None:
-        """Ends one lease."""
+        """Ends one lease of a node and of its ancestors."""
         while node.parent is not None:
             node.leases -= 1
             if not node.leases:
@@ -288,7 +288,7 @@ class Tree:
             node = node.parent
 
     def has(self, node: Node) -> bool:
-        """Returns whether a node has KV in the tree. A start of prefixes needs none."""
+        """Returns whether a node is in the tree with KV. A root has no KV and counts as well."""
         return not node.end or (node.parent is not None and not node.ghost)
 
     def pages_to(self, node: Node) -> Ids:
@@ -302,17 +302,17 @@ class Tree:
         return self._salts[node]
 
     def take(self, other: "Tree") -> None:
-        """Becomes what another tree is."""
+        """Replaces all content of this tree by that of another."""
         vars(self).update(vars(other))
 
     def sound(self, kv: bool) -> Iterator[tuple[Prompt, Ids, Node]]:
-        """Yields each node that agrees with all that leads to it, parents first. Ghosts are left out.
+        """Yields each node whose key, end and pages fit its ancestors, parents first. Ghosts are left out.
 
         Args:
             kv: Whether nodes have KV pages.
 
         Returns:
-            Tokens from the start with their salt, ids of all pages, and node.
+            Triples: tokens and salt from the root to the node's end, ids of all pages there, and the node.
         """
         for salt, root in self.roots.items():
             waiting = [(Prompt(b"", salt), NO_PAGES, root)]
@@ -337,8 +337,8 @@ class Tree:
         for end, times in leased.items():
             for node in end.path():
                 leases[node] += times
-        found = [f"{node} has {leases[node]} leases" for node in nodes if node.leases != leases[node]]
-        found += [f"a lease ends at {node}, which is not in the tree" for node in leases.keys() - set(nodes)]
+        faults = [f"{node} has {leases[node]} leases" for node in nodes if node.leases != leases[node]]
+        faults += [f"a lease ends at {node}, which is not in the tree" for node in leases.keys() - set(nodes)]
         size = {node: len(node.key) // self.page for node in nodes}
         counted = {
             "nodes": (self.nodes, len(nodes)),
@@ -346,13 +346,13 @@ class Tree:
             "leased pages": (self.leased_pages, sum(size[node] for node in nodes if node.leases)),
             "pages that are remembered": (self.ghost_pages, sum(size[node] for node in nodes if node.ghost)),
         }
-        found += [
+        faults += [
             f"{noted} {what} are noted, not {there}" for what, (noted, there) in counted.items() if noted != there
         ]
         for node in nodes:
             if node.carriers != (there := sum(not child.ghost for child in node.children.values())):
-                found.append(f"{node} is noted with KV in {node.carriers} children, {there} have some")
-        return found
+                faults.append(f"{node} is noted with KV in {node.carriers} children, {there} have some")
+        return faults
 
     def walk(self) -> Iterator[tuple[Hashable, Node]]:
         """Yields every node with its salt, parents first."""

@@ -1,4 +1,4 @@
-"""What the prefix cache asks of policies. They decide, the cache executes. Knows no slot and no register."""
+"""Base classes of policies, which decide for the prefix cache what to keep. They know no slot and no register."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -15,9 +15,10 @@ class Place(NamedTuple):
 
     Attributes:
         end: Pages that the state would stand for.
-        above: Pages up to the deepest state that a request with this prefix would otherwise start from.
+        above: Pages of the deepest state on the path so far, from which a request would start otherwise.
         kind: `boundary` (of decode), `prompt` (the end of a prompt), `branch` (KV reached here and no state did),
-            `again` (a state was here), `end` (of an answer), `named` (by the request), or what a placement calls it.
+            `again` (an evicted state was here), `end` (of an answer), `named` (by the request), or another kind that a
+            placement returned.
     """
 
     end: int
@@ -34,7 +35,7 @@ class Policy:
         """Binds the policy to a cache.
 
         Raises:
-            ConfigurationError: It belongs to another one.
+            ConfigurationError: The policy belongs to another cache.
         """
         other = self._cache() if self._cache is not None else None
         if other is not None and other is not cache:
@@ -48,10 +49,11 @@ class Policy:
 class StatePolicy(Policy, ABC):
     """Decides which states are worth their slots.
 
-    It hears of admissions (`asked`, then `used`) in their order: before any later question, and otherwise in `settle`.
+    Admissions reach it in their order, each as `asked`, then `used`. They may come late: at the latest before the next
+    question to the policy, or in `settle`.
 
     Attributes:
-        remembers: Whether the tree remembers prompts whose KV is gone too, as many pages again as there are.
+        remembers: Whether the tree keeps ghosts, for as many pages as memstate manages.
     """
 
     remembers: ClassVar[bool] = False
@@ -73,16 +75,16 @@ class StatePolicy(Policy, ABC):
         """
 
     def admits(self, place: Place) -> bool:
-        """Tells whether to keep a state there at all."""
+        """Returns whether to keep a state at a place."""
         return place.kind != "again"
 
     @abstractmethod
     def added(self, node: Node, kind: str) -> None:
-        """Hears that a node has a state now. After a `reset` by `recover` it hears it again of each state that stays.
+        """Hears that a node has a state now. After `recover`, it hears this of each state that stays.
 
         Args:
             node: The node.
-            kind: The kind of its place; "again" after a `recover`.
+            kind: The kind of its place; "again" after `recover` or a load by the tiers.
         """
 
     @abstractmethod
@@ -98,21 +100,21 @@ class StatePolicy(Policy, ABC):
 
     @abstractmethod
     def victims(self) -> Iterator[Node]:
-        """Yields all nodes with a state, the least worthy first. The cache skips those in use.
+        """Yields the nodes with a state, the least worthy first. The cache skips states that are in use.
 
-        What is not yielded goes last, the oldest first: no policy can keep more states than there is room for.
+        Nodes that are not yielded are evicted last, the oldest first. So no policy can protect a state for ever.
         """
 
     def coming(self) -> Iterator[Node]:
-        """Yields about what `victims` would, and changes nothing, however often it is called.
+        """Yields roughly the nodes that `victims` would, and changes nothing.
 
-        Ranks of tensor parallelism may ask at different times, and still evict the same.
+        Ranks of tensor parallelism may call it at different times and must still evict the same states.
         """
         return self.victims()
 
 
 class Ranked:
-    """Has nodes in the order of their ranks; a subclass places them there."""
+    """Base of policies that rank nodes. A subclass places them in `_order`, a `Ranking`."""
 
     def __init__(self) -> None:
         self.reset()
@@ -126,22 +128,22 @@ class Ranked:
         self._order.remove(node)
 
     def victims(self) -> Iterator[Node]:
-        """Yields the nodes, the least worthy first. The cache skips those in use."""
+        """Yields the nodes, the lowest rank first. The cache skips those in use."""
         return self._order.ascending()
 
 
 class RankedStates(Ranked, StatePolicy):
-    """Ranks states by their uses; a subclass says how, in `used`."""
+    """Base of policies that rank states by their uses. A subclass sets the rank in `used`."""
 
     def added(self, node: Node, kind: str) -> None:
-        """Hears that a node has a state now. It counts as a use, unless a policy says otherwise."""
+        """Hears that a node has a state now. A new state counts as a use, unless a subclass overrides this."""
         self.used(node)
 
 
 class PagePolicy(Policy, ABC):
     """Decides which KV pages are worth keeping.
 
-    It is asked about leaves only, because what leads to others must stay.
+    The cache asks it about leaves only, because a node with KV below it must stay.
     """
 
     @abstractmethod
@@ -149,9 +151,9 @@ class PagePolicy(Policy, ABC):
         """Forgets every node."""
 
     def keeps(self, node: Node) -> bool:
-        """Tells whether a leaf without a state keeps its KV.
+        """Returns whether a leaf without a state keeps its KV.
 
-        Such KV can show that a state is missed, and serves no hit.
+        Such KV serves no hit. It only shows, as a branch point, where a state is missing.
         """
         return True
 
@@ -169,7 +171,7 @@ class PagePolicy(Policy, ABC):
 
     @abstractmethod
     def victims(self) -> Iterator[Node]:
-        """Yields leaves, the least worthy first, some more than once if need be.
+        """Yields leaves, the least worthy first. A leaf may come more than once.
 
-        The cache skips those in use. What is not yielded goes last.
+        The cache skips those in use. Leaves that are not yielded are evicted last.
         """

@@ -1,8 +1,8 @@
-"""FLOP-aware: recency plus compute saved per byte.
+"""Policy `FlopAware`: ranks states by recency and by the compute that they save per byte.
 
-After R. Pan et al., Marconi: prefix caching for the era of hybrid LLMs (MLSys 2025, arXiv 2411.19379). A state is worth
-its recency + alpha x FLOPs saved per byte kept, both scaled to 0..1 over the states. What two continuations share goes
-last.
+After R. Pan et al., Marconi: prefix caching for the era of hybrid LLMs (MLSys 2025, arXiv 2411.19379). The worth of a
+state is its recency + alpha x FLOPs saved per byte, both scaled to 0..1 over all states. States with several
+continuations are evicted last.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from memstate.prefix.tree import Node
 
 
 def gain(node: Node) -> int:
-    """Returns the pages that need not be computed because of a node's state: back to the nearest state above it."""
+    """Returns the pages that a node's state saves from computation: those since the nearest state above it."""
     above = node.parent
     while above is not None and above.snapshot is None:
         above = above.parent
@@ -23,8 +23,8 @@ def gain(node: Node) -> int:
 class FlopAware(Lru):
     """Ranks states by recency + alpha x compute saved per byte.
 
-    Every state has the same bytes here, so bytes cancel out. Compute is counted in pages, as recurrent layers need it.
-    An eviction is linear in the number of states.
+    All states have the same size here, so bytes cancel out. Compute is counted in pages, because that of recurrent
+    layers is linear in tokens. The cost of an eviction is linear in the number of states.
 
     Args:
         alpha: Weight of compute against recency; 0 is LRU.
@@ -47,7 +47,7 @@ class FlopAware(Lru):
         return f"FlopAware(alpha={self.alpha})"
 
     def victims(self) -> Iterator[Node]:
-        """Yields nodes with a state, the least worthy first. The cache skips those in use."""
+        """Yields the nodes with a state, the least worthy first. The cache skips states that are in use."""
         last = {node: self._order.rank(node) for node in self._order}
         if not last:
             return iter(())

@@ -1,4 +1,4 @@
-"""Least recently used goes first. A use refreshes the state that was used, not what leads to it."""
+"""Policies `Lru` and `LruPages`: the least recently used goes first. A use refreshes the node, not its ancestors."""
 
 from memstate.prefix.policies.base import PagePolicy, Ranked, RankedStates
 from memstate.prefix.tree import Node
@@ -27,9 +27,8 @@ class LruPages(Ranked, PagePolicy):
     """Ranks leaves by the last time a prompt was followed down to them.
 
     Args:
-        tombstones: Whether a leaf whose state was evicted keeps its KV. It can show that a state is missed, and takes
-            pages
-            from leaves that have one.
+        tombstones: Whether a leaf whose state was evicted keeps its KV. This KV shows where a state is missing, but its
+            pages are not free for leaves with a state.
 
     Example:
         >>> LruPages(tombstones=False)
@@ -49,7 +48,7 @@ class LruPages(Ranked, PagePolicy):
         self._clock = 0
 
     def keeps(self, node: Node) -> bool:
-        """Tells whether a leaf without a state keeps its KV."""
+        """Returns whether a leaf without a state keeps its KV."""
         return self.tombstones or not node.evicted
 
     def leaf(self, node: Node) -> None:
@@ -73,6 +72,6 @@ class LruPages(Ranked, PagePolicy):
 
     def dropped(self, node: Node) -> None:
         """Hears that the node is no leaf any more, or gone."""
-        if node.parent is not None:  # which was on the way to it
+        if node.parent is not None:  # prompts on their way to the node used its parent as well
             node.parent.touched = max(node.parent.touched, node.touched)
         self._order.remove(node)

@@ -1,14 +1,15 @@
-"""The default policy: a state is worth the pages it saves x the rate at which it is asked for, learned while running.
+"""The default policy: the value of a state is the pages it saves x its learned rate of hits.
 
-Kinds of states return very differently: the end of a first turn, of a later one, a prompt's end whose answer's end is
-kept too, a branch point, what was used once and what is used all the time; and what a chat leaves, or a question to a
-long text (`Request(kind=)`). The figures of a service are not known beforehand, so they are counted. States that were
-given up count too, as long as their place is in the tree: a request that reaches it shows what keeping the state would
-have brought. A state also serves the requests of the given-up states below it, and is worth their rates too.
+Classes of states differ very much in their rates: the end of a first turn or of a later one, the end of a prompt whose
+answer has a state too, a branch point, a state that was used once or that is used all the time. So do states of
+different kinds of requests, such as chats and questions to a long text (`Request(kind=)`). The rates of a service are
+not known beforehand, so the policy counts. Evicted states count too while their node is in the tree: a request that
+reaches the node shows that the state would have been a hit. A state also serves requests for evicted states below it,
+its dependents.
 
     value = (own rate + rates of its dependents) x pages back to the next state above
 
-The clock is the request. Each request costs the logarithm of the number of states, and a walk up the path.
+Time is counted in requests. Each request costs the logarithm of the number of states, and a walk up the path.
 """
 
 from collections.abc import Iterator
@@ -21,28 +22,28 @@ from memstate.prefix.policies.lru import LruPages
 from memstate.prefix.ranking import Ranking
 from memstate.prefix.tree import Node
 
-TURNS = 3  # later turns of a conversation are all alike
-BRANCH, PASSED, USED = TURNS + 1, TURNS + 2, TURNS + 3  # then by the logarithm of the uses, to 16 and more
+TURNS = 3  # later turns of a conversation share one class
+BRANCH, PASSED, USED = TURNS + 1, TURNS + 2, TURNS + 3  # USED begins 5 classes, by log2 of the uses, to 16 and more
 USED_PASSED, NAMED, BOUNDARY = USED + 5, USED + 6, USED + 7
-CLASSES, POOLED = BOUNDARY + 1, USED  # boundaries are many and seldom asked for: pooled, they would hide the others
+CLASSES, POOLED = BOUNDARY + 1, USED  # boundaries are not pooled: they are many, with few hits, and hide the others
 OF_KINDS = {"branch": BRANCH, "named": NAMED}
-KINDS = 8  # of requests with pooled classes of their own; the others have those of requests without a kind
+KINDS = 8  # kinds of requests with their own pooled classes; further kinds count as requests without a kind
 OF_TURNS = ("prompt", "again")
-GROWTHS = 9  # pages beyond the state, by their logarithm, to 128 and more
-UPDATE = 64  # requests between two looks at what was counted
+GROWTHS = 9  # buckets of pages beyond the state, by log2, to 128 and more
+UPDATE = 64  # requests between two updates of the rates
 GONE = Node(None, b"")
-MEMORY = 2**15  # touches after which what was counted has lost half its weight
+MEMORY = 2**15  # touches after which a count has half its weight
 
 
 class Candidate:
-    """What is known of a node that has or had a state.
+    """The policy's record of a node that has or had a state.
 
     Attributes:
-        held: It has the state now.
+        held: Whether the node has its state now.
         first: The first class of its request's kind.
-        provider: The candidate that serves requests here: itself while it is held, else the nearest held one above.
-        dependents: The candidates that it serves.
-        worth: The sum of their rates.
+        provider: The candidate that serves requests for this node: itself while held, else the nearest held one above.
+        dependents: The candidates that it serves as their provider.
+        worth: The sum of the rates of its dependents.
     """
 
     __slots__ = (
@@ -73,21 +74,21 @@ class ReturnRate(StatePolicy):
         self.reset()
 
     def pages(self) -> "ReturnRatePages":
-        """Returns the policy for pages that goes with this one, None for any."""
+        """Returns the policy for pages that goes with this one."""
         return ReturnRatePages(self)
 
     def reset(self) -> None:
         """Forgets every node."""
         self.rates = ReturnRates(CLASSES, POOLED, GROWTHS)
-        self._firsts: dict[str | None, int] = {None: 0}  # the first class of each kind of requests
-        self.order, self.leaves = Ranking(), Ranking()  # by value; of leaves, which KV depends on, by density
-        self._unranked: dict[Node, None] = {}  # nodes whose worth changed since victims were looked for
-        self.lost: dict[Node, None] = {}  # nodes that lost their state since the page policy looked
+        self._firsts: dict[str | None, int] = {None: 0}  # kind of requests -> its first class
+        self.order, self.leaves = Ranking(), Ranking()  # all states, by value; states of leaves, by density
+        self._unranked: dict[Node, None] = {}  # nodes whose worth changed since they were ranked
+        self.lost: dict[Node, None] = {}  # nodes that lost their state since the page policy's last `_bare`
         self._now = self._touches = 0
-        self._log: dict[int, list[tuple[Candidate, int]]] = {}  # request -> its touches
+        self._log: dict[int, list[tuple[Candidate, int]]] = {}  # request number -> (candidate, touch number)
 
     def admits(self, place: Place) -> bool:
-        """Tells whether to keep a state there at all."""
+        """Returns whether to keep a state at a place."""
         return True
 
     def asked(self, node: Node, pages: int) -> None:
@@ -117,11 +118,11 @@ class ReturnRate(StatePolicy):
             self._begin(candidate, node, kind == "end")
 
     def _begin(self, candidate: Candidate, node: Node, answer: bool) -> None:
-        """Classifies a new place by how far it goes beyond the one above, which it may leave behind.
+        """Finds the turn of a new candidate. If its conversation has gone on, the candidate above changes its class.
 
         Args:
-            candidate: What is known of the node.
-            node: The node.
+            candidate: The new candidate.
+            node: Its node.
             answer: Whether an answer ends there.
         """
         above = node.parent
@@ -131,7 +132,7 @@ class ReturnRate(StatePolicy):
         before: Candidate | None = above.worth if above is not None else None
         if before is not None and before.what == candidate.what == "prompt":
             if answer and not before.uses:
-                candidate.turn = before.turn  # the answer to the prompt that ends above
+                candidate.turn = before.turn  # the answer to the prompt above belongs to the same turn
                 self._pass(before, before.first + PASSED)
             elif before.uses == 1 and 2 * grown <= before.node.end:
                 candidate.turn = min(before.turn + 1, TURNS)  # the conversation goes on
@@ -139,7 +140,7 @@ class ReturnRate(StatePolicy):
         self._touch(candidate, grown)
 
     def _pass(self, candidate: Candidate, kind: int) -> None:
-        """Moves a place to another class: its conversation has gone on, and has a newer state."""
+        """Moves a candidate to another class, because its conversation has a newer state."""
         candidate.kind = kind
         self.rates.enter(kind, candidate.age, candidate.growth)
         self._credit(candidate)
@@ -166,36 +167,36 @@ class ReturnRate(StatePolicy):
         """Hears that a node without a state leaves the tree, or that no prompt ends there any more."""
         if (candidate := node.worth) is not None:
             self._provide(candidate, None)
-            candidate.touched = -1  # what the log says of it is void, and may not keep its tokens
-            candidate.node, node.worth = GONE, None
+            candidate.touched = -1  # its log entries are void from now on
+            candidate.node, node.worth = GONE, None  # the log must not keep the node's tokens in memory
             self.lost.pop(node, None)
             self._unranked.pop(node, None)
 
     def victims(self) -> Iterator[Node]:
-        """Yields nodes with a state, the least worthy first. The cache skips those in use."""
+        """Yields the nodes with a state, the least worthy first. The cache skips states that are in use."""
         self._place(self._unranked)
         for node in self.order.ascending():
             value = self.value(node.worth)
             if value > 1.001 * self.order.rank(node) + 1e-12:
-                self.order.place(node, value)  # what stood above it is gone: it comes later
+                self.order.place(node, value)  # the state above is gone, so this one is worth more and comes later
             else:
                 yield node
 
     def coming(self) -> Iterator[Node]:
-        """Yields about what `victims` would: by the ranks of the last request, then what has come since."""
+        """Yields roughly the nodes that `victims` would: by the ranks of the last request, then newer ones."""
         return chain(self.order.ascending(), (node for node in self._unranked if node.snapshot))
 
     def value(self, candidate: Candidate) -> float:
-        """Returns the pages saved per request of keeping a state."""
+        """Returns the pages saved per request for which a state is kept."""
         above = self._provider(candidate.node)
         return self.density(candidate) * (candidate.node.end - (above.node.end if above is not None else 0))
 
     def density(self, candidate: Candidate) -> float:
-        """Returns the chances per request of keeping a state: its own and those of its dependents."""
+        """Returns the chance of a hit per request for which a state is kept: its own and those of its dependents."""
         return max(candidate.worth, candidate.rate)
 
     def _provider(self, node: Node) -> Candidate | None:
-        """Returns what serves requests where a node's state is gone: the nearest state above it."""
+        """Returns the candidate of the nearest state above a node, None for none."""
         above = node.parent
         while above is not None and not (above.worth is not None and above.worth.held):
             above = above.parent
@@ -217,7 +218,7 @@ class ReturnRate(StatePolicy):
         self._credit(candidate)
 
     def _credit(self, candidate: Candidate) -> None:
-        """Adds a candidate's rate to its present provider."""
+        """Brings a candidate's rate up to date, in the worth of its present provider."""
         provider = candidate if candidate.held else self._provider(candidate.node)
         if provider is not candidate.provider or provider is None:
             self._provide(candidate, provider)
@@ -239,12 +240,12 @@ class ReturnRate(StatePolicy):
             self._rank(provider)
 
     def _rank(self, candidate: Candidate) -> None:
-        """Notes that a candidate's worth has changed; `victims` ranks it again."""
+        """Notes that a candidate's worth has changed, so that `victims` ranks it again."""
         if candidate.held:
             self._unranked[candidate.node] = None
 
     def _place(self, nodes: dict[Node, None]) -> None:
-        """Ranks nodes whose worth has changed."""
+        """Ranks nodes whose worth has changed, and empties the dict."""
         for node in nodes:
             if node.worth is not None and node.worth.held:
                 self.order.place(node, self.value(node.worth))
@@ -253,7 +254,7 @@ class ReturnRate(StatePolicy):
         nodes.clear()
 
     def _tick(self) -> None:
-        """Counts one more request; a candidate that reaches another age changes its worth."""
+        """Counts one more request, and moves the candidates that reach their next age."""
         self._now = now = self._now + 1
         log = self._log
         for age, edge in enumerate(EDGES[1:], 1):
@@ -296,11 +297,11 @@ class ReturnRatePages(LruPages):
         self.states.leaves.remove(node)
 
     def victims(self) -> Iterator[Node]:
-        """Yields leaves, the least worthy first, some more than once if need be."""
+        """Yields leaves, the least worthy first. A leaf may come more than once."""
         yield from self._bare()
         for node in self.states.leaves.ascending():
             yield node
-            yield from self._bare()  # what that one stood on may be without a state now
+            yield from self._bare()  # the eviction of `node` may have left a parent without a state as a leaf
 
     def _bare(self) -> Iterator[Node]:
         """Yields leaves without a state, by last use."""
@@ -310,6 +311,6 @@ class ReturnRatePages(LruPages):
                 self._place(node)
         for node in self._order.ascending():
             if node.snapshot:
-                self._place(node)  # it has got one
+                self._place(node)  # the leaf has got a state: it moves to the other ranking
             else:
                 yield node

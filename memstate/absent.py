@@ -1,4 +1,4 @@
-"""The record of a part that is not there: it is falsy, and reading a figure of it raises a named error."""
+"""Base of records for missing parts of a manager: they are falsy, and reading a figure raises `ConfigurationError`."""
 
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
@@ -9,11 +9,11 @@ from memstate.sheet import Sheet, Shown, sheet
 
 @dataclass(frozen=True)
 class Absent(Shown):
-    """A record that is not there. It is falsy, has no fields of its own, and equals each other one of its kind.
+    """Stands for the record of a missing part. It is falsy and has no fields. All instances of a class are equal.
 
     Attributes:
-        _record: The class of what would be there.
-        _why: What is missing, and how to have it.
+        _record: The class of the record that is missing.
+        _why: The text of the error: what is missing, and how to get it.
     """
 
     _record: ClassVar[Any]
@@ -23,11 +23,11 @@ class Absent(Shown):
         return False
 
     def __getattr__(self, name: str) -> Any:
-        """Never returns.
+        """Raises an error for every name.
 
         Raises:
-            ConfigurationError: The record would have it.
-            AttributeError: It would not; notebooks and copies ask for much that no record has.
+            ConfigurationError: The missing record has an attribute of this name.
+            AttributeError: It has none. Notebooks and `copy` ask for many names that no record has.
         """
         if not name.startswith("_") and (
             hasattr(self._record, name) or name in (each.name for each in fields(self._record))

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Writes files whole or not at all."""
 
 import os
 import secrets
@@ -10,11 +10,11 @@ from typing import IO
 
 
 def write(path: Path, content: bytes) -> None:
-    """Writes a file whole or not at all. A link stays a link. A device or a pipe is written to as it is.
+    """Writes a file whole or not at all. A link stays a link. A device or a pipe is written to directly.
 
     Args:
         path: The file.
-        content: Its bytes.
+        content: The bytes to write.
 
     Raises:
         OSError: The file cannot be written.
@@ -34,13 +34,13 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     process that is killed leaves it behind. The new file has the mode of the file that it replaces.
 
     Args:
-        path: The file to replace. A link is replaced, not what it points to.
+        path: The file to replace. If it is a link, the link is replaced, not its target.
 
     Raises:
         OSError: The file cannot be written.
     """
     part = path.with_name(f".memstate-{secrets.token_hex(8)}.part")
-    with open(part, "xb") as file:  # as any new file: the process's umask decides who can read it
+    with open(part, "xb") as file:  # the process's umask decides who can read it, as for any new file
         try:
             yield file
             file.flush()

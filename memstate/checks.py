@@ -1,6 +1,6 @@
-"""Argument checks of the library: sequences, flags, salts, names and whole numbers, or InvalidArgument.
+"""Checks arguments: sequences, flags, salts, names and whole numbers. What is wrong raises `InvalidArgument`.
 
-The checks of tensors that ops make are in `memstate.kernels.checks`.
+`memstate.kernels.checks` has the checks of tensors.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -15,18 +15,18 @@ import numpy.typing as npt
 from memstate.errors import ConfigurationError, InvalidArgument
 
 INT32_MAX = 2**31 - 1
-PLAIN = frozenset((NoneType, str, bytes, int))  # types of salts whose values are equal only where their types are
+PLAIN = frozenset((NoneType, str, bytes, int))  # types of salts: values of different types among them are never equal
 BOOLS = frozenset((bool, np.bool_))
-NESTED = 8  # tuples in tuples of a salt
-PARTS = 1000  # of a salt, tuples included
-LONGEST_KIND = 64  # characters of the kind of a request
-SHOWN = 200  # characters of a value in a message
-SHORT = Repr()  # of collections: four levels of six parts, so that parts which are shared are not shown again and again
+NESTED = 8  # levels of tuples in a salt, at most
+PARTS = 1000  # parts of a salt at most, tuples included
+LONGEST_KIND = 64  # characters of the kind of a request, at most
+SHOWN = 200  # characters of a value in a message, at most
+SHORT = Repr()  # shows collections to four levels of six parts: nested shared parts would make a text of any length
 SHORT.maxlevel, SHORT.maxstring, SHORT.maxother = 4, SHOWN, SHOWN
 
 
 class NotCopied:
-    """Refuses copies and pickles of an object: each copy would change the same memory with counts of its own."""
+    """Base of objects that refuse copy and pickle: two copies would change the same memory, with separate counts."""
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise InvalidArgument(
@@ -46,35 +46,35 @@ def require_switch(name: str, switch: object, why: str = "") -> None:
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Whether it is a whole number, of Python or numpy; True and False are no numbers."""
+    """Returns whether a value is a whole number of Python or numpy. True and False are no numbers here."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def is_count(n: object) -> TypeGuard[int]:
-    """Whether n is a whole number from 0 on that fits int32; True and False are no numbers."""
+    """Returns whether n is a whole number from 0 on that fits int32. True and False are no numbers here."""
     return 0 <= n <= INT32_MAX if type(n) is int else is_whole(n) and 0 <= int(n) <= INT32_MAX
 
 
 def whole(what: str, count: Any, least: int = 1) -> int:
-    """A whole number of `least` or more as an int. Raises: InvalidArgument naming `what` it is."""
+    """Returns a whole number of `least` or more as an int. Raises: InvalidArgument, which names it `what`."""
     if not is_whole(count) or count < least:
         raise InvalidArgument(f"{what} {count!r}: expected {least} or more")
     return int(count)
 
 
 def counts(what: str, values: npt.ArrayLike, size: int) -> npt.NDArray[np.int64]:
-    """Whole numbers from 0 on that fit int32.
+    """Returns values as an array of whole numbers from 0 on that fit int32.
 
     Args:
-        what: names them in an error.
-        values: `size` numbers, or one that stands for all.
-        size: how many are expected.
+        what: the name of the values in an error.
+        values: `size` numbers, or one number for all.
+        size: how many numbers are expected.
 
     Returns:
         int64 `size`.
 
     Raises:
-        InvalidArgument: for anything else.
+        InvalidArgument: the values are no such numbers, or not `size` of them.
     """
     number: object = values
     if type(number) is int and 0 <= number <= INT32_MAX:
@@ -86,7 +86,7 @@ def counts(what: str, values: npt.ArrayLike, size: int) -> npt.NDArray[np.int64]
         raise InvalidArgument(f"{what}={values!r}: expected {size} whole numbers") from error
     if given.shape not in ((), (size,)):
         raise InvalidArgument(f"{what} has {given.size} entries, expected {size}, or one number for all")
-    if (  # numpy makes numbers of True and False among numbers
+    if (  # in a list with numbers, numpy turns True and False into numbers: look for them in the list
         (given.size and (given.dtype.kind not in "iu" or int(given.min()) < 0 or int(given.max()) > INT32_MAX))
         or (isinstance(number, list | tuple) and not BOOLS.isdisjoint(map(type, number)))
     ):  # fmt: skip
@@ -98,7 +98,7 @@ def counts(what: str, values: npt.ArrayLike, size: int) -> npt.NDArray[np.int64]
 
 
 def numbers_of(what: str, values: npt.ArrayLike, size: int) -> list[int]:
-    """Whole numbers from 0 on that fit int32, as plain ones; see `counts`."""
+    """Returns values as a list of whole numbers from 0 on that fit int32; see `counts`."""
     given: Any = values
     plain = type(given) is list and len(given) == size and set(map(type, given)) == {int}
     if not (plain and min(given) >= 0 and max(given) <= INT32_MAX):
@@ -107,24 +107,26 @@ def numbers_of(what: str, values: npt.ArrayLike, size: int) -> list[int]:
 
 
 def flags(what: str, values: Any, size: int) -> npt.NDArray[np.bool_]:
-    """Truth values, one per entry of a step. Numbers and words are refused: their truth is rarely what was meant.
+    """Returns truth values as an array, one per entry of a step.
+
+    Numbers and texts are refused, because their truth value is rarely what the caller meant.
 
     Args:
-        what: names them in an error.
+        what: the name of the values in an error.
         values: `size` times True or False, or None for all False.
-        size: how many are expected.
+        size: how many values are expected.
 
     Returns:
         bool `size`.
 
     Raises:
-        InvalidArgument: for anything else.
+        InvalidArgument: the values are not `size` times True or False.
     """
     if values is None:
         return np.zeros(size, bool)
     try:
         given = np.asarray(values)
-    except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:  # ragged, or a tensor elsewhere
+    except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:  # ragged, or a tensor on a device
         raise InvalidArgument(f"{what}={shown(values)}: expected {size} times True or False") from error
     if given.shape != (size,) or (size and given.dtype != bool):
         raise InvalidArgument(f"{what}={shown(values)}: expected {size} times True or False, one per entry of the step")
@@ -132,22 +134,22 @@ def flags(what: str, values: Any, size: int) -> npt.NDArray[np.bool_]:
 
 
 def sequence(what: str, values: Any, such_as: str) -> Sequence[Any]:
-    """The values themselves. Raises: InvalidArgument for what is no list, tuple or the like."""
+    """Returns the values as they are. Raises: InvalidArgument, unless they are a sequence; a text is none here."""
     if type(values) is not list and (not isinstance(values, Sequence) or isinstance(values, str | bytes)):
         raise InvalidArgument(f"{values!r}: expected a sequence of {what}, such as {such_as}")
     return values
 
 
 def items(what: str, values: Any, kind: type) -> tuple[Any, ...]:
-    """Several values of one kind as a tuple; one alone, or a text, is no sequence. Raises: InvalidArgument."""
-    found = tuple(values) if isinstance(values, Iterable) and not isinstance(values, str | bytes) else None
-    if found is None or not all(isinstance(value, kind) for value in found):
+    """Returns values of one kind as a tuple. Raises: InvalidArgument for a single value, a text, and other kinds."""
+    given = tuple(values) if isinstance(values, Iterable) and not isinstance(values, str | bytes) else None
+    if given is None or not all(isinstance(value, kind) for value in given):
         raise InvalidArgument(f"{what} {values!r}: expected a sequence of {kind.__name__}")
-    return found
+    return given
 
 
 def hashable(what: str, name: Any) -> Any:
-    """The name itself. Raises: InvalidArgument for what cannot be looked up."""
+    """Returns the name as it is. Raises: InvalidArgument if it is not hashable."""
     try:
         hash(name)
     except TypeError as error:
@@ -156,13 +158,13 @@ def hashable(what: str, name: Any) -> Any:
 
 
 def require_name(what: str, name: object) -> None:
-    """Refuses a name that is no text or an empty one. Raises: InvalidArgument."""
+    """Requires a name that is a text and not empty. Raises: InvalidArgument."""
     if not isinstance(name, str) or not name:
         raise InvalidArgument(f"a {what} needs a name, a text; got {name!r}")
 
 
 def require_kind(kind: Any) -> str | None:
-    """The kind of a request itself. Raises: InvalidArgument for all but None and short texts."""
+    """Returns the kind of a request as it is. Raises: InvalidArgument, unless it is None or a short text."""
     if kind is not None and (type(kind) is not str or not 0 < len(kind) <= LONGEST_KIND):
         raise InvalidArgument(
             f"kind={shown(kind)}: expected None or a word of at most {LONGEST_KIND} characters, such as 'chat'"
@@ -171,16 +173,16 @@ def require_kind(kind: Any) -> str | None:
 
 
 def require_salt(salt: Any) -> Hashable:
-    """The salt itself: None, str, bytes, int, or a tuple of these, of exactly these types.
+    """Returns the salt as it is: None, str, bytes, int, or a tuple of these, of exactly these types.
 
-    Two such values are equal in Python only where they are the same value of the same type, so they may be looked up as
-    they are; 1, True and 1.0 would be one key. Each also means the same in every other process.
+    Two such values are equal in Python only if their types are equal, so a salt can be a key of a dict. With other
+    types this fails: 1, True and 1.0 are one key. A salt of these types also means the same in every process.
 
     Args:
-        salt: the value.
+        salt: the value to check.
 
     Raises:
-        InvalidArgument: for any other type, and for tuples that are too deep or too large.
+        InvalidArgument: the salt has another type, or its tuples are too deep or too large.
     """
     if type(salt) not in PLAIN and not _is_salt(salt):
         raise InvalidArgument(
@@ -192,7 +194,7 @@ def require_salt(salt: Any) -> Hashable:
 
 
 def _is_salt(salt: Any) -> bool:
-    """Level by level, so that tuples that share parts cost no more than their parts."""
+    """Returns whether a tuple is a salt. It counts parts level by level, and stops at the limits."""
     left, level = PARTS, iter((salt,))
     for _ in range(NESTED + 1):
         tuples = []
@@ -209,7 +211,7 @@ def _is_salt(salt: Any) -> bool:
 
 
 def text(value: Any) -> str:
-    """A value as text, whatever its own method raises."""
+    """Returns a value as text, even if its `__str__` raises."""
     try:
         return str(value)
     except Exception:
@@ -217,9 +219,9 @@ def text(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value for people: its beginning where it is long or deep, its type where it cannot be shown."""
+    """Returns a value as a text for people: cut if it is long or deep, the name of its type if its `repr` raises."""
     try:
         text = SHORT.repr(value) if isinstance(value, tuple | list | dict | set | frozenset) else repr(value)
-    except Exception:  # as of a number of more digits than Python prints
+    except Exception:  # such as a number with more digits than Python prints
         text = f"<{type(value).__name__}>"
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}.."

@@ -1,37 +1,37 @@
-"""Named errors. Each carries the numbers and says what the caller can do.
+"""All errors of memstate. Each carries the numbers and says what the caller can do.
 
-The call that raised one changed nothing, unless docs/promises.md names the exception.
+A call that raises such an error has changed nothing, except in the cases that docs/promises.md names.
 """
 
 from typing import Any
 
-import memstate.alone  # noqa: F401, refuses a folder that is shared with another package
+import memstate.alone  # noqa: F401, refuses a folder shared with another package
 
 
 class MemstateError(Exception):
-    """Everything that memstate raises on purpose. It can be pickled, and sent to another process."""
+    """Base of all errors that memstate raises on purpose. They can be pickled and sent to another process."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _remade, (type(self), self.args, dict(self.__dict__))
 
 
 def _remade(kind: type[MemstateError], args: tuple[Any, ...], attributes: dict[str, Any]) -> MemstateError:
-    """The same error once more, from what pickle kept."""
+    """Returns an error with the arguments and attributes that pickle kept."""
     error = kind.__new__(kind, *args)
     error.__dict__.update(attributes)
     return error
 
 
 class InvalidArgument(MemstateError, ValueError):
-    """A value that cannot be meant; nothing was changed."""
+    """An argument has a value that is not allowed; nothing was changed."""
 
 
 class ConfigurationError(MemstateError, ValueError):
-    """Settings that do not work together, refused at construction with the reason."""
+    """Settings are wrong or do not fit each other; the constructor refuses them and says why."""
 
 
 class UnsafeFolder(ConfigurationError):
-    """A folder for records that other users could change, or that is a link; nothing was written there."""
+    """A folder for records is a link, or other users could change it; nothing was written there."""
 
     def __init__(self, path: str, why: str, mode: int, owner: int) -> None:
         self.path, self.why, self.mode, self.owner = path, why, mode, owner
@@ -43,7 +43,7 @@ class LayoutMismatch(MemstateError, ValueError):
 
 
 def _never(too_many: bool, there_are: str, wait: str) -> str:
-    """What to do: waiting helps, unless more is asked for than exists."""
+    """Returns advice for a caller: the text `wait`, unless more is asked for than exists."""
     return f"{there_are}, so waiting cannot help: ask for less at a time" if too_many else wait
 
 
@@ -51,12 +51,12 @@ class OutOfSlots(MemstateError):
     """Back-pressure: not enough free slots; nothing was claimed.
 
     Args:
-        requested: slots asked for.
-        free: slots that are free.
-        evictable: slots of snapshots that can be evicted.
-        capacity: all slots, where the caller knows.
-        in_sessions: slots that idle sessions hold; they would not be enough.
-        waiting: slots that become free behind the newest step's forward.
+        requested: number of slots asked for.
+        free: number of free slots.
+        evictable: number of slots of snapshots that can be evicted.
+        capacity: number of all slots, None if the caller does not know it.
+        in_sessions: number of slots that idle sessions hold. Even these are not enough.
+        waiting: number of slots that become free once the newest step's forward has run.
 
     Example:
         >>> from memstate import Backend, OutOfSlots, SlotAllocator
@@ -99,7 +99,14 @@ class OutOfPages(MemstateError):
 
 
 class StaleHandle(MemstateError):
-    """A row, snapshot, session or step that has ended since. Its number was `generation`; `now` is another one's."""
+    """The handle of a row, snapshot, session or step that has ended.
+
+    Args:
+        what: the handle, as text.
+        generation: the number that the handle has.
+        now: the number that the same place has now.
+        why: why the handle is stale; "" for the usual reasons.
+    """
 
     def __init__(self, what: str, generation: int, now: int, why: str = "") -> None:
         self.what, self.generation, self.now, self.why = what, generation, now, why
@@ -107,7 +114,7 @@ class StaleHandle(MemstateError):
 
 
 class RegisterInUse(MemstateError):
-    """A claim into, or a move onto, a register that holds a slot; nothing was changed."""
+    """A claim or a move names a target register that holds a slot already; nothing was changed."""
 
     def __init__(self, operation: str, register: int) -> None:
         self.operation, self.register = operation, register
@@ -115,7 +122,7 @@ class RegisterInUse(MemstateError):
 
 
 class EmptyRegister(MemstateError):
-    """A move or a copy from a register that holds no slot; nothing was changed."""
+    """A move or a copy names a source register that holds no slot; nothing was changed."""
 
     def __init__(self, operation: str, register: int) -> None:
         self.operation, self.register = operation, register
@@ -123,7 +130,7 @@ class EmptyRegister(MemstateError):
 
 
 class Asleep(MemstateError):
-    """The memory of the states is released, or was not brought back; nothing was changed."""
+    """A call needs the memory of the states, which `sleep` released; nothing was changed."""
 
     def __init__(self, operation: str = "", why: str = "the states sleep: call wake() first") -> None:
         self.operation, self.why = operation, why
@@ -147,7 +154,7 @@ class Broken(MemstateError):
 
 
 class DeviceFault(MemstateError):
-    """The device counted operations that cannot be right; found by `check()`. The bitmap is intact."""
+    """The device has counted impossible operations; `check()` raises this. The bitmap is intact."""
 
     def __init__(self, fault: str, count: int, offender: int, counts: dict[str, int]) -> None:
         self.fault, self.count, self.offender, self.counts = fault, count, offender, counts
@@ -158,22 +165,23 @@ class DeviceFault(MemstateError):
 
 
 class DoubleRelease(DeviceFault):
-    """A slot was released that was free already."""
+    """A slot was released that was already free."""
 
 
 class ForwardFault(MemstateError):
-    """The forward of a step forgot to store a state, or changed one that it may only read; found with `debug=True`.
+    """The forward of a step did not store a state, or changed a state that it may only read; found with `debug=True`.
 
-    The states of the rows are wrong. The call that raised this looked before it changed anything, and tells it once.
+    The states of the rows are wrong. The call that raises this has changed nothing. Each fault is raised only once.
 
     Args:
-        vector: "write", "snapshot" or "mark", where the state was to be stored; "read" if it was changed.
-        plane: name of the plane.
+        vector: where the state should have been stored: "write", "snapshot" or "mark"; or "read" if the forward changed
+            the state that it read.
+        plane: name of the plane with the first fault.
         layer: number of the layer.
         row: number of the row.
         step: number of the step.
-        rows: all rows with such a slot.
-        places: in how many slots, planes and layers it was found.
+        rows: all rows with a fault.
+        places: number of faults: of combinations of slot, plane and layer.
     """
 
     def __init__(
@@ -201,11 +209,11 @@ _STORE_HINTS = {
 
 
 class LeakFound(MemstateError):
-    """An audit found slots without an owner, or with two."""
+    """An audit found slots with no owner or with two."""
 
 
 class CompileFailed(MemstateError):
-    """A kernel does not compile for a target, or what came out cannot be inspected."""
+    """A kernel does not compile for a target, or the compiled code cannot be inspected."""
 
     def __init__(self, kernel: str, target: str, reason: str) -> None:
         self.kernel, self.target, self.reason = kernel, target, reason
@@ -213,7 +221,7 @@ class CompileFailed(MemstateError):
 
 
 class AgreementLost(MemstateError):
-    """A rank does not answer, or runs other prefetches than this one; every prefetch in flight is cancelled."""
+    """Another rank does not answer, or runs other prefetches than this rank. All prefetches in flight are cancelled."""
 
     def __init__(self, why: str) -> None:
         self.why = why

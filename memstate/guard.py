@@ -1,4 +1,4 @@
-"""Notices calls that an exception ended while they changed something. The manager is then broken."""
+"""Notices that an exception ended a call while it changed something. Then the manager is broken."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -17,17 +17,17 @@ class Guard:
     """Knows the call that changes something now, or that an exception ended in the middle.
 
     A call checks its arguments first. Then it enters the guard, makes its changes, and leaves the guard. If an
-    exception ends the call inside the guard, the guard stays closed: every later call raises `Broken`. It does not
-    matter where the exception came from, and no code needs to run after it: a call that did not leave is noticed by the
-    next one. Calls do not nest.
+    exception ends the call inside the guard, the guard stays closed: every later call raises `Broken`. This works for
+    an exception from anywhere, and needs no code after it: the next call sees that an earlier one did not leave. Calls
+    do not nest.
 
     Attributes:
-        call: name of the call inside the guard; "" if none is.
-        why: the exception that ended it in the middle; "" if none did.
-        registers: registers that this call changed, in arrays or sequences.
-        pages: KV pages that this call took from the free ones.
-        entered: calls that have entered the guard since the start. Another thread that finds `call` empty and the same
-            number before and after a look at the manager has seen no half of a call.
+        call: name of the call inside the guard; "" for none.
+        why: the exception that ended this call in the middle; "" for none.
+        registers: registers that this call has changed, in arrays or sequences.
+        pages: KV pages that this call has claimed.
+        entered: number of calls that have entered the guard since the start. Another thread may read the manager. If
+            `call` is empty and `entered` the same before and after, no call changed anything meanwhile.
 
     Example:
         >>> guard = Guard()
@@ -47,7 +47,7 @@ class Guard:
         """Requires that no call ended in the middle.
 
         Raises:
-            Broken: one did.
+            Broken: a call did.
         """
         if self.call:
             raise Broken(self.call, self.why)
@@ -58,7 +58,7 @@ class Guard:
         return bool(self.why)
 
     def changing(self, call: str) -> "Changing":
-        """Returns the context in which a call makes its changes. A call that comes often keeps it.
+        """Returns the context in which a call makes its changes. A frequent call can keep the context and reuse it.
 
         Args:
             call: name of the public call.
@@ -66,7 +66,7 @@ class Guard:
         return Changing(self, call)
 
     def orderly(self, error: AnyError) -> AnyError:
-        """Returns the error, after noting that the call has left everything in order, so that the guard opens.
+        """Notes that a call with this error leaves everything in order, so that the guard opens. Returns the error.
 
         Args:
             error: the error that the call is about to raise.
@@ -76,9 +76,9 @@ class Guard:
 
     @contextmanager
     def mending(self, call: str) -> Iterator[None]:
-        """Closes the guard for a call that puts everything right; opens it at the end.
+        """Closes the guard for a call that repairs the manager, and opens it at the end.
 
-        The interrupted call and what it changed stay known until then, so that a second try can follow.
+        If the repair fails, the guard still knows the interrupted call and its changes, so that it can be tried again.
 
         Args:
             call: name of the public call.
@@ -99,7 +99,7 @@ class Guard:
 
 
 class Changing:
-    """The inside of a guard, for one call. It can be entered again and again.
+    """The context of one call inside a guard. It can be entered many times.
 
     Args:
         guard: the guard.
@@ -118,7 +118,7 @@ class Changing:
         guard.registers.clear()
         guard.pages.clear()
         guard.call, guard.why = self._call, ""
-        guard.entered += 1  # behind `call`: a reader sees one of them
+        guard.entered += 1  # after `call`: a reader in another thread sees at least one of the two changes
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

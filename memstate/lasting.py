@@ -1,7 +1,7 @@
-"""Makes memory that outlives the call in which it is made, whatever device, dtype and mode the process is in then.
+"""Makes tensors that outlive the call, whatever default device, default dtype and inference mode the process has.
 
-A factory of torch takes what it is not told from the process: the default device, the default dtype, inference mode. A
-tensor that is made in inference mode, or seen there as another dtype, cannot be changed outside that mode any more.
+torch's own factories take these three from the process. A tensor that is made in inference mode, or viewed there as
+another dtype, cannot be changed outside that mode any more.
 """
 
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ CPU = torch.device("cpu")
 
 
 def empty(shape: int | Sequence[int], dtype: torch.dtype, device: torch.device = CPU, pinned: bool = False) -> Tensor:
-    """Returns memory without contents.
+    """Returns a tensor whose memory is not initialized.
 
     Args:
         shape: of the tensor.
         dtype: of the tensor.
         device: where the memory is.
-        pinned: whether it is page-locked, so that a device copies from and to it by itself.
+        pinned: whether the memory is page-locked, so that a device can copy from and to it by itself.
 
     Syncs: no.
     """
@@ -29,13 +29,13 @@ def empty(shape: int | Sequence[int], dtype: torch.dtype, device: torch.device =
 
 
 def zeros(shape: int | Sequence[int], dtype: torch.dtype, device: torch.device = CPU) -> Tensor:
-    """Returns memory with zeros; see `empty`. Syncs: no."""
+    """Returns a tensor of zeros; see `empty`. Syncs: no."""
     with torch.inference_mode(False):
         return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def tensor(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Returns a tensor with values: numbers, or sequences or an array of them. Syncs: off the CPU."""
+    """Returns a tensor with values: a number, or a sequence or array of numbers. Syncs: if the device is no CPU."""
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=dtype, device=device)
 
@@ -43,17 +43,17 @@ def tensor(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
 def view(
     of: Tensor, dtype: torch.dtype, start: int | torch.SymInt, shape: Sequence[int], strides: Sequence[int]
 ) -> Tensor:
-    """Returns a view of the memory in which a tensor lies, which can be changed in every mode, whatever the tensor is.
+    """Returns a view of a tensor's storage. The view can be changed in every mode, whatever the mode of the tensor.
 
     Args:
         of: the tensor.
         dtype: of the view.
-        start: first byte of the view in the tensor's storage, a multiple of an element.
+        start: first byte of the view in the tensor's storage, a multiple of the size of an element.
         shape: of the view.
         strides: of the view, in elements.
 
     Syncs: no.
     """
     with torch.inference_mode(False):
-        found = torch.empty(0, dtype=dtype, device=of.device)
-        return found.set_(of.untyped_storage(), start // dtype.itemsize, tuple(shape), tuple(strides))
+        empty = torch.empty(0, dtype=dtype, device=of.device)
+        return empty.set_(of.untyped_storage(), start // dtype.itemsize, tuple(shape), tuple(strides))

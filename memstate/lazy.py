@@ -1,4 +1,4 @@
-"""Loads what a package offers when it is first used. The names are those that a type checker reads, written once."""
+"""Loads the names of a package when they are first used. They are written once, in its `if TYPE_CHECKING` block."""
 
 import ast
 import sys
@@ -9,18 +9,18 @@ from typing import Any
 
 
 def exports(package: str) -> tuple[Callable[[str], Any], list[str]]:
-    """Returns `__getattr__` of a package, and the names under its `if TYPE_CHECKING`.
+    """Returns a `__getattr__` for a package, and the names that its `if TYPE_CHECKING` block imports.
 
-    A submodule is an attribute, too: it is imported when it is first used.
+    Submodules are attributes, too, and are imported when they are first used.
 
     Args:
         package: the name of the package that is being imported.
 
     Returns:
-        The function, which takes a name, and the names in order.
+        The function, which takes a name and returns its value, and the names in alphabetical order.
 
     Raises:
-        ImportError: the package has no source, which Triton needs as well. Python's -O and -OO leave the source.
+        ImportError: the source of the package is missing. Triton needs the source as well.
 
     Example:
         >>> load, names = exports("memstate")
@@ -41,11 +41,12 @@ def exports(package: str) -> tuple[Callable[[str], Any], list[str]]:
 
     def load(name: str) -> Any:
         if module := source.get(name):
-            value = getattr(import_module(module), name, None) or import_module(f"{module}.{name}")  # a submodule
+            # A name that `module` does not have is a submodule.
+            value = getattr(import_module(module), name, None) or import_module(f"{module}.{name}")
             setattr(sys.modules[package], name, value)
             return value
         if not name.startswith("_") and name.isidentifier() and find_spec(f"{package}.{name}"):
-            return import_module(f"{package}.{name}")  # such as memstate.errors
+            return import_module(f"{package}.{name}")  # other submodules, such as memstate.errors
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return load, sorted(source)

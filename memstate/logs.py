@@ -1,7 +1,7 @@
-"""Events for operators, through the standard library's `logging`: one event is one record, and one line.
+"""Writes events for operators through the standard library's `logging`: each event is one log record of one line.
 
 Loggers are named `memstate.*`. Each has a handler that does nothing, so a process that configures no logging sees
-nothing, also on stderr. An event is made only where its logger is enabled for its level.
+nothing, not even on stderr. An event is made only if its logger is enabled for its level.
 """
 
 import json
@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-EVERY: Final = 60.0  # seconds between two lines about the same thing
-KINDS: Final = 32  # of events that are told apart
-OWN: Final = re.compile(r"\d+|\(.*", re.DOTALL)  # what texts of one kind may differ in
+EVERY: Final = 60.0  # seconds between two lines of one kind of event
+KINDS: Final = 32  # kinds of events that are told apart, at most
+OWN: Final = re.compile(r"\d+|\(.*", re.DOTALL)  # parts in which texts of one kind may differ
 FIELDS = "memstate"  # the attribute of a log record that has the fields of an event
 
 
@@ -26,23 +26,23 @@ def logger(name: str) -> logging.Logger:
     Args:
         name: what the events are about.
     """
-    found = logging.getLogger(f"memstate.{name}")
-    if not found.handlers:
-        found.addHandler(logging.NullHandler())
-    return found
+    log = logging.getLogger(f"memstate.{name}")
+    if not log.handlers:
+        log.addHandler(logging.NullHandler())
+    return log
 
 
 def event(log: logging.Logger, level: int, name: str, **fields: Any) -> None:
     """Writes one event, if the logger is enabled for the level.
 
-    What a handler raises goes no further, because it would end the call in the middle. It is written to stderr, as
-    `logging` does with what a handler notices itself (`logging.raiseExceptions`).
+    An exception of a handler goes no further, because it would end the caller in the middle of a change. It is written
+    to stderr if `logging.raiseExceptions` is set, as `logging` does with errors that a handler reports itself.
 
     Args:
         log: the logger.
-        level: its level, such as `logging.INFO`.
+        level: the level of the event, such as `logging.INFO`.
         name: what happened, such as "evicted".
-        fields: what is known of it: numbers and short texts.
+        fields: the details: numbers and short texts.
     """
     if log.isEnabledFor(level):
         try:
@@ -57,14 +57,14 @@ def event(log: logging.Logger, level: int, name: str, **fields: Any) -> None:
 
 @dataclass
 class Line:
-    """What will be one line.
+    """A line that waits for the end of its minute.
 
     Attributes:
-        level: Of its event.
-        name: Of its event.
-        until: When it is due.
-        times: Events that it stands for.
-        fields: Those of the last, or the sums of all.
+        level: Level of its events.
+        name: Name of its events.
+        until: When the line is due, in seconds of the clock.
+        times: Number of events that the line stands for.
+        fields: Fields of the last event, or the sums over all events.
     """
 
     level: int
@@ -75,16 +75,17 @@ class Line:
 
 
 class Repeats:
-    """Writes what happens again and again as one line a minute, with how often it happened.
+    """Writes repeated events as one line a minute, with their number.
 
-    The first event of a kind is written at once. Those of the minute behind it become one line, with the field `times`.
-    It comes with `write_due`, or with the next event of its kind. Events are of one kind where their names and texts
-    are equal, apart from numbers and from what stands behind a bracket: an error's own words.
+    The first event of a kind is written at once. All events of the following minute become one line, with the field
+    `times`. This line is written by `write_due`, or at the next event of its kind. Events are of one kind if their
+    names and texts are equal. Numbers do not count, and neither does what follows an opening bracket: it is usually the
+    text of an error.
 
     Args:
         log: the logger.
         clock: returns seconds.
-        sums: fields whose values add up. Of the others a line has the last.
+        sums: fields whose values are added up. Of other fields, a line has the value of the last event.
 
     Example:
         >>> import logging, sys
@@ -109,9 +110,9 @@ class Repeats:
         """Writes an event, or notes it for the line of its kind, if the logger is enabled for the level.
 
         Args:
-            level: its level.
+            level: the level of the event.
             name: what happened.
-            fields: what is known of it.
+            fields: the details: numbers and short texts.
         """
         if not self._log.isEnabledFor(level):
             return
@@ -129,14 +130,14 @@ class Repeats:
 
     @property
     def idle(self) -> bool:
-        """Whether no minute is running, so that `write_due` has nothing to do."""
+        """Whether no line waits, so that `write_due` has nothing to do."""
         return not self._lines
 
     def write_due(self, now: float | None = None) -> None:
-        """Writes the lines whose minute is over. It costs nothing while there is none.
+        """Writes the lines whose minute is over. It costs nothing if no line waits.
 
         Args:
-            now: the time; infinity for all lines. None: that of the clock.
+            now: the time in seconds; infinity for all lines. None: the time of the clock.
         """
         if self._lines:
             now = self._clock() if now is None else now
@@ -172,7 +173,7 @@ class JsonFormatter(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Returns the line.
+        """Returns a log record as one line.
 
         Args:
             record: the log record.
@@ -185,5 +186,5 @@ class JsonFormatter(logging.Formatter):
             line["exception"] = self.formatException(record.exc_info)
         for name, value in line.items():
             if isinstance(value, float) and not math.isfinite(value):
-                line[name] = str(value)  # JSON has no such number
+                line[name] = str(value)  # JSON has no infinity and no NaN
         return json.dumps(line, default=str)

@@ -1,4 +1,4 @@
-"""Salts as bytes that mean the same in every process and on every machine."""
+"""Encodes salts as bytes that mean the same in every process and on every machine."""
 
 from collections.abc import Hashable
 
@@ -7,22 +7,22 @@ from memstate.errors import InvalidArgument
 
 
 def encode(salt: Hashable) -> bytes:
-    """Returns a salt as bytes that mean the same in every process and that no other salt has.
+    """Returns a salt as bytes. Different salts have different bytes, and a salt the same bytes in every process.
 
     Raises:
-        InvalidArgument: The salt is not one that `require_salt` takes.
+        InvalidArgument: `require_salt` refuses the salt.
     """
     return encode_plain(require_salt(salt))
 
 
 def encode_plain(value: Hashable) -> bytes:
-    """Returns a plain value as bytes. Each carries its type and its size.
+    """Returns a plain value as bytes, which include its type and its size.
 
     Args:
         value: None, an int, a text, bytes, or a tuple of these.
 
     Raises:
-        InvalidArgument: It is something else.
+        InvalidArgument: The value has another type.
     """
     match value:
         case None:

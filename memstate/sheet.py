@@ -1,6 +1,6 @@
-"""What an object shows of itself, as plain data: a title, bars of parts, tables, and what is wrong.
+"""Defines sheets: what an object shows of itself, as plain data. A sheet has a title, bars, tables, faults and notes.
 
-Each class that shows itself has a method `sheet()`. `memstate.viz` draws a sheet: as HTML in a notebook, as text with
+Each class that shows itself has a method `sheet()`. `memstate.viz` draws the sheet: as HTML in a notebook, as text with
 `rich.print`. Making a sheet launches nothing and does not wait for the device.
 """
 
@@ -15,16 +15,16 @@ from memstate.sizes import format_bytes
 if TYPE_CHECKING:
     from rich.console import Group
 
-MOST_ROWS = 10  # of a table
-MOST_PARTS = 24  # of a bar
+MOST_ROWS = 10  # rows of a table, at most
+MOST_PARTS = 24  # parts of a bar, at most
 MOST_FAULTS = 12
-MOST_LETTERS = 60  # of a cell
-MOST_TEXT = 300  # letters of a title or a fault
-MOST_NOTE = 2000  # letters of a note: the recommendation of a plan is one
+MOST_LETTERS = 60  # letters of a cell, at most
+MOST_TEXT = 300  # letters of a title or a fault, at most
+MOST_NOTE = 2000  # letters of a note, at most; a note can be a long recommendation of `capacity`
 _NO_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 
-# Kinds of owners of slots, and what an audit finds besides, in the order of bars and legends.
+# Kinds of owners of slots, and the kinds of faults that an audit finds, in the order of bars and legends.
 SLOT_KINDS: Final = (
     "live", "lane", "mark", "snapshot", "cached", "session", "by id", "unknown", "leaked", "contested", "free",
 )  # fmt: skip
@@ -35,10 +35,10 @@ class Part(NamedTuple):
     """A part of a bar.
 
     Attributes:
-        name: What it is.
-        size: Its share of the bar, in any unit.
-        kind: Names its colour, see `kinds.kind`.
-        text: The size for people.
+        name: The name of the part in the legend.
+        size: The length of the part, in any unit, the same for all parts of a bar.
+        kind: The name of the part's colour, see `memstate.viz.kinds`.
+        text: The size as a text for people.
     """
 
     name: str
@@ -51,8 +51,8 @@ class Bar(NamedTuple):
     """Parts side by side, to scale, with a legend.
 
     Attributes:
-        title: What the whole is.
-        parts: The parts; those of size 0 are left out.
+        title: The name of the whole.
+        parts: The parts; parts of size 0 are left out.
     """
 
     title: str
@@ -63,11 +63,11 @@ class Section(NamedTuple):
     """A table that folds.
 
     Attributes:
-        title: What it lists.
-        heads: Names of the columns; none for a table without a head.
-        rows: Texts, a column each.
-        more: Further rows that are not shown.
-        counted: Whether a row is a thing, so that the number of rows says something.
+        title: What the table lists.
+        heads: Names of the columns; empty for a table without a head.
+        rows: The rows: one text per column.
+        more: Number of further rows that are not shown.
+        counted: Whether to show the number of rows. False if rows are not the things that the table lists.
     """
 
     title: str
@@ -84,8 +84,8 @@ class Sheet(NamedTuple):
         title: One line.
         bars: Bars.
         sections: Tables.
-        faults: What is wrong, a sentence each.
-        notes: What else there is to say, a sentence each.
+        faults: What is wrong, one sentence each.
+        notes: Further remarks, one sentence each.
     """
 
     title: str
@@ -96,23 +96,23 @@ class Sheet(NamedTuple):
 
 
 def bar(title: str, parts: Iterable[Part]) -> Bar:
-    """Returns a bar of parts that have a size; the smallest of too many are joined."""
-    found = [part._replace(name=cut(part.name, MOST_LETTERS)) for part in parts if part.size > 0]
-    if len(found) > MOST_PARTS:
-        rest = found[MOST_PARTS:]
+    """Returns a bar of the parts that have a size. Beyond `MOST_PARTS`, the last parts are joined into one."""
+    shown = [part._replace(name=cut(part.name, MOST_LETTERS)) for part in parts if part.size > 0]
+    if len(shown) > MOST_PARTS:
+        rest = shown[MOST_PARTS:]
         size = sum(part.size for part in rest)
-        found = [*found[:MOST_PARTS], Part(f"{len(rest)} more", size, "unknown", f"{size:,}")]
-    return Bar(cut(title, MOST_TEXT), tuple(found))
+        shown = [*shown[:MOST_PARTS], Part(f"{len(rest)} more", size, "unknown", f"{size:,}")]
+    return Bar(cut(title, MOST_TEXT), tuple(shown))
 
 
 def section(title: str, heads: Sequence[str], rows: Sequence[Sequence[object]], total: int | None = None) -> Section:
     """Returns a table of the first rows.
 
     Args:
-        title: What it lists.
+        title: What the table lists.
         heads: Names of the columns.
-        rows: The rows, or the first of them.
-        total: Number of rows, where `rows` are only the first.
+        rows: The rows, or only the first ones.
+        total: Number of all rows. None: `rows` has them all.
     """
     kept = tuple(tuple(cut(str(cell), MOST_LETTERS) for cell in row) for row in rows[:MOST_ROWS])
     return Section(title, tuple(heads), kept, (len(rows) if total is None else total) - len(kept))
@@ -122,7 +122,7 @@ def sheet(
     title: str, bars: Iterable[Bar] = (), sections: Iterable[Section] = (), faults: Sequence[str] = (),
     notes: Iterable[str] = (),
 ) -> Sheet:  # fmt: skip
-    """Returns a sheet without empty bars and tables, of limited size."""
+    """Returns a sheet: empty bars and tables are left out, and long texts are cut."""
     wrong = [cut(fault, MOST_TEXT) for fault in faults[:MOST_FAULTS]]
     if len(faults) > len(wrong):
         wrong.append(f"... and {len(faults) - len(wrong):,} more")
@@ -133,12 +133,12 @@ def sheet(
 
 
 def cut(text: str, letters: int) -> str:
-    """Returns the text that can be shown, of at most so many letters."""
+    """Returns a text without what cannot be shown, cut to at most `letters` letters."""
     return visible(text if len(text) <= letters else text[: letters - 3] + "...")
 
 
 def visible(text: str) -> str:
-    """Returns a text without what pages and terminals cannot show: control characters, and marks that turn lines."""
+    """Returns a text in which control characters and marks that turn the direction of writing are replaced."""
     return _NO_TEXT.sub("\ufffd", text)
 
 
@@ -156,15 +156,15 @@ def of_slots(counts: Mapping[str, int], each: int = 0) -> list[Part]:
     """Returns the parts of a bar of slots.
 
     Args:
-        counts: slots of each kind.
-        each: bytes of a slot, to say those too.
+        counts: kind -> number of slots.
+        each: bytes of a slot, to show bytes too; 0 to show slots only.
     """
     sizes = {kind: counts.get(kind, 0) for kind in SLOT_KINDS}
     return [Part(kind, n, kind, f"{n:,}, {format_bytes(n * each)}" if each else f"{n:,}") for kind, n in sizes.items()]
 
 
 def of_use(used: int, total: int) -> list[Part]:
-    """Returns what is used and what is free."""
+    """Returns the two parts of a bar: used and free."""
     return [Part("used", used, "used", f"{used:,}"), Part("free", total - used, "free", f"{total - used:,}")]
 
 
@@ -172,7 +172,7 @@ def figures(title: str, stats: Any) -> Section:
     """Returns a table of the figures that are not 0, several to a line.
 
     Args:
-        title: What they are.
+        title: The title of the table.
         stats: A mapping or a dataclass of numbers.
     """
     named: Mapping[str, Any] = stats if isinstance(stats, Mapping) else asdict(stats)
@@ -191,7 +191,7 @@ def figures(title: str, stats: Any) -> Section:
 
 
 class Shown:
-    """An object that shows what it holds, by its method `sheet`: as HTML in a notebook, as text with `rich.print`."""
+    """Base of objects that show what they hold: as HTML in a notebook, as text with `rich.print`."""
 
     def sheet(self) -> Sheet:
         """Returns what the object shows of itself, from what the host knows.
@@ -201,7 +201,7 @@ class Shown:
         raise NotImplementedError
 
     def _repr_html_(self) -> str:
-        from memstate.viz import html  # what draws is loaded when something is shown
+        from memstate.viz import html  # loaded only when something is shown
 
         return html.render(self.sheet())
 

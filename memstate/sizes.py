@@ -1,4 +1,4 @@
-"""Refuses memory that the device or the host does not have, with the numbers, before anything is allocated."""
+"""Reads and shows sizes, and refuses memory that a device or the host does not have before it is allocated."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from memstate.checks import INT32_MAX, is_whole, shown
 from memstate.errors import InvalidArgument, MemstateError
 
 INT64_MAX = 2**63 - 1
-MOST_SLOTS = INT32_MAX - 31  # kernels number the bits of the bitmap, whole words of 32, with int32
+MOST_SLOTS = INT32_MAX - 31  # kernels number the bits of the bitmap with int32; it has whole words of 32 bits
 
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {f"{unit}iB": 1 << 10 * at for at, unit in enumerate("KMGT", 1)}
@@ -23,14 +23,14 @@ TOKEN_UNITS = {"": 1, "k": 1 << 10, "K": 1 << 10, "M": 1 << 20}
 def byte_count(what: str, value: int | str) -> int:
     """Returns a number of bytes: a whole number, or a text such as "80GiB" (2**30 bytes) or "141GB" (10**9 bytes).
 
-    A text names its unit: who writes "80" hardly means 80 bytes.
+    A text must have a unit, because "80" hardly means 80 bytes.
 
     Args:
-        what: names the value in an error.
+        what: the name of the value in an error.
         value: the number or the text.
 
     Raises:
-        InvalidArgument: it is neither, without a unit, or less than 1.
+        InvalidArgument: the value is neither, has no unit, or is less than 1.
 
     Example:
         >>> byte_count("memory", "1.5KiB")
@@ -43,11 +43,11 @@ def token_count(what: str, value: int | str) -> int:
     """Returns a number of tokens: a whole number, or a text such as "32k" (32 768 tokens).
 
     Args:
-        what: names the value in an error.
+        what: the name of the value in an error.
         value: the number or the text.
 
     Raises:
-        InvalidArgument: it is neither, or less than 1.
+        InvalidArgument: the value is neither, or is less than 1.
 
     Example:
         >>> token_count("context", "32k")
@@ -57,18 +57,18 @@ def token_count(what: str, value: int | str) -> int:
 
 
 def _counted(what: str, value: int | str, units: Mapping[str, int], expected: str) -> int:
-    found = re.fullmatch(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([A-Za-z]*)\s*", value) if isinstance(value, str) else None
+    parts = re.fullmatch(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([A-Za-z]*)\s*", value) if isinstance(value, str) else None
     known = ", ".join(filter(None, units))
-    if found and not found[2] and "" not in units:
+    if parts and not parts[2] and "" not in units:
         raise InvalidArgument(
-            f"{what}={shown(value)}: a number without a unit; write {found[1]}GiB or {found[1]}GB, or for so many "
-            f"bytes {found[1]}B (units: {known})"
+            f"{what}={shown(value)}: a number without a unit; write {parts[1]}GiB or {parts[1]}GB, or for so many "
+            f"bytes {parts[1]}B (units: {known})"
         )
-    if found and found[2] not in units:
-        raise InvalidArgument(f"{what}={shown(value)}: unknown unit {found[2]!r}, expected one of {known}")
+    if parts and parts[2] not in units:
+        raise InvalidArgument(f"{what}={shown(value)}: unknown unit {parts[2]!r}, expected one of {known}")
     count = 0
-    if found:
-        count = int(Fraction(found[1]) * units[found[2]])
+    if parts:
+        count = int(Fraction(parts[1]) * units[parts[2]])
     elif is_whole(value):
         count = int(value)
     if not 1 <= count <= INT64_MAX:
@@ -77,12 +77,12 @@ def _counted(what: str, value: int | str, units: Mapping[str, int], expected: st
 
 
 class Part(NamedTuple):
-    """Memory that a constructor will allocate.
+    """A piece of memory that a constructor will allocate.
 
     Args:
-        name: what it is for.
+        name: what the memory is for.
         nbytes: its size in bytes.
-        lower: the setting to lower if it does not fit.
+        lower: the setting to lower if the memory does not fit.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Part(NamedTuple):
 
 
 def memory(device: torch.device) -> int:
-    """Returns the bytes of memory that a device has in all, used or not; of the host, what the container may use.
+    """Returns the bytes of all memory of a device, used or not. For the host: the bytes that the container may use.
 
     Syncs: no.
     """
@@ -99,17 +99,17 @@ def memory(device: torch.device) -> int:
         return int(torch.cuda.mem_get_info(device)[1])
     try:
         return min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), container.limit())
-    except (AttributeError, ValueError, OSError):  # a system that does not say
+    except (AttributeError, ValueError, OSError):  # the system does not tell its memory
         return container.limit()
 
 
 def require_memory(
     asked: str, parts: Sequence[Part], device: torch.device, error: type[MemstateError], where: str = ""
 ) -> None:
-    """Refuses parts that are larger together than the memory of a device.
+    """Refuses parts whose sum is larger than the memory of a device.
 
     Args:
-        asked: the settings that ask for them, for the error.
+        asked: the settings that ask for the parts, for the text of the error.
         parts: what would be allocated.
         device: where it would be allocated.
         error: the class of the error.
@@ -123,7 +123,7 @@ def require_memory(
 
 
 def describe(parts: Sequence[Part], device: torch.device, where: str = "") -> str:
-    """Returns a text: what the parts need, largest first, what the device has, and what to lower.
+    """Returns a text for an error: what the parts need, largest first, what the device has, and what to lower.
 
     Args:
         parts: what would be allocated.
@@ -143,7 +143,7 @@ def _bytes(count: int) -> str:
 
 
 def format_bytes(count: int) -> str:
-    """A byte count for people, in binary units: 73.69 MiB."""
+    """Returns a number of bytes as a text for people, in binary units, such as "73.69 MiB"."""
     size, unit = float(count), 0
     while abs(size) >= 1024 and unit < 4:
         size, unit = size / 1024, unit + 1

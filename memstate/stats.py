@@ -1,4 +1,4 @@
-"""Figures of a running manager, as typed records. From the host's mirror: reading them never waits for the device."""
+"""Figures of a running manager, as typed records. The host knows them all: reading never waits for the device."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,27 +13,27 @@ LOST: Final = {"no sharing": "lost_no_sharing", "evicted": "lost_evicted", "no s
 
 @dataclass(frozen=True)
 class PrefixStats(Shown):
-    """The prefix cache: what it holds now, and since the start what requests found, and what came and went.
+    """Figures of the prefix cache. The first four count what it holds now, the others events since the start.
 
     Attributes:
-        states: held.
-        nodes: held.
-        pages: held.
+        states: cached states.
+        nodes: nodes of the tree.
+        pages: KV pages in the tree.
         leased_pages: pages of nodes that rows or sessions share.
         lookups: requests with tokens.
-        prompt_tokens: tokens of these requests.
-        hit_tokens: prompt tokens that need not be computed. The three `lost_` figures add up to the rest.
+        prompt_tokens: prompt tokens of these requests: the hit tokens and the three `lost_` figures.
+        hit_tokens: prompt tokens that need not be computed.
         lost_no_sharing: prompt tokens that the cache has never had, or whose KV is gone.
-        lost_evicted: prompt tokens whose state was there and has been evicted.
-        lost_no_snapshot: prompt tokens whose KV is there, and that never had a state.
-        inserted: states.
-        duplicates: states that came when one was there already.
+        lost_evicted: prompt tokens whose state has been evicted.
+        lost_no_snapshot: prompt tokens whose KV is cached, and that never had a state.
+        inserted: states that came to the cache.
+        duplicates: states that came when the cache had a state of these tokens already.
         declined: states that the policy did not keep.
         refused: states for which no register was free.
         loaded: states that came back from host memory.
-        evicted_states: states that went. The six `gone_` figures add up to it.
-        evicted_pages: pages.
-        gone_superseded: states whose row or session had left a newer one.
+        evicted_states: states that left the cache: the sum of the six `gone_` figures.
+        evicted_pages: pages that left the cache.
+        gone_superseded: states whose row or session had left a newer state.
         gone_room: states that the policy chose, because slots or registers were short.
         gone_pages: states that went with the KV pages of a leaf, because pages were short.
         gone_limit: states beyond `Prefix(most_states=)`.
@@ -66,7 +66,7 @@ class PrefixStats(Shown):
     gone_cleared: int = 0
 
     def prompts(self) -> Bar:
-        """Returns what requests met of their prompts."""
+        """Returns a bar of the prompt tokens: hits, and losses by reason."""
         parts = [of_tokens("hit", self.hit_tokens, "hit")]
         parts += [of_tokens(reason, getattr(self, name), reason) for reason, name in LOST.items()]
         return bar(f"{self.prompt_tokens:,} prompt tokens of {self.lookups:,} requests", parts)
@@ -78,7 +78,7 @@ class PrefixStats(Shown):
 
 
 class NoPrefix(Absent):
-    """Figures of a manager without a prefix cache."""
+    """Stands for the figures of a missing prefix cache."""
 
     _record, _why = PrefixStats, "this manager has no prefix cache: build it with prefix=ms.Prefix()"
 
@@ -88,34 +88,34 @@ NO_PREFIX: Final[Any] = NoPrefix()
 
 @dataclass(frozen=True)
 class PrefetchStats(Shown):
-    """Prefetches from storage: what is in flight, and since the start how they ended.
+    """Figures of prefetches from storage. The first two count those under way now, the others events since the start.
 
-    The eleven figures from `complete` to `lost` add up to the prefetches that are over.
+    The eleven figures from `complete` to `lost` count prefetches by their end. Together they are all that are over.
 
     Attributes:
-        in_flight: prefetches.
-        in_flight_tokens: tokens that these prefetches are after.
+        in_flight: prefetches under way.
+        in_flight_tokens: tokens that these prefetches fetch.
         started: all prefetches.
-        complete: everything that was agreed on came.
-        partial: a part of it came.
-        short: too little was missing to begin.
-        limited: others were after too many tokens already.
+        complete: all agreed records came.
+        partial: a part of the agreed records came.
+        short: too few tokens were missing to begin.
+        limited: other prefetches were fetching too many tokens already.
         missed: storage had too little.
         no_room: host memory had too little room.
-        stopped: stopped before anything had come.
+        stopped: stopped before any record had come.
         failed: storage failed.
-        disagreed: another rank could not.
+        disagreed: another rank could not fetch.
         cancelled: cancelled by a caller.
-        lost: lost with another rank.
+        lost: ended because another rank was lost.
         late: requests that were admitted before their prefetch was over.
-        truncated: cut to the host memory that was there.
-        truncated_tokens: tokens cut off.
-        tokens: tokens that need not be computed.
+        truncated: prefetches that were cut to the free host memory.
+        truncated_tokens: tokens cut off from these.
+        tokens: tokens that need not be computed, thanks to prefetches.
         read: records that came whole.
         pages: pages that were kept.
         states: states that were kept.
-        flaws: what was wrong with a record -> records that were not what was asked for.
-        failures: calls that storage failed.
+        flaws: flaw -> number of records that had this flaw.
+        failures: calls to storage that failed.
         rounds: agreements with other ranks.
         waits: agreements that this rank had to wait for.
     """
@@ -152,7 +152,7 @@ class PrefetchStats(Shown):
 
 
 class NoPrefetch(Absent):
-    """Figures of tiers without storage."""
+    """Stands for the prefetch figures of tiers without storage."""
 
     _record, _why = PrefetchStats, "these tiers have no storage to fetch from: build them with ms.Tiers(store=)"
 
@@ -162,35 +162,35 @@ NO_PREFETCH: Final[Any] = NoPrefetch()
 
 @dataclass(frozen=True)
 class TierStats(Shown):
-    """Host memory and storage: what is held now, and since the start what moved.
+    """Figures of host memory and storage: what is held now, and what has moved since the start.
 
     Attributes:
-        host_states: states in host memory.
-        host_state_records: records for states that exist.
-        host_pages: pages in host memory.
-        host_page_records: records for pages that exist.
-        host_bytes: memory of the host.
-        staging_bytes: memory of the device.
-        host_hit_tokens: the same, found in host memory.
-        storage_hit_tokens: the same, found in storage; prefetched ones count here.
-        states_out: copied from the device to host memory.
-        states_in: copied from host memory to the device.
-        pages_out: copied from the device to host memory.
-        pages_in: copied from host memory to the device.
-        refused: states that found no room in host memory.
+        host_states: states in host memory now.
+        host_state_records: states for which host memory has room.
+        host_pages: pages in host memory now.
+        host_page_records: pages for which host memory has room.
+        host_bytes: bytes of host memory that the tiers take.
+        staging_bytes: bytes of device memory that staging takes.
+        host_hit_tokens: hit tokens beyond the states on the device, whose state was in host memory.
+        storage_hit_tokens: hit tokens beyond the states on the device, whose state came from storage by a prefetch.
+        states_out: states copied from the device to host memory.
+        states_in: states copied from host memory to the device.
+        pages_out: pages copied from the device to host memory.
+        pages_in: pages copied from host memory to the device.
+        refused: states for which host memory had no room.
         unstaged: states that were evicted while staging was full, and so not saved.
-        evicted_states: of host memory.
-        evicted_pages: of host memory.
+        evicted_states: states evicted from host memory.
+        evicted_pages: pages evicted from host memory.
         written: records written to storage.
         write_failed: records that storage did not take.
-        write_missed: records that were evicted before their turn.
+        write_missed: records that host memory evicted before they were written.
         writes_pending: records that wait for storage or are being written.
-        state_bytes: copied for each state that goes out or comes in.
-        page_bytes: copied for each page that goes out or comes in.
-        leaked_records: 0, or something is wrong.
-        failures: what storage could not do, by reason: what `store.faults` counts, and calls that raised.
-        store_evicted: records that the store deleted to make room, as far as it counts them.
-        prefetch: of storage; `NoPrefetch`, which is falsy, without one.
+        state_bytes: bytes copied for each state that goes out or comes in.
+        page_bytes: bytes copied for each page that goes out or comes in.
+        leaked_records: host records without an owner. If it is not 0, memstate has a defect.
+        failures: reason -> number of failures of storage: the counts of `store.faults`, and calls that raised.
+        store_evicted: records that the store deleted to make room, if the store counts them.
+        prefetch: figures of prefetches; without storage `NoPrefetch`, which is falsy.
     """
 
     host_states: int
@@ -221,7 +221,7 @@ class TierStats(Shown):
     prefetch: PrefetchStats = NO_PREFETCH
 
     def records(self) -> list[Bar]:
-        """Returns how full the records of each kind are."""
+        """Returns a bar of used and free records for states, and one for pages."""
         sizes = {
             "records of states in host memory": (self.host_states, self.host_state_records),
             "records of KV pages in host memory": (self.host_pages, self.host_page_records),
@@ -240,7 +240,7 @@ class TierStats(Shown):
 
 
 class NoTiers(Absent):
-    """Figures of a manager without host memory."""
+    """Stands for the figures of missing tiers."""
 
     _record, _why = TierStats, "this manager has no tiers: build it with tiers=ms.Tiers()"
 
@@ -250,7 +250,7 @@ NO_TIERS: Final[Any] = NoTiers()
 
 @dataclass(frozen=True)
 class ChaosStats(Shown):
-    """Faults injected on purpose since the start, see `Chaos`. Each is one line in the log.
+    """Figures of faults that were injected since the start, see `Chaos`. Each fault is one line in the log.
 
     Attributes:
         claims: steps in which optional claims were refused.
@@ -272,7 +272,7 @@ class ChaosStats(Shown):
 
 
 class NoChaos(Absent):
-    """Figures of a manager without injected faults."""
+    """Stands for the figures of a manager without injected faults."""
 
     _record, _why = ChaosStats, "no faults are injected: call ms.testing.Faults(ms.testing.Chaos()).inject(mem)"
 
@@ -282,51 +282,55 @@ NO_CHAOS: Final[Any] = NoChaos()
 
 @dataclass(frozen=True)
 class Stats(Shown):
-    """Figures of a manager; slots unless said otherwise.
+    """Figures of a manager.
 
-    The four `held_by_` figures and `free` add up to `capacity`, but for slots that are claimed by id.
+    `held_by_live`, `held_by_lanes`, `held_by_snapshots`, `held_by_sessions` and `free` add up to `capacity`, apart from
+    slots that are claimed by id.
 
     Attributes:
-        capacity: the highest slot.
+        capacity: all slots but the null slot.
         free: free slots.
-        held_by_live: held by rows for their live states.
-        held_by_lanes: held by rows for snapshots that are not published.
-        held_by_snapshots: held by published snapshots, cached ones too.
-        held_by_sessions: held by sessions.
-        held_by_marks: of `held_by_snapshots`, states inside prompts of rows that still run.
+        held_by_live: slots of the live states of rows.
+        held_by_lanes: slots of snapshots in lanes of rows: not published.
+        held_by_snapshots: slots of published snapshots, cached states included.
+        held_by_sessions: slots of sessions.
+        held_by_marks: of `held_by_snapshots`, slots of states inside the prompts of rows that still run.
         rows: rows of the request table.
         rows_used: rows that requests have.
         oldest_row: seconds since the oldest of these requests was admitted or forked; 0 without one.
-        idlest_row: seconds that one of them has had the same length, the longest of all: at least, as figures saw it.
+        idlest_row: seconds for which a request has had the same length, the longest of all. Only changes between two
+            readings of figures are seen.
         pages: KV pages.
         pages_free: KV pages that are free.
         sessions: open sessions.
         sessions_emptied: idle sessions that made way or expired, since the start.
         sessions_parted: turns that no state of their session's last answer served, since the start.
         oldest_session: seconds since the oldest session was opened; 0 without one.
-        idlest_session: seconds that the longest idle session is idle; 0 without one.
+        idlest_session: seconds for which the longest idle session is idle; 0 without one.
         claimed: slots that were claimed, since the start.
         short_of_slots: admissions, forks and extensions refused for lack of slots, since the start: back-pressure.
         short_of_rows: the same, for lack of rows.
         short_of_pages: the same, for lack of KV pages.
         snapshots: boundaries with a snapshot, since the start.
-        degraded: boundaries that found no slot for one, since the start. LazyPingPong overwrites its older one there.
-        published: snapshots that were published.
-        dropped: published snapshots that were dropped.
-        refused: snapshots for which no register was free.
-        missed: states that prompts wanted, and no chunk came near the length: see `StateManager.chunk`.
-        copied_bytes: moved by memstate's own launches.
-        zeroed_bytes: zeroed by memstate's own launches.
-        packets: sent; at most one a scheduler step where no two recorded changes conflict.
-        uploads: asynchronous copies to the device.
-        upload_bytes: bytes of these.
-        upload_waits: times that the host waited because the ring of upload buffers was full.
-        launches: of all ops together.
-        syncs: times that the host waited for the device.
-        prefix: the prefix cache; `NoPrefix` without one. What stands for a missing part is falsy, and reading a figure
-            of it raises `ConfigurationError`.
-        tiers: host memory and storage; `NoTiers` without such.
-        chaos: injected faults; `NoChaos` without any.
+        degraded: boundaries for whose snapshot no slot was free, since the start. There, LazyPingPong overwrites its
+            older snapshot.
+        published: snapshots that were published, since the start.
+        dropped: published snapshots that were dropped, since the start.
+        refused: snapshots for which no register was free, since the start.
+        missed: marks without a state, because no chunk came near their length, since the start; see
+            `StateManager.chunk`.
+        copied_bytes: bytes of states that memstate's launches copied, since the start.
+        zeroed_bytes: bytes of states that memstate's launches zeroed, since the start.
+        packets: packets that were sent, since the start. If no recorded changes conflict, at most one a step.
+        uploads: asynchronous copies to the device, since the start.
+        upload_bytes: bytes of these copies.
+        upload_waits: times that the host waited because the ring of upload buffers was full, since the start.
+        launches: launches of all ops together, since the start.
+        syncs: times that the host waited for the device, since the start.
+        prefix: figures of the prefix cache; `NoPrefix` without one. Such a stand-in is falsy, and reading a figure of
+            it raises `ConfigurationError`.
+        tiers: figures of host memory and storage; `NoTiers` without tiers.
+        chaos: figures of injected faults; `NoChaos` without any.
     """
 
     capacity: int
@@ -387,7 +391,7 @@ class Stats(Shown):
         return sheet(title, bars, sections)
 
     def add_parts(self, bars: list[Bar], sections: list[Section]) -> None:
-        """Adds what there is of KV pages, prefix cache and tiers, for the sheets of figures and of managers."""
+        """Adds bars and tables of KV pages, prefix cache and tiers to a sheet of figures or of a manager."""
         if self.pages:
             bars.append(bar(f"{self.pages:,} KV pages", of_use(self.pages - self.pages_free, self.pages)))
         if self.prefix:

@@ -5,20 +5,21 @@ import torch
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import on
 
-_STREAMS: dict[tuple[int | None, int], "torch.cuda.Stream"] = {}  # by device and handle
+_STREAMS: dict[tuple[int | None, int], "torch.cuda.Stream"] = {}  # (index of the device, handle) -> stream
 
 
 def current_stream(device: torch.device) -> "torch.cuda.Stream":
-    """Returns the current stream of a CUDA device: for the same stream the same object.
+    """Returns the current stream of a CUDA device. The same stream is always the same object.
 
-    A call of `torch.cuda.current_stream` takes 5 us of an H100's host, the handle of a stream 0.3 us.
+    It asks for the handle of the stream, which takes 0.3 us on the host of an H100; `torch.cuda.current_stream` takes
+    5 us.
 
     Args:
-        device: with its index.
+        device: the device, with its index.
 
     Syncs: no.
     """
-    handle_of = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # what Triton asks before each launch
+    handle_of = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # private: Triton calls it before each launch
     if handle_of is None:
         return torch.cuda.current_stream(device)
     key = device.index, handle_of(device.index)
@@ -64,7 +65,7 @@ class WorkStream:
         """Refuses a call that comes on another stream, or while a graph is captured.
 
         Raises:
-            InvalidArgument: the current stream is not the one remembered, or is capturing; nothing changed.
+            InvalidArgument: the current stream is not the remembered one, or captures a graph; nothing changed.
 
         Syncs: no.
         """
@@ -93,7 +94,7 @@ class WorkStream:
         """Refuses a call while the current stream captures a CUDA graph: a replay would not repeat it.
 
         Raises:
-            InvalidArgument: the current stream is capturing; nothing changed.
+            InvalidArgument: the current stream captures a graph; nothing changed.
 
         Syncs: no.
         """

@@ -1,4 +1,4 @@
-"""Tokens as bytes: eight of them a token, so that a prefix is compared by one call and hashed without a loop."""
+"""Encodes tokens as keys of 8 bytes a token, so that prefixes are compared and hashed without a loop over tokens."""
 
 from collections.abc import Hashable, Sequence
 from struct import Struct
@@ -10,17 +10,17 @@ import numpy.typing as npt
 
 from memstate.errors import InvalidArgument
 
-BYTES = 8  # of one token: ids may be hashes of images
+BYTES = 8  # of one token in a key: ids may be 64-bit hashes of images
 Tokens = Sequence[int] | npt.NDArray[np.integer]
 
 
 class Prompt(NamedTuple):
-    """Tokens and their salt, which go together wherever prefixes are compared.
+    """Tokens and their salt. Prefixes are equal only if both are.
 
     Attributes:
         key: The tokens, encoded.
-        salt: As `require_salt` takes it. Equal tokens under different salts share nothing.
-        kind: Of the request that they come from; compared nowhere.
+        salt: A salt that `require_salt` accepts. Equal tokens under different salts share nothing.
+        kind: `Request.kind` of the request with these tokens. Comparisons of prefixes ignore it.
 
     Example:
         >>> Prompt(encode([3, 1, 4]), "tenant").head(2).tokens
@@ -40,7 +40,7 @@ class Prompt(NamedTuple):
         """Returns the first tokens under the same salt.
 
         Args:
-            tokens: How many; all where there are fewer.
+            tokens: How many. If the prompt has fewer, all are returned.
         """
         return Prompt(self.key[: tokens * BYTES], self.salt, self.kind)
 
@@ -49,18 +49,18 @@ EMPTY = Prompt(b"", None)
 
 
 def encode(tokens: Tokens) -> bytes:
-    """Tokens as a key: `BYTES` bytes each.
+    """Returns tokens as a key: `BYTES` bytes for each token.
 
     Args:
         tokens: whole numbers that fit 64 bits: a list, a tuple, an array of numpy or of the standard library, bytes, or
-            a tensor in host memory. Arrays of int64 cost no loop.
+            a tensor in host memory. Arrays of int64 need no loop.
 
     Raises:
-        InvalidArgument: they are not whole numbers in one dimension, or do not fit.
+        InvalidArgument: the tokens are not whole numbers in one dimension, or do not fit 64 bits.
     """
     try:
         if isinstance(tokens, list | tuple):
-            return Struct(f"{len(tokens)}q").pack(*tokens)  # half the time of an array
+            return Struct(f"{len(tokens)}q").pack(*tokens)  # takes half the time of numpy
         given = np.frombuffer(tokens, np.uint8) if isinstance(tokens, bytes | bytearray) else np.asarray(tokens)
     except (TypeError, ValueError, OverflowError, RuntimeError, StructError) as error:
         raise InvalidArgument(f"tokens: {error}; expected whole numbers that fit 64 bits") from error
@@ -72,17 +72,19 @@ def encode(tokens: Tokens) -> bytes:
 
 
 def common(one: bytes, other: bytes, unit: int, start: int = 0, offset: int = 0) -> int:
-    """Bytes that two keys share, in whole units. Compares by halving, without a loop over tokens.
+    """Returns the length of the common prefix of two keys, in bytes, rounded down to whole units.
+
+    It halves the range of the answer in each step, so it needs no loop over tokens.
 
     Args:
-        one: a key, compared from `start` on.
-        other: a key, compared from `offset` on.
+        one: a key, compared from byte `start` on.
+        other: a key, compared from byte `offset` on.
         unit: bytes of a unit, such as those of a page.
-        start: a byte of `one`.
-        offset: a byte of `other`.
+        start: first byte of `one` that is compared.
+        offset: first byte of `other` that is compared.
     """
     most = min(len(one) - start, len(other) - offset) // unit
-    low, high = 0, most  # units known to agree; units that may
+    low, high = 0, most  # low: units that agree for sure; high: units that may agree
     while low < high:
         middle = (low + high + 1) // 2
         if one[start + low * unit : start + middle * unit] == other[offset + low * unit : offset + middle * unit]:

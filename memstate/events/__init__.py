@@ -1,13 +1,13 @@
 """Tells other processes which prefixes a manager can resume, and finds the worker that resumes a prompt.
 
-wire         the messages: the schema of vLLM and SGLang, in MessagePack
-feed         what comes to the prefix cache and goes, as messages
-publisher    sends them over ZMQ, numbered, and again on request
+wire         defines the messages: the schema of vLLM and SGLang, in MessagePack
+feed         turns changes of the prefix cache into messages
+publisher    sends numbered messages over ZMQ, and sends them again on request
 subscriber   receives the messages of many workers in order
-index        "which worker can resume this prompt, and how far?"
+index        answers which worker can resume a prompt, and how far
 
-`pip install '.[events]'` brings msgspec and pyzmq. Nothing here is imported by the rest of memstate. Readers load
-no torch: `Feed` and `Publisher` are loaded when they are first used.
+`pip install '.[events]'` brings msgspec and pyzmq. The rest of memstate imports nothing from this folder. A process
+that only reads events loads no torch, because `Feed` and `Publisher` are loaded when they are first used.
 """
 
 from typing import TYPE_CHECKING

@@ -1,6 +1,6 @@
-"""What comes to a prefix cache and goes, as events. Knows no socket.
+"""Turns changes of a prefix cache into events. Knows no socket.
 
-The cache tells the feed at once; `take` hands over what has gathered. Without a feed the cache tells nobody.
+The cache tells the feed of each change at once. `take` returns the events that have gathered.
 """
 
 import time
@@ -31,11 +31,11 @@ from memstate.tokens import BYTES
 class Feed:
     """Gathers the events of a manager's prefix cache.
 
-    A snapshot, all that the cache has behind an `AllBlocksCleared`, comes first, and where everything may be different:
-    after `reset` and `recover`. So it rebuilds what a reader knows, whatever that was.
+    The first batch is a snapshot: an `AllBlocksCleared`, then everything that the cache has. The batch after `reset`
+    and after `recover` is one as well. A reader can rebuild its knowledge from a snapshot alone.
 
     Args:
-        mem: A manager with a prefix cache and no other feed.
+        mem: A manager with a prefix cache and without another feed.
         rank: The worker's data-parallel rank, None for none.
 
     Raises:
@@ -55,7 +55,7 @@ class Feed:
         cache.watcher = self
 
     def close(self) -> None:
-        """Ends the feed: the cache tells nobody from now on."""
+        """Ends the feed: the cache no longer tells it of changes."""
         if self._cache.watcher is self:
             self._cache.watcher = None
 
@@ -64,7 +64,7 @@ class Feed:
         self._whole, self._events = True, []
 
     def take(self) -> Batch | None:
-        """Returns what has happened since the last call, None for nothing.
+        """Returns the events since the last call, None if there are none.
 
         Syncs: no.
         """
@@ -74,28 +74,28 @@ class Feed:
         return Batch(time.time(), events, self._rank) if events else None
 
     def pages_stored(self, node: Node, first: int) -> None:
-        """Notes KV that is there now; see `Watcher`."""
+        """Notes that pages got KV; see `Watcher`."""
         if not self._whole:
             self._events.append(self._stored(node, first, node.end, KV))
 
     def pages_removed(self, node: Node, pages: int) -> None:
-        """Notes KV that goes; see `Watcher`."""
+        """Notes pages whose KV goes; see `Watcher`."""
         if not self._whole:
             self._events.append(BlockRemoved(self._hashes(node)[node.end - pages :], group_idx=KV))
 
     def state_stored(self, node: Node) -> None:
-        """Notes a state that is there now; see `Watcher`."""
+        """Notes that a state has been cached; see `Watcher`."""
         if not self._whole:
             self._events.append(self._stored(node, node.end - 1, node.end, STATES))
 
     def state_removed(self, node: Node) -> None:
-        """Notes a state that has gone; see `Watcher`."""
+        """Notes that a state is no longer cached; see `Watcher`."""
         if not self._whole:
             self._events.append(BlockRemoved(self._hashes(node)[-1:], group_idx=STATES))
 
     def _snapshot(self) -> list[Event]:
         events: list[Event] = [AllBlocksCleared()]
-        # A reader learns that there are states before the first comes: without them no prefix can be resumed.
+        # An empty event of the group of states: from it on, readers require a state for each prefix that they resume.
         events.append(BlockStored([], None, [], self._size, group_idx=STATES, kv_cache_spec_kind=KINDS[STATES]))
         for _, node in self._cache.tree.walk():
             if not node.ghost:

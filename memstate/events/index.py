@@ -1,9 +1,9 @@
-"""Which worker can resume a prompt, and how far. Knows no socket.
+"""Answers which worker can resume a prompt, and how far, from the events of all workers. Knows no socket.
 
-    (block before, tokens of a block) ─▶ hash of the block ─▶ the groups that have it          for each worker
+    (hash of the block before, tokens of the block) ─▶ hash of the block ─▶ groups that have the block    per worker
 
-A reader needs no hash function, because events name the tokens of each block and the block before. So the events of
-vLLM and SGLang fill an index as well. A block counts while any medium has it: engines tell of host memory, too.
+An index needs no hash function, because events name the tokens of each block and the block before. So it also takes
+events of vLLM and SGLang. A block counts while any medium has it, such as device or host memory.
 """
 
 from collections.abc import Hashable
@@ -13,16 +13,16 @@ from memstate.events.wire import RECURRENT, AllBlocksCleared, Batch, BlockRemove
 from memstate.tokens import BYTES as TOKEN
 from memstate.tokens import Tokens, encode
 
-Above = Hash | tuple[str | None]  # the block before, or the tag of a salt for the start of a prompt
+Above = Hash | tuple[str | None]  # hash of the block before; at the start of a prompt the tag of its salt, as a tuple
 
 
 class Resumable(NamedTuple):
-    """How far a worker has a prompt.
+    """How far one worker can resume a prompt.
 
     Attributes:
-        worker: The worker.
-        length: Tokens that it need not compute.
-        kv: Tokens whose KV it has.
+        worker: The name of the worker.
+        length: Tokens that the worker need not compute.
+        kv: Tokens whose KV the worker has.
     """
 
     worker: str
@@ -35,11 +35,11 @@ class Blocks:
 
     def __init__(self) -> None:
         self.size = 0
-        self._recurrent: set[int] = set()  # groups of which the last block alone is read
-        self._reading: set[int] = set()  # other groups
+        self._recurrent: set[int] = set()  # groups of which only the last block of a prefix is read, such as states
+        self._reading: set[int] = set()  # groups of which all blocks of a prefix are read, such as KV
         self._next: dict[tuple[Above, bytes], Hash] = {}
         self._step: dict[Hash, tuple[Above, bytes]] = {}
-        self._groups: dict[Hash, dict[int, set[str | None]]] = {}  # block -> group -> where it is
+        self._groups: dict[Hash, dict[int, set[str | None]]] = {}  # block -> group -> media that have it
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -56,12 +56,12 @@ class Blocks:
         for block in event.block_hashes:
             self._groups.setdefault(block, {}).setdefault(group, set()).add(event.medium)
         if event.block_size != self.size or len(event.token_ids) != count * self.size:
-            return  # blocks that were left out: their tokens come with another group
+            return  # some tokens are missing here: they come with the event of another group
         key, unit = encode(event.token_ids), self.size * TOKEN
         above: Above = event.parent_block_hash if event.parent_block_hash is not None else (_tag(event),)
         for at, block in enumerate(event.block_hashes):
             step = above, key[at * unit : (at + 1) * unit]
-            if self._step.get(block, step) != step:  # its sender has said something else of it before
+            if self._step.get(block, step) != step:  # the worker has named other tokens for this block before
                 self._unlink(block)
             self._next[step], self._step[block], above = block, step, block
 
@@ -84,12 +84,12 @@ class Blocks:
             del self._next[step]
 
     def reach(self, key: bytes, tag: str | None, most: int) -> tuple[int, int]:
-        """Returns how many tokens of a prompt can be resumed, and of how many there is KV.
+        """Returns how many tokens of a prompt can be resumed, and how many have KV.
 
         Args:
             key: The prompt's tokens, encoded.
             tag: The tag of its salt.
-            most: Tokens that count at most.
+            most: Tokens to look at, at most.
         """
         above: Above = (tag,)
         length = kv = 0
@@ -104,7 +104,7 @@ class Blocks:
 
 
 def _tag(event: BlockStored) -> str | None:
-    """Returns what the events of memstate, vLLM and SGLang say of the salt at the start of a prompt."""
+    """Returns the tag of the salt in an event of memstate, vLLM or SGLang, for the first block of a prompt."""
     first = event.extra_keys[0] if event.extra_keys else None
     return "\0".join(map(str, first)) if first else event.cache_salt
 
@@ -128,15 +128,15 @@ class Index:
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """The workers that have told of themselves."""
+        """The workers whose events have been applied."""
         return tuple(self._workers)
 
     def apply(self, worker: str, batch: Batch) -> None:
-        """Takes in a batch of events.
+        """Applies a batch of events.
 
         Args:
-            worker: Who sent it.
-            batch: The events. Those of a worker come in order.
+            worker: The worker that sent the batch.
+            batch: The events. Apply the batches of a worker in their order.
         """
         blocks = self._workers.setdefault(worker, Blocks())
         for event in batch.events:
@@ -149,7 +149,7 @@ class Index:
                     blocks.clear()
 
     def forget(self, worker: str) -> None:
-        """Forgets a worker: it has gone, or what it told is not certain any more."""
+        """Forgets the blocks of a worker that has gone, or whose events have a gap."""
         self._workers.pop(worker, None)
 
     def find(self, tokens: Tokens, salt: Hashable = None, *, tag: str | None = None) -> list[Resumable]:
@@ -160,16 +160,16 @@ class Index:
         Args:
             tokens: The whole prompt.
             salt: The salt of the request.
-            tag: What stands for the salt in the events of other engines, instead of `salt`: of vLLM the text of
+            tag: The tag of the salt in the events of another engine, instead of `salt`. For vLLM: the text of
                 `cache_salt`.
 
         Returns:
-            The workers that have something of the prompt.
+            The workers that have KV of the prompt.
 
         Raises:
-            InvalidArgument: These are no tokens, or it is no salt.
+            InvalidArgument: `tokens` are no tokens, or `salt` is no salt.
         """
         key = encode(tokens)
         tag, most = tag or salt_tag(salt), max(0, len(key) // TOKEN - 1)
-        found = [Resumable(worker, *blocks.reach(key, tag, most)) for worker, blocks in self._workers.items()]
-        return sorted((each for each in found if each.kv), key=lambda each: (-each.length, -each.kv, each.worker))
+        reached = [Resumable(worker, *blocks.reach(key, tag, most)) for worker, blocks in self._workers.items()]
+        return sorted((each for each in reached if each.kv), key=lambda each: (-each.length, -each.kv, each.worker))

@@ -1,10 +1,10 @@
 """Sends the events of a manager over ZMQ, as vLLM and SGLang do. Has no thread: the loop calls `publish`.
 
 PUB       topic, number of the batch (8 bytes, big-endian), batch
-ROUTER    a number comes in; the batches from that number on go out, and END behind them
+ROUTER    a reader sends a number (a question); it gets the batches from this number on, then END (the answer)
 
-Readers are strangers: each call reads and answers a part of what they ask, however many there are. What is left waits
-for the next call, and in a reader's own socket.
+Any number of readers may ask. So each call reads and answers a limited part of their questions. The rest waits for the
+next call, and in each reader's own socket.
 """
 
 from typing import Any, Final
@@ -16,32 +16,32 @@ from memstate.errors import ConfigurationError
 from memstate.events.feed import Feed
 from memstate.events.wire import END, SEQUENCE, AllBlocksCleared, pack
 
-FRAMES: Final = 256  # of questions that a call reads; a question has three
-ANSWERS: Final = 128  # batches that a call sends to readers that ask, and
-ANSWERED: Final = 1 << 20  # their bytes: one batch may go beyond
-QUESTION: Final = 1024  # bytes of a frame from a reader; who sends a longer one is disconnected
-WAITING: Final = 64  # questions of one reader, and answers to it, that wait in its socket
-LIVE: Final = 1000  # live batches that wait for one reader at least; it asks for what is lost beyond
+FRAMES: Final = 256  # frames that a call reads, at most; a question has three
+ANSWERS: Final = 128  # batches that a call sends as answers, at most
+ANSWERED: Final = 1 << 20  # bytes of answers after which a call sends no further batch
+QUESTION: Final = 1024  # bytes of a frame from a reader, at most; ZMQ disconnects a reader that sends a longer one
+WAITING: Final = 64  # questions of one reader that wait in the socket, at most; as many answers to it
+LIVE: Final = 1000  # live batches that may wait for one reader, unless `keep` is more; it asks for those lost beyond
 
 
 class Publisher:
     """Publishes what the prefix cache of a manager can resume.
 
-    A reader that misses batches asks for them by number. Its answer begins with the last snapshot, if that is newer. If
-    neither is kept any more, the next batch is a snapshot. A reader has one answer at a time: its next question takes
-    the place of the one before.
+    A reader that misses batches asks for them by number. The answer begins with the last snapshot if that is newer than
+    this number. If the publisher keeps neither any more, it makes the next batch a snapshot. A new question of a reader
+    ends the answer to its question before.
 
     Args:
         mem: A manager with a prefix cache.
         endpoint: Where readers subscribe, such as `"tcp://*:5557"`; a port of 0 takes a free one, see `endpoint`.
-        replay: Where readers ask again. None: a late reader waits for the next snapshot.
-        keep: Batches that are kept for readers that ask again.
+        replay: Where readers ask for batches again. None: a late reader waits for the next snapshot.
+        keep: Number of batches that are kept for such readers.
         topic: Topic of the messages.
         rank: The worker's data-parallel rank, None for none.
 
     Attributes:
-        endpoint: The address of subscriptions.
-        replay: The address of questions, None for none.
+        endpoint: The address for subscriptions.
+        replay: The address for questions, None for none.
 
     Raises:
         ConfigurationError: The manager has no prefix cache or another feed, or an address cannot be used.
@@ -63,8 +63,8 @@ class Publisher:
     ) -> None:  # fmt: skip
         self._keep, self._kept = whole("keep", keep), dict[int, bytes]()
         self._topic, self._number, self._snapshot = topic.encode(), 0, 0
-        self._question: list[bytes] = []  # the first frames of the one that is being read
-        self._answers: dict[bytes, int] = {}  # reader -> number of its next batch; whose turn it is comes first
+        self._question: list[bytes] = []  # frames of a question that is not complete yet
+        self._answers: dict[bytes, int] = {}  # reader -> number of its next batch; in the order of their turns
         self._feed = Feed(mem, rank)
         self._sockets: list[Any] = []
         try:
@@ -85,7 +85,7 @@ class Publisher:
         socket.setsockopt(zmq.RCVHWM, WAITING)
         socket.setsockopt(zmq.SNDHWM, WAITING if kind == zmq.ROUTER else max(self._keep, LIVE))
         if kind == zmq.ROUTER:
-            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # or what a full socket does not take would be lost
+            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # raise if a reader's queue is full, and do not drop the message
         try:
             socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -95,10 +95,10 @@ class Publisher:
         return socket, socket.getsockopt(zmq.LAST_ENDPOINT).decode()
 
     def publish(self) -> int:
-        """Sends what has happened since the last call, and answers readers that ask again. Never waits.
+        """Sends the events since the last call, and answers questions of readers. Never waits.
 
-        Call it once in each iteration. However many readers ask, and whatever they send, a call reads at most `FRAMES`
-        frames of questions, and answers with at most `ANSWERS` batches and about `ANSWERED` bytes.
+        Call it once in each iteration of the loop. A call reads at most `FRAMES` frames of questions, and answers with
+        at most `ANSWERS` batches and about `ANSWERED` bytes.
 
         Returns:
             How many batches were sent to all readers: 0 or 1.
@@ -134,11 +134,11 @@ class Publisher:
             if frame.more:
                 continue
             asked, self._question = self._question, []
-            if len(asked) == 3 and len(asked[2]) == SEQUENCE:  # else no question that anybody asks
+            if len(asked) == 3 and len(asked[2]) == SEQUENCE:  # other messages are ignored
                 self._answers[asked[0]] = self._begin(int.from_bytes(asked[2], "big"))
 
     def _begin(self, first: int) -> int:
-        """Returns the number of the batch that an answer begins with."""
+        """Returns the number of the first batch of an answer, from that of the question."""
         first = max(first, self._snapshot)
         if first < self._number - self._keep:
             self._feed.replaced()
@@ -159,9 +159,9 @@ class Publisher:
             frames = (b"", END) if over else (self._topic, number.to_bytes(SEQUENCE, "big"))
             try:
                 self._router.send_multipart((reader, b"", *frames, payload), zmq.NOBLOCK, copy=False)
-            except zmq.Again:  # it has not read what it was sent before
+            except zmq.Again:  # the reader's queue is full: try again in the next call
                 full[reader] = number
-            except zmq.ZMQError:  # it has gone
+            except zmq.ZMQError:  # the reader has gone
                 continue
             else:
                 left -= len(payload)
@@ -170,7 +170,7 @@ class Publisher:
         self._answers |= full
 
     def close(self) -> None:
-        """Ends the feed and closes the sockets. Batches that were not received by then may be lost."""
+        """Ends the feed and closes the sockets. Batches that readers have not received by then may be lost."""
         self._feed.close()
         for socket in self._sockets:
             socket.close()

@@ -1,10 +1,11 @@
 """Receives the events of many workers in order, and fills an index with them.
 
-connected      asked for all batches that the worker keeps
-next batch     applied
-later batch    held, and the missing ones are asked for; if nobody has them, what the worker told before is forgotten
-disconnected   forgotten: the worker cannot resume anything for us, and may be another process when it is back
-too much held  as if disconnected: the answer does not come, so everything is asked for again
+a worker connects      its index is emptied, and it is asked for all batches that it keeps
+the next batch comes   it is applied
+a later batch comes    it is held, and the missing ones are asked for; if the worker has them no more, its index is
+                       emptied, and the held batches are applied
+a worker disconnects   its index is emptied: it may be another process when it is back
+too much is held       the missing batches do not come: it is connected anew
 """
 
 from dataclasses import dataclass, field
@@ -17,10 +18,10 @@ from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.events.index import Index
 from memstate.events.wire import END, SEQUENCE, unpack
 
-LAST: Final = (2**63).to_bytes(SEQUENCE, "big")  # numbers from here on are negative ones, such as END
-HELD: Final = 1 << 28  # bytes of batches behind a gap; also of a message: who sends a larger one is disconnected
-ENTRY: Final = 200  # bytes that each of them takes besides its own
-MESSAGES: Final = 1000  # of a worker that a call takes in, and as many that wait in its socket
+LAST: Final = (2**63).to_bytes(SEQUENCE, "big")  # from here on the bytes are negative numbers, such as END
+HELD: Final = 1 << 28  # bytes of held batches of a worker, at most; also of one message: ZMQ refuses larger ones
+ENTRY: Final = 200  # bytes that a held batch takes besides its payload
+MESSAGES: Final = 1000  # messages of a worker that a call reads, at most; as many may wait in its socket
 
 
 @dataclass
@@ -29,14 +30,14 @@ class Source:
 
     Attributes:
         endpoint: Address of its live batches.
-        sub: Its live batches.
-        monitor: Tells when `sub` is connected and when not.
-        replay: Address where it is asked again, None for nowhere.
-        dealer: Where it is asked again while it is connected.
-        next: Number of the batch that comes next.
-        held: Batches behind a gap, by number, as they came.
-        nbytes: Bytes that they take.
-        asked: From which number on it has been asked, None where no answer is under way.
+        sub: Socket of its live batches.
+        monitor: Socket that tells when `sub` connects and disconnects.
+        replay: Address for questions, None for none.
+        dealer: Socket for questions; None unless the worker is connected.
+        next: Number of the batch to apply next.
+        held: Number -> payload of a batch that waits, because one before it is missing.
+        nbytes: Bytes that the held batches take.
+        asked: First number of the question whose answer is under way, None for none.
     """
 
     endpoint: str
@@ -51,14 +52,14 @@ class Source:
 
 
 class Subscriber:
-    """Keeps an index up to date.
+    """Keeps an index up to date with the events of workers.
 
     Args:
         index: The index.
         topic: Topic of the messages.
 
     Attributes:
-        faults: Messages that were no batches; what their worker had told is forgotten.
+        faults: Number of messages that were no batches. After one, the index forgets its worker.
 
     Example:
         >>> subscriber = Subscriber(Index())
@@ -73,21 +74,21 @@ class Subscriber:
         self._sources: dict[str, Source] = {}
 
     def add(self, worker: str, endpoint: str, replay: str | None = None) -> None:
-        """Begins to listen to a worker, and asks it for all that it has told.
+        """Begins to listen to a worker, and asks it for all batches that it keeps.
 
         Args:
-            worker: Its name in the index.
-            endpoint: Where it publishes.
-            replay: Where it is asked again. None: what is missed is missed until its next snapshot.
+            worker: Name of the worker in the index.
+            endpoint: Address at which the worker publishes.
+            replay: Address for questions. None: after a gap, the index is incomplete until the worker's next snapshot.
 
         Raises:
-            ConfigurationError: An address cannot be used, or there is a worker of this name.
+            ConfigurationError: An address cannot be used, or a worker of this name was added before.
         """
         if worker in self._sources:
             raise ConfigurationError(f"worker {worker!r} is there already: remove it first")
         for address in (endpoint, replay):
             if address is not None:
-                self._connect(zmq.SUB, address).close()  # or a wrong address would show only later
+                self._connect(zmq.SUB, address).close()  # finds a wrong address now, not in a later `poll`
         self._sources[worker] = self._listen(endpoint, replay)
 
     def _listen(self, endpoint: str, replay: str | None) -> Source:
@@ -110,17 +111,17 @@ class Subscriber:
         return socket
 
     def remove(self, worker: str) -> None:
-        """Ends listening to a worker, and forgets what it has told."""
+        """Ends listening to a worker, and removes it from the index."""
         source = self._sources.pop(worker, None)
         if source is not None:
             self._close(source)
         self.index.forget(worker)
 
     def poll(self) -> int:
-        """Takes in what has arrived. Never waits.
+        """Reads the messages that have arrived, and applies batches. Never waits.
 
         Returns:
-            How many batches went into the index.
+            How many batches were applied to the index.
         """
         return sum(self._poll(worker, source) for worker, source in list(self._sources.items()))
 
@@ -168,20 +169,20 @@ class Subscriber:
         return applied
 
     def _listen_again(self, worker: str, source: Source) -> None:
-        """Drops what waits in the sockets: a process that begins again numbers its batches from 0 on."""
+        """Forgets a worker and listens with new sockets. Old messages are dropped: a new process numbers from 0 on."""
         self._close(source)
         self.index.forget(worker)
         self._sources[worker] = self._listen(source.endpoint, source.replay)
 
     def _begin(self, worker: str, source: Source) -> None:
-        """Asks a worker for all that it has told."""
+        """Forgets a worker, and asks it for all batches that it keeps."""
         self.index.forget(worker)
         if source.replay is not None:
             source.dealer = self._connect(zmq.DEALER, source.replay)
             self._ask(source)
 
     def _take(self, worker: str, source: Source, number: bytes, payload: bytes) -> int:
-        """Applies a batch and those that it leads to, or holds it; returns how many were applied."""
+        """Applies a batch and the held ones that follow it, or holds it. Returns how many were applied."""
         try:
             if len(number) != SEQUENCE or number >= LAST:
                 raise InvalidArgument(f"number {number!r} of a batch: expected {SEQUENCE} bytes, the first below 128")
@@ -200,7 +201,7 @@ class Subscriber:
         return 0
 
     def _apply(self, worker: str, source: Source) -> int:
-        """Applies the held batches that are next."""
+        """Applies the held batches that follow the last one. Returns how many."""
         applied = 0
         while (payload := source.held.pop(source.next, None)) is not None:
             source.next += 1
@@ -210,7 +211,7 @@ class Subscriber:
         return applied
 
     def _skip(self, worker: str, source: Source) -> int:
-        """Goes on behind a gap that cannot be filled: what the worker told before is not certain any more."""
+        """Skips a gap that cannot be filled: forgets the worker, and applies held batches. Returns how many."""
         self.index.forget(worker)
         source.next = min(source.held)
         return self._apply(worker, source)
@@ -223,6 +224,6 @@ class Subscriber:
 
 
 def _received(socket: Any) -> tuple[bytes, bytes]:
-    """Returns the number and the batch of the next message; a message of one frame has no number."""
+    """Returns the number and the payload of the next message. If it has one frame only, the number is empty."""
     frames: list[bytes] = [b"", *socket.recv_multipart()]
     return frames[-2], frames[-1]

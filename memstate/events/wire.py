@@ -1,10 +1,11 @@
-"""Messages in the schema that vLLM and SGLang publish, in MessagePack. Knows no cache and no socket.
+"""Defines the messages: the schema that vLLM and SGLang publish, in MessagePack. Knows no cache and no socket.
 
     batch    [time, [event, ..], data-parallel rank]
     event    {"type": "BlockStored" | "BlockRemoved" | "AllBlocksCleared", field: value, ..}
 
-A block is a page. Group 0 has the KV of pages, group 1 the states at their ends. A block's hash is a digest of all
-tokens up to its end and of the salt, cut to 63 bits: vLLM's hashes are whole numbers of 64 bits, SGLang's have a sign.
+A block is a page. Group 0 has the KV of pages, group 1 the states at the ends of pages. The hash of a block is a digest
+of the salt and of all tokens up to the block's end. It is cut to 63 bits, because hashes are whole numbers of 64 bits
+in vLLM, and signed ones in SGLang.
 """
 
 from collections.abc import Hashable
@@ -17,12 +18,12 @@ from memstate.errors import InvalidArgument
 from memstate.salts import encode
 
 KV, STATES = 0, 1  # groups
-KINDS = ("full_attention", "mamba")  # what vLLM calls them
-RECURRENT = frozenset(("mamba",))  # kinds of which the last block alone is read
-DEVICE = "GPU"
-SEQUENCE = 8  # bytes of a batch's number
-END = (-1).to_bytes(SEQUENCE, "big", signed=True)  # instead of a number: a replay is over
-HASH_BYTES = 8
+KINDS = ("full_attention", "mamba")  # vLLM's names of the groups
+RECURRENT = frozenset(("mamba",))  # kinds of groups of which only the last block of a prefix is read
+DEVICE = "GPU"  # a medium
+SEQUENCE = 8  # bytes of the number of a batch
+END = (-1).to_bytes(SEQUENCE, "big", signed=True)  # in place of a number, at the end of an answer
+HASH_BYTES = 8  # first bytes of a digest that become the hash
 
 Hash = int | bytes
 Token = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -33,17 +34,17 @@ class BlockStored(msgspec.Struct, tag=True, gc=False):
     """Blocks that can be read from now on.
 
     Attributes:
-        block_hashes: The blocks.
-        parent_block_hash: The block before them, None for the start of a prompt.
-        token_ids: Their tokens.
-        block_size: Tokens of a block.
-        lora_id: None; vLLM's.
-        medium: Where they are.
-        lora_name: None; vLLM's.
-        extra_keys: For each block what else is in its hash: of the first block of a prompt the tag of its salt.
-        group_idx: Their group.
-        kv_cache_spec_kind: What the group has.
-        cache_salt: The tag of the salt, where SGLang has the salt.
+        block_hashes: Hashes of the blocks.
+        parent_block_hash: Hash of the block before them, None at the start of a prompt.
+        token_ids: Tokens of the blocks.
+        block_size: Tokens of one block.
+        lora_id: None; a field of vLLM.
+        medium: Where the blocks are, such as "GPU".
+        lora_name: None; a field of vLLM.
+        extra_keys: For each block, further parts of its hash. The first block of a prompt has the tag of the salt.
+        group_idx: Group of the blocks.
+        kv_cache_spec_kind: Kind of the group, one of `KINDS`.
+        cache_salt: The tag of the salt. SGLang sends the salt itself in this field.
     """
 
     block_hashes: list[Hash]
@@ -63,9 +64,9 @@ class BlockRemoved(msgspec.Struct, tag=True, gc=False):
     """Blocks that cannot be read any more.
 
     Attributes:
-        block_hashes: The blocks.
-        medium: Where they were.
-        group_idx: Their group, None for all.
+        block_hashes: Hashes of the blocks.
+        medium: Where the blocks were; None for all media.
+        group_idx: Group of the blocks, None for all.
     """
 
     block_hashes: list[Hash]
@@ -103,7 +104,7 @@ def pack(batch: Batch) -> bytes:
 
 
 def unpack(payload: bytes) -> Batch:
-    """Returns the batch in a message of memstate, vLLM or SGLang. Fields that it does not know are left out.
+    """Returns the batch in a message of memstate, vLLM or SGLang. Unknown fields are left out.
 
     Raises:
         InvalidArgument: The bytes are no batch.
@@ -115,18 +116,18 @@ def unpack(payload: bytes) -> Batch:
 
 
 def shorten(digest: bytes) -> int:
-    """Returns a digest as a block's hash: its first 63 bits."""
+    """Returns the first 63 bits of a digest: the hash of a block."""
     return int.from_bytes(digest[:HASH_BYTES], "big") >> 1
 
 
 def salt_tag(salt: Hashable) -> str | None:
-    """Returns what stands for a salt in events, None for no salt. It does not say what the salt is.
+    """Returns the tag that stands for a salt in events, None without a salt. The tag does not reveal the salt.
 
     Args:
-        salt: The salt of requests, as `ms.Request(salt=)` takes it.
+        salt: The salt of requests, as in `ms.Request(salt=)`.
 
     Raises:
-        InvalidArgument: It is no salt.
+        InvalidArgument: The value is no salt.
 
     Example:
         >>> salt_tag("tenant") == salt_tag(b"tenant"), salt_tag(None)

@@ -33,17 +33,17 @@ def _client() -> Any:
 
 
 def sources_of(mem: Managers, tenant: Callable[[Hashable], str] | None, top: int, steps: bool) -> dict[str, Source]:
-    """Returns what reads each manager, by name.
+    """Returns name -> source of the figures, for each manager.
 
     Args:
-        mem: a manager, or managers by name. One without a name is "main".
-        tenant: names the tenant of a salt, or None.
-        top: largest number of tenants that are named.
+        mem: a manager, or managers by name. A manager without a name is called "main".
+        tenant: function that returns the name of a salt's tenant, or None.
+        top: number of tenants that are named, at most.
         steps: whether to time calls.
 
     Raises:
-        InvalidArgument: an argument is of another kind, or calls are timed already; nothing is timed.
-        Broken: a call of a manager was interrupted; nothing is timed.
+        InvalidArgument: an argument is not valid, or calls are timed already. Then no manager is timed.
+        Broken: a call of a manager was interrupted. Then no manager is timed.
     """
     named = mem if isinstance(mem, Mapping) else {"main": mem}
     if not named or not all(isinstance(name, str) and isinstance(each, StateManager) for name, each in named.items()):
@@ -69,17 +69,17 @@ def sources_of(mem: Managers, tenant: Callable[[Hashable], str] | None, top: int
 class Collector:
     """Reads managers at each scrape: a custom collector for any registry of the official client.
 
-    It does not keep managers alive. One that is gone is left out.
+    It does not keep managers alive. A manager that is gone is left out.
 
     Args:
-        sources: what reads each manager, by name.
+        sources: name -> source of a manager's figures.
     """
 
     def __init__(self, sources: Mapping[str, Source]) -> None:
         self._sources, self._core = sources, _client().core
 
     def describe(self) -> "Iterable[Metric]":
-        """Yields every metric without a sample, so that a registry can tell doubles."""
+        """Yields every metric without samples, so that a registry can refuse metrics that it has already."""
         return (self._family(figure) for figure in FIGURES)
 
     def collect(self) -> "Iterable[Metric]":
@@ -113,20 +113,20 @@ def collector(
 ) -> Collector:
     """Returns a collector of one or more managers, for a registry of your own.
 
-    Call it in the thread of the loop. Managers that lie in the same registry need one collector.
+    Call it in the thread of the loop. All managers of one registry need one common collector.
 
     Args:
-        mem: the manager, or managers by name. The label `manager` is the name, "main" for one without. The label
-            `rank` is that of its tiers.
-        tenant: names the tenant of a salt, such as `str`. It adds what each tenant holds, which takes a walk over the
-            prefix cache at each scrape. None: no salt leaves the process.
-        top: tenants that get a name of their own; the others are "other".
-        steps: whether to time the calls of the manager: two looks at the clock in each.
+        mem: the manager, or managers by name. The label `manager` is the name; "main" for a manager without one. The
+            label `rank` is the rank of the manager's tiers.
+        tenant: function that returns the name of a salt's tenant, such as `str`. Then there are figures of each tenant,
+            which take a walk over the prefix cache at each scrape. None: no salt leaves the process.
+        top: number of tenants that are named, at most; all others together are "other".
+        steps: whether to time the calls of the manager. This costs two looks at the clock in each call.
 
     Raises:
         ConfigurationError: the official client is not installed.
         InvalidArgument: an argument is not valid, or the calls are timed already.
-        Broken: a call was interrupted: `recover` or `reset` first.
+        Broken: a call was interrupted: call `recover` or `reset` first.
 
     Syncs: no.
 
@@ -166,17 +166,17 @@ def registry(
 
 
 def _registered(made: Collector) -> "CollectorRegistry":
-    found: CollectorRegistry = _client().CollectorRegistry()
-    found.register(made)
-    return found
+    registry: CollectorRegistry = _client().CollectorRegistry()
+    registry.register(made)
+    return registry
 
 
 class Server:
     """Serves figures over HTTP in threads of its own, until `close`.
 
     Attributes:
-        url: where the figures are.
-        port: its port.
+        url: address of the figures.
+        port: port of the server.
     """
 
     def __init__(self, made: Collector, port: int, address: str) -> None:
@@ -196,7 +196,7 @@ class Server:
         self.close()
 
     def close(self) -> None:
-        """Ends the server, and the timing of calls. A client that is connected gets its answer still."""
+        """Ends the server and the timing of calls. A connected client still gets its answer."""
         self._collector.close()
         if self._thread is not threading.current_thread() and self._thread.is_alive():
             self._server.shutdown()
@@ -211,12 +211,12 @@ def serve(
     """Serves the figures of managers over HTTP, for Prometheus and for `memstate top`.
 
     This is the official client's `start_http_server`, without password and encryption. By default only this machine
-    reaches it. A client that says nothing keeps a thread: put a proxy before it where you do not know all clients.
+    reaches it. A client that connects and sends nothing occupies a thread: for unknown clients, put a proxy in front.
 
     Args:
         mem: as for `collector`.
         port: the port; 0: any free one, see `Server.port`.
-        address: the address to listen at; "0.0.0.0" is every one of this machine.
+        address: the address to listen at; "0.0.0.0" means all addresses of this machine.
         tenant: as for `collector`.
         top: as for `collector`.
         steps: as for `collector`.
@@ -238,7 +238,7 @@ def serve(
     made = collector(mem, tenant=tenant, top=top, steps=steps)
     try:
         return Server(made, port, address)
-    except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host
+    except (OSError, UnicodeError) as error:  # UnicodeError: the address is no valid host name
         made.close()
         why = getattr(error, "strerror", None) or error
         raise InvalidArgument(f"port={port}, address={address!r}: {why}; choose another") from error

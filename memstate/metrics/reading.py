@@ -1,7 +1,7 @@
 """Reads the figures of a manager from another thread, while its loop runs.
 
-The loop takes no lock and pays nothing for it: a reader looks again if a call changed something meanwhile, which
-`Guard` tells. Knows no exporter.
+The loop takes no lock and pays nothing: a reader reads again if a call changed something meanwhile, as `Guard` tells.
+Knows no exporter.
 """
 
 import logging
@@ -21,8 +21,8 @@ from memstate.metrics.tenants import UNKNOWN, Holding, Tenant, holdings
 from memstate.stats import Stats
 
 LOG = logs.logger("metrics")
-PATIENCE = 0.25  # seconds that a reader waits for a moment between two calls
-PAUSE = 0.0005
+PATIENCE = 0.25  # seconds for which a reader waits for a moment between two calls
+PAUSE = 0.0005  # seconds between two tries
 Read = TypeVar("Read")
 
 
@@ -32,12 +32,12 @@ class Reading:
 
     Attributes:
         stats: all counts.
-        about: what the manager is, such as its strategy.
-        tenants: what tenants hold; empty unless they are asked for. If the walk over the prefix cache takes longer than
-            any moment between two calls, they are those of the last walk that did not.
-        steps: host time of its calls; None unless it is timed.
-        age: seconds since the moment.
-        interrupted: whether an exception ended a call in the middle. The other figures are of a moment before it.
+        about: properties of the manager, such as its strategy.
+        tenants: tenant -> what it holds; empty unless tenants are counted. They can be older than `stats`: if calls
+            interrupt the walk over the prefix cache, these are the tenants of the last complete walk.
+        steps: host time of the manager's calls; None unless they are timed.
+        age: seconds since that moment.
+        interrupted: whether an exception ended a call in the middle. The other figures are from a moment before it.
     """
 
     stats: Stats
@@ -49,28 +49,28 @@ class Reading:
 
 
 def between_calls(guard: Guard, look: Callable[[], Read], patience: float = PATIENCE) -> Read | None:
-    """Calls a function that changes nothing, and returns its result from a moment when no call changed anything.
+    """Calls a function that reads a manager, until no call of the manager changes anything meanwhile.
 
     Args:
-        guard: what every call of the manager enters while it changes something.
-        look: the function; called again where a call came between.
-        patience: seconds.
+        guard: the manager's guard.
+        look: the function, which changes nothing.
+        patience: seconds after which it gives up.
 
     Returns:
-        The result. None: there was no such moment in time.
+        The result of the function. None: there was no such moment within `patience`.
     """
     until = time.monotonic() + patience
     while True:
         entered = guard.entered
         if not guard.call:
             try:
-                found = look()
+                result = look()
             except Exception:
                 if not guard.call and guard.entered == entered:
                     raise
             else:
                 if not guard.call and guard.entered == entered:
-                    return found
+                    return result
         if time.monotonic() > until:
             return None
         time.sleep(PAUSE)
@@ -83,9 +83,9 @@ class Source:
 
     Args:
         mem: the manager.
-        tenant: names the tenant of a salt; None: tenants are not counted. A salt for which it raises is of the tenant
-            "unknown", and the log says so.
-        top: largest number of tenants that are named.
+        tenant: function that returns the name of a salt's tenant; None: tenants are not counted. A salt for which it
+            raises belongs to the tenant "unknown", and the log has the error.
+        top: number of tenants that are named, at most.
         timed: whether to time the calls of the manager.
 
     Raises:
@@ -95,7 +95,7 @@ class Source:
 
     def __init__(self, mem: StateManager, tenant: Tenant | None, top: int, timed: bool) -> None:
         self._mem, self._tenant, self._top = ref(mem), tenant, top
-        self._failed = ""  # the error of `tenant` in this read
+        self._failed = ""  # type of the last exception of `tenant`, until it is logged
         self._told = logs.Repeats(LOG)
         self._about = {
             "version": memstate.__version__, "strategy": repr(mem.tracking), "backend": mem.backend.name,
@@ -107,9 +107,9 @@ class Source:
         self._timing = steps.start(mem) if timed else None
 
     def read(self) -> Reading | None:
-        """Returns the figures of now, or, if the loop leaves no moment between two calls, the last ones.
+        """Returns the present figures or, if the loop leaves no moment between two calls, the last ones.
 
-        Readers wait for each other, so that no counter of one is less than that of a reader before.
+        Readers in several threads wait for each other, so that no later reader sees a smaller counter.
 
         Returns:
             The figures. None: the manager is gone.
@@ -126,15 +126,15 @@ class Source:
         guard = mem._parts.guard
         broken = bool(guard.call) and guard.interrupted
         began = time.monotonic()
-        found = between_calls(guard, lambda: self._look(mem), 0.0 if broken else PATIENCE)
-        if found is None and self._tenant is not None and not broken:  # perhaps only the walk takes too long
+        figures = between_calls(guard, lambda: self._look(mem), 0.0 if broken else PATIENCE)
+        if figures is None and self._tenant is not None and not broken:  # try without the walk for tenants
             stats = between_calls(guard, mem.stats)
-            found = (stats, self._last[1][1]) if stats is not None else None
-        if found is not None:
-            self._last = began, found
+            figures = (stats, self._last[1][1]) if stats is not None else None
+        if figures is not None:
+            self._last = began, figures
         taken, (stats, tenants) = self._last
         times = self._timing.read() if self._timing is not None else None
-        age = 0.0 if found is not None else time.monotonic() - taken
+        age = 0.0 if figures is not None else time.monotonic() - taken
         if self._failed:
             self._told.event(logging.WARNING, "tenant failed", why=self._failed)
             self._failed = ""
@@ -144,12 +144,12 @@ class Source:
         return mem.stats(), holdings(mem, self._name, self._top) if self._tenant is not None else {}
 
     def _name(self, salt: Hashable) -> str:
-        """Returns the name of a tenant, as UTF-8 can write it."""
+        """Returns the name of a salt's tenant, in characters that UTF-8 can encode."""
         assert self._tenant is not None
         try:
             return str(self._tenant(salt)).encode(errors="backslashreplace").decode()
-        except Exception as error:  # or one salt would cost all figures
-            self._failed = type(error).__name__  # its message could hold the salt
+        except Exception as error:  # one bad salt must not lose all figures
+            self._failed = type(error).__name__  # not the message, which could contain the salt
             return UNKNOWN
 
     def close(self) -> None:

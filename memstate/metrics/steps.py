@@ -1,7 +1,7 @@
-"""Times the calls of one manager: how much of the loop's time they take, step by step.
+"""Times the calls of one manager: how much host time they take, step by step.
 
-A timed manager has a class of its own, whose calls look at the clock before and after those that they hide. A manager
-that is not timed is not touched.
+A timed manager gets a subclass as its class. The calls of this subclass look at the clock before and after the calls of
+the manager's own class. A manager that is not timed keeps its class.
 """
 
 from bisect import bisect_left
@@ -28,9 +28,9 @@ class StepTimes(NamedTuple):
     """Host time since the timing began.
 
     Attributes:
-        seconds: call -> seconds.
-        buckets: steps that took at most so many seconds more than the bound before: one number for each of `BOUNDS`,
-            and one for all that took longer.
+        seconds: call -> seconds in all.
+        buckets: histogram of the steps by host time. For each of `BOUNDS`: steps that took at most that long, and
+            longer than the bound before. Last: steps that took longer than all bounds.
         total: seconds of all these steps.
     """
 
@@ -40,16 +40,16 @@ class StepTimes(NamedTuple):
 
     @property
     def cumulative(self) -> list[tuple[str, int]]:
-        """The bound of each bucket as a text, and how many steps took at most so long."""
+        """Pairs (bound of a bucket as a text, number of steps that took at most that long)."""
         return list(zip([*map(str, BOUNDS), "+Inf"], accumulate(self.buckets), strict=True))
 
 
 class Timing(NamedTuple):
-    """What a `start` has begun.
+    """A timing that `start` has begun.
 
     Attributes:
         read: returns the times so far. Any thread can call it.
-        stop: ends the timing. A second call does nothing, also if the calls are timed again by then.
+        stop: ends the timing. A second call does nothing, even if a new timing has begun.
     """
 
     read: Callable[[], StepTimes]
@@ -57,13 +57,13 @@ class Timing(NamedTuple):
 
 
 class _Timed:
-    """Marks the class of a timed manager."""
+    """Marks the subclass of a timed manager."""
 
 
 def start(mem: StateManager) -> Timing:
     """Times the calls of a manager. It does not keep the manager alive.
 
-    A step ends where its `plan` returns. Its time is that of all calls since the plan before it, that one left out.
+    The time of a step is that of all calls since the previous `plan` returned, until its own `plan` returns.
 
     Args:
         mem: the manager.
@@ -78,24 +78,24 @@ def start(mem: StateManager) -> Timing:
     timed = type(kind.__name__, (_Timed, kind), calls)
 
     def stop() -> None:
-        found = here()
-        if type(found) is timed:
-            found.__class__ = kind
+        alive = here()
+        if type(alive) is timed:
+            alive.__class__ = kind
 
     mem.__class__ = timed
     return Timing(read, stop)
 
 
 def _timed(kind: type[StateManager]) -> tuple[dict[str, Any], Callable[[], StepTimes]]:
-    """Returns timed calls by name, and what reads their times.
+    """Returns the timed calls by name, and a function that reads their times.
 
-    The loop alone writes the sums. They are variables of closures, because nothing else is as fast. Plan and settle
-    come in every step, so they have parameters of their own: passing on any arguments takes longer.
+    Only the loop writes the sums. They are variables of closures, which is fastest. `plan` and `settle` are called in
+    every step, so they name their parameters: `*args` and `**settings` take longer.
     """
     clock, bounds, buckets = perf_counter, BOUNDS, [0] * (len(BOUNDS) + 1)
     own_plan, own_settle = kind.plan, kind.settle
     planning = settling = rest = 0.0
-    before = 0.0  # the sum of the three at the end of the last plan
+    before = 0.0  # planning + settling + rest at the end of the last plan
     rare: defaultdict[str, float] = defaultdict(float)
 
     def plan(

@@ -1,7 +1,7 @@
-"""The table of figures: every metric that is exported, its name, kind, labels, and where its value comes from.
+"""The table of figures: every metric that is exported, with its name, kind, labels, and the source of its value.
 
-Prometheus, the dashboard, `memstate top` and docs/metrics.md all follow it. A counter is one since the
-start of the manager; nothing sets it back. Knows no exporter.
+Prometheus, the dashboard, `memstate top` and docs/metrics.md all follow this table. Counters count from the start of
+the manager, and nothing sets them back. Knows no exporter.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,11 +24,12 @@ class Figure:
     """One metric.
 
     Attributes:
-        name: its name, without the ending `_total` of counters.
+        name: name of the metric, without the ending `_total` of counters.
         kind: gauge, counter or histogram.
-        help: what it counts.
-        labels: its labels, besides `COMMON`.
-        read: returns its samples: values of the labels, and the value. None where there is nothing to count.
+        help: text that says what the metric counts.
+        labels: labels of the metric, besides `COMMON`.
+        read: function that returns the samples of a reading: pairs (values of the labels, value). No samples: the
+            manager does not have this part.
     """
 
     name: str
@@ -42,32 +43,32 @@ def _figure(kind: Kind, name: str, says: str, source: str | Mapping[str, str] | 
     """Makes a figure.
 
     Args:
-        kind: its kind.
-        name: its name behind `memstate_`.
-        says: what it counts.
-        source: a field of `Stats`, with the records that it lies in: `tiers.prefetch.late`; or value of the one label
-            -> field; or a function that returns the samples. A field that is a mapping has a sample for each entry.
-        *labels: its labels.
+        kind: gauge, counter or histogram.
+        name: name of the metric without the prefix `memstate_`.
+        says: text that says what the metric counts.
+        source: the path of a field of `Stats`, such as `tiers.prefetch.late`; or a mapping, value of the label -> path;
+            or a function that returns the samples. If a field is a mapping, each of its entries is a sample.
+        *labels: labels of the metric.
     """
     if callable(source):
         return Figure(f"memstate_{name}", kind, says, labels, source)
     fields = {(): source} if isinstance(source, str) else {(label,): path for label, path in source.items()}
 
     def read(reading: Reading) -> Sequence[Sample]:
-        found: list[Sample] = []
+        samples: list[Sample] = []
         for values, path in fields.items():
             value = _field(reading.stats, path)
             if isinstance(value, Mapping):
-                found += [((entry,), count) for entry, count in sorted(value.items())]
+                samples += [((entry,), count) for entry, count in sorted(value.items())]
             elif value is not None:
-                found.append((values, value))
-        return found
+                samples.append((values, value))
+        return samples
 
     return Figure(f"memstate_{name}", kind, says, labels, read)
 
 
 def _field(record: Any, path: str) -> Any:
-    """Returns a field; None where one of the records that it lies in is not there."""
+    """Returns the field at a path of a record; None if a record on the path is missing."""
     for name in path.split("."):
         record = getattr(record, name) if record else None
     return record
@@ -77,7 +78,7 @@ _gauge, _counter = partial(_figure, "gauge"), partial(_figure, "counter")
 
 
 def _slots(reading: Reading) -> Sequence[Sample]:
-    """All owners together are the capacity."""
+    """Returns the slots of each owner. All together are the capacity."""
     stats = reading.stats
     cached = stats.prefix.states if stats.prefix else 0
     held = {
@@ -167,7 +168,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
     ),
     _counter("snapshots_published", "Snapshots that were published.", "published"),
     _counter("snapshots_dropped", "Published snapshots that ended.", "dropped"),
-    # what memstate asks of the device and the host
+    # packets, copies and launches; host time of calls
     _counter("packets", "Packets of ownership changes that were sent.", "packets"),
     _counter("uploads", "Asynchronous copies to the device.", "uploads"),
     _counter("uploaded_bytes", "Bytes of these copies.", "upload_bytes"),

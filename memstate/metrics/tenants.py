@@ -19,9 +19,9 @@ class Holding:
     """What one tenant holds.
 
     Attributes:
-        slots: of running requests, cached states and sessions.
-        pages: KV pages; a page counts once for each tenant that holds it.
-        tokens: tokens of these prompts and answers, those that requests share counted once.
+        slots: slots of running requests, cached states and sessions.
+        pages: KV pages. A page counts once for each tenant that holds it.
+        tokens: tokens of prompts and answers whose KV or state is held. Tokens that requests share count once.
     """
 
     slots: int = 0
@@ -29,7 +29,7 @@ class Holding:
     tokens: int = 0
 
     def add(self, slots: int, pages: int, tokens: int) -> None:
-        """Adds to all three.
+        """Adds to the three figures.
 
         Args:
             slots: number of slots.
@@ -42,19 +42,19 @@ class Holding:
 def holdings(mem: StateManager, tenant: Tenant, most: int) -> Mapping[str, Holding]:
     """Returns what each of the largest tenants holds.
 
-    What lies in the tree of the prefix cache is shared, and counts there. A request or session counts with its own
-    slots, and with the pages and tokens that it has beyond the tree. What belongs to no salt is the tenant "unknown":
-    published handles, slots claimed by id, and requests without tokens.
+    Nodes of the prefix cache count once, however many requests share them. A request or session adds its own slots, and
+    the pages and tokens that it has beyond the tree. Published handles, slots claimed by id, and requests without
+    tokens have no salt. They belong to the tenant "unknown".
 
     Args:
         mem: the manager. Nothing may change it during the call.
-        tenant: names the tenant of a salt. A salt for which it raises belongs to "unknown".
-        most: largest number of tenants; all others together are "other".
+        tenant: function that returns the name of a salt's tenant. It must not raise.
+        most: number of tenants that are named, at most; all others together are "other".
 
     Syncs: no.
     """
-    found: defaultdict[str, Holding] = defaultdict(Holding)
-    beyond: defaultdict[str, set[int]] = defaultdict(set)  # pages outside of the tree
+    tenants: defaultdict[str, Holding] = defaultdict(Holding)
+    beyond: defaultdict[str, set[int]] = defaultdict(set)  # tenant -> its pages that are not in the tree
     cache, file, size = mem._parts.cache, mem._parts.registers, mem.pages.size
     names: dict[Hashable, str] = {}
 
@@ -67,36 +67,37 @@ def holdings(mem: StateManager, tenant: Tenant, most: int) -> Mapping[str, Holdi
     for salt, node in cache.tree.walk():
         if not node.ghost:
             in_tree.update(node.pages)
-            found[name_of(salt)].add(node.snapshot is not None, len(node.pages), len(node.key) // BYTES)
+            tenants[name_of(salt)].add(node.snapshot is not None, len(node.pages), len(node.key) // BYTES)
     sessions = mem._parts.sessions
     for session in sessions.opened.values():
         if session.kept:
-            name = name_of(session.prompt.salt)  # after `recover` a session has no lease on what it shares
+            name = name_of(session.prompt.salt)
+            # After `recover`, a session has no lease on its path: count its pages that are in the tree.
             shared = session.path.end or sum(page in in_tree for page in session.pages)
-            found[name].add(len(sessions.owned(session)), 0, max(0, session.length - shared * size))
+            tenants[name].add(len(sessions.owned(session)), 0, max(0, session.length - shared * size))
             beyond[name].update(session.pages[shared:])
     for row in np.flatnonzero(mem._parts.table.used).tolist():
         lease = cache.leases.get(row)
         name, shared = (name_of(lease.prompt.salt), lease.node.end) if lease is not None else (UNKNOWN, 0)
         slots = int(file.held[REGISTERS_PER_ROW * row : REGISTERS_PER_ROW * (row + 1)].sum())
         length = int(mem._parts.mirror.lengths(np.array([row]))[0])
-        found[name].add(slots + len(mem._parts.marks.kept.get(row, ())), 0, max(0, length - shared * size))
+        tenants[name].add(slots + len(mem._parts.marks.kept.get(row, ())), 0, max(0, length - shared * size))
         beyond[name].update(mem._parts.pages.of(row)[shared:])
     for name, pages in beyond.items():
-        found[name].pages += len(pages)
+        tenants[name].pages += len(pages)
     pool = mem._parts.pages.allocator
-    slots = mem._parts.allocator.capacity - mem._parts.allocator.free - sum(each.slots for each in found.values())
-    pages_left = pool.pages - pool.free - sum(each.pages for each in found.values()) if pool.pages else 0
+    slots = mem._parts.allocator.capacity - mem._parts.allocator.free - sum(each.slots for each in tenants.values())
+    pages_left = pool.pages - pool.free - sum(each.pages for each in tenants.values()) if pool.pages else 0
     if slots > 0 or pages_left > 0:
-        found[UNKNOWN].add(max(0, slots), max(0, pages_left), 0)
-    return _largest(found, most)
+        tenants[UNKNOWN].add(max(0, slots), max(0, pages_left), 0)
+    return _largest(tenants, most)
 
 
-def _largest(found: Mapping[str, Holding], most: int) -> dict[str, Holding]:
-    """Returns the tenants with the largest part of the slots or of the KV pages; the others are one."""
-    slots, pages = (max(1, sum(getattr(each, what) for each in found.values())) for what in ("slots", "pages"))
-    part = {name: max(each.slots / slots, each.pages / pages) for name, each in found.items()}
-    order = sorted(found.items(), key=lambda each: (-part[each[0]], -each[1].slots, -each[1].tokens, each[0]))
+def _largest(tenants: Mapping[str, Holding], most: int) -> dict[str, Holding]:
+    """Returns the tenants with the largest part of the slots or of the KV pages; all others together are "other"."""
+    slots, pages = (max(1, sum(getattr(each, what) for each in tenants.values())) for what in ("slots", "pages"))
+    part = {name: max(each.slots / slots, each.pages / pages) for name, each in tenants.items()}
+    order = sorted(tenants.items(), key=lambda each: (-part[each[0]], -each[1].slots, -each[1].tokens, each[0]))
     kept = dict(order[:most])
     for _, holding in order[most:]:
         kept.setdefault(OTHER, Holding()).add(holding.slots, holding.pages, holding.tokens)

@@ -1,11 +1,11 @@
-"""Tiers below the device: host memory, stores, and what moves states and KV pages between them.
+"""Tiers below the device: host memory, stores, and the transfers of states and KV pages between them.
 
-manager     joins the parts; settings: what a caller chooses
-keys        names of prefixes; records: one state or page as bytes
-host/       host memory: which records are there, and their way to and from the slots
+manager     joins the parts (settings: the choices of a caller)
+keys        computes the digests of prefixes (records: the bytes of one state or page)
+host/       holds records in host memory, and copies them to and from the slots
 writeback   writes host records to a store
-prefetch/   from a store into host memory while a request waits, agreed on between ranks
-stores/     where records outlive the process
+prefetch/   reads records from a store into host memory while a request waits; ranks agree on the result
+stores/     keep records that outlive the process
 """
 
 from memstate.tiers.manager import TierManager

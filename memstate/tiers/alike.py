@@ -1,6 +1,7 @@
-"""Compares the settings of ranks when a group is built: those that decide must be alike, or the ranks part in silence.
+"""Compares the settings of ranks when managers are built: ranks with different settings would decide differently.
 
-Plain texts by name. What a rank may have of its own, such as its part of the layout, is not among them.
+Settings are compared as texts. Settings that may differ between ranks, such as a rank's part of the layout, are left
+out.
 """
 
 import json
@@ -11,13 +12,13 @@ from collections.abc import Mapping
 from memstate.errors import AgreementLost, ConfigurationError
 from memstate.tiers.prefetch.agreement import Ranks
 
-BY_NATURE = re.compile(r" at 0x[0-9a-fA-F]+|\b__(?:mp_)?main__\.")  # differs between processes
-NUMPY = re.compile(r"\bnp\.u?int\d+\((-?\d+)\)")
-SHOWN = 300  # characters of a value in a message
+BY_NATURE = re.compile(r" at 0x[0-9a-fA-F]+|\b__(?:mp_)?main__\.")  # parts of a `repr` that differ between processes
+NUMPY = re.compile(r"\bnp\.u?int\d+\((-?\d+)\)")  # counts as the plain number
+SHOWN = 300  # characters of a value in a message, at most
 
 
 def said(value: object) -> str:
-    """Returns what a setting is, alike in every process. An object without a text of its own is its class.
+    """Returns a setting as a text that is the same in every process. An object without its own `repr` is its class.
 
     Example:
         >>> said(object())
@@ -27,21 +28,21 @@ def said(value: object) -> str:
 
 
 def compare(ranks: Ranks, rank: int, settings: Mapping[str, object], limit: float | None) -> int | None:
-    """Tells all ranks the settings of this one, and requires that theirs are alike.
+    """Sends the settings of this rank to all ranks, and requires that all have the same.
 
     Args:
         ranks: The ranks.
-        rank: The place that this one says it has.
-        settings: What must be alike, by the name that its user knows.
-        limit: Tokens that all prefetches of this rank together may fetch, None for any number. It comes from the size
-            of host memory, which may differ.
+        rank: The number of this rank, as its settings say.
+        settings: Name -> setting that must be the same. The name is the one that the caller of memstate knows.
+        limit: Tokens that all prefetches of this rank together may fetch, None for any number. It depends on the size
+            of host memory, which may differ between ranks.
 
     Returns:
         The smallest limit of all ranks.
 
     Raises:
-        ConfigurationError: A setting differs, naming it and the values, on every rank; a place is not taken, or taken
-            twice; or a rank does not answer.
+        ConfigurationError: On every rank: a setting differs; a number of a rank is missing or is there twice; or a rank
+            does not answer.
 
     Syncs: waits for the slowest rank.
     """
@@ -70,7 +71,7 @@ def compare(ranks: Ranks, rank: int, settings: Mapping[str, object], limit: floa
 
 
 def _differs(name: str, values: list[str | None]) -> str:
-    """Returns a setting with its values and who has them; empty where all ranks have the same."""
+    """Returns a text with the values of a setting and their ranks; empty if all ranks have the same value."""
     of = defaultdict[str, list[str]](list)
     for rank, value in enumerate(values):
         of[value or "nothing"].append(str(rank))

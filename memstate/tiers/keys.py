@@ -1,4 +1,4 @@
-"""Digests of prefixes: every process and machine gives the same digest to the same tokens of the same model.
+"""Computes digests of prefixes: the same for the same tokens of the same model in every process and on every machine.
 
     fingerprint, salt ─▶ root ─▶ digest 0 ─▶ digest 1 ─▶ ..      each page's tokens go into its digest
 
@@ -23,7 +23,7 @@ class Keys:
     """Computes the digests of prefixes, page by page.
 
     Args:
-        fingerprint: 32 bytes for all else that must be the same, see `fingerprint`.
+        fingerprint: 32 bytes that stand for model, layout and ranks, see `fingerprint`.
         page_tokens: Tokens of a page.
 
     Attributes:
@@ -52,12 +52,13 @@ class Keys:
         """Returns the digest of every whole page of a prefix, 32 bytes each.
 
         Args:
-            prompt: The prefix. Tokens after the last whole page do not count. Only prefixes of one salt share digests.
+            prompt: The prefix. Tokens after the last whole page do not count. Prefixes of different salts have
+                different digests.
             known: Digests of the first pages, from an earlier call for the same tokens and salt. They are not computed
                 again.
 
         Raises:
-            InvalidArgument: The salt is not one that `require_salt` takes.
+            InvalidArgument: `require_salt` refuses the salt.
         """
         page, key, salt = self.unit, prompt.key, prompt.salt
         whole = len(key) // page
@@ -69,7 +70,7 @@ class Keys:
         return digests
 
     def of_node(self, tree: Tree, node: Node) -> list[bytes]:
-        """Returns the digests of all pages up to a node's end, each computed once."""
+        """Returns the digests of all pages up to a node's end. Nodes keep their digests, so each is computed once."""
         steps = list(node.path())[::-1]
         known: list[bytes] = []
         for step in steps:
@@ -83,30 +84,30 @@ class Keys:
             step.digests = whole[step.end - len(step.key) // self.unit : step.end]
         return whole
 
-    def of_prompt(self, tree: Tree, prompt: Prompt, found: Found | None) -> list[bytes]:
+    def of_prompt(self, tree: Tree, prompt: Prompt, lookup: Found | None) -> list[bytes]:
         """Returns the digests of all whole pages of a prompt.
 
         Args:
             tree: The tree in which the prompt was looked up.
             prompt: The prompt.
-            found: What the tree had of it.
+            lookup: How far the tree matches the prompt, None if it was not looked up.
         """
-        return self.of(prompt, self.of_node(tree, found.known) if found is not None else ())
+        return self.of(prompt, self.of_node(tree, lookup.known) if lookup is not None else ())
 
 
 def fingerprint(
     model: str, state: StateLayout | None, kv: StateLayout | None, page_tokens: int, rank: int, ranks: int
 ) -> bytes:
-    """Returns 32 bytes that two processes share where one can use the records of the other.
+    """Returns 32 bytes that are equal for two processes if one can use the records of the other.
 
-    It stands for the model's name, the planes of a state and of a KV page (names, shapes, dtypes, the order of their
-    axes, layers, grids), the tokens of a page, the rank, the byte order and the version of the record. The physical
-    order and the alignment of planes on a device do not count, because no record has them.
+    They stand for the model's name, the planes of a state and of a KV page (names, shapes, dtypes, the order of their
+    axes, layers, grids), the tokens of a page, the rank, the byte order and the version of the record format. The
+    order and the alignment of planes on a device do not count, because records have their own.
 
     Args:
         model: Name of the weights and their quantisation.
         state: Layout of a state in a record.
-        kv: Layout of a KV page, None where KV is the caller's.
+        kv: Layout of a KV page, None if the caller manages KV.
         page_tokens: Tokens of a page.
         rank: The rank, from 0 on.
         ranks: Number of ranks.
@@ -130,8 +131,8 @@ def _planes(layout: StateLayout | None) -> Hashable:
 
 
 def _plane(plane: Plane) -> Hashable:
-    """What is in a record of the plane. Defaults are left out, so that older records are found."""
+    """Returns the properties of a plane that the fingerprint contains. Defaults are left out, as in older versions."""
     order = (plane.order,) if plane.order or plane.layers else ()
     layers = (plane.layers,) if plane.layers else ()
-    grid = (("grid", plane.grid),) if plane.grid != 1 else ()  # without it, states may lie between its multiples
+    grid = (("grid", plane.grid),) if plane.grid != 1 else ()  # with another grid, states stand at other lengths
     return (plane.name, plane.shape, str(plane.dtype), *order, *layers, *grid)

@@ -1,7 +1,4 @@
-"""The tiers of one manager: builds them, and decides what goes down, what comes up, and what each poll advances.
-
-Orchestrates; moves no byte itself.
-"""
+"""Builds the tiers of one manager, and decides which states to save, load and prefetch. It moves no byte itself."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,24 +37,24 @@ from memstate.tiers.workers import Threads, Workers
 from memstate.tiers.writeback import WriteBack
 from memstate.tokens import BYTES, Prompt
 
-SECOND_HIT = 2
-LOOK_S = 0.1  # that a loop waits for storage before it looks at all else
-AHEAD = 64  # states at most that go down ahead of their eviction, unless settings say otherwise
+SECOND_HIT = 2  # uses of a state with which "selective" saves it
+LOOK_S = 0.1  # seconds for which `wait` waits, at most
+AHEAD = 64  # states that are saved ahead of their eviction, at most, if the settings do not say how many
 
 
 class TierManager(NotCopied, Shown):
     """Keeps states and KV pages in host memory and storage, below a prefix cache.
 
     Args:
-        settings: What the tiers are like.
-        planes: The device's states.
+        settings: Settings of the tiers.
+        planes: Planes of the states on the device.
         cache: The prefix cache; this object becomes its `below`.
         commands: The manager's command buffer.
         pages: The page table of all rows.
-        alike: Settings by which the manager decides; the ranks of a group must have the same.
+        alike: Name -> setting on which decisions of the manager depend. All ranks of a group must have the same.
 
     Attributes:
-        planned: Notes the KV pages that a step completes; see `HostTier.planned`.
+        planned: Function that notes the KV pages that a step completes; see `HostTier.planned`.
 
     Raises:
         ConfigurationError: The settings do not fit the manager's pages or planes, memory is short, or the ranks of the
@@ -82,13 +79,13 @@ class TierManager(NotCopied, Shown):
         self._caches = [records.cache for records in self.host.sets]
         self._due: list[tuple[Node, Snapshot]] = []
         self._ahead = min(AHEAD, settings.host_slots // 16) if settings.ahead is None else settings.ahead
-        self._ahead *= settings.write != "through"  # where all states are due anyway
-        self._least_uses = 1 if settings.write == "selective" else 0  # of a state that goes down when it is evicted
+        self._ahead *= settings.write != "through"  # "through" saves all states anyway
+        self._least_uses = 1 if settings.write == "selective" else 0  # uses of a state to be saved when it is evicted
         self._looked, self._foreseen = 0, set[Snapshot]()
         self._workers = Workers(settings.executor or Threads(settings.threads))
-        # What ranks agreed on, with one pin each until the request is admitted. Host memory differs from rank to rank,
-        # because threads and copies pin what they work on; so a rank starts a request from these hits, or from its
-        # device's states, which are the same everywhere.
+        # Prefetch -> the hit that all ranks agreed on, pinned until the request is admitted. Host memory differs from
+        # rank to rank, because threads and copies pin records. So with several ranks, requests start only from these
+        # hits, or from states on the device, which are the same on all ranks.
         self._agreed: dict[Fetch, Hit] = {}
         self.writeback: WriteBack | None = None
         self.prefetcher: Prefetcher | None = None
@@ -108,15 +105,15 @@ class TierManager(NotCopied, Shown):
         cache.below = self
 
     def find(self, prompt: Prompt, match: Match, known: int) -> Hit | None:
-        """Finds what host memory adds to the tokens that are known already.
+        """Finds a state in host memory that saves a request tokens.
 
         Args:
-            prompt: The prompt; a hit leaves its last token to compute.
-            match: What the device has of the prompt.
-            known: Tokens that the request can start from without host memory.
+            prompt: The prompt. A hit leaves its last token to compute.
+            match: The match of the prompt on the device.
+            known: Tokens of the state from which the request can start without host memory.
 
         Returns:
-            The hit, None where it would save no token.
+            The hit, None if no hit saves a token.
         """
         if self._closed:
             return None
@@ -124,20 +121,20 @@ class TierManager(NotCopied, Shown):
         return hit if hit and hit.length > known else None
 
     def offer(self, fetch: Fetch | None, prompt: Prompt, match: Match, known: int) -> Hit | None:
-        """Finds what a request starts from: what `find` returns or, of several ranks, what all have agreed on.
+        """Finds the host state from which a request starts: that of `find` or, with several ranks, the agreed one.
 
         Args:
-            fetch: The request's prefetch, None for none. Several ranks start from what they agreed on with it.
+            fetch: The request's prefetch, None for none. With several ranks, all start from the hit agreed for it.
             prompt: The prompt.
-            match: What the device has of the prompt.
-            known: Tokens of a state that the request has elsewhere.
+            match: The match of the prompt on the device.
+            known: Tokens of another state that the request can start from, such as a session's.
 
         Returns:
-            The hit, None where it would save no token.
+            The hit, None if no hit saves a token.
 
         Raises:
             InvalidArgument: The prefetch was begun for another prompt.
-            Asleep: The memory that the hit would go to is released.
+            Asleep: The device memory for the hit is released.
         """
         known = max(known, match.length)
         if self.settings.group is None:
@@ -149,7 +146,7 @@ class TierManager(NotCopied, Shown):
         return hit
 
     def _keep_agreed(self, fetch: Fetch) -> None:
-        """Pins what ranks have just agreed on, before other records can take its place."""
+        """Pins the hit that the ranks have just agreed on, before other records can take its place."""
         if self.settings.group is not None and fetch.length > fetch.covered:
             keys = fetch.keys[: fetch.length // self.keys.page_tokens]
             first = min(fetch.kv_pages, len(keys)) if self.host.keeps_kv else 0
@@ -158,10 +155,10 @@ class TierManager(NotCopied, Shown):
                 self.host.pin(hit)
 
     def _agreed_hit(self, fetch: Fetch, prompt: Prompt, match: Match, known: int) -> Hit | None:
-        """Returns what ranks agreed on, None for nothing.
+        """Returns the hit that the ranks agreed on, None if it is of no use.
 
-        A hit of at most `known` tokens counts for nothing. So does one where the device has evicted KV that was not
-        fetched because the device had it.
+        A hit of at most `known` tokens is of no use. Neither is a hit whose first KV pages the device has evicted: they
+        were not fetched, because the device had them.
         """
         hit, size = self._agreed.get(fetch), self.keys.page_tokens
         if hit is None or hit.length <= known or match.kv_length < hit.first * size:
@@ -172,28 +169,28 @@ class TierManager(NotCopied, Shown):
         return hit
 
     def _forget_agreed(self, fetch: Fetch) -> None:
-        """Ends the pins for a request that has been admitted or will not come."""
+        """Unpins the agreed hit of a request that has been admitted or will not come."""
         if hit := self._agreed.pop(fetch, None):
             self.host.unpin(hit)
 
     def admitted(self, fetches: Sequence[Fetch]) -> None:
-        """Notes that the requests of these prefetches have rows: what ranks agreed on for them is forgotten."""
+        """Notes that the requests of these prefetches have rows. Forgets the hits agreed for them."""
         for fetch in fetches:
             if not fetch.done and self.prefetcher is not None:
                 self.prefetcher.note_late(fetch)
             self._forget_agreed(fetch)
 
     def bring(self, loads: Sequence[tuple[Prompt, Match, Hit]]) -> list[tuple[Node, bool]]:
-        """Makes hits cached states of the device, whose bytes are on their way. Requests that share one share its load.
+        """Begins to load hits, and makes them cached states of the device. Requests with the same hit share its load.
 
-        Call it only where there is room, and everything is awake. The policies do not know yet of these nodes, nor of
-        the KV that is loaded with some.
+        Call this only if there is room and all memory is awake. The caller tells the policies of the new nodes and of
+        the KV that is loaded with them.
 
         Args:
-            loads: Prompts, each with what the device has of it and the hit.
+            loads: Triples: prompt, its match on the device, and the hit.
 
         Returns:
-            The nodes, each with whether KV was loaded too.
+            Pairs (node of a state, whether KV is loaded too).
         """
         nodes: list[tuple[Node, bool]] = []
         states: list[tuple[int, Hit]] = []
@@ -211,10 +208,10 @@ class TierManager(NotCopied, Shown):
         return nodes
 
     def save(self, nodes: Sequence[Node]) -> None:
-        """Copies states that the device is about to evict to host memory, as far as `write` asks for it.
+        """Copies states that the device is about to evict to host memory, if the setting `write` asks for it.
 
         Args:
-            nodes: The nodes whose states go.
+            nodes: The nodes whose states are evicted.
 
         Syncs: no.
         """
@@ -240,13 +237,13 @@ class TierManager(NotCopied, Shown):
 
     @property
     def _looks_ahead(self) -> bool:
-        """Whether slots are short, and states were cached or evicted since the last look: a look walks over them."""
+        """Whether it is time for `_look_ahead`: slots are short, and enough states came or went since the last look."""
         allocator = self._commands.registers.allocator
         short = allocator.free - allocator.reserve < self._ahead
         return short and abs(self._cache.turnover - self._looked) >= max(1, self._ahead // 4)
 
     def _look_ahead(self) -> None:
-        """Makes the states due that the device evicts next, so that their eviction has nothing to copy."""
+        """Makes the states due that the device evicts next, so that nothing is left to copy when it evicts them."""
         self._looked, least = self._cache.turnover, self._least_uses
         known, self._foreseen = self._foreseen, set()
         for node in self._cache.next_states(self._ahead):
@@ -256,9 +253,9 @@ class TierManager(NotCopied, Shown):
                     self._due.append((node, node.snapshot))
 
     def _write_due(self) -> None:
-        """Copies what is due to host memory, as far as staging is free.
+        """Copies states that are due to host memory, as far as staging is free.
 
-        What an unsent packet names waits for that packet.
+        A state whose register an unsent packet names stays due until the packet is sent.
         """
         due = [(node, snapshot) for node, snapshot in self._due if node.snapshot == snapshot]
         tried, later = due[: self.host.room], due[self.host.room :]
@@ -272,8 +269,8 @@ class TierManager(NotCopied, Shown):
 
         Args:
             prompt: The prompt.
-            match: What the device has of the prompt.
-            covered: Tokens that need not be computed as things are.
+            match: The match of the prompt on the device.
+            covered: Tokens that the request need not compute even without the prefetch.
 
         Returns:
             The handle of the prefetch.
@@ -291,7 +288,7 @@ class TierManager(NotCopied, Shown):
             return fetch
 
     def ready(self, fetch: Fetch) -> bool:
-        """Tells whether to admit the request of a prefetch now: the prefetch is done, or the stop policy has ended it.
+        """Returns whether to admit the request of a prefetch now: it is done, or the stop policy has ended it.
 
         Args:
             fetch: The handle that `prefetch` returned.
@@ -308,9 +305,9 @@ class TierManager(NotCopied, Shown):
             return prefetcher.ready(fetch)
 
     def wait(self, fetch: Fetch) -> None:
-        """Waits until storage has answered a call of a prefetch, at most a tenth of a second. It changes nothing.
+        """Waits until storage has answered a call of a prefetch, at most a tenth of a second. Changes nothing.
 
-        Call it where nothing can run before the prefetch is ready, instead of asking again at once.
+        Call it if the loop can run nothing before the prefetch is ready, instead of calling `ready` again at once.
 
         Args:
             fetch: The handle that `prefetch` returned.
@@ -326,14 +323,14 @@ class TierManager(NotCopied, Shown):
 
     @contextmanager
     def _losing_ranks(self) -> Iterator[None]:
-        """Lets AgreementLost leave the guard: every prefetch is over then, and everything in order."""
+        """Opens the guard for AgreementLost: all prefetches are over then, and everything is in order."""
         try:
             yield
         except AgreementLost as error:
             raise self._guard.orderly(error) from None
 
     def cancel(self, fetch: Fetch) -> None:
-        """Cancels a prefetch at any moment, such as when its request is aborted. Its host memory is free after that.
+        """Cancels a prefetch at any moment, such as when its request is aborted, and frees its host memory.
 
         Args:
             fetch: The handle that `prefetch` returned.
@@ -351,7 +348,7 @@ class TierManager(NotCopied, Shown):
             self._forget_agreed(fetch)
 
     def _fetching(self) -> Prefetcher:
-        """Raises: ConfigurationError."""
+        """Returns the prefetcher. Raises: ConfigurationError without storage, or if the manager is closed."""
         if self.prefetcher is None or self._closed:
             why = "the manager is closed" if self._closed else "Tiers(store=FileStore(path)) names one"
             raise ConfigurationError(f"there is no storage to fetch from: {why}")
@@ -367,7 +364,7 @@ class TierManager(NotCopied, Shown):
             raise InvalidArgument(f"{fetch!r} is not what this manager's prefetch() returned")
 
     def _require_in_order(self, operation: str) -> None:
-        """Raises InvalidArgument on another stream, and while records wait to be filled or loaded."""
+        """Refuses an operation on another stream, or while changes wait for a forward. Raises: InvalidArgument."""
         self._guard.require_whole()
         self._stream.require()
         if self._commands.waiting:
@@ -377,7 +374,7 @@ class TierManager(NotCopied, Shown):
             )
 
     def settle(self) -> None:
-        """Waits until no transfer between device and host is under way, for a caller that is inside the guard.
+        """Waits until no transfer between device and host is under way. The caller is inside the guard.
 
         Syncs: yes.
         """
@@ -415,15 +412,15 @@ class TierManager(NotCopied, Shown):
     def _write_back(self, entries: Sequence[CachedRecord]) -> None:
         if self.writeback is None:
             return
-        for cache in self._caches[::-1]:  # KV first: a state without it is of no use
+        for cache in self._caches[::-1]:  # KV first: a state without its KV is of no use
             self.writeback.add(cache, [entry for entry in entries if cache.get(entry.key) is entry])
 
     def flush(self) -> None:
-        """Copies every cached state to host memory and, where there is one, to storage.
+        """Copies every cached state to host memory and, if there is storage, to storage.
 
         Raises:
             Asleep: States or KV pages sleep.
-            InvalidArgument: Something waits for a forward; nothing changed then.
+            InvalidArgument: Changes of owners wait for a forward; nothing changed then.
 
         Syncs: yes.
         """
@@ -435,13 +432,13 @@ class TierManager(NotCopied, Shown):
             self._commands.submit()
             self._due = []
             for cache in reversed(self._caches):
-                self._write_back(list(cache.entries()))  # what storage could not take before, once more
+                self._write_back(list(cache.entries()))  # tries records again that storage did not take before
             self._write_all()
             nodes, room = list(self._cache.stated()), max(1, self.host.states.pool.records // 2)
-            for at in range(0, len(nodes), room):  # in turns: what storage has makes room for the next
+            for at in range(0, len(nodes), room):  # in turns: records that storage has make room for the next ones
                 chosen = nodes[at : at + room]
                 self._save_all(chosen)
-                for node in chosen:  # whose KV found no room beside the others'
+                for node in chosen:  # nodes whose KV found no room together with that of the others
                     if not self.host.has(node):
                         self._save_all([node])
 
@@ -452,7 +449,7 @@ class TierManager(NotCopied, Shown):
             self._write_all()
 
     def _write_all(self) -> None:
-        """Waits until nothing is on its way down."""
+        """Waits until no copy to host memory and no write to storage is under way."""
         self.settle()
         while self.writeback is not None and self.writeback.pending:
             self.writeback.advance()
@@ -463,7 +460,7 @@ class TierManager(NotCopied, Shown):
         """Empties host memory, such as when the weights have changed. Storage keeps its records under the model's name.
 
         Raises:
-            InvalidArgument: Something waits for a forward; nothing changed then.
+            InvalidArgument: Changes of owners wait for a forward; nothing changed then.
 
         Syncs: yes.
         """
@@ -472,7 +469,7 @@ class TierManager(NotCopied, Shown):
             self.reset()
 
     def reset(self) -> None:
-        """Empties host memory as `clear` does, also where an exception has left something half done.
+        """Empties host memory as `clear` does, even if an exception has left a call half done.
 
         Syncs: yes.
         """
@@ -486,7 +483,7 @@ class TierManager(NotCopied, Shown):
         self.host.reset()
 
     def stats(self) -> TierStats:
-        """Returns what is held now, and what has moved since the start.
+        """Returns the figures of the tiers: what they hold now, and what has moved since the start.
 
         Syncs: no.
         """
@@ -523,7 +520,7 @@ class TierManager(NotCopied, Shown):
         )
 
     def miscounts(self) -> list[str]:
-        """Returns what is wrong with pins and claimed host records, counted at those who hold them.
+        """Returns a text for each wrong count of pins and claimed host records. It counts anew at their holders.
 
         Syncs: no.
         """
@@ -541,22 +538,22 @@ class TierManager(NotCopied, Shown):
 
     @property
     def leaked(self) -> int:
-        """Host records that are neither free, nor in a cache, nor held by a prefetch: 0 unless there is a bug."""
+        """Number of host records that are neither free, nor in a cache, nor held by a prefetch; above 0 it is a bug."""
         return sum(cache.pool.claimed - len(cache) for cache in self._caches) - sum(self._held)
 
     @property
     def _held(self) -> tuple[int, int]:
-        """Host records that prefetches hold: for states, and for KV pages."""
+        """Numbers of host records that prefetches hold: (for states, for KV pages)."""
         return self.prefetcher.held if self.prefetcher is not None else (0, 0)
 
     def close(self) -> None:
         """Flushes to storage, ends threads and transfers, and closes the storage. Requests go on without tiers.
 
-        If an earlier call was interrupted, nothing is written: what it left half done could be wrong.
+        If an earlier call was interrupted, nothing is written, because host memory could be wrong.
 
         Raises:
             Asleep: States or KV pages sleep.
-            InvalidArgument: Something waits for a forward; nothing changed then.
+            InvalidArgument: Changes of owners wait for a forward; nothing changed then.
 
         Syncs: yes.
         """
@@ -579,7 +576,7 @@ class TierManager(NotCopied, Shown):
         self._end()
 
     def _end(self) -> None:
-        """Notes that everything is closed. An interrupted `close` does not get here, and can be repeated."""
+        """Notes that the tiers are closed. An interrupted `close` does not get here, so it can be repeated."""
         for each in (self.writeback, self.prefetcher):
             if each is not None:
                 each.close()
@@ -597,7 +594,7 @@ class TierManager(NotCopied, Shown):
 def _record_sets(
     settings: Tiers, planes: Planes, pages: PageTable, slots: Tensor
 ) -> tuple[bytes, RecordSet, RecordSet | None]:
-    """The fingerprint in all records, and the records of states and of KV pages."""
+    """Returns the fingerprint of all records, the record set of states, and that of KV pages, None without pages."""
     kv, on_device = settings.kv, pages.allocator.pages
     if (kv is not None) != (on_device > 0) or (kv is not None and kv.slots != on_device):
         raise ConfigurationError(
@@ -621,7 +618,7 @@ def _record_sets(
     states = made(packing, RecordFormat("state", packing.layout, mark), settings.host_slots, settings.staging, slots)
     if kv is not None:
         form, of_page = RecordFormat("kv", kv.layout, mark), Packing(kv)
-        of_page.backend = planes.backend  # which counts what the manager launches
+        of_page.backend = planes.backend  # this backend counts the manager's launches
         count = settings.host_pages or pages_in_proportion(settings.host_slots, planes.slots, on_device)
         staged = staged_pages(settings.staging, packing.nbytes, form.body_bytes, count)
         of_kv = made(of_page, form, count, staged, None)

@@ -1,8 +1,8 @@
-"""The bytes of a state or a KV page as one record, in host memory and in storage alike: docs/record-format.md.
+"""Seals and checks records: the bytes of one state or KV page, the same in host memory and in storage.
 
     header (fixed, crc32 per plane, zeros, crc32 of the header) | body: layer plane [block .. pad]
 
-Seals records, and names what is wrong with records that were read. Knows no pool, no storage and no device.
+docs/record-format.md describes the format. Knows no pool, no storage and no device.
 """
 
 import struct
@@ -17,24 +17,24 @@ from memstate.tiers.stores.base import Bytes
 
 MAGIC, VERSION = b"memstate", 1
 DIGEST_BYTES = 32  # of a key and of a fingerprint
-HEADER_UNIT = 64
+HEADER_UNIT = 64  # bytes of which the size of a header is a multiple
 Kind = Literal["state", "kv"]
 Flaw = Literal["", "truncated", "magic", "version", "header", "foreign", "checksum"]
 FLAWS: tuple[str, ...] = get_args(Flaw)[1:]
 
 _FIXED = struct.Struct("<8sHHI32s32sqQI")  # magic version kind header fingerprint key length body planes
-_SIZE_AT = 12
+_SIZE_AT = 12  # byte at which `_FIXED` has the size of the header
 _NUMBER = struct.Struct("<I")
 _KINDS: dict[str, int] = {"state": 1, "kv": 2}
 
 
 class RecordFormat:
-    """Seals and checks the records of one kind that one model writes on one rank.
+    """Seals and checks the records of one kind, of one model and one rank.
 
     Args:
         kind: "state" or "kv".
-        layout: Layout of a slot, or of a page as if it were a slot, in any order. The body is always in slot order,
-            aligned to 16 bytes.
+        layout: Layout of a slot, or of a page as if it were a slot, in any order. The body of a record is always in
+            slot-major order, aligned to 16 bytes.
         fingerprint: What `memstate.tiers.keys.fingerprint` returns.
 
     Attributes:
@@ -63,7 +63,7 @@ class RecordFormat:
         self.body_bytes = self.layout.bytes_per_slot
         self.nbytes = self.header_bytes + self.body_bytes
         self._crcs = struct.Struct(f"<{len(layout.planes)}I")
-        self._blocks: list[list[slice]] = []  # of each plane
+        self._blocks: list[list[slice]] = []  # for each plane: where its layers are in a record
         self._padding: list[slice] = []
         for plane, row in zip(layout.planes, self.layout.table(), strict=True):
             size, first = row.payload + row.padding, self.header_bytes + row.offset
@@ -83,16 +83,17 @@ class RecordFormat:
         return f"{self.kind}-{require_digest('key', key).hex()}"
 
     def seal(self, buffer: Bytes, key: bytes, length: int) -> None:
-        """Writes the header around a filled body. Equal bodies, keys and lengths give equal bytes.
+        """Writes the header and the padding of a record whose body is filled.
+
+        Equal bodies, keys and lengths give equal bytes.
 
         Args:
-            buffer: uint8 `byte`, contiguous, `nbytes` of them. Its header and padding are written; the body must have
-                arrived.
+            buffer: uint8 `byte`, contiguous, `nbytes` of them: the record. Its body must be complete.
             key: Digest of the tokens that the record stands for.
-            length: Tokens that the record stands for.
+            length: Number of tokens that the record stands for.
 
         Raises:
-            InvalidArgument: The buffer is not a whole record, or key or length cannot be meant.
+            InvalidArgument: The buffer is not a whole record, or key or length are not valid.
 
         Syncs: no.
         """
@@ -104,14 +105,14 @@ class RecordFormat:
             )
         head = bytearray(self.header_bytes)
         _FIXED.pack_into(head, 0, *self._fixed(require_digest("key", key), length))
-        for padding in self._padding:  # or a record in recycled memory shows what was there before
+        for padding in self._padding:  # zeros, because recycled memory still has the bytes of an older record
             buffer[padding] = 0
         self._crcs.pack_into(head, _FIXED.size, *self._checksums(buffer.data))
         _NUMBER.pack_into(head, len(head) - _NUMBER.size, zlib.crc32(memoryview(head)[: -_NUMBER.size]))
         buffer.data[: self.header_bytes] = head
 
     def flaw(self, buffer: Bytes, key: bytes, length: int) -> Flaw:
-        """Tells why these bytes are not the record that was asked for.
+        """Returns the flaw by which bytes are not the record that was asked for.
 
         Args:
             buffer: uint8 `byte`, contiguous, of any size and contents.
@@ -119,7 +120,7 @@ class RecordFormat:
             length: Tokens that the record should stand for.
 
         Returns:
-            One word of `FLAWS`, "" where the record is sound.
+            One word of `FLAWS`, "" if the record is sound.
 
         Syncs: no.
         """
@@ -131,7 +132,8 @@ class RecordFormat:
             return "magic"
         if version != VERSION:
             return "version"
-        (size,) = _NUMBER.unpack_from(data, _SIZE_AT)  # its own: a sound header of other planes is foreign, not broken
+        # The size comes from the header itself: a sound header of another layout is "foreign", not a broken "header".
+        (size,) = _NUMBER.unpack_from(data, _SIZE_AT)
         if not _FIXED.size + _NUMBER.size <= size <= len(data):
             return "header"
         if zlib.crc32(data[: size - _NUMBER.size]) != _NUMBER.unpack_from(data, size - _NUMBER.size)[0]:
@@ -156,10 +158,10 @@ class RecordFormat:
 
 
 def require_digest(what: str, digest: bytes) -> bytes:
-    """Returns the digest itself.
+    """Returns the digest as it is.
 
     Raises:
-        InvalidArgument: It is not 32 bytes.
+        InvalidArgument: The digest is not 32 bytes.
     """
     if not isinstance(digest, bytes) or len(digest) != DIGEST_BYTES:
         raise InvalidArgument(f"{what} {digest!r}: expected {DIGEST_BYTES} bytes")

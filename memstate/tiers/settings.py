@@ -1,4 +1,4 @@
-"""Settings of the tiers below the device, checked when they are made."""
+"""Settings of the tiers below the device, with checks of their values."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -14,10 +14,10 @@ from memstate.tiers.stores.base import Store
 
 Write = Literal["through", "selective", "back"]
 METHODS = ("register", "exists", "get", "put", "discard", "close")
-LEAST = {  # of every setting that is a whole number
+LEAST = {  # setting that is a whole number -> its smallest value
     "host_slots": 1, "host_pages": 1, "ahead": 0, "staging": 1, "rank": 0, "threads": 1, "ranks": 1,
 }  # fmt: skip
-DERIVED = ("host_pages", "ahead")  # None: from other settings
+DERIVED = ("host_pages", "ahead")  # settings that may be None: then they follow from other settings
 
 
 @dataclass(frozen=True)
@@ -25,29 +25,31 @@ class Tiers:
     """Configures host memory and storage below a manager's prefix cache.
 
     Args:
-        model: Name of the weights, the quantisation and all else that makes states comparable. Records of another
-            name are never found.
-        host_slots: States that host memory has room for, 1 or more.
-        host_pages: KV pages that host memory has room for. None: in the device's proportion of pages to slots.
-        reserve: Share of host memory, 0 to 1, that prefetches leave to what comes from the device.
-        kv: Planes of the KV pages, with a page as a slot. None where KV is the caller's.
-        write: When states go to host memory. "through": as soon as they are cached. "selective": with their second
-            hit. "back": when the device evicts them. The first two also save evicted states that had no turn yet:
-            "through" all of them, "selective" those with a hit.
+        model: Name of the weights, their quantisation and all else on which states depend. Records under another name
+            are never used.
+        host_slots: States for which host memory has room, 1 or more.
+        host_pages: KV pages for which host memory has room. None: the same proportion of pages to slots as on the
+            device.
+        reserve: Share of host memory, from 0 up to 1, that prefetches leave to saves from the device.
+        kv: Planes of the KV pages, with a page as a slot. None if the caller manages KV.
+        write: When states go to host memory. "through": as soon as they are cached. "selective": at their second hit.
+            "back": when the device evicts them. If the device evicts a state earlier, "through" saves it then, and
+            "selective" saves it if it has had a hit.
         store: Storage that outlives the process. None: no storage.
         prefetch: How records come back from storage.
         threads: Threads that read and write storage.
         rank: This process's place in tensor parallelism, from 0 on.
         ranks: Number of tensor-parallel ranks.
-        group: gloo group of torch.distributed over which several ranks agree; nothing else may use it. A manager that
-            is built compares its settings with those of the other ranks, and waits for them.
-        ahead: With "selective" and "back": how many of the states that the device evicts next `poll` copies to host
-            memory before, while fewer slots than that are free. None: a sixteenth of `host_slots`, at most 64.
-        staging: States that fit each of the two staging buffers on the device, 1 or more (KV pages: as many as fit the
-            same bytes, or 32 MiB a state). What the device evicts while they are full is lost.
-        int8: Planes that are 8-bit integers below the slots: name -> axis over which values share a scale.
-        executor: Replaces the threads in tests.
-        clock: Replaces time.monotonic in tests; seconds.
+        group: gloo group of torch.distributed over which several ranks agree; nothing else may use it. The constructor
+            of a manager compares its settings with those of the other ranks, and waits for them.
+        ahead: With "selective" and "back": while fewer than `ahead` slots are free, `poll` copies the next `ahead`
+            states to host memory before the device evicts them. None: a sixteenth of `host_slots`, at most 64.
+        staging: States that fit each of the two staging buffers on the device, 1 or more. For KV pages there are
+            buffers of the same size, but of at least 32 MiB a state. States that the device evicts while staging is
+            full are lost.
+        int8: Planes that records hold as 8-bit integers: name -> axis over which values share a scale.
+        executor: Executor that replaces the threads, for tests.
+        clock: Function that returns seconds and replaces `time.monotonic`, for tests.
 
     Raises:
         ConfigurationError: A setting is out of range, or two of them contradict each other.

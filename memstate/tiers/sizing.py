@@ -1,4 +1,4 @@
-"""Says what tiers will allocate, on the device and in host memory. It computes with whole numbers only."""
+"""Computes the bytes that tiers will allocate, on the device and in host memory. It allocates nothing."""
 
 from typing import NamedTuple
 
@@ -7,22 +7,22 @@ from memstate.tiers.host.packing import in_records
 from memstate.tiers.host.transfers import device_bytes
 from memstate.tiers.records import DIGEST_BYTES, Kind, RecordFormat
 
-KV_STAGING = 2**25  # bytes at least for each staged state: where states are small, pages are most of what moves
+KV_STAGING = 2**25  # bytes of staging for pages per staged state, at least; if states are small, most bytes are pages
 
 
 def pages_in_proportion(host_slots: int, slots: int, pages: int) -> int:
-    """Returns the KV pages of host memory in the device's proportion of pages to slots."""
+    """Returns how many KV pages host memory gets, in the device's proportion of pages to slots."""
     return max(1, host_slots * pages // slots)
 
 
 def staged_pages(staging: int, state: int, page: int, host_pages: int) -> int:
-    """Returns the KV pages that fit each staging buffer on the device.
+    """Returns how many KV pages fit each staging buffer for pages on the device.
 
     Args:
-        staging: States that fit each of the buffers for states.
+        staging: States that fit each staging buffer for states.
         state: Bytes of a state in a record.
         page: Bytes of a page in a record.
-        host_pages: KV pages that host memory has room for.
+        host_pages: KV pages for which host memory has room.
     """
     staged = staging * max(state, KV_STAGING) // page
     return max(min(staged, host_pages), 1)
@@ -32,10 +32,10 @@ class TierBytes(NamedTuple):
     """Bytes of tiers without int8 planes or a store.
 
     Attributes:
-        state_record: Of a state in host memory, header included.
-        page_record: Of a KV page in host memory, header included; 0 where KV is the caller's.
-        host: Of all records.
-        device: Of staging buffers, tables and upload buffers on the device.
+        state_record: Bytes of the record of a state, header included.
+        page_record: Bytes of the record of a KV page, header included; 0 if the caller manages KV.
+        host: Bytes of all records in host memory.
+        device: Bytes of staging buffers, tables and upload buffers on the device.
     """
 
     state_record: int
@@ -51,9 +51,9 @@ def tier_bytes(
 
     Args:
         layout: Layout of a state.
-        kv: Layout of a KV page as if it were a slot. None where KV is the caller's.
-        host_slots: States that host memory has room for.
-        host_pages: KV pages that host memory has room for.
+        kv: Layout of a KV page as if it were a slot. None if the caller manages KV.
+        host_slots: States for which host memory has room.
+        host_pages: KV pages for which host memory has room.
         staging: States that fit each of the two staging buffers on the device.
     """
     body = in_records(layout, {})

@@ -1,7 +1,7 @@
-"""Runs the store's work in the threads of an executor, and knows when none of it runs any more.
+"""Runs the calls of stores in the threads of an executor, and knows when no call runs any more.
 
-The thread of the decode loop only looks at plain flags. It shares no lock, condition or event with the workers: an
-exception such as KeyboardInterrupt, in the wrong place, would leave it taken for ever.
+The thread of the decode loop only reads plain flags. It shares no lock, condition or event with the workers, because an
+exception such as KeyboardInterrupt could leave a lock taken for ever.
 """
 
 import math
@@ -14,18 +14,18 @@ from threading import Thread
 from typing import Any
 from weakref import finalize
 
-PAUSE_S = 0.0005  # between two looks at the flags of work that is waited for
+PAUSE_S = 0.0005  # seconds between two looks at the flags of jobs
 
 
 class Job:
-    """Work that was handed in.
+    """A call that was handed to `Workers`.
 
     Attributes:
-        begun: a thread has begun with it.
-        cancelled: it was cancelled before, and never begins.
-        done: it has ended, or never begins.
-        result: what the work returned.
-        error: what the work raised, or None.
+        begun: whether a thread has begun the call.
+        cancelled: whether the job was cancelled before a thread began the call. Then it never begins.
+        done: whether the call has ended, or never begins.
+        result: the value that the call returned.
+        error: the exception that the call raised, or None.
     """
 
     def __init__(self, ended: Callable[[], None] | None = None) -> None:
@@ -33,17 +33,17 @@ class Job:
         self.result: Any = None
         self.error: BaseException | None = None
         self._ended = ended
-        self._free = [True]  # the one who takes it decides, thread or canceller: a list's `pop` is one step
+        self._free = [True]  # thread or canceller: whoever pops the element may run or cancel; `pop` is one atomic step
 
     def claim(self) -> bool:
-        """Takes the right to run or to cancel it; returns whether it was there to take."""
+        """Takes the right to run or to cancel the job. Returns whether nobody had taken it before."""
         try:
             return self._free.pop()
         except IndexError:
             return False
 
     def end(self) -> None:
-        """Notes that it has ended, and says so to its owner."""
+        """Marks the job as done, and calls the `ended` of its owner."""
         self.done = True
         if self._ended is not None:
             self._ended()
@@ -52,10 +52,11 @@ class Job:
 class Threads:
     """A few threads that run work in the order in which it was handed in.
 
-    A `ThreadPoolExecutor` takes locks in `submit` that its threads need. An interrupt there would block them for ever.
+    `ThreadPoolExecutor` is no alternative: its `submit` takes locks that its threads need. An interrupt inside `submit`
+    would block them for ever.
 
     Args:
-        most: largest number of threads. Each starts with the first work that it is needed for.
+        most: largest number of threads. Each of the first calls of `submit` starts one.
     """
 
     def __init__(self, most: int) -> None:
@@ -85,25 +86,25 @@ class Threads:
 def _run(queue: "SimpleQueue[Callable[[], Any] | None]") -> None:
     while (work := queue.get()) is not None:
         work()
-        del work  # or it would stay until the next work comes
-    queue.put(None)  # for the other threads, also for one whose start was interrupted
+        del work  # frees the work and its arguments now, not when the next work comes
+    queue.put(None)  # ends the next thread as well
 
 
 Executor = Threads | futures.Executor  # runs work in threads
 
 
 class Token:
-    """Goes to the executor with a job. If the executor throws the job away, the token goes, too."""
+    """An object that the executor holds together with a job. If the executor drops the job, the token is freed."""
 
 
 class Workers:
     """Hands work to an executor.
 
-    Work writes to host records. Before records are emptied, `drain` ends all work, even work whose job was lost because
-    an exception interrupted the call that handed it in.
+    Work writes to host records. Before host memory is emptied, `drain` ends all work. This includes work whose job was
+    lost because an exception interrupted `submit`.
 
     Args:
-        executor: its threads run the work.
+        executor: the executor whose threads run the work.
 
     Example:
         >>> workers = Workers(Threads(1))
@@ -115,46 +116,46 @@ class Workers:
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
-        self._active: dict[Job, None] = {}  # what threads run
-        self._round = 0
+        self._active: dict[Job, None] = {}  # jobs that threads run now
+        self._round = 0  # number of calls of `drain`; work from an earlier round does not begin
 
     def submit(self, work: Callable[..., Any], *arguments: Any, ended: Callable[[], None] | None = None) -> Job:
         """Hands work in.
 
         Args:
             work: the function to call.
-            arguments: its arguments.
-            ended: called by any thread when the job is done.
+            arguments: arguments of the function.
+            ended: function that any thread calls when the job is done.
 
         Returns:
-            The job. If the executor has been shut down, it is done and has the error.
+            The job. If the executor has been shut down, the job is done and has the error.
         """
         job, token = Job(ended), Token()
         finalize(token, self.cancel, job)  # does nothing once the job has begun
         try:
             self.executor.submit(self._run, job, token, self._round, work, arguments)
-        except RuntimeError as error:  # it was shut down; or no thread could be started, and the work is in its queue
+        except RuntimeError as error:  # shut down; or no thread could start, although the queue has the work already
             job.error = error if self.cancel(job) else None
         return job
 
     def _run(self, job: Job, token: Token, number: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        self._active[job] = None  # before it looks at the round, so that `drain` sees it or it sees `drain`
+        self._active[job] = None  # before the look at the round: either `drain` sees the job, or the job sees `drain`
         try:
             if not (job.begun or job.claim()):
-                return  # the canceller ends it
+                return  # the canceller ends the job
             if number != self._round:
                 job.cancelled = True
             else:
                 job.begun = True
                 job.result = work(*arguments)
-        except BaseException as error:  # the store's; the thread of the loop looks at it
+        except BaseException as error:  # from the store; the thread of the loop handles it
             job.error = error
         finally:
             del self._active[job]
         job.end()
 
     def cancel(self, job: Job) -> bool:
-        """Cancels a job that has not begun; returns whether it never begins."""
+        """Cancels a job that has not begun. Returns whether the job is cancelled."""
         if job.claim():
             job.cancelled = True
             job.end()
@@ -166,8 +167,8 @@ class Workers:
 
         Args:
             jobs: the jobs.
-            seconds: how long at most.
-            enough: `all`, or `any` if one of them is enough.
+            seconds: the longest time to wait.
+            enough: `all`, or `any` to wait for one job only.
 
         Syncs: waits for the store's calls.
         """
@@ -176,7 +177,7 @@ class Workers:
             time.sleep(PAUSE_S)
 
     def drain(self) -> None:
-        """Waits for the work that runs, and makes sure that no other work handed in before begins.
+        """Waits for the work that runs. Work that was handed in before and has not begun never begins.
 
         Syncs: waits for the store's calls.
         """

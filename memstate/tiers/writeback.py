@@ -1,7 +1,7 @@
 """Writes host records to storage in the background. Knows no slot and no prompt.
 
-arrived in host memory -> waits, unpinned -> pinned while a thread seals and writes it -> stored
-                             `-> evicted meanwhile: left out, and counted
+A record:  arrived in host memory -> waits, unpinned -> pinned while a thread seals and writes it -> stored
+                                        `-> evicted meanwhile: not written, counted as missed
 """
 
 import logging
@@ -16,20 +16,20 @@ from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.stores.base import Outcome, Store, answered, faults_of, faults_since, reason_of, why_of
 from memstate.tiers.workers import Job, Workers
 
-BATCH = 32  # records a write
-SHARE = 0.25  # of a cache's records that may be pinned here, so that a slow storage never makes it unevictable
+BATCH = 32  # records of one write, at most
+SHARE = 0.25  # share of a cache's records that writes may pin; with slow storage, the others can still be evicted
 
 LOG = logs.logger("tiers")
 
 
 def write(store: Store, cache: RecordCache, entries: Sequence[CachedRecord]) -> tuple[list[Outcome], str]:
-    """Seals records and writes them; runs in a thread.
+    """Seals records and writes them. Runs in a thread.
 
     Returns:
-        What became of each, and the reasons that the store counted meanwhile, "" for none.
+        The outcome of each record, and the reasons of failures that the store counted meanwhile, "" for none.
 
     Raises:
-        OSError: The store failed; nothing is known of the records then.
+        OSError: The store failed, and the outcome of each record is unknown.
     """
     buffers = [cache.pool.buffer(entry.record) for entry in entries]
     for buffer, entry in zip(buffers, entries, strict=True):
@@ -43,15 +43,16 @@ class WriteBack:
     """Writes host records to storage in the background.
 
     Args:
-        store: Where the records go.
-        workers: Their threads write.
-        clock: Seconds, for the log.
+        store: The store to write to.
+        workers: Threads that write.
+        clock: Function that returns seconds, for the log.
 
     Attributes:
-        written: Records that were stored.
-        failed: Records that storage did not take.
-        missed: Records that were evicted before their turn.
-        raised: Writes that raised, by reason; what a store without `faults` refuses is `refused`.
+        written: Number of records that were stored.
+        failed: Number of records that storage did not take.
+        missed: Number of records that were evicted before they were written.
+        raised: Reason -> number of writes that raised. The reason `refused` counts writes with failed records for which
+            the store's `faults` have no reason.
     """
 
     def __init__(self, store: Store, workers: Workers, clock: Callable[[], float] = time.monotonic) -> None:
@@ -63,7 +64,7 @@ class WriteBack:
 
     @property
     def pending(self) -> int:
-        """Records that wait or are being written."""
+        """Number of records that wait or are being written."""
         return len(self._waiting) + sum(len(entries) for _, entries, _ in self._writing)
 
     @property
@@ -82,7 +83,7 @@ class WriteBack:
         return [entry for _, entries, _ in self._writing for entry in entries]
 
     def reset(self) -> None:
-        """Waits for the writes that are handed in, and forgets all records. Host memory is emptied right after.
+        """Waits for the writes under way, and forgets all records. The caller empties host memory right after.
 
         Syncs: yes.
         """
@@ -93,14 +94,14 @@ class WriteBack:
         self._writing = []
 
     def add(self, cache: RecordCache, entries: Sequence[CachedRecord]) -> None:
-        """Queues records of a cache whose bytes have arrived in host memory."""
+        """Queues records of a cache for storage. Their bytes have arrived in host memory."""
         for entry in entries:
             if not entry.stored:
                 entry.stored = True
                 self._waiting.append((cache, entry))
 
     def advance(self) -> None:
-        """Finishes writes that are done, and begins others. Never waits."""
+        """Handles writes that are done, and begins others. Never waits."""
         for cache, entries, job in [each for each in self._writing if each[2].done]:
             self._writing.remove((cache, entries, job))
             cache.unpin(*entries)
@@ -112,11 +113,11 @@ class WriteBack:
         self._told.write_due()
 
     def close(self) -> None:
-        """Writes what is left to say into the log."""
+        """Writes the lines that still wait into the log."""
         self._told.write_due(math.inf)
 
     def _next(self) -> tuple[RecordCache, list[CachedRecord]] | None:
-        """Returns the next records of one cache that may be pinned."""
+        """Returns the next batch: a cache, and as many of its waiting records as may be pinned. None for no batch."""
         cache = self._waiting[0][0]
         pinned = sum(len(entries) for other, entries, _ in self._writing if other is cache)
         room = min(BATCH, max(1, int(cache.pool.records * SHARE)) - pinned)

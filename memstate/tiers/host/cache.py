@@ -1,6 +1,6 @@
-"""Records of one kind in host memory by key, evicted least recently used first. Knows no token and no device.
+"""Finds records of one kind in host memory by key, and evicts the least recently used. Knows no token and no device.
 
-A key stands for all tokens up to some length, so equal keys mean equal bytes, and nothing is ever overwritten.
+A key stands for all tokens up to some length. So equal keys mean equal bytes, and a record is never overwritten.
 """
 
 from collections import Counter, OrderedDict
@@ -14,15 +14,15 @@ from memstate.tiers.records import RecordFormat
 
 @dataclass(slots=True, eq=False)
 class CachedRecord:
-    """A record under its key.
+    """An entry of a cache: a record under its key.
 
     Attributes:
-        key: Digest of the tokens that it stands for.
+        key: Digest of the tokens that the record stands for.
         record: Number of the record in the pool.
-        length: Tokens that it stands for.
-        pins: How many users need it to stay.
-        fetched: It came from storage, not from the device.
-        stored: Storage has it, or is being given it.
+        length: Number of tokens that the record stands for.
+        pins: Number of users that need the record to stay.
+        fetched: Whether the record came from storage, not from the device.
+        stored: Whether storage has the record, or a write of it is queued or under way.
     """
 
     key: bytes
@@ -39,7 +39,7 @@ class RecordCache:
     Args:
         pool: The memory of the records.
         form: The format of the records.
-        reserve: Records that `room` leaves to saves from the device.
+        reserve: Number of records that `room` leaves to saves from the device.
     """
 
     def __init__(self, pool: RecordPool, form: RecordFormat, reserve: int = 0) -> None:
@@ -49,31 +49,31 @@ class RecordCache:
         self.evicted = 0
 
     def reset(self) -> None:
-        """Evicts everything, whatever its pins say. Call it only while nothing reads or writes the records."""
+        """Evicts all entries, pinned or not. Call it only while nothing reads or writes the records."""
         self.evicted += len(self._entries)
         self._entries, self._pinned = OrderedDict(), 0
         self.pool.reset()
 
     def miscounts(self, pins: Counter[CachedRecord], claimed: int) -> list[str]:
-        """Returns what is wrong with pins and claimed records, given who holds them.
+        """Returns a text for each wrong count of pins and claimed records.
 
         Args:
-            pins: entry -> how many users need it to stay, counted at the users.
-            claimed: records that are claimed outside of the cache.
+            pins: entry -> number of users that need it to stay, counted at the users.
+            claimed: number of records that are claimed outside of the cache.
         """
-        found = [
+        faults = [
             f"host record {entry.record} ({self.form.kind}) has {entry.pins} pins and {pins[entry]} users"
             for entry in self._entries.values()
             if entry.pins != pins[entry]
         ]
         if self._pinned != (pinned := sum(entry.pins > 0 for entry in self._entries.values())):
-            found.append(f"{self._pinned} host records ({self.form.kind}) are counted as pinned, {pinned} have pins")
+            faults.append(f"{self._pinned} host records ({self.form.kind}) are counted as pinned, {pinned} have pins")
         if self.pool.claimed != len(self._entries) + claimed:
-            found.append(
+            faults.append(
                 f"{self.pool.claimed} host records ({self.form.kind}) are claimed; {len(self._entries)} are cached and "
                 f"{claimed} are being filled"
             )
-        return found
+        return faults
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -85,17 +85,17 @@ class RecordCache:
         return f"RecordCache({len(self)} entries, {self._pinned} pinned, {self.pool})"
 
     def get(self, key: bytes) -> CachedRecord | None:
-        """Returns the entry of a key, None for none."""
+        """Returns the entry of a key, None if there is none."""
         return self._entries.get(key)
 
     def reach(self, keys: Sequence[bytes]) -> list[CachedRecord]:
-        """Returns the entries of the first keys, up to one that is not there."""
-        found = []
+        """Returns the entries of the first keys, up to the first key without an entry."""
+        entries = []
         for key in keys:
             if (entry := self._entries.get(key)) is None:
                 break
-            found.append(entry)
-        return found
+            entries.append(entry)
+        return entries
 
     def entries(self) -> Iterable[CachedRecord]:
         """Returns all entries, least recently used first."""
@@ -103,18 +103,18 @@ class RecordCache:
 
     @property
     def evictable(self) -> int:
-        """Entries without a pin."""
+        """Number of entries without a pin."""
         return len(self._entries) - self._pinned
 
     def room(self) -> int:
-        """Returns how many records prefetches may claim: free and evictable ones, less the reserve."""
+        """Returns how many records prefetches may claim: the free and the evictable ones, minus the reserve."""
         return max(0, self.pool.free + self.evictable - self.reserve)
 
     def claim(self, n: int) -> list[int]:
-        """Claims n records, and evicts no more entries than are missing.
+        """Claims n records. It evicts entries only if too few records are free.
 
         Returns:
-            The records, an empty list where there are fewer than n.
+            The records. If fewer than n are free or evictable, an empty list.
         """
         if n > self.pool.free + self.evictable:
             return []
@@ -122,10 +122,10 @@ class RecordCache:
         return self.pool.claim(n)
 
     def evict(self, n: int) -> int:
-        """Evicts the n least recently used entries without a pin. Those that are being copied have one.
+        """Evicts the n least recently used entries without a pin. Entries that are being copied have a pin.
 
         Returns:
-            How many were evicted.
+            How many entries were evicted.
         """
         chosen = list(islice((entry for entry in self._entries.values() if not entry.pins), max(0, n)))
         for entry in chosen:
@@ -143,13 +143,13 @@ class RecordCache:
         """Adds a claimed record as the most recently used.
 
         Args:
-            key: Digest of the tokens that it stands for.
-            record: The claimed record; released where the key is there already.
-            length: Tokens that it stands for.
-            fetched: It came from storage.
+            key: Digest of the tokens that the record stands for.
+            record: The claimed record. It is released if the key has an entry already.
+            length: Number of tokens that the record stands for.
+            fetched: Whether the record came from storage.
 
         Returns:
-            The new entry, or the one that was there.
+            The entry of the key, new or old.
         """
         if there := self._entries.get(key):
             self.pool.release([record])
@@ -159,9 +159,9 @@ class RecordCache:
         return entry
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """Notes a use of what is there.
+        """Notes a use of the entries of these keys.
 
-        The first key becomes the most recent, so a prefix outlives what builds on it.
+        The first key becomes the most recently used, so a prefix outlives its continuations.
         """
         for key in reversed(keys):
             if key in self._entries:
@@ -174,7 +174,7 @@ class RecordCache:
             entry.pins += 1
 
     def unpin(self, *entries: CachedRecord) -> None:
-        """Ends one pin of each."""
+        """Ends one pin of each entry."""
         for entry in entries:
             assert entry.pins > 0, f"{entry} is not pinned"
             entry.pins -= 1

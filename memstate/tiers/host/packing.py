@@ -1,10 +1,10 @@
-"""Where the bytes of a slot lie in a record, and the launches that move them. Knows no key and no pool.
+"""Maps the bytes of slots to the bodies of records, and moves them. Knows no key and no pool.
 
-    header   what belongs to the record's owner
+    header   left alone here
     body     a slot of the same layout in slot-major order: layer by layer, plane by plane, each padded to 16 bytes
 
-A record is the same beside the planes, in host memory and in storage. Padding is never written, so it stays zero where
-memory starts as zeros.
+A record is the same in staging on the device, in host memory and in storage. Padding is never written, so it stays zero
+in memory that starts as zeros.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,21 +24,21 @@ from memstate.state.planes import Planes
 from memstate.state.regions import Region
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-ROW = 32  # bytes of a tile in the table of a record: four int64
+ROW = 32  # bytes of one tile in a tile table: four int64
 
 
 def table_bytes(layout: StateLayout) -> int:
-    """Returns the bytes of the tile table between planes of a layout and a record that holds them exactly."""
+    """Returns the bytes of the tile table between the planes of a layout and records without int8."""
     return ROW * sum(layout.layers_of(plane) * len(tiles_of(plane.nbytes)) for plane in layout.planes)
 
 
 class RecordTable(AddressTable):
-    """The tile table between some regions and the body of a record.
+    """The tile table that maps regions of planes to the body of a record.
 
     Args:
-        regions: Where the planes lie.
+        regions: The regions of memory with the planes.
         layout: Layout of the body.
-        device: Where the table goes.
+        device: The device for the table.
     """
 
     def __init__(self, regions: Sequence[Region], layout: StateLayout, device: torch.device) -> None:
@@ -48,7 +48,7 @@ class RecordTable(AddressTable):
         self.map = RecordMap(self.table, self._blocks, self._pieces, layout.bytes_per_slot, self.unit)
 
     def rows(self) -> list[tuple[int, int, int, int]]:
-        """Returns address, slot stride, length and offset in the body of each tile."""
+        """Returns for each tile: address, slot stride, length, and offset in the body."""
         places = [(block.data_ptr(), block.stride(0), block.stride(1)) for block in self._blocks]
         return [
             (places[block][0] + layer * places[block][1] + start, places[block][2], length, offset)
@@ -60,10 +60,10 @@ class ScaledTable(AddressTable):
     """The table of a plane that records hold as int8.
 
     Args:
-        regions: Where the plane lies.
+        regions: The regions of memory with the plane.
         axis: The axis over which values share a scale.
         layout: Layout of the body.
-        device: Where the table goes.
+        device: The device for the table.
     """
 
     def __init__(self, regions: Sequence[Region], axis: int, layout: StateLayout, device: torch.device) -> None:
@@ -77,7 +77,7 @@ class ScaledTable(AddressTable):
         )  # fmt: skip
 
     def rows(self) -> list[tuple[int, int]]:
-        """Returns address and slot stride of each layer."""
+        """Returns for each layer: address and slot stride."""
         return [
             (layer.data_ptr(), layer.stride(0) * layer.element_size()) for tensor in self._tensors for layer in tensor
         ]
@@ -86,19 +86,19 @@ class ScaledTable(AddressTable):
 class Packing:
     """Moves slots to and from records.
 
-    A plane of `int8` is `ssm` as int8 and `ssm.scale` as float32 in the body; all values along its axis share a scale.
-    That is axis 2 of `head key value` (the gated delta rule: qwen3_next, qwen3_5, kimi_linear) and axis 1 of
-    `head dim state` (Mamba-2: nemotron_h, falcon_h1, granite_hybrid, bamba, codestral_mamba).
-    `memstate.kernels.pack_int8.pack_int8` says how exact it is.
+    If `int8` names the plane `ssm`, the body has a plane `ssm` of int8 and a plane `ssm.scale` of float32. All values
+    along the axis share a scale. The axis is 2 for `head key value` (the gated delta rule: qwen3_next, qwen3_5,
+    kimi_linear), and 1 for `head dim state` (Mamba-2: nemotron_h, falcon_h1, granite_hybrid, bamba, codestral_mamba).
+    `memstate.kernels.pack_int8.pack_int8` says how exact this is.
 
     Args:
-        planes: The slots.
+        planes: The planes of the slots.
         int8: Planes of float32, bfloat16 or float16 that records hold as int8: name -> axis.
 
     Attributes:
-        layout: The body of a record, as one slot of it.
+        layout: Layout of the body of a record, as one slot.
         nbytes: Bytes of a body.
-        memory: Where the slots lie.
+        memory: The planes of the slots.
 
     Raises:
         Asleep: The planes' memory is released.
@@ -128,13 +128,13 @@ class Packing:
     def pack(self, slots: Tensor | None, index: Tensor, places: Tensor, out: Tensor) -> None:
         """Copies slots into the bodies of records; see `memstate.kernels.pack.pack_slots`.
 
-        One launch, and one more for each plane of int8.
+        This takes one launch, and one more for each plane of int8.
 
         Args:
-            slots: int32 `register`, or None where `index` are slot ids.
+            slots: int32 `register`: the slot of each register. None: `index` has slot ids.
             index: Registers or slots, int32 `n`.
-            places: Records, int32 `n`.
-            out: The bodies, uint8 `record byte`; written.
+            places: Numbers of the records, int32 `n`.
+            out: The bodies of all records, uint8 `record byte`; written.
 
         Raises:
             Asleep: The planes' memory is released.
@@ -149,13 +149,15 @@ class Packing:
             self.backend.pack_int8(table.map, slots, index, places, out)
 
     def unpack(self, slots: Tensor | None, index: Tensor, places: Tensor, source: Tensor) -> None:
-        """Copies the bodies of records into slots; see `memstate.kernels.pack.unpack_slots`. Launches as `pack`.
+        """Copies the bodies of records into slots; see `memstate.kernels.pack.unpack_slots`.
+
+        This takes as many launches as `pack`.
 
         Args:
-            slots: int32 `register`, or None where `index` are slot ids.
+            slots: int32 `register`: the slot of each register. None: `index` has slot ids.
             index: Registers or slots, int32 `n`; their planes are written.
-            places: Records, int32 `n`.
-            source: The bodies, uint8 `record byte`.
+            places: Numbers of the records, int32 `n`.
+            source: The bodies of all records, uint8 `record byte`.
 
         Raises:
             Asleep: The planes' memory is released.
@@ -175,12 +177,12 @@ class Packing:
 
 
 def scales_of(plane: str) -> str:
-    """Returns the name of the plane in a record that holds the scales of a plane."""
+    """Returns the name of the plane, in records, that has the scales of a plane."""
     return f"{plane}.scale"
 
 
 def in_records(layout: StateLayout, int8: Mapping[str, int]) -> StateLayout:
-    """Returns the layout of a body.
+    """Returns the layout of a body, for slots of a layout and planes that are held as int8.
 
     Raises:
         InvalidArgument: A plane cannot be held as int8.
@@ -200,7 +202,7 @@ def in_records(layout: StateLayout, int8: Mapping[str, int]) -> StateLayout:
             )
         if not isfinite(plane.fill or 0):
             raise InvalidArgument(f"int8: {plane}: a scale of {plane.fill} says nothing; keep this plane exact")
-        shared = (*shape[:axis], 1, *shape[axis + 1 :])  # the 1 tells records of one axis from those of another
+        shared = (*shape[:axis], 1, *shape[axis + 1 :])  # with the 1, different axes have different fingerprints
         parts = plane.parts if axis != plane.axis else ()
         scale = Plane(
             scales_of(plane.name), shared, torch.float32, parts=parts, axis=plane.axis if parts else 0,
@@ -211,7 +213,7 @@ def in_records(layout: StateLayout, int8: Mapping[str, int]) -> StateLayout:
 
 
 def _pieces(regions: Sequence[Region], layout: StateLayout) -> tuple[RecordPiece, ...]:
-    """Tiles of at most TILE_BYTES, in the order of the body: layer by layer, plane by plane."""
+    """Returns tiles of at most TILE_BYTES, in the order of the body: layer by layer, plane by plane."""
     rows = {row.name: row for row in layout.table()}
     pieces = []
     for number, region in enumerate(regions):

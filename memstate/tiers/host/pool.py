@@ -1,7 +1,7 @@
-"""Records in host memory, each one contiguous run of bytes, and which of them are free. Knows no key and no device.
+"""Allocates records of equal size in host memory. Knows no key and no device.
 
-free -> claimed -> released -> free
-                       `-> waits as long as a thread still writes to it
+A record:  free -> claimed -> released -> free
+                                  `-> waits as long as a thread still writes to it
 """
 
 import heapq
@@ -23,10 +23,10 @@ class RecordPool:
     Args:
         records: Number of records.
         nbytes: Bytes of a record.
-        pinned: Whether to page-lock the memory, so that a device copies from and to it by itself.
+        pinned: Whether to page-lock the memory, so that a device can copy from and to it by itself.
 
     Raises:
-        ConfigurationError: There is not so much memory, or it cannot be page-locked.
+        ConfigurationError: There is not enough memory, or it cannot be page-locked.
         InvalidArgument: A number is out of range.
 
     Example:
@@ -34,7 +34,7 @@ class RecordPool:
         >>> records = pool.claim(2)
         >>> pool.use(records)
         >>> pool.release(records)
-        >>> pool.free, pool.claimed  # two wait
+        >>> pool.free, pool.claimed  # two records wait
         (2, 0)
         >>> pool.unuse(records)
         >>> pool
@@ -53,7 +53,7 @@ class RecordPool:
             raise ConfigurationError(too_large)
         try:
             self.memory = lasting.zeros((records, nbytes), torch.uint8)
-        except RuntimeError as error:  # what torch raises for want of memory
+        except RuntimeError as error:  # torch raises this if memory is short
             raise ConfigurationError(too_large) from error
         if pinned and self.memory.numel():
             self._lock()
@@ -61,15 +61,15 @@ class RecordPool:
         self.reset()
 
     def reset(self) -> None:
-        """Makes every record free. Call it only while nothing reads or writes them."""
+        """Makes every record free. Call it only while nothing reads or writes records."""
         self._free = list(range(self.records))
         self._claimed: set[int] = set()
-        self._written: set[int] = set()  # by threads
+        self._written: set[int] = set()  # records that threads write to
 
     def _lock(self) -> None:
         """Page-locks the memory for the life of this pool.
 
-        torch's own pinned memory is rounded up to a power of two.
+        It does not use torch's pinned memory, whose size is rounded up to a power of two.
         """
         runtime: Any = torch.cuda.cudart()
         code = int(runtime.cudaHostRegister(self.memory.data_ptr(), self.memory.nbytes, 0))
@@ -85,12 +85,12 @@ class RecordPool:
 
     @property
     def free(self) -> int:
-        """Records that can be claimed now."""
+        """Number of records that can be claimed now."""
         return len(self._free)
 
     @property
     def claimed(self) -> int:
-        """Records that were claimed and not released. What is neither free nor claimed waits for a thread."""
+        """Number of records that are claimed and not released. A record that is neither free nor claimed waits."""
         return len(self._claimed)
 
     def buffer(self, record: int) -> Bytes:
@@ -111,7 +111,7 @@ class RecordPool:
         return records
 
     def release(self, records: Sequence[int]) -> None:
-        """Releases records. Those that a thread writes to become free when that ends.
+        """Releases records. A record that a thread writes to becomes free when the thread has ended this.
 
         Raises:
             InvalidArgument: A record is not claimed, or named twice; nothing changed.
@@ -124,7 +124,7 @@ class RecordPool:
                 heapq.heappush(self._free, record)
 
     def use(self, records: Iterable[int]) -> None:
-        """Marks claimed records that a thread writes to from now on."""
+        """Marks claimed records as written to by a thread, until `unuse`."""
         self._written.update(records)
 
     def unuse(self, records: Iterable[int]) -> None:

@@ -1,10 +1,10 @@
-"""The host tier: what lies below the slots by key, what is saved there and what is loaded.
+"""Saves states and KV pages of the prefix cache to host memory, and loads them again.
+
+device   node of the prefix cache:  state in a register, pages
+           | save: the state is evicted or written through     ^ load: a hit reaches further than states of the tree
+host     records of states and of KV pages, by the digest of all tokens up to their end
 
 Of rows it knows only the pages that a planned step completes.
-
-device   node of the prefix cache    state in a register      pages
-           | save (evicted, or written through)     ^ load: a hit that reaches further than the tree's
-below    host records of states and of KV pages, by the digest of the tokens up to where they stand
 """
 
 import logging
@@ -27,12 +27,12 @@ from memstate.tiers.keys import Keys
 from memstate.tokens import Prompt
 
 LOG = logs.logger("tiers")
-Copy = tuple[int, CachedRecord]  # a register or a page, and the record it goes to or comes from
+Copy = tuple[int, CachedRecord]  # (register or page, the record that it goes to or comes from)
 Way = Callable[[Sequence[int], Sequence[int]], Ticket]  # `Transfers.out` or `Transfers.into`
 
 
 class RecordSet(NamedTuple):
-    """Records of one kind in one place, and the transfers to and from them."""
+    """The records of one kind in host memory, states or KV pages, and the transfers to and from them."""
 
     cache: RecordCache
     transfers: Transfers
@@ -40,13 +40,13 @@ class RecordSet(NamedTuple):
 
 @dataclass(frozen=True)
 class Hit:
-    """A state below the device that a prompt can start from.
+    """A state in host memory from which a prompt can start.
 
     Attributes:
         length: Tokens up to the state.
         state: The state's entry.
-        first: The first page that is not on the device.
-        pages: Entries of the KV pages from `first` on.
+        first: The first page whose KV is not on the device.
+        pages: Entries of the KV pages from `first` up to the state.
         keys: Digests of all pages up to the state.
     """
 
@@ -58,7 +58,7 @@ class Hit:
 
 
 class InFlight(NamedTuple):
-    """Records of one set on their way."""
+    """A transfer under way: records of one set, and its ticket."""
 
     record_set: RecordSet
     entries: list[CachedRecord]
@@ -73,15 +73,19 @@ class HostTier:
         keys: Computes digests of prompts and nodes.
         commands: The manager's command buffer.
         pages: The page table of all rows.
-        states: States in host memory.
-        kv: KV pages in host memory, None where KV is the caller's.
+        states: The record set of states.
+        kv: The record set of KV pages, None if the caller manages KV.
 
     Attributes:
         states: The cache of states.
-        kv: The cache of KV pages; without a record where KV is the caller's.
-        keeps_kv: Whether KV pages are kept here.
-        sets: All that is kept here.
-        memories: Where on the device it comes from.
+        kv: The cache of KV pages; empty for ever if the caller manages KV.
+        keeps_kv: Whether KV pages are saved.
+        sets: The record sets: states, then KV pages if they are saved.
+        memories: The memory of each set on the device.
+        loads: Transfers to the device under way.
+        backups: Transfers to host memory under way, oldest first.
+        refused: Number of states that found no room in host memory.
+        unstaged: Number of states that were evicted while staging was full.
     """
 
     def __init__(
@@ -96,15 +100,15 @@ class HostTier:
         self._commands, self._pages_of = commands, pages.of
         self.loads: list[InFlight] = []
         self.backups: list[InFlight] = []
-        self._coming: list[InFlight] = []  # of the loads: what the stream of the steps has still to wait for
-        self.refused = 0  # states that found no room here
-        self.unstaged = 0  # states that were evicted while staging was full
+        self._coming: list[InFlight] = []  # loads for which the stream of the steps has not waited yet
+        self.refused = 0
+        self.unstaged = 0
         self._told = logs.Repeats(LOG, sums=["tokens"])
         self._unwritten: set[int] = set()  # KV pages that the newest step's forward completes
         commands.before_packet(self.await_loads)
 
     def planned(self, rows: Longs, before: Longs, after: Longs) -> None:
-        """Notes the KV pages that a step completes: until its forward is launched they hold other bytes.
+        """Notes the KV pages that a step completes. Until its forward is launched, these pages have other bytes.
 
         Args:
             rows: Rows of the step's entries; row 0 is padding. int64 `batch`.
@@ -121,15 +125,15 @@ class HostTier:
         return self._keys.of_prompt(self.tree, prompt, match.found)
 
     def _kv_of(self, digests: Sequence[bytes]) -> Sequence[bytes]:
-        """Returns the keys of the KV of pages: none where KV is the caller's."""
+        """Returns the keys of the KV of pages: none if the caller manages KV."""
         return digests if self.keeps_kv else ()
 
     def find(self, prompt: Prompt, match: Match) -> Hit | None:
-        """Finds a state that stands for more of a prompt than the tree's, with all KV in between.
+        """Finds a state in host memory that stands for more of a prompt than the tree's, with all KV in between.
 
         Args:
-            prompt: The part of the prompt that may be hit.
-            match: What the device has of the prompt.
+            prompt: The part of the prompt that a hit may cover.
+            match: The match of the prompt on the device.
 
         Returns:
             The deepest hit, None for none.
@@ -146,12 +150,12 @@ class HostTier:
         return None
 
     def agreed_hit(self, length: int, keys: Sequence[bytes], first: int) -> Hit | None:
-        """Returns the hit of a length that all ranks agreed on, None where a record is gone.
+        """Returns the hit of a length that all ranks agreed on, None if one of its records is gone.
 
         Args:
             length: Tokens up to the state.
-            keys: Digests of all pages up to it.
-            first: Pages whose KV is on the device.
+            keys: Digests of all pages up to the state.
+            first: Number of pages whose KV is on the device.
         """
         wanted = self._kv_of(keys[first:])
         state, pages = self.states.get(keys[-1]), self.kv.reach(wanted)
@@ -163,7 +167,7 @@ class HostTier:
         self.kv.pin(*hit.pages)
 
     def unpin(self, hit: Hit) -> None:
-        """Ends `pin`."""
+        """Ends one `pin` of a hit."""
         self.states.unpin(hit.state)
         self.kv.unpin(*hit.pages)
 
@@ -173,12 +177,12 @@ class HostTier:
         self.kv.touch(digests)
 
     def has(self, node: Node) -> bool:
-        """Tells whether a node's state and all KV up to it are in host memory."""
+        """Returns whether a node's state and all KV up to it are in host memory."""
         digests = self._keys.of_node(self.tree, node)
         return digests[-1] in self.states and all(digest in self.kv for digest in self._kv_of(digests))
 
     def has_state(self, node: Node) -> bool:
-        """Tells whether a node's state is in host memory, with or without KV."""
+        """Returns whether a node's state is in host memory, with or without KV."""
         return self._keys.of_node(self.tree, node)[-1] in self.states
 
     def require_awake(self, operation: str) -> None:
@@ -191,18 +195,19 @@ class HostTier:
             memory.require_awake(operation)
 
     def save(self, nodes: Sequence[Node], *, ahead: bool = False) -> int:
-        """Copies states of nodes, and the KV up to them, to host memory. Skips what is there, and what finds no room.
+        """Copies states of nodes, and the KV up to them, to host memory.
 
-        What is on the device may change owners right after this call, so what finds no staging is lost. It is counted.
+        Records that are there already, and states for which host memory has no room, are skipped. The slots and pages
+        may change owners right after this call. So a state that finds no staging is lost, and counted in `unstaged`.
 
         Args:
             nodes: Nodes with a state; others are skipped.
-            ahead: Whether the device keeps the states, so that nothing is lost: it ends at the first that finds no
-                staging. Of that one the KV goes as far as there is staging, so that the longest prompt goes down in
-                several calls.
+            ahead: Whether the device keeps the states for now, so that nothing is lost. Then the call ends at the first
+                node that finds no staging. Its KV is copied as far as there is staging, so that a long prompt can be
+                saved in several calls.
 
         Returns:
-            How many of the nodes are done with.
+            How many of the nodes need no further call.
 
         Syncs: no.
         """
@@ -217,9 +222,9 @@ class HostTier:
                 self._told.event(logging.INFO, "save lost", why="staging is full", tokens=node.snapshot.length)
             done += 1
         if self._of_kv is not None:
-            self._fill(self._of_kv, pages)  # at once: the pages may be given to others
+            self._fill(self._of_kv, pages)  # at once, because the pages may get other owners
         registers, transfers = {register for register, _ in states}, self._of_states.transfers
-        if states and self._commands.named(sorted(registers)):  # after what is recorded of them
+        if states and self._commands.named(sorted(registers)):  # wait for recorded changes of these registers
             transfers.reserve(len(states))
 
             def fill() -> None:
@@ -233,27 +238,30 @@ class HostTier:
 
     @property
     def room(self) -> int:
-        """States that find staging now.
+        """Number of states that find staging now.
 
         Syncs: no.
         """
         return self._of_states.transfers.room
 
     def _add(self, node: Node, register: int, states: list[Copy], pages: list[Copy], *, partly: bool) -> bool:
-        """Adds records for what is missing of a node; returns False where it finds no staging.
+        """Adds records for the state and the KV of a node that host memory lacks.
 
         Args:
             node: The node.
-            register: Its state.
-            states: Where the record of the state is added.
-            pages: Where the records of the KV are added.
-            partly: Add the pages that find staging.
+            register: Register of the node's state.
+            states: List to which the copy of the state is appended.
+            pages: List to which the copies of KV pages are appended.
+            partly: Whether to add KV pages even if not all of them find staging.
+
+        Returns:
+            False if the node finds too little staging.
         """
         room = self._of_kv.transfers.room - len(pages) if self._of_kv is not None else 0
         digests, length = self._keys.of_node(self.tree, node), node.end * self._page_size
         missing = [at for at, digest in enumerate(self._kv_of(digests)) if digest not in self.kv]
         if missing or digests[-1] not in self.states:
-            self.require_awake("save")  # before a record is added: none is found that was never filled
+            self.require_awake("save")  # before a record is added: an error here must leave no unfilled record
         fits = len(missing) <= room and (digests[-1] in self.states or self.room > len(states))
         kept = not (fits or partly) or self._add_pages(node, digests, missing, room, pages)
         if fits and kept and digests[-1] not in self.states:
@@ -269,10 +277,10 @@ class HostTier:
     def _add_pages(
         self, node: Node, digests: Sequence[bytes], missing: Sequence[int], most: int, due: list[Copy]
     ) -> bool:
-        """Adds the first `most` of the KV pages that are missing, except where a forward has still to write one.
+        """Adds the first `most` of the missing KV pages, or none if a forward has still to write one of them.
 
         Returns:
-            Whether host memory has room for all that are missing.
+            Whether host memory has room for all missing pages, and no forward has still to write one.
         """
         of = self.tree.pages_to(node) if missing else []
         if not missing or (self._commands.fencing and not self._unwritten.isdisjoint(of[at] for at in missing)):
@@ -288,7 +296,7 @@ class HostTier:
 
     @staticmethod
     def _expected(cache: RecordCache, key: bytes, record: int, length: int) -> CachedRecord:
-        """Adds a record that is pinned until its bytes have arrived."""
+        """Adds a record to a cache, pinned until its bytes have arrived, and returns its entry."""
         entry = cache.add(key, record, length)
         cache.pin(entry)
         return entry
@@ -299,18 +307,18 @@ class HostTier:
 
     @staticmethod
     def _move(record_set: RecordSet, due: Sequence[Copy], way: Way) -> InFlight:
-        """Begins to copy records, out to host memory or in to slots."""
+        """Begins to copy records, to host memory or to slots."""
         entries = [entry for _, entry in due]
         return InFlight(record_set, entries, way([at for at, _ in due], [entry.record for entry in entries]))
 
     def bring(self, states: Sequence[tuple[int, Hit]], pages: Sequence[Copy]) -> None:
-        """Copies states of hits to registers, and KV pages to page ids, after what is recorded so far.
+        """Loads states of hits into registers, and KV pages into pages, once the changes recorded so far are done.
 
-        Nothing reads them before `await_loads`.
+        Call `await_loads` before anything reads them.
 
         Args:
-            states: Register and hit of each state.
-            pages: Page id and entry of each KV page.
+            states: Pairs (register, hit).
+            pages: Pairs (page id, entry of the KV page).
 
         Syncs: no.
         """
@@ -329,7 +337,7 @@ class HostTier:
         self._commands.then(Action(begin, kept, [page for page, _ in pages], [to for to, _ in states]))
 
     def await_loads(self) -> None:
-        """Makes the stream of the steps wait for states on their way, before a packet.
+        """Makes the stream of the steps wait for the loads under way. Called before a packet is sent.
 
         Syncs: no.
         """
@@ -343,10 +351,10 @@ class HostTier:
         return not (self.loads or self.backups)
 
     def advance(self) -> list[CachedRecord]:
-        """Ends transfers that are done.
+        """Handles transfers that are done.
 
         Returns:
-            Entries whose bytes are in host memory now, KV before states.
+            Entries whose bytes have arrived in host memory, KV before states.
 
         Syncs: no.
         """
@@ -361,7 +369,7 @@ class HostTier:
         return arrived
 
     def warm_up(self) -> None:
-        """Compiles everything that saves and loads launch. Moves nothing.
+        """Compiles all kernels of saves and loads. Moves nothing.
 
         Syncs: no.
         """
@@ -369,7 +377,7 @@ class HostTier:
             record_set.transfers.warm_up()
 
     def reset(self) -> None:
-        """Empties host memory, and forgets every transfer. A step in flight stays known.
+        """Empties host memory, and forgets every transfer. The pages that an open step completes stay known.
 
         Syncs: yes.
         """
@@ -382,7 +390,7 @@ class HostTier:
 
     @property
     def moved(self) -> tuple[int, int, int, int]:
-        """States out and in, and pages out and in, between device and host since the start."""
+        """Records moved since the start: states out, states in, pages out, pages in. "Out" is to host memory."""
         states, kv = self._of_states.transfers, self._of_kv.transfers if self._of_kv else None
         return states.moved_out, states.moved_in, kv.moved_out if kv else 0, kv.moved_in if kv else 0
 

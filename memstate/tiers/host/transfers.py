@@ -1,11 +1,12 @@
-"""Moves records between slots and host memory, in the order of streams and without waiting. Knows no key.
+"""Moves records between slots and host memory on streams, without waiting. Knows no key.
 
-out    slots --pack--> staging        on the stream of the caller: the slots may change owners right behind it
-                       staging --copy engine--> host         on a stream of its own
-into   host --copy engine--> staging --unpack--> slots       on another
+out    slots --pack--> staging                            on the caller's stream: then the slots may change owners
+                       staging --copy engine--> host      on a second stream
+into   host --copy engine--> staging --unpack--> slots    on a third stream
 
-A batch whose records are scattered over host memory takes one launch instead of a copy for each run of neighbours:
-out from staging to the host, into from the host to the slots, on the same streams, with few programs.
+The copy engine needs one copy for each run of neighbours. If the records of a batch are scattered over host memory, one
+launch with few programs replaces these copies, on the same stream: `out` from staging to the host, `into` from the host
+directly to the slots.
 """
 
 from collections import deque
@@ -26,18 +27,18 @@ from memstate.tiers.host.packing import ROW, Packing, table_bytes
 from memstate.tiers.host.pool import RecordPool
 
 NUMBER = 4  # bytes of an int32
-RINGS, RING_INTS = 2, 1024  # upload buffers, one for each direction
-COPIES = 4  # of the copy engine for one batch; each costs the host as much as a launch
-LARGE = 2**23  # bytes of a record from which on its copy takes much longer than its call, so that each is a copy
+RINGS, RING_INTS = 2, 1024  # upload buffers, one for each direction; int32 of each
+COPIES = 4  # copies for one batch, at most: each costs the host as much as a launch
+LARGE = 2**23  # bytes; copies of records from this size on take much longer than the call, so a launch saves nothing
 
 
 def device_bytes(layout: StateLayout, record: int, staging: int) -> int:
-    """Returns the bytes on the device of the transfers of one kind of record, and of its packing.
+    """Returns the device bytes that `Transfers` and `Packing` of one kind of record take.
 
     Args:
-        layout: Layout of a slot. Records hold its planes exactly.
+        layout: Layout of a slot. Records hold its planes without int8.
         record: Bytes of a record, header and body.
-        staging: Records that fit the device buffer of each direction.
+        staging: Number of records that fit the staging buffer of each direction.
     """
     buffers = 2 * staging * (record + NUMBER) + RINGS * RING_INTS * NUMBER
     return table_bytes(layout) + buffers + len(tiles_of(record)) * (TILE_ROW + ROW)
@@ -47,7 +48,7 @@ class Ticket:
     """Tells when the bytes of a transfer have arrived.
 
     Args:
-        event: Comes after the last byte; None on a CPU, where a copy is over when the call returns.
+        event: Event after the last byte; None on a CPU, where a copy is over when the call returns.
     """
 
     def __init__(self, event: "torch.cuda.Event | None" = None) -> None:
@@ -79,44 +80,44 @@ class Ticket:
 
 
 def runs(to: Sequence[int], of: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Joins neighbours that go to neighbours, so that each run is one copy.
+    """Joins neighbours that go to neighbours into runs. Each run is one copy.
 
     Args:
-        to: Where each record goes.
-        of: Where each record comes from.
+        to: Destination of each record.
+        of: Source of each record.
 
     Returns:
-        Of each run its first destination, its first source, and its length.
+        For each run: its first destination, its first source, and its length.
 
     Example:
         >>> runs([4, 5, 9], [0, 1, 2])
         [(4, 0, 2), (9, 2, 1)]
     """
-    found: list[tuple[int, int, int]] = []
+    joined: list[tuple[int, int, int]] = []
     for at, source in zip(to, of, strict=True):
-        if found and (at, source) == (found[-1][0] + found[-1][2], found[-1][1] + found[-1][2]):
-            found[-1] = (*found[-1][:2], found[-1][2] + 1)
+        if joined and (at, source) == (joined[-1][0] + joined[-1][2], joined[-1][1] + joined[-1][2]):
+            joined[-1] = (*joined[-1][:2], joined[-1][2] + 1)
         else:
-            found.append((at, source, 1))
-    return found
+            joined.append((at, source, 1))
+    return joined
 
 
 class Transfers:
     """Moves one kind of record between planes and a pool.
 
-    The stream of the caller never waits for a record on its way out: a record leaves where `room` says that staging is
-    free, or not at all.
+    The stream of the caller never waits for staging. Callers look at `room` first, and call `out` only for as many
+    records as find free staging.
 
     Args:
-        packing: The slots, and where their bytes lie in a record.
-        pool: The records, each a header and a body.
-        staging: Records that fit the device buffer of each direction, 1 or more.
-        slots: int32 `register`, or None where `out` and `into` get slot ids.
-        inward: Records that fit the buffer of `into`, where these are not as many.
+        packing: Moves the bytes of slots to and from records.
+        pool: The records in host memory, each a header and a body.
+        staging: Number of records that fit the staging buffer of each direction, 1 or more.
+        slots: int32 `register`: the slot of each register. None: `out` and `into` get slot ids.
+        inward: Number of records that fit the staging buffer of `into`. None: as many as `staging`.
 
     Attributes:
-        moved_out: Records that left the slots.
-        moved_in: Records that came to slots.
+        moved_out: Number of records copied from slots to host memory.
+        moved_in: Number of records copied from host memory to slots.
         staging_bytes: Bytes of the staging buffers on the device.
     """
 
@@ -130,30 +131,30 @@ class Transfers:
         device = packing.device
         self._device = device if device.type == "cuda" else None
         front = inward or staging
-        shape = (front + staging, pool.nbytes)  # rows as the pool's: neighbours go in one copy
-        both = lasting.zeros(shape, torch.uint8, device)  # padding is never written
+        shape = (front + staging, pool.nbytes)  # rows like those of the pool, so that neighbours go in one copy
+        both = lasting.zeros(shape, torch.uint8, device)  # zeros, because padding is never written
         self._inward, self._outward = both[:front], both[front:]
         self.staging_bytes = both.nbytes
         self._small = pool.nbytes < LARGE
-        self._turn = 0  # the staged record that leaves next
-        self._leaving: deque[tuple[torch.cuda.Event, Sequence[int]]] = deque()  # host records, oldest first
+        self._turn = 0  # place in staging for the next record that leaves
+        self._leaving: deque[tuple[torch.cuda.Event, Sequence[int]]] = deque()  # (end, host records), oldest first
         self._reserved = 0
         self._streams = [torch.cuda.Stream(self._device) for _ in range(2)] if self._device else []
         self._rings = [UploadRing(packing.backend, RING_INTS)]
-        with self._on(1):  # memory belongs to the stream that uses it
+        with self._on(1):  # torch's allocator binds memory to the stream that is current here
             self._rings.append(UploadRing(packing.backend, RING_INTS))
-        # Records that leave are slots 1 to `staging`: what lies before them stands for slot 0 and is not touched.
+        # The outward records are slots 1 to `staging` of these planes. The record before them is slot 0, never touched.
         layout = StateLayout((Plane("record", (pool.nbytes,), torch.uint8),), layers=1)
         staged = Planes.from_tensors(layout, {"record": both[front - 1 :].unsqueeze(0)}, packing.backend)
         self._staged = Packing(staged)
         self._numbers = lasting.tensor(range(1, staging + 1), torch.int32, device)
-        self._targets = lasting.zeros(staging, torch.int32, device)  # host record of each
+        self._targets = lasting.zeros(staging, torch.int32, device)  # staged record -> host record
 
     @property
     def room(self) -> int:
-        """Records that can leave now without a wait for others, besides those reserved.
+        """Number of records that `out` takes now without a wait, without the reserved ones.
 
-        On a CPU any number: a copy is over when the call returns.
+        On a CPU any number, because a copy is over when the call returns.
 
         Syncs: no.
         """
@@ -162,11 +163,11 @@ class Transfers:
         return max(0, self._free() - self._reserved)
 
     def reserve(self, records: int) -> None:
-        """Keeps so much of `room` for a later `out`; a negative number ends that."""
+        """Reserves a part of `room` for a later `out`. A negative number of records ends this."""
         self._reserved += records
 
     def _free(self) -> int:
-        """Returns how many staged records are free."""
+        """Returns for how many records outward staging is free."""
         while self._leaving and self._leaving[0][0].query():
             self._leaving.popleft()
         if not self._leaving:
@@ -174,21 +175,21 @@ class Transfers:
         return self.staging - sum(len(records) for _, records in self._leaving)
 
     def out(self, index: Sequence[int], records: Sequence[int]) -> Ticket:
-        """Copies slots to host records. The current stream is done with the slots as soon as it has packed them.
+        """Copies slots to host records. Later work on the current stream may change the slots.
 
-        The current stream waits for nothing. Where there are more records than staging is free, the host waits.
+        The current stream waits for nothing. If staging is too small for all records, the host waits.
 
         Args:
             index: Registers or slots.
-            records: Host records, as many.
+            records: Host records, one for each slot.
 
-        Syncs: only for more records than `room` and those reserved.
+        Syncs: only for more records than `room` and the reserved ones.
         """
         at = 0
         while at < len(index):
             while not (free := self._free()):
                 self._leaving[0][0].synchronize()
-            end = min(len(index), at + free, at + self.staging - self._turn)  # staged records that are neighbours
+            end = min(len(index), at + free, at + self.staging - self._turn)  # up to the end of the buffer
             self._out(index[at:end], records[at:end])
             at = end
         self.moved_out += len(records)
@@ -201,7 +202,7 @@ class Transfers:
         scattered = len(neighbours) > COPIES and self._small
         entries, to, *targets = self._send(0, index, places, *([records] if scattered else []))
         self.packing.pack(self._slots, entries, to, self._outward[:, self._header :])
-        for column in targets:  # kept there, because the next upload overwrites what was sent
+        for column in targets:  # copied, because the next upload overwrites these numbers
             self._targets[places.start : places.stop].copy_(column, non_blocking=True)
         self._follow(0)
         with self._on(0):
@@ -214,13 +215,13 @@ class Transfers:
                 self._leaving.append((event, records))
 
     def into(self, index: Sequence[int], records: Sequence[int]) -> Ticket:
-        """Copies host records to slots, after everything that the current stream has been given.
+        """Copies host records to slots, after all work on the current stream so far.
 
-        Nothing may touch the slots before the ticket says so.
+        Nothing may touch the slots before the ticket is done.
 
         Args:
             index: Registers or slots.
-            records: Host records, as many.
+            records: Host records, one for each slot.
 
         Syncs: no.
         """
@@ -230,7 +231,7 @@ class Transfers:
         places = records if scattered else [at % step for at in range(len(index))]
         self._follow(1)
         with self._on(1):
-            for event, leaving in self._leaving:  # the host may have their bytes later
+            for event, leaving in self._leaving:  # wait for records that have not arrived in host memory yet
                 if not wanted.isdisjoint(leaving):
                     self._streams[1].wait_event(event)
             entries, of = self._send(1, index, places)
@@ -240,13 +241,13 @@ class Transfers:
             return Ticket(self._record(1))
 
     def _stage(self, records: Sequence[int]) -> Tensor:
-        """Copies host records to staging; returns the bodies there."""
+        """Copies host records to inward staging. Returns the bodies in staging."""
         for at, of, size in runs(range(len(records)), records):
             self._inward[at : at + size].copy_(self.pool.memory[of : of + size], non_blocking=True)
         return self._inward[:, self._header :]
 
     def warm_up(self) -> None:
-        """Launches everything that `out` and `into` launch on entries that are skipped, so that it is compiled.
+        """Compiles all kernels of `out` and `into`, by launches on entries that are skipped.
 
         Syncs: no.
         """
@@ -256,7 +257,7 @@ class Transfers:
         self._staged.pack(None, nothing, nothing, self.pool.memory)
 
     def reset(self) -> None:
-        """Waits for every copy, also those that others wait for, and forgets which records are on their way.
+        """Waits for every copy, and forgets transfers and reservations.
 
         Syncs: yes.
         """
@@ -266,7 +267,7 @@ class Transfers:
         self._turn = self._reserved = 0
 
     def _send(self, which: int, *columns: Sequence[int]) -> list[Tensor]:
-        """Uploads columns, each from a 16-byte boundary on."""
+        """Uploads columns of numbers to the device, each from a 16-byte boundary on. Returns them as tensors."""
         n, padded = len(columns[0]), (len(columns[0]) + 3) // 4 * 4
         packet = np.zeros((len(columns), padded), np.int32)
         packet[:, :n] = columns
@@ -274,7 +275,7 @@ class Transfers:
         return [sent[at : at + n] for at in range(0, packet.size, padded)]
 
     def _follow(self, which: int) -> None:
-        """Lets a stream of transfers begin after what the current stream has been given."""
+        """Makes a stream of transfers wait for all work on the current stream so far."""
         if self._device:
             self._streams[which].wait_stream(torch.cuda.current_stream(self._device))
 
@@ -282,7 +283,7 @@ class Transfers:
         return torch.cuda.stream(self._streams[which]) if self._device else nullcontext()
 
     def _record(self, which: int) -> "torch.cuda.Event | None":
-        """Returns an event after what a stream of transfers has been given, None on a CPU."""
+        """Returns an event after all work on a stream of transfers so far, None on a CPU."""
         if not self._device:
             return None
         event = torch.cuda.Event()

@@ -1,7 +1,9 @@
-"""Prefetch: from a store into host memory while a request waits, agreed on between ranks.
+"""Prefetches records from a store into host memory while a request waits; ranks agree on the result.
 
-prefetcher    drives all of it from `poll`
-fetch         one prefetch and its phases; settings: when it pays and when it stops
-reservation   the host memory that a fetch holds; reading: the calls of the store, in threads
-votes         what ranks tell each other; agreement: the exchange
+prefetcher    drives all prefetches from `poll`
+fetch         is one prefetch with its phases
+settings      say which prefetches are worth it, and when they stop
+reservation   holds the host memory of a prefetch
+reading       calls the store, in threads
+votes         exchanges what each rank could have (agreement: the exchange itself)
 """

@@ -1,4 +1,4 @@
-"""Agreement between ranks: what each of them says, once, and the bitwise AND of their words. Knows no meaning."""
+"""Exchanges words between ranks: each rank sends its words, and gets the bitwise AND over all ranks."""
 
 from datetime import timedelta
 from typing import Any
@@ -14,15 +14,15 @@ Words = NDArray[np.int64]
 
 
 class Exchange:
-    """Words on their way to all ranks and back.
+    """One exchange under way.
 
     Args:
-        words: The words of this rank, int64 `word`; every rank sends as many.
+        words: The words of this rank, int64 `word`; the same number on every rank.
         group: The ranks, None for all.
         timeout: How long `result` waits for a silent rank.
 
     Raises:
-        AgreementLost: The group does not take them.
+        AgreementLost: The group refuses the words.
     """
 
     def __init__(self, words: Words, group: "dist.ProcessGroup | None", timeout: timedelta) -> None:
@@ -74,17 +74,17 @@ class Ranks:
         self._group, self._timeout = group, timedelta(seconds=timeout)
 
     def exchange(self, words: Words) -> Exchange:
-        """Reduces the words over all ranks with BAND, in the background.
+        """Begins to reduce words over all ranks with BAND, in the background.
 
         Raises:
-            AgreementLost: The group does not take them.
+            AgreementLost: The group refuses the words.
 
         Syncs: no.
         """
         return Exchange(words, self._group, self._timeout)
 
     def gather(self, text: str) -> list[str]:
-        """Returns the text of every rank, in the order of the group. Waits for all, as long as the group does.
+        """Returns the texts of all ranks, in the order of the group. It waits up to the timeout of the group.
 
         Raises:
             AgreementLost: A rank does not answer.
@@ -97,7 +97,7 @@ class Ranks:
         try:
             dist.all_gather(sizes, size, group=self._group)
             lengths = [int(each) for each in sizes]
-            sent = torch.from_numpy(np.pad(own, (0, max(lengths) - own.size)))  # of unequal sizes gloo ends the process
+            sent = torch.from_numpy(np.pad(own, (0, max(lengths) - own.size)))  # equal sizes: others crash gloo
             told = [torch.empty_like(sent) for _ in range(ranks)]
             dist.all_gather(told, sent, group=self._group)
         except (RuntimeError, ValueError) as error:

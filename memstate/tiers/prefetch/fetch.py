@@ -1,9 +1,9 @@
-"""One prefetch: what it is after, how far it is, and what of it could be used. Knows no thread and no other prefetch.
+"""The state of one prefetch: its tokens, its phase, and the records that have come. Knows no thread.
 
-ASKING --- storage has answered ---> PROPOSED -- all ranks agree on a length ---> READING
-   |            host memory is claimed  |  on none: everything is given back        |  read, stopped, or beyond
-   v                                    v                                           v  hope
-  DONE <------------------------------ DONE <---- all ranks agree on what came --- ARRIVED
+ASKING --- storage has answered ---> PROPOSED --- all ranks agree on a length ---> READING
+   |          host memory is claimed    |  no common length: all is released          |  all is read, it is stopped,
+   v                                    v                                             v  or the rest cannot help
+  DONE                                 DONE <--- all ranks agree on what came ---- ARRIVED
 """
 
 from dataclasses import dataclass, field
@@ -32,29 +32,29 @@ class Phase(IntEnum):
 
 
 class End(StrEnum):
-    """How a prefetch ended on this rank. Its `length` is the same on all ranks."""
+    """How a prefetch ended on this rank. The `length` of a prefetch is the same on all ranks."""
 
-    COMPLETE = "complete"  # all that was agreed on
-    PARTIAL = "partial"  # some of it
-    SHORT = "short"  # too little was missing to begin with
-    LIMITED = "limited"  # others were after too many tokens
-    MISSED = "missed"  # storage has too little, or what it had was not what it should be
-    NO_ROOM = "no_room"  # host memory has too little
+    COMPLETE = "complete"  # all agreed tokens came
+    PARTIAL = "partial"  # a part of the agreed tokens came
+    SHORT = "short"  # too few tokens were missing to begin
+    LIMITED = "limited"  # other prefetches were fetching too many tokens
+    MISSED = "missed"  # storage has too little, or its records had flaws
+    NO_ROOM = "no_room"  # host memory has too little room
     STOPPED = "stopped"  # before anything usable had arrived
     FAILED = "failed"  # storage does not work
-    DISAGREED = "disagreed"  # another rank could not
-    CANCELLED = "cancelled"
-    LOST = "lost"  # the ranks no longer agree on anything
+    DISAGREED = "disagreed"  # another rank could not fetch
+    CANCELLED = "cancelled"  # by a caller
+    LOST = "lost"  # the ranks no longer agree on prefetches
 
 
 class Hits(NamedTuple):
-    """What a prefetch could have, one bool per page.
+    """The pages and states that a prefetch could use. Each field is bool `page`.
 
     Attributes:
-        here: The page's KV need not be read.
-        states: The state at the page's end need not be read.
-        ends: A request could start at the page's end once the rest is read.
-        able: The same, also where it gains less than the threshold.
+        here: Whether the page's KV need not be read.
+        states: Whether the state at the page's end need not be read.
+        ends: Whether a request could start at the page's end once the rest is read.
+        able: Like `ends`, but also where the request gains less than the threshold.
     """
 
     here: Bits
@@ -66,7 +66,7 @@ class Hits(NamedTuple):
         """Returns the ends that host memory has room for.
 
         Args:
-            room: Pages that fit.
+            room: Number of pages that fit.
             state_room: Whether a state fits.
         """
         ends = self.ends & (np.cumsum(~self.here) <= room)
@@ -79,21 +79,21 @@ class Hits(NamedTuple):
 
 
 def deepest(ends: Bits) -> int:
-    """Returns the pages up to the last end, 0 where there is none."""
+    """Returns the number of pages up to the last end, 0 if there is none."""
     at = np.flatnonzero(ends)
     return int(at[-1]) + 1 if at.size else 0
 
 
 @dataclass(eq=False)
 class Op:
-    """An operation that a thread runs for a prefetch.
+    """An operation that a thread runs for a prefetch: a question to storage, or a read.
 
     Attributes:
         fetch: The prefetch.
-        job: Its work in a thread.
-        pool: The pool of the records that it fills, None for a question.
-        records: The records that it fills.
-        pages: The pages that it reads; empty for a question or a state.
+        job: The job that runs the operation.
+        pool: The pool of the records that a read fills, None for a question.
+        records: The records that a read fills.
+        pages: The pages that are read; empty for a question and for the read of a state.
     """
 
     fetch: "Fetch"
@@ -107,39 +107,40 @@ class Fetch:
     """A handle on a prefetch, as `StateManager.prefetch` returns it.
 
     Attributes:
-        tokens: Tokens that it fetches; fewer once host memory or another rank has less.
-        keys: Digests of the pages that it fetches.
-        covered: Tokens that the request could start from without it.
-        began: Start in seconds of the prefetcher's clock.
+        tokens: Tokens from the start of the prompt up to which it fetches. Fewer once host memory or another rank has
+            less room.
+        keys: Digests of the pages up to there.
+        covered: Tokens of the state from which the request could start without the prefetch.
+        began: When it began, in seconds of the prefetcher's clock.
         done: Whether it is over.
-        length: Tokens that a request can start from once it is done, from device and host memory, unless they are
-            evicted.
+        length: Tokens of the state, on the device or in host memory, from which a request can start once `done`, unless
+            something of it is evicted.
         outcome: How it ended, None before.
-        why: What went wrong first, or what was too little; "" for nothing.
+        why: The first thing that went wrong or was too little; "" for nothing.
     """
 
     def __init__(
         self, number: int, tokens: int, keys: list[bytes], covered: int, kv_pages: int, reservation: Reservation,
         began: float,
     ) -> None:  # fmt: skip
-        self.number, self.pages = number, len(keys)  # bits of a vote, whatever it is after
+        self.number, self.pages = number, len(keys)  # pages: bits of a vote; it stays, even if `keys` is cut
         self.tokens, self.keys, self.covered, self.kv_pages = tokens, keys, covered, kv_pages
         self.reservation, self.began = reservation, began
         self.phase, self.length, self.why = Phase.ASKING, covered, ""
         self.outcome: End | None = None
-        self.missing = tokens - covered  # to begin with
-        self.stop = False  # this rank wants it stopped
-        self.over = False  # threads need not go on
+        self.missing = tokens - covered  # tokens at the start; it stays
+        self.stop = False  # whether this rank wants to stop the prefetch
+        self.over = False  # whether threads need not go on
         self.vote: Bits | None = None
-        self.asked_in = 0  # the last in which the ranks were asked about it
+        self.asked_in = 0  # number of the last exchange with a vote on this prefetch
         self.answer: Answer | None = None
-        self.reason: End | None = None  # of this rank, for having nothing
+        self.reason: End | None = None  # why this rank has less than it could
         self.question: Question
         self.hits: Hits
         self._arrived: Bits
-        self._targets: Bits  # ends whose states are in host memory
-        self._run = self._bad = 0  # pages: arrived without a gap; the first that will not arrive
-        self._state: bool | None = None  # whether the state at the end has arrived; None: it may still
+        self._targets: Bits  # ends whose states are in host memory already
+        self._run = self._bad = 0  # number of pages that arrived without a gap; the first page that will not arrive
+        self._state: bool | None = None  # whether the state at the end has arrived; None: not known yet
 
     def __repr__(self) -> str:
         how = self.outcome or self.phase.name.lower()
@@ -147,20 +148,20 @@ class Fetch:
 
     @property
     def done(self) -> bool:
-        """Whether it is over."""
+        """Whether the prefetch is over."""
         return self.phase is Phase.DONE
 
     @property
     def end(self) -> int:
-        """Pages that it fetches."""
+        """Number of pages up to which it fetches."""
         return len(self.keys)
 
     def blame(self, reason: End, why: str) -> None:
-        """Notes why this rank has less than it might; the first reason counts."""
+        """Notes why this rank has less than it could. The first reason counts."""
         self.reason, self.why = self.reason or reason, self.why or why
 
     def begin(self) -> None:
-        """Begins to read, now that all ranks agree on one end."""
+        """Changes the phase to READING. All ranks have agreed on one end."""
         self.phase, self.vote = Phase.READING, None
         self._arrived, self._bad = self.hits.here.copy(), self.end
         self._state = None if self.reservation.state is not None else True
@@ -168,7 +169,7 @@ class Fetch:
         self._advance()
 
     def note(self, pages: list[int], arrived: int) -> None:
-        """Notes that pages were read, of which the first `arrived` are sound. No pages: the state was read."""
+        """Notes a read of pages, of which the first `arrived` are sound. Without pages it is a read of the state."""
         if not pages:
             self._state = arrived == 1
             return
@@ -183,19 +184,24 @@ class Fetch:
 
     @property
     def hopeless(self) -> bool:
-        """Whether what is still being read cannot help: all has arrived, or a page before it will not."""
+        """Whether further reads cannot help: all has arrived, or a page before the rest will not arrive."""
         goal = deepest(self._reachable(self._bad, self._state is not False))
         return self._run >= goal and not (goal == self.end and self._state is None)
 
     def usable(self) -> Bits:
-        """Returns the page ends that a request could start from with what has arrived: bool `page`."""
+        """Returns the page ends from which a request could start with the records that have arrived: bool `page`."""
         ends = np.zeros(self.pages, bool)
         reach = self._reachable(self._run, self._state is True)
         ends[: reach.size] = reach
         return ends
 
     def _reachable(self, run: int, state: bool) -> Bits:
-        """Returns the ends up to a page whose state is in host memory; the state of the last end is read."""
+        """Returns whether a request could start at each of the first `run` page ends: bool `end`.
+
+        Args:
+            run: Number of pages that have arrived without a gap.
+            state: Whether the state at the last end has arrived, or may still arrive.
+        """
         ends = self._targets[:run].copy()
         if run == self.end:
             ends[-1:] = state

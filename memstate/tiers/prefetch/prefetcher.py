@@ -1,8 +1,8 @@
-"""Prefetches: bring what storage has of a prompt into host memory while its request waits.
+"""Drives prefetches: they read records of a prompt from storage into host memory while its request waits.
 
-One thread drives it and never waits for storage: other threads ask and read, and `poll` handles their results. A
-prefetch guarantees nothing. It only fills host memory, and a request starts from what is there when it is admitted.
-Two prefetches of one prefix read it twice; the second result is discarded. Knows no device.
+The loop's thread drives the prefetcher and never waits for storage. Other threads call the store, and `poll` handles
+their results. A prefetch guarantees nothing: it fills host memory, and a request starts from the records that are there
+when it is admitted. Two prefetches of one prefix both read it, and the second result is discarded. Knows no device.
 """
 
 import logging
@@ -30,27 +30,27 @@ from memstate.tiers.stores.base import Store, reason_of, why_of
 from memstate.tiers.workers import Job, Workers
 
 LOG = logs.logger("tiers")
-FAULTY = (End.FAILED, End.LOST)
+FAULTY = (End.FAILED, End.LOST)  # ends that are warnings in the log
 
 
 class Prefetcher:
     """Drives the prefetches in flight.
 
-    With several ranks, all of them start, poll, ask and cancel in the same order.
+    With several ranks, all ranks must call `start`, `poll`, `ready` and `cancel` in the same order.
 
     Args:
-        kv: Host cache of KV pages. Nothing is asked of it where all of a prompt's KV is on the device, or the caller's.
+        kv: Host cache of KV pages. It is not used for pages whose KV is on the device or managed by the caller.
         states: Host cache of states.
         store: The storage.
-        settings: Which prefetches are worth it, and when they stop.
+        settings: Settings that say which prefetches are worth it, and when they stop.
         page_size: Tokens of a page.
-        ranks: The ranks that agree, None for one rank alone.
-        workers: Their threads call the store; at most as many prefetches proceed at once.
-        clock: Seconds.
-        ended: Called with each prefetch that ends.
+        ranks: The ranks that agree, None for a single rank.
+        workers: Threads that call the store. Each thread works for one prefetch at a time.
+        clock: Function that returns seconds.
+        ended: Function that is called with each prefetch that ends.
 
     Attributes:
-        raised: Calls of the store that raised, by reason.
+        raised: Reason -> number of calls of the store that raised.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Prefetcher:
         self._told = logs.Repeats(LOG, clock, ("tokens", "usable", "seconds"))
         self._workers, self._store = workers, store
         self._forget()
-        self._fetches: list[Fetch] = []  # in flight, in order of start
+        self._fetches: list[Fetch] = []  # prefetches in flight, in order of start
         self._votes: Votes | None = None
         self._lost = False
         self._count: Counter[str] = Counter()
@@ -74,22 +74,22 @@ class Prefetcher:
 
     @property
     def in_flight_tokens(self) -> int:
-        """Tokens that prefetches in flight fetch."""
+        """Number of tokens that the prefetches in flight fetch."""
         return sum(fetch.tokens - fetch.covered for fetch in self._fetches)
 
     @property
     def held(self) -> tuple[int, int]:
-        """Host records that prefetches have claimed and not filed yet: for states, and for KV pages."""
+        """Numbers of host records that prefetches have claimed and not added yet: (for states, for KV pages)."""
         reserved = [fetch.reservation for fetch in self._fetches]
         return sum(each.state is not None for each in reserved), sum(len(each.records) for each in reserved)
 
     @property
     def pinned(self) -> list[CachedRecord]:
-        """Host records that prefetches rely on, as often as they are pinned for it."""
+        """Host records that prefetches rely on, one item for each pin."""
         return [entry for fetch in self._fetches for entry in fetch.reservation.pinned]
 
     def stats(self) -> PrefetchStats:
-        """Returns figures since the start.
+        """Returns the figures of prefetches.
 
         Syncs: no.
         """
@@ -98,14 +98,14 @@ class Prefetcher:
         )
 
     def start(self, tokens: int, keys: Sequence[bytes], *, covered: int, kv_pages: int) -> Fetch:
-        """Begins to look for what storage has of a prompt.
+        """Starts a prefetch: begins to ask storage which records of a prompt it has.
 
         Args:
-            tokens: Tokens that may be hit.
+            tokens: Tokens that a hit may cover.
             keys: Digests of the prompt's whole pages.
-            covered: Tokens that the request could start from now, the same on every rank. What is missing decides
-                whether the prefetch is worth it and within the limit.
-            kv_pages: Leading pages whose KV is on the device, and stays there; all where KV is the caller's.
+            covered: Tokens of the state from which the request could start now, the same on every rank. The threshold
+                and the limit apply to the other tokens.
+            kv_pages: Number of first pages whose KV is on the device and stays there; all if the caller manages KV.
 
         Syncs: no.
         """
@@ -132,11 +132,11 @@ class Prefetcher:
         return fetch
 
     def _within_limit(self, pages: int, covered: int) -> int:
-        """Returns how many of a prompt's pages the limit leaves to fetch, 0 where that gains less than the threshold.
+        """Returns up to which page of a prompt the limit allows to fetch, 0 if that gains less than the threshold.
 
         Args:
-            pages: Whole pages of the prompt.
-            covered: Tokens that the request could start from now.
+            pages: Number of whole pages of the prompt.
+            covered: Tokens of the state from which the request could start now.
         """
         limit = self._settings.limit
         if limit is None:
@@ -178,12 +178,12 @@ class Prefetcher:
             raise
 
     def ready(self, fetch: Fetch) -> bool:
-        """Tells whether a prefetch is over, and stops it where the settings say so.
+        """Returns whether a prefetch is over, and stops it if the settings say so.
 
-        With several ranks that takes a poll or two.
+        With several ranks, a stop takes one or two calls of `poll`.
 
         Raises:
-            AgreementLost: As `poll`.
+            AgreementLost: See `poll`.
 
         Syncs: no.
         """
@@ -196,7 +196,7 @@ class Prefetcher:
         return fetch.done
 
     def cancel(self, fetch: Fetch) -> None:
-        """Ends a prefetch at once. Records that are being read into are free after that.
+        """Ends a prefetch at once. Records that threads are filling become free when these reads end.
 
         Syncs: no.
         """
@@ -205,7 +205,7 @@ class Prefetcher:
             self._collect()
 
     def note_late(self, fetch: Fetch) -> None:
-        """Counts a prefetch that is not over when its request is admitted. It goes on.
+        """Counts a prefetch that is not over when its request is admitted. The prefetch goes on.
 
         Args:
             fetch: The prefetch.
@@ -214,7 +214,7 @@ class Prefetcher:
         logs.event(LOG, logging.INFO, "prefetch late", tokens=fetch.tokens, seconds=self._clock() - fetch.began)
 
     def reset(self) -> None:
-        """Cancels every prefetch, on this rank alone. Host memory is emptied right after.
+        """Cancels every prefetch, on this rank alone. The caller empties host memory right after.
 
         Syncs: waits for the calls of the store that have begun.
         """
@@ -228,16 +228,16 @@ class Prefetcher:
 
     def _forget(self) -> None:
         self._running: set[Op] = set()
-        self._over: queue.SimpleQueue[Op] = queue.SimpleQueue()  # filled by any thread
+        self._over: queue.SimpleQueue[Op] = queue.SimpleQueue()  # operations that have ended; any thread puts them here
 
     def close(self) -> None:
-        """Writes what is left to say into the log."""
+        """Writes the lines that still wait into the log."""
         self._told.write_due(math.inf)
 
-    # -- what threads do -------------------------------------------------------------------------------
+    # -- work for threads ------------------------------------------------------------------------------
 
     def _ask(self, fetch: Fetch) -> None:
-        """Begins to ask storage for the pages and states that are nowhere else, unless there are none."""
+        """Asks storage for the pages and states that neither device nor host memory has, if there are any."""
         keys, gaining = fetch.keys, range(self._first(fetch, self._settings.threshold), fetch.pages + 1)
         pages = [page for page in range(fetch.kv_pages, fetch.pages) if keys[page] not in self._kv]
         ends = [end for end in gaining if keys[end - 1] not in self._states]
@@ -256,26 +256,26 @@ class Prefetcher:
         self._submit(op, read, self._store, cache.form, cache.pool.buffer, pieces, lambda: fetch.over)
 
     def _submit(self, op: Op, work: Callable[..., Any], *arguments: Any) -> None:
-        """Starts an operation; its records are in use until `collect` finds its end."""
+        """Hands an operation to a thread. Its records are in use until `_collect` handles its end."""
         if op.pool:
             op.pool.use(op.records)
         self._running.add(op)
         op.job = self._workers.submit(work, *arguments, ended=partial(self._over.put, op))
 
     def _drop(self, fetch: Fetch) -> None:
-        """Cancels what has not begun for a prefetch; results of the rest are ignored."""
+        """Cancels the jobs of a prefetch that have not begun. Results of the others are ignored."""
         fetch.over = True
         for job in self.jobs(fetch):
             self._workers.cancel(job)
 
     def jobs(self, fetch: Fetch) -> list[Job]:
-        """Returns what threads have been given for a prefetch, and have not ended."""
+        """Returns the jobs of a prefetch that have not ended."""
         return [op.job for op in self._running if op.fetch is fetch]
 
-    # -- what threads have found ----------------------------------------------------------------------
+    # -- results of threads ---------------------------------------------------------------------------
 
     def _collect(self) -> None:
-        """Takes in the operations that have ended; their results count as long as their prefetch is not over."""
+        """Handles the operations that have ended. A result counts only if its prefetch is not over."""
         while not self._over.empty():
             op = self._over.get()
             fetch, job = op.fetch, op.job
@@ -292,17 +292,17 @@ class Prefetcher:
                 fetch.answer = job.result or Answer()
                 fetch.why = fetch.why or fetch.answer.why
                 continue
-            found = job.result or Read(0, "")
-            self._count["read"] += found.arrived
-            if found.flaw:
-                self._flaws[found.flaw] += 1
-                fetch.blame(End.FAILED if found.flaw == "failed" else End.MISSED, found.why or found.flaw)
-            fetch.note(op.pages, found.arrived)
+            result = job.result or Read(0, "")
+            self._count["read"] += result.arrived
+            if result.flaw:
+                self._flaws[result.flaw] += 1
+                fetch.blame(End.FAILED if result.flaw == "failed" else End.MISSED, result.why or result.flaw)
+            fetch.note(op.pages, result.arrived)
 
     # -- the page ends that this rank could start a prompt from ----------------------------------------
 
     def _propose(self, fetch: Fetch, answer: Answer) -> None:
-        """Claims host memory for the deepest candidate that fits, and proposes what this rank could have."""
+        """Claims host memory for the deepest page end that fits, and votes for the ends that this rank could use."""
         hits = fetch.hits = self._hits(fetch, answer)
         most = deepest(hits.ends)
         ends = self._claim(fetch, hits, most) if most else hits.ends
@@ -319,13 +319,13 @@ class Prefetcher:
         here = (pages < fetch.kv_pages) | np.array([key in self._kv for key in keys])
         stated = np.array([key in self._states for key in keys])
         reached, able = here.copy(), stated.copy()
-        reached[list(fetch.question.pages[: answer.found])] = True
+        reached[list(fetch.question.pages[: answer.held])] = True
         able[[end - 1 for end in answer.ends]] = True
         able &= np.logical_and.accumulate(reached) & (pages + 1 >= self._first(fetch, 1))
         return Hits(here, stated, able & (pages + 1 >= self._first(fetch, self._settings.threshold)), able)
 
     def _first(self, fetch: Fetch, least: int) -> int:
-        """Returns the first page end that gains so many tokens, and at least one."""
+        """Returns the first page end at which a request gains `least` tokens, and at least one."""
         return -(-(fetch.covered + max(least, 1)) // self._page_size)
 
     def _claim(self, fetch: Fetch, hits: Hits, most: int) -> Bits:
@@ -334,7 +334,7 @@ class Prefetcher:
         reservation.pin(range(fetch.kv_pages, most), stated[stated <= most].tolist())
         ends = hits.cut(kv.room(), states.room() > 0)
         end = deepest(ends)
-        # With several ranks the state may be that of an end before the last one.
+        # With several ranks, they may agree on an end before the last one, whose state is to be read then.
         reads_state = bool((ends & ~hits.states)[end - 1 if self._ranks is None else 0 :].any())
         reservation.claim(hits.missing(end), reads_state)
         reservation.trim(end, reads_state)
@@ -343,11 +343,11 @@ class Prefetcher:
     # -- reading --------------------------------------------------------------------------------------
 
     def _read(self, fetch: Fetch, end: int) -> None:
-        """Begins to read up to an end that all ranks agree on, and releases the rest."""
+        """Begins to read up to an end that all ranks agree on, and releases host memory beyond it."""
         fetch.tokens, fetch.keys = end * self._page_size, fetch.keys[:end]
         fetch.reservation.trim(end, not fetch.hits.states[end - 1])
         fetch.begin()
-        if fetch.reservation.state is not None:  # first: without it the pages are of no use
+        if fetch.reservation.state is not None:  # first, because pages without the state are of no use
             self._read_chunk(fetch, self._states, [(end - 1, fetch.reservation.state)], [])
         pages = list(fetch.reservation.records.items())
         for at in range(0, len(pages), self._settings.chunk):
@@ -355,14 +355,14 @@ class Prefetcher:
             self._read_chunk(fetch, self._kv, part, [page for page, _ in part])
 
     def _arrive(self, fetch: Fetch) -> None:
-        """Proposes what has arrived; nothing more is waited for."""
+        """Votes for the ends that are usable with the records that have arrived. Waits for no further records."""
         self._drop(fetch)
         fetch.phase, fetch.vote = Phase.ARRIVED, fetch.usable()
 
-    # -- deciding -------------------------------------------------------------------------------------
+    # -- decisions ------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Advances prefetches by what this rank knows by itself."""
+        """Advances prefetches as far as this rank can without the others."""
         for fetch in self._fetches:
             if fetch.phase is Phase.ASKING and fetch.answer is not None:
                 self._propose(fetch, fetch.answer)
@@ -370,11 +370,11 @@ class Prefetcher:
                 self._arrive(fetch)
 
     def _conclude(self, agreed: Votes) -> None:
-        """Advances prefetches by what all ranks have agreed on."""
+        """Advances prefetches by the verdicts of all ranks."""
         self._votes = None
         self._count["waits"] += not agreed.done
         for fetch, phase, ends, stop in agreed.verdicts():
-            if not fetch.done:  # cancelled since
+            if not fetch.done:  # done: cancelled since the exchange began
                 self._decide(fetch, phase, ends, stop)
 
     def _decide(self, fetch: Fetch, phase: Phase, ends: Bits | None, stop: bool) -> None:
@@ -382,8 +382,8 @@ class Prefetcher:
 
         Args:
             fetch: The prefetch.
-            phase: Its phase when the ranks were asked.
-            ends: The candidates of all ranks, bool `page`; None while one does not know yet.
+            phase: Its phase when the exchange began.
+            ends: The page ends that all ranks could use, bool `page`; None if a rank has not voted yet.
             stop: Whether a rank wants to stop.
         """
         fetch.stop = fetch.stop or stop
@@ -400,7 +400,7 @@ class Prefetcher:
                 self._end(fetch, fetch.reason or End.DISAGREED)
 
     def _commit(self, fetch: Fetch, end: int) -> None:
-        """Files what all ranks have in host memory, and releases the rest: the caches of the ranks stay alike."""
+        """Adds the records that all ranks have to the caches, and releases the others. So caches stay alike."""
         whole = end == fetch.end
         read_pages = sum(page < end for page in fetch.reservation.records)
         read_state = int(whole and fetch.reservation.state is not None)
@@ -413,7 +413,7 @@ class Prefetcher:
             self._end(fetch, fetch.reason or (End.STOPPED if fetch.stop else End.DISAGREED))
 
     def _end(self, fetch: Fetch, outcome: End) -> None:
-        """Ends a prefetch, and releases everything that is not in a cache by now."""
+        """Ends a prefetch, and releases its records and pins. Records that were added to a cache stay."""
         self._drop(fetch)
         fetch.reservation.release()
         fetch.phase, fetch.outcome = Phase.DONE, outcome

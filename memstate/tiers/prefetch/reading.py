@@ -1,4 +1,4 @@
-"""The work of the background threads: ask storage what it has, and read records into host memory. Knows no cache."""
+"""Calls a store in background threads: asks which records it has, and reads records into host memory."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -6,15 +6,15 @@ from typing import NamedTuple
 from memstate.tiers.records import RecordFormat
 from memstate.tiers.stores.base import Bytes, Outcome, Store, answered, faults_of, faults_since
 
-Over = Callable[[], bool]  # whether what the work is for is over
+Over = Callable[[], bool]  # returns whether the prefetch is over, so that the work can end early
 
 
 class Question(NamedTuple):
-    """What a prefetch asks of storage.
+    """The question of a prefetch to storage: which of these records are there?
 
     Attributes:
-        keys: Digests of whole pages.
-        pages: Pages whose KV is nowhere else, ascending.
+        keys: Digests of the whole pages of the prompt.
+        pages: Pages whose KV is neither on the device nor in host memory, ascending.
         ends: Page ends, from 1 on, whose state is not in host memory, ascending.
     """
 
@@ -24,26 +24,26 @@ class Question(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What storage has.
+    """The answer of storage to a question.
 
     Attributes:
-        found: How many of the pages asked for are there, from the first on.
-        ends: Page ends with a state.
-        why: Why the store could not say it of some, "" for nothing.
+        held: How many of the question's pages storage has without a gap, from the first on.
+        ends: Page ends whose state storage has.
+        why: Reasons for which the store could not tell of some records, "" for none.
     """
 
-    found: int = 0
+    held: int = 0
     ends: Sequence[int] = ()
     why: str = ""
 
 
 class Chunk(NamedTuple):
-    """A record to read.
+    """One record to read.
 
     Attributes:
-        key: Its digest.
-        length: Tokens that it stands for.
-        record: The host record to read it into.
+        key: Digest of the record.
+        length: Tokens that the record stands for.
+        record: Number of the host record to fill.
     """
 
     key: bytes
@@ -52,12 +52,12 @@ class Chunk(NamedTuple):
 
 
 class Read(NamedTuple):
-    """What came of reading records.
+    """The result of a read.
 
     Attributes:
-        arrived: Sound records, from the first on.
-        flaw: What is wrong with the next record, "" for nothing.
-        why: Why the store could not read it, "" where it does not say so.
+        arrived: Number of sound records, from the first on.
+        flaw: Flaw of the next record, "" if all are sound.
+        why: Reason for which the store could not read that record, "" if it does not say so.
     """
 
     arrived: int
@@ -66,44 +66,46 @@ class Read(NamedTuple):
 
 
 def ask(store: Store, kv: RecordFormat, states: RecordFormat, question: Question, chunk: int, over: Over) -> Answer:
-    """Asks storage what it has of a prompt, as far as its KV has no gap; runs in a thread.
+    """Asks storage which pages and states of a prompt it has, up to the first gap of KV. Runs in a thread.
 
     Args:
         store: The storage.
         kv: Format of KV pages.
         states: Format of states.
-        question: What to ask.
-        chunk: Records a call of the store.
-        over: Tells whether the prefetch is over, which ends the work early.
+        question: The question.
+        chunk: Number of records in one call of the store.
+        over: Returns whether the prefetch is over; then the work ends early.
 
     Raises:
         OSError: The store failed.
     """
-    keys, found, before = question.keys, 0, faults_of(store)
+    keys, held, before = question.keys, 0, faults_of(store)
     for pages in _parts(question.pages, chunk):
         there = answered(store.exists([kv.name(keys[page]) for page in pages]), len(pages))
-        found += [*there, False].index(False)
+        held += [*there, False].index(False)
         if over() or not all(there):
             break
-    reach = question.pages[found] if found < len(question.pages) else len(keys)
+    reach = question.pages[held] if held < len(question.pages) else len(keys)
     ends: list[int] = []
     for part in _parts([end for end in question.ends if end <= reach], chunk):
         if over():
             break
         there = answered(store.exists([states.name(keys[end - 1]) for end in part]), len(part))
         ends += [end for end, has in zip(part, there, strict=True) if has]
-    return Answer(found, ends, faults_since(store, before))
+    return Answer(held, ends, faults_since(store, before))
 
 
 def read(store: Store, form: RecordFormat, buffer: Callable[[int], Bytes], pieces: Sequence[Chunk], over: Over) -> Read:
-    """Reads records into host memory and checks them, up to the first flawed one, which is discarded; runs in a thread.
+    """Reads records into host memory and checks them, up to the first with a flaw. Runs in a thread.
+
+    The store is told to discard a record whose contents have a flaw.
 
     Args:
         store: The storage.
         form: Format of the records.
-        buffer: Returns the bytes of a host record.
-        pieces: The records, and where they go.
-        over: Tells whether the prefetch is over, which ends the work early.
+        buffer: Function that returns the bytes of a host record.
+        pieces: The records to read.
+        over: Returns whether the prefetch is over; then nothing is read.
 
     Raises:
         OSError: The store failed.

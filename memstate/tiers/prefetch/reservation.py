@@ -1,4 +1,4 @@
-"""What one prefetch holds in host memory until it ends: entries that it relies on, and records that it fills."""
+"""Holds the host memory of one prefetch until it ends: entries that it relies on, and records that it fills."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,7 +8,8 @@ from memstate.tiers.host.cache import CachedRecord, RecordCache
 class Reservation:
     """Pins entries and claims records for one prefetch.
 
-    Pages count along the prompt from 0 on; states are named by the page at whose end they stand, from 1 on.
+    Pages of the prompt are numbered from 0 on. A state is named by its page end, from 1 on: end n is the end of page
+    n - 1.
 
     Args:
         kv: Host cache of KV pages.
@@ -22,12 +23,12 @@ class Reservation:
 
     def __init__(self, kv: RecordCache, states: RecordCache, keys: Sequence[bytes]) -> None:
         self._kv, self._states, self._keys = kv, states, keys
-        self._pins: list[tuple[int, RecordCache, CachedRecord]] = []  # with the first end that needs the entry
+        self._pins: list[tuple[int, RecordCache, CachedRecord]] = []  # (first end that needs the entry, cache, entry)
         self.records: dict[int, int] = {}
         self.state: int | None = None
 
     def pin(self, pages: Iterable[int], ends: Iterable[int]) -> None:
-        """Pins what is in host memory of these pages and ends."""
+        """Pins the entries of these pages and ends that are in host memory."""
         for cache, end in [*((self._kv, page + 1) for page in pages), *((self._states, end) for end in ends)]:
             if entry := cache.get(self._keys[end - 1]):
                 cache.pin(entry)
@@ -35,16 +36,16 @@ class Reservation:
 
     @property
     def pinned(self) -> list[CachedRecord]:
-        """The entries that it pins."""
+        """The entries that the prefetch pins, one item for each pin."""
         return [entry for _, _, entry in self._pins]
 
     def claim(self, pages: Sequence[int], state: bool) -> None:
-        """Claims a record for each page, and one for a state if wanted. Evicts no more than is missing."""
+        """Claims a record for each page, and one for a state if wanted. Evicts entries only if records are missing."""
         self.records = dict(zip(pages, self._kv.claim(len(pages)), strict=True))
         self.state = self._states.claim(1)[0] if state else None
 
     def trim(self, end: int, state: bool) -> None:
-        """Releases what lies beyond a page end, and the state's record unless it is needed."""
+        """Releases records and pins beyond a page end, and the state's record unless it is needed."""
         surplus = [page for page in self.records if page >= end]
         self._kv.pool.release([self.records.pop(page) for page in surplus])
         if self.state is not None and not state:
@@ -55,10 +56,12 @@ class Reservation:
         self._pins = [pin for pin in self._pins if pin[0] <= end]
 
     def commit(self, end: int, page_size: int, state: bool) -> None:
-        """Adds what was read up to a page end to the caches, the first page as the most recent, and releases the rest.
+        """Adds the records that were read up to a page end to the caches, and releases the others.
+
+        The first page becomes the most recently used.
 
         Args:
-            end: Pages.
+            end: The page end.
             page_size: Tokens of a page.
             state: Whether the state at the end was read too.
         """

@@ -1,4 +1,4 @@
-"""Settings of prefetches, checked when they are made."""
+"""Settings of prefetches, with checks of their values."""
 
 import math
 from dataclasses import dataclass, replace
@@ -15,16 +15,16 @@ class Prefetch:
     """Configures prefetches from storage: which are worth it, and when they stop.
 
     Args:
-        threshold: Tokens that a prefetch must gain.
-        limit: Tokens that all prefetches together may fetch: a whole number, a part of the host memory that is no copy
-            of the device's (from 0 to 1, as a float), or None for any number. Of a prompt that lacks more, the longest
-            start that fits is fetched.
+        threshold: Tokens that a prefetch must save from computation, at least.
+        limit: Tokens that all prefetches together may fetch at a time: a whole number, or None for any number. A float
+            from 0 to 1 is a share of the host memory that is no copy of device memory. Of a prompt that lacks more
+            tokens, the longest start that fits is fetched.
         stop: What happens to a prefetch whose request could be admitted. `timeout` stops it once it has taken `timeout`
             seconds plus `timeout_per_page` for each missing page. `wait_complete` lets it end. `best_effort` stops it
-            at once, so a request that could run when it arrives finds nothing in storage.
+            at once; so a request that can run as soon as it arrives gets nothing from storage.
         timeout: Seconds.
-        timeout_per_page: Seconds.
-        chunk: Records that storage is asked for at a time.
+        timeout_per_page: Seconds for each page.
+        chunk: Number of records in one call of storage.
 
     Raises:
         ConfigurationError: A setting is out of range.
@@ -61,13 +61,13 @@ class Prefetch:
             raise ConfigurationError(f"chunk={self.chunk!r}: expected at least 1 record")
 
     def in_tokens(self, host: int, device: int) -> "Prefetch":
-        """Returns these settings with a limit in tokens.
+        """Returns these settings with the limit in tokens.
 
-        Where host memory is hardly larger than what it copies, half of it counts as its own.
+        At least half of host memory counts as no copy of device memory.
 
         Args:
-            host: Tokens that host memory has room for; 0 where it keeps no KV, so that there is no limit.
-            device: Tokens of it that are a copy of the device's.
+            host: Tokens for which host memory has room; 0 if it keeps no KV, and then there is no limit.
+            device: Tokens of these that are a copy of device memory.
 
         Example:
             >>> Prefetch(threshold=64).in_tokens(host=3000, device=1000).limit
@@ -79,5 +79,5 @@ class Prefetch:
         return replace(self, limit=tokens if host else None)
 
     def patience(self, pages: int) -> float:
-        """Returns the seconds that a prefetch of so many pages may take under `timeout`."""
+        """Returns the seconds that a prefetch with a number of missing pages may take under `timeout`."""
         return self.timeout + pages * self.timeout_per_page

@@ -1,4 +1,4 @@
-"""Votes of the ranks over prefetches: what each could have, and whether it wants to stop. Knows no host memory."""
+"""Exchanges the votes of ranks on prefetches: the page ends that each could use, and whether it wants to stop."""
 
 import zlib
 from collections.abc import Iterator, Sequence
@@ -9,17 +9,18 @@ from memstate.errors import AgreementLost
 from memstate.tiers.prefetch.agreement import Ranks, Words
 from memstate.tiers.prefetch.fetch import Bits, Fetch, Phase
 
-ALL = -1  # every bit, which agrees with anything
-WORDS = 4096  # of every exchange between ranks: of unequal sizes gloo ends the process
-HEADER = 2  # words in front of an exchange, and of each prefetch in it
-MOST_PAGES = (WORDS - 2 * HEADER) * 64
+ALL = -1  # a word with all bits set: it changes no word of another rank under AND
+WORDS = 4096  # words of every exchange: always the same number, because unequal sizes crash gloo
+HEADER = 2  # words of the header of an exchange; as many of the header of each prefetch in it
+MOST_PAGES = (WORDS - 2 * HEADER) * 64  # pages of a prefetch, at most: one bit each
 
 
 class Votes:
     """Sends this rank's votes, and reads those of all ranks.
 
-    The exchange has a checksum of the prefetches, so that ranks notice where they differ. Then each prefetch has flags
-    (whether this rank knows, whether it goes on) and its candidates.
+    An exchange begins with a checksum of its prefetches, so that ranks notice if theirs differ. Then come, for each
+    prefetch, two flags (whether this rank has voted, whether it wants to go on) and one bit for each page: whether a
+    request could start at the page's end.
 
     Args:
         ranks: The ranks that agree.
@@ -51,11 +52,11 @@ class Votes:
         return self._exchange.done
 
     def verdicts(self) -> Iterator[tuple[Fetch, Phase, Bits | None, bool]]:
-        """Yields what all ranks say of each prefetch, in order.
+        """Yields the common verdict of all ranks on each prefetch, in order.
 
         Yields:
-            The prefetch; its phase when the ranks were asked; the candidates of all ranks, bool `page`, None while a
-            rank does not know yet; and whether a rank wants to stop.
+            The prefetch; its phase when the exchange began; the page ends that all ranks could use, bool `page`, None
+            if a rank has not voted yet; and whether a rank wants to stop.
 
         Raises:
             AgreementLost: A rank does not answer, or runs other prefetches.
@@ -78,7 +79,7 @@ def _size(fetch: Fetch) -> int:
 
 
 def _fitting(fetches: Sequence[Fetch]) -> list[Fetch]:
-    """Returns as many prefetches as fit, in the same order; those that were not asked about for longest."""
+    """Returns the prefetches whose votes fit one exchange, in the same order. Those that waited longest come first."""
     chosen, room = set(), WORDS - HEADER
     for fetch in sorted(fetches, key=lambda fetch: fetch.asked_in):
         room -= _size(fetch)

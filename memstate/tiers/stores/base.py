@@ -1,6 +1,6 @@
-"""The protocol of a storage backend, which keeps records of bytes under names.
+"""Defines `Store`, the protocol of a storage backend that keeps records of bytes under names.
 
-Knows no state, no token and no host memory.
+It knows no state, no token and no host memory.
 """
 
 import errno
@@ -19,14 +19,14 @@ from memstate.errors import InvalidArgument
 
 T = TypeVar("T")
 Bytes = NDArray[np.uint8]
-RECORD = re.compile(r"(?:state|kv)-[0-9a-f]{64}")  # what records are called, see `RecordFormat.name`
+RECORD = re.compile(r"(?:state|kv)-[0-9a-f]{64}")  # names of records, see `RecordFormat.name`
 
 
 def require_names(names: Sequence[str]) -> None:
-    """Checks that names are those of `RecordFormat.name`. They are never paths, and never names of temporary files.
+    """Requires names of records, see `RecordFormat.name`. So no name is a path or that of a temporary file.
 
     Raises:
-        InvalidArgument: One is another name.
+        InvalidArgument: A name is no name of a record.
     """
     for name in names:
         if not isinstance(name, str) or not RECORD.fullmatch(name):
@@ -34,7 +34,7 @@ def require_names(names: Sequence[str]) -> None:
 
 
 def require_buffers(names: Sequence[str], buffers: Sequence[Bytes], written: bool) -> None:
-    """Checks that there is a buffer of contiguous bytes for each name.
+    """Requires names of records, and a buffer of contiguous bytes for each name.
 
     Args:
         names: Names of records.
@@ -42,7 +42,7 @@ def require_buffers(names: Sequence[str], buffers: Sequence[Bytes], written: boo
         written: Whether the buffers are written to.
 
     Raises:
-        InvalidArgument: A buffer is missing or is not contiguous bytes.
+        InvalidArgument: A name is no name of a record, or a buffer is missing or not contiguous bytes.
     """
     require_names(names)
     if len(names) != len(buffers):
@@ -59,38 +59,38 @@ class Outcome(IntEnum):
     """The outcome of one name of a batch."""
 
     MISSING = 0  # no such record
-    DONE = 1  # read whole, or written whole
-    DAMAGED = 2  # a record is there, of another size than was asked for
-    FAILED = 3  # it cannot be said: no permission, no space, no connection
+    DONE = 1  # the record was read whole or written whole
+    DAMAGED = 2  # there is a record, but of another size than was asked for
+    FAILED = 3  # the store could not do it: no permission, no space, no connection
 
 
 @runtime_checkable
 class Store(Protocol):
     """Keeps records by name.
 
-    Several threads call every method at once. A call may take long, and may raise OSError: then nothing is known of the
-    whole batch. What a batch does for one name does not depend on the others.
+    Several threads may call any method at the same time. A call may take long. If it raises OSError, the outcome of the
+    whole batch is unknown. The outcome of one name in a batch does not depend on the other names.
 
     Names are those of `RecordFormat.name`: `state-` or `kv-` and 64 hexadecimal digits. A record is written whole or
-    not at all: no reader sees half of one. Writing a name that is there may keep the old record or the new one, because
-    equal names mean equal bytes. Records may go at any time.
+    not at all: no reader sees half a record. A write under an existing name may keep the old record or the new one,
+    because equal names mean equal bytes. Records may vanish at any time.
 
-    A store may also have `faults`, a `Counter` of what it could not do by reason, such as ENOSPC, and `evicted`, the
-    records that it deleted to make room. Log and metrics show both.
+    A store may also have two attributes, which log and metrics show: `faults`, a `Counter` of failures by reason, such
+    as ENOSPC, and `evicted`, the number of records that it deleted to make room.
     """
 
     def register(self, memory: Tensor) -> None:
-        """Announces host memory that buffers of later calls lie in.
+        """Announces host memory that has the buffers of later calls.
 
         Args:
             memory: uint8, contiguous.
         """
 
     def exists(self, names: Sequence[str]) -> list[bool]:
-        """Tells whether each record is there."""
+        """Returns for each name whether the store has its record."""
 
     def get(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
-        """Reads each record into its buffer. A buffer whose outcome is not DONE may hold anything.
+        """Reads each record into its buffer. If the outcome is not DONE, the buffer may have any bytes.
 
         Args:
             names: Names of records.
@@ -98,7 +98,7 @@ class Store(Protocol):
         """
 
     def put(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
-        """Writes each record. DONE means that it will be found from now on; MISSING is never returned.
+        """Writes each record. DONE means that readers find it from now on. MISSING is never returned.
 
         Args:
             names: Names of records.
@@ -106,28 +106,28 @@ class Store(Protocol):
         """
 
     def discard(self, names: Sequence[str]) -> None:
-        """Removes records that were read whole and are flawed, so that they can be written again."""
+        """Removes records that were read whole and have a flaw, so that they can be written again."""
 
     def close(self) -> None:
-        """Ends what the backend has begun. Nothing is called after it."""
+        """Closes the store. No other method is called after it."""
 
 
 def faults_of(store: Store | None) -> Counter[str]:
-    """Returns what a store could not do so far, by reason; nothing for a store that does not count."""
+    """Returns the failures of a store so far by reason; empty for a store that does not count them."""
     faults = getattr(store, "faults", None)
     return Counter(faults if isinstance(faults, Counter) else ())
 
 
 def faults_since(store: Store, before: Counter[str]) -> str:
-    """Returns the reasons that a store has counted since then, "" for none."""
+    """Returns the reasons of failures that a store has counted since an earlier `faults_of`, "" for none."""
     return ", ".join(sorted(faults_of(store) - before))
 
 
 def answered(answers: list[T], asked: int) -> list[T]:
-    """Returns what a store has answered.
+    """Returns the answers of a store as they are.
 
     Raises:
-        OSError: It is not one answer for each record.
+        OSError: There is not one answer for each record.
     """
     if len(answers) != asked:
         raise OSError(f"storage was asked for {asked} records and answered for {len(answers)}")
@@ -135,25 +135,25 @@ def answered(answers: list[T], asked: int) -> list[T]:
 
 
 def evicted_of(store: Store | None) -> int:
-    """Returns the records that a store deleted to make room; 0 for a store that does not count."""
+    """Returns how many records a store has deleted to make room; 0 for a store that does not count them."""
     evicted = getattr(store, "evicted", 0)
     return int(evicted) if is_whole(evicted) else 0
 
 
 def reason_of(error: BaseException) -> str:
-    """Returns the reason of an error in a word: the name of its errno, else of its kind."""
+    """Returns the reason of an error in one word: the name of its errno, or else of its class."""
     number = error.errno if isinstance(error, OSError) else None
     return errno.errorcode.get(number or 0, type(error).__name__)
 
 
 def why_of(error: BaseException) -> str:
-    """Returns what the log says of an error: its reason, and its own words."""
+    """Returns the text of an error for the log: its reason and its `repr`."""
     reason = reason_of(error)
     return repr(error) if reason == type(error).__name__ else f"{reason}: {error!r}"
 
 
 class NoStore:
-    """Stores nothing. For ranks that agree on host memory alone."""
+    """A `Store` without records, for ranks that agree on host memory and have no storage."""
 
     def register(self, memory: Tensor) -> None:
         """Does nothing."""

@@ -1,6 +1,6 @@
-"""Storage in files. A record is written whole under a temporary name first; a crash loses at most records in progress.
+"""Stores records in files, each written whole under a temporary name first. A crash loses at most records in progress.
 
-Knows no record's contents: the reader checks them.
+It does not look into records: the reader checks their contents.
 """
 
 import os
@@ -16,32 +16,32 @@ from memstate.tiers.stores.base import Bytes, Outcome, require_buffers, require_
 from memstate.tiers.stores.folder import Folder
 from memstate.tiers.stores.opening import CREATE, FILE_MODE, READ, closing, is_record, require_record, shut
 
-FRESH_S = 60.0  # a use is noted at most once in this time, so that reading writes next to nothing
+FRESH_S = 60.0  # seconds between two notes of a record's use, at least, so that reads cause hardly any writes
 
 
 class FileStore:
-    """A `Store` in a folder, which is made where it is missing. Any number of processes of one user may use it.
+    """A `Store` in a folder, which is made if it is missing. Any number of processes of one user may use the folder.
 
-    A process that was forked from one that used the store makes a store of its own. Names are those of
+    A process that was forked while its parent used the store must make its own store. Names are those of
     `RecordFormat.name`; other files in the folder are left alone.
 
     Args:
-        path: The folder. A leading `~` is the user's home; the last part must not be a link.
-        capacity: Bytes of records, None for no limit. Beyond it the least recently used go. Each further process that
-            writes at the same time may exceed it by a sixteenth.
-        durable: Whether records survive a power cut, for two flushes a record, and flushes of the folders that they lie
-            in. Without it the last records may be missing or damaged after one, which a reader notices. A process that
-            dies loses nothing either way.
-        shared: Whether to take a folder and records that others own or may write. They can then read, delete and make
-            up states, and nothing notices.
+        path: The folder. A leading `~` is the user's home. The last part must not be a link.
+        capacity: Bytes of records, None for no limit. Beyond it, the least recently used records are deleted. Each
+            further process that writes at the same time may exceed it by a sixteenth.
+        durable: Whether records survive a power cut. This costs two flushes a record, and flushes of its folders.
+            Without it, the newest records may be missing or damaged after a power cut, which readers notice. The death
+            of a process loses no record in either case.
+        shared: Whether to accept a folder and records that other users own or may write to. These users can then read,
+            delete and forge states, and nothing notices.
 
     Attributes:
-        faults: Refusals of the system by the name of errno. EFBIG: a record is larger than the capacity.
+        faults: Name of an errno -> number of failures of the system. EFBIG: a record is larger than the capacity.
 
     Raises:
-        UnsafeFolder: Others could write to the folder.
+        UnsafeFolder: Other users could write to the folder.
         ConfigurationError: The folder cannot be made or written.
-        InvalidArgument: A path or a capacity cannot be meant.
+        InvalidArgument: The path or the capacity is not valid.
 
     Example:
         >>> import tempfile, numpy as np
@@ -65,59 +65,62 @@ class FileStore:
 
     @property
     def evicted(self) -> int:
-        """Records that this process deleted to make room."""
+        """Number of records that this process deleted to make room."""
         return self.folder.evicted
 
     def register(self, memory: Tensor) -> None:
-        """Does nothing: files are read into any memory."""
+        """Does nothing, because files can be read into any memory."""
 
     def close(self) -> None:
-        """Does nothing: no file stays open between calls."""
+        """Does nothing, because no file stays open between calls."""
 
     def exists(self, names: Sequence[str]) -> list[bool]:
-        """Tells whether each record is there; False where that is not known, which `faults` counts."""
+        """Returns for each name whether its record is there. False if the system fails, which `faults` counts."""
         require_names(names)
         return [outcome is Outcome.DONE for outcome in self._each(self._exists, zip(names))]
 
     def get(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
-        """Reads each record into its buffer. One of another size is deleted, because it can never become right.
+        """Reads each record into its buffer. A record of another size is deleted, because it will never be right.
 
         Raises:
-            InvalidArgument: Names or buffers cannot be meant; nothing was read.
+            InvalidArgument: Names or buffers are not valid; nothing was read.
         """
         require_buffers(names, buffers, written=True)
         return self._each(self._get, zip(names, buffers, strict=True))
 
     def put(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
-        """Writes each record that is not there yet. One of another size, or another file in its place, is replaced.
+        """Writes each record that is not there yet. A record of another size, or another kind of file, is replaced.
 
         Raises:
-            InvalidArgument: Names or buffers cannot be meant; nothing was written.
+            InvalidArgument: Names or buffers are not valid; nothing was written.
         """
         require_buffers(names, buffers, written=False)
         return self._each(self._put, zip(names, buffers, strict=True), make=True)
 
     def discard(self, names: Sequence[str]) -> None:
-        """Deletes records whose contents turned out to be wrong, so that they can be written again."""
+        """Deletes records whose contents are wrong, so that they can be written again."""
         require_names(names)
         self._each(self._discard, zip(names))
 
     def clean(self) -> None:
-        """Deletes what dead processes left, and the least recently used records beyond the capacity.
+        """Deletes temporary files of dead processes, and the least recently used records beyond the capacity.
 
-        Writing does it by itself: with the first record, and whenever the capacity asks for it.
+        `put` does the same by itself: with the first record, and whenever the capacity requires it.
         """
         self.folder.clean()
 
     def _each(
         self, work: Callable[..., Outcome], items: Iterable[tuple[Any, ...]], *, make: bool = False
     ) -> list[Outcome]:
-        """Does the work for each name. A refusal of the system is counted, and the next name follows.
+        """Calls a function for each name. A failure of the system is counted, and the next name follows.
 
         Args:
-            work: Called with the descriptor of the name's shard and the item.
-            items: Arguments of each name.
-            make: Whether to make shards that are missing. What is not there is a fault then.
+            work: The function. It gets the descriptor of the name's shard and the arguments.
+            items: For each name: the arguments, beginning with the name.
+            make: Whether to make shards that are missing. If so, a missing file or folder is a fault.
+
+        Returns:
+            The outcome of each name.
         """
         outcomes: list[Outcome] = []
         root: int | None = None
@@ -138,8 +141,8 @@ class FileStore:
         return outcomes
 
     def _exists(self, shard: int, name: str) -> Outcome:
-        found = os.stat(name, dir_fd=shard, follow_symlinks=False)
-        return Outcome.DONE if is_record(found, self.folder.shared) else Outcome.MISSING
+        status = os.stat(name, dir_fd=shard, follow_symlinks=False)
+        return Outcome.DONE if is_record(status, self.folder.shared) else Outcome.MISSING
 
     def _discard(self, shard: int, name: str) -> Outcome:
         os.unlink(name, dir_fd=shard)
@@ -148,16 +151,16 @@ class FileStore:
     def _get(self, shard: int, name: str, buffer: Bytes) -> Outcome:
         view = buffer.data
         with closing(os.open(name, READ, dir_fd=shard)) as file:
-            found = os.fstat(file)
-            require_record(found, self.folder.shared)
-            whole = found.st_size == len(view)
+            status = os.fstat(file)
+            require_record(status, self.folder.shared)
+            whole = status.st_size == len(view)
             while whole and view:
                 count = os.readv(file, [view])
-                whole, view = bool(count), view[count:]  # nothing more: it has been cut since its size was asked
+                whole, view = bool(count), view[count:]  # 0 bytes: the file was cut after `fstat`
             if whole:
-                _note_use(file, found)
+                _note_use(file, status)
                 return Outcome.DONE
-        with suppress(OSError):  # gone; or replaced just now, and then a sound record is lost
+        with suppress(OSError):  # the file may be gone; if it was just replaced, a sound record is lost
             os.unlink(name, dir_fd=shard)
         return Outcome.DAMAGED
 
@@ -172,12 +175,12 @@ class FileStore:
 
     def _is_there(self, shard: int, name: str, size: int) -> bool:
         try:
-            found = os.stat(name, dir_fd=shard, follow_symlinks=False)
+            status = os.stat(name, dir_fd=shard, follow_symlinks=False)
         except FileNotFoundError:
             return False
-        there = is_record(found, self.folder.shared) and found.st_size == size
+        there = is_record(status, self.folder.shared) and status.st_size == size
         if there:
-            _note_use(name, found, dir_fd=shard, follow_symlinks=False)
+            _note_use(name, status, dir_fd=shard, follow_symlinks=False)
         return there
 
     def _write(self, shard: int, name: str, view: memoryview) -> None:
@@ -200,8 +203,8 @@ class FileStore:
             os.fsync(shard)
 
 
-def _note_use(file: int | str, found: os.stat_result, **where: Any) -> None:
-    """Sets the time of use. A file with a second name, which may be another user's, is not changed."""
-    if abs(time.time() - found.st_mtime) > FRESH_S and found.st_nlink == 1:
-        with suppress(OSError):  # evicted meanwhile, or not ours to change: it has been found all the same
+def _note_use(file: int | str, status: os.stat_result, **where: Any) -> None:
+    """Sets a file's time of use. A file with a second name is not changed, because that may be another user's."""
+    if abs(time.time() - status.st_mtime) > FRESH_S and status.st_nlink == 1:
+        with suppress(OSError):  # the record was evicted meanwhile, or belongs to another user: no failure of the read
             os.utime(file, **where)

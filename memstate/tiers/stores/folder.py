@@ -1,10 +1,10 @@
-"""The folder of a file store: where records lie, and which go when it is full. Knows no contents and no outcome.
+"""Manages the folder of a file store: finds the places of records, and deletes records when the folder is full.
 
-    folder / records-7f / kv-<digest>              a record: it got its name when it was complete
-                        / .<process>-<random>.tmp  one being written, or left by a dead process
+    folder / records-7f / kv-<digest>              a record: it got this name when it was complete
+                        / .<process>-<random>.tmp  a record being written, or left by a dead process
 
-Other files are not counted, read or deleted. Any number of threads, processes and machines share the folder without a
-file lock that a dying process could leave behind. Nothing stays open between calls.
+Other files are not counted, read or deleted. Threads, processes and machines share the folder without file locks, which
+a dying process could leave behind. No file stays open between calls. Knows no contents of records and no outcome.
 """
 
 import errno
@@ -38,8 +38,8 @@ from memstate.tiers.stores.opening import (
 )
 
 SHARDS = tuple(f"records-{number:02x}" for number in range(256))
-PART = 16  # the folder is looked through once per capacity / PART of new bytes, and that much room is made at a time
-STALE_S = 600.0  # a temporary file that was not written to for so long has no writer any more
+PART = 16  # after capacity / PART new bytes, the files are counted again; a clean-up makes as many bytes free
+STALE_S = 600.0  # seconds without a write after which a temporary file has no writer any more
 TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{16}\.tmp")
 
 
@@ -49,17 +49,17 @@ class Folder:
     Args:
         path: The folder; a leading `~` is the user's home.
         capacity: Bytes of records, None for no limit.
-        shared: Whether others may own and write the folder.
-        durable: Whether the folder survives a power cut.
+        shared: Whether other users may own and write to the folder.
+        durable: Whether new folders and names survive a power cut.
 
     Attributes:
-        faults: Refusals of the system by the name of errno.
-        evicted: Records that this process deleted to make room.
+        faults: Name of an errno -> number of failures of the system.
+        evicted: Number of records that this process deleted to make room.
 
     Raises:
-        UnsafeFolder: Others could write to the folder.
+        UnsafeFolder: Other users could write to the folder.
         ConfigurationError: The folder cannot be made or written.
-        InvalidArgument: A path or a capacity cannot be meant.
+        InvalidArgument: The path or the capacity is not valid.
     """
 
     def __init__(
@@ -70,20 +70,20 @@ class Folder:
                 "file store: this system cannot open files relative to a folder, Linux and macOS can"
             )
         require_switch("shared", shared)
-        self.path = _expanded(path).absolute()  # whatever becomes of the working directory
+        self.path = _expanded(path).absolute()  # absolute, because the working directory may change
         self._text = str(self.path)
         self.capacity = None if capacity is None else whole("capacity", capacity)
         self.shared, self.durable = shared, durable
         self.faults: Counter[str] = Counter()
         self.evicted = 0
-        self._used: int | None = None  # bytes of records as far as known; None: not looked yet
-        self._new = 0  # bytes taken since the last look
+        self._used: int | None = None  # bytes of records, roughly; None: not counted yet
+        self._new = 0  # bytes reserved since the last clean-up began
         self._room, self._count = threading.Condition(threading.Lock()), threading.Lock()
-        # Guarded by _room, which is never held during a system call:
+        # _room guards the attributes below. It is never held during a system call.
         self._cleaning = False
-        self._writing: dict[str, int] = {}  # records that have room and, as far as known, no name yet
-        self._fresh: dict[str, int] = {}  # those, and all that came since the clean-up under way began: they stay
-        self._leaving = ""  # the record that is being deleted; who writes the same one waits
+        self._writing: dict[str, int] = {}  # record that is reserved and not written yet -> bytes
+        self._fresh: dict[str, int] = {}  # during a clean-up: `_writing` at its begin, and later reservations
+        self._leaving = ""  # the record that is being deleted; a write of the same record waits
         try:
             self._prepare()
         except OSError as error:
@@ -92,10 +92,10 @@ class Folder:
             ) from error
 
     def _prepare(self) -> None:
-        """Makes the folder, checks the shards that are there, and tries to write.
+        """Makes the folder, checks the shards that exist, and tries to write a file.
 
-        A new name is on the disk once the folder that it lies in has been flushed. The folder of the store may be new
-        although it is there: another process has just made it.
+        A new name is on the disk only after its parent folder has been flushed. So parents are flushed even if the
+        store's folder existed before, because another process may have just made it.
         """
         made = [parent for parent in self.path.parents if not parent.exists()]
         for missing in reversed(made):
@@ -114,30 +114,30 @@ class Folder:
                 os.fsync(root)
                 for new in (self.path, *made):
                     with (
-                        suppress(PermissionError),  # a process that may not read there has made nothing there
-                        closing(os.open(new.parent, os.O_RDONLY)) as parent,  # which may be a link
+                        suppress(PermissionError),  # a parent that cannot be read has nothing that this process made
+                        closing(os.open(new.parent, os.O_RDONLY)) as parent,  # the parent may be a link
                     ):
                         os.fsync(parent)
 
     def root(self) -> int:
-        """Opens the folder for one call.
+        """Opens the folder for one call of the store, and returns its descriptor.
 
         Raises:
-            OSError: It cannot be opened, or is not safe.
+            OSError: The folder cannot be opened, or is not safe.
         """
         return open_folder(self._text, self.shared)
 
     def shard(self, root: int, name: str, *, make: bool = False) -> int:
-        """Opens the shard that a record lies in.
+        """Opens the shard of a record, and returns its descriptor.
 
         Args:
             root: Descriptor of the folder.
-            name: The record.
-            make: Whether to make the shard where it is missing. Its parent is never made: nothing is written where a
-                disk is no longer mounted.
+            name: Name of the record.
+            make: Whether to make the shard if it is missing. The folder itself is never made here: if its disk is no
+                longer mounted, nothing is written.
 
         Raises:
-            OSError: It cannot be opened, or is not safe.
+            OSError: The shard cannot be opened, or is not safe.
         """
         try:
             return open_folder(shard_of(name), self.shared, root)
@@ -155,21 +155,22 @@ class Folder:
         return f".{os.getpid()}-{os.urandom(8).hex()}.tmp"
 
     def fault(self, error: OSError) -> None:
-        """Counts a refusal of the system."""
+        """Counts a failure of the system."""
         with self._count:
             self.faults[errno.errorcode.get(error.errno or 0, "unknown")] += 1
 
     def reserve(self, name: str, nbytes: int) -> None:
-        """Counts in a record that will be written, and makes room where it would not fit.
+        """Reserves room for a record that will be written, and deletes others if it does not fit.
 
-        The first record, and every sixteenth of the capacity, makes it count the files again, because others write too.
+        The first call, and one after each sixteenth of the capacity, counts the files again, because other processes
+        write as well.
 
         Raises:
             OSError: The record is larger than the capacity.
         """
         if self.capacity is not None and nbytes > self.capacity:
             raise OSError(errno.EFBIG, f"a record of {nbytes} bytes, capacity {self.capacity}")
-        with self._room:  # who has no room waits for who makes it; everybody else writes on
+        with self._room:  # during a clean-up, a record without room waits; one with room goes on
             self._room.wait_for(lambda: name != self._leaving and (not self._cleaning or self._has_room(nbytes)))
             self._new += nbytes
             due = not self._cleaning and (self._used is None or not self._has_room(nbytes) or self._long_ago())
@@ -184,12 +185,12 @@ class Folder:
             self._clean()
 
     def written(self, name: str) -> None:
-        """Notes that a reserved record has its name now, or never gets it."""
+        """Notes that the write of a reserved record has ended, well or not."""
         with self._room:
             self._writing.pop(name, None)
 
     def clean(self) -> None:
-        """Deletes what dead processes left, and the least recently used records beyond the capacity."""
+        """Deletes temporary files of dead processes, and the least recently used records beyond the capacity."""
         with self._room:
             self._room.wait_for(lambda: not self._cleaning)
             self._begin()
@@ -202,11 +203,11 @@ class Folder:
         return self.capacity is not None and self._new > self.capacity // PART
 
     def _begin(self) -> None:
-        """Begins a clean-up. It may or may not meet a record that is being written, so those are counted by name."""
+        """Begins a clean-up. It may or may not see the files that are being written, so it counts these apart."""
         self._cleaning, self._new, self._fresh = True, 0, dict(self._writing)
 
     def _clean(self) -> None:
-        """Counts every file, then evicts in a second pass. Between them a record is a time and a size, no more."""
+        """Counts every file, then evicts in a second pass. Of each record it remembers a time and a size only."""
         try:
             times, sizes = self._look()
             met = sum(sizes)
@@ -224,26 +225,26 @@ class Folder:
                 self._room.notify_all()
 
     def _look(self) -> tuple["array[int]", "array[int]"]:
-        """Returns times of use and sizes of the records that are not fresh; deletes what dead processes left."""
+        """Returns times of use and sizes of the records that are not fresh. Deletes stale temporary files."""
         times, sizes = array("q"), array("q")
         for shard, entry, record in self._files():
             if record and (self.capacity is None or entry.name in self._fresh):
                 continue
-            with suppress(OSError):  # gone meanwhile
-                found = entry.stat(follow_symlinks=False)
-                if not is_record(found, self.shared):
+            with suppress(OSError):  # the file is gone meanwhile
+                status = entry.stat(follow_symlinks=False)
+                if not is_record(status, self.shared):
                     continue
                 if record:
-                    times.append(found.st_mtime_ns)
-                    sizes.append(found.st_size)
-                elif time.time() - found.st_mtime > STALE_S:
+                    times.append(status.st_mtime_ns)
+                    sizes.append(status.st_size)
+                elif time.time() - status.st_mtime > STALE_S:
                     os.unlink(entry.name, dir_fd=shard)
         return times, sizes
 
     def _evict(self, until_ns: int, excess: int) -> None:
-        """Deletes records last used up to a time.
+        """Deletes records that were last used at or before a time, until `excess` bytes are free.
 
-        A second process that does the same finds nothing left to delete.
+        If a second process cleans up at the same time, it finds these records deleted.
         """
         for shard, entry, record in self._files():
             if excess <= 0:
@@ -253,10 +254,9 @@ class Folder:
                     excess -= self._delete(shard, entry.name, until_ns)
 
     def _delete(self, shard: int, name: str, until_ns: int) -> int:
-        """Deletes a record that was neither used nor written meanwhile; returns the bytes that are free now.
+        """Deletes a record that was neither used nor written meanwhile. Returns the bytes that became free.
 
-        While it is being deleted, `reserve` of the same name waits. A record that was reserved before is fresh, and
-        stays.
+        During the deletion, `reserve` of the same name waits. A record that was reserved before is fresh, and stays.
         """
         with self._room:
             if name in self._fresh:
@@ -265,10 +265,10 @@ class Folder:
         gone = freed = 0
         try:
             with self._counted():
-                found = os.stat(name, dir_fd=shard, follow_symlinks=False)
-                if is_record(found, self.shared) and found.st_mtime_ns <= until_ns:
+                status = os.stat(name, dir_fd=shard, follow_symlinks=False)
+                if is_record(status, self.shared) and status.st_mtime_ns <= until_ns:
                     os.unlink(name, dir_fd=shard)
-                    gone, freed = 1, found.st_size
+                    gone, freed = 1, status.st_size
         finally:
             with self._room:
                 self._leaving = ""
@@ -277,7 +277,7 @@ class Folder:
         return freed
 
     def _files(self) -> Iterator[tuple[int, os.DirEntry[str], bool]]:
-        """Yields files with names of ours, in no order: descriptor of the shard, entry, and whether it is a record."""
+        """Yields records and temporary files in no order: (descriptor of the shard, entry, whether it is a record)."""
         with self._counted(), closing(self.root()) as root:
             for shard in SHARDS:
                 with (
@@ -292,7 +292,7 @@ class Folder:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Ends a block at a refusal of the system, and counts it, except for what is not there."""
+        """Ends a block at a failure of the system, and counts it. A missing file is not counted."""
         try:
             yield
         except FileNotFoundError:
@@ -302,12 +302,12 @@ class Folder:
 
 
 def shard_of(name: str) -> str:
-    """Returns the name of the shard that a record lies in."""
+    """Returns the name of the shard of a record."""
     return SHARDS[zlib.crc32(name.encode()) % len(SHARDS)]
 
 
 def _expanded(path: str | os.PathLike[str]) -> Path:
-    """Raises: InvalidArgument; ConfigurationError where `~` stands for no home."""
+    """Returns a path with `~` replaced. Raises: InvalidArgument; ConfigurationError if `~` is no known home."""
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str) or not text:
         raise InvalidArgument(f"path {path!r}: expected the folder of a file store, '.' for the current one")

@@ -1,8 +1,8 @@
-"""Storage in the host memory of many machines, through the client of a Mooncake store.
+"""Stores records in the host memory of many machines, through the client of a Mooncake store.
 
-Knows no record's contents: the reader checks them. Several threads may call the client at once. It transfers without
-Python's lock, watches its master from a thread of its own, and joins it again after a restart, with its segment and
-registered memory: nothing here reconnects.
+It does not look into records: the reader checks their contents. Several threads may call the client at once. The client
+transfers without Python's lock, and watches its master from its own thread. After a restart of the master, the client
+joins again with its segment and registered memory, so this module never reconnects.
 """
 
 import threading
@@ -20,21 +20,22 @@ from memstate.tiers.stores.mooncake_client import ABSENT, EXISTS, INVALID, Moonc
 
 __all__ = ["Mooncake", "MooncakeStore"]
 
-NO_MASTER, CLOSED = "NO_MASTER", "CLOSED"  # faults of calls that were not passed on
+NO_MASTER, CLOSED = "NO_MASTER", "CLOSED"  # faults of calls that never reached the client
 
 
 class MooncakeStore:
     """A `Store` in a Mooncake store. Any number of processes and machines share it.
 
-    A master that does not answer costs each call in progress at most three times timeout + 5 s. From then on every call
-    ends at once until the master answers again: with FAILED, and `exists` raises. A machine that falls silent during a
-    transfer costs at most 60 s.
+    If the master does not answer, each call in progress takes at most 3 x (timeout + 5 s). After that, calls end at
+    once until the master answers again: `get` and `put` with FAILED, and `exists` raises. If another machine falls
+    silent during a transfer, the call takes at most 60 s.
 
     Args:
-        settings: Where the store is, and what this process adds to it.
+        settings: Settings: where the store is, and what this process adds to it.
 
     Attributes:
-        faults: What went wrong, one a record, by Mooncake's name. NO_MASTER and CLOSED: calls that were not made.
+        faults: Mooncake's name of a fault -> number of records with it. NO_MASTER and CLOSED: the client was not
+            called.
 
     Raises:
         ConfigurationError: The client is not installed, or cannot be set up with these settings.
@@ -45,7 +46,7 @@ class MooncakeStore:
         self.faults: Counter[str] = Counter()
         self._calls = 0
         self._closed = False
-        self._idle = threading.Condition()  # also guards faults
+        self._idle = threading.Condition()  # tells `close` that no call runs; also guards `faults`
         self._registering = threading.Lock()
         self._memory: tuple[Tensor, ...] = ()
         self._client, self._config = connect(settings)
@@ -55,18 +56,18 @@ class MooncakeStore:
         return f"MooncakeStore({at!r}, {self.settings.protocol}, gives {size}, {self.faults.total()} faults)"
 
     def register(self, memory: Tensor) -> None:
-        """Lets records go straight from and to this host memory, which stays alive until `close`.
+        """Registers host memory, so that records are transferred without a copy. The memory stays alive until `close`.
 
         Args:
             memory: uint8, contiguous, on the host.
 
         Raises:
-            InvalidArgument: It is other memory.
-            OSError: The client refuses it.
+            InvalidArgument: The tensor is no such memory.
+            OSError: The client refuses the memory.
         """
         if memory.dtype != torch.uint8 or not memory.is_contiguous() or memory.device.type != "cpu":
             raise InvalidArgument(f"memory {memory.dtype} on {memory.device}: expected contiguous bytes on the host")
-        with self._using() as fault, self._registering:  # one at a time: the client refuses what it has already
+        with self._using() as fault, self._registering:  # one by one: the client refuses memory that it has already
             start, nbytes = memory.data_ptr(), memory.nbytes
             if not nbytes or self._covers(start, nbytes):
                 return
@@ -82,8 +83,8 @@ class MooncakeStore:
     def close(self) -> None:
         """Takes this process's segment out of the store, once the calls in progress have ended.
 
-        The records in it are lost. With a master that does not answer it takes as long as several calls, and the client
-        then keeps Python's lock: close before the master.
+        The records in the segment are lost. If the master does not answer, this takes as long as several calls, and the
+        client holds Python's lock meanwhile. So close stores before the master ends.
         """
         with self._idle:
             first, self._closed = not self._closed, True
@@ -93,11 +94,11 @@ class MooncakeStore:
             self._memory = ()
 
     def exists(self, names: Sequence[str]) -> list[bool]:
-        """Tells whether each record is there; False where that is not known of one, which `faults` counts.
+        """Returns for each name whether its record is there. False if the client fails for it, which `faults` counts.
 
         Raises:
-            InvalidArgument: A name cannot be meant.
-            OSError: It is known of none, with what went wrong.
+            InvalidArgument: A name is not valid.
+            OSError: The client fails for all names. The text has the faults.
         """
         require_names(names)
         with self._using() as fault:
@@ -110,10 +111,10 @@ class MooncakeStore:
         return [code == 1 for code in codes]
 
     def get(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
-        """Reads each record into its buffer. One of another size is removed, because it can never become right.
+        """Reads each record into its buffer. A record of another size is removed, because it will never be right.
 
         Raises:
-            InvalidArgument: Names or buffers cannot be meant, or memory was not registered; nothing was read.
+            InvalidArgument: Names or buffers are not valid, or memory was not registered; nothing was read.
         """
         require_buffers(names, buffers, written=True)
         return self._transfer(names, buffers, self._get)
@@ -122,13 +123,13 @@ class MooncakeStore:
         """Writes each record that is not there yet.
 
         Raises:
-            InvalidArgument: Names or buffers cannot be meant, or memory was not registered; nothing was written.
+            InvalidArgument: Names or buffers are not valid, or memory was not registered; nothing was written.
         """
         require_buffers(names, buffers, written=False)
         return self._transfer(names, buffers, self._put)
 
     def discard(self, names: Sequence[str]) -> None:
-        """Removes records whose contents turned out to be wrong, so that they can be written again."""
+        """Removes records whose contents are wrong, so that they can be written again."""
         require_names(names)
         with self._using() as fault:
             if not fault and names:
@@ -158,7 +159,7 @@ class MooncakeStore:
         return [self._of_read(*record) for record in zip(names, read, sizes, strict=True)]
 
     def _of_read(self, name: str, read: int, size: int) -> Outcome:
-        if read == INVALID:  # among others what a record larger than its buffer gives
+        if read == INVALID:  # also the client's code for a record that is larger than its buffer
             there = self._client.get_size(name)
             read = INVALID if there == size else there
         if read == size:
@@ -178,9 +179,9 @@ class MooncakeStore:
 
     @contextmanager
     def _using(self) -> Iterator[str]:
-        """Keeps the client open; yields why it must not be called, or "".
+        """Keeps the client open during a block. Yields the fault for which the client must not be called, or "".
 
-        The client watches the master in a thread of its own, so asking for the result does not wait.
+        The client watches the master in its own thread, so `health_check` does not wait.
         """
         with self._idle:
             closed = self._closed
@@ -193,7 +194,7 @@ class MooncakeStore:
                 self._idle.notify_all()
 
     def _covers(self, start: int, nbytes: int) -> bool:
-        """Whether bytes lie in registered memory."""
+        """Returns whether a range of bytes lies in registered memory."""
         return any(m.data_ptr() <= start and start + nbytes <= m.data_ptr() + m.nbytes for m in self._memory)
 
     def _count(self, faults: Sequence[str]) -> None:
@@ -203,9 +204,9 @@ class MooncakeStore:
 
 
 def _turns(names: Sequence[str]) -> list[list[int]]:
-    """Returns places of names in turns, no name twice in a turn.
+    """Returns the places of names, split into turns without a repeated name.
 
-    The client would fill one of two buffers of the same name and report both.
+    Of two buffers with the same name in one call, the client would fill only one and report both as done.
     """
     turns: list[list[int]] = []
     met: Counter[str] = Counter()

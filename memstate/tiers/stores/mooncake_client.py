@@ -1,7 +1,7 @@
-"""The client of a Mooncake store: its settings, and setting it up. Knows no record.
+"""Sets up the client of a Mooncake store from its settings. Knows no record.
 
-The client is C++ with threads of its own. Its set-up holds Python's lock, and tries a master that is not there for more
-than a minute, so the addresses are tried before.
+The client is C++ with its own threads. Its set-up holds Python's lock, and for a missing master it tries for more than
+a minute. So `connect` tries the addresses first.
 """
 
 import importlib
@@ -18,25 +18,25 @@ from memstate.errors import ConfigurationError
 from memstate.sizes import format_bytes
 
 INSTALL = "pip install '.[mooncake]' in a checkout of memstate"
-LIBRARIES = ("libibverbs1", "librdmacm1", "libnuma1", "libcurl4", "liburing2")  # Debian's names
-P2P = "P2PHANDSHAKE"  # clients ask each other: no metadata server
-# Anything else makes the client's set-up end the process, or never end.
+LIBRARIES = ("libibverbs1", "librdmacm1", "libnuma1", "libcurl4", "liburing2")  # Debian packages
+P2P = "P2PHANDSHAKE"  # clients ask each other, without a metadata server
+# With any other text, the client's set-up ends the process or hangs.
 METADATA = re.compile(rf"{P2P}|(http|https|etcd|redis)://[^/]+.*")
 ADDRESS = re.compile(r".+:([0-9]{1,5})")
-LEAST_SEGMENT = 16 << 20  # of the client: it refuses smaller ones
+LEAST_SEGMENT = 16 << 20  # bytes; the client refuses smaller segments
 
 Client = Any  # mooncake.store.MooncakeDistributedStore
 Protocol = Literal["tcp", "rdma"]
 
 INVALID, EXISTS = -600, -705
-ABSENT = (-703, -704, -710, -712)  # being written, never written, taken away, evicted
+ABSENT = (-703, -704, -710, -712)  # codes of a record that is being written, never written, removed, evicted
 CODES = {
     -1: "INTERNAL_ERROR", -101: "SEGMENT_NOT_FOUND", -200: "NO_SPACE", INVALID: "INVALID_PARAMS", -701: "INVALID_READ",
     -702: "INVALID_REPLICA", -707: "LEASE_EXPIRED", -800: "TRANSFER_FAIL", -801: "CHECKSUM_MISMATCH",
     -900: "RPC_FAIL", -901: "RPC_TIMEOUT",
 }  # fmt: skip
 
-_set_up = threading.Lock()  # the client reads its time limits from the environment of the process
+_set_up = threading.Lock()  # one set-up at a time: the client reads time limits from the process's environment
 
 
 def name_of(code: int) -> str:
@@ -46,18 +46,18 @@ def name_of(code: int) -> str:
 
 @dataclass(frozen=True)
 class Mooncake:
-    """Says where a Mooncake store is, and what this process adds to it.
+    """Settings of a Mooncake store: where it is, and what this process adds to it.
 
     Args:
-        master: host:port of its master.
-        hostname: Name under which other machines reach this one. "": the address that reaches the master.
+        master: host:port of the store's master.
+        hostname: Name under which other machines reach this one. "": the local address of the connection to the master.
         metadata: URL of the metadata server, the same for all clients. Default: the clients ask each other.
-        protocol: "tcp" or "rdma"; the latter needs a network for it.
+        protocol: "tcp" or "rdma". "rdma" needs an RDMA network.
         device: RDMA adapters, comma-separated. "": the client looks for them.
-        segment_bytes: Host memory that this process gives to the store, 16 MiB or more. 0: it only uses others' memory.
-        buffer_bytes: The client's own buffer, which only records on a disk of the store pass through.
-        replicas: Copies of each record, on different segments.
-        timeout: Seconds in which the master must answer.
+        segment_bytes: Bytes of host memory that this process gives to the store, 16 MiB or more. 0: it gives none.
+        buffer_bytes: Bytes of the client's own buffer. Only records on a disk of the store pass through it.
+        replicas: Number of copies of each record, on different segments.
+        timeout: Seconds within which the master must answer.
 
     Raises:
         ConfigurationError: A setting is out of range.
@@ -78,7 +78,7 @@ class Mooncake:
     timeout: float = 5.0
 
     def __post_init__(self) -> None:
-        looked_up = isinstance(self.master, str) and "://" in self.master  # one of several masters, found by the client
+        looked_up = isinstance(self.master, str) and "://" in self.master  # the client finds one of several masters
         for name in ("master", "hostname", "metadata"):
             address = getattr(self, name)
             if not isinstance(address, str) or not (address or (name == "hostname" and not looked_up)):
@@ -107,10 +107,10 @@ def connect(settings: Mooncake) -> tuple[Client, Any]:
     """Sets up a client.
 
     Returns:
-        The client, and how it keeps records.
+        The client, and its configuration for writes of records.
 
     Raises:
-        ConfigurationError: The client is not installed, an address does not answer, or it refuses the settings.
+        ConfigurationError: The client is not installed, an address does not answer, or the client refuses the settings.
     """
     try:
         module = importlib.import_module("mooncake.store")
@@ -140,13 +140,13 @@ def connect(settings: Mooncake) -> tuple[Client, Any]:
 
 def _answers(what: str, address: str, timeout: float) -> str:
     """Connects to an address, and returns the local address of the connection."""
-    found = ADDRESS.fullmatch(address)
-    if not found or int(found[1]) > 65535:
+    parts = ADDRESS.fullmatch(address)
+    if not parts or int(parts[1]) > 65535:
         raise ConfigurationError(f"Mooncake {what} at {address}: expected host:port, such as 10.0.0.1:50051")
     try:
-        with socket.create_connection((address.rpartition(":")[0].strip("[]"), int(found[1])), timeout) as connection:
+        with socket.create_connection((address.rpartition(":")[0].strip("[]"), int(parts[1])), timeout) as connection:
             return str(connection.getsockname()[0])
-    except (OSError, ValueError) as error:  # the latter of names that are none
+    except (OSError, ValueError) as error:  # ValueError: the name of the host is not valid
         raise ConfigurationError(
             f"Mooncake {what} at {address}: {error}; expected host:port of one that runs, see docs/mooncake.md"
         ) from error
@@ -154,7 +154,7 @@ def _answers(what: str, address: str, timeout: float) -> str:
 
 @contextmanager
 def _limits(timeout: float) -> Iterator[None]:
-    """Sets the client's time limits for a master that does not answer; it tries three times to connect."""
+    """Sets the client's time limits for a master that does not answer. The client tries to connect three times."""
     limits = {"MC_RPC_TIMEOUT_MS": timeout, "MC_RPC_CONNECT_TIMEOUT_MS": timeout / 3}
     before = {name: os.environ.get(name) for name in limits}
     os.environ.update({name: str(max(1, round(1000 * seconds))) for name, seconds in limits.items()})

@@ -2,7 +2,7 @@
 
     path given by the user ─▶ folder ─▶ records-7f ─▶ a record          every arrow is one open without links
 
-Links are allowed in front of the last part of the user's path only. Knows no name of a record and no outcome.
+Only the parents in the user's path may be links, not its last part. Knows no name of a record and no outcome.
 """
 
 import errno
@@ -18,11 +18,11 @@ SHARED = "say shared=True, and who writes there can make up states"
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 DESCRIPTORS = os.open in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW") and hasattr(os, "geteuid")
 
-# Where the system has them: no link is followed, no pipe waited for, no child process inherits the file.
+# Follow no link, wait for no pipe, let no child process inherit the file. Flags that the system lacks are left out.
 FLAGS: int = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC"))
 FOLDER: int = os.O_RDONLY | FLAGS | getattr(os, "O_DIRECTORY", 0)
 READ = os.O_RDONLY | FLAGS
-CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | FLAGS  # never a file that is there already
+CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | FLAGS  # fails if the file exists
 
 
 def open_folder(path: str, shared: bool, at: int | None = None) -> int:
@@ -30,14 +30,14 @@ def open_folder(path: str, shared: bool, at: int | None = None) -> int:
 
     Args:
         path: The folder, relative to `at`.
-        shared: Whether others may own and write it.
-        at: Descriptor of the folder that it lies in.
+        shared: Whether other users may own and write to it.
+        at: Descriptor of its parent folder. None: `path` is relative to the working directory, or absolute.
 
     Returns:
-        A descriptor.
+        The descriptor of the folder.
 
     Raises:
-        OSError: It cannot be opened; EPERM where it is not safe.
+        OSError: The folder cannot be opened. EPERM: it is not safe.
     """
     descriptor = os.open(path, FOLDER, dir_fd=at)
     try:
@@ -50,17 +50,17 @@ def open_folder(path: str, shared: bool, at: int | None = None) -> int:
 
 
 def make_folder(path: str, shared: bool, at: int | None = None) -> int:
-    """Makes a folder for this user alone, whatever the umask, or opens the one that is there.
+    """Makes a folder that only this user can use, whatever the umask; or opens it if it exists.
 
     Returns:
-        A descriptor.
+        The descriptor of the folder.
     """
     made = False
     with suppress(FileExistsError):
         os.mkdir(path, PRIVATE, dir_fd=at)
         made = True
     descriptor = open_folder(path, shared, at)
-    if made and stat.S_IMODE(os.fstat(descriptor).st_mode) != PRIVATE:  # the umask took something, or a group came
+    if made and stat.S_IMODE(os.fstat(descriptor).st_mode) != PRIVATE:  # changed by the umask or a group bit
         with suppress(OSError):
             os.fchmod(descriptor, PRIVATE)
     return descriptor
@@ -68,13 +68,13 @@ def make_folder(path: str, shared: bool, at: int | None = None) -> int:
 
 @contextmanager
 def explained(path: str, shared: bool, at: int | None = None, inside: str = "") -> Iterator[None]:
-    """Turns a refused folder into a named error.
+    """Raises `UnsafeFolder` in place of an OSError of the block, if the folder is not safe.
 
     Args:
         path: The folder, relative to `at`.
-        shared: Whether others may own and write it.
-        at: Descriptor of the folder that it lies in.
-        inside: The path of `at`.
+        shared: Whether other users may own and write to it.
+        at: Descriptor of its parent folder, as for `open_folder`.
+        inside: The path of the parent folder, for the text of the error.
 
     Raises:
         UnsafeFolder: The folder is a link, no folder, or not safe.
@@ -82,49 +82,49 @@ def explained(path: str, shared: bool, at: int | None = None, inside: str = "") 
     try:
         yield
     except OSError as error:
-        found = None
+        status = None
         with suppress(OSError):
-            found = os.stat(path, dir_fd=at, follow_symlinks=False)
-        if found is None or not (why := flaw(found, shared)):
+            status = os.stat(path, dir_fd=at, follow_symlinks=False)
+        if status is None or not (why := flaw(status, shared)):
             raise
-        raise UnsafeFolder(os.path.join(inside, path), why, stat.S_IMODE(found.st_mode), found.st_uid) from error
+        raise UnsafeFolder(os.path.join(inside, path), why, stat.S_IMODE(status.st_mode), status.st_uid) from error
 
 
-def flaw(found: os.stat_result, shared: bool) -> str:
-    """Tells why a folder is not safe for records, and what to do; "" where it is."""
-    if stat.S_ISLNK(found.st_mode):
+def flaw(status: os.stat_result, shared: bool) -> str:
+    """Returns why a folder is not safe for records, and what to do; "" if it is safe."""
+    if stat.S_ISLNK(status.st_mode):
         return "a link, which is not followed: name the folder that it leads to, or take the link away"
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(status.st_mode):
         return "no folder: name another, or take it away"
-    if not shared and found.st_uid != os.geteuid():
+    if not shared and status.st_uid != os.geteuid():
         return f"another user's than this process's, {os.geteuid()}: name a folder of your own, chown it, or {SHARED}"
-    if not shared and found.st_mode & WRITABLE_BY_OTHERS:
+    if not shared and status.st_mode & WRITABLE_BY_OTHERS:
         return f"a folder that others may write to: chmod go-w, name another, or {SHARED}"
     return ""
 
 
-def is_record(found: os.stat_result, shared: bool) -> bool:
-    """Tells whether this is a regular file of this user."""
-    return stat.S_ISREG(found.st_mode) and (shared or found.st_uid == os.geteuid())
+def is_record(status: os.stat_result, shared: bool) -> bool:
+    """Returns whether a status is that of a regular file of this user, or of any user if `shared`."""
+    return stat.S_ISREG(status.st_mode) and (shared or status.st_uid == os.geteuid())
 
 
-def require_record(found: os.stat_result, shared: bool) -> None:
-    """Checks that this is a regular file of this user.
+def require_record(status: os.stat_result, shared: bool) -> None:
+    """Requires that `is_record` holds for a status.
 
     Raises:
-        OSError: It is a pipe, a device, a folder or another user's file.
+        OSError: The file is a pipe, a device, a folder or another user's file.
     """
-    if not is_record(found, shared):
+    if not is_record(status, shared):
         kinds = {stat.S_IFREG: errno.EPERM, stat.S_IFDIR: errno.EISDIR}
-        raise OSError(kinds.get(stat.S_IFMT(found.st_mode), errno.ENXIO), "no record of this user")
+        raise OSError(kinds.get(stat.S_IFMT(status.st_mode), errno.ENXIO), "no record of this user")
 
 
 @contextmanager
 def closing(descriptor: int) -> Iterator[int]:
-    """Keeps a descriptor that is only read from open for a block.
+    """Closes a descriptor at the end of a block, with `shut`. Only for descriptors that are not written to.
 
     Args:
-        descriptor: What `open_folder`, `make_folder` or `os.open` has just returned.
+        descriptor: The descriptor that `open_folder`, `make_folder` or `os.open` has just returned.
     """
     try:
         yield descriptor
@@ -133,6 +133,6 @@ def closing(descriptor: int) -> Iterator[int]:
 
 
 def shut(descriptor: int) -> None:
-    """Closes a descriptor that was only read from; a refusal means nothing then."""
+    """Closes a descriptor that was not written to. An error of `close` does not matter then, and is ignored."""
     with suppress(OSError):
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""`python -m memstate`: the command line."""
+"""Runs the command line for `python -m memstate`."""
 
 from memstate.cli.app import main
 

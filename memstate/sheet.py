@@ -194,7 +194,7 @@ class Shown:
     """Base of objects that show what they hold: as HTML in a notebook, as text with `rich.print`."""
 
     def sheet(self) -> Sheet:
-        """Returns what the object shows of itself, from what the host knows.
+        """Returns the sheet of this object, from figures that the host knows.
 
         Syncs: no.
         """

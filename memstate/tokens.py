@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from memstate.errors import InvalidArgument
 
-BYTES = 8  # of one token in a key: ids may be 64-bit hashes of images
+BYTES = 8  # bytes of one token in a key; ids may be 64-bit hashes of images
 Tokens = Sequence[int] | npt.NDArray[np.integer]
 
 

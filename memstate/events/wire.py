@@ -17,10 +17,10 @@ import msgspec
 from memstate.errors import InvalidArgument
 from memstate.salts import encode
 
-KV, STATES = 0, 1  # groups
+KV, STATES = 0, 1  # numbers of the groups
 KINDS = ("full_attention", "mamba")  # vLLM's names of the groups
 RECURRENT = frozenset(("mamba",))  # kinds of groups of which only the last block of a prefix is read
-DEVICE = "GPU"  # a medium
+DEVICE = "GPU"  # name of the medium
 SEQUENCE = 8  # bytes of the number of a batch
 END = (-1).to_bytes(SEQUENCE, "big", signed=True)  # in place of a number, at the end of an answer
 HASH_BYTES = 8  # first bytes of a digest that become the hash
@@ -82,7 +82,7 @@ Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class Batch(msgspec.Struct, array_like=True, gc=False):
-    """The events of one call.
+    """The events of one message.
 
     Attributes:
         ts: Seconds since 1970.

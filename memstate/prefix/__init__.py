@@ -1,11 +1,12 @@
 """The prefix cache: finds snapshots again by token prefix. The tree decides, the command buffer executes.
 
-tree       which prefixes have KV and which a state
-policies/  what to admit and what to evict, for states and for KV
-ranking    nodes by rank, for policies
-match      what was found for a prompt, and why it was not more
+tree       knows which prefixes have KV and which have a state
+policies/  decide which states and which KV to admit and to evict
+ranking    keeps nodes in the order of their ranks, for policies
+match      is the result of a lookup: how far it reaches, and why no further
+contents   evicts states and pages
 cache      joins these with holders, pages and the command buffer
-sessions   conversations whose states stay between their turns
+sessions   keep the states of conversations between their turns
 room       makes cached states and idle sessions make way
 """
 

@@ -317,7 +317,7 @@ class PrefixCache(Contents):
             self._clearing = True
             self.evict_states(self.states)
             nodes = [node for _, node in self.tree.walk() if not node.leases]
-            for node in reversed(nodes):  # children first
+            for node in reversed(nodes):  # children before their parents
                 if not node.ghost:
                     self._give_up(node, len(node.pages))
             self._forget(0)

@@ -131,12 +131,12 @@ class Contents(NotCopied, Shown):
 
     @property
     def state_policy(self) -> StatePolicy:
-        """The policy for states, once it knows of all requests."""
+        """The policy for states. It learns of all waiting requests first."""
         return (self.learn() if self.heard else self._policies)[0]
 
     @property
     def page_policy(self) -> PagePolicy:
-        """The policy for pages, once it knows of all requests."""
+        """The policy for pages. It learns of all waiting requests first."""
         return (self.learn() if self.heard else self._policies)[1]
 
     def hear(self, lookup: Found, tokens: int) -> None:
@@ -215,7 +215,7 @@ class Contents(NotCopied, Shown):
         if n <= 0:
             return 0
         chosen: dict[Node, None] = {}  # a policy may offer a node more than once
-        for node in self._idle(chain(self.state_policy.victims(), self.stated())):  # `stated`: what the policy skips
+        for node in self._idle(chain(self.state_policy.victims(), self.stated())):  # `stated`: nodes it skips
             chosen[node] = None
             if len(chosen) == n:
                 break
@@ -259,7 +259,7 @@ class Contents(NotCopied, Shown):
         while self._keeper.free() < goal:  # again, because evictions make leaves of parents
             if not self._give_up_leaves(self.page_policy.victims(), goal):
                 rest = [node for _, node in self.tree.walk()]
-                if not self._give_up_leaves(reversed(rest), goal):  # children first
+                if not self._give_up_leaves(reversed(rest), goal):  # children before their parents
                     break
         return self._keeper.free() - before
 
@@ -369,7 +369,7 @@ class Contents(NotCopied, Shown):
         ]
 
     def stats(self) -> PrefixStats:
-        """Returns counts since the start, and what is held now.
+        """Returns the figures of the cache: what it holds now, and counts since the start.
 
         Syncs: no.
         """

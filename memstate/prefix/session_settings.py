@@ -13,7 +13,7 @@ from memstate.errors import ConfigurationError
 class SessionLimits:
     """Limits what idle sessions keep.
 
-    Where room is short, expired sessions make way first, then sessions beyond `share`, then cached states, then the
+    If room is short, expired sessions make way first, then sessions beyond `share`, then cached states, then the
     other sessions. Among sessions, those of the lowest priority go first, and the least recently used of them.
 
     Args:
@@ -50,5 +50,5 @@ class SessionLimits:
 
 
 def is_duration(value: object) -> bool:
-    """Returns whether it is a number of seconds from 0 on that a float can hold."""
+    """Returns whether a value is a number of seconds from 0 on that a float can hold."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max

@@ -481,7 +481,7 @@ class Sessions:
 
     @property
     def held(self) -> int:
-        """Slots that idle sessions hold."""
+        """Number of slots that idle sessions hold."""
         return len(self._holdings.held["session"])
 
     def ages(self, now: float) -> tuple[float, float]:

@@ -328,7 +328,7 @@ class Tree:
                     yield waiting[-1]
 
     def miscounts(self, leased: "Counter[Node]") -> list[str]:
-        """Returns what is wrong with the counts of nodes, pages and leases.
+        """Returns a text for each wrong count of nodes, pages and leases.
 
         Args:
             leased: Node -> how many rows and sessions have a lease that ends there.

@@ -389,7 +389,7 @@ class TierManager(NotCopied, Shown):
             AgreementLost: The ranks no longer agree.
             Asleep: A state is due while the memory sleeps.
 
-        Syncs: no, except for ranks that have not agreed yet.
+        Syncs: no; several ranks wait for one that has polled less often.
         """
         if self._closed:
             return

@@ -16,13 +16,13 @@ from memstate.state.layout import MOVE_BYTES, StateLayout
 from memstate.tiers.stores.base import Bytes
 
 MAGIC, VERSION = b"memstate", 1
-DIGEST_BYTES = 32  # of a key and of a fingerprint
+DIGEST_BYTES = 32  # bytes of a key and of a fingerprint
 HEADER_UNIT = 64  # bytes of which the size of a header is a multiple
 Kind = Literal["state", "kv"]
 Flaw = Literal["", "truncated", "magic", "version", "header", "foreign", "checksum"]
 FLAWS: tuple[str, ...] = get_args(Flaw)[1:]
 
-_FIXED = struct.Struct("<8sHHI32s32sqQI")  # magic version kind header fingerprint key length body planes
+_FIXED = struct.Struct("<8sHHI32s32sqQI")  # fields: magic version kind header fingerprint key length body planes
 _SIZE_AT = 12  # byte at which `_FIXED` has the size of the header
 _NUMBER = struct.Struct("<I")
 _KINDS: dict[str, int] = {"state": 1, "kv": 2}

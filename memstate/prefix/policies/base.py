@@ -27,7 +27,7 @@ class Place(NamedTuple):
 
 
 class Policy:
-    """A policy of one prefix cache, because it remembers that cache's nodes."""
+    """Base of policies. A policy belongs to one prefix cache, because it remembers nodes of this cache."""
 
     _cache: "ref[object] | None" = None
 
@@ -59,7 +59,7 @@ class StatePolicy(Policy, ABC):
     remembers: ClassVar[bool] = False
 
     def pages(self) -> "PagePolicy | None":
-        """Returns the policy for pages that goes with this one, None for any."""
+        """Returns the policy for pages that goes with this one, None if any will do."""
         return None
 
     @abstractmethod
@@ -70,8 +70,8 @@ class StatePolicy(Policy, ABC):
         """Hears of a prompt.
 
         Args:
-            node: The deepest node that the prompt goes all the way through, or a root.
-            pages: Pages of the prompt.
+            node: The deepest node whose end the prompt reaches, or a root.
+            pages: Number of whole pages of the prompt.
         """
 
     def admits(self, place: Place) -> bool:

@@ -1,1 +1,1 @@
-"""Host memory: records by key, and the transfers between them and slots."""
+"""Holds records in host memory by key, and moves them to and from slots."""

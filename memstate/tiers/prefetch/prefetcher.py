@@ -146,7 +146,7 @@ class Prefetcher:
 
     @property
     def idle(self) -> bool:
-        """Whether `poll` has nothing to do. Ranks that agree are idle together."""
+        """Whether `poll` has nothing to do. Of several ranks, all are idle or none."""
         return not self._fetches and self._votes is None and not self._running and self._told.idle
 
     def poll(self) -> None:

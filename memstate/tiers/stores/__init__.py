@@ -1,4 +1,4 @@
-"""Stores, where records outlive the process: files, Mooncake, or any class with the methods of `Store`."""
+"""Stores keep records beyond the life of a process: files, Mooncake, or any class with the methods of `Store`."""
 
 from memstate.tiers.stores.base import Outcome, Store
 from memstate.tiers.stores.file import FileStore

@@ -21,7 +21,7 @@ NESTED = 8  # levels of tuples in a salt, at most
 PARTS = 1000  # parts of a salt at most, tuples included
 LONGEST_KIND = 64  # characters of the kind of a request, at most
 SHOWN = 200  # characters of a value in a message, at most
-SHORT = Repr()  # shows collections to four levels of six parts: nested shared parts would make a text of any length
+SHORT = Repr()  # cuts collections at four levels of six parts: a part that is nested many times is shown each time
 SHORT.maxlevel, SHORT.maxstring, SHORT.maxother = 4, SHOWN, SHOWN
 
 

@@ -104,7 +104,7 @@ class StaleHandle(MemstateError):
     Args:
         what: the handle, as text.
         generation: the number that the handle has.
-        now: the number that the same place has now.
+        now: the present number of the same row or register, or of the newest step; 0 for a session.
         why: why the handle is stale; "" for the usual reasons.
     """
 

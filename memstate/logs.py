@@ -57,13 +57,13 @@ def event(log: logging.Logger, level: int, name: str, **fields: Any) -> None:
 
 @dataclass
 class Line:
-    """A line that waits for the end of its minute.
+    """The events of one kind in the minute after one was written: they become one line when the minute is over.
 
     Attributes:
-        level: Level of its events.
-        name: Name of its events.
-        until: When the line is due, in seconds of the clock.
-        times: Number of events that the line stands for.
+        level: Level of the events.
+        name: Name of the events.
+        until: End of the minute, in seconds of the clock.
+        times: Number of events so far. With 0, no line is written.
         fields: Fields of the last event, or the sums over all events.
     """
 
@@ -130,11 +130,11 @@ class Repeats:
 
     @property
     def idle(self) -> bool:
-        """Whether no line waits, so that `write_due` has nothing to do."""
+        """Whether no kind of event has its minute running, so that `write_due` has nothing to do."""
         return not self._lines
 
     def write_due(self, now: float | None = None) -> None:
-        """Writes the lines whose minute is over. It costs nothing if no line waits.
+        """Writes the lines whose minute is over. It costs nothing if no minute is running.
 
         Args:
             now: the time in seconds; infinity for all lines. None: the time of the clock.

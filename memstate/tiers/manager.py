@@ -443,7 +443,7 @@ class TierManager(NotCopied, Shown):
                         self._save_all([node])
 
     def _save_all(self, nodes: Sequence[Node]) -> None:
-        """Copies states to host memory and on to storage, and waits for all of it."""
+        """Copies states to host memory and on to storage, and waits until all are written."""
         while nodes:
             nodes = nodes[self.host.save(nodes, ahead=True) :]
             self._write_all()

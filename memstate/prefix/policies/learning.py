@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 Table = list[list[float]]
 Hazards = NDArray[np.float64]
 
-SHRINKAGE = 8.0  # hits of a class from which its own figures outweigh those of all classes
+SHRINKAGE = 8.0  # hits that a class needs before its own figures outweigh the pooled ones
 PRIOR = 0.2  # hazard of each age before anything is known; the same in all octaves is a rate of 1/age, like LRU
 OLDEST = 2**14  # requests; beyond them a state counts as never asked for
 EDGES = [0, *(2**octave for octave in range(OLDEST.bit_length() - 1))]  # requests at which each age begins

@@ -123,12 +123,12 @@ class Fetch:
         self, number: int, tokens: int, keys: list[bytes], covered: int, kv_pages: int, reservation: Reservation,
         began: float,
     ) -> None:  # fmt: skip
-        self.number, self.pages = number, len(keys)  # pages: bits of a vote; it stays, even if `keys` is cut
+        self.number, self.pages = number, len(keys)  # pages: number of bits of a vote, even after `keys` is cut
         self.tokens, self.keys, self.covered, self.kv_pages = tokens, keys, covered, kv_pages
         self.reservation, self.began = reservation, began
         self.phase, self.length, self.why = Phase.ASKING, covered, ""
         self.outcome: End | None = None
-        self.missing = tokens - covered  # tokens at the start; it stays
+        self.missing = tokens - covered  # tokens to gain, as of the start
         self.stop = False  # whether this rank wants to stop the prefetch
         self.over = False  # whether threads need not go on
         self.vote: Bits | None = None

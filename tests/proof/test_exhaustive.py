@@ -1,4 +1,4 @@
-"""Every schedule of a few calls on a small manager; see `tests/proof/exhaustive`. `make proof` tries longer ones."""
+"""Tries every schedule of a few calls on a small manager; `make proof` tries longer ones."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from tests.proof.exhaustive.world import CASES, World
 from tests.proof.stateful.operations import NO_LIMIT
 from tests.support.sources import ROOT
 
-# One row of PingPong takes 3 of the 5 slots, so there are few states. The short ones differ little from the others.
+# PingPong goes deeper: one row takes 3 of the 5 slots, so there are few states. SHORT cases differ little from others.
 SHORT = (
     "Redirect, pages of 2", "Redirect, copied hits", "Redirect, in place", "Redirect, rows and a grid",
     "LazyPingPong, skipping",
@@ -26,20 +26,20 @@ CALLS = {
 
 @pytest.fixture(autouse=True)
 def poison() -> None:
-    """Instead of that of all tests: the model poisons slots itself, and watches the poison."""
+    """Replaces the fixture of all tests, because the model poisons slots itself."""
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("case", CASES)
 def test_no_schedule_reaches_a_wrong_state(case: str) -> None:
     depth = DEPTHS.get(case, 2)
-    found = Search(case, CASES[case]).run(depth, 600)
-    assert not found.difference, found.difference
-    assert found.depth == depth and found.transitions > found.states > 50
+    result = Search(case, CASES[case]).run(depth, 600)
+    assert not result.difference, result.difference
+    assert result.depth == depth and result.transitions > result.states > 50
     more = {"draft"} if CASES[case].tail else set()
     if more and depth > 1:
         more |= {"accept"} | ({"sample"} if CASES[case].overlap else set())
-    assert set(found.calls) == CALLS | more
+    assert set(result.calls) == CALLS | more
 
 
 def test_a_checkpoint_brings_a_state_back() -> None:
@@ -66,8 +66,8 @@ def test_states_that_differ_in_numbers_only_have_one_name() -> None:
 
 def test_a_wrong_rule_is_told_with_the_shortest_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memstate.slots.commands.CommandBuffer.fence", lambda buffer, registers, unwritten=None: None)
-    found = Search("no fence", CASES["Redirect"]).run(3, 60)
-    assert "slot" in found.difference and found.difference.count("\n") >= 3, found
+    result = Search("no fence", CASES["Redirect"]).run(3, 60)
+    assert "slot" in result.difference and result.difference.count("\n") >= 3, result
 
 
 @pytest.mark.proof

@@ -1,7 +1,7 @@
-"""Random programs of every operation of a manager, valid and not, against a plain model of the rules.
+"""Compares random programs of all operations of a manager, valid and invalid, with a plain model of the rules.
 
-After each operation registers, labels, bitmap, counters, columns, page table, step vectors, counts and every byte of
-memory are what the model says; see `tests/proof/stateful`. MEMSTATE_SEED is the first seed. MEMSTATE_PROOF=1 runs more
+Each operation is followed by a comparison of registers, labels, bitmap, counters, columns, page table, step vectors,
+counts and every byte of memory; see `tests/proof/stateful`. MEMSTATE_SEED is the first seed. MEMSTATE_PROOF=1 runs more
 programs; `python -m tests.proof.stateful` runs as many as you like.
 """
 
@@ -31,14 +31,14 @@ from tests.support.sampling import PROOF
 SEED = int(os.environ.get("MEMSTATE_SEED", "1"))
 PROGRAMS = 12 if PROOF else 2
 STRATEGIES = ("none", "ping-pong", "lazy", "redirect")
-# AgreementLost takes a second rank.
+# all errors except AgreementLost, which needs a second rank
 ERRORS = {"InvalidArgument", "StaleHandle", "OutOfSlots", "OutOfRows", "OutOfPages", "Asleep", "ConfigurationError"}
 numbers = st.integers(0, LARGEST - 1)
 
 
 @pytest.fixture(autouse=True)
 def poison() -> None:
-    """Instead of that of all tests: these poison slots themselves, and watch the poison."""
+    """Replaces the fixture of all tests, because these programs poison slots themselves."""
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
@@ -72,8 +72,8 @@ def test_programs_that_hypothesis_finds_follow_the_rules(drawn: int, operations:
 
 
 def test_programs_use_every_public_operation_and_see_every_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    # tests/proof/injection, engine/test_streams.py, requests/test_reorder.py, tiers/test_prefetch_stops.py,
-    # engine/test_tails.py, prefix/test_prefix_wants.py, prefix/test_session_forks.py
+    # These calls have tests of their own: tests/proof/injection, engine/test_streams.py, requests/test_reorder.py,
+    # tiers/test_prefetch_stops.py, engine/test_tails.py, prefix/test_prefix_wants.py, prefix/test_session_forks.py
     elsewhere = {"recover", "use_stream", "reorder", "wait", "sheet", "keep_path", "snapshot_at"}
     public = {(of, name) for of in (ms.StateManager, ms.tiers.TierManager, DeviceCalls, SessionCalls)
               for name, _ in inspect.getmembers(of, inspect.isfunction)
@@ -98,7 +98,7 @@ def test_programs_use_every_public_operation_and_see_every_error(monkeypatch: py
     assert set(errors) == ERRORS
 
 
-# Mutants that the programs must notice as well as the test that each of them names.
+# mutants that the programs must notice, besides the test that each mutant names
 SEEN = (
     "a superseded lane is not released",
     "a settle believes the plan of an overlapped step",
@@ -123,8 +123,8 @@ SEEN = (
     "states at marks of an ended row stay",
     "a state at a mark is handed out before its step",
 )
-SEEDS = {"a register twice in one phase": 14}  # of mutants that the first programs do not meet
-LIMIT = 120.0  # seconds
+SEEDS = {"a register twice in one phase": 14}  # first seed for mutants that the usual programs do not notice
+LIMIT = 120.0  # seconds for one mutant
 
 
 @pytest.fixture(scope="module")

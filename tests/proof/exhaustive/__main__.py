@@ -1,10 +1,10 @@
-"""Tries all schedules of calls, as deep as told or as time allows:
+"""Tries all schedules of calls on a small manager, up to a depth or a time limit:
 
     python -m tests.proof.exhaustive [--depth 4] [--seconds 600] [--workers 2] [WORD ..]
 
 Prints a line for each case. Depth is the number of calls up to which all schedules were tried, from an empty manager
-and from three busy ones. Where a state is wrong it prints the shortest schedule and ends with 1.
-A WORD chooses cases by name.
+and from three busy ones. If a state is wrong, prints the shortest schedule to it, and ends with 1.
+A WORD chooses the cases whose names contain it.
 """
 
 import argparse
@@ -31,16 +31,16 @@ def main() -> int:
     seconds = chosen.seconds or (DEEP if chosen.depth else 600.0)
     depth = DEEP if chosen.depth is None else chosen.depth
     share = seconds * min(chosen.workers, len(cases)) / max(1, len(cases))
-    began, all_found = time.monotonic(), []
+    began, results = time.monotonic(), []
     print(f"{'case':28}{'depth':>7}{'states':>10}{'transitions':>13}{'seconds':>9}  differences")
     with ProcessPoolExecutor(chosen.workers, multiprocessing.get_context("spawn")) as pool:
         for future in as_completed([pool.submit(work, case, depth, share) for case in cases]):
-            all_found.append(one := future.result())
+            results.append(one := future.result())
             print(f"{one.case:28}{one.depth:7}{one.states:10}{one.transitions:13}{one.seconds:9.1f}  "
                   f"{int(bool(one.difference))}", flush=True)  # fmt: skip
-    wrong = [one.difference for one in all_found if one.difference]
-    print(f"{'all':28}{min((one.depth for one in all_found), default=0):7}{sum(one.states for one in all_found):10}"
-          f"{sum(one.transitions for one in all_found):13}{time.monotonic() - began:9.1f}  {len(wrong)}")  # fmt: skip
+    wrong = [one.difference for one in results if one.difference]
+    print(f"{'all':28}{min((one.depth for one in results), default=0):7}{sum(one.states for one in results):10}"
+          f"{sum(one.transitions for one in results):13}{time.monotonic() - began:9.1f}  {len(wrong)}")  # fmt: skip
     print(*wrong, sep="\n")
     return bool(wrong)
 

@@ -1,7 +1,8 @@
-"""Takes everything that a manager knows, and puts it back into the same objects.
+"""Keeps everything that a manager knows, and puts it back into the same objects.
 
-A manager refuses copies, so the search goes back in place: it walks from one object to all that it refers to, and
-keeps the contents of dictionaries, lists, arrays and tensors. It knows no class of the library, so it misses no field.
+A manager refuses copies, so the search restores it in place. A checkpoint walks from one object to all that it refers
+to, and keeps the contents of dictionaries, lists, arrays and tensors. It has no list of classes or fields, so it misses
+no field.
 """
 
 from array import array
@@ -20,26 +21,26 @@ import torch
 from memstate.kernels.dispatch import Backend
 from memstate.state.layout import StateLayout
 
-# They never change, or, as the counts of a backend, no decision depends on them.
+# types that never change, or that, like the counts of a backend, no decision depends on
 FIXED = (
     str, int, float, bytes, slice, type(None), type, Enum, np.generic, torch.dtype, torch.device, FunctionType,
     MethodType, BuiltinFunctionType, ModuleType, ReferenceType, Backend, StateLayout, count, Logger,
-    memoryview,  # of an array that is put back
+    memoryview,  # its array is kept
 )  # fmt: skip
-_fixed: set[type] = set(FIXED) | {bool}  # classes that were met, to ask once for each
+_fixed: set[type] = set(FIXED) | {bool}  # FIXED and their subclasses met so far; saves isinstance
 
 
 class Checkpoint:
-    """The contents of all objects that `root` refers to, as they are now."""
+    """The present contents of all objects that `root` refers to."""
 
     def __init__(self, root: object) -> None:
         self._fields: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
-        self._lists: list[tuple[Any, Any]] = []  # and arrays of the standard library
+        self._lists: list[tuple[Any, Any]] = []  # lists, bytearrays and arrays of the standard library
         self._others: list[tuple[Any, Callable[[Any], None], Any]] = []  # deques and sets
         self._slots: list[tuple[object, dict[str, Any]]] = []  # objects without a dictionary
         self._arrays: list[tuple[Any, Any]] = []
-        self.seen: dict[int, object] = {}  # by identity; keeps what is new from being collected
-        self._tensors: dict[int, tuple[Any, Any]] = {}  # by address
+        self.seen: dict[int, object] = {}  # id -> object; keeps the object alive, and so its id
+        self._tensors: dict[int, tuple[Any, Any]] = {}  # address -> (bytes of the storage, copy)
         self._walk(root)
 
     def _walk(self, root: object) -> None:
@@ -95,7 +96,7 @@ class Checkpoint:
             self._tensors[storage.data_ptr()] = whole, whole.copy()
 
     def restore(self) -> None:
-        """Puts everything back."""
+        """Puts the kept contents back into all objects."""
         for fields, kept in self._fields:
             fields.clear()
             fields.update(kept)

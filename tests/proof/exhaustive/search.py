@@ -1,4 +1,4 @@
-"""Breadth-first search over the states of one case: every schedule of a length, each distinct state once."""
+"""Searches the states of one case breadth-first: all schedules of a length, each distinct state once."""
 
 import time
 from collections import Counter
@@ -14,7 +14,7 @@ from tests.proof.stateful.settings import Settings
 
 
 class Node(NamedTuple):
-    """A state that was reached: by a move, from another one."""
+    """A state, as the move that reached it from another state."""
 
     before: "Node | None"
     move: Move
@@ -22,9 +22,10 @@ class Node(NamedTuple):
 
 @dataclass
 class Found:
-    """What a search has seen.
+    """The result of a search.
 
-    depth: moves of the longest schedules of which all were tried; calls: how often each was made from a new state.
+    depth: all schedules of up to this number of moves were tried. states: number of distinct ones. calls: move ->
+    number of times that it was made. difference: text of the first error, with its schedule.
     """
 
     case: str
@@ -40,41 +41,41 @@ class Found:
 
 
 class Search:
-    """All schedules of one case, from an empty manager and from busy ones."""
+    """A search through all schedules of one case, from an empty manager and from busy ones."""
 
     def __init__(self, case: str, settings: Settings) -> None:
-        self.world, self.found = World(settings), Found(case)
+        self.world, self.result = World(settings), Found(case)
         self._path: list[tuple[Node | None, Checkpoint]] = [(None, Checkpoint(self.world))]
-        self._moves: list[Move] = []  # that lead to the present state
+        self._moves: list[Move] = []  # moves from the start to the present state
         self._seen: set[bytes] = set()
 
     def run(self, depth: int, seconds: float) -> Found:
         """Tries all schedules up to `depth` moves, or as deep as `seconds` allow."""
-        began, found = time.monotonic(), self.found
+        began, result = time.monotonic(), self.result
         try:
             frontier = self._starts()
             while frontier and time.monotonic() - began < seconds:
                 level: list[Node | None] = []
-                last = found.depth == depth
+                last = result.depth == depth
                 for node in frontier:
                     self._expand(node, level, last)
                     if time.monotonic() - began > seconds:
-                        return found
+                        return result
                 if last:
                     break
                 frontier = level
-                found.depth += 1
+                result.depth += 1
         except Exception as error:
             told = "\n  ".join(map(str, self._moves))
-            found.difference = f"{found.case}: {type(error).__name__}: {error}\n  {told}"
+            result.difference = f"{result.case}: {type(error).__name__}: {error}\n  {told}"
         finally:
-            found.states, found.seconds = len(self._seen), time.monotonic() - began
-        return found
+            result.states, result.seconds = len(self._seen), time.monotonic() - began
+        return result
 
     def _starts(self) -> list[Node | None]:
-        """An empty manager, and the stages of a busy one."""
+        """Returns the start nodes: None for the empty manager, and the stages of a busy one."""
         self._seen.add(name(self.world))
-        found: list[Node | None] = [None]
+        starts: list[Node | None] = [None]
         for stage in self.world.warm_up():
             node = None
             for move in stage:
@@ -82,11 +83,11 @@ class Search:
             self._moves = self._go(node)
             if (known := name(self.world)) not in self._seen:
                 self._seen.add(known)
-                found.append(node)
-        return found
+                starts.append(node)
+        return starts
 
     def _expand(self, node: Node | None, level: list[Node | None], last: bool) -> None:
-        """Ends everything from a state; unless it is one of the last, makes each move from it first."""
+        """Makes each move from a state, unless it is of the last level; then ends everything from the state."""
         world, seen = self.world, self._seen
         self._moves = self._go(node)
         if not last:
@@ -94,7 +95,7 @@ class Search:
             for move in list(world.moves()):
                 self._moves.append(move)
                 refused = world.apply(move)
-                self.found.calls[move[0]] += 1
+                self.result.calls[move[0]] += 1
                 after = name(world)
                 if refused and after != before:
                     raise AssertionError("a refused call changed something")
@@ -107,7 +108,7 @@ class Search:
         world.end()
 
     def _go(self, node: Node | None) -> list[Move]:
-        """Comes to a state, from the nearest one before it whose contents are still kept."""
+        """Goes to a state from its nearest predecessor with a checkpoint; returns all moves from the start to it."""
         way: list[Node] = []
         at, kept = node, {id(on): i for i, (on, _) in enumerate(self._path)}
         while id(at) not in kept:
@@ -126,14 +127,14 @@ class Search:
 
 
 def _moves(node: Node | None) -> list[Move]:
-    found: list[Move] = []
+    moves: list[Move] = []
     while node:
-        found.append(node.move)
+        moves.append(node.move)
         node = node.before
-    return found[::-1]
+    return moves[::-1]
 
 
 def work(case: str, depth: int, seconds: float) -> Found:
-    """Searches a case in a process of its own."""
+    """Searches one case in a worker process, and returns the result."""
     torch.set_num_threads(1)
     return Search(case, CASES[case]).run(depth, seconds)

@@ -1,4 +1,4 @@
-"""A name for a state that leaves out what no rule depends on."""
+"""Names the state of a manager and its model, without the numbers on which no rule depends."""
 
 from hashlib import blake2b
 from marshal import dumps
@@ -11,10 +11,10 @@ from tests.support import inside, owners
 
 
 def name(world: World) -> bytes:
-    """The same for states that differ only in the numbers of rows, holders and slots, or in counts since the start.
+    """Returns a digest that is equal for states which differ only in numbers of rows, holders and slots, or in counts.
 
-    Rows and holders are put in order by what can be said of them without a number. Equal ones keep their order, so
-    that some equal states have two names; different states never share one.
+    Rows and holders are sorted by their properties without the numbers. Rows with equal properties keep their order, so
+    some equal states have two names; different states never share a name.
     """
     mem, model = world.mem, world.model
     file, commands, held = inside.registers(mem), inside.commands(mem), inside.registers(mem).held.tolist()
@@ -50,7 +50,7 @@ def name(world: World) -> bytes:
             state = (*state, len(one.tail), model.tails[at] == one.tail)
             if tailed:
                 newest, place_of = model.columns["newest"][at], model.vectors[0].tolist()
-                told = int(model.of_tails[4, place_of.index(at)]) if newest else 0  # what the next plan counts
+                told = int(model.of_tails[4, place_of.index(at)]) if newest else 0  # counted by the next plan
                 state = (*state, one.pending, one.newest, model.columns["pending"][at], newest, told)
         steps = tuple(
             next(
@@ -68,7 +68,7 @@ def name(world: World) -> bytes:
     rank = {at: i for i, at in enumerate(numbers)} | {0: -1}
     ordered = [REGISTERS_PER_ROW * at + part for at in numbers for part in range(REGISTERS_PER_ROW)] + holders
     index = {at: i for i, at in enumerate(ordered)}
-    # which slots hold equal bytes, and what a coming forward uses
+    # equal: slots with equal bytes share a number; columns: slots that a coming forward uses
     first_seen: dict[Any, int] = {}
     equal = [first_seen.setdefault(texts[slots[at]], i) for i, at in enumerate(ordered) if slots[at]]
     owner = {slots[at]: i for i, at in enumerate(ordered)} | {0: -1}
@@ -88,15 +88,15 @@ def name(world: World) -> bytes:
 
 
 def _queued(entry: Any, sent: int, index: dict[int, int], rank: dict[int, int], file: Any) -> list[Any]:
-    """A packet in two parts: its first `sent` changes do not wait."""
+    """Returns the changes of a packet in two parts: the first `sent` changes, which do not wait, and the others."""
     assert isinstance(entry, Packet)
     parts = entry.operations[:sent], entry.operations[sent:]
     return [_changes(part, index, rank, file) for part in parts]
 
 
 def _changes(operations: list[Any], index: dict[int, int], rank: dict[int, int], file: Any) -> list[Any]:
-    """What recorded changes do, without numbers. Their order is that of the phases; a cell keeps its last value."""
-    found: set[tuple[Any, ...]] = set()
+    """Returns recorded changes without numbers, sorted as within a phase; a cell keeps its last value."""
+    changes: set[tuple[Any, ...]] = set()
     cells: dict[int, int] = {}
     for section, first, second, _ in operations:
         for one, two in zip(first, second, strict=True):
@@ -104,8 +104,8 @@ def _changes(operations: list[Any], index: dict[int, int], rank: dict[int, int],
                 cells[one] = two
             else:
                 one, two = (index.get(code, code) if code >= 0 else -2 - rank[ROW_CODE - code] for code in (one, two))
-                found.add((section, one, two if section in (MOVES, DATA) else 0))
-    return [sorted(found), sorted(_cell(*pair, index, rank, file) for pair in cells.items())]
+                changes.add((section, one, two if section in (MOVES, DATA) else 0))
+    return [sorted(changes), sorted(_cell(*pair, index, rank, file) for pair in cells.items())]
 
 
 def _cell(cell: int, value: int, index: dict[int, int], rank: dict[int, int], file: Any) -> tuple[Any, ...]:

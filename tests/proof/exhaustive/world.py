@@ -1,4 +1,4 @@
-"""A small manager beside the model of `tests/proof/stateful`: what a caller may call next, and what a call does."""
+"""Drives a small manager beside the model of `tests/proof/stateful`: lists the allowed calls, and makes them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,11 +14,11 @@ from tests.proof.stateful.operations import NO_LIMIT, Operations
 from tests.proof.stateful.settings import Digits, Settings
 
 ROWS, SLOTS, EVERY = 3, 5, 2
-LONGEST = 7  # tokens of a row: three boundaries, and one token more
+LONGEST = 7  # tokens of a row: three boundaries and one token
 NOTHING = Digits(0)
 
-Move = tuple[Any, ...]  # the name of a method of `World`, and its arguments
-Batch = Sequence[tuple[int, int]]  # row and tokens
+Move = tuple[Any, ...]  # (name of a method of `World`, *arguments)
+Batch = Sequence[tuple[int, int]]  # (row, number of tokens) each
 
 
 def case(strategy: str, overlap: bool = True, **more: Any) -> Settings:
@@ -50,13 +50,13 @@ CASES = {
 
 
 class Caller(Operations):
-    """Feeds each row its own number again and again, so that states of equal length are equal."""
+    """Feeds each row one token of its own again and again, so that its states of equal length are equal."""
 
     def feed(self, row: Row, length: int, n: int) -> list[int]:
         return [row.taste] * n
 
     def number(self, handles: Sequence[ms.Row]) -> list[ms.Row]:
-        """Gives new rows the lowest number that no token has."""
+        """Gives new rows, as their token, the lowest number that no other row or kept state has; returns the rows."""
         for handle in handles:
             tenants = [entry.row for flight in self.flights for entry in flight.planned.entries if entry.row]
             tenants += [row for row in self.handles.values() if row is not self.handles[handle]]
@@ -67,9 +67,10 @@ class Caller(Operations):
 
 
 class World:
-    """One case under test. Each public method is a move; a move that is refused changes nothing, and returns False.
+    """One case under test.
 
-    to_run: the step whose forward is to come.
+    Each call of a method that `moves` names is a move; a refused move changes nothing, and returns False. to_run: the
+    step whose forward has not run.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -77,10 +78,10 @@ class World:
         self.mem, self.model = self.at.mem, self.at.model
         self.to_run: Flight | None = None
 
-    # What a caller may do now
+    # The moves
 
     def moves(self) -> Iterator[Move]:
-        """All calls that are allowed, with every argument that matters."""
+        """Yields all allowed calls, with every argument that makes a difference."""
         model, at = self.model, self.at
         if self.to_run:
             yield ("forward",)
@@ -117,14 +118,14 @@ class World:
                 yield from (("accept", accepted, over) for accepted in product(*counts))
 
     def _sampling(self, newest: Flight) -> Iterator[Move]:
-        """Every number of accepted tokens, which the device has to be told of before the next plan."""
+        """Yields each number of accepted tokens that a sampler may write before the next plan."""
         if self.at.settings.overlap and newest.planned.drafted and not newest.written:
             entries = newest.planned.entries
             counts = [range(entry.certain, len(entry.tokens) + 1) for entry in entries]
             yield from (("sample", accepted) for accepted in product(*counts))
 
     def _planning(self) -> Iterator[Move]:
-        """Every batch, with every number of tokens that matters."""
+        """Yields plans of every batch, with every number of tokens that makes a difference."""
         if (flights := self.at.flights) and flights[-1].planned.drafted and not flights[-1].written:
             return
         running = [number for number, row in self.model.rows.items() if not row.finished]
@@ -138,7 +139,7 @@ class World:
                     yield "replay", tuple((row, self._tokens(row)[-1]) for row in rows), NO_LIMIT
 
     def _drafted(self, batch: Batch) -> Iterator[Move]:
-        """The same with drafts: all tokens, or all but one, or one row's alone."""
+        """Yields plans of a batch with drafts: all tokens, all but one of each row, or those of the first row alone."""
         most = self.at.settings.tail
         if all(0 < n <= most for _, n in batch):
             every = [n for _, n in batch]
@@ -148,14 +149,14 @@ class World:
                     yield "draft", batch, drafts
 
     def _tokens(self, row: int) -> list[int]:
-        """One token, and all up to the next boundary; none, where some are pending."""
+        """Returns the numbers of tokens to plan: 1, those up to the next boundary, and 0 if some may be pending."""
         one, every = self.model.rows[row], self.at.settings.every
         length = len(self.model.text_of(one))
         none = {0} if one.pending or self.model.unsure(one) else set[int]()
         return [n for n in sorted({1, every - length % every} | none) if length + n <= LONGEST]
 
     def _batches(self, batch: Batch) -> Iterator[Move]:
-        """A batch; in every order of the rows that claim slots, if these are too few; and without any claim."""
+        """Yields plans of a batch: with every order of claiming rows if slots are short, and with no claim allowed."""
         late = any(self.model.unsure(self.model.rows[row]) for row, _ in batch)
         first = [(row, n) for row, n in batch if self.model.needs(self.model.rows[row], n, most=late)]
         rest = [one for one in batch if one not in first]
@@ -164,13 +165,13 @@ class World:
         if first:
             yield "plan", (*first, *rest), 0
 
-    # What a call does
+    # The calls
 
     def apply(self, move: Move) -> bool:
-        """Makes a move and compares everything. Returns whether it was refused."""
+        """Makes a move and compares both sides. Returns whether the move was refused."""
         name, *arguments = move
         refused = getattr(self, name)(*arguments) is False
-        if name not in ("plan", "replay", "draft"):  # which end with a look
+        if name not in ("plan", "replay", "draft"):  # these three end with a look
             self.at.look()
         return refused
 
@@ -199,13 +200,13 @@ class World:
         self.plan(batch, NO_LIMIT, drafts=drafts)
 
     def sample(self, accepted: Sequence[int]) -> None:
-        """The forward ends with it."""
+        """Writes the numbers of accepted tokens to the device, at the end of the forward."""
         self._close()
         self.at.flights[-1].accepted = list(accepted)
         self.at.write(self.at.flights[-1])
 
     def replay(self, batch: Batch, limit: int) -> None:
-        """A plan that launches its forward itself, as a captured graph does."""
+        """Plans a batch whose forward runs inside the plan, as in a captured graph."""
         self.plan(batch, limit, replays=True)
 
     def forward(self) -> None:
@@ -213,7 +214,7 @@ class World:
         self.to_run = None
 
     def _close(self) -> None:
-        """The forward of the open step is launched before this call, at the latest."""
+        """Runs the forward of the open step, if it has not run."""
         if self.to_run:
             self.forward()
 
@@ -265,7 +266,7 @@ class World:
         self.model.drop([self.at.snaps.pop(snap)])
 
     def end(self) -> None:
-        """Ends everything; then everything must be free."""
+        """Ends everything, and asserts that all slots are free."""
         self._close()
         self.at.end_all()
         self.submit()
@@ -275,9 +276,9 @@ class World:
     def warm_up(self) -> list[list[Move]]:
         """Makes the manager busier in stages, and returns the schedule of each.
 
-        First one or two rows at their second boundary. Then, if there are two, one of them publishes its snapshot, and
-        a third goes on from it. Then a step of all rows whose forward is to come. Where drafts can be accepted late,
-        two steps with drafts instead, the first of which is not accepted yet; a token of it is real.
+        Stage 1 has one or two rows at their second boundary. In stage 2, if there are two rows, one publishes its
+        snapshot, and a third row starts from it. Stage 3 adds a step of all rows whose forward has not run; if drafts
+        can be accepted late, it adds two steps with drafts, of which the first, with one real token, is not accepted.
         """
         moves: list[Move] = []
         stages: list[list[Move]] = []

@@ -1,4 +1,4 @@
-"""Runs random programs for long:
+"""Runs random programs of a manager beside its model, as many operations as asked for:
 
     python -m tests.proof.stateful --operations 1000000 --backend reference [--seed 1] [--workers 2] [--length 300]
 
@@ -14,11 +14,11 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
 
-CHUNK = 10  # programs a worker runs before it reports
+CHUNK = 10  # programs that a worker runs before it reports
 
 
 def positive(text: str) -> int:
-    """A number of 1 or more, or argparse says what is wrong."""
+    """Returns a number of 1 or more. Raises: argparse.ArgumentTypeError."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number}: expected 1 or more")

@@ -1,6 +1,6 @@
-"""The rules of what lies below the device: host memory, what goes from there to storage, and what comes up again.
+"""The rules of the tiers: which states and KV pages go to host memory and storage, and which come back.
 
-Knows no library and no byte. Prefetches: tests/support/model_prefetch.py.
+It uses no memstate code and has no bytes. The rules of prefetches are in tests/support/model_prefetch.py.
 """
 
 from collections import Counter, deque
@@ -17,14 +17,14 @@ from tests.support.shelves import Item, Key, Shelf
 if TYPE_CHECKING:
     from tests.proof.stateful.model import Model
 
-BATCH = 32  # records a write
-Due = list[tuple[int, Item]]  # the register or page that an item is filled from
-SHARE = 0.25  # of a shelf that writes may pin
+BATCH = 32  # records of one write
+Due = list[tuple[int, Item]]  # (register or page, the item that is filled from it)
+SHARE = 0.25  # of the records of a shelf, which writes may pin
 
 
 @dataclass(frozen=True)
 class Hit:
-    """What host memory adds: a state, and pages from `first` on."""
+    """A longer state in host memory, with the KV pages from number `first` on that the device lacks."""
 
     length: int
     first: int
@@ -34,7 +34,10 @@ class Hit:
 
 @dataclass(eq=False)
 class Way:
-    """Records on their way, by shelf. registers: of states that go to slots."""
+    """Records on their way between device and host memory, by shelf.
+
+    registers: destinations of loaded states. awaited: whether the work stream has waited for the load.
+    """
 
     parts: list[tuple[Shelf, list[Item]]]
     registers: Sequence[int] = ()
@@ -43,7 +46,10 @@ class Way:
 
 @dataclass
 class Planes:
-    """What is there by kind and key, and what goes wrong with it."""
+    """The records in storage, by kind and key, and their faults.
+
+    broken: every call fails. forgetful: storage says of every record that it has none.
+    """
 
     records: set[tuple[str, Key]] = field(default_factory=set)
     faults: dict[tuple[str, Key], str] = field(default_factory=dict)
@@ -78,47 +84,48 @@ class Below(Prefetches):
         states = Shelf("state", s.host_slots, int(s.host_slots * s.host_reserve))
         super().__init__(s.page_size, s.prefetch, pages, states, Planes())
         self.shelves = [self.states, *([self.pages] if self.pages else [])]
-        self.kv: list[list[Text | None]] = [[None] * s.page_size for _ in range(s.pages + 1)]  # what it is made of
+        # `page token`: the text that ends with each token
+        self.kv: list[list[Text | None]] = [[None] * s.page_size for _ in range(s.pages + 1)]
         self.figures: Counter[str] = Counter()
         self.loads: list[Way] = []
         self.backups: list[Way] = []
         self.due: list[tuple[Entry, Kept]] = []
         self.queue: deque[tuple[Shelf, Item]] = deque()
         self.writing: list[Job] = []
-        self.off = False  # nothing is kept
-        self.unwritten: set[int] = set()  # pages that the newest step completes
+        self.off = False  # True: evicted states are not saved
+        self.unwritten: set[int] = set()  # pages that the open step completes
 
     def keys(self, tokens: Text, salt: Hashable) -> list[Key]:
         size = self.settings.page_size
         return [(salt, tokens[: end * size]) for end in range(1, len(tokens) // size + 1)]
 
-    # What is in the engine's KV
+    # The engine's KV
 
     def of_page(self, tokens: Text) -> list[Text | None]:
-        """What the KV of the last page of these tokens is made of: of each, all tokens up to it."""
+        """Returns the texts of the last page of these tokens: for each token, all tokens up to it."""
         return [tokens[:end] for end in range(len(tokens) - self.settings.page_size + 1, len(tokens) + 1)]
 
     def lose_kv(self) -> None:
-        """Nobody's."""
+        """Makes the KV of free pages undefined."""
         for page, places in enumerate(self.kv):
             if not self.model.page_users[page]:
                 places[:] = [None] * len(places)
 
-    # Up
+    # From host memory to the device
 
-    def find(self, tokens: Text, salt: Hashable, found: Found, known: int) -> Hit | None:
-        """The longest state beyond the device's, if it is longer than what is known, with all KV in between."""
+    def find(self, tokens: Text, salt: Hashable, match: Found, known: int) -> Hit | None:
+        """Returns the longest state in host memory, with its KV, if it is longer than `known` and the device's."""
         size = self.settings.page_size
         keys = self.keys(tokens[: max(0, len(tokens) - 1)], salt)
         if not self.states.items:
             return None
-        first, reach, pages = found.kv // size, len(keys), []
+        first, reach, pages = match.kv // size, len(keys), []
         if self.pages:
             reach = first
             while reach < len(keys) and (item := self.pages.get(keys[reach])):
                 pages.append(item)
                 reach += 1
-        for end in range(reach, max(found.length, known) // size, -1):
+        for end in range(reach, max(match.length, known) // size, -1):
             if state := self.states.get(keys[end - 1]):
                 return Hit(end * size, min(first, end), state, pages[: max(0, end - first)])
         return None
@@ -157,22 +164,25 @@ class Below(Prefetches):
             self.figures[f"{shelf.kind} {way}"] += len(items)
 
     def planned(self, rows: Sequence[tuple[Row, int, int]]) -> None:
-        """(row, before, after) each: pages that the step completes hold other bytes until its forward is launched."""
+        """Notes the pages that a step completes: their bytes are wrong until its forward is launched.
+
+        rows: (row, length before the step, length after it).
+        """
         size = self.settings.page_size
         self.unwritten = {page for row, before, after in rows for page in row.pages[before // size : after // size]}
 
     def prepare(self) -> None:
-        """A packet is about to be sent."""
+        """Notes that a packet is about to be sent, which waits for all loads."""
         for load in self.loads:
             load.awaited = True
 
     def require_arrived(self, slot: int) -> None:
-        """Before memstate itself reads a slot: nothing may still be on its way there."""
+        """Asserts, before memstate itself reads a slot, that no load into it is under way."""
         for load in self.loads:
             slots = [self.model.slot.get(register) for register in load.registers]
             assert load.awaited or slot not in slots, f"slot {slot} is read before its state has arrived"
 
-    # Down
+    # From the device to host memory
 
     def added(self, entry: Entry) -> None:
         if self.settings.write == "through" and entry.state:
@@ -183,7 +193,7 @@ class Below(Prefetches):
             self.due.append((entry, entry.state))
 
     def given_up(self, entries: Iterable[Entry]) -> None:
-        """The device gives up states."""
+        """Saves states that the device gives up."""
         if not self.off:
             self.keep([entry for entry in entries if entry.uses or self.settings.write != "selective"])
 
@@ -228,7 +238,7 @@ class Below(Prefetches):
         model = self.model
         packed = {register for shelf, due in given if shelf is not self.pages for register, _ in due}
         named = any(model.named(register) for register in packed)
-        if named:  # pages do not wait
+        if named:  # the states wait for their changes, the pages do not
             self._send([(shelf, due) for shelf, due in given if shelf is self.pages])
             given = [(shelf, due) for shelf, due in given if shelf is not self.pages]
         parts = [(shelf, [item for _, item in due]) for shelf, due in given if shelf and due]
@@ -257,7 +267,7 @@ class Below(Prefetches):
                 for item in items:
                     shelf.items.remove(item)
                     shelf.give(item.record)
-                    shelf.evicted += 1  # a reset counts everything that was there
+                    shelf.evicted += 1  # a reset counts all items as evicted
 
         if named:
             model.then(Later(fill, forget), packed)
@@ -270,13 +280,13 @@ class Below(Prefetches):
         self.keep([entry for entry, state in due if (entry, state) not in self.due])
 
     def advance(self) -> None:
-        """Whatever is on its way has arrived by the time somebody looks."""
+        """Completes all loads and saves; the test waits for the real ones."""
         loads, self.loads = self.loads, []
         backups, self.backups = self.backups, []
         for way in (*loads, *backups):
             for _, items in way.parts:
                 Shelf.pin(items, -1)
-        for wanted in (self.pages, self.states):  # KV first: a state without it is of no use
+        for wanted in (self.pages, self.states):  # KV first: a state without its KV is of no use
             for shelf, items in [part for way in backups for part in way.parts if part[0] is wanted]:
                 self.enqueue(shelf, [item for item in items if shelf.get(item.key) is item])
 
@@ -289,7 +299,7 @@ class Below(Prefetches):
     # To storage
 
     def write(self) -> None:
-        """Looks after writes, and begins others."""
+        """Ends writes that are done, and begins others."""
         for job in [job for job in self.writing if job.ended]:
             self.writing.remove(job)
             Shelf.pin(job.items, -1)
@@ -316,14 +326,14 @@ class Below(Prefetches):
             self.writing.append(self.submit(job))
 
     def wait(self, jobs: Iterable[Job]) -> None:
-        """Somebody waits until they have ended."""
+        """Runs jobs to their end."""
         for job in [job for job in self.jobs if job in list(jobs) and not job.ended]:
             self.finish(job)
 
-    # What a caller does
+    # Calls
 
     def poll(self) -> None:
-        """All that moves by itself."""
+        """Does what `mem.poll` does: saves, loads, writes and prefetches go on."""
         self.write_due()
         self.advance()
         if self.settings.storing:
@@ -335,7 +345,7 @@ class Below(Prefetches):
         model.submit()
         self.due = []
         for shelf in reversed(self.shelves):
-            self.enqueue(shelf, shelf.items)  # what failed before, once more
+            self.enqueue(shelf, shelf.items)  # retries failed writes
         self._write_all()
         entries, room = list(model.stated), max(1, self.states.records // 2)
         for at in range(0, len(entries), room):

@@ -1,8 +1,8 @@
-"""The prefix cache as one list of entries, and sessions: what is kept between requests, and how it makes way.
+"""The prefix cache as one list of entries, and the sessions: what they keep between requests, and what they evict.
 
-There is no tree: every question is a search through the list. An entry says that KV is kept for its tokens, all of them
-from the start, and perhaps a state at their end. It shares the pages of the longest entry that it starts with, and has
-the rest to itself. Of the least recently used, times of uses are all that is remembered.
+There is no tree: every question is a search through the list. An entry has the KV of a text, from the first token on,
+and perhaps the state at its end. It shares the pages of the longest other entry that its text begins with. The order
+of eviction comes from the times of uses alone.
 """
 
 from collections import Counter
@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Entry:
-    """pages: ids from the start on. used: when a prompt was last followed to here, or to what was beyond. uses:
-    requests that went on from its state; last: when one did. newer: when its session had a newer one, 0 for not at all.
+    """KV of a text, with the state at its end or without.
+
+    pages: ids, from the first token on. used: time of the last prompt that matched its KV. uses: number of requests
+    that started from its state; last: time of the last of them. newer: time at which a newer state superseded its
+    state, 0 for none.
     """
 
     salt: Hashable
@@ -40,8 +43,11 @@ class Entry:
 
 @dataclass(eq=False)
 class Lease:
-    """Of a row or a session: the entry and what it begins with stay. own: entries that got their state from it,
-    with their uses from here. decoded: the last state beyond the prompt that it left."""
+    """Keeps an entry, and those that its text begins with, for a row or a session.
+
+    own: entry that got its state from this owner -> uses of the state by this owner. decoded: the last cached state
+    that the row computed beyond its prompt.
+    """
 
     entry: Entry | None
     salt: Hashable
@@ -51,9 +57,10 @@ class Lease:
 
 @dataclass
 class Found:
-    """What there is for a prompt. Lengths: of the state, of KV, and of the deepest state given up beyond the state.
+    """What the cache has for a prompt.
 
-    reached: the entry that KV was followed into.
+    tokens: of the prompt. length: tokens of the state. kv: tokens of cached KV. gone: tokens of the longest evicted
+    state, at least `length`. stated: the entry of the state. reached: the entry in which the KV ends.
     """
 
     tokens: int
@@ -64,16 +71,18 @@ class Found:
     reached: Entry | None = None
 
     def lost(self) -> tuple[int, int, int]:
-        """Tokens to compute: nobody did, a state was given up, there never was one."""
+        """Returns the tokens to compute by reason: never computed, state evicted, no state was kept."""
         return self.tokens - self.kv, self.gone - self.length, self.kv - self.gone
 
 
 @dataclass(eq=False)
 class Talk:
-    """A session. text: what its states and pages stand for, or what its turn began with; told: all that the caller said
-    of it. kept: longest first. start: tokens that the turn began with. asked: those of its prompt. parted: turns in a
-    row that started from no state of the last answer. since: when its last turn ended. turn: the number of that event.
-    closing: it closes with its turn.
+    """A session.
+
+    text: tokens that its states and pages stand for; while a turn runs, those that the turn started from. told: all
+    tokens that the caller told of it. kept: its states, longest first. own: as in `Lease`. start: tokens that the turn
+    started from. asked: tokens of the turn's prompt. parted: number of turns in a row that parted. since: time at which
+    its last turn ended; turn: number of this event. closing: it closes when its turn ends.
     """
 
     name: Hashable
@@ -98,9 +107,12 @@ class Talk:
 
 @dataclass(eq=False)
 class Start:
-    """What a new row begins with. size: tokens that pages are taken for. origin: whose state is read or copied; moved:
-    states of a session that become the row's; taken: the origin itself does. asked: wants of the request alone. hit: a
-    longer state in host memory, which is brought up first. away: the session, where it makes way for its own turn.
+    """What a new row begins with.
+
+    size: tokens that it has pages for. wants: (length, kind) of marks; asked: those that the request names. origin: the
+    snapshot or row whose state it reads or copies; taken: whether the origin's slot becomes the row's. moved: states of
+    a session that become the row's. shared: pages of its prefix. hit: a longer state in host memory, which is loaded
+    first. away: its session, if this makes way for its own turn.
     """
 
     name: object
@@ -113,7 +125,7 @@ class Start:
     talk: Talk | None = None
     moved: Sequence[Kept] = ()
     shared: Sequence[int] = ()
-    found: Found | None = None
+    match: Found | None = None
     lease: Lease | None = None
     taken: bool = False
     asked: Sequence[tuple[int, str]] = ()
@@ -122,8 +134,9 @@ class Start:
 
 
 class Cache(Ledger):
-    """Entries, leases and sessions. below: host memory and storage, where there are any. seconds: the time.
+    """Entries, leases and sessions.
 
+    below: host memory and storage. seconds: the clock of sessions. turns: number of openings and ends of turns so far.
     starting: sessions whose turn is about to begin.
     """
 
@@ -133,14 +146,14 @@ class Cache(Ledger):
 
     def clear(self) -> None:
         super().clear()
-        before = vars(self)  # what was counted stays, and the states of before are gone
+        before = vars(self)  # the figures stay; states count as evicted
         self.figures: Counter[str] = before.get("figures", Counter())
         self.figures["evicted_states"] += len(before.get("stated", ()))
         self.entries: list[Entry] = []
-        self.stated: list[Entry] = []  # those that have a state, in no order
+        self.stated: list[Entry] = []  # entries with a state, unordered
         self.leases: list[Lease] = []
         self.time = 0
-        self._attached: list[tuple[int, int]] = []  # (holder, register): recorded together
+        self._attached: list[tuple[int, int]] = []  # (holder, register) of moves that are recorded together
         self.talks: list[Talk] = []
         self.starting: list[Talk] = []
 
@@ -148,7 +161,7 @@ class Cache(Ledger):
         return [one for one in self.entries if one is not entry and one.begins_with(entry)]
 
     def before(self, entry: Entry) -> Entry | None:
-        """The longest that it goes on from."""
+        """Returns the longest other entry whose text begins the text of this one."""
         shorter = [one for one in self.entries if one is not entry and entry.begins_with(one)]
         return max(shorter, key=lambda one: len(one.tokens), default=None)
 
@@ -157,7 +170,7 @@ class Cache(Ledger):
         return entry.pages[len(before.pages) :] if before else entry.pages
 
     def own_size(self, entry: Entry) -> int:
-        """Pages' worth of tokens, whoever manages pages."""
+        """Returns the number of pages that an entry does not share, even if memstate manages no pages."""
         before = self.before(entry)
         return (len(entry.tokens) - (len(before.tokens) if before else 0)) // self.settings.page_size
 
@@ -168,7 +181,7 @@ class Cache(Ledger):
         return next((one for one in self.entries if one.salt == salt and one.tokens == tokens), None)
 
     def reach(self, tokens: Text, salt: Hashable) -> int:
-        """How many of the tokens, in whole pages, have KV."""
+        """Returns how many of the tokens have cached KV, in whole pages."""
         most = 0
         for entry in self.entries:
             if entry.salt == salt:
@@ -179,11 +192,11 @@ class Cache(Ledger):
         return most
 
     def within(self, tokens: Text, salt: Hashable) -> list[Entry]:
-        """Those that begin with these tokens."""
+        """Returns the entries whose texts begin with these tokens."""
         return [one for one in self.entries if one.salt == salt and one.tokens[: len(tokens)] == tokens]
 
     def find(self, tokens: Text, salt: Hashable) -> Found:
-        """The last token is computed in any case."""
+        """Returns what the cache has for a prompt; the last token of the prompt is always computed."""
         head = tokens[: self.floor(max(0, len(tokens) - 1))]
         kv = self.reach(head, salt)
         inside = [one for one in self.entries if one.salt == salt and head[: len(one.tokens)] == one.tokens]
@@ -198,38 +211,39 @@ class Cache(Ledger):
         return sum(not self.pins[one.state.register] for one in self.stated if one.state)
 
     def prefix_stats(self) -> dict[str, int]:
-        """As the manager's own figures name them."""
-        ours = self.entries if self.settings.pages else []  # else KV is the caller's
+        """Returns the statistics of the cache under the names that `mem.stats()` has."""
+        ours = self.entries if self.settings.pages else []  # without pages, the KV is the caller's
         leased, sizes = sum(self.own_size(one) for one in ours if self.leased(one)), sum(map(self.own_size, ours))
         return {"states": len(self.stated), "nodes": len(self.entries), "pages": sizes, "leased_pages": leased,
                 **self.figures}  # fmt: skip
 
     # Insertions, uses, evictions
 
-    def use(self, found: Found, lease: Lease) -> None:
-        """A request starts from what was found."""
+    def use(self, match: Found, lease: Lease) -> None:
+        """Counts a request that starts from a match, in the figures and in the order of eviction."""
         self.figures["lookups"] += 1
-        self.figures["prompt_tokens"] += found.tokens
-        self.figures["hit_tokens"] += found.length
-        for name, lost in zip(("no_sharing", "evicted", "no_snapshot"), found.lost(), strict=True):
+        self.figures["prompt_tokens"] += match.tokens
+        self.figures["hit_tokens"] += match.length
+        for name, lost in zip(("no_sharing", "evicted", "no_snapshot"), match.lost(), strict=True):
             self.figures[f"lost_{name}"] += lost
-        if found.reached in self.entries:
-            self._touch(found.reached)
-        if found.stated:
-            found.stated.uses += 1
-            if found.stated in lease.own:
-                lease.own[found.stated] += 1
-            self._rank(found.stated)
+        if match.reached in self.entries:
+            self._touch(match.reached)
+        if match.stated:
+            match.stated.uses += 1
+            if match.stated in lease.own:
+                lease.own[match.stated] += 1
+            self._rank(match.stated)
             if self.below:
-                self.below.used(found.stated)
+                self.below.used(match.stated)
 
     def _rank(self, entry: Entry, superseded: bool = False) -> None:
         self.time += 1
         entry.last, entry.newer = (entry.last, self.time) if superseded else (self.time, 0)
 
     def leaves(self, talk: Talk, length: int) -> None:
-        """A session has a newer state of so many tokens than those that it left here; 0: that is the longest of them.
-        Where its turns part, nothing comes back to what lies behind its prompt.
+        """Supersedes cached states of a session that has a newer state of `length` tokens, 0 for the longest cached.
+
+        If the last two turns parted, it supersedes those beyond the prompt instead: no turn will come back to them.
         """
         if talk.parted > 1:
             self.supersede(talk.own, lambda one: one > talk.asked)
@@ -242,7 +256,7 @@ class Cache(Ledger):
                     entry.newer = 0
 
     def supersede(self, own: dict[Entry, int], gone: Callable[[int], bool]) -> None:
-        """States of such lengths that a session left here go first, unless others have used them."""
+        """Puts states of a session first in the order of eviction, if `gone(length)` and nobody else has used them."""
         for entry in [entry for entry in own if not entry.state]:
             del own[entry]
         for entry, uses in own.items():
@@ -265,7 +279,7 @@ class Cache(Ledger):
         self.prune(lease.entry)
 
     def up(self, entry: Entry | None, length: int) -> Entry | None:
-        """What an entry begins with, no further than whole pages of the first so many tokens need."""
+        """Returns the shortest entry that has the first `length` tokens of an entry, in whole pages."""
         end = self.floor(length)
         if not entry or not end:
             return None
@@ -273,7 +287,7 @@ class Cache(Ledger):
         return min(holding, key=lambda one: len(one.tokens), default=entry)
 
     def shorten(self, lease: Lease, length: int) -> None:
-        """What is beyond the first so many tokens is not kept any longer."""
+        """Leases the first `length` tokens only, in whole pages."""
         entry, end = self.up(lease.entry, length), self.floor(length)
         longer = entry is not None and len(entry.tokens) > end
         self._move_lease(lease, self._cut(entry.tokens[:end], entry.salt) if entry and longer else entry)
@@ -285,8 +299,10 @@ class Cache(Ledger):
     def insert(
         self, row: Row, key: Text, pages: Sequence[int], register: int, mark: Kept | None, decoded: bool
     ) -> Kept | None:
-        """KV for a key of whole pages, and the state in a register of the row, 0 for none; mark: it is in a holder;
-        decoded: it lies beyond the prompt.
+        """Adds the KV of whole pages to the cache, with a state of the row; returns the cached state.
+
+        register: register of the state, 0 for none. mark: the state, if it is in a holder already. decoded: whether the
+        state lies beyond the prompt.
         """
         if not key:
             return None
@@ -308,19 +324,19 @@ class Cache(Ledger):
                 self._outlive(row.lease, kept)
             if mark and kept is not mark:
                 self.drop([mark])
-        if not mark:  # the last state of the row, or none: its lease moves once
+        if not mark:  # the last call for this row, so its lease moves once
             self._move_lease(row.lease, self._shared(self._grow(key, pages, salt), pages))
         return kept
 
     def _outlive(self, lease: Lease, newer: Kept) -> None:
-        """What a row left before, while it decoded, goes first, unless others have used it."""
+        """Puts the row's last decoded state first in the order of eviction, unless others have used it."""
         older, lease.decoded = lease.decoded, newer
         for entry in self.stated if older and older is not newer else ():
             if entry.state is older and lease.own.get(entry) == entry.uses:
                 self._rank(entry, superseded=True)
 
     def _shared(self, entry: Entry, pages: Sequence[int]) -> Entry | None:
-        """The longest entry there whose last page is the row's too; else another brought it first."""
+        """Returns the longest part of an entry whose last page is the row's; others may have cached the rest."""
         if not self.settings.pages:
             return entry
         ends = [one for one in self.entries if entry.begins_with(one) and one.pages[-1] == pages[len(one.pages) - 1]]
@@ -334,7 +350,7 @@ class Cache(Ledger):
         at = had // self.settings.page_size
         fresh = list(pages[at : len(key) // self.settings.page_size])
         self.page_users.update(fresh)
-        if end and not (end.state or end.evicted or self.beyond(end)):  # nothing happens there: it becomes longer
+        if end and not (end.state or end.evicted or self.beyond(end)):  # no state, no branch: the entry becomes longer
             end.tokens, end.pages = key, end.pages + fresh
             return end
         self.entries.append(new := Entry(salt, key, (end.pages if end else []) + fresh))
@@ -342,7 +358,7 @@ class Cache(Ledger):
         return new
 
     def _cut(self, tokens: Text, salt: Hashable) -> Entry:
-        """An entry that ends here, where there is KV."""
+        """Returns the entry of exactly these tokens, whose KV is cached; makes one if there is none."""
         if there := self.ending_at(tokens, salt):
             return there
         longer = next(one for one in self.entries if one.salt == salt and one.tokens[: len(tokens)] == tokens)
@@ -375,7 +391,7 @@ class Cache(Ledger):
         return entry.state
 
     def trim(self) -> None:
-        """As many states as there may be at most."""
+        """Evicts states down to the maximum number."""
         self.record_attached()
         if self.settings.most_states is not None:
             self.evict_states(len(self.stated) - self.settings.most_states)
@@ -385,7 +401,7 @@ class Cache(Ledger):
         self.record_moves(pairs)
 
     def evict_states(self, n: int) -> int:
-        """The states least recently used, but for those that a first step is about to read."""
+        """Evicts the n least recently used states that are not pinned, and returns how many went."""
         order = sorted(self.stated, key=lambda one: (not one.newer, one.newer or one.last))
         chosen = [one for one in order if one.state and not self.pins[one.state.register]][: max(0, n)]
         self.record_attached()
@@ -397,8 +413,10 @@ class Cache(Ledger):
         return len(chosen)
 
     def evict_pages(self, n: int) -> int:
-        """The entries least recently used that nothing goes on from and nobody leases, until n pages are free; of one
-        without a state, no more than are needed, from its end on.
+        """Evicts the least recently used entries until n pages are free, and returns how many are.
+
+        Only entries without longer ones and without a lease go. An entry without a state loses no more pages than are
+        needed, the last ones first.
         """
         self.record_attached()
         before = self.free_pages
@@ -414,7 +432,7 @@ class Cache(Ledger):
         return self.free_pages - before
 
     def plant(self, tokens: Text, salt: Hashable) -> tuple[Kept, int, list[int]]:
-        """A state from host memory: with how many pages are here already, and pages for the rest."""
+        """Adds a state from host memory. Returns it, the number of its pages that are cached already, and new pages."""
         had, fresh = self.reach(tokens, salt) // self.settings.page_size, []
         if self.settings.pages:
             free = [page for page in range(1, self.settings.pages + 1) if not self.page_users[page]]
@@ -430,7 +448,7 @@ class Cache(Ledger):
         return entry.state, had, fresh
 
     def clear_cache(self) -> None:
-        """For good: nothing below keeps it."""
+        """Evicts everything that has no lease, and saves nothing of it to host memory."""
         if self.below:
             self.below.off = True
         self.evict_states(len(self.stated))
@@ -447,7 +465,7 @@ class Cache(Ledger):
         return state
 
     def prune(self, entry: Entry | None) -> None:
-        """Ends that can serve no hit go, where they are to."""
+        """Removes an entry, and then those that it begins with, as long as none can serve a hit."""
         while entry and entry in self.entries and not (entry.state or self.beyond(entry) or self.leased(entry)):
             if self.settings.pages and (self.settings.tombstones or not entry.evicted):
                 return
@@ -467,7 +485,7 @@ class Cache(Ledger):
         return before
 
     def _shorten(self, entry: Entry, n: int) -> None:
-        """What is left is another entry, of which nothing is known but when it was used."""
+        """Cuts the last n pages off an entry; the rest is a new entry, which keeps only the time of use."""
         gone = entry.pages[-n:]
         left = Entry(entry.salt, entry.tokens[: -n * self.settings.page_size], entry.pages[:-n], entry.used)
         self.entries[self.entries.index(entry)] = left
@@ -498,12 +516,12 @@ class Cache(Ledger):
 
     @property
     def ready_to_go(self) -> int:
-        """States that make way where room is short."""
+        """Number of states that can make way when slots are short."""
         return self.evictable_states + sum(len(talk.kept) for talk in self.idle())
 
     @property
     def pages_ready_to_go(self) -> int:
-        """Pages that are free once the idle sessions are empty, and everything without a lease is gone."""
+        """Number of pages that are free once idle sessions are empty and all entries without a lease are evicted."""
         given, idle = Counter[int](), self.idle()
         given.update(page for talk in idle for page in talk.pages)
         leases = [talk.lease for talk in idle if talk.lease]
@@ -517,7 +535,7 @@ class Cache(Ledger):
         self._free(lambda: n - self.free_count, self.evict_states)
 
     def _evict_superseded(self, n: int) -> None:
-        """What has a newer one goes before anybody's session."""
+        """Evicts up to n superseded states; they go before any session makes way."""
         self.evict_states(
             min(n, sum(one.newer > 0 and not self.pins[one.state.register] for one in self.stated if one.state))
         )
@@ -530,7 +548,10 @@ class Cache(Ledger):
         self._free(lambda: n - self.free_pages, self.evict_pages)
 
     def _free(self, lacking: Callable[[], int], evict: Callable[[int], object]) -> None:
-        """Expired sessions and those beyond their share, then what is cached, then the other sessions."""
+        """Makes room until `lacking()` is 0.
+
+        Expired sessions and sessions beyond their share go first, then cached states or pages, then the other sessions.
+        """
         for everyone in (False, True):
             for talk in self.idle():
                 beyond = self.in_talks > self.settings.share * self.settings.slots
@@ -540,7 +561,7 @@ class Cache(Ledger):
             evict(max(0, lacking()))
 
     def give_way(self, talk: Talk) -> None:
-        """Whole pages become cached, the rest is free."""
+        """Empties a session: states of whole pages become cached, the others are released."""
         handed = []
         if self.settings.prefix and not self.expired(talk):
             for one in [one for one in reversed(talk.kept) if self.floor(one.length) == one.length]:
@@ -583,14 +604,14 @@ class Cache(Ledger):
                 self.give_way(talk)
 
     def surplus(self, start: Start) -> tuple[int, int]:
-        """Slots and pages that a session gives back before its turn takes any."""
+        """Returns the slots and pages that a session gives back before its turn takes any."""
         if not start.talk:
             return 0, 0
         alone = sum(self.page_users[page] == 1 for page in start.talk.pages[self._resumed(start) :])
         return len(start.talk.kept) - len(start.moved), alone
 
     def _resumed(self, start: Start) -> int:
-        """How many of a session's pages its turn goes on with."""
+        """Returns how many of a session's pages its turn keeps."""
         return self.pages_for(start.length) if start.moved else 0
 
     def give_back(self, start: Start) -> None:
@@ -609,7 +630,7 @@ class Cache(Ledger):
         talk.pages = talk.pages[:left]
 
     def begin_turn(self, row: Row, talk: Talk, start: Start) -> None:
-        """What is left of its states becomes the row's; the lease has gone to the row, or is gone."""
+        """Moves the states of a session to the row of its turn, which already has the lease."""
         assert start.prompt is not None
         if talk.lease:
             self.prune(talk.lease.entry)
@@ -623,7 +644,7 @@ class Cache(Ledger):
         self.starting = [other for other in self.starting if other is not talk]
 
     def _compare(self, talk: Talk, start: Start, prompt: Text) -> None:
-        """Whether a turn starts from what the last one answered, or says all of it; or whether it goes another way."""
+        """Counts whether a turn parts from the session's last answer."""
         pairs = zip(talk.text, prompt, strict=False) if start.salt == talk.salt else ()
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         whole = same == len(talk.text)
@@ -638,7 +659,7 @@ class Cache(Ledger):
         talk.asked = len(prompt)
 
     def to_talk(self, row: Row) -> bool:
-        """Whether a session keeps the states of a row that ends."""
+        """Says whether a session keeps the states of a row that ends."""
         talk = row.talk
         return bool(talk) and not (talk.closing or (talk.parted > 1 and self.settings.prefix))
 
@@ -680,7 +701,7 @@ class Cache(Ledger):
         self._hold_to_limit()
 
     def _whole(self, row: Row, length: int) -> bool:
-        """Whether nobody else has the page that the next tokens would be written to."""
+        """Says whether the row alone has the page to which the next tokens are written."""
         page, filled = divmod(length, self.settings.page_size)
         return not filled or not self.settings.pages or self.page_users[row.pages[page]] == 1
 

@@ -1,10 +1,10 @@
-"""What slots, registers, rows, holders and pages hold, as dictionaries and lists. Knows no rule of tracking.
+"""What slots, registers, rows, holders and pages hold, as dictionaries and lists, without the rules of tracking.
 
-Two views of registers: what the host says holds once everything recorded has been carried out (`held`, `known`,
-`free_count`), and what the device has carried out (`slot`, `label`, `free`, `columns`, `content`). `submit` takes one
-to the other, as far as nothing waits for a forward.
+There are two views of the registers. `held`, `known` and `free_count` are the host's: they count all recorded changes.
+`slot`, `label`, `free`, `columns` and `content` are the device's: they count the changes that a packet has carried out.
+`submit` sends the recorded changes that wait for no forward, and so brings the device's view up to the host's.
 
-What a slot holds is told by a text: the tokens that its state stands for.
+The content of a slot is a text: the tokens that its state stands for.
 """
 
 from collections import Counter
@@ -18,18 +18,19 @@ if TYPE_CHECKING:
 
 Text = tuple[int, ...]  # tokens
 EMPTY: Text = ()
-FILLED: Text = (-2,)  # what the forward of a step in debug mode has to store over
+FILLED: Text = (-2,)  # a canary of debug mode, which the forward has to overwrite
 
 MOVE, RELEASE, CLAIM, WRITE, DATA = range(5)  # phases of a packet, in the order they run
-State = Text | None  # of a plane in a slot; None: nobody may depend on it
+State = Text | None  # content of a plane in a slot; None: undefined
 COLUMNS = ("tracked", "source")
-OF_TAILS = ("pending", "newest")  # columns of rows with tails
+OF_TAILS = ("pending", "newest")  # columns that only rows with tails have
 
 
 class Op(NamedTuple):
-    """One change. registers: that it changes; source: register that it reads; cell, value: what it writes.
+    """One recorded change.
 
-    A negative number stands for the memory of a row.
+    registers: the registers that it changes; -row for the memory of a row. source: the register that it reads, or -row.
+    cell: column, row or register, and page number of the cell that it writes; value: the number that it writes there.
     """
 
     phase: int
@@ -41,7 +42,7 @@ class Op(NamedTuple):
 
 @dataclass(eq=False)
 class Packet:
-    """Changes that are sent together. phase: the last one that names a register."""
+    """Changes that one upload carries. phase: register -> its last phase; read: registers that copies read."""
 
     ops: list[Op] = field(default_factory=list)
     phase: dict[int, int] = field(default_factory=dict)
@@ -67,7 +68,10 @@ class Packet:
 
 @dataclass(eq=False)
 class Later:
-    """What happens among packets."""
+    """A callback between two packets of the queue.
+
+    run: called once the packets before it are carried out; forget: called instead if the queue is discarded.
+    """
 
     run: Callable[[], None]
     forget: Callable[[], None] | None = None
@@ -78,12 +82,13 @@ INT32_MAX = 2**31 - 1
 
 @dataclass(eq=False)
 class Row:
-    """One tenancy of a row; a later tenant is another object.
+    """One request in a row; the next request in the same row is another object.
 
-    text: its tokens so far. prompt: tokens to begin with; given: those that the manager was told, of a fork what it
-    shares of them; taste: says which tokens come after it. coming: lengths where states are to be kept, and why; floor:
-    the last one that was; end: the live state is for one; marks: those that the row has, ascending. pending: real
-    tokens behind its state, in its tail; newest: what its last step has put there.
+    text: all tokens so far. prompt: tokens of the prompt. given: the part of the prompt that the manager was told; for
+    a fork, what it shares of it. taste: seed of the tokens after the prompt. coming: (length, kind) of marks to come.
+    floor: length of the last mark that was kept. end: (length, kind, wanted length) of a mark whose state is still in
+    the live slot. marks: (snapshot, kind) of kept marks, ascending. pending: real tokens in the tail that the state
+    does not have. newest: tokens that the last step has put into the tail.
     """
 
     number: int
@@ -101,14 +106,14 @@ class Row:
     unsettled: int = 0
     finished: bool = False
     pages: list[int] = field(default_factory=list)
-    pin: int = 0  # register that waits for this row's first step
+    pin: int = 0  # register that this row's first step reads; it stays until then
     text: Text = ()
     prompt: Text | None = None
     given: Text = ()
     taste: int = 0
     lease: "Lease | None" = None
     talk: "Talk | None" = None
-    tail: Text = EMPTY  # what the memory of the row stands for
+    tail: Text = EMPTY  # tokens that the memory of the row stands for
 
     @property
     def live(self) -> int:
@@ -117,7 +122,7 @@ class Row:
 
 @dataclass(eq=False)
 class Kept:
-    """A snapshot in a holder. owner: as `owners` names its kind."""
+    """A snapshot in a holder. owner: "snapshot", "cached", "session" or "mark"."""
 
     register: int
     length: int
@@ -128,28 +133,32 @@ class Kept:
 
 
 class Ledger:
-    """Registers are numbered as on the device: 3r, 3r + 1, 3r + 2 belong to row r, holders follow."""
+    """Slots, registers, rows, holders and pages on both sides, host and device.
+
+    Registers are numbered as on the device: row r has 3r, 3r + 1 and 3r + 2; holders follow.
+    """
 
     def __init__(self, settings: "Settings", generations: Sequence[int]) -> None:
         self.settings = settings
         self.row_count, self.capacity = settings.row_count, settings.slots
         self.first_holder = 3 * (self.row_count + 1)
         self.register_count = self.first_holder + settings.holder_count
-        self.generation = list(generations)  # of each row, as the host counts them
+        self.generation = list(generations)  # row -> generation
         self.columns = {name: [0] * (self.row_count + 1) for name in COLUMNS + OF_TAILS}
-        self.packets = self.moving = 0  # moving: packets with data
+        self.packets = self.moving = 0  # moving: packets that carry data
         self.copied = self.zeroed = 0  # bytes
-        self.tails: list[State] = [EMPTY, *[None] * self.row_count]  # of each row
-        self.rings: list[tuple[State, ...]] = [()] * (self.row_count + 1)  # of each row; (): nobody may depend on it
+        self.tails: list[State] = [EMPTY, *[None] * self.row_count]  # row -> content of its memory
+        self.rings: list[tuple[State, ...]] = [()] * (self.row_count + 1)  # row -> content of its tail; (): undefined
         self.published = self.dropped = self.refused = self.missed = 0
         self.content: dict[str, list[State]] = {part: [EMPTY, *[None] * self.capacity] for part in settings.parts}
-        self.stirred: set[tuple[str, int]] = set()  # planes of slots that have lost a content since somebody looked
+        self.stirred: set[tuple[str, int]] = set()  # (plane, slot) that lost their content since the last `look`
         self.before_packet: Callable[[], None] = lambda: None
-        self.choose: Callable[[set[int], int], int] = lambda free, length: min(free)  # one of those that came at once
+        # Chooses a holder among those that became free at the same time.
+        self.choose: Callable[[set[int], int], int] = lambda free, length: min(free)
         self.clear()
 
     def clear(self) -> None:
-        """Every slot free and every register empty."""
+        """Makes every slot free and every register empty."""
         self.slot: dict[int, int] = {}
         self.label: dict[int, int] = {}
         self.free = set(range(1, self.capacity + 1))
@@ -166,12 +175,12 @@ class Ledger:
         self.rows: dict[int, Row] = {}
         self.kept: dict[int, Kept] = {}
         holders = range(self.first_holder, self.register_count)
-        self.free_holders = [{register} for register in holders]  # oldest first; those of one set came at once
+        self.free_holders = [{register} for register in holders]  # oldest first; a set became free at once
         self.pins: Counter[int] = Counter()
         self.page_users: Counter[int] = Counter()
 
     def discard(self) -> None:
-        """Forgets what is recorded."""
+        """Forgets all recorded changes."""
         for entry in getattr(self, "queue", ()):
             if isinstance(entry, Later) and entry.forget:
                 entry.forget()
@@ -181,7 +190,10 @@ class Ledger:
     # The fence
 
     def fence(self, slots: Iterable[int], unwritten: Iterable[int] = ()) -> None:
-        """A forward that has not been launched uses these slots, and writes the states of these registers."""
+        """Fences the registers of slots that a forward uses which has not been launched.
+
+        unwritten: registers whose states this forward stores.
+        """
         self.unwritten = set(unwritten)
         named = set(slots) - {0}
         self.fenced = {register for register, slot in self.slot.items() if slot in named}
@@ -191,9 +203,10 @@ class Ledger:
         self.fenced: set[int] = set()
         self.fencing = False
         self.unwritten: set[int] = set()
-        self.waits: tuple[int, int] | None = None  # from this entry of the queue, and this change in it, on
+        # (entry of the queue, change in it): the first change that waits for the forward
+        self.waits: tuple[int, int] | None = None
 
-    # Recording: a change that the order of phases would carry out too early begins another packet.
+    # Recording: a change begins another packet if the order of phases would carry it out too early.
 
     def _last(self) -> Packet:
         if not self.queue or isinstance(self.queue[-1], Later):
@@ -203,7 +216,7 @@ class Ledger:
         return last
 
     def _note(self, ops: Sequence[Op]) -> None:
-        """Changes that are recorded together."""
+        """Records changes of one phase into one packet, a new packet if the last one cannot take them."""
         packet = self._last()
         named = {register for op in ops for register in op.registers}
         sources = {op.source for op in ops if op.phase == DATA and op.source is not None}
@@ -217,7 +230,7 @@ class Ledger:
             packet.add(op)
 
     def record_moves(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """(target, source) each."""
+        """Records moves; pairs: (target, source) registers."""
         for target, source in pairs:
             assert target not in self.held and source in self.held
         if pairs:
@@ -227,7 +240,7 @@ class Ledger:
             self.known[target] = self.known.pop(source)
 
     def record_releases(self, registers: Iterable[int]) -> None:
-        """Those that hold nothing are skipped."""
+        """Records releases; registers without a slot are skipped."""
         registers = [register for register in registers if register in self.held]
         if registers:
             self._note([Op(RELEASE, (register,)) for register in registers])
@@ -247,11 +260,11 @@ class Ledger:
         assert self.free_count >= 0
 
     def record_write(self, column: str, row: int, value: int, at: int = 0) -> None:
-        """A cell of a column; `at`: which page of the row."""
+        """Records a write to a cell of a column. at: which page of the row, in the page table."""
         self._last().add(Op(WRITE, cell=(column, row, at), value=value))
 
     def record_labels(self, lengths: Sequence[tuple[int, int]]) -> None:
-        """(register, what its state stands for) each."""
+        """Records labels; lengths: (register, number of tokens that its state stands for)."""
         if lengths:
             self._note([Op(WRITE, (register,), cell=("label", register, 0), value=n) for register, n in lengths])
         self.known.update(lengths)
@@ -261,19 +274,19 @@ class Ledger:
             self._note([Op(DATA, (register,)) for register in registers])
 
     def record_copies(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """(target, source) each; a copy stands for what its source stands for."""
+        """Records copies of states with their labels; pairs: (target, source) registers."""
         if pairs:
             self._note([Op(DATA, (target,), source) for target, source in pairs])
         for target, source in pairs:
             self.known[target] = self.known[source]
 
     def record_rows(self, rows: Sequence[int], of: Sequence[int]) -> None:
-        """The memory of rows is fresh, or that of other rows."""
+        """Records that the memory of rows is made fresh, or is copied from the rows `of`."""
         if self.settings.tails and rows:
             self._note([Op(DATA, (-row,), -of[at] if of else None) for at, row in enumerate(rows)])
 
     def named(self, register: int) -> bool:
-        """Whether something is recorded that changes a register or reads its state, or a forward will write it."""
+        """Says whether a recorded change names or reads a register, or the fenced forward will store its state."""
         return register in self.unwritten or any(
             isinstance(entry, Packet) and entry.names(register) for entry in self.queue
         )
@@ -281,7 +294,7 @@ class Ledger:
     # Sending
 
     def submit(self) -> None:
-        """Sends what does not wait for a forward."""
+        """Sends the recorded changes that wait for no forward."""
         if not self.queue:
             self.before_packet()
         at, ops = self.waits or (len(self.queue), 0)
@@ -298,7 +311,7 @@ class Ledger:
             self.require_same()
 
     def submit_batch(self) -> tuple[bool, bool]:
-        """Sends everything, and a batch with the last packet. Returns whether that packet has changes, and data."""
+        """Sends all changes, the last packet with a batch. Returns whether this packet has changes, and data."""
         assert self.waits is None
         last = self._last()
         due, self.queue = self.queue, []
@@ -308,11 +321,14 @@ class Ledger:
         return bool(last.ops), any(op.phase == DATA for op in last.ops)
 
     def require_same(self) -> None:
-        """Nothing is recorded: the host says what the device has carried out."""
+        """Asserts that host and device agree, when no change waits."""
         assert set(self.slot) == self.held and len(self.free) == self.free_count and self.label == self.known
 
     def then(self, later: Later, reads: Iterable[int] = ()) -> None:
-        """Behind everything recorded: now, unless that waits for a forward, or the forward writes what this reads."""
+        """Runs a callback behind all recorded changes.
+
+        The callback runs now, unless a change waits for the forward, or the forward stores a state of `reads`.
+        """
         if self.waits is None and self.unwritten & set(reads):
             self.waits = len(self.queue), 0
         if self.waits is None:
@@ -322,7 +338,7 @@ class Ledger:
             self.queue.append(later)
 
     def carry_out(self, entry: "Packet | Later") -> None:
-        """Moves, releases, claims, writes, then zeros and copies."""
+        """Carries out one packet in the order of its phases, or runs a callback."""
         if isinstance(entry, Later):
             entry.run()
             return
@@ -363,7 +379,7 @@ class Ledger:
             self.copy_content(self.slot[target], self.slot[op.source], self.content)
 
     def slots_to_come(self) -> dict[int, int]:
-        """What registers hold once everything recorded has been carried out."""
+        """Returns register -> slot as it will be once all recorded changes are carried out."""
         slot, free = dict(self.slot), set(self.free)
         for entry in self.queue:
             ops = sorted(entry.ops, key=lambda op: op.phase) if isinstance(entry, Packet) else ()
@@ -377,7 +393,7 @@ class Ledger:
                     free.remove(min(free))
         return slot
 
-    # What the device does at once.
+    # Changes that the device makes at once
 
     def let_go(self, register: int) -> None:
         slot = self.slot.pop(register)
@@ -387,14 +403,14 @@ class Ledger:
         self.lose(slot)
 
     def lose(self, slot: int) -> None:
-        """What a slot holds is nobody's any more."""
+        """Makes the content of a slot undefined."""
         for part, states in self.content.items():
             if states[slot] is not None:
                 states[slot] = None
                 self.stirred.add((part, slot))
 
     def take(self, register: int) -> int:
-        """Fills an empty register with the lowest free slot."""
+        """Fills an empty register with the lowest free slot, and returns the slot."""
         assert register not in self.slot
         slot = min(self.free)
         self.free.remove(slot)
@@ -403,7 +419,7 @@ class Ledger:
         return slot
 
     def agree(self) -> None:
-        """The host says what the device has carried out: after a plan or an accept, which change both at once."""
+        """Sets the host's view to the device's, after a plan or an accept, which change both at once."""
         assert not self.queue
         self.held, self.known, self.free_count = set(self.slot), dict(self.label), len(self.free)
 
@@ -411,7 +427,7 @@ class Ledger:
         for part in parts:
             self.content[part][to] = self.content[part][of]
 
-    # Pages: lowest first, free with their last user.
+    # Pages: the lowest free one is taken first; a page is free when its last user gives it up.
 
     @property
     def free_pages(self) -> int:
@@ -424,7 +440,7 @@ class Ledger:
         return self.pages_for(length) > self.settings.pages_per_row
 
     def room(self, row: Row) -> int:
-        """Tokens that the row has pages for."""
+        """Returns the number of tokens that the row has pages for."""
         return len(row.pages) * self.settings.page_size if self.settings.pages else INT32_MAX
 
     def add_pages(self, row: Row, n: int) -> None:
@@ -455,11 +471,11 @@ class Ledger:
         return self.in_state(row) + row.pending
 
     def in_state(self, row: Row) -> int:
-        """Tokens of the state that the row's next step reads."""
+        """Returns the label of the state that the row's next step reads."""
         return self.known[row.source or row.live]
 
     def arrive(self, rows: Sequence[Row], texts: Sequence[Text]) -> None:
-        """States of these tokens are in the live slots."""
+        """Notes that states of these texts have been written to the live slots."""
         for row, text in zip(rows, texts, strict=True):
             row.confirmed, row.text = len(text), text
         self.record_labels([(row.live, row.confirmed) for row in rows])
@@ -470,31 +486,34 @@ class Ledger:
         return length - length % self.settings.page_size
 
     def answer(self, row: Row, bound: int, ended: bool) -> int:
-        """The register with the largest label of whole pages in 1..bound, live before a lane of the same; 0: none."""
+        """Returns the register of the state to publish, 0 for none.
+
+        It is the one with the largest label in 1..bound that fills whole pages; of equal labels, live comes first.
+        """
         registers = [*([row.live] if ended else []), *self.lanes(row)]
         real = [one for one in registers if 1 <= self.known.get(one, 0) <= bound]
         whole = [one for one in real if self.known[one] % self.settings.unit == 0]
         return max(whole, key=lambda one: self.known[one], default=0)
 
     def marked(self, row: Row, bound: int, ended: bool) -> Kept | None:
-        """The row's newest state at a mark, where no lane has a newer one."""
+        """Returns the row's longest kept mark, unless a register of the row has a longer state to publish."""
         there = max((kept for kept, _ in row.marks if kept.length <= bound), key=lambda kept: kept.length, default=None)
         answer = self.answer(row, bound, ended)
         return there if there and not (answer and self.known[answer] > there.length) else None
 
     def publishable(self, rows: Sequence[Row], bounds: Sequence[int], ended: bool) -> list[bool]:
-        """Which of the rows get a snapshot from their own registers."""
-        left, found = sum(map(len, self.free_holders)), []
+        """Says for each row whether it gets a snapshot from its own registers."""
+        left, gets = sum(map(len, self.free_holders)), []
         for row, bound in zip(rows, bounds, strict=True):
             mine = bool(self.answer(row, bound, ended)) and not self.marked(row, bound, ended)
-            found.append(mine and left > 0)
-            left -= found[-1]
-        return found
+            gets.append(mine and left > 0)
+            left -= gets[-1]
+        return gets
 
     def publish(
         self, rows: Sequence[Row], bounds: Sequence[int], registers: Sequence[int], ended: bool
     ) -> list[Kept | None]:
-        """registers: the holders that were used, in order."""
+        """Publishes the rows, and returns a snapshot or None for each. registers: holders that memstate used."""
         marks = [self.marked(row, bound, ended) for row, bound in zip(rows, bounds, strict=True)]
         unused, kept, pairs = list(registers), [], []
         for row, bound, gets, mark in zip(rows, bounds, self.publishable(rows, bounds, ended), marks, strict=True):
@@ -523,13 +542,13 @@ class Ledger:
         return kept
 
     def next_holder(self, length: int) -> int:
-        """The holder that a snapshot of so many tokens gets where no answer says which."""
+        """Returns the holder for a snapshot of `length` tokens, where memstate's answer does not name one."""
         return self.choose(self.free_holders[0], length)
 
     def hold(
         self, register: int, length: int, text: Text, pages: tuple[int, ...] = (), owner: str = "snapshot"
     ) -> Kept:
-        """Uses a holder: the one that is free for longest."""
+        """Takes a holder, which must be one of those that have been free for longest."""
         assert register in self.free_holders[0], f"holder {register}, but {self.free_holders} are free, oldest first"
         self.free_holders[0].remove(register)
         self.free_holders = [group for group in self.free_holders if group]
@@ -554,7 +573,7 @@ class Ledger:
 
     @property
     def evictable(self) -> int:
-        """Snapshots that a caller can drop, or the cache."""
+        """Number of snapshots that the caller or the cache can drop."""
         idle = [one for one in self.kept.values() if not one.dropped and not self.pins[one.register]]
         return sum(one.owner not in ("session", "mark") for one in idle)
 
@@ -563,7 +582,7 @@ class Ledger:
         row.pin = register
 
     def unpin(self, rows: Sequence[Row]) -> None:
-        """Their first step has read what they waited for, or never will."""
+        """Unpins the states that first steps of rows have read, or never will; dropped ones go with their last pin."""
         together: set[int] = set()
         for row in rows:
             register, row.pin = row.pin, 0

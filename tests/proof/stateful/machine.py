@@ -1,4 +1,4 @@
-"""A manager beside its model: what programs draw, what calls may raise, and everything compared after each of them."""
+"""A manager beside its model: draws arguments, names the errors of a call, and compares both sides after it."""
 
 from array import array
 from collections import Counter, deque
@@ -26,13 +26,14 @@ from tests.support.build import build
 from tests.support.fetches import Fetched
 
 Faults = set[type[ms.MemstateError]]
-REFUSED = object()  # the answer of a call that raised what it had to
+REFUSED = object()  # the answer of a call that raised an expected error
 
 
 @dataclass(eq=False)
 class Flight:
-    """A planned step on both sides. tokens: those of each entry; accepted: how many of them are real; written: whether
-    the device has been told so.
+    """A planned step on both sides.
+
+    tokens: of each entry. accepted: number of real ones among them. written: whether the device has these numbers.
     """
 
     step: ms.Step
@@ -53,7 +54,7 @@ class Foreign:
 
 @cache
 def foreign() -> Foreign:
-    """Handles of a manager that no program drives."""
+    """Returns handles of another manager, which no program drives."""
     mem = build(Settings().layout, slots=12, max_requests=9, tracking=ms.Redirect(2), overlap=False,
                           backend="reference", tail=1)  # fmt: skip
     rows = mem.admit([ms.Request(name) for name in "abcdefghi"])
@@ -76,9 +77,9 @@ Handles = list[Any]
 
 
 class Machine:
-    """One manager, one model, one memory; `handles` and `snaps` are what a caller would keep."""
+    """A manager, its model and its memory; `handles` and `snaps` are the handles that a caller keeps."""
 
-    salts: tuple[Any, ...] = ()  # of the prompt drawn last
+    salts: tuple[Any, ...] = ()  # salt of the last drawn prompt, if it was taken from a tier
 
     _same = staticmethod(same)
 
@@ -107,7 +108,7 @@ class Machine:
         self.model.choose = self._chosen
         self.handles: dict[ms.Row, Row] = {}
         self.snaps: dict[ms.Snapshot, Kept] = {}
-        self.cached: dict[ms.Snapshot, Kept] = {}  # handles to what is the cache's
+        self.cached: dict[ms.Snapshot, Kept] = {}  # handles of states that the cache owns
         self.talks: dict[ms.Session, Talk] = {}
         self.closed: deque[ms.Session] = deque(maxlen=2)
         self.gone: deque[ms.Row] = deque(maxlen=4)
@@ -117,14 +118,14 @@ class Machine:
         self.settled: deque[ms.Step] = deque(maxlen=3)
         self.fetches: dict[ms.tiers.Fetch, Fetched] = {}
         self.asleep = False
-        self.in_gap = False  # a step is planned, and its forward not launched
+        self.in_gap = False  # whether a step is planned whose forward is not launched
         self.asked: deque[tuple[ms.slots.readback.Readback, list[list[int]]]] = deque(
             maxlen=5
-        )  # and what it must answer
-        self.fed = 1000  # tokens so far, each another number
+        )  # (answer of read_slots, expected slots once known)
+        self.fed = 1000  # the next new token
         self.calls = 0
         self.errors: Counter[str] = Counter()
-        self.store: Tensor | None = None  # of the vectors of all steps, once there is a step
+        self.store: Tensor | None = None  # the storage of all steps' vectors, after the first step
         self.registers = file = inside.registers(self.mem)
         self.columns = COLUMNS + OF_TAILS if s.tail else COLUMNS
         columns = {n: getattr(file.table, n) for n in ("slots", "labels", *self.columns)}
@@ -140,9 +141,9 @@ class Machine:
     def attempt(
         self, faults: Faults, call: Callable[[], Any], numbers: Mapping[type, tuple[int, ...]] | None = None
     ) -> Any:
-        """The answer of a call; where something is wrong with it, it must raise one of `faults` and nothing else.
+        """Returns the answer of a call; with `faults`, the call must raise one of them, and REFUSED is returned.
 
-        numbers: what back-pressure has to say was requested, is free, and of slots what can be dropped.
+        numbers: error -> the numbers that it must carry: requested, free and, for slots, evictable.
         """
         self.calls += 1
         if self.asleep:
@@ -163,13 +164,13 @@ class Machine:
 
     @contextmanager
     def counted(self) -> Iterator[Counter[str]]:
-        """Launches by op, uploads and synchronisations of what runs inside."""
+        """Yields a counter; at the end it has the launches by op, uploads and synchronisations of the block."""
         spent, counts = Counter[str](), self.mem.backend.counts
         before = counts.launches | Counter(uploads=counts.uploads, syncs=counts.syncs)
         yield spent
         spent.update((counts.launches | Counter(uploads=counts.uploads, syncs=counts.syncs)) - before)
 
-    # Everything that both sides know
+    # The comparison
 
     def look(self) -> None:
         """Compares the host's counts, the raw tensors of the device and every byte; sends nothing."""
@@ -190,10 +191,10 @@ class Machine:
         if self.lower:
             self.lower.look(self.fetches)
         model.snapshots_are_true()
-        for found, told in self.asked:
-            assert found.ready == bool(told), "slots are read back before, or after, what they wait for"
-            if found.ready:
-                self._same("slots read back", found.wait().tolist(), told[0])
+        for slots, told in self.asked:
+            assert slots.ready == bool(told), "slots are read back before, or after, what they wait for"
+            if slots.ready:
+                self._same("slots read back", slots.wait().tolist(), told[0])
         if not self.asleep:
             self.memory.look(model.content, model.stirred, model.tails)
             if self.settings.tail:
@@ -201,7 +202,7 @@ class Machine:
             model.stirred.clear()
 
     def _look_at_the_cells(self) -> None:
-        """The one tensor of registers, columns and page table, with what lies between them."""
+        """Compares the arena of registers, columns and page table, and the cells between them."""
         model, seen, told = self.model, raw(self.registers.cells), self.expected
         count = model.register_count
         columns = {
@@ -251,7 +252,7 @@ class Machine:
         self._same("stats", seen, told)
 
     def _look_at_who_has_what(self) -> None:
-        """Owners by name, holders of each page, sessions, and the cache node by node."""
+        """Compares owners by name, users of each page, sessions, and the cache node by node."""
         model, mem = self.model, self.mem
         mem._reports._recount.require_owners()
         self._same("owners", mem._reports.owners(), {register: self.owner(register) for register in model.held})
@@ -279,15 +280,15 @@ class Machine:
             )  # fmt: skip
             self._same("cache", _nodes(mem.prefix), told)
             stats = asdict(mem.stats().prefix)
-            found = sum(n for name, n in stats.items() if name == "hit_tokens" or name.startswith("lost_"))
-            self._same("tokens looked up", found, stats["prompt_tokens"])
+            tokens = sum(n for name, n in stats.items() if name == "hit_tokens" or name.startswith("lost_"))
+            self._same("tokens looked up", tokens, stats["prompt_tokens"])
             gone = sum(stats.pop(name) for name in [*stats] if name.startswith("gone_"))
             self._same("states that went", gone, stats["evicted_states"])
             seen = {name: n for name, n in stats.items() if n}
             self._same("stats of the cache", seen, {name: n for name, n in model.prefix_stats().items() if n})
 
     def owner(self, register: int) -> tuple[str, str]:
-        """Kind and name of who has a register."""
+        """Returns kind and name of the owner of a register."""
         model, (number, part) = self.model, divmod(register, 3)
         if register < model.first_holder:
             what = ("live", "lane 0", "lane 1")[part]
@@ -305,11 +306,11 @@ class Machine:
         return "snapshot", f"snapshot {register} of {one.length} tokens"
 
     def _chosen(self, free: set[int], length: int) -> int:
-        """Which of some holders the library has taken; it is done already."""
+        """Returns the holder among `free` that memstate has already taken for a snapshot of this length."""
         taken = [one for one in sorted(free) if one in owners.states(self.mem)]
         return next((one for one in taken if owners.states(self.mem)[one].length == length), min(taken or free))
 
-    # What a caller keeps
+    # The handles that a caller keeps
 
     def note_rows(self, rows: Collection[ms.Row], tenants: Collection[Row]) -> None:
         self._same("rows", [(row.index, row.generation) for row in rows], [(t.number, t.generation) for t in tenants])
@@ -328,7 +329,7 @@ class Machine:
                 (self.cached if one.owner == "cached" else self.snaps)[snap] = one
 
     def stale(self) -> list[ms.Snapshot]:
-        """Handles to what the cache had once."""
+        """Returns handles of states that the cache has given up."""
         return [
             snap for snap, one in self.cached.items() if self.model.kept.get(one.register) is not one or one.dropped
         ]
@@ -344,21 +345,21 @@ class Machine:
         self.settled.append(flight.step)
 
     def tokens(self, n: int) -> list[int]:
-        """Tokens that nobody has had before."""
+        """Returns n tokens that no row has had before."""
         self.fed += n
         return list(range(self.fed - n, self.fed))
 
     def feed(self, row: Row, length: int, n: int) -> list[int]:
-        """What a row is fed in its next step: the rest of its prompt, then what others may be fed as well."""
+        """Returns the tokens of a row's next step: the rest of its prompt, then tokens by its `taste`."""
         if row.prompt is None:
             return self.tokens(n)
         return [*row.prompt[length : length + n], *[(at * at + row.taste) % 3 for at in
                 range(max(length, len(row.prompt)), length + n)]]  # fmt: skip
 
-    # What programs draw: handles, most of them good, and tokens that often begin alike
+    # Drawn arguments: handles, most of them valid, and tokens with many equal prefixes
 
     def bad_row(self, d: Digits) -> Any:
-        """A handle of another manager, of a row given up, or none at all."""
+        """Draws an invalid handle: of another manager, of a row that has ended, or no handle at all."""
         gone = [row for row in self.gone if row not in self.handles]
         return d.pick(*foreign().rows[:: len(foreign().rows) - 1], *gone, 3, "row")
 
@@ -401,12 +402,12 @@ class Machine:
 
     @property
     def longest(self) -> int:
-        """Tokens of a prompt."""
+        """Largest number of tokens of a prompt."""
         width = self.settings.page_size * self.settings.pages_per_row
         return min(24, max(1, width - 4)) if self.settings.pages else 24
 
     def draw_prompt(self, d: Digits, talk: Talk | None = None) -> Text:
-        """Something that was there before, cut somewhere, and a few tokens more."""
+        """Draws a prompt: a text that was there before, cut somewhere, and a few more tokens."""
         if talk and d(5):
             base: Text = d.pick(talk.told, talk.told, talk.told, talk.text, talk.told[: d(len(talk.told) + 1)])
         else:
@@ -420,7 +421,7 @@ class Machine:
         return (base[: self.longest - len(tail)] + tail) or (0,)
 
     def draw_request(self, d: Digits, name: str) -> tuple[ms.Request, Start, Faults]:
-        """A request, what the model makes of it, and what is wrong with it."""
+        """Draws a request; returns it, its start in the model, and the errors that it may raise."""
         ways = ("new", "new", "resume", "prompt", "prompt", "turn") if self.settings.prefix else (
             "new", "new", "new", "resume", "resume", "resume", "prompt", "turn")  # fmt: skip
         how = d.pick(*ways)
@@ -442,7 +443,7 @@ class Machine:
             start.origin = self.snaps.get(resume)
             if start.origin:
                 start.length, start.shared = resume.length, resume.pages
-            else:  # what the cache has is found by its tokens, with its pages
+            else:  # a cached state is resumed by its tokens, not by a handle
                 there = resume in self.cached and resume not in self.stale()
                 void = isinstance(resume, ms.Snapshot) and not there
                 faults.add(ms.StaleHandle if void else ms.InvalidArgument)
@@ -450,7 +451,7 @@ class Machine:
         return ms.Request(name, length, resume, snapshot_at), start, faults
 
     def wants(self, lengths: Any, most: int = 2**31) -> list[tuple[int, str]]:
-        """What a request names itself, each once, at whole pages and the grid; nothing beyond its prompt."""
+        """Returns the marks that a request names, ascending, rounded down to whole pages and the grid."""
         named = lengths if isinstance(lengths, list | tuple) else ()
         ends = {n - n % self.settings.unit for n in named if isinstance(n, int) and n <= most}
         return [(at, "named") for at in sorted(ends) if at > 0]
@@ -498,14 +499,14 @@ class Machine:
             self.model.look_up(start)
         return ms.Request(name, length, resume, snapshot_at, tokens, salt, session), start, faults
 
-    # What a caller says of rows
+    # Tokens of rows
 
     def known(self, row: Row) -> Text:
-        """Prompt and answer, as far as they are decided."""
+        """Returns the tokens of a row: its text, then the rest of its prompt."""
         return row.text + (row.prompt or ())[len(row.text) :]
 
     def tell(self, d: Digits, rows: Handles) -> tuple[list[Any], list[Text], Faults]:
-        """Tokens of rows for the cache: as given, as meant, and what is wrong with them."""
+        """Draws tokens of rows for the cache; returns the argument, the texts it means, and the errors it may raise."""
         faults: Faults = set()
         keys = []
         for row in rows:
@@ -536,16 +537,16 @@ def encoded(tokens: Collection[int]) -> bytes:
 
 
 def _nodes(cache: ms.prefix.PrefixCache) -> list[tuple[object, ...]]:
-    """What the tree holds, each node with all that leads to it."""
+    """Returns the nodes of the cache's tree, each with its tokens and pages from the root on."""
     whole: dict[object, tuple[bytes, list[int]]] = {}
-    found = []
+    nodes = []
     for salt, node in cache.tree.walk():
         key, pages = whole.get(node.parent, (b"", []))
         whole[node] = key + node.key, [*pages, *node.pages]
         state = node.snapshot
         at = state.register if state else 0, state.length if state else 0
-        found.append((repr(salt), *whole[node], *at, node.evicted, node.leases))
-    return sorted(found)
+        nodes.append((repr(salt), *whole[node], *at, node.evicted, node.leases))
+    return sorted(nodes)
 
 
 def _dense(numbers: Mapping[int, int], count: int) -> list[int]:
@@ -553,7 +554,7 @@ def _dense(numbers: Mapping[int, int], count: int) -> list[int]:
 
 
 def spelled(d: Digits, tokens: Text) -> Any:
-    """Tokens in one of the forms that are taken."""
+    """Returns tokens in one of the types that memstate accepts."""
     how = d(8)
     if how == 1:
         return tokens

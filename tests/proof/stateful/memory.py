@@ -1,9 +1,9 @@
 """The bytes of both sides: a manager's planes between canaries, an engine's KV pages, host memory and storage.
 
-A state is made of all its tokens, and KV of a token of all tokens up to it, so that one under the wrong prefix is found
-out. An image of the planes is kept beside them: what the texts say for the slots whose content is known, poison for all
-others, and canaries in between. Threads, a clock and the faults of storage are turned by hand. All of it is compared
-with the model, every byte.
+The bytes of a state depend on all its tokens, and the KV of a token on all tokens up to it, so a state or page under
+the wrong prefix is noticed. An image beside the planes has the expected bytes: those of the text in slots of known
+content, poison in all others, canaries between the planes. The test itself turns threads, clock and storage faults.
+Every byte is compared.
 """
 
 import ctypes
@@ -43,17 +43,17 @@ if TYPE_CHECKING:
     from tests.proof.stateful.model import Model
 
 RUBBISH: Text = (-1,)  # what in-place kernels leave in slot 0
-UNSEEN: Text = (-3,)  # of a slot that nobody has looked at
+UNSEEN: Text = (-3,)  # content of a slot that no `look` has compared yet
 TAPS = 2  # inputs that a convolution keeps
 POISON, CANARY, JUNK = 0xA5, 0xC3, 0x77
 FILL = np.frombuffer(bytes.fromhex("c35a9e17d2864bf1396da0e87c25b40f"), np.uint8)
-FENCE = 64  # bytes before and behind
+FENCE = 64  # bytes before and behind a block
 UNSIGNED = {torch.int64: np.uint64, torch.int32: np.uint32, torch.int16: np.uint16}
 Bytes = NDArray[np.uint8]
 
 
 def raw(tensor: Tensor) -> np.ndarray:
-    """A tensor's numbers on the host."""
+    """Returns a tensor's numbers on the host."""
     return tensor.numpy() if tensor.device.type == "cpu" else tensor.cpu().numpy()
 
 
@@ -62,7 +62,10 @@ def same(what: str, seen: object, told: object) -> None:
 
 
 class Block(NamedTuple):
-    """One allocation. host: its bytes; on a GPU a copy of them. padding: bytes that mean nothing, memstate's own."""
+    """One allocation.
+
+    host: its bytes, on a GPU a copy of them. image: the expected bytes. padding: mask of bytes that are not compared.
+    """
 
     tensor: Tensor
     host: Bytes
@@ -71,31 +74,31 @@ class Block(NamedTuple):
 
 
 class Place(NamedTuple):
-    """One layer of a plane, `slot element`, in the memory and in its image."""
+    """One layer of a plane, `slot element`: views of the memory and of its image."""
 
     host: NDArray[np.unsignedinteger]
     image: NDArray[np.unsignedinteger]
 
 
 def _bytes(tensor: Tensor) -> Bytes:
-    """The bytes of a tensor in host memory; with `Tensor.numpy` its storage could no longer be released."""
+    """Returns the bytes of a CPU tensor. After `Tensor.numpy`, its storage could no longer be released."""
     return np.ctypeslib.as_array((ctypes.c_uint8 * tensor.numel()).from_address(tensor.data_ptr()))
 
 
 def digest(text: Text) -> int:
-    """A number for a text, 0 for an empty one; the same in every process."""
+    """Returns a number for a text, the same in every process; 0 for an empty text."""
     return hash(text) % 2**64 if text else 0
 
 
 class Kind:
-    """How a plane depends on a text: each element is a number of the text times a weight of its own.
+    """The rule by which the bytes of a plane follow from a text: each element is a number of the text times a weight.
 
-    The number is made of the whole text or, in the plane of a convolution, of one of the last tokens.
+    The number comes from the whole text or, in the plane of a convolution, from one of the last tokens.
     """
 
     def __init__(self, plane: ms.Plane, layers: int) -> None:
         self.shape, self.dtype, part = plane.shape, UNSIGNED[plane.dtype], plane.name
-        self.fill = np.array([plane.fill]).astype(self.dtype)  # of an empty text, whose number is 0
+        self.fill = np.array([plane.fill]).astype(self.dtype)  # every element of an empty text
         self.size = int(np.prod(self.shape))
         self.turned, self.tap, channel = part == "conv turned", None, np.arange(self.size)
         if part.startswith("conv"):
@@ -106,7 +109,7 @@ class Kind:
         self.weights = [(odd + 64 * layer).astype(np.uint64) for layer in range(layers)]
 
     def expected(self, layer: int, texts: Sequence[Text]) -> NDArray[np.unsignedinteger]:
-        """The elements that texts say, `text element`."""
+        """Returns the elements of texts, `text element`."""
         numbers = np.array([self._numbers(text) for text in texts], np.uint64).reshape(-1, self.size)
         return (numbers * self.weights[layer]).astype(self.dtype) + self.fill
 
@@ -117,7 +120,7 @@ class Kind:
         return [last[at - TAPS] for at in self.tap]
 
     def require(self, layer: int, seen: NDArray[np.unsignedinteger], texts: Sequence[Text]) -> None:
-        """What a forward reads is what the texts say."""
+        """Asserts that a forward reads the elements of these texts."""
         told = self.expected(layer, texts)
         assert np.array_equal(seen, told), f"a forward reads {seen.tolist()}, expected {told.tolist()}"
 
@@ -132,9 +135,9 @@ class Memory:
         self.tail = Kind(TAIL, 2)
         self.poison = {part: np.frombuffer(bytes([POISON] * 8), kind.dtype)[0] for part, kind in self.kinds.items()}
         self.given = settings.memory in ("tensor", "layers")
-        self.backing: list[Tensor] = []  # larger blocks that arenas or tensors are cut out of
+        self.backing: list[Tensor] = []  # larger blocks, out of which arenas or tensors are cut
         self.tensors = self._cut() if self.given else None
-        self.ring_copies: list[tuple[int, int]] = []  # (to, of) of rows, which kernels make that keep inputs themselves
+        self.ring_copies: list[tuple[int, int]] = []  # (to, of) rows: copies that an engine makes itself
 
     # Building
 
@@ -144,7 +147,7 @@ class Memory:
         return block
 
     def _cut(self) -> dict[str, Tensor | list[Tensor]]:
-        """Planes of an engine: blocks with gaps around each, either plane by plane or slot by slot."""
+        """Returns the planes of an engine: blocks with gaps between them, either plane by plane or slot by slot."""
         s, at, places = self.settings, FENCE, {}
         dtypes = {plane.name: plane.dtype for plane in s.layout.planes}
         padded = {part: -(-s.block_bytes(part) // 8) * 8 + s.gap for part in s.parts}
@@ -154,7 +157,7 @@ class Memory:
                 at += padded[part] * (1 if s.interleaved else s.slots + 1)
         whole = (at - FENCE) * (s.slots + 1 if s.interleaved else 1) + 2 * FENCE
         block = self._block(whole)
-        found: dict[str, Tensor | list[Tensor]] = {}
+        tensors: dict[str, Tensor | list[Tensor]] = {}
         for part, kind in self.kinds.items():
             size = dtypes[part].itemsize
             slot = (at - FENCE if s.interleaved else padded[part]) // size
@@ -164,16 +167,16 @@ class Memory:
             if s.memory == "layers":
                 shape, storage = (s.slots + 1, *kind.shape), block.untyped_storage()
                 one = [none.new_empty(0).set_(storage, start, shape, (slot, *inner)) for start in starts]
-                found[part] = one
+                tensors[part] = one
             else:
                 between = starts[1] - starts[0] if len(starts) > 1 else slot * (s.slots + 1)
                 shape, strides = (len(starts), s.slots + 1, *kind.shape), (between, slot, *inner)
-                found[part] = none.set_(block.untyped_storage(), starts[0], shape, strides)
-        return found
+                tensors[part] = none.set_(block.untyped_storage(), starts[0], shape, strides)
+        return tensors
 
     @contextmanager
     def fenced(self) -> Iterator[None]:
-        """Memory that memstate allocates inside comes with canaries before and behind it."""
+        """Puts canaries before and behind the memory that memstate allocates in the block."""
         from memstate.state import planes as storage
 
         allocated = storage.allocated
@@ -185,7 +188,7 @@ class Memory:
             yield
 
     def attach(self, mem: ms.StateManager) -> None:
-        """Looks at the planes where they lie now; their contents are of no known content until `look`."""
+        """Finds the planes at their present addresses; the content of all slots is unknown until `look`."""
         tensors = self.backing or list(mem.planes.arenas)
         before = getattr(self, "blocks", None)
         self.blocks = []
@@ -203,7 +206,7 @@ class Memory:
             self.rings = None
         elif mem.planes.rows:
             self.rings = mem.planes.rows[RING]
-        elif before is None:  # kernels keep inputs themselves
+        elif before is None:  # the engine keeps the tails
             self.rings = torch.zeros(2, self.settings.row_count + 1, self.settings.ring, dtype=torch.int64)
         if before is None:
             self.shown: dict[str, list[State]] = {part: [EMPTY, *[UNSEEN] * self.settings.slots] for part in self.kinds}
@@ -240,10 +243,12 @@ class Memory:
         self, read: list[int], write: list[int], snapshot: list[int], texts: list[Text], tokens: list[list[int]],
         marks: list[tuple[int, int, int]], cursor: list[tuple[int, int]] | None = None,
     ) -> None:  # fmt: skip
-        """One step of a model, in which null rows write nothing, or rubbish to slot 0 where kernels work in place.
+        """Runs one step of a model: checks the states that it reads, and stores new ones.
 
-        texts: of rows before it. marks: entry, tokens and slot of states inside of the step. cursor: tokens of the
-        state that is read, and of the one that is stored, -1 for none; None: all before the step, and behind it.
+        Padding writes nothing; kernels that work in place leave rubbish in slot 0.
+
+        texts: of rows before the step. marks: (entry, tokens, slot) of states inside the step. cursor: (label read,
+        label stored or -1) of each row with a tail; None: a state has all tokens of its row.
         """
         self._pull()
         ends = cursor or [(len(text), len(text) + len(new)) for text, new in zip(texts, tokens, strict=True)]
@@ -275,7 +280,7 @@ class Memory:
         self._push()
 
     def forward_rows(self, rows: list[int], texts: list[Text], tokens: list[list[int]]) -> None:
-        """The memory of each row must be what its text says; the tokens of the step come to it."""
+        """Asserts that each row's memory has its text, and adds the tokens of the step."""
         real = [i for i, row in enumerate(rows) if row > 0]
         self._require_rows([(rows[i], texts[i]) for i in real])
         self._store_rows([(rows[i], (*texts[i], *tokens[i])) for i in real])
@@ -283,11 +288,10 @@ class Memory:
     def fold(
         self, rows: list[int], cursor: list[list[int]], texts: list[Text], tokens: list[list[int]]
     ) -> list[tuple[int, int]]:
-        """Takes pending tokens from the tails of rows, which must be those of the texts, and puts those of the step
-        there that are not in the stored state.
+        """Checks the pending tokens in the tails of rows, and adds tokens of the step that the stored state lacks.
 
-        cursor: tokens of the state, pending tokens, and behind how many the state is stored. Returns tokens of the
-        state before and after, -1 where none is stored.
+        cursor: (label, pending, store) of each row, as in `Tail` of the model. Returns the labels of the states that
+        the step reads and stores, -1 if it stores none.
         """
         for i, (row, (label, pending, store)) in enumerate(zip(rows, cursor, strict=True)):
             text, size = (*texts[i], *tokens[i]), self.settings.ring
@@ -301,13 +305,13 @@ class Memory:
         return [(label, label + store if store >= 0 else -1) for label, _, store in cursor]
 
     def copy_rings(self) -> None:
-        """Before the next step: forks find what is in the tail of their row."""
+        """Copies the tails of forked rows to their forks, before the next step."""
         for to, of in self.ring_copies:
             self.rings[:, to] = self.rings[:, of]
         self.ring_copies.clear()
 
     def look_at_rings(self, rings: list[tuple[State, ...]]) -> None:
-        """Compares the tails of rows, places that nobody reads included."""
+        """Compares the tails of rows, also at places that nobody reads."""
         told = {row: ring for row, ring in enumerate(rings) if ring}
         for layer, plane in enumerate(self.rings if told else ()):
             seen = raw(plane[[*told]]).tolist()
@@ -323,8 +327,8 @@ class Memory:
 
     def _store_rows(self, told: Sequence[tuple[int, Text]]) -> None:
         for layer in range(2) if told else ():
-            found = self.tail.expected(layer, [text for _, text in told])
-            stored = torch.from_numpy(found.view(found.dtype.name[1:])).to(self.device)
+            elements = self.tail.expected(layer, [text for _, text in told])
+            stored = torch.from_numpy(elements.view(elements.dtype.name[1:])).to(self.device)
             self.tails[layer, [row for row, _ in told]] = stored
 
     def put(self, slot: int, text: Text) -> None:
@@ -336,7 +340,7 @@ class Memory:
         self._push()
 
     def scribble(self) -> None:
-        """The engine's memory while the states sleep: anything."""
+        """Overwrites the engine's memory while the states sleep."""
         self._pull()
         for places in self.places.values():
             for place in places:
@@ -344,7 +348,7 @@ class Memory:
         self._push()
 
     def lose(self) -> None:
-        """The contents of all slots are undefined now."""
+        """Makes the contents of all slots undefined."""
         for states in self.shown.values():
             states[1:] = [UNSEEN] * (len(states) - 1)
 
@@ -353,10 +357,9 @@ class Memory:
     def look(
         self, content: dict[str, list[State]], stirred: Collection[tuple[str, int]], tails: list[State]
     ) -> None:  # fmt: skip
-        """Compares every byte; slots that have just become nobody's are poisoned, and must stay so.
+        """Compares every byte; slots whose content has become undefined are poisoned, and must stay poisoned.
 
-        stirred: planes of slots that have lost a content since the last look, whatever they had then. tails: what the
-        memory of rows stands for.
+        stirred: (plane, slot) that have lost their content since the last look. tails: text of each row's memory.
         """
         if self.tails is not None:
             self._require_rows([(row, text) for row, text in enumerate(tails) if text is not None])
@@ -402,24 +405,24 @@ class Memory:
 
 
 def token(layer: int, text: State) -> int:
-    """What a tail keeps of the last token of a text, int64."""
+    """Returns the int64 number that a tail has for the last token of a text."""
     return (digest(text or ()) * (2 * layer + 3) + 2**63) % 2**64 - 2**63
 
 
-ELEMENTS = 2  # a token and layer
+ELEMENTS = 2  # elements of KV per token and layer
 
 
 def elements(settings: Settings, texts: Sequence[Text | None]) -> np.ndarray:
-    """uint32 `layer token element` of tokens, each by the text that ends with it; poison for none."""
+    """Returns the KV of tokens, uint32 `layer token element`. texts: for each, all tokens up to it; None for poison."""
     numbers = np.array([digest(text or ()) for text in texts], np.uint64)[:, None]
     weights = np.arange(settings.layers * ELEMENTS, dtype=np.uint64).reshape(-1, 1, ELEMENTS) * 2 + 3
-    found = (numbers * weights).astype(np.uint32)
-    found[:, [text is None for text in texts]] = int.from_bytes(bytes([POISON] * 4), "little")
-    return found
+    kv = (numbers * weights).astype(np.uint32)
+    kv[:, [text is None for text in texts]] = int.from_bytes(bytes([POISON] * 4), "little")
+    return kv
 
 
 class EngineKv:
-    """Pages in the order of slots that states are not in."""
+    """The engine's KV pages, in the order of memory that the states do not have."""
 
     def __init__(self, settings: Settings, backend: Backend) -> None:
         s = self.settings = settings
@@ -433,9 +436,9 @@ class EngineKv:
         self.model, self.below = model, model.below
 
     def forward(self, rows: Sequence[tuple[Row, int, list[int]]]) -> None:
-        """Each row (with tokens before, and those of the step) reads all KV before, and writes that of its tokens."""
+        """Checks all KV before the step, and writes that of the step. rows: (row, length before, tokens of step)."""
         for row, before, _ in rows:
-            if self.model.rows.get(row.number) is row:  # else it was given up between plan and forward
+            if self.model.rows.get(row.number) is row:  # otherwise it ended between plan and forward
                 for at in range(before):
                     page, place = self._place(row, at)
                     seen = self.below.kv[page][place]
@@ -444,7 +447,7 @@ class EngineKv:
             self.write(row, (*row.text[:before], *tokens), before)
 
     def write(self, row: Row, tokens: Text, start: int) -> None:
-        """KV of the tokens of a row from here on."""
+        """Writes the KV of a row's tokens from number `start` on."""
         for at in range(start, len(tokens)):
             (page, place), text = self._place(row, at), tokens[: at + 1]
             self.below.kv[page][place] = text
@@ -455,7 +458,7 @@ class EngineKv:
         return row.pages[at // size], at % size
 
     def copy(self, copies: Sequence[tuple[int, int]]) -> None:
-        """(to, of) each, as a fork asks for it."""
+        """Copies pages, as a fork asks for it. copies: (to, of) pages."""
         for to, of in copies:
             self.below.kv[to] = list(self.below.kv[of])
             self.plane[:, to] = self.plane[:, of]
@@ -464,7 +467,7 @@ class EngineKv:
         return torch.from_numpy(numbers.view(np.int32)).to(self.plane.device)
 
     def look(self) -> None:
-        """Compares every page that somebody has; the others are poisoned."""
+        """Compares every page in use, and poisons the others."""
         self.below.lose_kv()
         seen = self.plane.cpu().numpy().view(np.uint32)
         told = elements(self.settings, [text for page in self.below.kv for text in page]).reshape(seen.shape)
@@ -477,7 +480,7 @@ class EngineKv:
 
 
 class Lower:
-    """One manager's. jobs are in the order in which they were handed out, here as in the model."""
+    """Host memory, storage, threads and clock of one manager; jobs have the same order here and in the model."""
 
     def __init__(self, settings: Settings, backend: Backend) -> None:
         s = self.settings = settings
@@ -491,7 +494,7 @@ class Lower:
 
     def attach(self, mem: ms.StateManager, model: Any, memory: Memory) -> None:
         assert mem.tiers and model.below
-        if memory.device.type == "cuda":  # transfers are over whenever somebody looks, as the model has it
+        if memory.device.type == "cuda":  # the model knows no running transfer
             transfers.Ticket.done = property(lambda ticket: ticket.synchronize() is None)  # type: ignore[assignment,method-assign]
             wait_for_staging(mem)
         self.mem, self.model, self.memory = mem, model, memory
@@ -503,17 +506,17 @@ class Lower:
         self.caches = self.real._caches
         self.payload = {cache.form.kind: self._payload(cache.form.kind) for cache in self.caches}
         s = self.settings
-        staged = s.host_pages if s.pages else 0  # all of so few, because tiny states do not set the size
-        self.staging_bytes = 2 * s.staging * self.forms["state"].nbytes  # rows with room for a header
+        staged = s.host_pages if s.pages else 0  # tiny states do not set the size of the staging
+        self.staging_bytes = 2 * s.staging * self.forms["state"].nbytes  # each row has room for a header
         self.staging_bytes += 2 * staged * self.forms["kv"].nbytes if staged else 0
         self.host_bytes = s.host_slots * self.forms["state"].nbytes
         self.host_bytes += s.host_pages * self.forms["kv"].nbytes if s.pages else 0
 
-    # What programs do
+    # Calls of programs
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Whoever waits for threads inside lets them run."""
+        """Lets jobs run when a call in the block waits for them."""
         with mock.patch.object(Workers, "wait", self._wait):
             yield
 
@@ -524,7 +527,7 @@ class Lower:
                 job.finish()
 
     def work(self, at: int, finish: bool) -> None:
-        """A thread begins with a job, or ends it."""
+        """Begins a job, if it has not begun, and ends it if `finish`."""
         job, told = self.threads.jobs[at], self.below.jobs[at]
         assert not job.future.done()
         assert job.future.running() == told.begun
@@ -544,7 +547,7 @@ class Lower:
         self.below.now += seconds
 
     def spoil(self, kind: str, key: Key, fault: str) -> None:
-        """Something goes wrong with a record from now on; "" for nothing any more, "gone" where it goes for good."""
+        """Sets the fault of a record: "" removes it, "gone" deletes the record."""
         name = self.name(kind, key)
         if fault == "gone":
             self.store.records.pop(name, None)
@@ -560,7 +563,7 @@ class Lower:
         self.store.forgetful = self.below.storage.forgetful = forgetful
 
     def stock(self, tokens: Text, salt: Hashable, ends: Collection[int], gap: int) -> None:
-        """Another process of the same model writes states at these ends of pages, and KV but for one page."""
+        """Writes states at these ends of pages, and KV except page `gap`, as another process of the model would."""
         keys = self.below.keys(tokens, salt)
         wanted = [("state", keys[end - 1]) for end in ends if end <= len(keys)]
         wanted += [("kv", key) for page, key in enumerate(keys) if page != gap and self.settings.pages]
@@ -572,7 +575,7 @@ class Lower:
             self.below.storage.records.add((kind, key))
 
     def texts(self, d: Digits) -> list[Key]:
-        """What there is below and not on the device."""
+        """Returns keys of states in the tiers that the device does not have."""
         stored = sorted((key for kind, key in self.below.storage.records if kind == "state"), key=str)
         there = [item.key for item in self.below.states.items[-3:]]
         there += [d.pick(*stored) for _ in range(min(3, len(stored)))]
@@ -584,8 +587,8 @@ class Lower:
     def digest(self, key: Key) -> bytes:
         if key not in self._digests:
             salt, tokens = key
-            found = self.keys.of(Prompt(np.array(tokens, np.int64).tobytes(), salt))
-            for end, digest in enumerate(found, 1):
+            digests = self.keys.of(Prompt(np.array(tokens, np.int64).tobytes(), salt))
+            for end, digest in enumerate(digests, 1):
                 self._digests[salt, tokens[: end * self.settings.page_size]] = digest
         return self._digests[key]
 
@@ -627,11 +630,11 @@ class Lower:
             same("prefetch", seen, (told.phase, told.outcome, told.length, told.tokens))
 
     def _payload(self, kind: str) -> np.ndarray:
-        """Which bytes of a body mean something."""
+        """Returns a mask of the bytes of a body that are not padding."""
         return self._body(kind, None) == 1
 
     def _body(self, kind: str, texts: Any) -> Bytes:
-        """The bytes of a body; of ones, where None is asked for."""
+        """Returns the bytes of a record without its header; ones instead of data if texts is None."""
         s, parts = self.settings, []
         for layer in range(s.layers) if kind == "kv" else ():
             size = s.page_size * ELEMENTS * 4

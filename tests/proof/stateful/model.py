@@ -1,4 +1,4 @@
-"""The rules of tracking, written down once more: admissions, marks, plan, settle, accept, cancel and endings."""
+"""A second version of the rules of tracking: admissions, marks, plan, settle, accept, cancel and endings."""
 
 import itertools
 from collections import Counter
@@ -12,11 +12,11 @@ from tests.proof.stateful.cache import Cache, Found, Lease, Start, Talk
 from tests.proof.stateful.ledger import FILLED, Kept, Later, Row, Text
 from tests.proof.stateful.settings import Settings
 
-RANKS = {"named": 0, "branch": 2, "prompt": 3}
+RANKS = {"named": 0, "branch": 2, "prompt": 3}  # kind of a mark -> place in line for scarce slots, 0 first
 
 
 class Mark(NamedTuple):
-    """offset: tokens of the step up to it; 0: the state before the step."""
+    """A state inside a prompt that a step keeps. offset: tokens of the step up to it; 0: the state before the step."""
 
     entry: int
     row: Row
@@ -25,15 +25,15 @@ class Mark(NamedTuple):
     kind: str
 
 
-Claim = Callable[[int], bool]  # fills a register where the budget allows
+Claim = Callable[[int], bool]  # fills a register; False if the slot budget is used up
 
 
 class Tail(NamedTuple):
     """What a step does with the tail of a row.
 
-    label: tokens of the state that it reads; pending: those behind it that are in the tail, and real; store: the state
-    is stored behind so many of the latter and the step's, -1: not at all; left: those that stay; newest: those of the
-    step that come to them. Where rows have none, all tokens are in the state.
+    label: tokens of the state that the step reads. pending: real tokens behind this state, in the tail. store: number
+    of pending tokens and tokens of the step that the stored state gains; -1: the step stores no state. left: pending
+    tokens that stay in the tail. newest: tokens of the step that are put into the tail.
     """
 
     label: int
@@ -44,7 +44,7 @@ class Tail(NamedTuple):
 
     @property
     def after(self) -> int:
-        """Tokens of the state in the slot that the step writes."""
+        """Tokens of the state that the step leaves in the slot it writes."""
         return self.label + max(0, self.store)
 
 
@@ -53,10 +53,10 @@ NO_TAIL = Tail(0, 0, 0, 0, 0)
 
 @dataclass
 class Entry:
-    """One row of a planned step; `row` None is padding. The step's vectors hold its numbers.
+    """One entry of a planned step. row: None for padding.
 
-    accepted: tokens that are real, as far as the device has been told; counted: whether `row` has them; more: tokens in
-    front of the step that the host has not been told of.
+    before, after: the row's length. read, write, snapshot: slots. accepted: tokens of the step that the device counts
+    as real. counted: whether `row` has counted them, too. more: tokens before the step that the host does not know of.
     """
 
     row: Row | None = None
@@ -74,24 +74,26 @@ class Entry:
 
     @property
     def certain(self) -> int:
-        """Tokens that cannot be rejected."""
+        """Number of tokens that cannot be rejected."""
         return len(self.tokens) - self.drafts
 
     @property
     def left(self) -> int:
-        """Tokens in the row's tail behind the step, as far as they are certain."""
+        """Number of certain tokens in the row's tail after the step."""
         return self.tail.left + (self.certain if self.tail.newest else 0)
 
     @property
     def whole(self) -> int:
-        """Tokens of the newest state that is there whether the step runs or not."""
+        """Length of the row's newest state that does not depend on whether the step runs."""
         return self.tail.label - (self.tail.store == 0)
 
 
 @dataclass(eq=False)
 class Planned:
-    """A step of the model. changes: whether the packet with its batch carries changes, too; moves: whether these are
-    data, too. marks: those that the forward stores. drafted: whether tokens may be rejected.
+    """A step of the model.
+
+    drafted: whether some tokens may be rejected. changes: whether the packet with the batch also carries changes;
+    moves: whether it also carries data. marks: the marks whose states the forward stores.
     """
 
     entries: list[Entry]
@@ -102,10 +104,10 @@ class Planned:
 
 
 class Late(NamedTuple):
-    """A planned step of which the host does not know what the device has decided.
+    """A planned step whose decisions on the device are not known to the host.
 
-    kept: slots that are held back for its claims; granted: those of them that it has claimed; figures: snapshots and
-    refused claims before it.
+    kept: free slots that the host sets aside for claims of the step; granted: slots that the step has claimed; figures:
+    numbers of snapshots and of refused claims that the host does not know yet.
     """
 
     step: Planned
@@ -117,7 +119,7 @@ class Late(NamedTuple):
 class Model(Cache):
     """A manager's rules as dictionaries and loops.
 
-    holders_left: for states from below, beside what starts that were weighed read.
+    holders_left: holders that the last `weigh` left for states from host memory.
     """
 
     holders_left = 0
@@ -125,29 +127,32 @@ class Model(Cache):
     def __init__(self, settings: Settings, generations: Sequence[int]) -> None:
         self.snapshots = self.refused_claims = 0
         width = -(-max(settings.max_batch or 0, settings.row_count) // 64) * 64
-        self.vectors = np.zeros((5, width), np.int32)  # column, entry: of the newest step
-        self.of_tails = np.zeros((6, width), np.int32)  # label, pending, store, length, accepted, batch
+        self.vectors = np.zeros((5, width), np.int32)  # `column entry`, the vectors of the newest step
+        self.of_tails = np.zeros((6, width), np.int32)  # rows: label, pending, store, length, accepted, batch
         super().__init__(settings, generations)
 
     def clear(self) -> None:
         super().clear()
         self.steps: list[Planned] = []  # unsettled, oldest first
-        self.named_last: tuple[list[tuple[int, int, int]], int, int] | None = None  # what of a plan is on the device
-        self.defer = 0  # of the plan under way
-        self.due: list[tuple[int, int]] = []  # (to, of): copies of in-place planes once the forward has run
-        self.late: Late | None = None  # the newest step, while it waits for the accept of the one before
-        self.newest: Planned | None = None  # the last one that was planned, whatever has become of it
-        self.open: Planned | None = None  # whose forward may not have been launched
-        self.coming: set[Kept] = set()  # what its forward has still to store
-        self.promised = False  # what it computes has been handed out
+        self.named_last: tuple[list[tuple[int, int, int]], int, int] | None = None  # batch, limit, defer: last plan
+        self.defer = 0  # the setting `defer` of the plan under way
+        self.due: list[tuple[int, int]] = []  # (to, of) slots: copies of in-place planes, made after the forward
+        self.late: Late | None = None  # the newest step, until the step before it is accepted
+        self.newest: Planned | None = None  # the step that was planned last, even if it is settled or cancelled
+        self.open: Planned | None = None  # the open step
+        self.coming: set[Kept] = set()  # snapshots that the forward of the open step has still to store
+        self.promised = False  # whether a state or KV that the open step computes has been handed out
 
     def reset(self) -> None:
-        """The bytes stay, and generations rise."""
+        """Forgets everything but the bytes, and counts up the generation of each row."""
         self.clear()
         self.generation = [generation + 1 for generation in self.generation]
 
     def launched(self, step: Planned | None, send: bool = False) -> None:
-        """The forward of the open step is in order; snapshots of planes that kernels update in one slot are copied."""
+        """Closes the open step, if it is `step`, and copies the snapshots of planes that kernels update in place.
+
+        send: also submits, if a callback is in the queue.
+        """
         if step is None or step is not self.open:
             return
         self.open, self.promised = None, False
@@ -160,23 +165,23 @@ class Model(Cache):
             self.submit()
 
     def promise(self, rows: Sequence[Row], bounds: Sequence[int]) -> None:
-        """States and KV of rows are handed out up to these lengths."""
+        """Notes that states and KV of rows are handed out up to these lengths."""
         before = {entry.row: entry.whole for entry in self.open.entries if self.tenant(entry)} if self.open else {}
         self.promised |= any(bound > before.get(row, bound) for row, bound in zip(rows, bounds, strict=True))
 
     def told(self, rows: Sequence[Row], bounds: Sequence[int], keys: Sequence[Text]) -> list[int]:
-        """What cache and sessions rely on: whole pages, or all of a turn."""
+        """Returns how many tokens of each row cache or session rely on: whole pages, or all tokens of a turn."""
         lengths = [min(bound, len(key)) for bound, key in zip(bounds, keys, strict=True)]
         return [n if row.talk else self.floor(n) for row, n in zip(rows, lengths, strict=True)]
 
     # Boundaries
 
     def is_due(self, row: Row, length: int) -> bool:
-        """Whether the row has a snapshot at this length, if it finds a slot."""
+        """Says whether a snapshot of the row is due at this length."""
         return length % self.settings.every == 0 and length > row.tracked
 
     def next_boundary(self, row: Row) -> int:
-        """Where a chunk should end: beyond the prompt, or at a mark that is lost inside of the chunk."""
+        """Returns the next length where a chunk should end: a due boundary, or a mark that it would lose inside."""
         length = self.length(row) + 1
         wanted = [] if self.settings.states_inside(length - 1) else [at for at, _ in row.coming]
         while not self.is_due(row, length) and length not in wanted:
@@ -184,7 +189,10 @@ class Model(Cache):
         return length
 
     def chunk(self, row: Row, most: int) -> int:
-        """How many tokens lose no mark: up to one that needs the end of a chunk, else to a whole page of the prompt."""
+        """Returns how many tokens, at most `most`, a chunk can have without losing a mark.
+
+        If no state can be stored inside the chunk, it ends at the next mark, otherwise with a whole page of the prompt.
+        """
         length = self.length(row)
         if length >= row.tracked:
             return most
@@ -196,13 +204,15 @@ class Model(Cache):
         return (whole[-1] if row.coming and whole and end < row.tracked else end) - length
 
     def boundaries(self, row: Row, length: int, reach: int) -> list[int]:
-        """Those in length + 1 .. reach that are due."""
+        """Returns the boundaries in length + 1 .. reach at which a snapshot is due."""
         return [n for n in range(length + 1, reach + 1) if self.is_due(row, n)]
 
     def fold(self, row: Row, n: int, drafts: int) -> Tail:
-        """What the row's next step does with its tail. One with drafts puts its tokens there, and what is pending in
-        the state, or of that only what is in front of the last boundary. Without drafts all are in the state, unless
-        there is such a boundary, and room in the tail. Nothing is while it would be fewer than `defer` tokens.
+        """Returns what the row's next step does with its tail.
+
+        A step puts its tokens into the tail, and pending tokens into the state, if it has drafts, if a boundary lies
+        among the pending tokens, or if it waits for `defer` tokens; the tail must have room. The state then ends at the
+        last such boundary, and gains nothing in a step that waits. Otherwise, all tokens go into the state.
         """
         label, pending = self.in_state(row), row.pending
         if not self.settings.tail:
@@ -215,7 +225,7 @@ class Model(Cache):
         return Tail(label, pending, store if store or row.source else -1, left, newest)
 
     def needs(self, row: Row, n: int, drafts: int = 0, most: bool = False) -> bool:
-        """Whether a row claims a slot in its next step; most: whether it does for some number of accepted tokens."""
+        """Says whether a row claims a slot in its next step. most: whether it may, if enough tokens are accepted."""
         tail, lanes = self.fold(row, n, drafts), self.lanes(row)
         held = [lane for lane in lanes if lane in self.held]
         if self.settings.strategy == "redirect":
@@ -228,17 +238,17 @@ class Model(Cache):
         return ends and not full
 
     def unsure(self, row: Row) -> int:
-        """Tokens of the row's newest step that may be real, besides those that are."""
+        """Returns the number of drafts in the row's newest step, if it is not settled."""
         unsettled = self._unsettled(row)
         return unsettled.drafts if unsettled else 0
 
     def _unsettled(self, row: Row) -> Entry | None:
-        """What the newest unsettled step says of a row."""
+        """Returns the row's entry in the newest unsettled step."""
         entries = self.steps[-1].entries if self.steps else ()
         return next((entry for entry in entries if entry.row is row and not row.finished), None)
 
     def text_of(self, row: Row) -> Text:
-        """The row's tokens, as the device knows them."""
+        """Returns the row's tokens as the device knows them."""
         unsettled = self._unsettled(row)
         if unsettled and unsettled.drafts and not unsettled.counted:
             return (*row.text[: unsettled.before], *unsettled.tokens[: unsettled.accepted])
@@ -246,11 +256,11 @@ class Model(Cache):
 
     @property
     def undecided(self) -> list[Row]:
-        """Rows of which the host does not know what their newest plan has decided."""
+        """Rows of the late step, whose decisions the host does not know."""
         return [entry.row for entry in self.late.step.entries if entry.row] if self.late else []
 
     def shortfall(self, wanted: int) -> int:
-        """Slots that so many claims lack."""
+        """Returns how many slots are lacking for `wanted` claims."""
         return max(0, wanted + self.settings.reserve - self.free_count) if wanted else 0
 
     # Steps
@@ -273,7 +283,7 @@ class Model(Cache):
     def plan(
         self, batch: Sequence[tuple[Row | None, list[int]]], limit: int, drafts: Sequence[int] = ()
     ) -> Planned:  # fmt: skip
-        """batch: rows with the tokens they are fed; finished rows and None are padding. drafts: of each entry."""
+        """Plans a step. batch: (row, its tokens); finished rows and None are padding. drafts: of each entry."""
         rows = [row if row is not None and not row.finished else None for row, _ in batch]
         drafts = [n if row else 0 for row, n in zip(rows, drafts or [0] * len(rows), strict=True)]
         planned = [(row, len(tokens), n) for row, (_, tokens), n in zip(rows, batch, drafts, strict=True) if row]
@@ -291,7 +301,7 @@ class Model(Cache):
         sent = zip(rows, batch, drafts, strict=True)
         named = [(row.number, len(tokens), n) if row else (0, 0, 0) for row, (_, tokens), n in sent]
         step = Planned([], any(drafts), marks=inside)
-        if self.queue or (named, limit, self.defer) != self.named_last:  # else there is nothing to send
+        if self.queue or (named, limit, self.defer) != self.named_last:  # otherwise there is nothing to send
             step.changes, step.moves = self.submit_batch()
         self.named_last = named, limit, self.defer
         kept = max(0, min(claims, limit, self.free_count - self.settings.reserve))
@@ -339,20 +349,20 @@ class Model(Cache):
         return step
 
     def _hide(self, planned: Sequence[tuple[Row, int, int]]) -> dict[Row, tuple[int, int, int]]:
-        """Counts what the device knows of the step before; returns what the host knows of rows: pending, tracked, more.
+        """Counts the accepted tokens that only the device knows, and returns what the host knows of each row.
 
-        Where the host does not know all, `pending` is that of before the plan.
+        The values are (pending before the count, tracked, number of tokens that were counted).
         """
-        found = {}
+        hidden = {}
         for row, _, _ in planned:
             unsettled, pending = self._unsettled(row), row.pending
             if unsettled and unsettled.drafts:
                 self._count(unsettled)
-            found[row] = pending, row.tracked, row.pending - pending
-        return found
+            hidden[row] = pending, row.tracked, row.pending - pending
+        return hidden
 
     def _count(self, entry: Entry) -> None:
-        """A row gets the accepted tokens of its newest step."""
+        """Adds the accepted tokens of an entry to its row."""
         row = entry.row
         assert row and not entry.counted
         entry.counted = True
@@ -361,7 +371,7 @@ class Model(Cache):
             row.pending += entry.accepted - entry.certain
 
     def _forget_what_was_decided(self, hidden: Mapping[Row, tuple[int, int, int]]) -> None:
-        """What the host knows once it has planned a late step: all of rows whose length was certain, but for lanes."""
+        """Sets the host's view after the plan of a late step: it knows rows of certain length, but not their lanes."""
         assert self.late
         for entry in self.late.step.entries:
             if row := entry.row:
@@ -375,7 +385,7 @@ class Model(Cache):
         self.late = self.late._replace(figures=figures)
 
     def _decide(self) -> None:
-        """The host knows what the device did in the plan of the late step."""
+        """Tells the host what the device decided in the plan of the late step."""
         assert self.late
         self._note_tails(self.late.step)
         for entry in self.late.step.entries:
@@ -389,7 +399,7 @@ class Model(Cache):
         self.late = None
 
     def _note_tails(self, step: Planned) -> None:
-        """What a step leaves in the tails of its rows, and of others."""
+        """Notes what a step leaves in the tails of rows; `newest` of rows that are not in it becomes 0."""
         for row in self.rows.values():
             row.newest = 0
         for entry in step.entries:
@@ -397,18 +407,18 @@ class Model(Cache):
                 entry.row.pending, entry.row.newest = entry.left, entry.tail.newest
 
     def require_same(self) -> None:
-        """Until a late step is decided, the device knows more."""
+        """Asserts that host and device agree, unless there is a late step."""
         if not self.late:
             super().require_same()
 
     def count_slots(self) -> None:
-        """The host reads the device's count."""
+        """Corrects the host's number of free slots, which it has read from the device."""
         if self.late:
             self.free_count += self.late.kept - self.late.granted
             self.late = self.late._replace(kept=0, granted=0)
 
     def _count_accepted(self) -> None:
-        """The device: of the step before, what was accepted is pending from now on. The host knows it already."""
+        """Adds what was accepted of the last step to the device's column `pending`."""
         pending, newest = self.columns["pending"], self.columns["newest"]
         for number, accepted in list(zip(self.vectors[0], self.of_tails[4], strict=True))[: self.of_tails[5, :1].sum()]:
             pending[number] += min(max(0, int(accepted)), newest[number]) if number else 0
@@ -424,7 +434,7 @@ class Model(Cache):
             self.columns["pending"][row.number], self.columns["newest"][row.number] = tail.left, tail.newest
 
     def _fill(self, step: Planned) -> None:
-        """Debug mode: what the forward stores in slots that it does not read must replace what is there now."""
+        """Writes canaries, as debug mode does, to the slots that the forward stores in and does not read."""
         slots = [entry.write for entry in step.entries if entry.write != entry.read and entry.tail.store >= 0]
         slots += [entry.snapshot for entry in step.entries if entry.snapshot]
         slots += [self.slot[kept.register] for _, kept in step.marks]
@@ -434,7 +444,7 @@ class Model(Cache):
 
     @staticmethod
     def _vector(entry: Entry, pad: int) -> list[int]:
-        """rows, tokens, read, write, snapshot."""
+        """Returns the numbers of an entry in the step's vectors: row, tokens, read, write, snapshot."""
         if entry.row is None:
             return [0, 0, pad, pad, pad]
         return [entry.row.number, len(entry.tokens), entry.read, entry.write, entry.snapshot or pad]
@@ -469,7 +479,7 @@ class Model(Cache):
         row.source = self.columns["source"][row.number] = 0
 
     def _turn(self, row: Row, length: int, claim: Claim) -> bool:
-        """Redirect: the state so far becomes the snapshot, and another slot is written. Nothing where none is free."""
+        """Takes a snapshot under Redirect: lane and live swap their slots. Returns False if the lane finds no slot."""
         (lane,) = self.lanes(row)
         if lane not in self.slot and not claim(lane):
             return False
@@ -479,7 +489,7 @@ class Model(Cache):
         return True
 
     def _lane(self, row: Row, claim: Claim) -> int:
-        """The lane that takes a snapshot, 0 for none."""
+        """Returns the lane that takes a snapshot, 0 for none."""
         lanes = self.lanes(row)
         held = [lane for lane in lanes if lane in self.slot]
         for lane in held:
@@ -493,7 +503,7 @@ class Model(Cache):
         return sorted(lanes, key=lambda lane: self.label[lane])[0]
 
     def forward(self, step: Planned) -> None:
-        """What the engine has written, plane by plane; a plane updated in one slot must hold the state before."""
+        """Notes what the forward writes, plane by plane, and asserts that it reads the right states."""
         for part, states in self.content.items():
             copied = part in self.settings.copied
             before = {i: states[e.write if copied else e.read] for i, e in enumerate(step.entries)}
@@ -518,7 +528,7 @@ class Model(Cache):
                     self._keep_in_tail(entry)
 
     def _keep_in_tail(self, entry: Entry) -> None:
-        """Each token has its place by its number; those in the state are not kept. Pending ones must be there."""
+        """Checks the pending tokens in the tail, and adds the new tokens that the state does not have."""
         row, tail, size = entry.row, entry.tail, self.settings.ring
         assert row
         ring, text = list(self.rings[row.number]), (*row.text[: entry.before], *entry.tokens)
@@ -529,7 +539,7 @@ class Model(Cache):
         self.rings[row.number] = tuple(ring)
 
     def tenant(self, entry: Entry) -> Row | None:
-        """The row of an entry, unless it is padding or has another tenant since."""
+        """Returns the row of an entry, unless the entry is padding or another request has the row now."""
         row = entry.row
         return row if row is not None and self.rows.get(row.number) is row else None
 
@@ -542,14 +552,14 @@ class Model(Cache):
             if row is None:
                 continue
             row.unsettled -= 1
-            if not row.finished:  # else this step is dead, and says nothing
+            if not row.finished:  # otherwise this step is dead
                 row.confirmed = entry.after if over else self.length(row)
                 row.finished |= over
                 settled.append(row)
         self._release_lanes(settled)
 
     def _release_lanes(self, rows: Sequence[Row]) -> None:
-        """Lazy: lanes with a label below the largest one in 1..K go, with the next packet."""
+        """Releases, under LazyPingPong, the lanes below the largest label in 1..K, the confirmed length."""
         if self.settings.strategy != "lazy":
             return
         gone: list[int] = []
@@ -560,13 +570,13 @@ class Model(Cache):
         self.record_releases(gone)
 
     def wrote(self, step: Planned, accepted: Sequence[int]) -> None:
-        """The device is told how many tokens of each entry of the newest step are real."""
+        """Notes that the device is told how many tokens of each entry of the newest step are real."""
         self.of_tails[4, : len(accepted)] = accepted
         for entry, n in zip(step.entries, accepted, strict=True):
             entry.accepted = n
 
     def accept(self, step: Planned, accepted: Sequence[int], finished: Sequence[bool], written: bool) -> None:
-        """accepted: tokens of each entry that are real. What is in the tail is pending from now on."""
+        """Accepts a step. accepted: real tokens of each entry; written: whether the device knows them already."""
         self.launched(step, send=True)
         if step is self.newest and not written:
             self.wrote(step, accepted)
@@ -590,7 +600,7 @@ class Model(Cache):
         self._release_lanes([row for row, _, _ in settled])
 
     def cancelled(self, step: Planned) -> list[Row]:
-        """Takes the newest step back; returns its rows, which are real up to the state that they had before it."""
+        """Takes the newest step back, and returns its rows, confirmed up to the state that they had before it."""
         self.steps.remove(step)
         self.due = []
         self.launched(step, send=True)
@@ -600,27 +610,27 @@ class Model(Cache):
         return rows
 
     def snapshots_are_true(self) -> None:
-        """What holders keep is what the tokens of the row that it came from say."""
+        """Asserts that each holder has the state of the tokens of its row, in every plane."""
         for one in self.kept.values():
             if one.register in self.slot and not self.named(one.register) and one not in self.coming:
                 for states in self.content.values():
                     assert states[self.slot[one.register]] == one.text, f"{one} holds another state"
 
-    # What a request finds
+    # The state from which a request starts
 
     def look_up(self, start: Start) -> None:
-        """The longest state for a prompt: its session's, or one of the cache."""
+        """Looks for the longest state for a prompt, in its session and in the cache, and notes it in `start`."""
         s, prompt, talk = self.settings, start.prompt, start.talk
         assert prompt
-        found, start.asked = self.find(prompt, start.salt) if s.prefix else None, start.wants
+        match, start.asked = self.find(prompt, start.salt) if s.prefix else None, start.wants
         serving = self.serving(talk, prompt, start.salt) if talk else []
-        if talk and serving and not (found and found.length > serving[0].length):
+        if talk and serving and not (match and match.length > serving[0].length):
             start.moved, start.length = serving, serving[0].length
             start.shared = talk.pages[: self.pages_for(start.length)]
-        self._go_on_from(start, found)
+        self._go_on_from(start, match)
 
     def from_elsewhere(self, start: Start) -> Start:
-        """The same request where its session makes way first."""
+        """Returns the start of the same request if its session makes way first."""
         other = replace(
             start, talk=None, away=start.talk, origin=None, length=0, moved=(), shared=(), wants=start.asked
         )
@@ -628,45 +638,48 @@ class Model(Cache):
         return other
 
     def serving(self, talk: Talk, prompt: Text, salt: Hashable) -> Sequence[Kept]:
-        """States of a session that a prompt begins with."""
+        """Returns the states of a session whose tokens begin a prompt, longest first."""
         same = 0
         while same < min(len(talk.text), len(prompt) - 1) and talk.text[same] == prompt[same]:
             same += 1
         serving = [one for one in talk.kept if one.length <= same][: 1 + self.settings.lanes]
         return serving if talk.salt == salt else []
 
-    def _go_on_from(self, start: Start, found: Found | None) -> None:
+    def _go_on_from(self, start: Start, match: Found | None) -> None:
         s, prompt = self.settings, start.prompt
         assert prompt
-        if found and found.stated and not start.moved:
-            start.origin, start.length = found.stated.state, found.length
-            start.shared = found.stated.pages
-        if found and start.moved:
+        if match and match.stated and not start.moved:
+            start.origin, start.length = match.stated.state, match.length
+            start.shared = match.stated.pages
+        if match and start.moved:
             far = start.length
-            found = Found(found.tokens, far, max(found.kv, far), max(found.gone, far))
-        start.found = found
-        if found:
-            size, branch = (length // s.unit * s.unit for length in (len(prompt) - 1, found.kv))
+            match = Found(match.tokens, far, max(match.kv, far), max(match.gone, far))
+        start.match = match
+        if match:
+            size, branch = (length // s.unit * s.unit for length in (len(prompt) - 1, match.kv))
             distance = -(-s.placed // s.unit) * s.unit or len(prompt) + 1
             more = dict.fromkeys(range(distance, size + 1, distance), "every") if s.lanes else {}
             more |= {branch: "branch", size: "prompt"} if s.lanes else {}
             start.wants = sorted({**more, **dict(start.asked)}.items())
 
     def from_host(self, start: Start) -> Start | None:
-        """The same request where it starts from host memory, if that has more."""
+        """Returns the start of the same request from host memory, None if the device has as long a state."""
         if not (self.below and start.prompt):
             return None
-        found = self.find(start.prompt, start.salt)
+        match = self.find(start.prompt, start.salt)
         serving = self.serving(start.talk, start.prompt, start.salt) if start.talk else []
-        known = max(found.length, serving[0].length if serving else 0)
-        hit = self.below.find(start.prompt, start.salt, found, known)
+        known = max(match.length, serving[0].length if serving else 0)
+        hit = self.below.find(start.prompt, start.salt, match, known)
         if not hit:
             return None
         shared = [0] * self.pages_for(hit.length)
-        return replace(start, hit=hit, found=found, origin=None, length=0, moved=(), shared=shared, wants=start.asked)
+        return replace(start, hit=hit, match=match, origin=None, length=0, moved=(), shared=shared, wants=start.asked)
 
     def _bring_up(self, starts: Sequence[Start]) -> None:
-        """What lies below becomes cached, and is found like anything else. What is cached meanwhile is not brought."""
+        """Loads states and KV of starts from host memory into the cache, and starts them from there.
+
+        A state that the cache has got meanwhile is not loaded.
+        """
         if not self.below:
             return
         self.free_some_holders(len({start.hit.state.key for start in starts if start.hit}))
@@ -688,8 +701,8 @@ class Model(Cache):
             pages += start.hit.pages[had - start.hit.first :] if fresh else []
         self.below.bring(registers, brought, ids, pages)
         for start in promoted:
-            assert start.hit and start.found and start.prompt
-            more = start.hit.length - start.found.length
+            assert start.hit and start.match and start.prompt
+            more = start.hit.length - start.match.length
             self.below.figures[f"{'storage' if start.hit.state.fetched else 'host'} hit"] += more
         for start in promoted:
             length = start.hit.length if start.hit else 0
@@ -697,7 +710,7 @@ class Model(Cache):
             assert start.length == length
 
     def _start_cached(self, start: Start) -> None:
-        """The same request, which starts from the cache instead of from below."""
+        """Changes a start from host memory into a start from the cache."""
         hit, lease = start.hit, start.lease
         assert hit and lease and self.below
         start.hit = None
@@ -707,15 +720,18 @@ class Model(Cache):
         self.leases.remove(lease)
 
     def _hold(self, starts: Sequence[Start]) -> None:
-        """What was found stays while room is made for the rest; of what sessions share, only what they go on with."""
+        """Leases and pins what the starts found, so that making room does not evict it.
+
+        Of a session's pages, only those that the turn goes on with stay leased.
+        """
         for start in starts:
-            if start.hit and start.found and self.below:
+            if start.hit and start.match and self.below:
                 self.below.hold(start.hit)
-                self.leases.append(lease := Lease(start.found.reached, start.salt))
+                self.leases.append(lease := Lease(start.match.reached, start.salt))
                 start.lease = lease
-            elif start.found:
+            elif start.match:
                 kept = start.talk.lease if start.talk else None
-                start.lease = Lease(start.found.stated, start.salt)
+                start.lease = Lease(start.match.stated, start.salt)
                 if kept:
                     self.leases.remove(kept)
                 if kept and start.moved:
@@ -728,14 +744,14 @@ class Model(Cache):
 
     @staticmethod
     def _read(start: Start) -> Kept | None:
-        return start.origin if start.found and start.found.stated and isinstance(start.origin, Kept) else None
+        return start.origin if start.match and start.match.stated and isinstance(start.origin, Kept) else None
 
     def _unpin(self, start: Start) -> None:
         if state := self._read(start):
             self.pins[state.register] -= 1
 
     def _demand(self, starts: Sequence[Start]) -> tuple[int, int]:
-        """Pages and slots that have to be found, where it is known what is held; says whose origin is taken."""
+        """Returns the pages and slots that starts need, and sets `taken` of starts that take their state over."""
         each = 1 + self.settings.lanes_at_admission
         pages = sum(max(0, self.pages_for(start.size) - len(start.shared)) - self.surplus(start)[1] for start in starts)
         slots = sum(max(0, each - len(start.moved)) - self.surplus(start)[0] for start in starts)
@@ -751,15 +767,16 @@ class Model(Cache):
         return pages, slots - sum(start.taken for start in starts)
 
     def weigh(self, starts: Sequence[Start]) -> tuple[tuple[int, int], tuple[int, int], int]:
-        """Pages and slots that are needed and that can be had while what the starts found stays, and snapshots that can
-        be dropped.
+        """Returns (pages, slots) needed, (pages, slots) available, and the number of snapshots that can be dropped.
+
+        What the starts found is leased meanwhile, so it does not count as available.
         """
         self.starting = [start.talk for start in starts if start.talk]
         self._hold(starts)
         need = self._demand(starts)
         self.holders_left = sum(map(len, self.free_holders)) + self.ready_to_go
         room = self.free_pages + self.pages_ready_to_go, self.free_count + self.ready_to_go
-        found = need, room, self.evictable
+        numbers = need, room, self.evictable
         for start in starts:
             self._unpin(start)
             if start.lease:
@@ -769,7 +786,7 @@ class Model(Cache):
                 elif start.talk and start.talk.lease:
                     self.leases.append(start.talk.lease)
         self.starting = []
-        return found
+        return numbers
 
     def make_room(self, pages: int, slots: int) -> None:
         self.free_some_pages(pages)
@@ -793,17 +810,17 @@ class Model(Cache):
         self._bring_up(starts)
         rows = self.start(starts)
         for row, start in zip(rows, starts, strict=True):
-            if start.lease and start.found:
+            if start.lease and start.match:
                 row.lease = start.lease
                 self._unpin(start)
                 if start.taken and (state := self._read(start)):
                     del self.kept[state.register]
                     self.free_holders.append({state.register})
-                self.use(start.found, start.lease)
+                self.use(start.match, start.lease)
         return rows
 
     def start(self, starts: Sequence[Start]) -> list[Row]:
-        """The lowest free rows with their slots and pages."""
+        """Begins the lowest free rows, with their slots and pages, and returns them."""
         s = self.settings
         rows = [
             Row(number, self.generation[number], start.name)
@@ -815,8 +832,8 @@ class Model(Cache):
             self.append_pages(row, start.shared)
             self.add_pages(row, max(0, self.pages_for(start.size) - len(start.shared)))
         for row, start in zip(rows, starts, strict=True):
-            if start.taken and start.found and start.found.stated:
-                state = self.give_up(start.found.stated)
+            if start.taken and start.match and start.match.stated:
+                state = self.give_up(start.match.stated)
                 state.dropped = True
                 self.record_moves([(row.live, state.register)])
             if start.talk:
@@ -837,7 +854,7 @@ class Model(Cache):
                 copies.append((row.live, register))
             row.coming = [(at, kind) for at, kind in start.wants if at > start.length]
             row.floor = row.tracked = row.confirmed = start.length
-            if start.found and start.prompt:
+            if start.match and start.prompt:
                 row.tracked = max(row.tracked, len(start.prompt))
             elif isinstance(origin := start.origin, Row):
                 row.tracked = max(row.tracked, origin.tracked)
@@ -858,7 +875,7 @@ class Model(Cache):
         return rows
 
     def _restore(self, row: Row, start: Start) -> int:
-        """What the row knows of itself; returns the register that it reads first or is a copy of, 0 for none."""
+        """Sets prompt and text of a row; returns the register that it reads first or is a copy of, 0 for none."""
         origin, length = start.origin, start.length
         row.prompt, row.given = start.prompt, start.prompt or ()
         if origin:
@@ -872,7 +889,10 @@ class Model(Cache):
         return origin.register if isinstance(origin, Kept) else origin.source or origin.live
 
     def fork(self, row: Row, names: Sequence[object], holder: int) -> tuple[list[Row], list[tuple[int, int]]]:
-        """holder: the register that the state was moved to, where it was."""
+        """Forks a row; returns the new rows, and (to, of) of pages to copy.
+
+        holder: the register to which memstate has moved the row's state, if it moved it.
+        """
         if not names:
             return [], []
         length, n = self.length(row), len(names)
@@ -900,17 +920,17 @@ class Model(Cache):
         rows = self.start(starts)
         for new in rows:
             new.prompt, new.taste = row.prompt, row.taste
-            new.given = row.given[:length]  # it may go on otherwise
+            new.given = row.given[:length]  # its later tokens may differ from the prompt
             if row.lease:
                 self.leases.append(lease := Lease(row.lease.entry, row.lease.salt))
                 new.lease = lease
         if shared:
-            shared.dropped = True  # goes with its last reader
+            shared.dropped = True  # its last reader releases it
         copies = [(new.pages[kept], row.pages[kept]) for new in rows] if partial else []
         return rows, copies
 
     def keep(self, rows: Sequence[Row], bounds: Sequence[int], keys: Sequence[Text], ended: bool) -> list[Kept | None]:
-        """KV and the newest snapshot of each row, for the cache. bounds: what is real of each."""
+        """Gives KV and the newest snapshot of each row to the cache. bounds: confirmed length of each."""
         if not self.settings.prefix:
             return [None] * len(rows)
         offers = []
@@ -925,10 +945,10 @@ class Model(Cache):
             decoded = not row.end or row.end[0] != self.known.get(register)
             offers.append((row, key[:known], row.pages[: known // self.settings.page_size], register, None, decoded))
             last.append(len(offers))
-        found = [self.insert(*offer) for offer in offers]
+        states = [self.insert(*offer) for offer in offers]
         self.trim()
         there = [entry.state for entry in self.stated]
-        states = [one if one in there else None for one in found]
+        states = [one if one in there else None for one in states]
         return [
             next((one for one in reversed(states[first:end]) if one), None)
             for first, end in zip([0, *last], last, strict=False)
@@ -938,8 +958,10 @@ class Model(Cache):
         self, rows: Sequence[Row], registers: Sequence[int] | None, bounds: Sequence[int],
         keys: Sequence[Text] | None = None,
     ) -> list[Kept | None]:  # fmt: skip
-        """registers: holders for those who have something to publish up to their bound; None publishes nothing. keys:
-        for the cache and the sessions instead.
+        """Ends rows; returns the snapshot that each publishes, or None.
+
+        registers: holders for the rows that publish a handle, None to publish none. keys: tokens of each row, if it
+        publishes to the cache and its session instead.
         """
         kept: list[Kept | None] = [None] * len(rows)
         self.unpin(rows)
@@ -967,19 +989,21 @@ class Model(Cache):
                 self.record_write(column, row.number, 0)
         return kept
 
-    # Marks: which states of prompts a step keeps, and who holds them until they are published
+    # Marks: the states of prompts that a step keeps, and their holders until they are published
 
     def lengths(self, length: int, reach: int, origin: int) -> list[int]:
-        """Where a forward has states in length + 1 .. reach, as far as they fill pages."""
+        """Returns the lengths in length + 1 .. reach that fill whole pages and where a forward can store a state."""
         grid, page = self.settings.grid, self.settings.unit
         inside = [n for n in range(length + 1, reach) if grid and (origin + n - length) % grid == 0]
         return [n for n in (*inside, reach) if n % page == 0]
 
     def due_marks(self, batch: Sequence[tuple[Row | None, int, int]]) -> list[Mark]:
-        """What a step of so many tokens and drafts of each row keeps. A row's last state stays live, and is kept by its
-        next step, unless the forward stores it, or has its tokens in the tail.
+        """Returns the marks of a step. batch: (row, tokens, drafts) of each entry.
+
+        The state at the end of a chunk stays live at first, and the row's next step keeps it, unless the forward itself
+        stores it, or the tokens go into the tail.
         """
-        found, start = [], 0
+        marks, start = [], 0
         for at, (row, tokens, drafts) in enumerate(batch):
             if row is None:
                 continue
@@ -993,9 +1017,9 @@ class Model(Cache):
                 row.end = None
                 nearer = any(one <= goal for one in there)
                 if was == goal or (not nearer and (goal <= reach or goal - was < self.finest)):
-                    found.append(Mark(at, row, 0, was, kind))
+                    marks.append(Mark(at, row, 0, was, kind))
                     row.floor = max(row.floor, was)
-            stored = self.settings.grid and not self.settings.direct and n > 1  # by the step itself
+            stored = self.settings.grid and not self.settings.direct and n > 1  # at the end of a chunk
             for wanted, kind in list(row.coming) if n else ():
                 best = max((one for one in there if one <= wanted), default=0)
                 gains = best - row.floor >= self.settings.unit
@@ -1004,7 +1028,7 @@ class Model(Cache):
                 if gains and best == reach and not stored:
                     row.end = best, kind, wanted
                 elif gains:
-                    found.append(Mark(at, row, best - length, best, kind))
+                    marks.append(Mark(at, row, best - length, best, kind))
                 if gains and not (wanted > reach and best == reach and not stored):
                     row.floor = best
                 if wanted > reach:
@@ -1013,22 +1037,22 @@ class Model(Cache):
                 self.missed += wanted - row.floor >= self.finest
             assert row.floor >= floor
             start += tokens
-        return found
+        return marks
 
     @property
     def finest(self) -> int:
-        """Tokens between two lengths that a forward has and that fill pages, in a chunk that begins with one."""
+        """Tokens between two possible marks in one chunk: a multiple of the grid that fills whole pages."""
         return next(
             n for n in itertools.count(self.settings.unit, self.settings.unit) if n % (self.settings.grid or 1) == 0
         )
 
     def _before(self, row: Row, reach: int, wanted: int, stored: bool) -> bool:
-        """Whether a chunk that ends before the length wanted has something to keep for it."""
+        """Says whether a chunk that ends before the wanted length keeps its last state for it."""
         page, grid = self.settings.unit, self.settings.grid
         soon = wanted < reach + self.finest
         if wanted == len(row.prompt or ()):
-            return False  # where a chunk ends
-        if all((reach + n * grid) % page for n in range(page)):  # the next one is off the pages
+            return False  # a chunk ends there
+        if all((reach + n * grid) % page for n in range(page)):  # no state of the next chunk fills whole pages
             return soon or not self.settings.packed
         return reach % page == 0 and (soon or not stored)
 
@@ -1036,7 +1060,7 @@ class Model(Cache):
         return min(sum(map(len, self.free_holders)), self.free_count - self.settings.reserve, limit)
 
     def choose_marks(self, marks: list[Mark], limit: int) -> list[Mark]:
-        """Those that find room, and what has to go for them."""
+        """Evicts states to make room for marks, and returns the marks that find room."""
         wanted = min(len(marks), limit)
         if self.settings.prefix and self.settings.evict:
             self.evict_states(
@@ -1050,7 +1074,7 @@ class Model(Cache):
         return [mark for mark in marks if mark in chosen]
 
     def keep_marks(self, marks: Sequence[Mark]) -> list[tuple[Mark, Kept]]:
-        """Registers and slots for them; returns those that the forward stores."""
+        """Gives each mark a holder and a slot; returns the marks that the forward stores, with their snapshots."""
         pairs = []
         for mark in marks:
             row, n = mark.row, mark.length
@@ -1075,7 +1099,7 @@ class Model(Cache):
         return inside
 
     def keep_ends(self, rows: Sequence[Row], bounds: Sequence[int]) -> None:
-        """Live states at marks, of rows that publish before their next step."""
+        """Keeps live states that are marks, for rows that publish before their next step."""
         marks = []
         for row, bound in zip(rows, bounds, strict=True):
             if row.end and row.end[0] == row.end[2] <= bound and not row.talk:
@@ -1085,13 +1109,13 @@ class Model(Cache):
             self.keep_marks(self.choose_marks(marks, 2**31 - 1))
 
     def arrived_at(self, row: Row) -> None:
-        """A state that arrives at a mark is to be kept."""
+        """Notes that a state which has arrived is a mark, if one is wanted at its length."""
         length = row.confirmed
         if kinds := [kind for at, kind in row.coming if at == length]:
             row.floor, row.end = length, (length, kinds[0], length)
 
     def strictly_publishable(self, rows: Sequence[Row], bounds: Sequence[int]) -> bool:
-        """Whether each row has something to publish, and what that takes is free."""
+        """Says whether each row has a state to publish, with a free holder and slot for it."""
         left = sum(map(len, self.free_holders))
         ends = [
             row
@@ -1107,7 +1131,7 @@ class Model(Cache):
         return all(rest) and len(rest) + len(ends) <= left
 
     def end_marks(self, rows: Sequence[Row]) -> None:
-        """What nobody was given."""
+        """Drops the marks of rows that were never published."""
         for row in rows:
             if row.marks:
                 self.drop([kept for kept, _ in row.marks])

@@ -1,4 +1,4 @@
-"""Every operation of a manager, valid and not, chosen by the digits of one number."""
+"""The operations of a manager, with valid and invalid arguments that the digits of one number choose."""
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -31,7 +31,7 @@ from tests.proof.stateful.settings import Digits
 from tests.support.fetches import Fetched
 
 NO_LIMIT = 2**31 - 1
-# What may come between a plan and its forward.
+# operations between a plan and its forward, each as often as it is drawn
 GAP = (
     "admit", "admit", "admit", "leave", "leave", "leave", "publish", "publish", "drop", "drop", "fork", "cancel",
     "settle", "settle", "arrived", "submit", "submit", "lengthen", "read_slots", "read_slots", "shortfall", "ask",
@@ -41,7 +41,7 @@ GAP = (
 )  # fmt: skip
 AROUND_TAILS = GAP + ("leave", "cancel") * 4
 FAULTS = ("gone", "vanished", "half", "garbage", "denied", "raises", "", "")
-# How often each is drawn.
+# operation -> weight with which it is drawn
 OPERATIONS = {
     "plan": 32, "first": 5, "fold": 4, "settle": 16, "admit": 12, "leave": 9, "publish": 8, "drop": 7, "fork": 4,
     "cancel": 2, "arrived": 3, "submit": 3, "lengthen": 2, "read_slots": 2, "shortfall": 3, "ask": 3, "accept": 1,
@@ -50,7 +50,7 @@ OPERATIONS = {
     "serve": 16, "match": 3, "talk": 3, "hush": 1, "age": 4, "forget_states": 1, "forget_pages": 1, "forget_all": 1,
 }  # fmt: skip
 
-# With tiers.
+# weights of programs with tiers
 BELOW = {
     "serve": 60, "poll": 16, "work": 16, "prefetch": 12, "ready": 8, "unfetch": 3, "tick": 3, "spoil": 8, "stock": 8,
     "thin": 4, "flush": 2, "empty_host": 2, "forget_states": 4, "plan": 20,
@@ -58,12 +58,12 @@ BELOW = {
 
 
 class Operations(Machine):
-    """`run` carries out one of `OPERATIONS`."""
+    """A machine that carries out operations by name."""
 
     naps = 0
 
     def run(self, name: str, number: int) -> None:
-        """Carries out an operation on both sides and compares everything."""
+        """Carries out an operation on both sides, and compares them."""
         d = Digits(number)
         if self.asleep:
             self.naps += 1
@@ -78,7 +78,7 @@ class Operations(Machine):
     # Snapshots
 
     def _undecided(self, rows: Handles) -> Faults:
-        """What is wrong with rows whose states are not known before the step before their newest is accepted."""
+        """Returns the error of a call that names rows of the late step, whose states the host does not know."""
         undecided = self.model.undecided
         return {ms.InvalidArgument} if any(self.handles.get(row) in undecided for row in rows) else set()
 
@@ -96,7 +96,7 @@ class Operations(Machine):
         self.publish_rows(rows, faults, strict)
 
     def publish_rows(self, rows: Handles, faults: Faults, strict: bool = False) -> None:
-        """As handles."""
+        """Publishes rows as handles, on both sides."""
         model, tenants = self.model, [self.handles[row] for row in rows if row in self.handles]
         bounds = [tenant.confirmed for tenant in tenants]
         snaps = self.attempt(faults, lambda: self.mem.publish(rows, strict=strict))
@@ -120,7 +120,7 @@ class Operations(Machine):
             snaps.append(d.pick((), 3, "snapshot"))
             faults.add(ms.InvalidArgument)
         elif wrong == 5:
-            snaps.append(None)  # as publish() returns it where there is nothing
+            snaps.append(None)  # publish() returns None for a row without a snapshot
         elif wrong == 4 and self.cached:
             snaps.append(snap := d.pick(*self.cached))
             faults |= {ms.StaleHandle} if snap in self.stale() else {ms.InvalidArgument}
@@ -129,7 +129,7 @@ class Operations(Machine):
             self.model.drop([self.snaps.pop(snap) for snap in real])
             self.dropped.extend(real)
 
-    # Everything else
+    # Submit, check, sleep, wake, reset, close
 
     def submit(self, d: Digits) -> None:
         if self.flights and not self.in_gap and d(2):
@@ -154,7 +154,7 @@ class Operations(Machine):
                 states[0] = EMPTY
 
     def sleep(self, d: Digits) -> None:
-        """Not for fenced memory, which is part of a larger block that would go with it."""
+        """Puts the states to sleep, unless their memory is part of a larger block, which would go with it."""
         if self.settings.memory == "fenced":
             return
         keep = d(3) != 1
@@ -181,11 +181,11 @@ class Operations(Machine):
             self.model.rings = [()] * (1 + self.model.row_count)
             for states in self.model.content.values():
                 states[0] = EMPTY
-        self.look()  # before anything else happens to what was kept
+        self.look()  # before the next operation changes the kept states
 
     def reset(self, d: Digits) -> None:
         if d(3) and not self.asleep:
-            return  # rare, or nothing grows
+            return  # frequent resets would keep sessions and cache small
         with self.lower.waiting() if self.lower else nullcontext():
             if self.attempt(set(), lambda: self.mem.recover(keep=False)) is REFUSED:
                 return
@@ -202,7 +202,7 @@ class Operations(Machine):
             kept.clear()
 
     def close(self) -> None:
-        """Everything ends, and everything is free."""
+        """Ends everything, and asserts that all slots and pages are free."""
         nothing = Digits(0)
         if self.asleep:
             self.wake(nothing)
@@ -218,7 +218,7 @@ class Operations(Machine):
         if self.model.below:
             self.model.below.flush()
             self.model.below.clear()
-        if self.settings.debug:  # then close looks for leaks, as an audit does
+        if self.settings.debug:  # then close() audits, which submits
             self.model.submit()
         self.look()
         if self.mem.prefix is not None:
@@ -231,7 +231,7 @@ class Operations(Machine):
         assert not self.model.kept and not self.model.slot
 
     def end_all(self) -> None:
-        """Ends steps and rows, and drops what was published."""
+        """Ends steps and rows, and drops all published snapshots."""
         while self.flights:
             self.settle(Digits(0))
         self.end_rows(Digits(0), list(self.handles), "release")
@@ -240,7 +240,7 @@ class Operations(Machine):
         self.snaps.clear()
 
     def _everything_can_be_had(self) -> None:
-        """No request runs: no other waits because of idle sessions, whatever they keep, nor because of the cache."""
+        """Asserts that idle sessions and cache make room for requests when no other request runs."""
         s, nothing = self.settings, Digits(0)
         self.let_expire()
         n = min(s.row_count, s.slots // (1 + s.lanes_at_admission))
@@ -255,7 +255,7 @@ class Operations(Machine):
     # Plan
 
     def extend(self, rows: Handles, lengths: Any) -> bool:
-        """Pages for rows up to lengths, for all or for none."""
+        """Takes pages for rows up to lengths, for all or for none; returns whether it did."""
         model, faults = self.model, self.row_faults(rows)
         given = lengths if isinstance(lengths, list) else [lengths] * len(rows)
         requested = 0
@@ -295,7 +295,7 @@ class Operations(Machine):
             if self.settings.tail and d(4):
                 counts[-1] = 1 + d(self.settings.tail) if d(6) < 5 else 0
         drafts = self.draw_drafts(d, counts)
-        if self.planned_last is not None and d(4) == 1:  # as a decode loop does, whether these are still there or not
+        if self.planned_last is not None and d(4) == 1:  # a decode loop repeats its batch
             handles = self.planned_last
             n = 1 + d(self.settings.tail)
             counts = [n] * len(handles)
@@ -305,7 +305,7 @@ class Operations(Machine):
         return self.plan_batch(d, self.take_pages(d, handles, counts), counts, limit, run, drafts=drafts)
 
     def first(self, d: Digits, run: bool = True) -> Flight | None:
-        """The first step of a request, of drafts alone: it may store what it reads, for nothing is pending."""
+        """Plans the first step of a request, of drafts alone. With nothing pending, it may store the state it reads."""
         if not self.settings.tail or self.asleep:
             return self.plan(d, run)
         while self.flights:
@@ -322,7 +322,7 @@ class Operations(Machine):
         return self.plan_batch(d, self.take_pages(d, rows, counts), counts, run=run, replays=False, drafts=counts)
 
     def fold(self, d: Digits) -> None:
-        """A step of no tokens, for all rows that run: it adds what is pending to their states."""
+        """Plans a step of 0 tokens for all running rows, which adds pending tokens to their states."""
         rows = [row for row, tenant in self.handles.items() if not tenant.finished][: self.max_batch]
         if self.settings.tail and len(self.flights) <= self.settings.overlap and rows:
             self.plan_batch(d, rows, [0] * len(rows))
@@ -330,7 +330,7 @@ class Operations(Machine):
             self.plan(d)
 
     def draw_drafts(self, d: Digits, counts: Sequence[int]) -> list[int]:
-        """Of the tokens of each entry, those that may be rejected; none where rows have no tails."""
+        """Draws the number of drafts among each entry's tokens; an empty list for none."""
         most = self.settings.tail
         chosen = [d.pick(n, n, d(n + 1), 0) if n <= most or d(40) == 1 else 0 for n in counts] if most else []
         return chosen if chosen and d(5) else []
@@ -339,16 +339,16 @@ class Operations(Machine):
         self, d: Digits, handles: Handles, counts: list[int], limit: Any = NO_LIMIT, run: bool = True,
         replays: bool | None = None, drafts: Sequence[int] = (), accepted: Sequence[int] | None = None,
     ) -> Flight | None:  # fmt: skip
-        """Plans these rows, whatever is wrong with that; the step's forward runs unless told otherwise.
+        """Plans these rows on both sides, valid or not, and runs the forward unless `run` is False.
 
-        replays: whether the forward runs within the plan, as where a graph is replayed; drawn unless told. drafts: of
-        each entry, none for no entry. accepted: tokens of each entry that will be real; drawn unless told.
+        replays: whether the forward runs inside the plan, as a replayed graph does; None draws it. drafts: of each
+        entry, or empty. accepted: tokens of each entry that will be real; None draws them.
         """
         model = self.model
         given: Any = counts[0] if len(set(counts)) == 1 and len(counts) == len(handles) and d(2) else counts
         faults = self._plan_faults(handles, counts, limit, drafts)
         if self.flights and not (self.asleep or self.flights[-1].written) and self.flights[-1].planned.drafted:
-            self.write(self.flights[-1])  # before the device counts it
+            self.write(self.flights[-1])  # the plan counts these numbers on the device
         self.memory.copy_rings()
         rows: list[Row | None] = []
         fed: list[list[int]] = []
@@ -363,7 +363,7 @@ class Operations(Machine):
             fed = [new[:n] + self.tokens(len(new) - n) for new, n in zip(fed, accepted, strict=True)]
         texts = [model.text_of(row) if row and not row.finished else () for row in rows]
         tails = [row.tail if row else () for row in rows]
-        replay: Any = None  # what a captured graph does, launched one by one
+        replay: Any = None  # runs the launches of a captured graph, one by one
         if replays or (replays is None and run and handles and d(2)):
             replay = lambda: self._run(self.mem.launch(len(fed)), texts, fed, tails)  # noqa: E731
         elif d(60) == 1:
@@ -380,7 +380,7 @@ class Operations(Machine):
         planned = model.plan(list(zip(rows, fed, strict=True)), max(0, limit), drafts)
         model.defer = 0
         packets = model.packets - packets
-        owned = packets + (replay is not None and not planned.changes)  # a graph launches it for no change, too
+        owned = packets + (replay is not None and not planned.changes)  # a graph always launches ownership
         model.moving += replay is not None and not planned.moves
         moving = model.moving - moving
         assert spent["plan"] == 1 and spent["ownership"] == owned, spent
@@ -392,7 +392,7 @@ class Operations(Machine):
             "run_rows",
             "uploads",
             "syncs",
-        }:  # and nothing is copied, read back or packed
+        }:  # not if states are copied, read back or packed
             assert spent["run_data"] == moving and spent["uploads"] <= max(1, packets), spent
         flight = Flight(step, planned, fed, list(accepted or ()))
         self.note_step(flight)
@@ -408,10 +408,10 @@ class Operations(Machine):
             model.launched(planned, send=True)
             self.look()
             return flight
-        self.look()  # before the forward: zeros and copies are done, and nothing else
+        self.look()  # before the forward: only zeros and copies are done
         if run:
             self._gap(d)
-            if flight not in self.flights:  # cancelled, or everything was reset
+            if flight not in self.flights:  # it was cancelled or reset
                 return None
             self.forward(flight)
             if d(4) == 1:
@@ -420,7 +420,7 @@ class Operations(Machine):
         return flight
 
     def _misuse_replay(self, handles: Handles, given: Any) -> None:
-        """Launches outside of a plan, and something that cannot be called; drafts where rows have no tails."""
+        """Makes invalid calls: drafts without tails, a launch outside a plan, a replay that is not callable."""
         if not self.settings.tail:
             self.attempt({ms.InvalidArgument}, lambda: self.mem.plan(handles, given, drafts=1))
         if not self.asleep:
@@ -429,7 +429,7 @@ class Operations(Machine):
         self.attempt({ms.InvalidArgument}, call)
 
     def _gap(self, d: Digits) -> None:
-        """Whatever a scheduler does between a plan and the forward."""
+        """Carries out a few operations between a plan and its forward."""
         flight, self.in_gap = self.flights[-1], True
         for _ in range(d.pick(0, 0, 0, 1, 2, 3, 5)):
             if flight in self.flights:
@@ -447,7 +447,7 @@ class Operations(Machine):
             self.model.submit()
 
     def _spoil(self, d: Digits, handles: Handles, counts: list[int]) -> tuple[Handles, list[int], Any]:
-        """Now and then something is wrong with a batch."""
+        """Makes a batch invalid now and then; returns rows, counts and limit."""
         limit: Any = d.pick(NO_LIMIT, NO_LIMIT, NO_LIMIT, 0, 1, 2)
         wrong = d(40)
         if wrong == 1 and counts:
@@ -463,7 +463,7 @@ class Operations(Machine):
         return handles, counts, limit
 
     def take_pages(self, d: Digits, handles: Handles, counts: list[int]) -> Handles:
-        """The batch with the pages that it needs; most often, rows that get none stay out of it."""
+        """Takes the pages that a batch needs; returns the batch, with padding for rows that got none."""
         if not self.settings.pages or d(12) == 11:
             return handles
         model, short = self.model, {}
@@ -477,7 +477,7 @@ class Operations(Machine):
         return [None if row in refused else row for row in handles]
 
     def _most(self, row: Row) -> int:
-        """Tokens of a row, once all that may be accepted is."""
+        """Returns the length of a row if all its drafts are accepted."""
         return self.model.length(row) + self.model.unsure(row)
 
     def _plan_faults(
@@ -505,7 +505,7 @@ class Operations(Machine):
         return faults
 
     def _run(self, record: StepRecord, texts: list[Text], fed: list[list[int]], tails: list[Text]) -> None:
-        """The forward on the bytes of slots, in which it leaves states."""
+        """Runs a forward on the bytes of slots, tails and row memory."""
         read, cursor = record.read.tolist(), None
         if self.settings.tail:
             columns = [column[: len(fed)].tolist() for column in self.mem._parts.log.tails[1:4]]
@@ -515,7 +515,7 @@ class Operations(Machine):
             self.memory.forward_rows(record.rows.tolist(), tails, fed)
 
     def _marks(self) -> list[tuple[int, int, int]]:
-        """Entry, offset and slot of the marks of the newest plan, as the device has them."""
+        """Returns (entry, offset, slot) of the newest plan's marks from the device."""
         count, *columns = (column.tolist() for column in self.mem._parts.log.marks)
         return list(zip(*(column[: count[0]] for column in columns), strict=True))
 
@@ -533,7 +533,7 @@ class Operations(Machine):
         self._ran(flight)
 
     def _ran(self, flight: Flight) -> None:
-        """What the forward has done, as the model has it."""
+        """Tells the model that a forward has run."""
         planned = flight.planned
         self.model.forward(planned)
         if self.lower and self.lower.kv:
@@ -559,9 +559,9 @@ class Operations(Machine):
         return faults
 
     def settle(self, d: Digits) -> None:
-        """The oldest step; one with drafts is accepted."""
+        """Settles the oldest step; a step with drafts is accepted instead."""
         wrong = d(30)
-        if self.in_gap and len(self.flights) < 2:  # the results of the newest step are not there
+        if self.in_gap and len(self.flights) < 2:  # the newest step has not run
             return
         if not self.flights and wrong > 1:
             self.plan(d)
@@ -596,13 +596,13 @@ class Operations(Machine):
             self.forget_step(flight)
 
     def write(self, flight: Flight) -> None:
-        """The sampler says on the device how many tokens are real."""
+        """Writes the numbers of real tokens to the device, as a sampler does."""
         flight.written = True
         flight.step.accepted.copy_(torch.tensor(flight.accepted, dtype=torch.int32))
         self.model.wrote(flight.planned, flight.accepted)
 
     def accept(self, d: Digits) -> None:
-        """What was drawn with the plan; `accepted` of the step has it already, or gets it now."""
+        """Accepts the oldest step with the numbers drawn at its plan, which the device has already or gets now."""
         if not (self.settings.tail and self.flights) or (self.in_gap and len(self.flights) < 2):
             step = d.pick(foreign().step, *self.settled)
             fault = ms.StaleHandle if self.settings.tail else ms.InvalidArgument
@@ -647,24 +647,25 @@ class Operations(Machine):
         self._same_lengths()
 
     def _told(self, d: Digits, flight: Flight, over: list[bool], newest: bool) -> list[int]:
-        """What is said of each entry: nothing of a row that has ended, less of one that ends among its tokens, but
-        where the device has counted already.
+        """Returns the numbers of accepted tokens to pass.
+
+        A row that has ended may get 0. A row that ends now may get fewer, unless the device has counted its tokens.
         """
-        found = list(flight.accepted)
+        numbers = list(flight.accepted)
         for at, (entry, ends) in enumerate(zip(flight.planned.entries, over, strict=True)):
             if not self._goes_on(entry):
-                found[at] = d.pick(found[at], 0)
+                numbers[at] = d.pick(numbers[at], 0)
             elif newest and ends:
-                found[at] -= d(found[at] - entry.certain + 1)
-        return found
+                numbers[at] -= d(numbers[at] - entry.certain + 1)
+        return numbers
 
     def _goes_on(self, entry: Entry) -> bool:
-        """Whether the row of an entry is still that of its request, and has not ended."""
+        """Says whether an entry's request still has its row and has not ended."""
         row = self.model.tenant(entry)
         return row is not None and not row.finished
 
     def _same_lengths(self) -> None:
-        """Of the steps that are not settled, as far as the host knows; labels are known in any case."""
+        """Compares the lengths of unsettled steps as far as the host knows them; it knows all labels."""
         for flight in self.flights:
             step, entries = flight.step, flight.planned.entries
             self._same("before", step.before.tolist(), [entry.before - entry.more for entry in entries])
@@ -673,9 +674,9 @@ class Operations(Machine):
                 self._same("label", step.label.tolist(), [entry.tail.label for entry in entries])
 
     def cancel(self, d: Digits) -> None:
-        """The newest step: one that has been planned for this, perhaps with a settle between, or whichever there is.
+        """Cancels the newest step: a new one, perhaps after a settle, or one that is there.
 
-        A step that has run is given up only where no snapshot waits for a copy: it may have been published already.
+        A step that has run is cancelled only if none of its snapshots waits for a copy: it may be published already.
         """
         how = d(4)
         flight, ran = self.flights[-1] if self.flights and not self.model.due else None, True
@@ -709,16 +710,16 @@ class Operations(Machine):
             keep: Any = "cache" if tokens is not None else "handle" if publish else None
             return self.mem.cancel(flight.step, keep, tokens=tokens)
 
-        # Its forward must run, or has been launched; or it is not known what it does.
+        # A step cannot be cancelled if its results are promised, if it is launched, or if it is late.
         promised = model.promised or flight.planned is not model.open or model.late is not None
         if promised:
             faults.add(ms.InvalidArgument)
         snaps = self.attempt(faults, call)
-        if snaps is REFUSED and (self.asleep or promised):  # its forward runs
+        if snaps is REFUSED and (self.asleep or promised):  # the step stays, so its forward runs
             if not ran:
                 self.forward(flight)
             return
-        if snaps is REFUSED:  # it has no forward, so that it must go
+        if snaps is REFUSED:  # without a forward, the step has to be cancelled
             publish, tokens, texts = False, None, None
             snaps = self.attempt(set(), call)
         if texts is not None:
@@ -726,7 +727,7 @@ class Operations(Machine):
         self.cancelled(flight, snaps, publish, texts)
 
     def cancelled(self, flight: Flight, snaps: Any, publish: bool, texts: list[Text] | None = None) -> None:
-        """What the cancel of a step has done, as the model has it."""
+        """Cancels a step in the model, and compares the snapshots."""
         model = self.model
         entries = [entry for entry in flight.planned.entries if model.tenant(entry)]
         rows = model.cancelled(flight.planned)
@@ -744,7 +745,7 @@ class Operations(Machine):
         self.admit_all(d, [self.draw_request(d, name) for name in names])
 
     def admit_all(self, d: Digits, drawn: Sequence[tuple[ms.Request, Start, Faults]]) -> Handles:
-        """Admits requests together; returns the new rows, none where that is refused."""
+        """Admits requests together; returns the new rows, none if the call is refused."""
         model, requests, starts = self.model, [one[0] for one in drawn], [one[1] for one in drawn]
         faults: Faults = set().union(*[one[2] for one in drawn])
         turns = [request.session for request in requests if request.session]
@@ -771,16 +772,19 @@ class Operations(Machine):
         return list(rows)
 
     def _from_host(self, starts: Sequence[Start]) -> list[Start] | None:
-        """The same with what host memory has, where there is room for all of that."""
+        """Returns the starts from host memory, None if it has nothing more or there is no room for all of it."""
         model = self.model
-        found = [model.from_host(start) or start for start in starts]
-        states = {start.hit.state.key for start in found if start.hit}
-        if not states or self._scarce(len(found), *model.weigh(found))[0]:
+        starts_below = [model.from_host(start) or start for start in starts]
+        states = {start.hit.state.key for start in starts_below if start.hit}
+        if not states or self._scarce(len(starts_below), *model.weigh(starts_below))[0]:
             return None
-        return found if len(states) <= model.holders_left else None
+        return starts_below if len(states) <= model.holders_left else None
 
     def _from_elsewhere(self, starts: Sequence[Start]) -> tuple[Sequence[Start], Faults, dict[type, tuple[int, ...]]]:
-        """The same where sessions make way for their own turns: first those whose states the turns do not need."""
+        """Lets sessions make way for their own turns, first those whose states the turns do not need.
+
+        Returns the starts, the errors that still may come, and their numbers.
+        """
         model = self.model
         turns = [start for start in starts if start.talk and start.talk.kept]
         more, numbers = self._scarce(len(starts), *model.weigh(starts))
@@ -794,7 +798,7 @@ class Operations(Machine):
     def _scarce(
         self, rows: int, need: tuple[int, int], room: tuple[int, int], evictable: int
     ) -> tuple[Faults, dict[type, tuple[int, ...]]]:
-        """What runs out, and the numbers that the errors have to carry. need, room: pages and slots."""
+        """Returns the errors for what runs out, and the numbers that they must carry. need, room: (pages, slots)."""
         model = self.model
         numbers = {ms.OutOfRows: (rows, len(model.free_rows)), ms.OutOfPages: (need[0], model.free_pages),
                    ms.OutOfSlots: (need[1], model.free_count, evictable)}  # fmt: skip
@@ -812,7 +816,7 @@ class Operations(Machine):
         self.fork_row(row, d.pick("ab", 3) if wrong else names, {ms.InvalidArgument} if wrong else set())
 
     def fork_row(self, row: Any, names: Any, faults: Faults) -> Handles:
-        """Returns the new rows, none where that is refused."""
+        """Forks a row on both sides; returns the new rows, none if the call is refused."""
         model, s, tenant = self.model, self.settings, self.handles.get(row)
         faults = faults | self.row_faults([row])
         numbers: dict[type, tuple[int, ...]] = {}
@@ -842,7 +846,7 @@ class Operations(Machine):
         return fork.rows
 
     def arrived(self, d: Digits) -> None:
-        """A state from elsewhere, written to the slots that the device names."""
+        """Lets states arrive from elsewhere, written to the slots that `read_slots` names."""
         model = self.model
         fresh = [row for row, tenant in self.handles.items() if not self._begun(tenant)]
         rows: Handles = self.draw_rows(d) if d(6) == 1 else fresh[: 1 + d(3)]
@@ -854,10 +858,10 @@ class Operations(Machine):
             if slots is REFUSED:
                 return
             model.then(Later(lambda: None))
-            if self.memory.device.type == "cuda":  # the copy is over whenever somebody looks, as the model has it
+            if self.memory.device.type == "cuda":  # the model knows no running copy
                 torch.cuda.synchronize()
             assert slots.ready == (model.waits is None)
-            if not slots.ready:  # nothing can come to a slot that is not known
+            if not slots.ready:  # the slots are not known yet
                 return
             if self.settings.pages and d(9) != 8 and not self.extend(rows, lengths):
                 return
@@ -887,13 +891,13 @@ class Operations(Machine):
         return bool(self.model.length(tenant) or tenant.source or tenant.unsettled or tenant.finished)
 
     def lengthen(self, d: Digits) -> None:
-        """Pages for more tokens."""
+        """Takes pages for more tokens, or tries to with invalid lengths."""
         rows = self.draw_rows(d)
         lengths: Any = d.pick([d(30) for _ in rows], d(30), [-1 for _ in rows], [1, 2, 3, *[4 for _ in rows]])
         self.extend(rows, lengths)
 
     def leave(self, d: Digits) -> None:
-        """Release, abort or retract; rows that are finished or have no room left first."""
+        """Ends rows in one of several ways; finished rows and rows without room come first."""
         model = self.model
         wide = [
             row
@@ -908,7 +912,11 @@ class Operations(Machine):
         self.end_rows(d, rows, d.pick(*ways))
 
     def end_rows(self, d: Digits, rows: Handles, how: str) -> None:
-        """told: with the tokens of the rows; keys: as far as these go."""
+        """Ends rows on both sides.
+
+        how: "told" passes the tokens of the rows, "keys" a length for each, "key" one length for all; "retract" and
+        "publish" publish handles; "release" and "abort" publish nothing.
+        """
         model = self.model
         faults = self.row_faults(rows) | self._undecided(rows)
         keys: Any = [d(1 + model.length(self.handles[row])) for row in rows if row in self.handles]
@@ -947,19 +955,19 @@ class Operations(Machine):
         self.note_snaps(snaps, model.end(tenants, used, bounds, texts))
         self.forget_rows(rows)
 
-    # Questions: each answer is told from the model beforehand
+    # Questions: each answer is compared with the model's
 
     def read_slots(self, d: Digits) -> None:
         handles: Handles = [*self.draw_rows(d), *[snap for snap in self.snaps if d(2)]]
         handles = sorted(handles, key=lambda _: d(4))
         wrong = d(25)
         rows = [handle for handle in handles if not isinstance(handle, ms.Snapshot)]
-        faults = self.row_faults(sorted(set(rows), key=rows.index))  # here a row may be named twice
+        faults = self.row_faults(sorted(set(rows), key=rows.index))  # read_slots() takes a row twice
         if wrong == 1:
             handles.append(d.pick(foreign().snapshot, *self.dropped))
             faults.add(ms.StaleHandle)
-        found = self.attempt(faults, lambda: self.mem.device.read_slots(handles))
-        if found is REFUSED:
+        slots = self.attempt(faults, lambda: self.mem.device.read_slots(handles))
+        if slots is REFUSED:
             return
         registers = []
         for handle in handles:
@@ -967,10 +975,10 @@ class Operations(Machine):
             registers.append(owner.register if isinstance(owner, Kept) else owner.source or owner.live)
         told: list[list[int]] = []
         self.model.then(Later(lambda: told.append([self.model.slot[register] for register in registers])))
-        self.asked.append((found, told))
+        self.asked.append((slots, told))
 
     def shortfall(self, d: Digits) -> None:
-        """Exact for the next plan; where an earlier step is not accepted yet, the most that it can be."""
+        """Compares the shortfall of the next plan: exact, or an upper bound if the step before is not accepted yet."""
         model = self.model
         rows = self.draw_rows(d)
         faults = self.row_faults(sorted(set(rows), key=rows.index))
@@ -982,11 +990,11 @@ class Operations(Machine):
         late = any(model.unsure(tenant) for tenant, _ in running)
         wanted = sum(model.needs(tenant, n, most=late) for tenant, n in running)
         seen = self.attempt(faults, lambda: self.mem.shortfall(rows, counts))
-        if seen is not REFUSED and len(self.flights) <= self.settings.overlap:  # else no plan can follow
+        if seen is not REFUSED and len(self.flights) <= self.settings.overlap:  # otherwise no plan can follow
             self._same("shortfall", seen, model.shortfall(wanted))
 
     def ask(self, d: Digits) -> None:
-        """What the host knows; it answers asleep as well."""
+        """Compares calls that the host answers, also while the states sleep."""
         mem, model = self.mem, self.model
         for row, tenant in self.handles.items():
             info = mem.info(row)
@@ -1020,7 +1028,7 @@ class Operations(Machine):
         if report is not REFUSED:
             self.model.submit()
             report.raise_if_leaking()
-            held = self.model.slots_to_come()  # the device has more of a late step than the host
+            held = self.model.slots_to_come()  # the device knows the claims of a late step
             self._same("free", report.free, self.model.capacity - len(held))
             self._same("owners", dict(report.owned_by_kind), dict(Counter(map(self._kind, held))))
 
@@ -1043,10 +1051,10 @@ class Operations(Machine):
         self._same("kinds", picture.kinds, {register: self._kind(register) for register in held})
         self._same("names", picture.names, {register: self.owner(register)[1] for register in held})
 
-    # The prefix cache and sessions: requests with tokens from beginning to end
+    # The prefix cache and sessions: requests with tokens
 
     def serve(self, d: Digits) -> None:
-        """A prompt or a turn, for some steps by itself, so that it leaves something for others."""
+        """Runs a prompt or a turn alone for some steps, so that it leaves states for later requests."""
         if self.asleep:
             return
         self.let_expire()
@@ -1074,7 +1082,7 @@ class Operations(Machine):
                 self.serve(d)
 
     def _advance(self, d: Digits, rows: Handles) -> bool:
-        """One step of one row, and what becomes of it."""
+        """Plans and runs a step of one row; returns whether the row goes on."""
         while len(self.flights) > self.settings.overlap or (self.flights and d(3)):
             self.settle(Digits(0))
         tenant = self.handles[rows[0]]
@@ -1096,11 +1104,11 @@ class Operations(Machine):
         return rows[0] in self.handles and not tenant.finished
 
     def publish_told(self, d: Digits, rows: Handles) -> None:
-        """To the cache; turns of sessions too, and without a cache they alone may say their tokens."""
+        """Publishes rows to the cache; without a cache, only rows of sessions may pass tokens."""
         tokens, texts, faults = self.tell(d, rows)
         faults |= self.row_faults(rows) | self._undecided(rows)
         if not faults and tokens and tokens[-1] is None and len(texts[-1]) < self.handles[rows[-1]].confirmed:
-            faults.add(ms.InvalidArgument)  # its prompt does not reach so far
+            faults.add(ms.InvalidArgument)  # the prompt is shorter than the row
         snaps = self.attempt(faults, lambda: self.mem.publish(rows, keep="cache", tokens=tokens))
         if snaps is not REFUSED:
             tenants = [self.handles[row] for row in rows]
@@ -1111,7 +1119,7 @@ class Operations(Machine):
             self.note_snaps(snaps, kept)
 
     def match(self, d: Digits) -> None:
-        """Compared with a search through all there is; it changes nothing, which `look` sees."""
+        """Compares a match with the model's search; `look` then sees that the call changed nothing."""
         prompt, salt = self.draw_prompt(d), self.draw_salt(d)
         faults: Faults = set() if self.settings.prefix else {ms.ConfigurationError}
         given = spelled(d, prompt)
@@ -1123,14 +1131,14 @@ class Operations(Machine):
         match = self.attempt(faults, lambda: self.mem.match(given, salt))
         if match is REFUSED:
             return
-        found = self.model.find(prompt, salt)
-        state = found.stated.state if found.stated else None
+        expected = self.model.find(prompt, salt)
+        state = expected.stated.state if expected.stated else None
         seen = (match.tokens, match.length, match.kv_length, match.evicted_length)
-        self._same("match", seen, (found.tokens, found.length, found.kv, found.gone))
-        hit = self.model.below.find(prompt, salt, found, found.length) if self.model.below else None
+        self._same("match", seen, (expected.tokens, expected.length, expected.kv, expected.gone))
+        hit = self.model.below.find(prompt, salt, expected, expected.length) if self.model.below else None
         self._same("match in host memory", match.host_length, hit.length if hit else 0)
         self._same("snapshot", match.snapshot and match.snapshot.register, state and state.register)
-        no_sharing, evicted, no_snapshot = found.lost()
+        no_sharing, evicted, no_snapshot = expected.lost()
         told = {"no_sharing": no_sharing, "evicted": evicted, "no_snapshot": no_snapshot}
         self._same("lost", dict(match.lost), told)
         assert sum(match.lost.values()) == len(prompt) - match.length
@@ -1138,7 +1146,7 @@ class Operations(Machine):
         self._same("reason", match.reason, why[0] if why else "")
 
     def talk(self, d: Digits) -> None:
-        """Opens a session; a second one may have the same name, but then a program could not tell them apart."""
+        """Opens a session with a new name, with invalid limits now and then."""
         if len(self.talks) < 3:
             name, faults = f"talk {self.calls}", set[type[ms.MemstateError]]()
             priority, ttl = d.pick(0, 0, 1, -1), d.pick(None, 3, 1, 0)
@@ -1150,16 +1158,16 @@ class Operations(Machine):
                 self.talks[session] = self.model.open_talk(name, priority, ttl)
 
     def age(self, d: Digits) -> None:
-        """Time passes; what that ends is seen by the next poll or admission."""
+        """Lets time pass; the next poll or admission sees which sessions have expired."""
         self.model.seconds += d.pick(1, 2, 4)
 
     def let_expire(self) -> None:
-        """Polls where a session has expired, so that a request is not drawn for what is gone at its admission."""
+        """Polls if a session has expired, so that no request is drawn for states that its admission would drop."""
         if not self.asleep and any(map(self.model.expired, self.model.idle())):
             self.poll(Digits(0))
 
     def hush(self, d: Digits) -> None:
-        """Closes one, or tries to."""
+        """Closes a session, or tries to with an invalid one."""
         session = d.pick(*self.talks, *self.closed) if self.talks or self.closed else None
         if d(9) == 1:
             session = d.pick("session", None)
@@ -1171,7 +1179,7 @@ class Operations(Machine):
             self.closed.append(session)
 
     def wait(self, d: Digits) -> None:
-        """Sets when a session makes way, or lets it do so at once; or tries to."""
+        """Sets priority or ttl of a session, or lets it make way at once; sometimes of an invalid one."""
         session = d.pick(*self.talks, *self.talks, *self.closed) if self.talks or self.closed else None
         talk, faults = self.talks.get(session), set[type[ms.MemstateError]]()
         if talk is None:
@@ -1188,7 +1196,7 @@ class Operations(Machine):
                 self.model.give_way(talk)
 
     def forget_states(self, d: Digits) -> None:
-        """Evictions that somebody asks for; asleep, when nothing can be sent, nobody does."""
+        """Evicts states on request, but not while the states sleep, because a packet could not be sent."""
         if self.mem.prefix is not None and not self.asleep:
             n = d(3)
             self._same("evicted states", self.mem.prefix.evict_states(n), self.model.evict_states(n))
@@ -1203,7 +1211,7 @@ class Operations(Machine):
             self.mem.prefix.clear()
             self.model.clear_cache()
 
-    # Tiers: prefetches, polls, threads, time, and everything that goes wrong below
+    # Tiers: prefetches, polls, threads, time and faults
 
     def poll(self, d: Digits) -> None:
         if self.attempt(set(), self.mem.poll) is not REFUSED:
@@ -1230,24 +1238,24 @@ class Operations(Machine):
         elif wrong == 2 and below and self.closed:
             session, prompt = self.closed[0], ()
             faults = {ms.StaleHandle}
-        covered, keys, found = 0, [], None
+        covered, keys, match = 0, [], None
         if below and prompt and not self.asleep:
-            found, talk = model.find(prompt, salt), self.talks.get(session)
+            match, talk = model.find(prompt, salt), self.talks.get(session)
             serving = model.serving(talk, prompt, salt) if talk else []
-            covered = max(found.length, serving[0].length if serving else 0)
-            hit = below.find(prompt, salt, found, covered)
+            covered = max(match.length, serving[0].length if serving else 0)
+            hit = below.find(prompt, salt, match, covered)
             covered, keys = max(covered, hit.length if hit else 0), below.keys(prompt[:-1], salt)
         fetch = self.attempt(faults, lambda: self.mem.prefetch(given, salt, session))
         if fetch is REFUSED:
             return None
-        self.fetches[fetch] = below.start(keys, covered, found.kv // s.page_size)
+        self.fetches[fetch] = below.start(keys, covered, match.kv // s.page_size)
         return fetch
 
     def _open(self) -> list[ms.tiers.Fetch]:
         return [fetch for fetch, told in self.fetches.items() if not told.done]
 
     def ready(self, d: Digits) -> None:
-        """Asked by whoever might admit its request."""
+        """Asks whether a prefetch is ready."""
         if fetches := list(self.fetches):
             self.ready_for(d.pick(*(self._open() or fetches), *fetches[-1:]))
 
@@ -1256,7 +1264,7 @@ class Operations(Machine):
         self.look()
 
     def unfetch(self, d: Digits) -> None:
-        """At any moment."""
+        """Cancels a prefetch."""
         below, tiers = self.model.below, self.mem.tiers
         if self.fetches:
             fetch = d.pick(*(self._open() or self.fetches), *list(self.fetches)[-1:])
@@ -1264,7 +1272,7 @@ class Operations(Machine):
             below.cancel(self.fetches[fetch])
 
     def work(self, d: Digits) -> None:
-        """Threads: some jobs, whichever."""
+        """Lets threads begin or end some jobs."""
         for _ in range(1 + d(4)):
             if not (self.lower and (jobs := self.lower.open_jobs)):
                 return
@@ -1275,7 +1283,7 @@ class Operations(Machine):
             self.lower.advance(d.pick(0.5, 1.0, 0.25, 2.0, 0.0))
 
     def spoil(self, d: Digits) -> None:
-        """Storage, from now on."""
+        """Sets faults of storage: of one record, or of all calls."""
         below, lower = self.model.below, self.lower
         if lower and self.settings.storing:
             how = d(12)
@@ -1290,7 +1298,7 @@ class Operations(Machine):
                 lower.break_all(how == 10 and d(2) == 1, how == 11 and d(2) == 1)
 
     def stock(self, d: Digits) -> None:
-        """Storage has more, of what nobody here may have computed."""
+        """Puts more records into storage, as another process would."""
         if self.lower and self.settings.storing:
             salt, stem = d.pick(*SALTS), STEMS[d(3)]
             there = [item.key for item in self.lower.below.states.items]
@@ -1304,14 +1312,14 @@ class Operations(Machine):
             self.lower.stock(text, salt, ends, d.pick(-1, -1, -1, -1, d(12)))
 
     def thin(self, d: Digits) -> None:
-        """Host memory is needed for something else."""
+        """Evicts records of one kind from host memory."""
         if below := self.model.below:
             at, n = d(len(below.shelves)), d.pick(1, 2, 3, 99)
             self.lower.caches[-1 - at].evict(n)
             below.shelves[-1 - at].evict(n)
 
     def hurt(self, d: Digits, fetch: Fetched) -> None:
-        """Something is wrong with what a prefetch is after."""
+        """Sets a fault of a record that a prefetch wants."""
         there = [(kind, key) for key in fetch.keys for kind in ("state", "kv")
                  if (kind, key) in self.model.below.storage.records]  # fmt: skip
         if there:
@@ -1335,11 +1343,11 @@ class Operations(Machine):
             self.model.below.clear()
 
     def _waiting_faults(self) -> Faults:
-        """Host memory is not emptied, and nothing is brought down whole, while records wait for a forward."""
+        """Returns the error of `flush` and `clear` while records wait for a forward."""
         return {ms.InvalidArgument} if self.model.waits else set()
 
     def push_down(self, d: Digits) -> None:
-        """Leaves the device, or host memory as well, without some of what they have."""
+        """Evicts some states, KV pages or records, so that later requests need the tiers."""
         how = d(12)
         if how < 4:
             self.forget_states(d)
@@ -1352,11 +1360,11 @@ class Operations(Machine):
         self.look()
 
     def fetch_first(self, d: Digits, prompt: Text, salt: Hashable) -> None:
-        """What a scheduler does while a request waits."""
+        """Prefetches for a request, as a scheduler does while the request waits."""
         if not (self.settings.storing and d(4)):
             return
         if d(4) == 1:
-            self.thin(Digits(3 * len(self.model.below.shelves)))  # of KV, where there is any, all
+            self.thin(Digits(3 * len(self.model.below.shelves)))  # evicts all KV records, if there are any
         fetch = self.prefetch_for(d, prompt, salt)
         for _ in range(1 + d(6)):
             if fetch is None or fetch.done:

@@ -1,6 +1,8 @@
-"""A program: the numbers of its settings and operations. Made at random, run, shrunk, printed so that it can be pasted.
+"""Makes random programs of operations, runs them, and shrinks those that fail to a text that can be pasted.
 
-run(Program(settings=17, operations=(("admit", 1), ("plan", 0))), backend)
+Example:
+
+    run(Program(settings=17, operations=(("admit", 1), ("plan", 0))), backend)
 """
 
 import random
@@ -20,7 +22,10 @@ LARGEST = 2**128
 
 @dataclass(frozen=True)
 class Program:
-    """settings: the number they are drawn from; given: what is not drawn. operations: name and number each."""
+    """Settings and operations as plain numbers.
+
+    settings: the number from which they are drawn; given: settings that are not drawn. operations: (name, number) each.
+    """
 
     settings: int
     operations: tuple[tuple[str, int], ...]
@@ -28,7 +33,7 @@ class Program:
 
     @classmethod
     def random(cls, seed: object, length: int, **given: Any) -> "Program":
-        """The same for the same seed."""
+        """Draws a program; the same seed gives the same program."""
         chance = random.Random(f"{seed}")
         settings = chance.randrange(LARGEST)
         shares = OPERATIONS | (BELOW if Settings.draw(settings, **given).tiered else {})
@@ -41,7 +46,7 @@ class Program:
 
 
 class Difference(AssertionError):
-    """A program after which the manager and its model differ, or something was raised that should not be."""
+    """A program after which manager and model differ, or which raised an unexpected error."""
 
     def __init__(self, program: Program, at: int, why: str) -> None:
         self.program, self.at, self.why = program, at, why
@@ -68,15 +73,15 @@ def run(program: Program, backend: Backend) -> Operations:
 def difference(program: Program, backend: Backend) -> Difference | None:
     try:
         run(program, backend)
-    except Difference as found:
-        return found
+    except Difference as error:
+        return error
     return None
 
 
-def shrunk(found: Difference, backend: Backend, tries: int = 1500) -> Difference:
-    """A shorter program, with smaller numbers, that still ends in a difference."""
-    shorter = replace(found.program, operations=found.program.operations[: found.at + 1])
-    best = difference(shorter, backend) or found
+def shrunk(first: Difference, backend: Backend, tries: int = 1500) -> Difference:
+    """Returns the difference of a shorter program with smaller numbers that still fails."""
+    shorter = replace(first.program, operations=first.program.operations[: first.at + 1])
+    best = difference(shorter, backend) or first
     programs = _simpler(best.program)
     for _ in range(tries):
         if (program := next(programs, None)) is None:
@@ -87,7 +92,7 @@ def shrunk(found: Difference, backend: Backend, tries: int = 1500) -> Difference
 
 
 def _simpler(program: Program) -> Iterator[Program]:
-    """Fewer operations, then smaller numbers, then simpler settings."""
+    """Yields programs with fewer operations, then with smaller numbers, then with simpler settings."""
     operations = program.operations
     size = len(operations) // 2
     while size:
@@ -102,19 +107,19 @@ def _simpler(program: Program) -> Iterator[Program]:
 
 
 def _smaller(number: int) -> list[int]:
-    """Without its highest bits, which are the last decisions."""
+    """Returns smaller numbers: each lacks some of the highest bits, which are the last decisions."""
     bits = number.bit_length()
     kept = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 64, bits - 2, bits - 1)
     return sorted({number % 2**keep for keep in kept if 0 <= keep < bits} - {number})
 
 
 def work(seeds: Sequence[int], length: int, name: str, shrink: bool, tails: bool = False) -> tuple[int, str]:
-    """Calls made on managers by the programs of some seeds, and the first difference, for a process of its own."""
+    """Runs the programs of some seeds in a worker process; returns the number of calls, and the first difference."""
     torch.set_num_threads(1)
     backend, calls = Backend(name, "cuda" if name == "cuda" else "cpu"), 0
     for seed in seeds:
         try:
             calls += run(Program.random(seed, length, **({"tail": True} if tails else {})), backend).calls
-        except Difference as found:
-            return calls, f"{seed}: {shrunk(found, backend) if shrink else found}"
+        except Difference as error:
+            return calls, f"{seed}: {shrunk(error, backend) if shrink else error}"
     return calls, ""

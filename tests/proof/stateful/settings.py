@@ -1,4 +1,4 @@
-"""What a manager can be built with, drawn from the digits of one number. Small sizes, so that everything runs out."""
+"""Draws the settings of a manager from the digits of one number; sizes are small, so that everything runs out."""
 
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -15,11 +15,11 @@ from memstate.state.planes import Planes
 from memstate.tiers import Prefetch, Store, Tiers
 
 TAIL = ms.Plane("tail", (3,), torch.int16, fill=77)
-RING = "late"  # the plane with the tokens of a row that are not in its state
+RING = "late"  # name of the plane with the tail of each row
 
 
 class Digits:
-    """A number taken apart, lowest digit first; 0 and what comes after the last digit mean the simplest choice."""
+    """Decisions from one number, lowest digit first; 0, also after the last digit, means the simplest choice."""
 
     def __init__(self, number: int) -> None:
         self.left = number
@@ -28,17 +28,18 @@ class Digits:
         self.left, digit = divmod(self.left, max(1, choices))
         return digit
 
-    def pick(self, *choices):  # type: ignore[no-untyped-def] # one of them, whatever they are
+    def pick(self, *choices):  # type: ignore[no-untyped-def] # one of any objects
         return choices[self(len(choices))]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """One configuration. memory: "own", "fenced" (its arenas cut out of larger blocks), "tensor" or "layers" (given);
-    gap: bytes between the blocks of given memory; parts: "fold", and perhaps "conv", "conv turned", "ring" and "score";
-    alone: tokens at whose multiples "fold" is whole; tails: rows have memory of their own; tail: tokens of a step
-    that may keep out of the state until they are accepted, 0 for none: in the memory of rows, or where these have none,
-    in that of the kernels.
+    """One configuration of a manager.
+
+    memory: "own" and "fenced" are allocated by memstate, the latter inside larger blocks; "tensor" and "layers" are
+    given by the engine. gap: bytes between blocks of given memory. parts: planes, "fold" and perhaps "conv", "conv
+    turned", "ring" and "score". alone: grid of "fold", tokens. tails: whether rows have memory of their own. tail:
+    largest step, in tokens, that the tail takes, 0 for no tails; without row memory, the engine keeps the tails.
     """
 
     strategy: str = "none"
@@ -88,7 +89,7 @@ class Settings:
     grid: int = 0
     packed: bool = False
     pad: int = 0
-    placed: int = 0  # tokens between states of prompts, 0: at ends and branch points only
+    placed: int = 0  # tokens between marks; 0: marks at ends and branch points only
     alone: int = 1
     tails: bool = False
     tail: int = 0
@@ -98,7 +99,7 @@ class Settings:
         cls, number: int, strategy: str | None = None, overlap: bool | None = None, tiered: bool | None = None,
         tail: bool = False,
     ) -> "Settings":  # fmt: skip
-        """Settings that work together; whatever is given stays. tail: rows have tails in any case."""
+        """Draws settings that work together; arguments that are given stay. tail: rows have tails in any case."""
         d = Digits(number)
         name = strategy or d.pick("none", "ping-pong", "lazy", "redirect")
         every = d.pick(4, 2, 3, 1, 6)
@@ -138,21 +139,21 @@ class Settings:
             chosen = replace(chosen, tails=d(4) > 0, tail=1 + d(4))
             if chosen.overlap and chosen.copied and overlap is None and d(2):
                 chosen = replace(chosen, overlap=False)
-            elif chosen.overlap:  # memstate would not know which states to copy
+            elif chosen.overlap:  # memstate cannot tell which states to copy
                 parts = tuple(part for part in chosen.parts if part != "ring")
                 chosen = replace(chosen, in_place=False, parts=parts)
         return chosen
 
     @staticmethod
     def _kinds(d: Digits, chosen: "Settings") -> dict[str, Any]:
-        """A plane that starts filled, in layers of its own and perhaps with a grid; memory of rows."""
+        """Draws settings of a plane "score" that starts filled, a grid of "fold", and memory of rows."""
         alone = d.pick(1, 2, 3, 4, 1 if chosen.prefix or chosen.strategy != "none" else NEVER)
         every = lcm(chosen.every, chosen.page_size, alone % NEVER or 1)
         return {"parts": (*chosen.parts, "score"), "alone": alone, "every": every, "tails": d(4) > 0}
 
     @staticmethod
     def _below(d: Digits, chosen: "Settings") -> dict[str, Any]:
-        """Tiers, small enough to be full most of the time."""
+        """Draws settings of tiers that are small enough to be full most of the time."""
         slots, pages = d.pick(3, 1, 2, 4, 6, 9), d.pick(8, 4, 12, 24, 2, 40)
         return {
             "pages": min(chosen.pages, d.pick(999, 999, 999, 20, 30)), "write": d.pick("through", "selective", "back"),
@@ -170,11 +171,11 @@ class Settings:
 
     @property
     def unit(self) -> int:
-        """What the length of a kept state is a multiple of."""
+        """Tokens: the length of every kept state is a multiple of this."""
         return lcm(self.page_size, self.alone)
 
     def states_inside(self, at: int) -> bool:
-        """Whether a forward has states of whole pages inside a chunk from here on, wherever in the batch it lies."""
+        """Says whether a forward can store states of whole pages inside a chunk that begins at `at`."""
         return self.grid == 1 or (self.grid > 1 and not self.packed and at % gcd(self.unit, self.grid) == 0)
 
     @property
@@ -187,7 +188,7 @@ class Settings:
 
     @property
     def cache(self) -> ms.Prefix | None:
-        """A new one: policies remember what they have seen."""
+        """A new prefix cache, because policies keep a history."""
         if not self.prefix:
             return None
         pages, placement = ms.policies.LruPages(self.tombstones), Ends(self.placed or None)
@@ -248,7 +249,7 @@ class Settings:
 
     @property
     def ring(self) -> int:
-        """Tokens that the tail of a row has room for."""
+        """Number of tokens that the tail of a row has room for."""
         return max(0, 3 * self.tail - 1)
 
     def layers_of(self, part: str) -> int:
@@ -256,15 +257,15 @@ class Settings:
 
     @property
     def copied(self) -> frozenset[str]:
-        """Planes that a forward updates in one slot."""
+        """Planes that a forward updates in place."""
         return frozenset(part for part in self.parts if self.in_place or part == "ring")
 
     def block_bytes(self, part: str) -> int:
-        """Bytes of one plane of one layer, without padding."""
+        """Returns the bytes of one plane of one layer, without padding."""
         return {"fold": 8 * self.wide, "conv": 24, "conv turned": 24, "ring": 6, "score": 20}[part]
 
     def slot_bytes(self, parts: frozenset[str] | None = None) -> int:
-        """Bytes that a copy of a slot moves; memstate's own blocks are padded to 16."""
+        """Returns the bytes that a copy of a slot moves; memstate pads its own blocks to 16."""
         unit = 16 if self.memory in ("own", "fenced") else 1
         named = [part for part in self.parts if parts is None or part in parts]
         return sum(self.layers_of(part) * -(-self.block_bytes(part) // unit) * unit for part in named)

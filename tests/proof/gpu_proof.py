@@ -1,22 +1,22 @@
 """Proves on a GPU what can only be shown there: `python3 -m tests.proof.gpu_proof --out DIR`, at most 9 minutes.
 
-Installs nothing and needs no network, make or git: torch, triton, numpy, einops, pytest and hypothesis, and the
-checkout as the working directory. Every part is a process with a limit of its own; what it found is in DIR as soon as
-it ends, and a part that fails or crashes does not keep the others from running. A part that runs out of time is
-incomplete, which is no failure: what it did until then counts. The first part compiles, in parallel, the kernels that
-the others launch; they load them from its cache. Where GPU time is short, `--seconds 420` fits all parts into 7
-minutes; operations that no committed run has proved come first. At most 6 files, of at most 16 MB each:
+It needs torch, triton, numpy, einops, pytest and hypothesis, and the checkout as the working directory; it installs
+nothing, and needs no network, make or git. Every part is a process with its own time limit. Its results are in DIR as
+soon as it ends, and the other parts run even if it fails or crashes. A part that runs out of time is incomplete, which
+is no failure: its results until then count. The first part compiles, in parallel, the kernels of the other parts, which
+load them from its cache. If GPU time is short, `--seconds 420` fits all parts into 7 minutes; operations that no
+committed run has proved come first. DIR gets at most 6 files, of at most 16 MB each:
 
     summary.json   machine, versions, commit, a hash of the files, and how each part ended
-    proofs.json    what the parts found, by the names of `PARTS`
-    gpu-tests.xml  those of the tests marked `gpu` that were chosen
+    proofs.json    the results of the parts, by the names of `PARTS`
+    gpu-tests.xml  results of the chosen tests among those marked `gpu`
     bench.json     `memstate bench` alloc, copy, state and track
-    DEVICE.json    configurations as kernels/tuned/ takes them
-    log.txt        what the parts printed
+    DEVICE.json    launch configurations, in the format of kernels/tuned/
+    log.txt        the output of the parts
 
-Exits with 0 where no part failed, and on a machine without a GPU, where there is nothing to prove; with 1 where one
-failed, or where there is a GPU that torch cannot use; with 2 where DIR cannot be written.
-`--toy` takes the same course on a CPU at sizes that prove nothing about a GPU.
+Exits with 0 if no part failed, also on a machine without a GPU, where there is nothing to prove; with 1 if a part
+failed or torch cannot use the GPU; with 2 if DIR cannot be written.
+`--toy` runs all parts on a CPU, at sizes that prove nothing about a GPU.
 """
 
 import argparse
@@ -39,13 +39,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 525.0  # in all; 9 minutes with what it takes to find the device and to end the last part
-MOST_BYTES = 15 * 2**20  # of a file
-LOG_BYTES = 1_500_000  # of each part
-GRACE = 3.0  # seconds before its limit at which a part should have ended by itself
-ASKED = 3.0  # seconds that a process has from the end of its time until it is killed
-KILLED = 10.0  # seconds that a killed one is waited for: what hangs in the driver may not end at all
-LEAST = 0.2  # share of its own time below which a part is not started
+SECONDS = 525.0  # of all parts; 9 minutes with the start, and the end of the last part
+MOST_BYTES = 15 * 2**20  # largest file in DIR
+LOG_BYTES = 1_500_000  # bytes of log that are kept of each part
+GRACE = 3.0  # seconds between the end that a part is told and its limit
+ASKED = 3.0  # seconds between SIGTERM and SIGKILL
+KILLED = 10.0  # seconds to wait after SIGKILL: a process that hangs in the driver may not end
+LEAST = 0.2  # a part does not begin with less than this share of its time
 PACKAGES = (
     "torch",
     "triton",
@@ -58,17 +58,17 @@ PACKAGES = (
     "recurrent-memstate",
 )
 CLOCKS = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,clocks.max.mem,temperature.gpu,power.draw,memory.total"
-RUNNING = ("kernels", "memstate", "tests", "tools")  # folders of the checkout
+RUNNING = ("kernels", "memstate", "tests", "tools")  # folders whose files make up `tree`
 FILES = ("summary.json", "proofs.json", "gpu-tests.xml", "bench.json", "log.txt")
 PROGRAM = "{python} -m tests.proof.gpu.{name} --json {folder}/{name}.json --seconds {seconds}"
 
 
 @dataclass(frozen=True)
 class Part:
-    """A command, its words separated by blanks, and the seconds that are kept for it.
+    """A part of the proof: a command, its words separated by blanks, and the seconds reserved for it.
 
-    {folder}: where it writes, {name}.json first of all; {seconds}: what it is given. files: others that it leaves
-    there, and their names in the output.
+    {folder} is the folder for its files, of which {name}.json has its results; {seconds} is its time. files: (file in
+    this folder, its name in DIR) of further files.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Part:
     files: tuple[tuple[str, str], ...] = ()
 
 
-PARTS = (  # what finds faults comes before what is timed
+PARTS = (  # checks come before measurements
     Part("compiling", 55),
     Part("determinism", 25),
     Part("sanitizer", 40),
@@ -93,9 +93,10 @@ FINE = ("ok", "unavailable")
 
 
 class Proof:
-    """Runs parts one after the other and keeps what they find.
+    """Runs parts one after the other and keeps their results.
 
-    out: where files go. seconds: for all parts together. toy: parts get `--toy` and see no GPU. gpu: what to say of it.
+    out: folder for the files. seconds: time of all parts. toy: parts get `--toy` and see no GPU. gpu: properties of the
+    GPU, for the summary.
     """
 
     def __init__(self, out: Path, seconds: float = SECONDS, toy: bool = False, gpu: Any = None) -> None:
@@ -108,16 +109,17 @@ class Proof:
         }  # fmt: skip
         out.mkdir(parents=True, exist_ok=True)
         tuned = (read_json(out / "proofs.json") or {}).get("sweep", {}).get("file", "")
-        for name in (*FILES, tuned):  # those of an earlier run: what lies here is of this one
+        for name in (*FILES, tuned):  # files of an earlier run
             if name and (out / name).is_file():
                 (out / name).unlink()
         (out / "log.txt").write_text("", encoding="utf-8")
         self._write("summary.json", self.summary)
 
     def run(self, parts: Sequence[Part]) -> bool:
-        """Whether no part failed.
+        """Runs the parts, and returns whether none failed.
 
-        Where there is less time than the parts ask for, each gets as much less. What one leaves goes to the next.
+        If there is less time than the parts ask for, the time of each shrinks by the same factor. Time that a part does
+        not use goes to the next one.
         """
         with tempfile.TemporaryDirectory(prefix="proof-", ignore_cleanup_errors=True) as name:
             self._folder = Path(name)
@@ -148,33 +150,33 @@ class Proof:
             status = limited(command, seconds, self._environment(), output)
         spent = time.monotonic() - begun
         self._append_log(part, log)
-        found = read_json(self._folder / f"{part.name}.json")
-        if found is not None:
-            self._proofs[part.name] = found
-        self._collect(part, found)
-        failures = found.get("failures", []) if isinstance(found, dict) else []
-        incomplete = found.get("incomplete") if isinstance(found, dict) else None
+        result = read_json(self._folder / f"{part.name}.json")
+        if result is not None:
+            self._proofs[part.name] = result
+        self._collect(part, result)
+        failures = result.get("failures", []) if isinstance(result, dict) else []
+        incomplete = result.get("incomplete") if isinstance(result, dict) else None
         if failures:
             self._note(part, "failed", f"{len(failures)} failures, first: {failures[0]}", spent, status)
         elif status is None:
             self._note(part, "incomplete", f"ended after {seconds:.0f} s", spent)
         elif status < 0:
             self._note(part, "crashed", f"signal {-status}", spent)
-        elif status > 0 or found is None:
+        elif status > 0 or result is None:
             self._note(part, "failed", last_line(log) or "no result", spent, status)
         elif incomplete:
             self._note(part, "incomplete", str(incomplete), spent)
-        elif isinstance(found, dict) and "unavailable" in found:
-            self._note(part, "unavailable", str(found["unavailable"]), spent)
+        elif isinstance(result, dict) and "unavailable" in result:
+            self._note(part, "unavailable", str(result["unavailable"]), spent)
         else:
             self._note(part, "ok", "", spent)
 
     def _environment(self) -> dict[str, str]:
-        """Compiled kernels are shared by the parts, and no configuration of the user's is looked into."""
+        """Returns the environment of a part: one cache of compiled kernels for all, and no settings of the user."""
         environment = dict(os.environ)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH", ""))))
         environment["PYTHONUNBUFFERED"] = "1"
-        environment["OMP_NUM_THREADS"] = "1"  # of each of several processes
+        environment["OMP_NUM_THREADS"] = "1"  # several processes run at once
         environment["TRITON_CACHE_DIR"] = str(self._folder / "triton")
         environment["MEMSTATE_TUNED"] = str(self._folder / "tuned")
         environment.pop("TRITON_INTERPRET", None)
@@ -182,14 +184,14 @@ class Proof:
             environment |= {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
         return environment
 
-    def _collect(self, part: Part, found: Any) -> None:
-        """Puts the files of a part where they are kept."""
+    def _collect(self, part: Part, result: Any) -> None:
+        """Copies the files of a part into DIR."""
         for source, target in part.files:
             path = self._folder / source
             if path.exists() and path.stat().st_size <= MOST_BYTES:
                 shutil.copyfile(path, self.out / target)
-        if isinstance(found, dict) and "tuned" in found:
-            self._write(str(found["file"]), found["tuned"])
+        if isinstance(result, dict) and "tuned" in result:
+            self._write(str(result["file"]), result["tuned"])
         self._write("proofs.json", self._proofs)
 
     def _note(self, part: Part, status: str, why: str, spent: float = 0.0, code: int | None = None) -> None:
@@ -205,7 +207,7 @@ class Proof:
             file.write(f"\n==== {part.name}, {len(text)} bytes, the last {len(kept)} of them ====\n".encode() + kept)
 
     def _write(self, name: str, data: Any) -> None:
-        """Whole or not at all, within the limit."""
+        """Writes a JSON file atomically; leaves the data out if it is above the limit."""
         text = json.dumps(data, indent=1) + "\n"
         if len(text.encode()) > MOST_BYTES:
             text = json.dumps({"left out": f"{len(text)} characters"}) + "\n"
@@ -215,7 +217,10 @@ class Proof:
 
 
 def limited(command: Sequence[str], seconds: float, environment: dict[str, str], output: Any) -> int | None:
-    """The exit status of a command, negative for a signal; None where it was ended at its limit, with all it began."""
+    """Runs a command, and ends it at its limit with all its processes.
+
+    Returns: its exit status, negative for a signal; None if it was ended.
+    """
     process = begin(command, environment, output)
     try:
         return process.wait(seconds)
@@ -226,7 +231,7 @@ def limited(command: Sequence[str], seconds: float, environment: dict[str, str],
 
 
 def begin(command: Sequence[str], environment: Mapping[str, str], output: Any) -> subprocess.Popen[bytes]:
-    """A process in the root of the checkout that `end` ends with all it began."""
+    """Starts a process in the root of the checkout, in a group of its own that `end` ends."""
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
         start_new_session=True,
@@ -234,16 +239,16 @@ def begin(command: Sequence[str], environment: Mapping[str, str], output: Any) -
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process of `begin`, first by asking: then it keeps what it found, and ends what it began itself."""
+    """Ends a process of `begin` with its group. SIGTERM comes first, so that it can write its results."""
     for sign, seconds in ((signal.SIGTERM, ASKED), (signal.SIGKILL, KILLED)):
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, sign)  # the process itself, or what it has left behind
+            os.killpg(process.pid, sign)  # the group may outlive its process
         with suppress(subprocess.TimeoutExpired):
             process.wait(seconds)
 
 
 def read_json(path: Path) -> Any:
-    """The content of a file; None where there is none, or where its writer was ended in the middle."""
+    """Returns the content of a JSON file; None if it is missing or cut off."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -251,13 +256,13 @@ def read_json(path: Path) -> Any:
 
 
 def last_line(path: Path) -> str:
-    """Of a log."""
+    """Returns the last line of a log."""
     lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return lines[-1] if lines else ""
 
 
 def said(*command: str) -> str:
-    """What a command prints; empty where it is not there, fails or hangs."""
+    """Returns the output of a command; empty if it is missing, fails or hangs."""
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -266,13 +271,13 @@ def said(*command: str) -> str:
 
 
 def commit() -> str:
-    """Of the checkout, marked where files differ from it; "unknown" without git, where `tree` says what ran."""
-    found = said("git", "rev-parse", "HEAD") if (ROOT / ".git").exists() else ""
-    return f"{found}{'-changed' if said('git', 'status', '--porcelain') else ''}" if found else "unknown"
+    """Returns the commit of the checkout, marked if files differ from it; "unknown" without git."""
+    head = said("git", "rev-parse", "HEAD") if (ROOT / ".git").exists() else ""
+    return f"{head}{'-changed' if said('git', 'status', '--porcelain') else ''}" if head else "unknown"
 
 
 def tree(root: Path = ROOT) -> str:
-    """A hash of the files that run, whether git is here or not: equal files have equal hashes, in any checkout."""
+    """Returns a hash of the files that run; it needs no git, and equal files give equal hashes in any checkout."""
     files = {
         path.relative_to(root).as_posix(): path
         for folder in RUNNING for path in (root / folder).rglob("*")
@@ -285,25 +290,25 @@ def tree(root: Path = ROOT) -> str:
 
 
 def nvidia_smi() -> list[dict[str, str]]:
-    """Clocks and such of every GPU, as the driver's tool says them."""
+    """Returns name, driver, clocks and more of every GPU, from nvidia-smi."""
     lines = said("nvidia-smi", f"--query-gpu={CLOCKS}", "--format=csv,noheader").splitlines()
     return [dict(zip(CLOCKS.split(","), map(str.strip, line.split(",")), strict=False)) for line in lines]
 
 
 def machine() -> dict[str, Any]:
-    """What the parts run on."""
+    """Returns Python, system, CPUs and GPUs of this machine."""
     return {"python": platform.python_version(), "system": platform.platform(), "cpus": os.cpu_count()} | {
         "nvidia-smi": nvidia_smi()
     }
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that matter; those that are missing are not there."""
-    found = {}
+    """Returns the versions of PACKAGES that are installed."""
+    installed = {}
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            installed[package] = version(package)
+    return installed
 
 
 ASK = """
@@ -317,7 +322,7 @@ print(json.dumps({
 
 
 def find_gpu() -> tuple[Any, str]:
-    """What torch says of the first GPU; None without one, and why. Another process asks: this one touches no device."""
+    """Asks torch, in another process, for the first GPU. Returns its properties, or None and the reason."""
     try:
         done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, timeout=90, check=False)
         if done.returncode == 0:
@@ -328,7 +333,7 @@ def find_gpu() -> tuple[Any, str]:
 
 
 def main() -> int:
-    """See the top of this file."""
+    """Runs the proof from the command line; returns the exit status."""
     parser = argparse.ArgumentParser("python3 -m tests.proof.gpu_proof")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for all parts together")

@@ -1,10 +1,10 @@
-"""Kills a serving process again and again, and lets the next one go on from the files that it left:
+"""Kills serving processes again and again; each next one starts from the files of those before:
 
     python -m tests.proof.kills --kills 2000 [--seed 1]
 
-Each process serves conversations over tiers with a `FileStore`, with threads that write and read. It compares every
-state that a request starts from, every KV page and every answer with what the tokens say. SIGKILL ends it at a random
-moment, for half of the processes after the first turns. Then this process reads every new file of the folder itself.
+Each process serves conversations over tiers with a `FileStore`, with threads that write and read. It checks, from the
+tokens, every state that a request starts from, every KV page and every answer. SIGKILL ends it at a random moment, in
+half of the processes after the first turns. Then this program reads every new file of the folder itself.
 
 Ends with 1 at the first wrong byte, crash, fault of the store, or record that is gone although nothing evicts.
 """
@@ -35,18 +35,18 @@ from tests.support.processes import ended, in_child
 from tests.support.serving import written
 from tests.support.tiered import Tiered, page_bytes, state_bytes
 
-SHORTEST_LIFE_S, LONGEST_LIFE_S = 0.01, 0.12  # after the turns that it is left
-TURNS_LEFT = (0, 0, 1, 3)  # turns that a process serves before its time runs, as slow as the machine may be
+SHORTEST_LIFE_S, LONGEST_LIFE_S = 0.01, 0.12  # after the turns of TURNS_LEFT
+TURNS_LEFT = (0, 0, 1, 3)  # turns that a process may serve before its life is timed
 STUCK_S = 60.0
-SLOW = 0.25  # of the processes have a slow disk
-LIVES = 50  # processes of one folder
-FRESH = 8  # lives until there is a new conversation
-OPEN = 6  # conversations that a life chooses from
+SLOW = 0.25  # share of the processes with a slow disk
+LIVES = 50  # processes per folder
+FRESH = 8  # a new conversation begins every 8 processes
+OPEN = 6  # newest conversations, among which a process chooses
 TURNS = 3
-LAST_TURNS = 12  # of the process at the end of a folder, which is not killed
-SYSTEM = [9, 8, 7, 6, 5, 4, 3, 2]  # tokens that all conversations begin with
+LAST_TURNS = 12  # turns of the last process of a folder, which is not killed
+SYSTEM = [9, 8, 7, 6, 5, 4, 3, 2]  # the first tokens of all conversations
 TOLD_S = 5.0
-LOOK = os.WEXITED | os.WNOHANG | os.WNOWAIT  # whether a process has ended, which is told again
+LOOK = os.WEXITED | os.WNOHANG | os.WNOWAIT  # asks whether a process has ended, and does not reap it
 COUNTED = ("turns", "hit_tokens", "written")
 
 
@@ -55,7 +55,7 @@ class Setting(NamedTuple):
 
     Attributes:
         strategy: the tracking strategy.
-        write: when states go down.
+        write: when states are saved.
         capacity: bytes of the folder; None: no limit.
         durable: whether records are flushed.
     """
@@ -76,16 +76,16 @@ SETTINGS = (
 
 
 class Wrong(AssertionError):
-    """What is wrong, and after which kill."""
+    """A fault, with the kill after which it appeared."""
 
 
 def goal(n: int) -> int:
-    """Tokens of an answer of conversation n."""
+    """Returns the number of tokens of an answer in conversation n."""
     return 2 + n % 7
 
 
 def prompt(n: int, turn: int) -> list[int]:
-    """The prompt of a turn of conversation n: all that was said before, and something new."""
+    """Returns the prompt of a turn of conversation n: all tokens of the turns before, and some new ones."""
     tokens = list(SYSTEM)
     for at in range(turn + 1):
         tokens += [1000 * n + 20 * at + i for i in range(3 + (n + at) % 6)]
@@ -99,14 +99,14 @@ def server(setting: Setting, store: FileStore | None) -> Tiered:
 
 
 class Process:
-    """What runs until it is killed: a server over the files of a folder.
+    """A server over the files of a folder, in a process that may be killed at any time.
 
     Args:
         path: where the store is.
         setting: how to serve.
-        chance: decides what is asked.
-        newest: the newest conversation.
-        counts: of COUNTED, of all processes so far; memory that outlives this one.
+        chance: random numbers that choose the turns.
+        newest: number of the newest conversation.
+        counts: figures of COUNTED, summed over all processes; memory shared with the parent.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Process:
         self.at.turn(tokens, goal(n), most=self._chance.randint(1, 64))
         self.at.mem.poll()
         figures = self.at.tiers
-        gone = {"missing"} if self._setting.capacity else set()  # evicted between the question and the read
+        gone = {"missing"} if self._setting.capacity else set()  # a record may be evicted before it is read
         assert figures.prefetch and not figures.prefetch.failures and not set(figures.prefetch.flaws) - gone, figures
         assert not self.store.faults and not figures.write_failed, (self.store, figures)
         done = np.array([len(self.at.text), figures.storage_hit_tokens, figures.written])
@@ -136,7 +136,7 @@ class Process:
 
 
 def slow_disk() -> None:
-    """From now on a record is written in parts, and each takes its time: most kills come in the middle of one."""
+    """Makes `os.write` slow and partial, so that most kills come in the middle of a record."""
     real = os.write
 
     def write(descriptor: int, data: memoryview) -> int:
@@ -154,9 +154,9 @@ class Folder:
         setting: how its processes serve.
 
     Attributes:
-        records: names of all records that were read here and were right.
-        unfinished: temporary files.
-        known: a server without a store, which knows the tokens of keys.
+        records: names of all records that were read and were right.
+        unfinished: number of temporary files.
+        known: a server without a store, which has the tokens of each key.
     """
 
     def __init__(self, path: Path, setting: Setting) -> None:
@@ -175,10 +175,10 @@ class Folder:
             self.known.note(written(prompt(n, turn), goal(n)))
 
     def look(self) -> None:
-        """Reads every file that is new.
+        """Reads every new file.
 
         Raises:
-            Wrong: a record is not what its tokens say, or has gone although nothing evicts.
+            Wrong: a record has wrong bytes, or has gone although nothing evicts.
         """
         files = {path.name: path for path in self.path.rglob("*") if path.is_file()}
         records = {name: path for name, path in files.items() if RECORD.fullmatch(name)}
@@ -193,7 +193,7 @@ class Folder:
         self.records = set(records)
 
     def flaw(self, name: str, record: NDArray[np.uint8]) -> str:
-        """What is wrong with a record; "" if it is right."""
+        """Returns the fault of a record; "" if it is right."""
         kind, _, digest = name.partition("-")
         form, bytes_of = self._forms[kind]
         tokens = self.known.known.get(key := bytes.fromhex(digest))
@@ -205,16 +205,16 @@ class Folder:
 
 
 def life(folder: Folder, chance: random.Random, newest: int, counts: NDArray[np.int64], killed: bool) -> None:
-    """One process: killed at a random moment after a number of turns, or it works for a while and closes.
+    """Runs one process: it is killed at a random moment after some turns, or serves LAST_TURNS turns and closes.
 
     Raises:
-        Wrong: it ended otherwise.
+        Wrong: the process ended in another way.
     """
     slow, seconds = chance.random() < SLOW, chance.uniform(SHORTEST_LIFE_S, LONGEST_LIFE_S)
     turns = int(counts[0]) + chance.choice(TURNS_LEFT)
 
     def work() -> None:
-        sys.setswitchinterval(1e-4)  # threads take turns often
+        sys.setswitchinterval(1e-4)  # seconds; threads alternate often
         if slow:
             slow_disk()
         process = Process(folder.path, folder.setting, chance, newest, counts)
@@ -237,15 +237,15 @@ def life(folder: Folder, chance: random.Random, newest: int, counts: NDArray[np.
 
 
 def kill(kills: int, seed: int, tell: Callable[[str], None]) -> str:
-    """Kills so many processes.
+    """Kills processes.
 
     Args:
-        kills: how many.
+        kills: number of processes to kill.
         seed: start of the random numbers.
-        tell: called with a line of progress now and then.
+        tell: gets a line of progress every few seconds.
 
     Returns:
-        What was done, in words.
+        The final figures, in words.
 
     Raises:
         Wrong: something is wrong.
@@ -294,7 +294,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    server(SETTINGS[0], None).turn([1, 2, 3, 4, 5])  # what children share is warm
+    server(SETTINGS[0], None).turn([1, 2, 3, 4, 5])  # warms up caches that children share
     try:
         print(f"{kill(chosen.kills, chosen.seed, lambda line: print(line, flush=True))}, nothing wrong")
     except Wrong as wrong:

@@ -1,4 +1,4 @@
-"""The proof for a GPU, gone through on a CPU at toy sizes; parts that fail; what its checks notice."""
+"""Tests the GPU proof on a CPU at toy sizes: parts that fail, lack of time, and faults that checks must notice."""
 
 import json
 import os
@@ -30,9 +30,9 @@ on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="interpreted kerne
 PROGRAM = """
 import json, os, signal, subprocess, sys
 kind, folder = sys.argv[1:3]
-def leave(**found):
+def leave(**more):
     with open(f"{folder}/{kind}.json", "w") as file:
-        json.dump({"failures": []} | found, file)
+        json.dump({"failures": []} | more, file)
 print("this is", kind)
 if kind == "good": leave(figure=1)
 if kind == "fails": leave(failures=["x is not y", "z"]); sys.exit(1)
@@ -47,7 +47,7 @@ if kind == "late-and-wrong": leave(incomplete="3 of 5 cases", failures=["x is no
 """
 
 
-ENDS = {  # kind of part -> its status, and what is said of it
+ENDS = {  # kind of part -> (status, reason) in the summary
     "hangs": ("incomplete", "ended after 1 s"),
     "fails": ("failed", "2 failures, first: x is not y"),
     "raises": ("failed", "ValueError: no such thing"),
@@ -72,7 +72,7 @@ def read(path: Path) -> Any:
 
 
 def test_parts_that_fail_crash_or_hang_are_told_and_the_others_run(tmp_path: Path) -> None:
-    """No time is no failure, unless something is wrong already; what was found is kept."""
+    """A part without time left is incomplete, not failed, unless it has found a fault; its results are kept."""
     out, given = tmp_path / "out", parts(tmp_path, *ENDS)
     assert not Proof(out, seconds=sum(part.seconds for part in given)).run(given)
     summary, proofs, log = read(out / "summary.json"), read(out / "proofs.json"), (out / "log.txt").read_text()
@@ -103,15 +103,15 @@ main(prove)
 
 
 def test_a_part_that_is_ended_keeps_what_it_found_and_ends_what_it_began(tmp_path: Path) -> None:
-    program, child, found = tmp_path / "part.py", tmp_path / "child", tmp_path / "found.json"
+    program, child, result = tmp_path / "part.py", tmp_path / "child", tmp_path / "result.json"
     program.write_text(PART.format(child=str(child)))
-    command = [sys.executable, str(program), "--json", str(found), "--toy"]
+    command = [sys.executable, str(program), "--json", str(result), "--toy"]
     with (tmp_path / "log").open("wb") as log:
         process = gpu_proof.begin(command, os.environ | {"PYTHONPATH": str(ROOT)}, log)
         while process.poll() is None and not (child.exists() and child.read_text()):
             time.sleep(0.05)
         gpu_proof.end(process)
-    assert read(found)["figure"] == 1, (tmp_path / "log").read_text()
+    assert read(result)["figure"] == 1, (tmp_path / "log").read_text()
     with pytest.raises(ProcessLookupError):
         os.kill(int(child.read_text()), 0)
 
@@ -124,7 +124,7 @@ def test_what_is_not_begun_for_want_of_time_is_said(tmp_path: Path) -> None:
 
 
 class Spending(Proof):
-    """Its parts take all the time that they are given, by a clock of its own."""
+    """A proof whose parts use all of their time, by a clock of its own."""
 
     now = 0.0
 
@@ -137,7 +137,7 @@ class Spending(Proof):
 def test_every_part_begins_however_much_time_there_is(
     seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is cut by as much, although none before it ends early."""
+    """All parts are cut by the same factor, even if none ends early."""
     monkeypatch.setattr(Spending, "now", 0.0)
     monkeypatch.setattr(gpu_proof.time, "monotonic", lambda: Spending.now)
     proof = Spending(tmp_path / "out", seconds=seconds)
@@ -149,13 +149,13 @@ def test_every_part_begins_however_much_time_there_is(
 
 
 def test_what_no_committed_run_has_proved_comes_first(tmp_path: Path) -> None:
-    """Benchmarks name operations by words."""
+    """Benchmarks count as proofs; they name operations in words, such as "gated delta"."""
     assert proved.newest_first(tmp_path) == list(OPS)
     run = tmp_path / "a-gpu"
     run.mkdir()
     (run / "bench.json").write_text(json.dumps([{"op": "claim"}, {"op": "copy"}, {"op": "gated delta"}]))
-    found = {"sanitizer": {"touched": ["resolve"]}, "determinism": {"repeated": ["mamba3_step", "conv"]}}
-    (run / "proofs.json").write_text(json.dumps(found))
+    proofs = {"sanitizer": {"touched": ["resolve"]}, "determinism": {"repeated": ["mamba3_step", "conv"]}}
+    (run / "proofs.json").write_text(json.dumps(proofs))
     known = [op for op in OPS if op in (
         "claim", "copy_slots", "gated_delta_step", "resolve", "mamba3_step", "conv_step",
     )]  # fmt: skip
@@ -186,7 +186,7 @@ def test_a_machine_without_a_gpu_has_nothing_to_prove(
 @pytest.mark.proof
 @on_cpu
 def test_the_whole_proof_goes_through_at_toy_sizes(tmp_path: Path) -> None:
-    """In an environment without this project, and without the packages of the command line and of the notebooks."""
+    """The environment has neither this project nor the packages of the command line and the notebooks."""
     out, site = tmp_path / "out", tmp_path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text("import sys; sys.modules.update(typer=None, rich=None, matplotlib=None)\n")
@@ -229,15 +229,14 @@ print([*entry_points(group="memstate.commands")], [name for name in packages_dis
 
 @on_cpu
 def test_the_proof_starts_in_a_checkout_where_nothing_of_it_is_installed(tmp_path: Path) -> None:
-    """Neither memstate nor its tools, which some parts take benchmarks from."""
-    python, found = bare(tmp_path / "bare"), tmp_path / "stress.json"
+    python, result = bare(tmp_path / "bare"), tmp_path / "stress.json"
     environment = os.environ | {"PYTHONPATH": "", "TRITON_INTERPRET": "1"}
     done = subprocess.run([python, "-c", BARE], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     packages = f"{ROOT / 'memstate' / '__init__.py'} {ROOT / 'tools' / 'memstate_tools' / '__init__.py'}"
     assert done.stdout.splitlines() == [packages, "[] []"], done.stderr
-    command = [python, "-m", "tests.proof.gpu.stress", "--toy", "--seconds", "60", "--json", found]
+    command = [python, "-m", "tests.proof.gpu.stress", "--toy", "--seconds", "60", "--json", result]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and read(found)["failures"] == [] and read(found)["plans"] > 1, done.stderr
+    assert done.returncode == 0 and read(result)["failures"] == [] and read(result)["plans"] > 1, done.stderr
     command = [python, "-m", "tests.proof.gpu_proof", "--toy", "--seconds", "1", "--out", tmp_path / "out"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     summary = read(tmp_path / "out" / "summary.json")
@@ -246,14 +245,14 @@ def test_the_proof_starts_in_a_checkout_where_nothing_of_it_is_installed(tmp_pat
 
 # -- every operation is in every part ---------------------------------------------------------------
 
-NO_CASE = {  # parameters that no small launch gives
+NO_CASE = {  # op -> parameters that no small launch passes
     "plan": {"tails"}, "conv_step": {"activation"}, "gated_delta_step": {"a", "b", "scale"},
     "gather_slots": {"pattern"}, "scatter_slots": {"trusted"},
 }  # fmt: skip
 
 
 class Referring(Machine):
-    """The reference, which launches as the kernels do, at once."""
+    """A machine that launches the reference, not kernels."""
 
     backend = "reference"  # type: ignore[assignment]
 
@@ -276,7 +275,6 @@ def test_every_operation_and_kind_of_step_is_repeated() -> None:
 
 @pytest.mark.parametrize("op", OPS)
 def test_small_launches_give_every_argument(op: str) -> None:
-    """Tails, trees and marks among them."""
     given: set[str] = set()
     for case in op_cases.several(op):
         given |= {name for name, value in case.arguments.items() if value is not None}
@@ -287,7 +285,7 @@ def test_small_launches_give_every_argument(op: str) -> None:
 @pytest.mark.sample(len(OPS))
 @pytest.mark.parametrize("op", OPS)
 def test_a_launch_in_other_memory_does_the_same_there(backend: Backend, op: str) -> None:
-    """It has no address of the memory where it was made."""
+    """A moved launch leaves the memory where it was made untouched."""
     case = op_cases.made(op, 1)
     other = op_cases.moved(case, torch.device("cpu"))
     tables = {getattr(given, op_cases.TABLES[type(given)]).untyped_storage().data_ptr()
@@ -295,17 +293,17 @@ def test_a_launch_in_other_memory_does_the_same_there(backend: Backend, op: str)
     expected, made = case.run(backend), case.memory
     for whole in made:
         whole.fill_(0xFF)
-    found = other.run(backend)
+    outputs = other.run(backend)
     assert all(bool((whole == 0xFF).all()) for whole in made)
-    with_addresses = [whole.data_ptr() in tables for whole in made] + [False] * (len(found) - len(made))
-    assert all(a or torch.equal(b, c) for a, b, c in zip(with_addresses, expected, found, strict=True))
+    with_addresses = [whole.data_ptr() in tables for whole in made] + [False] * (len(outputs) - len(made))
+    assert all(a or torch.equal(b, c) for a, b, c in zip(with_addresses, expected, outputs, strict=True))
 
 
 # -- what the checks notice ------------------------------------------------------------------------
 
 
 class Forgetful(Machine):
-    """Its graphs do what they hold once, and then nothing."""
+    """A machine whose captured graphs run once; later replays do nothing."""
 
     def __init__(self) -> None:
         super().__init__(toy=True)
@@ -347,7 +345,7 @@ def test_a_row_that_depends_on_its_batch_is_noticed(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(determinism.Forward, "layer", layer)
     failures = determinism.beside_others(Machine(toy=True))
-    assert [line.split(":")[0] for line in failures] == ["one row", "another", "half"]  # others are as many as all
+    assert [line.split(":")[0] for line in failures] == ["one row", "another", "half"]  # all rows give the same batch
 
 
 @on_cpu
@@ -362,18 +360,18 @@ def test_streams_that_leave_other_bytes_are_noticed() -> None:
 def test_an_audit_of_the_stress_notices_what_a_race_leaves() -> None:
     made = stress.Stress(Machine(toy=True), ms.LazyPingPong(1), 1)
     made.audit()
-    assert made.found() == ""
+    assert made.faults() == ""
     table = made.rows.file.table
     table.labels[made.live] -= 1
     made.audit()
-    assert made.found() == "lengths in 1 audits"
+    assert made.faults() == "lengths in 1 audits"
     table.labels[made.live] += 1
-    table.slots[1] = table.slots[3]  # a register that nothing uses owns the row's slot as well
+    table.slots[1] = table.slots[3]  # an unused register owns the row's slot, too
     made.audit()
     table.slots[1] = 0
     table.counters[0] -= 1
     made.audit()
-    assert made.found() == "owners in 1 audits, lengths in 1 audits, counts in 1 audits"
+    assert made.faults() == "owners in 1 audits, lengths in 1 audits, counts in 1 audits"
 
 
 @on_cpu
@@ -391,7 +389,7 @@ def test_a_kernel_that_serving_compiles_is_told_with_what_needed_it(monkeypatch:
 
 
 class Item:
-    """A test as pytest collects it."""
+    """A stand-in for a test that pytest has collected."""
 
     def __init__(self, nodeid: str, gpu: bool = True, **params: object) -> None:
         self.nodeid, self._gpu = nodeid, gpu
@@ -475,7 +473,7 @@ except ImportError as error:
 
 
 def test_files_that_cannot_be_imported_are_left_out_with_why(tmp_path: Path) -> None:
-    """Only for what the machine lacks: a name that our own packages lack is a failure."""
+    """A missing package leaves a file out; a name that memstate lacks is a failure."""
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     results = tmp_path / "results"
@@ -486,21 +484,21 @@ def test_files_that_cannot_be_imported_are_left_out_with_why(tmp_path: Path) -> 
         [*command, "--rootdir", str(tmp_path), str(tmp_path)], env=environment, capture_output=True, text=True,
         check=False, cwd=tmp_path,
     )  # fmt: skip
-    found = marked.summed_up([json.loads(line) for line in results.read_text().splitlines()])
-    assert found["left_out"] == {
+    summary = marked.summed_up([json.loads(line) for line in results.read_text().splitlines()])
+    assert summary["left_out"] == {
         "test_lacks.py": "No module named 'nowhere'", "test_ends.py": "No module named 'nowhere'",
         "test_skips.py": "no nowhere here",
     }, done.stdout  # fmt: skip
-    (failure,) = found["failures"]
+    (failure,) = summary["failures"]
     assert failure.startswith("test_broken.py: ") and "cannot import name 'gone'" in failure
-    assert found["passed"] == 1 and done.returncode == 1
+    assert summary["passed"] == 1 and done.returncode == 1
 
 
 @pytest.mark.proof
 @pytest.mark.slow
 @on_cpu
 def test_the_tests_marked_gpu_are_collected_with_the_packages_of_such_a_machine(tmp_path: Path) -> None:
-    """As if it were here: a device, and no package but those of `packages.txt`. Only whole files are left out."""
+    """The process pretends to have a device, and only the packages of `packages.txt`; only whole files are left out."""
     results = tmp_path / "results"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.proof.gpu.seeming"]
     command += ["-p", "tests.proof.gpu.collecting", "-m", "gpu", "--collect-only", "tests"]

@@ -1,4 +1,4 @@
-"""Serving processes that are killed lose hits and nothing else: a sample of `python -m tests.proof.kills`."""
+"""Tests that killed serving processes lose hits and nothing else, with a sample of `python -m tests.proof.kills`."""
 
 import os
 import random
@@ -18,19 +18,19 @@ from tests.support.sampling import PROOF
 
 
 def test_processes_that_are_killed_lose_hits_and_nothing_else() -> None:
-    """In a process of its own, because only one without threads can be forked. MEMSTATE_SEED repeats it."""
+    """Runs in a process of its own, because only one without threads can be forked. MEMSTATE_SEED repeats a run."""
     seed = int(os.environ.get("MEMSTATE_SEED", random.SystemRandom().randrange(2**31)))
     most = 2000 if PROOF else 25
     command = [sys.executable, "-m", "tests.proof.kills", "--kills", str(most), "--seed", str(seed)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"MEMSTATE_SEED={seed}\n{done.stdout}\n{done.stderr}"
-    found = re.search(r"(\d+) kills, (\d+) turns, (\d+) tokens from storage, .*, nothing wrong$", done.stdout.strip())
-    assert found and int(found[1]) == most and int(found[2]) > most // 4 and int(found[3]) > 0, done.stdout
+    figures = re.search(r"(\d+) kills, (\d+) turns, (\d+) tokens from storage, .*, nothing wrong$", done.stdout.strip())
+    assert figures and int(figures[1]) == most and int(figures[2]) > most // 4 and int(figures[3]) > 0, done.stdout
 
 
 def filled(path: Path, setting: Setting) -> Folder:
-    """A folder that one process has filled and closed."""
+    """Returns a folder that one server has filled and closed."""
     folder = Folder(path, setting)
     folder.know(1)
     at = server(setting, FileStore(path))
@@ -71,7 +71,7 @@ def test_a_record_that_is_gone_or_that_nobody_asked_for_is_found(tmp_path: Path)
     path.rename(unasked)
     with pytest.raises(Wrong, match=f"1 records have gone: .*{name}"):
         folder.look()
-    folder.setting = Setting("redirect", capacity=6_000)  # which may evict
+    folder.setting = Setting("redirect", capacity=6_000)  # a store with a limit may evict
     with pytest.raises(Wrong, match="never asked"):
         folder.look()
     unasked.unlink()

@@ -1,6 +1,6 @@
-"""The timed benchmarks: `memstate bench` alloc, copy, state and track, in bench.json beside the part's own file.
+"""Runs `memstate bench` alloc, copy, state and track, and writes bench.json into the folder of the result.
 
-Host time and device time of each operation are entries of their own, `host us` and `us`.
+Host time and device time of an operation are two entries, with the units `host us` and `us`.
 """
 
 import json
@@ -12,16 +12,16 @@ from memstate_tools.bench import BenchResult, run
 from tests.proof.gpu.machine import Machine, Result, TimeIsUp, main
 
 NAMES = ("alloc", "copy", "state", "track")
-TOY_NAMES = NAMES[:3]  # the last one takes an interpreter 20 seconds; tests/tools/test_bench_timed.py goes through it
-LAST = 3.0  # seconds that one measurement may take, and leaving
+TOY_NAMES = NAMES[:3]  # track takes 20 s interpreted; tests/tools/test_bench_timed.py runs it
+LAST = 3.0  # seconds for one more measurement and to exit
 
 
 def prove(machine: Machine, result: Result) -> None:
-    """Whatever fits the time. In a run that only compiles nothing is measured."""
+    """Measures as much as the time allows; nothing if the part only compiles."""
     target = machine.beside("bench.json")
     result["fla"] = "beside the gated delta step" if find_spec("fla") and not machine.toy else "not here"
 
-    def found(outcome: BenchResult) -> None:
+    def note(outcome: BenchResult) -> None:
         result["entries"], result["too_slow"] = len(outcome.entries), outcome.too_slow
         result["failures"] = [f"not measured, because it is wrong: {line}" for line in outcome.wrong]
         machine.keep(result)
@@ -30,7 +30,7 @@ def prove(machine: Machine, result: Result) -> None:
             target.write_text(text + "\n", encoding="utf-8")
 
     outcome = run(
-        machine.mine(TOY_NAMES if machine.toy else NAMES), "auto", str(machine.device), machine.toy, report=found,
+        machine.mine(TOY_NAMES if machine.toy else NAMES), "auto", str(machine.device), machine.toy, report=note,
         end=time.monotonic() + machine.left - LAST, measure=not machine.compiling,
     )  # fmt: skip
     said = [f"{len(outcome.entries)} entries"]

@@ -1,9 +1,9 @@
-"""A plugin of pytest for machines that lack packages: leaves out test files that cannot be imported there, with why.
+"""A plugin of pytest that skips test files whose packages are missing, and chooses among the tests marked `gpu`.
 
-It also chooses among the tests marked `gpu`, writes the result of every test as it comes, and ends the session when its
-time is up, so that reports are still written.
+It also writes the result of every test as it comes, and ends the session when its time is up, early enough for the
+reports.
 
-Read from the environment: PROOF_RESULTS, a file of JSON lines; PROOF_SECONDS; PROOF_CHOOSE, if tests are chosen.
+It reads from the environment: PROOF_RESULTS, a file of JSON lines; PROOF_SECONDS; PROOF_CHOOSE, set to choose tests.
 """
 
 import gc
@@ -24,20 +24,20 @@ RULE = (
     "shapes; in tests/requests up to four cases of a test: each strategy; elsewhere one case of each test"
 )
 MOST = {"tests/kernels/": None, "tests/requests/": 4}
-# What every such machine has. A name that one of these lacks is a failure, as any other error of an import is.
+# Packages that every machine of the proof has: if one of these lacks a name, the test fails and is not skipped.
 NEEDED = ("memstate", "memstate_tools", "tests", "torch", "triton", "numpy", "einops", "pytest", "hypothesis")
-LARGE = "B38"  # in the names of tests whose states are gigabytes apart, all of them memory of a GPU: one at a time
+LARGE = "B38"  # in the names of tests that need most of a GPU's memory, and so run one at a time
 BEGUN = time.monotonic()
 
 
 def lacking(error: BaseException | None) -> str:
-    """Why a file cannot be imported on this machine; empty where that is a failure."""
-    found: list[ImportError] = []
+    """Returns the missing package behind an import error; empty if the error is a failure of the test."""
+    errors: list[ImportError] = []
     while error:
-        found += [error] if isinstance(error, ImportError) else []
+        errors += [error] if isinstance(error, ImportError) else []
         error = error.__cause__
-    ours = any((each.name or "").partition(".")[0] in NEEDED for each in found)
-    return str(found[0]) if found and not ours else ""
+    ours = any((each.name or "").partition(".")[0] in NEEDED for each in errors)
+    return str(errors[0]) if errors and not ours else ""
 
 
 def note(**line: object) -> None:
@@ -48,10 +48,10 @@ def note(**line: object) -> None:
 
 
 class File(pytest.Module):
-    """A test file, skipped where it cannot be imported for want of a package or of a version of one."""
+    """A test file that is skipped if a package, or a version of a package, is missing."""
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        """Notes why a file is left out: every process that collects, with the same words."""
+        """Collects the tests, or notes why the file is left out; each process notes the same words."""
         try:
             return super().collect()
         except pytest.skip.Exception as skipped:
@@ -65,37 +65,37 @@ class File(pytest.Module):
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> File:
-    """Collects test files as `File` does."""
+    """Returns a `File` for a test file."""
     return File.from_parent(parent, path=module_path)
 
 
 def is_worker(config: pytest.Config) -> bool:
-    """Whether this process only runs tests for another one, which reports them."""
+    """Says whether this process only runs tests for another one, which reports them."""
     return hasattr(config, "workerinput")
 
 
 def most_of(name: str) -> int | None:
-    """How many cases of a test are chosen; None for as many as show every value of every parameter."""
+    """Returns how many cases of a test are chosen; None for as many as cover every value of every parameter."""
     return next((most for folder, most in MOST.items() if name.startswith(folder)), 1)
 
 
 def chosen(items: list[pytest.Item]) -> list[pytest.Item]:
-    """A set of the tests marked `gpu` that fits the time, those of the newest kernels first; see RULE."""
+    """Chooses among the tests marked `gpu` by RULE; returns them, those of the newest kernels first."""
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("gpu"):
             groups.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    found = []
+    kept = []
     for name, cases in groups.items():
         plain = not hasattr(cases[0], "callspec")
-        found += cases if plain else covering(cases, most_of(name))
+        kept += cases if plain else covering(cases, most_of(name))
     new = newest_files()
-    return sorted(found, key=lambda item: -(item.nodeid.startswith("tests/kernels/") + item.nodeid.startswith(new)))
+    return sorted(kept, key=lambda item: -(item.nodeid.startswith("tests/kernels/") + item.nodeid.startswith(new)))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps the chosen tests; the process that collects first says how many of how many."""
+    """Keeps the chosen tests; one process notes their number and that of all tests marked `gpu`."""
     if not os.environ.get("PROOF_CHOOSE"):
         return
     kept = chosen(items)
@@ -111,14 +111,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Leaves the memory of a large test to the other processes."""
+    """Frees the memory of a large test for the other processes."""
     if LARGE in item.name:
         gc.collect()
         torch.cuda.empty_cache()
 
 
 class Reporter:
-    """Notes outcomes where tests are reported, and stops in time."""
+    """Notes outcomes of tests, and stops the session when time is up."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -147,6 +147,6 @@ class Reporter:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Reports in the process that has the results of all tests."""
+    """Registers the reporter in the process that gets the results of all tests."""
     if not is_worker(config):
         config.pluginmanager.register(Reporter(config), "proof-reporter")

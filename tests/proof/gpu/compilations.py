@@ -1,18 +1,18 @@
-"""Counts the kernels that a process compiles, and those that it loads from Triton's cache instead."""
+"""Counts the kernels that a process compiles, and those that it loads from Triton's cache."""
 
 from collections import Counter
 from typing import Any
 
 
 class Compilations:
-    """By name: kernels that were compiled here, and kernels that were loaded. A launch that is known is neither."""
+    """Numbers of compiled and of loaded kernels, by name; later launches of the same kernel do not count."""
 
     def __init__(self) -> None:
         self.compiled: Counter[str] = Counter()
         self.loaded: Counter[str] = Counter()
 
     def install(self) -> bool:
-        """Listens from now on; whether this Triton tells."""
+        """Starts to count; returns whether the installed Triton supports it."""
         try:
             from triton import knobs
         except ImportError:
@@ -27,5 +27,5 @@ class Compilations:
 
     @property
     def all(self) -> Counter[str]:
-        """Both: each of them makes the launch wait."""
+        """Compiled and loaded kernels together: in both cases, the launch waits."""
         return self.compiled + self.loaded

@@ -1,7 +1,7 @@
-"""Compiles what the other parts launch, in parallel processes, into the cache that they share.
+"""Compiles the kernels of the other parts, in parallel processes, into the cache that all parts share.
 
-Each process is another part with `--compile`: it launches what it will launch later, as seldom as possible. The tests
-compile what they alone launch themselves; they run in parallel anyway.
+Each process is another part with `--compile`: it launches each of its kernels as seldom as possible. Kernels that only
+the tests launch are compiled by the tests, which run in parallel anyway.
 """
 
 import os
@@ -15,15 +15,15 @@ from tests.proof.gpu.machine import Machine, Result, main
 from tests.proof.gpu_proof import last_line, read_json
 
 ROOT = Path(__file__).parents[3]
-SHARES = {  # part -> processes
+SHARES = {  # part -> number of processes that share its work
     "touch": 4, "determinism": 4, "benches": 4, "sweep": 4, "graphs": 1, "stress": 1, "serving": 1, "streams": 1,
 }  # fmt: skip
 TOY_SHARES = {"stress": 1}
-MARGIN = 2.0  # seconds before the limit at which processes are ended
+MARGIN = 2.0  # seconds between the end of the processes and the limit
 
 
 def prove(machine: Machine, result: Result) -> None:
-    """All processes, as many at a time as there are CPUs. What one of them finds wrong its part will say."""
+    """Runs all processes, as many at a time as there are CPUs. Their failures are left to the parts themselves."""
     shares = TOY_SHARES if machine.toy else SHARES
     waiting = [(name, at, of) for name, of in shares.items() for at in range(of)]
     running: dict[str, tuple[subprocess.Popen[bytes], float, Path]] = {}
@@ -32,10 +32,10 @@ def prove(machine: Machine, result: Result) -> None:
 
         def ended(name: str, status: str) -> None:
             process, begun, log = running.pop(name)
-            found = read_json(log.with_suffix(".json")) or {}
-            entry = {"status": status, "seconds": round(time.monotonic() - begun, 1), **found.get("kernels", {})}
+            outcome = read_json(log.with_suffix(".json")) or {}
+            entry = {"status": status, "seconds": round(time.monotonic() - begun, 1), **outcome.get("kernels", {})}
             if status != "ended" or process.returncode:
-                entry["why"] = (found.get("failures") or [last_line(log)])[0][-300:]
+                entry["why"] = (outcome.get("failures") or [last_line(log)])[0][-300:]
             result["processes"][name] = entry
             machine.keep(result)
 

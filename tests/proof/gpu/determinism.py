@@ -1,7 +1,7 @@
-"""The same launch gives the same bits every time, and a row's bits do not depend on who is beside it.
+"""Checks that a launch gives the same bits every time, and that a row's bits do not depend on the other rows.
 
-Repeated: every operation, every kind of decode step, claims and plans, from the same memory. Neighbours: a large batch
-of a model's layer, and the same rows alone, in small batches and in another order.
+Every operation, every kind of decode step, claims and plans are repeated from the same memory. For the other rows, a
+layer of a model runs on a large batch, and on the same rows alone, in small batches and in another order.
 """
 
 from collections.abc import Callable
@@ -25,17 +25,17 @@ from tests.proof.gpu.proved import newest_first
 from tests.support import op_cases
 from tests.support.decode_case import Case, check_rows_alone, same_bits
 
-TIMES, TOY_TIMES, SMALL_TIMES = 100, 2, 20
+TIMES, TOY_TIMES, SMALL_TIMES = 100, 2, 20  # launches of each case
 BATCH, TOY_BATCH = 256, 4
-LAST = 1.5  # seconds that are left for one more
-PER_ROW = ("x", "q", "k", "v", "decay", "beta", "mixed", "out")  # of a forward's tensors
+LAST = 1.5  # seconds that one more case may take
+PER_ROW = ("x", "q", "k", "v", "decay", "beta", "mixed", "out")  # tensors of a forward with an axis of rows
 
 CASES: dict[str, Callable[..., Case]] = {kind: made.make for kind, made in KINDS.items()}
 CASES["gdn, bf16"] = partial(KINDS["gdn"].make, state=torch.bfloat16, inputs=torch.bfloat16)
 
 
 def repeated_op(op: str, machine: Machine, times: int) -> str:
-    """Small launches of an operation, with each optional argument such as a tail or a tree: all bytes they leave."""
+    """Repeats small launches of an operation, with each optional argument; returns the first difference in bytes."""
     backend = Backend(machine.backend, machine.device)
     for case in op_cases.several(op):
         launch = op_cases.moved(case, machine.device)
@@ -47,7 +47,7 @@ def repeated_op(op: str, machine: Machine, times: int) -> str:
 
 
 def repeated(case: Case, backend: Backend, times: int) -> str:
-    """A step on copies of the same memory."""
+    """Repeats a decode step on copies of the same memory; returns the first difference."""
     first = case.twin()
     out = first.step(backend)
     for turn in range(1, times):
@@ -58,7 +58,7 @@ def repeated(case: Case, backend: Backend, times: int) -> str:
 
 
 def repeated_plans(machine: Machine, tracking: ms.Tracking, batch: int, times: int) -> str:
-    """A plan of rows that are all due, from the same registers; slots are claimed where the strategy claims."""
+    """Repeats a plan in which all rows are due, from the same registers; returns the first difference."""
     rows = _Rows(Backend(machine.backend, machine.device), tracking, batch, drafts=False)
     for _ in range(2):
         rows.plan()  # fills lanes
@@ -69,15 +69,15 @@ def repeated_plans(machine: Machine, tracking: ms.Tracking, batch: int, times: i
         for tensor, was in zip(device, before, strict=True):
             tensor.copy_(was)
         rows.plan()
-        found = [tensor.clone() for tensor in (*device, *rows.record)]
-        expected = expected or found
-        if not all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)):
+        left = [tensor.clone() for tensor in (*device, *rows.record)]
+        expected = expected or left
+        if not all(torch.equal(a, b) for a, b in zip(left, expected, strict=True)):
             return f"plan {turn} of {times} differs from the first"
     return ""
 
 
 def repeated_claims(machine: Machine, times: int) -> str:
-    """Claims of scattered slots, given back every time."""
+    """Repeats claims of scattered slots, and releases them each time; returns the first difference."""
     capacity = 64 if machine.toy else 8192
     allocator = ms.SlotAllocator(capacity, Backend(machine.backend, machine.device))
     ids = allocator.claim(capacity)
@@ -95,7 +95,7 @@ def repeated_claims(machine: Machine, times: int) -> str:
 
 
 def rows_of(forward: Forward, chosen: Tensor, planes: dict[str, Tensor]) -> Forward:
-    """The same layer for some of the rows, on other planes."""
+    """Returns a copy of a forward for the chosen rows, on other planes."""
     part = copy(forward)
     part.planes = planes
     for name in PER_ROW:
@@ -104,7 +104,10 @@ def rows_of(forward: Forward, chosen: Tensor, planes: dict[str, Tensor]) -> Forw
 
 
 def beside_others(machine: Machine) -> list[str]:
-    """One layer of a model: every row writes its own slot, every third a snapshot as well."""
+    """Runs a layer on a batch and on parts of it; returns the parts whose bits differ from the batch.
+
+    Every row writes a slot of its own, and every third row also writes a snapshot.
+    """
     batch = TOY_BATCH if machine.toy else BATCH
     layout = ms.StateLayout(TOY.planes if machine.toy else qwen3_next().planes, 1)
     storage = ms.Planes(layout, 3 * batch, Backend("reference", machine.device))
@@ -138,7 +141,7 @@ def beside_others(machine: Machine) -> list[str]:
 
 
 def prove(machine: Machine, result: Result) -> None:
-    """Everything, with fresh random inputs."""
+    """Runs all checks, with new random inputs."""
     times = TOY_TIMES if machine.toy or machine.compiling else TIMES
     failures: list[str] = result["failures"]
     backend, generator = Backend(machine.backend, machine.device), torch.Generator().manual_seed(torch.seed() % 2**31)

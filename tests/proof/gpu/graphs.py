@@ -1,8 +1,8 @@
-"""Whole steps replayed as CUDA graphs, and the same steps run eagerly: the same bits, whatever slots a step names.
+"""Checks that steps replayed as CUDA graphs give the same bits as the same steps run eagerly.
 
-Two managers take the same calls. One replays a graph of ownership, plan and forward, captured at its first use; the
-other launches everything anew every time. Requests end, come back from snapshots and are replaced in between, and
-every tenth step is padding alone.
+Two managers get the same calls. One replays a graph of ownership, plan and forward, captured at its first use; the
+other launches the kernels in every step. In between, requests end and others start, some from snapshots; every tenth
+step is padding alone.
 """
 
 import random
@@ -20,12 +20,12 @@ from tests.support.decode_case import same_bits
 EVERY = 4
 STRATEGIES = (ms.NoTracking(EVERY), ms.PingPong(EVERY), ms.LazyPingPong(EVERY), ms.Redirect(EVERY))
 BATCHES, TOY_BATCHES = (1, 7, 64, 256), (2,)
-REPLAYS, TOY_REPLAYS = 250, 5  # of each strategy and batch size: 1000 a strategy
-LAST = 2.0  # seconds that are left to check and leave
+REPLAYS, TOY_REPLAYS = 250, 5  # for each strategy and batch size
+LAST = 2.0  # seconds for the last checks and to exit
 
 
 class Side:
-    """A manager, its rows, and how its forward runs."""
+    """A manager with its rows and its forward; replays: whether the forward is replayed as a graph."""
 
     def __init__(self, machine: Machine, tracking: ms.Tracking, batch: int, inputs: Inputs, replays: bool) -> None:
         self.machine, self.replays = machine, replays
@@ -34,13 +34,13 @@ class Side:
             backend=machine.backend, device=machine.device,
         )  # fmt: skip
         for block in self.mem.planes.plane_map.blocks:
-            block[:, 1:].fill_(0xFF)  # NaN, should anybody read it
+            block[:, 1:].fill_(0xFF)  # NaN, so that a wrong read shows
         self.forward = Forward(self.mem, Backend(machine.backend, machine.device), inputs)
         self.captured: Any = None
         self.flying: deque[ms.Step] = deque()
         self.rows = list(self.mem.admit([ms.Request(i) for i in range(batch)]))
         ms.warm_up(self.mem)
-        for _ in range(2):  # compiles the forward for this batch, on nothing
+        for _ in range(2):  # compiles the forward for this batch size, on padding
             step = self.mem.plan([None] * batch)
             self.forward.eager(step)
             self.mem.settle(step)
@@ -70,7 +70,7 @@ class Side:
 
 
 def differing(a: Side, b: Side) -> list[str]:
-    """What of outputs, bytes of all slots and step records is not the same, bit for bit."""
+    """Returns the names of outputs, blocks of slots and step vectors that differ in a bit."""
     blocks = zip(a.mem.planes.plane_map.blocks, b.mem.planes.plane_map.blocks, strict=True)
     pairs = {f"block {number}": pair for number, pair in enumerate(blocks)}
     pairs |= {f"output {name}": (a.forward.out[name], b.forward.out[name]) for name in a.forward.out}
@@ -82,7 +82,7 @@ def differing(a: Side, b: Side) -> list[str]:
 
 
 def course(machine: Machine, tracking: ms.Tracking, batch: int, seed: int, replays: int) -> tuple[int, int, str]:
-    """Steps made, slots seen, and the first thing that went wrong."""
+    """Compares `replays` steps; returns the steps made, the number of slots written, and the first difference."""
     inputs = Inputs(batch, machine.device, torch.Generator().manual_seed(seed))
     sides = [Side(machine, tracking, batch, inputs, replayed) for replayed in (True, False)]
     rng, seen = random.Random(seed), set()
@@ -113,7 +113,7 @@ def course(machine: Machine, tracking: ms.Tracking, batch: int, seed: int, repla
 
 
 def prove(machine: Machine, result: Result) -> None:
-    """Every strategy with every batch size."""
+    """Compares every strategy with every batch size."""
     result |= {"replays": {}, "slots_seen": {}}
     asked = 1 if machine.compiling else TOY_REPLAYS if machine.toy else REPLAYS
     short = []

@@ -1,8 +1,8 @@
-"""What a part of the proof runs on: a GPU, or at toy sizes a CPU that takes the same course without graphs and streams.
+"""Runs a part of the proof on a GPU, or at toy sizes on a CPU, without graphs and streams.
 
 A part is a program: `python -m tests.proof.gpu.PART --json FILE --seconds N [--toy] [--compile] [--share I/N]`. With
---compile it only launches what it will launch later, so that the kernels are in the cache; with --share it takes every
-Nth piece of its work, from piece I on. With --toy TRITON_INTERPRET=1 has to be set, and otherwise not.
+--compile it launches its kernels only to fill the cache of compiled kernels; with --share it takes every Nth piece of
+its work, from piece I on. --toy needs TRITON_INTERPRET=1; without --toy, it must not be set.
 """
 
 import argparse
@@ -25,13 +25,14 @@ Act = Callable[[], object]
 
 
 class TimeIsUp(Exception):
-    """A part has no time left. What it found until then counts."""
+    """A part has no time left; its results until then count."""
 
 
 class Machine:
-    """toy: small sizes on the CPU. seconds: for the part. file: where `keep` writes.
+    """The device and the time of a part.
 
-    compiling: whether launches are made for the sake of Triton's cache alone. share: which piece of how many.
+    toy: small sizes on the CPU. seconds: time of the part. file: target of `keep`. compiling: whether launches only
+    fill Triton's cache. share: (first piece, step) of this process.
     """
 
     def __init__(
@@ -50,28 +51,28 @@ class Machine:
 
     @property
     def left(self) -> float:
-        """Seconds."""
+        """Seconds that are left."""
         return self._seconds - (time.monotonic() - self._begun)
 
     def go_on(self, what: str, needed: float = 0.0) -> None:
-        """Raises TimeIsUp where less than `needed` seconds are left; `what` says how far the part has come."""
+        """Raises TimeIsUp if less than `needed` seconds are left; `what` says how far the part has come."""
         if self.left < needed:
             raise TimeIsUp(what)
 
     def mine(self, pieces: Sequence[T]) -> Sequence[T]:
-        """Those of the pieces that are this process's share."""
+        """Returns this process's share of the pieces."""
         first, step = self._share
         return pieces[first::step]
 
     def keep(self, result: "Result") -> None:
-        """Writes what is found so far: a part may be ended at any time."""
+        """Writes the results so far, because a part may be ended at any time."""
         if self._file:
             new = self._file.with_suffix(".new")
             new.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
             new.replace(self._file)
 
     def beside(self, name: str) -> Path:
-        """A file beside the one that `keep` writes."""
+        """Returns the path of a file in the folder of `keep`."""
         return (self._file.parent if self._file else Path.cwd()) / name
 
     @property
@@ -80,26 +81,26 @@ class Machine:
         return "interpreter" if self.toy else "cuda"
 
     def capture(self, act: Act) -> Act:
-        """Records calls of `act`, which has run before, as a graph; runs nothing. On a CPU `act` itself."""
+        """Captures the launches of `act`, which has run before, in a graph; returns its replay, on a CPU `act`."""
         if self.toy:
             return act
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):  # refuses whatever waits for the device
+        with torch.cuda.graph(graph):  # raises if a call waits for the device
             act()
         return graph.replay
 
     def wait(self) -> None:
-        """Until the device has done everything."""
+        """Waits until the device is idle. Syncs: yes."""
         if not self.toy:
             torch.cuda.synchronize()
 
     def generator(self, seed: int) -> torch.Generator:
-        """Of the device."""
+        """Returns a generator of random numbers on the device."""
         return torch.Generator(self.device).manual_seed(seed)
 
 
 class Lane:
-    """A second stream, or the first one again: then the order of calls alone is the order of work."""
+    """A second stream; with `beside` False, or on a CPU, the lane is the main stream itself."""
 
     def __init__(self, machine: Machine, beside: bool) -> None:
         self.stream = torch.cuda.Stream() if beside and not machine.toy else None
@@ -113,26 +114,26 @@ class Lane:
         self._context.__exit__(*error)
 
     def after_main(self) -> None:
-        """What the lane does next comes after what the main stream was given so far."""
+        """Lets the lane wait for all work that the main stream has so far."""
         if self.stream:
             self.stream.wait_event(torch.cuda.current_stream().record_event())
 
     def mark(self) -> "torch.cuda.Event | None":
-        """An event behind what the lane was given so far."""
+        """Returns an event after all work that the lane has so far."""
         return self.stream.record_event() if self.stream else None
 
     @staticmethod
     def main_after(mark: "torch.cuda.Event | None") -> None:
-        """What the main stream does next comes after a mark."""
+        """Lets the main stream wait for an event of the lane."""
         if mark is not None:
             torch.cuda.current_stream().wait_event(mark)
 
 
-Result = dict[str, Any]  # figures by name; `failures`: a list of lines; `incomplete`: how far it came, if time was up
+Result = dict[str, Any]  # figures by name; failures: lines; incomplete: progress until time was up
 
 
 def main(part: Callable[[Machine, Result], None]) -> None:
-    """Runs a part, writes what it found, also where it raises or is ended, and exits with 1 if there are failures."""
+    """Runs a part and writes its result, even if it raises or is ended; exits with 1 if there are failures."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", type=Path)
     parser.add_argument("--seconds", type=float, default=600.0)

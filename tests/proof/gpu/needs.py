@@ -1,4 +1,4 @@
-"""Which packages a machine with a GPU has: those of `packages.txt`, and what they need."""
+"""Lists the packages of a machine with a GPU: those of `packages.txt`, and their requirements."""
 
 import re
 from collections.abc import Iterator
@@ -10,21 +10,21 @@ NAME = re.compile(r"[\w.-]+")
 
 
 def plain(requirement: str) -> str:
-    """The name of a package, as all spellings of it have it."""
-    found = NAME.match(requirement)
-    return re.sub(r"[-_.]+", "-", found[0]).lower() if found else ""
+    """Returns the normalised name of a required package."""
+    match = NAME.match(requirement)
+    return re.sub(r"[-_.]+", "-", match[0]).lower() if match else ""
 
 
 def needed(listed: str) -> set[str]:
-    """The packages of a list, and what they need in turn."""
-    found: set[str] = set()
+    """Returns the listed packages and all their requirements."""
+    packages: set[str] = set()
     left = [plain(line) for line in listed.splitlines()]
     while left:
         package = left.pop()
-        if package and package not in found:
-            found.add(package)
+        if package and package not in packages:
+            packages.add(package)
             left += _needs(package)
-    return found
+    return packages
 
 
 def _needs(package: str) -> Iterator[str]:

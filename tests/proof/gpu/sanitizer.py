@@ -1,10 +1,11 @@
-"""compute-sanitizer over every operation: memory accesses, races in shared memory, reads of what nobody wrote.
+"""Runs compute-sanitizer and GSan over every operation: invalid accesses, races, reads of uninitialised memory.
 
-Beside it Triton's GSan, where the installed Triton has it: races between programs in global memory.
+GSan is a part of newer releases of Triton; it looks for races between programs in global memory, compute-sanitizer for
+races in shared memory.
 
-The tools run at the same time, each over `tests.proof.gpu.touch` in a process of its own. A tool that is not there, or
-does not know the device, is said to be so and fails nothing. Where others' kernels are complained about, such as those
-of the framework, that is noted; a complaint that names a kernel of ours is a failure.
+The tools run at the same time, each over `tests.proof.gpu.touch` in a process of its own. A tool that is missing, or
+does not know the device, is noted as unavailable, which is no failure. A complaint that names a kernel of memstate is a
+failure; complaints about other kernels, such as those of torch, are counted only.
 """
 
 import json
@@ -26,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 TOOLS = ("memcheck", "racecheck", "initcheck")
 GSAN = "gsan"
 TOUCH = [sys.executable, "-m", "tests.proof.gpu.touch"]
-OF_OTHERS = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # or blocks are larger than asked for
+OF_OTHERS = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # with a cache, blocks are larger than their tensors
 ENVIRONMENT = {GSAN: {"TRITON_INSTRUMENTATION_MODE": "gsan"}}
 GSAN_FOUND = re.compile(r"(?:Read|Write) after (?:read|write) race detected.*")
 SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: .*?(\d+) (?:error|hazard)")
@@ -37,26 +38,26 @@ MARGIN = 5.0  # seconds before the limit at which the tools are ended
 
 
 def kernel_names() -> set[str]:
-    """Our functions that a complaint may name: those compiled for a device."""
-    found = set()
+    """Returns the names of memstate's device functions, which a complaint may name."""
+    names = set()
     for path in (ROOT / "kernels").glob("*.py"):
-        found |= set(NAMES.findall(path.read_text(encoding="utf-8")))
-    return found
+        names |= set(NAMES.findall(path.read_text(encoding="utf-8")))
+    return names
 
 
 def no_gsan() -> str:
-    """Why Triton's sanitizer for races in global memory cannot be used; empty if it can."""
+    """Returns why GSan cannot be used; empty if it can."""
     import triton
 
     try:
-        found = find_spec("triton.experimental.gsan") is not None
+        is_there = find_spec("triton.experimental.gsan") is not None
     except ImportError:
-        found = False
-    return "" if found else f"Triton {triton.__version__} has no GSan"
+        is_there = False
+    return "" if is_there else f"Triton {triton.__version__} has no GSan"
 
 
 def gsan_verdict(log: str, finished: bool) -> tuple[str, str]:
-    """What a run under GSan means, as `verdict`. A race ends the kernel, and with it the run."""
+    """Returns the verdict of a run under GSan, as `verdict` does. A race ends the kernel and the run."""
     if race := GSAN_FOUND.search(log):
         return "failed", race[0]
     if not finished:
@@ -65,12 +66,12 @@ def gsan_verdict(log: str, finished: bool) -> tuple[str, str]:
 
 
 def last_of(log: str) -> str:
-    """The last line: under a new tool, whatever it is that does not work."""
+    """Returns the last line of a log, which names the error if the tool does not work."""
     return (log.strip().splitlines() or ["no output"])[-1]
 
 
 def verdict(log: str, finished: bool, ours: set[str]) -> tuple[str, str]:
-    """What a tool's output means: a word of ok, failed, unavailable, unfinished; and why."""
+    """Returns ok, failed, unavailable or unfinished from a tool's output, and the reason. ours: `kernel_names()`."""
     complaints = [line for line in log.splitlines() if line.startswith("=========")]
     blamed = [line for line in complaints if re.search(r"\bat (?:0x\w+ in )?(\w+)", line)]
     mine = [line for line in blamed if any(re.search(rf"\b{name}\b", line) for name in ours)]
@@ -90,9 +91,9 @@ def verdict(log: str, finished: bool, ours: set[str]) -> tuple[str, str]:
 
 
 def prove(machine: Machine, result: Result) -> None:
-    """The tools side by side."""
+    """Runs the tools side by side; at toy sizes, runs what they would check."""
     tool = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
-    if machine.toy:  # goes through what would be checked
+    if machine.toy:
         result["unavailable"] = "a CPU has no use for compute-sanitizer"
         touch.prove(machine, result)
         return
@@ -119,7 +120,7 @@ def prove(machine: Machine, result: Result) -> None:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(max(1.0, machine.left - MARGIN))
                 finished = process.poll() is not None
-                end(process)  # what a tool runs is a child of its own
+                end(process)  # a tool runs the program in a child process
                 log.close()
                 text = Path(folder, name).read_text(errors="replace")
                 word, why = gsan_verdict(text, finished) if name == GSAN else verdict(text, finished, kernel_names())
@@ -132,7 +133,7 @@ def prove(machine: Machine, result: Result) -> None:
                 elif word == "unfinished":
                     result["incomplete"] = f"{result.get('incomplete', '')} {name}: {why}".strip()
                 machine.keep(result)
-        finally:  # also where the part itself is ended
+        finally:  # runs even if the part itself is ended
             for process, _ in running.values():
                 end(process)
         said = [str(result[name]) for name in running]

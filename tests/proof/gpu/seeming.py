@@ -1,6 +1,6 @@
-"""A plugin of pytest that lets any machine seem one with a GPU, so that tests marked `gpu` are collected: none can run.
+"""A plugin of pytest with which any machine can collect the tests marked `gpu`; they cannot run.
 
-torch says that there is a device. Packages that `packages.txt` neither names nor needs are hidden.
+torch reports a device, and packages that `packages.txt` neither names nor needs are hidden.
 """
 
 import re
@@ -15,7 +15,7 @@ VERSION = re.compile(r"^transformers==(.*)$", re.MULTILINE)
 
 
 def hidden(listed: str) -> set[str]:
-    """Modules that are here and would not be there."""
+    """Returns the installed modules that a machine with the listed packages would not have."""
     kept = needed(listed) | {"memstate", "pip", "setuptools"}
     return {
         module for module, packages in packages_distributions().items()
@@ -24,14 +24,14 @@ def hidden(listed: str) -> set[str]:
 
 
 def seem() -> None:
-    """From now on this process takes its machine for such a one."""
+    """Makes this process believe that its machine has a GPU, and only the packages of `packages.txt`."""
     listed = PACKAGES.read_text(encoding="utf-8")
-    sys.modules.update(dict.fromkeys(hidden(listed)))  # type: ignore[arg-type]  # None: neither found nor imported
+    sys.modules.update(dict.fromkeys(hidden(listed)))  # type: ignore[arg-type]  # None: an import raises
     torch.cuda.is_available = lambda: True
     torch.cuda.get_device_name = lambda device=None: "seeming"
     import transformers
 
-    # Of the class, because some files of Transformers make the module anew.
+    # A property of the class, because some files of Transformers make the module again.
     type(transformers).__version__ = property(lambda _: VERSION.findall(listed)[0])  # type: ignore[attr-defined]
 
 

@@ -1,8 +1,8 @@
-"""Serving as an engine does it: nothing is compiled after `warm_up`, and how long steps take while states are evicted.
+"""Checks that serving compiles nothing after `warm_up`, and measures steps while states are evicted.
 
-Compiled: the kernels that the manager launches itself, in scenarios with every strategy, snapshots, hits on the device
-and in host memory, eviction, int8 records, speculation, sleep and wake. Latency: the steps of a decode loop, with and
-without 64 states on their way to host memory.
+The check covers the kernels that the manager launches itself, in scenarios with every strategy, snapshots, hits on the
+device and in host memory, eviction, int8 records, speculation, sleep and wake. The measured steps are those of a decode
+loop, with and without 64 states on their way to host memory.
 """
 
 import time
@@ -23,11 +23,11 @@ from tests.proof.gpu.machine import Machine, Result, main
 
 PAGE, EVERY = 4, 8
 PROMPT = EVERY  # tokens: a prompt ends at a boundary, and leaves one state there
-LAYERS = 12  # of the model: a step of all rows takes about a millisecond
+LAYERS = 12  # with these layers, a step of all rows takes about a millisecond
 ROWS, TOY_ROWS = 64, 1
 CACHED, TOY_CACHED = 64, 3  # states that are evicted together
-QUIET, BURST, TOY_STEPS = 200, 100, 3  # steps
-LAST = 2.0  # seconds that are left to write and leave
+QUIET, BURST, TOY_STEPS = 200, 100, 3  # steps without and with eviction
+LAST = 2.0  # seconds to write the result and exit
 SCENARIOS: dict[str, dict[str, Any]] = {
     "none": {"tracking": ms.NoTracking(EVERY)},
     "ping-pong": {"tracking": ms.PingPong(EVERY)},
@@ -40,7 +40,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 
 
 class Server:
-    """A manager with a prefix cache and host memory below it, warmed up, and a forward of one token a row."""
+    """A warmed-up manager with prefix cache and host memory, and a forward of one token per row."""
 
     def __init__(
         self, machine: Machine, layout: ms.StateLayout, rows: int, cached: int, int8: dict[str, int] | None = None,
@@ -63,12 +63,12 @@ class Server:
         machine.wait()
 
     def prompt(self) -> list[int]:
-        """Tokens that no other prompt begins with."""
+        """Returns a prompt that shares no first token with another one."""
         self.made += 1
         return [1000 * self.made + at for at in range(PROMPT)]
 
     def start(self, prompts: list[list[int]]) -> ms.Rows:
-        """Admits prompts, and computes them without a forward: states are whatever they are."""
+        """Admits prompts, and plans and settles their tokens without a forward, because contents do not matter."""
         rows = self.mem.admit([ms.Request(f"{tokens[0]}", tokens=[*tokens, 1]) for tokens in prompts])
         left = [PROMPT - self.mem.info(row).length for row in rows]
         if max(left) > 0:
@@ -76,14 +76,14 @@ class Server:
         return rows
 
     def step(self, rows: ms.Rows, run: bool = True) -> None:
-        """A token for each row, or, with tails, one and two drafts of which one is accepted."""
+        """Makes a step of one token per row, or, with tails, of one token and two drafts, one of them accepted."""
         mem = self.mem
-        if tail := mem.forward.tail:  # the forward is the engine's, which compiles it
+        if tail := mem.forward.tail:  # without a forward, whose kernels the engine compiles
             mem.accept(mem.plan(rows, tail, drafts=tail - 1), [2] * len(rows))
             return
         step = mem.plan(rows)
         if run and len(rows) == len(self.forward.x):
-            self.forward(step)  # type: ignore[arg-type]  # it reads the vectors of a step
+            self.forward(step)  # type: ignore[arg-type]  # a step has the vectors of a record
         mem.settle(step)
 
     def cache(self, prompts: list[list[int]]) -> None:
@@ -95,7 +95,7 @@ class Server:
 
 
 def scenario(server: Server) -> Iterator[str]:
-    """Goes through what an engine does; yields what comes next."""
+    """Makes the calls of an engine; yields the name of each group of calls before it."""
     mem = server.mem
     prompts = [server.prompt() for _ in range(3)]
     yield "steps over boundaries"
@@ -138,13 +138,13 @@ def scenario(server: Server) -> Iterator[str]:
 
 
 def compiled_after_warm_up(machine: Machine, result: Result) -> None:
-    """Every scenario in a manager of its own; whatever is compiled or loaded in it is a failure."""
+    """Runs each scenario in a new manager; a kernel that is compiled or loaded meanwhile is a failure."""
     layout = TOY if machine.toy else replace(qwen3_next(), layers=1)
-    found: dict[str, Any] = result.setdefault("compiled_after_warm_up", {})
+    by_scenario: dict[str, Any] = result.setdefault("compiled_after_warm_up", {})
     for name, settings in list(SCENARIOS.items())[3 if machine.toy else 0 : 4 if machine.toy else None]:
         machine.go_on(f"before {name}", LAST)
         server = Server(machine, layout, 2, 3, **settings)
-        if not server.mem.forward.tail:  # the forward is the engine's, which compiles it
+        if not server.mem.forward.tail:  # compiles the forward, as an engine does
             step = server.mem.plan([None, None])
             server.forward(step)  # type: ignore[arg-type]
             server.mem.settle(step)
@@ -157,7 +157,7 @@ def compiled_after_warm_up(machine: Machine, result: Result) -> None:
                 late[doing] = dict(new)
             before, doing = machine.compilations.all, doing_next
         server.mem.close()
-        found[name] = late
+        by_scenario[name] = late
         if late and not machine.compiling:
             said = "; ".join(f"{doing}: {', '.join(kernels)}" for doing, kernels in late.items())
             result["failures"].append(f"{name}: compiled after warm_up: {said}")
@@ -165,7 +165,7 @@ def compiled_after_warm_up(machine: Machine, result: Result) -> None:
 
 
 def spread_of(seconds: list[float]) -> dict[str, float]:
-    """Median and 99th percentile, in microseconds."""
+    """Returns median and 99th percentile, in microseconds, and the number of steps."""
     cuts = quantiles(seconds, n=100, method="inclusive")
     return {"p50_us": round(cuts[49] * 1e6, 1), "p99_us": round(cuts[98] * 1e6, 1), "steps": len(seconds)}
 
@@ -173,7 +173,10 @@ def spread_of(seconds: list[float]) -> dict[str, float]:
 def timed(
     server: Server, rows: ms.Rows, steps: int, first: Callable[[], object] = lambda: None
 ) -> tuple[list[float], list[float]]:
-    """Seconds of each step, from the end of the one before: on the device, and on the host. `first` is in the first."""
+    """Times steps, each from the end of the step before. `first` is called in the first step.
+
+    Returns: seconds of each step on the device, and on the host.
+    """
     cuda, marks = not server.machine.toy, [time.perf_counter()]
     events = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)] if cuda else []
     for event in events[:1]:
@@ -191,19 +194,19 @@ def timed(
 
 
 def latency(machine: Machine, result: Result) -> None:
-    """A decode loop that is left alone, then one while states go down. Both in one manager, on one stream."""
+    """Measures a decode loop without and with an eviction, in one manager on one stream."""
     toy = machine.toy
     layout = TOY if toy else replace(qwen3_next(), layers=LAYERS)
     rows, cached = (TOY_ROWS, TOY_CACHED) if toy else (ROWS, CACHED)
     quiet, burst = (TOY_STEPS, TOY_STEPS) if toy or machine.compiling else (QUIET, BURST)
-    # An eviction waits for nothing: a state without staging is lost, and would burden no step.
+    # Staging for all states: an eviction does not wait, so a state without staging would be lost, and cost nothing.
     server = Server(machine, layout, rows, cached, staging=cached, tracking=ms.Redirect(EVERY))
     room = server.mem.stats().tiers
     assert room.staging_bytes >= 2 * cached * room.state_bytes, "staging holds fewer states"
     server.cache([server.prompt() for _ in range(cached)])
     batch = server.start([server.prompt() for _ in range(rows)])
     timed(server, batch, 4)
-    found = result["latency"] = {"rows": rows, "states_going_down": cached, "layers": layout.layers}
+    figures = result["latency"] = {"rows": rows, "states_going_down": cached, "layers": layout.layers}
     evicted: list[int] = []
 
     def evict() -> None:
@@ -212,21 +215,21 @@ def latency(machine: Machine, result: Result) -> None:
 
     for name, steps, first in (("quiet", quiet, lambda: None), ("eviction", burst, evict)):
         device, host = timed(server, batch, steps, first)
-        found[name] = {
+        figures[name] = {
             "device": spread_of(device), "host": spread_of(host),
             "first_steps_device_us": [round(seconds * 1e6, 1) for seconds in device[:8]],
         }  # fmt: skip
     if evicted != [cached]:
         result["failures"].append(f"{evicted} of {cached} states evicted")
     tiers = server.mem.stats().tiers
-    found["states_out"] = out = getattr(tiers, "states_out", None)
+    figures["states_out"] = out = getattr(tiers, "states_out", None)
     if out != cached:
         result["failures"].append(f"{out} of {cached} states reached host memory: few were on their way")
     server.mem.close()
 
 
 def prove(machine: Machine, result: Result) -> None:
-    """Both; latencies are figures, and fail nothing."""
+    """Checks compilations and measures latency; no latency is a failure."""
     compiled_after_warm_up(machine, result)
     machine.go_on("before the latency of steps", 2 * LAST)
     latency(machine, result)

@@ -1,10 +1,10 @@
-"""Copies, gathers and transfers on a second stream beside decode, and the same on one stream: the same bytes.
+"""Checks that copies, gathers and transfers on a second stream beside decode give the same bytes as on one stream.
 
     main    plan forward  plan forward  plan forward publish ..      drop    wait for the lane, then free the slots
     lane                    cold slots -> batch -> host -> slots       snapshots -> batch -> host
 
-The lane works on slots that decode leaves alone: cold ones, held in hand, and published snapshots, which main gives up
-only behind an event of the lane.
+The lane is the second stream. It works on slots that decode does not use: claimed slots outside of any row, here cold,
+and published snapshots, which the main stream drops only after an event of the lane.
 """
 
 import numpy as np
@@ -21,16 +21,16 @@ from tests.support import inside
 EVERY = 4
 STEPS, TOY_STEPS = 60, 6
 ROWS, TOY_ROWS = 16, 2
-LAYERS = 2  # 64 MiB a batch, of which a run keeps 74 in pinned memory
+LAYERS = 2  # 64 MiB per batch; a run keeps 74 batches in pinned memory
 AGE = 2  # publications before a snapshot is dropped
 
 
 class Run:
-    """One decode loop from a seed, with a lane beside it or on its own stream. `kept` is what both must agree in."""
+    """One decode loop from a seed, with its lane on a second stream or on the main one."""
 
     def __init__(self, machine: Machine, seed: int, beside: bool) -> None:
         self.machine, self.lane = machine, Lane(machine, beside)
-        torch.manual_seed(seed)  # of all devices
+        torch.manual_seed(seed)  # seeds all devices
         rows = TOY_ROWS if machine.toy else ROWS
         layout = TOY if machine.toy else ms.StateLayout(qwen3_next().planes, LAYERS)
         self.mem = ms.StateManager(
@@ -47,14 +47,14 @@ class Run:
         self.host: list[Tensor] = []
         self.outs: list[Tensor] = []
         self.published: list[tuple[list[ms.Snapshot], torch.cuda.Event | None]] = []
-        self.alive: list[Tensor] = []  # tensors of the lane, which the allocator must not give away meanwhile
+        self.alive: list[Tensor] = []  # tensors of the lane, kept from being freed and reused
 
     def to_host(self, batch: Tensor) -> Tensor:
         target = torch.empty(batch.shape, dtype=batch.dtype, pin_memory=not self.machine.toy)
         return target.copy_(batch, non_blocking=True)
 
     def move_cold(self, turn: int) -> None:
-        """Half of the cold slots to a batch, through host memory, to the other half; then whole slots back."""
+        """Moves half of the cold slots through host memory to the other half; then copies or zeroes whole slots."""
         half = len(self.cold) // 2
         of, to = (self.cold[:half], self.cold[half:])[:: 1 if turn % 2 == 0 else -1]
         storage = self.mem.planes
@@ -66,7 +66,7 @@ class Run:
             storage.copy(of, to, due=half) if turn % 3 == 0 else storage.zero(of[:1], due=1)
 
     def publish(self) -> None:
-        """Snapshots leave their rows and are read by the lane; old ones are given up behind its event."""
+        """Publishes snapshots for the lane to read, and drops old ones after an event of the lane."""
         snapshots = [snap for snap in self.mem.publish(self.rows) if snap]
         slots = self.mem.device.read_slots(snapshots).wait()
         ids = torch.from_numpy(np.ascontiguousarray(slots)).to(self.machine.device)
@@ -82,9 +82,9 @@ class Run:
             self.mem.drop(old)
 
     def go(self, steps: int) -> dict[str, Tensor]:
-        """Decodes; returns everything that was computed or moved, by name."""
+        """Decodes `steps` steps; returns all tensors that were computed or moved, by name."""
         mem = self.mem
-        self.lane.after_main()  # the cold slots are claimed, and the batches are there
+        self.lane.after_main()  # cold slots are claimed, and batches allocated
         for t in range(1, steps + 1):
             step = mem.plan(self.rows)
             self.move_cold(t)
@@ -97,16 +97,16 @@ class Run:
         mem.device.check()
         live = mem.device.live_slots[[row.index for row in self.rows]]
         owned = {"cold": self.cold, "live": live}
-        found = {f"host {number}": tensor for number, tensor in enumerate(self.host)}
-        found |= {f"output {number}": tensor for number, tensor in enumerate(self.outs)}
-        found |= {
+        tensors = {f"host {number}": tensor for number, tensor in enumerate(self.host)}
+        tensors |= {f"output {number}": tensor for number, tensor in enumerate(self.outs)}
+        tensors |= {
             f"{name} {what}": plane[:, ids.long()] for what, ids in owned.items() for name, plane in mem.planes.items()
         }
-        return found | {"owners": inside.registers(mem).owners()}
+        return tensors | {"owners": inside.registers(mem).owners()}
 
 
 def differing(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
-    """Names of what is not the same, bit for bit."""
+    """Returns the names of tensors that differ in a bit."""
     names = list(a.keys() ^ b.keys())
 
     def same(x: Tensor, y: Tensor) -> bool:
@@ -116,7 +116,7 @@ def differing(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
 
 
 def prove(machine: Machine, result: Result) -> None:
-    """Two streams against one, from the same seed."""
+    """Compares two streams with one, from the same seed."""
     seed, steps = torch.seed() % 2**31, TOY_STEPS if machine.toy or machine.compiling else STEPS
     one, two = (Run(machine, seed, beside).go(steps) for beside in (False, True))
     result |= {"seed": seed, "steps": steps, "compared": len(one)}

@@ -1,7 +1,7 @@
-"""A million plans of small batches on small tables, in CUDA graphs of many plans, with an audit after every replay.
+"""Runs a million plans of small batches in CUDA graphs of many plans, with an audit after every replay.
 
-A program of a small batch has more threads than rows. Where several warps hold the same row, a warp that is late must
-not decide by what another one has stored already: slots would be owned twice, or lost, and lengths would be wrong.
+A program of a small batch has more threads than rows, so several warps hold the same row. A late warp must not decide
+by values that another warp has already stored: slots would be owned twice, or lost, and lengths would be wrong.
 """
 
 from itertools import product
@@ -19,19 +19,19 @@ PLANS, TOY_PLANS = 1_000_000, 200
 IN_GRAPH, TOY_IN_GRAPH = 250, 25
 STRATEGIES = (ms.NoTracking, ms.PingPong, ms.LazyPingPong, ms.Redirect)
 BATCHES, TOY_BATCHES = range(1, 34), (1, 2)
-EVERY = (1, 3)  # tokens between boundaries: every row due in every step, and in every third
-WARM = 3  # steps until lanes are filled
-LAST = 1.0  # seconds that are left to write and leave
+EVERY = (1, 3)  # tokens between boundaries, so that all rows are due in every step, or in every third step
+WARM = 3  # steps that fill the lanes
+LAST = 1.0  # seconds to write the result and exit
 
 
 class Stress:
-    """One strategy, batch size and distance of boundaries: rows whose steps are launched past the manager's mirror."""
+    """Rows of one strategy, batch size and distance of boundaries, whose plans are launched without a manager."""
 
     def __init__(self, machine: Machine, tracking: ms.Tracking, batch: int) -> None:
         self.rows = _Rows(Backend(machine.backend, machine.device), tracking, batch, drafts=False)
         self.steps = 0
         self.live = torch.arange(1, batch + 1, device=machine.device) * REGISTERS_PER_ROW
-        self.bad = torch.zeros(3, dtype=torch.int32, device=machine.device)  # owners, lengths, counts
+        self.bad = torch.zeros(3, dtype=torch.int32, device=machine.device)  # failed audits: owners, lengths, counts
         for _ in range(WARM):
             self.step()
 
@@ -40,7 +40,7 @@ class Stress:
         self.steps += 1
 
     def audit(self) -> None:
-        """Notes on the device whether any slot is owned twice or lost, a length is wrong, or a count. Never waits."""
+        """Counts on the device a slot that is owned twice or lost, a wrong length, and a wrong count. Syncs: no."""
         file = self.rows.file
         status, counters = file.owners()[1:], file.table.counters
         free = status == AUDIT_FREE
@@ -51,20 +51,20 @@ class Stress:
         )
         self.bad += torch.stack([one.any() for one in wrong])
 
-    def found(self) -> str:
-        """What the audits have found. Syncs: yes."""
+    def faults(self) -> str:
+        """Returns the faults that the audits have counted. Syncs: yes."""
         names = ("owners", "lengths", "counts")
         return ", ".join(f"{name} in {n} audits" for name, n in zip(names, self.bad.tolist(), strict=True) if n)
 
 
 def course(machine: Machine, stress: Stress, plans: int, in_graph: int) -> tuple[int, str]:
-    """Plans made, and what is wrong."""
+    """Makes plans, most of them in graphs of `in_graph`; returns their number, and the faults."""
 
     def many() -> None:
         for _ in range(in_graph):
             stress.rows.plan()
 
-    many()  # as it is launched eagerly
+    many()  # launched eagerly, before the capture
     stress.steps += in_graph
     stress.audit()
     replay, made = machine.capture(many), in_graph
@@ -73,11 +73,11 @@ def course(machine: Machine, stress: Stress, plans: int, in_graph: int) -> tuple
         stress.steps += in_graph
         made += in_graph
         stress.audit()
-    return made, stress.found()
+    return made, stress.faults()
 
 
 def prove(machine: Machine, result: Result) -> None:
-    """Every strategy with every batch size, the smallest first."""
+    """Stresses every strategy with every batch size, the smallest first."""
     toy = machine.toy
     strategies = STRATEGIES[2:] if toy else STRATEGIES
     cases = list(product(TOY_BATCHES if toy else BATCHES, strategies))
@@ -89,7 +89,7 @@ def prove(machine: Machine, result: Result) -> None:
         if machine.left < 2 * LAST:
             raise TimeIsUp(f"{result['plans']} of {total} plans; not begun: {name}")
         stress = Stress(machine, strategy(EVERY[number % len(EVERY)]), batch)
-        made, wrong = (0, stress.found()) if machine.compiling else course(machine, stress, each, in_graph)
+        made, wrong = (0, stress.faults()) if machine.compiling else course(machine, stress, each, in_graph)
         result["plans"] += made
         result["audits"] += made // in_graph
         result["cases"] += 1

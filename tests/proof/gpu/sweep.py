@@ -1,7 +1,7 @@
-"""A sweep of launch configurations of every kernel, whose file can be put into kernels/tuned/ as it is.
+"""Sweeps the launch configurations of every kernel, and writes a file for kernels/tuned/.
 
-The cheapest axis comes first, and every trial counts as soon as it is made: a sweep whose time is up is incomplete,
-and the best that it found stands.
+The cheapest axis comes first, and every trial counts as soon as it is made: a sweep whose time is up is incomplete, and
+its best configurations so far count.
 """
 
 import json
@@ -21,33 +21,33 @@ from tests.proof.gpu.machine import Machine, Result, TimeIsUp, main
 
 MODEL, TOY_MODEL = "qwen3_next", "lfm2"
 TOY_KERNELS, TOY_LIMIT = ("copy", "gated_delta"), 2
-LAST = 4.0  # seconds that are left to write and leave
+LAST = 4.0  # seconds to write the result and exit
 
 
 def stopwatch(act: object) -> float:
-    """At toy sizes nothing is timed: every run is said to have taken as long."""
+    """Runs `act`, and returns a constant time, because toy sizes are not timed."""
     act()  # type: ignore[operator]
     return 1e-3
 
 
 class Kept:
-    """Trials as they are made: the part may be ended before the sweep is."""
+    """Writes each trial at once, because the part may be ended before the sweep."""
 
     def __init__(self, machine: Machine, result: Result) -> None:
         result |= {"tried": 0, "trials": []}
         self._machine, self._result = machine, result
 
     def add(self, trial: tuning.Trial) -> None:
-        """Notes one, and what is wrong with it."""
-        found = self._result
-        found["tried"] += 1
-        found["trials"].append(asdict(trial))
-        found["failures"] += [] if trial.checked else [f"wrong: {trial.config}: {trial.why}"]
-        self._machine.keep(found)
+        """Adds a trial to the result, and its fault to the failures."""
+        result = self._result
+        result["tried"] += 1
+        result["trials"].append(asdict(trial))
+        result["failures"] += [] if trial.checked else [f"wrong: {trial.config}: {trial.why}"]
+        self._machine.keep(result)
 
 
 def launch_all(machine: Machine, result: Result) -> None:
-    """Launches every configuration of the first round, to compile it; those of the second are made of the best."""
+    """Launches every configuration of the first round, to compile it; the second round depends on the first."""
     jobs = [(kernel, config) for kernel in tuning.KERNELS for config in one_at_a_time(kernel, timed=True)]
     if machine.toy:
         jobs = jobs[:1]
@@ -62,7 +62,7 @@ def launch_all(machine: Machine, result: Result) -> None:
 
 
 def prove(machine: Machine, result: Result) -> None:
-    """Sweeps; the content of the file is in `tuned`, its name in `file`."""
+    """Runs the sweep; the result has the content of the file in `tuned`, and its name in `file`."""
     if machine.compiling:
         launch_all(machine, result)
         return
@@ -74,7 +74,7 @@ def prove(machine: Machine, result: Result) -> None:
             TOY_MODEL if toy else MODEL, TOY_KERNELS if toy else tuning.KERNELS, stop=lambda: machine.left < LAST,
             report=kept.add, **given,
         )  # fmt: skip
-    except TooSlow as error:  # the device's own copy, beside which trials stand
+    except TooSlow as error:  # the copy of the device, with which trials are compared
         raise TimeIsUp(f"{result['tried']} configurations; {error}") from error
     result["yardstick"], result["trials"] = outcome.yardstick, tuning.document(outcome)["trials"]
     if outcome.best and not outcome.wrong:

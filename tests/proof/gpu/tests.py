@@ -1,6 +1,6 @@
-"""A set of the tests marked `gpu`, with a report of every one; several processes where pytest-xdist is there.
+"""Runs a part of the tests marked `gpu` and reports each, in several processes if pytest-xdist is installed.
 
-There are about three thousand of them, which take longer than the part has. The rule that chooses is `collecting.RULE`.
+The about three thousand tests would take longer than the part has. `collecting.RULE` chooses among them.
 """
 
 import json
@@ -17,13 +17,13 @@ from tests.proof.gpu.machine import Machine, Result, main
 from tests.proof.gpu_proof import limited
 
 PROCESSES = 12
-TOY = "tests/state/test_split.py"  # what stands in for them on a CPU
-MARGIN = 12.0  # seconds in which the session ends and reports are written
+TOY = "tests/state/test_split.py"  # runs instead at toy sizes
+MARGIN = 12.0  # seconds for the end of the session and the reports
 NO_TESTS = 5  # exit status of pytest
 
 
 def command(machine: Machine, report: Path) -> list[str]:
-    """What is run, from the root of the checkout."""
+    """Returns the pytest command, to run in the root of the checkout."""
     given = [
         sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "-p",
         "tests.proof.gpu.collecting",
@@ -36,16 +36,16 @@ def command(machine: Machine, report: Path) -> list[str]:
 
 
 def summed_up(lines: list[dict[str, object]]) -> Result:
-    """Counts of outcomes, what failed and why, and what was left out; a test that fails twice counts once."""
+    """Returns counts of outcomes, failures and left-out files; a test that fails twice counts once."""
     tests = {str(line["test"]): line for line in lines if "test" in line and line["outcome"] != "passed"}
     passed = {str(line["test"]) for line in lines if line.get("outcome") == "passed"} - tests.keys()
     counts = Counter(str(line["outcome"]) for line in tests.values())
     bad = {name: str(line["why"]) for name, line in tests.items() if line["outcome"] in ("failed", "error")}
     told = next((line for line in lines if "chosen" in line), {})
     done = len(passed) + len(tests)
-    found: Result = {"incomplete": f"{done} of {told.get('chosen', 'the chosen')} tests"} if _over(lines) else {}
-    found |= {"chosen": told["chosen"], "marked": told["marked"], "rule": RULE} if told else {}
-    return found | {
+    result: Result = {"incomplete": f"{done} of {told.get('chosen', 'the chosen')} tests"} if _over(lines) else {}
+    result |= {"chosen": told["chosen"], "marked": told["marked"], "rule": RULE} if told else {}
+    return result | {
         "passed": len(passed), **counts, "failures": [f"{name}: {why.strip()[-300:]}" for name, why in bad.items()],
         "left_out": {str(line["left_out"]): line["why"] for line in lines if "left_out" in line},
     }  # fmt: skip
@@ -68,19 +68,19 @@ def cut(report: Path, most: int) -> None:
 
 
 def prove(machine: Machine, result: Result) -> None:
-    """The report goes beside the part's own file, as gpu-tests.xml."""
+    """Runs the tests; the report is gpu-tests.xml, in the folder of the result."""
     with tempfile.TemporaryDirectory() as folder:
         lines, report = Path(folder, "results"), machine.beside("gpu-tests.xml")
         environment = os.environ | {"PROOF_RESULTS": str(lines), "PROOF_SECONDS": str(max(1.0, machine.left - MARGIN))}
         if not machine.toy:
             environment.pop("TRITON_INTERPRET", None)
-            environment |= {"MEMSTATE_PROOF": "1", "PROOF_CHOOSE": "1"}  # among all cases
+            environment |= {"MEMSTATE_PROOF": "1", "PROOF_CHOOSE": "1"}  # chooses among all cases
         status = None
         try:
             status = limited(command(machine, report), max(1.0, machine.left), environment, None)
-        finally:  # also where the part itself is ended
-            found = lines.read_text(encoding="utf-8").splitlines() if lines.exists() else []
-            result |= summed_up([json.loads(line) for line in found]) | {"status": status}
+        finally:  # runs even if the part itself is ended
+            texts = lines.read_text(encoding="utf-8").splitlines() if lines.exists() else []
+            result |= summed_up([json.loads(line) for line in texts]) | {"status": status}
         if report.exists():
             cut(report, 12 * 2**20)
         if status is None:

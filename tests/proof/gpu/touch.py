@@ -1,6 +1,6 @@
-"""Every operation once, small, on memory that was written before: what a checker of memory accesses looks at.
+"""Runs every operation once, small, on initialised memory, for tools that check memory accesses.
 
-Nothing is compared here but ends: the checker watches the accesses.
+Results are not compared: the tool watches the accesses.
 """
 
 import sys
@@ -23,7 +23,7 @@ LAYOUT = ms.StateLayout((ms.Plane("conv", (3, 40), torch.bfloat16), ms.Plane("ss
 
 
 def small(machine: Machine) -> Backend:
-    """Every operation in guarded, poisoned memory, with each of its optional arguments; decode steps of every kind."""
+    """Runs every operation, with each optional argument, in guarded, poisoned memory, and every kind of decode step."""
     backend, generator = Backend(machine.backend, machine.device), torch.Generator().manual_seed(torch.seed() % 2**31)
     for op in newest_first():
         for case in machine.mine(list(op_cases.several(op))):
@@ -34,7 +34,7 @@ def small(machine: Machine) -> Backend:
 
 
 def hold(machine: Machine) -> Backend:
-    """Slots to records and back, as they are and with a plane as int8."""
+    """Packs slots into records and unpacks them, without and with a plane as int8."""
     backend = Backend(machine.backend, machine.device)
     storage = Planes(LAYOUT, 3, backend)
     for arena in storage.arenas:
@@ -50,7 +50,7 @@ def hold(machine: Machine) -> Backend:
 
 
 def serve(machine: Machine, tracking: ms.Tracking, speculation: bool) -> Backend:
-    """Requests that begin, step over boundaries, are published, come back and end; bytes are copied and gathered."""
+    """Serves requests over boundaries, with snapshots, and copies, gathers and scatters slots."""
     mem = build(
         LAYOUT, slots=24, max_requests=5, tracking=tracking, backend=machine.backend, device=machine.device,
         overlap=not speculation, tail=2 * speculation, in_place=not speculation,
@@ -81,7 +81,7 @@ def serve(machine: Machine, tracking: ms.Tracking, speculation: bool) -> Backend
 
 
 def fork(machine: Machine) -> Backend:
-    """Rows with memory of their own, which is made fresh and follows a fork."""
+    """Forks a row that has memory of its own."""
     rows = ms.StateLayout((ms.Plane("last", (24,), torch.float32),), 1)
     mem = build(
         replace(LAYOUT, rows=rows), slots=8, max_requests=3, tracking=ms.NoTracking(), backend=machine.backend,
@@ -89,13 +89,13 @@ def fork(machine: Machine) -> Backend:
     )  # fmt: skip
     (row,) = mem.admit([ms.Request("a")])
     mem.settle(mem.plan([row]))
-    found = mem.fork(row, ["b"])
-    mem.settle(mem.plan([row, *found.rows]))
+    forked = mem.fork(row, ["b"])
+    mem.settle(mem.plan([row, *forked.rows]))
     return mem.backend
 
 
 def prefill(machine: Machine) -> Backend:
-    """A prompt in one chunk, of which a chunked kernel gives out states; they are kept at two marks and at its end."""
+    """Computes a prompt in one chunk, with states stored at two marks inside it and at its end."""
     mem = build(
         LAYOUT, slots=12, max_requests=2, tracking=ms.PingPong(64), backend=machine.backend, device=machine.device,
         pages=0, page_size=2, grid=2,
@@ -115,13 +115,13 @@ def prefill(machine: Machine) -> Backend:
 
 
 def prove(machine: Machine, result: Result) -> None:
-    """All of it; an operation that nobody launched is a failure."""
+    """Runs everything; an operation that was not launched is a failure."""
     with shadowed() if "--gsan" in sys.argv else nullcontext():
         _prove(machine, result)
 
 
 def shadowed() -> AbstractContextManager[object]:
-    """Memory that Triton's GSan watches."""
+    """Returns a context in which tensors get memory that GSan watches."""
     from triton.experimental.gsan import create_mem_pool
 
     return torch.cuda.use_mem_pool(create_mem_pool())
@@ -136,7 +136,7 @@ def _prove(machine: Machine, result: Result) -> None:
     machine.wait()
     result["touched"] = sorted(launched)
     missing = sorted(set(OPS) - launched)
-    if missing and not machine.compiling:  # then others have a share of them
+    if missing and not machine.compiling:  # a process that compiles has a share of the operations
         result["failures"].append(f"never launched: {', '.join(missing)}")
 
 

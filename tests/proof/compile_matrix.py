@@ -1,11 +1,11 @@
-"""What the compiler made of every kernel, under several versions of Triton, compared with what was recorded.
+"""Compiles every kernel with several versions of Triton, and compares the figures with the recorded ones.
 
     python -m tests.proof.compile_matrix              the oldest version supported, the installed one and the newest
     python -m tests.proof.compile_matrix 3.8.0        another one
     python -m tests.proof.compile_matrix --record     writes tests/proof/compiled/triton-<version>.json for each
     python -m tests.proof.compile_matrix --only _tail --record      kernels with this text in their name
 
-A version that is not the installed one is installed into build/triton/<version> and compiles from there.
+Another version than the installed one is installed into build/triton/<version>, and compiles from there.
 """
 
 import argparse
@@ -29,8 +29,8 @@ TRITONS = ROOT / "build" / "triton"
 INSTALLED: str = triton.__version__
 VERSIONS = ("3.6.0", "installed", "newest")
 
-# Figures as recorded -> how much of a difference is none. Compiling again gives the same registers too; but hardware
-# deals them out by eight, so that less is no reason to ask about a change to a kernel.
+# figure -> tolerated difference. Compiling again gives the same number of registers, but the hardware allocates them in
+# eights, so a smaller difference needs no question about a change to a kernel.
 FIGURES = {
     "registers": 8, "spill_bytes": 0, "shared_bytes": 0, "narrowest_bulk_access_bits": 0, "barriers": 0,
     "source_barriers": 0, "dependent_loads": 0, "instructions": 8, "bytes_in_flight": 0,
@@ -42,53 +42,53 @@ Record = dict[tuple[str, str], Figures]  # (kernel, target) -> figures
 
 
 def figures(reports: Iterable[KernelReport]) -> Record:
-    """What is recorded of the reports, sorted by kernel and then as the targets are."""
-    found = {(report.kernel, report.target): {name: getattr(report, name) for name in FIGURES} for report in reports}
-    return dict(sorted(found.items(), key=_place))
+    """Returns the figures of reports to record, sorted by kernel and then in the order of TARGETS."""
+    rows = {(report.kernel, report.target): {name: getattr(report, name) for name in FIGURES} for report in reports}
+    return dict(sorted(rows.items(), key=_place))
 
 
 def _place(entry: tuple[tuple[str, str], Figures]) -> tuple[str, int]:
-    """Where a row of a record stands."""
+    """Returns the sort key of a row of a record."""
     (kernel, target), _ = entry
     return kernel, list(TARGETS).index(target)
 
 
 def path_of(version: str) -> Path:
-    """The record of a version of Triton."""
+    """Returns the path of the record of a version of Triton."""
     return RECORDS / f"triton-{version}.json"
 
 
 def text_of(record: Record) -> str:
-    """One line per kernel and target, so that a difference between files is a difference between kernels."""
+    """Returns a record as JSON, one line per kernel and target, so that a diff of files shows kernels."""
     rows = [json.dumps({"kernel": kernel, "target": target} | row) for (kernel, target), row in record.items()]
     return "[\n" + ",\n".join(rows) + "\n]\n"
 
 
 def read(version: str) -> Record | None:
-    """What was recorded for a version of Triton, None if nothing was."""
+    """Returns the record of a version of Triton, None if there is none."""
     if not path_of(version).exists():
         return None
     rows = json.loads(path_of(version).read_text())
     return {(row.pop("kernel"), row.pop("target")): row for row in rows}
 
 
-def differences(version: str, recorded: Record, found: Record) -> list[str]:
-    """A line for each figure that is not as recorded, and for each kernel that is in one of the two only."""
+def differences(version: str, recorded: Record, compiled: Record) -> list[str]:
+    """Returns a line for each figure that differs, and for each kernel that only one of the two records has."""
     lines = []
-    for key in dict.fromkeys((*recorded, *found)):
+    for key in dict.fromkeys((*recorded, *compiled)):
         place = f"Triton {version}: {key[0]} on {key[1]}"
-        if key not in found:
+        if key not in compiled:
             lines.append(f"{place}: recorded, but there is no such kernel any more")
         elif key not in recorded:
             lines.append(f"{place}: a new kernel, which is not recorded")
         else:
-            lines += [f"{place}: {line}" for line in _changes(recorded[key], found[key])]
+            lines += [f"{place}: {line}" for line in _changes(recorded[key], compiled[key])]
     return lines
 
 
-def _changes(recorded: Figures, found: Figures) -> Iterable[str]:
+def _changes(recorded: Figures, compiled: Figures) -> Iterable[str]:
     for name, tolerance in FIGURES.items():
-        before, now = recorded.get(name), found[name]
+        before, now = recorded.get(name), compiled[name]
         same = before is now if before is None or now is None else abs(now - before) <= tolerance
         if not same:
             yield f"{name} {_text(now)}, recorded {_text(before)}"
@@ -99,7 +99,7 @@ def _text(figure: int | None) -> str:
 
 
 def faults(version: str, reports: Iterable[KernelReport]) -> list[str]:
-    """A line for each kernel that spills or moves planes in narrow pieces, whatever is recorded."""
+    """Returns a line for each kernel that spills, or moves planes in narrow pieces, even if that is recorded."""
     lines = []
     for report in reports:
         place, bits = f"Triton {version}: {report.kernel} on {report.target}", report.narrowest_bulk_access_bits
@@ -111,12 +111,12 @@ def faults(version: str, reports: Iterable[KernelReport]) -> list[str]:
 
 
 def advice(version: str) -> str:
-    """What to do about differences that are meant."""
+    """Returns the command that records intended differences."""
     return f"If this is meant: python -m tests.proof.compile_matrix {version} --record"
 
 
 def newest() -> str:
-    """The newest version that pip finds."""
+    """Returns the newest version that pip finds."""
     said = _pip("index", "versions", "triton", failing="ask for the newest Triton")
     match = re.search(r"^triton \((\S+)\)", said, re.MULTILINE)
     if match is None:
@@ -125,14 +125,14 @@ def newest() -> str:
 
 
 def folder_of(version: str) -> Path | None:
-    """The folder from which to import that version, made if it is missing; None for the installed one."""
+    """Returns the folder with a version, and installs it if needed; None for the version that is installed anyway."""
     if version == INSTALLED:
         return None
     folder = TRITONS / version
     if not folder.exists():
         print(f"installing Triton {version} into {folder}", file=sys.stderr)
         TRITONS.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=TRITONS) as part:  # a half of one never gets the name
+        with tempfile.TemporaryDirectory(dir=TRITONS) as part:  # a partial install never gets the final name
             target = Path(part) / version
             _pip(
                 "install", "--target", str(target), "--no-deps", "--only-binary", ":all:", f"triton=={version}",
@@ -152,7 +152,7 @@ def _pip(*arguments: str, failing: str) -> str:
 
 
 def progress(version: str) -> Callable[[int, int], None]:
-    """Shows how far a version is, four times."""
+    """Returns a function that prints the progress of a version, four times."""
 
     def show(done: int, total: int) -> None:
         if done * 4 // total > (done - 1) * 4 // total:
@@ -162,30 +162,30 @@ def progress(version: str) -> Callable[[int, int], None]:
 
 
 def check(version: str, record: bool, only: str = "") -> list[str]:
-    """Compiles everything with one version: what is not as it must be, or not as recorded.
+    """Compiles all kernels with one version; returns a line for each fault and each difference from the record.
 
-    record: what comes out is the record from now on, and what had been recorded is compared no more. only: a part of
-    the names of the kernels to compile; of others the record stays.
+    record: writes a new record instead of comparing with the old one. only: compiles only kernels with this text in
+    their names; the record of the others stays.
     """
     try:
         reports = compile_elsewhere(tuple(TARGETS), progress(version), folder_of(version), only=only)
     except CompileFailed as failure:
         return [f"Triton {version}: {failure}"]
-    found, lines = figures(reports), faults(version, reports)
+    compiled, lines = figures(reports), faults(version, reports)
     recorded = read(version)
     if record:
         RECORDS.mkdir(exist_ok=True)
         others = {key: row for key, row in (recorded or {}).items() if only not in key[0]}
-        path_of(version).write_text(text_of(dict(sorted((others | found).items(), key=_place))))
+        path_of(version).write_text(text_of(dict(sorted((others | compiled).items(), key=_place))))
         return lines
     if recorded is None:
         return [*lines, f"Triton {version}: nothing is recorded. {advice(version)}"]
-    changed = differences(version, {key: row for key, row in recorded.items() if only in key[0]}, found)
+    changed = differences(version, {key: row for key, row in recorded.items() if only in key[0]}, compiled)
     return [*lines, *changed, advice(version)] if changed else lines
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints a line for every difference; 0 if there is none."""
+    """Prints a line for every difference; returns 0 if there is none."""
     parser = argparse.ArgumentParser(prog="python -m tests.proof.compile_matrix", description=__doc__.splitlines()[0])
     parser.add_argument(
         "versions", nargs="*", default=VERSIONS, metavar="VERSION",

@@ -1,17 +1,17 @@
-"""The programs of a launch in any order: threads under Triton's interpreter that pass a baton before every access.
+"""Runs the programs of a launch in any order: threads under Triton's interpreter, which change before every access.
 
-One program runs at a time, up to its next access to memory; a chooser says whose access comes next, and the same
-choices give the same run. Interpreted kernels reach memory through four native functions, whatever the version of
-Triton; others stand in their place meanwhile, and let `tests.support.addresses` look at every access first.
+One program runs at a time, up to its next access to memory. A chooser says whose access comes next, and the same
+choices give the same run. Interpreted kernels reach memory through four native functions, in every version of Triton.
+They are replaced meanwhile by functions that let `tests.support.addresses` check each access first.
 
-An access is one step here, of all lanes of a program, and everyone sees it at once. On a GPU lanes and caches have
-orders of their own: a launch that has no conflicts does not depend on those either.
+An access of all lanes of a program is one step here, and all programs see it at once. On a GPU, lanes and caches have
+orders of their own; a launch without conflicts does not depend on these orders either.
 
-A program can be several warps that all hold the same lanes, each a thread of its own: what Triton makes of a tensor of
-fewer lanes than threads. Every warp loads for itself, when it gets there, and decides by what it found. A word is
-stored by one of them, a draw says which; a single value by the first, as Triton has it. An atomic is carried out by one
-too, and the others wait for what it returned. They meet at barriers of the source and nowhere else: sums and the like
-cross warps where lanes are spread over them, but not where they are copies.
+A program can have several warps that hold the same lanes, as Triton does for a tensor of fewer lanes than threads. Each
+warp is a thread here. Every warp loads for itself, and decides by the values it has loaded. One warp, chosen by a draw,
+stores a word; the first warp stores a single value, as in Triton. One warp carries out an atomic, and the others wait
+for its result. The warps meet only at barriers of the source: reductions cross warps if lanes are spread over them, but
+not if the warps hold copies.
 """
 
 import inspect
@@ -31,19 +31,19 @@ from triton.runtime import interpreter
 
 from tests.support.addresses import ATOMIC, LOAD, NOTHING, STORE, Access, Bytes, Launch, Limits, Log
 
-Chooser = Callable[[Sequence[int]], int]  # programs that can go on, ascending -> the one that does
+Chooser = Callable[[Sequence[int]], int]  # programs that can go on, ascending -> the program that goes on
 T = TypeVar("T")
 NATIVE = ("load", "store", "atomic_rmw", "atomic_cas")
 HARMLESS = ("fma_fp32", "fma_fp64", "RMW_OP", "MEM_SEMANTIC")
 
 
 def stock(ready: Sequence[int]) -> int:
-    """One program after the other, as the interpreter runs them."""
+    """Chooses the first program, so that they run one after the other, as in the interpreter."""
     return ready[0]
 
 
 class Seeded:
-    """An order drawn from a seed; programs differ in pace, so that some fall far behind."""
+    """Chooses by a seed; programs have different paces, so that some fall far behind."""
 
     def __init__(self, seed: int) -> None:
         self._random, self._pace = random.Random(seed), dict[int, int]()
@@ -54,7 +54,7 @@ class Seeded:
 
 
 class Scripted:
-    """A path through the tree of choices: as given, then the first child; it keeps what it chose of how many."""
+    """Chooses as a script says, then always the first program; `path` has (choice, number of choices) of each step."""
 
     def __init__(self, script: Sequence[int]) -> None:
         self._script, self.path = script, list[tuple[int, int]]()
@@ -66,11 +66,11 @@ class Scripted:
 
 
 class Abandoned(BaseException):
-    """Ends the other programs of a launch after one has failed."""
+    """Raised in the other programs of a launch, after one has failed."""
 
 
 class Program(threading.Thread):
-    """One program of a launch; it runs only between `go_on` and its next pause."""
+    """One program of a launch, or one of its warps; it runs only between `go_on` and its next pause."""
 
     def __init__(self, index: tuple[int, ...], body: Callable[[], object]) -> None:
         super().__init__(daemon=True)
@@ -95,7 +95,7 @@ class Program(threading.Thread):
         return not self.done and not (self.waits and self.waits())
 
     def wait(self, waits: Callable[[], bool]) -> None:
-        """Goes on once that is false."""
+        """Pauses until `waits()` is false."""
         if waits():
             self.waits = waits
             self.pause()
@@ -108,27 +108,28 @@ class Program(threading.Thread):
             raise Abandoned
 
     def go_on(self) -> None:
-        interpreter.interpreter_builder.grid_idx = self.index  # where `tl.program_id` looks
+        interpreter.interpreter_builder.grid_idx = self.index  # read by `tl.program_id`
         self._go.release()
         self._back.acquire()
 
 
 class Session:
-    """Launches under one chooser. shared: the bytes before whose accesses programs pause; None for all bytes.
+    """Launches under one chooser.
 
-    warps: of each program, which all hold the same lanes; draw: a seed for which of them stores a word.
+    shared: bytes before whose accesses programs pause; None for all bytes. warps: number of warps of each program,
+    which hold the same lanes. draw: seed of the choice of the warp that stores a word.
     """
 
     def __init__(self, chooser: Chooser, limits: Limits, shared: Bytes | None, warps: int, draw: int) -> None:
         self.log, self._chooser, self._limits, self._shared = Log(), chooser, limits, shared
         self.warps, self._draw = warps, random.Random(draw)
-        self._owners: dict[object, int] = {}  # a word, or program and number of an atomic -> the warp that changes it
+        self._owners: dict[object, int] = {}  # word, or (program, number of its atomic) -> warp that changes it
         self._programs: list[Program] = []
-        self._returned: dict[tuple[int, int], Any] = {}  # program and number of an atomic -> what it returned
+        self._returned: dict[tuple[int, int], Any] = {}  # (program, number of its atomic) -> result
         self._running = 0
 
     def access(self, kind: str, pointers: Any, mask: Any, size: int) -> None:
-        """What every access goes through before it is carried out; without lanes it is none."""
+        """Pauses the program before an access, and notes the access; one without lanes is skipped."""
         at = np.asarray(pointers).astype(np.int64).ravel()
         lane = np.arange(len(at))
         if mask is not None:
@@ -141,7 +142,7 @@ class Session:
             self.log.launches[-1].add(access)
 
     def own(self, pointers: Any, mask: Any) -> Any:
-        """The mask of a store, as far as it is the running warp's: of words as drawn, of a single value the first's."""
+        """Returns the mask of what the running warp stores: words by the draw, a single value by warp 0."""
         if self.warps == 1:
             return mask
         at, warp = np.asarray(pointers), self._running % self.warps
@@ -156,7 +157,7 @@ class Session:
         return self._owners[of]
 
     def atomic(self, pointers: Any, mask: Any, size: int, carry_out: Callable[[], Any]) -> Any:
-        """What an atomic returns: to all warps what it returned to the one that the draw lets carry it out."""
+        """Lets one warp, chosen by the draw, carry out an atomic; returns its result to all warps."""
         program, key = (
             self._programs[self._running],
             (self._running // self.warps, self._programs[self._running].atomics),
@@ -169,7 +170,7 @@ class Session:
         return self._returned[key]
 
     def barrier(self) -> None:
-        """Where the warps of a program wait for each other, those that have ended excepted; programs never do."""
+        """Lets the warps of a program wait for each other, except those that have ended."""
         program, first = self._programs[self._running], self._running // self.warps * self.warps
         program.phase += 1
         others = self._programs[first : first + self.warps]
@@ -182,9 +183,9 @@ class Session:
         self._returned, self._owners = {}, {}
 
     def run(self, programs: list[Program]) -> None:
-        """Brings every program to its first access, then lets the chosen ones go on until all have ended.
+        """Brings every program to its first access, then lets chosen programs go on until all have ended.
 
-        Those that wait for others that do not come are abandoned; on a GPU they hang.
+        Warps that wait at a barrier for ever are abandoned; on a GPU they would hang.
         """
         self._programs, self.log.launches[-1].programs = programs, len(programs) // self.warps
         for program in programs:
@@ -218,7 +219,7 @@ class Session:
 
 
 class Body:
-    """Stands for a kernel's function: keeps the calls of a grid, and runs all of them with the last one."""
+    """Replaces a kernel's function: collects the calls of a grid, and runs all of them at the last call."""
 
     def __init__(self, function: Any, session: Session) -> None:
         self.__name__, self.__globals__ = function.__name__, function.__globals__
@@ -236,10 +237,11 @@ class Body:
 def interleaved(
     chooser: Chooser, limits: Limits | None = None, shared: Bytes | None = None, warps: int = 1, draw: int = 0
 ) -> Iterator[Log]:
-    """Runs the launches inside in the chooser's order, every access checked; what a program raises is raised.
+    """Runs the launches in the block in the chooser's order, with every access checked.
 
-    warps: of each program, which hold the same lanes; the chooser is asked which warp goes on. draw: a number that says
-    which of them stores what. Where they go different ways, that is a conflict.
+    An exception of a program is raised. warps: number of warps of each program, which hold the same lanes; the chooser
+    then chooses a warp. draw: seed of the choice of the warp that stores a word. If warps take different branches
+    around a barrier or an atomic, that is a conflict.
     """
     session = Session(chooser, limits or Limits(), shared, warps, draw)
     native, executor, builder = interpreter._interpreter, interpreter.GridExecutor, interpreter.InterpreterBuilder
@@ -269,12 +271,12 @@ def interleaved(
         launch.fn = Body(launch.fn, session)
         try:
             call(launch, *args, **kwargs)
-        except Exception as error:  # the interpreter's errors say in a string what happened
+        except Exception as error:  # the interpreter wraps the error, and says it in a string
             while error.__cause__:
                 error = error.__cause__
             raise error from None
 
-    # Anything else that a later version reaches for is an AttributeError: nothing passes by unseen.
+    # Another function of a later version raises AttributeError, so that no access is missed.
     harmless = {name: getattr(native, name) for name in HARMLESS if hasattr(native, name)}
     interpreter._interpreter = SimpleNamespace(
         **harmless, load=load, store=store, atomic_rmw=atomic_rmw, atomic_cas=atomic_cas
@@ -288,7 +290,7 @@ def interleaved(
 
 
 def every_order(run: Callable[[Chooser], T]) -> Iterator[T]:
-    """What `run` gives under every schedule there is; it must do the same again for the same choices."""
+    """Yields the result of `run` under every schedule. The same choices must give the same result."""
     script: list[int] = []
     while True:
         chooser = Scripted(script)
@@ -302,21 +304,21 @@ def every_order(run: Callable[[Chooser], T]) -> Iterator[T]:
 
 
 def every_outcome(run: Callable[[Chooser, Bytes], tuple[T, Log]]) -> list[T]:
-    """What `run` gives under every schedule that can differ: one for each order of the accesses to shared bytes.
+    """Returns the results of `run` under every order of the accesses to shared bytes, which are all that can differ.
 
-    It runs in the same memory every time. Which bytes are shared shows as it runs; where a schedule shows more of them,
-    everything starts again with those.
+    `run` uses the same memory every time. Its logs show which bytes are shared; if a schedule shows more of them, the
+    search starts again with these bytes.
     """
     shared = NOTHING
     while True:
-        found, grown = [], shared
+        results, grown = [], shared
         for result, log in every_order(lambda chooser, known=shared: run(chooser, known)):
-            found.append(result)
+            results.append(result)
             grown = np.union1d(shared, np.concatenate([NOTHING, *(launch.shared() for launch in log.launches)]))
             if len(grown) > len(shared):
                 break
         if len(grown) == len(shared):
-            return found
+            return results
         shared = grown
 
 
@@ -331,7 +333,7 @@ def _probe(x_ptr, n, BLOCK: tl.constexpr):
 
 
 def misfit() -> str:
-    """Why the interpreter of this process cannot be interleaved, or nothing: two programs, seen access by access."""
+    """Returns why this process's interpreter cannot be interleaved, after a trial of two programs; "" if it can."""
     if not triton.knobs.runtime.interpret:
         return "kernels of this process are compiled, not interpreted"
     memory = torch.zeros(6, dtype=torch.int32)

@@ -1,6 +1,6 @@
-"""A copy that forgets how its slots are aligned: the compile matrix notices. Lost barriers are mutants.
+"""Tests that the compile matrix notices a copy kernel without its alignment; mutants test lost barriers.
 
-Run as a program, this file compiles; kernels that are interpreted in a process cannot be compiled there.
+The test process interprets kernels and cannot compile them, so the test runs this file as a program that compiles.
 """
 
 import json
@@ -19,11 +19,11 @@ from tests.support.kernel_runs import not_interpreted
 
 ROOT = Path(__file__).parents[2]
 TARGETS = ("sm_90", "gfx942")
-ALIGNED = "(start + to.to(tl.int64) * stride).to(tl.pointer_type(WORD))"  # in `tl.multiple_of`, with the unit
+ALIGNED = "(start + to.to(tl.int64) * stride).to(tl.pointer_type(WORD))"  # the argument of `tl.multiple_of` in copy.py
 
 
 def compiled(path: Path) -> list[KernelReport]:
-    """The copy kernel of the module in a file."""
+    """Returns the reports of the copy kernel of a file."""
     spec = spec_from_file_location(f"memstate.kernels.{path.stem}_from_a_file", path)
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
@@ -32,22 +32,22 @@ def compiled(path: Path) -> list[KernelReport]:
 
 
 def main() -> None:
-    """Writes the reports of the kernel as it is, and without its alignment."""
+    """Writes the reports of the copy kernel with and without its alignment, as JSON."""
     lines, path = sys.stdout, ROOT / "kernels" / "copy.py"
     with redirect_stdout(sys.stderr), TemporaryDirectory() as folder:
         (lossy := Path(folder, "copy.py")).write_text(
             path.read_text().replace(f"tl.multiple_of({ALIGNED}, UNIT)", ALIGNED)
         )
-        found = [[asdict(report) for report in compiled(each)] for each in (path, lossy)]
-    json.dump(found, lines)
+        reports = [[asdict(report) for report in compiled(each)] for each in (path, lossy)]
+    json.dump(reports, lines)
 
 
 @pytest.mark.proof
 def test_an_alignment_that_is_lost_is_noticed() -> None:
     sound, lossy = ([KernelReport(**one) for one in side] for side in not_interpreted(__file__))
     places = [f"Triton 3.0: copy_slots on {target}: narrowest_bulk_access_bits 32" for target in TARGETS]
-    found = set(differences("3.0", figures(sound), figures(lossy)))
-    assert {f"{place}, recorded 128" for place in places} <= found
+    lines = set(differences("3.0", figures(sound), figures(lossy)))
+    assert {f"{place}, recorded 128" for place in places} <= lines
     assert faults("3.0", lossy) == [f"{place}, must be 128" for place in places] and faults("3.0", sound) == []
 
 

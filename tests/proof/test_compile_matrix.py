@@ -1,7 +1,7 @@
-"""The library's kernels as the installed Triton compiles them: in order, and as recorded. What the comparison says.
+"""Tests that memstate's kernels compile without faults and as recorded, and tests the comparison itself.
 
-Kernels are interpreted in the process of the tests and cannot be compiled there: run as a program, this file compiles
-the first case of each for one target and writes the reports as JSON.
+The test process interprets kernels, and cannot compile them. So the tests run this file as a program: it compiles the
+first case of each kernel for one target, and writes the reports as JSON.
 """
 
 import json
@@ -46,10 +46,10 @@ MOVERS = {
     "pack_slots", "unpack_slots", "pack_int8", "unpack_int8", "keep_path",
 }  # fmt: skip
 
-SHAPES = 200  # rare ones, of one run
+SHAPES = 200  # rare shapes that one run compiles
 
-# Barriers that stand in the source: one phase reads what another wrote, or stores what warps decide by. Every other
-# kernel has none; nor does AMD need them where the program is one warp.
+# kernel -> barriers of its source: one phase reads what another has written, or stores words by which warps decide.
+# Other kernels have none. On AMD, a program of one warp needs no barrier.
 SOURCE_BARRIERS = {
     "ownership": 8, "claim": 2, "audit": 2,
     **{f"plan[{how}]": 3 for how in ("ping-pong", "lazy", "redirect")},
@@ -60,17 +60,17 @@ SOURCE_BARRIERS = {
 }  # fmt: skip
 
 
-# -- the library's kernels -------------------------------------------------------------------------
+# -- memstate's kernels -------------------------------------------------------------------------
 
 
 def barriers_of(report: KernelReport) -> int:
-    """Barriers of the source that its compiled text has to have."""
+    """Returns the number of source barriers that a compiled kernel must have."""
     name, _, lanes = report.kernel.partition(" ")
     return 0 if report.target.startswith("gfx") and lanes == "32" else SOURCE_BARRIERS.get(name, 0)
 
 
 def one_of_each() -> list[CompileCase]:
-    """The first case of every kernel, and of each strategy of a tracking kernel."""
+    """Returns the first case of every kernel, and of each strategy of a tracking kernel."""
     first: dict[tuple[Any, object], CompileCase] = {}
     for case in all_cases():
         first.setdefault((case.kernel, case.constexprs.get("STRATEGY")), case)
@@ -79,7 +79,7 @@ def one_of_each() -> list[CompileCase]:
 
 @pytest.mark.slow
 def test_every_kernel_is_ok_and_as_recorded() -> None:
-    """One test, because all kernels are compiled for it; one case of each, for one target, outside of full runs."""
+    """One test for all kernels, because it has to compile them. Only full runs compile all cases for all targets."""
     calls: list[tuple[int, int]] = []
     before, cases, targets = dict(os.environ), all_cases(), tuple(TARGETS)
     if PROOF:
@@ -111,28 +111,27 @@ def test_every_kernel_is_ok_and_as_recorded() -> None:
     if not PROOF:
         compiled = {(report.kernel, report.target) for report in reports}
         recorded = {key: row for key, row in recorded.items() if key in compiled}
-    found = differences(INSTALLED, recorded, figures(reports))
-    assert not found, "\n".join([f"{len(found)} differences", *found, advice(INSTALLED)])
+    lines = differences(INSTALLED, recorded, figures(reports))
+    assert not lines, "\n".join([f"{len(lines)} differences", *lines, advice(INSTALLED)])
 
 
 @pytest.mark.slow
 @pytest.mark.proof
 def test_no_shape_that_can_be_launched_spills() -> None:
-    """Some by chance, for a target by chance: all of them, more than three thousand, take hours."""
+    """Random shapes for a random target, because all of the more than three thousand shapes take hours."""
     reports = [KernelReport(**report) for report in not_interpreted(__file__, str(random.randrange(10**6)))]
     assert len(reports) == SHAPES
     assert faults(INSTALLED, reports) == []
 
 
 def shapes(seed: str) -> list[KernelReport]:
-    """Reports of shapes that are rare."""
+    """Returns reports of random rare shapes, for a random target."""
     chance = random.Random(seed)
     rare = [case for case in all_cases(every_shape=True) if case.rare]
     return compile_cases(chance.sample(rare, SHAPES), [chance.choice(list(TARGETS))])
 
 
 def test_records_are_written_as_the_program_writes_them() -> None:
-    """Sorted, a line for each kernel and target."""
     paths = sorted(RECORDS.glob("*"))
     records = {path.stem.removeprefix("triton-"): read(path.stem.removeprefix("triton-")) for path in paths}
     assert set(records) >= {"3.6.0", "3.7.1", "3.9.0"} and None not in records.values()
@@ -144,7 +143,7 @@ def test_records_are_written_as_the_program_writes_them() -> None:
         assert {target for _, target in record} == set(TARGETS)
 
 
-# -- what a doctored record says -------------------------------------------------------------------
+# -- records with a changed figure -------------------------------------------------------------------
 
 SOUND = KernelReport("copy_slots", "sm_90", 72, 0, 32, 128, 8, True, 1, 2, 700, 8192)
 OTHER = KernelReport("plan", "sm_90", 40, 0, 0, None, 20, True)
@@ -165,9 +164,9 @@ OTHER = KernelReport("plan", "sm_90", 40, 0, 0, None, 20, True)
     ],
 )
 def test_a_figure_that_changed_is_a_line(changes: dict[str, Any], said: str | None) -> None:
-    found = figures([replace(SOUND, **changes), OTHER])
+    compiled = figures([replace(SOUND, **changes), OTHER])
     lines = [f"Triton 3.7.1: copy_slots on sm_90: {said}"] if said else []
-    assert differences("3.7.1", figures([SOUND, OTHER]), found) == lines
+    assert differences("3.7.1", figures([SOUND, OTHER]), compiled) == lines
 
 
 def test_kernels_that_are_on_one_side_only_are_lines() -> None:
@@ -200,11 +199,11 @@ def test_faults_are_lines(changes: dict[str, Any], said: list[str]) -> None:
 
 @pytest.fixture
 def reports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[KernelReport]:
-    """What comes out, in place of compiling."""
-    found = [SOUND, OTHER]
+    """Reports that stand in for compiled kernels."""
+    stand_ins = [SOUND, OTHER]
     monkeypatch.setattr(compile_matrix, "RECORDS", tmp_path)
-    monkeypatch.setattr(compile_matrix, "compile_elsewhere", lambda targets, progress, triton, only: list(found))
-    return found
+    monkeypatch.setattr(compile_matrix, "compile_elsewhere", lambda targets, progress, triton, only: list(stand_ins))
+    return stand_ins
 
 
 def test_program_records_and_compares(reports: list[KernelReport], capsys: pytest.CaptureFixture[str]) -> None:

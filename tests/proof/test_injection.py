@@ -1,6 +1,6 @@
-"""Exceptions in the middle of public calls: some points of some calls here, more of every call with MEMSTATE_PROOF=1.
+"""Raises exceptions in public calls, at a few points of some calls; MEMSTATE_PROOF=1 tries more of every call.
 
-See `tests/proof/injection`; `python -m tests.proof.injection` prints what became of each call.
+See `tests/proof/injection`; `python -m tests.proof.injection` prints the result of each call.
 """
 
 import os
@@ -28,13 +28,13 @@ NAMES = list(calls(scene("redirect")))
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(("name", "error"), CASES)
 def test_a_call_is_done_or_undone_or_noticed(name: str, error: str) -> None:
-    rng, found = random.Random(SEED), []
+    rng, results = random.Random(SEED), []
     turn = (list(SCENES).index(name) + SEED) % len(SCENES)
     for call in NAMES if PROOF else NAMES[turn :: len(SCENES)]:
         some = outcomes(scene(name), call, error, lambda count: rng.sample(range(1, count + 1), min(count, POINTS)))
-        found += [(call, one) for one in some]
-    assert [(call, one.place, one.text) for call, one in found if one.kind == "wrong"] == []
-    assert {one.kind for _, one in found} >= {"undone", "noticed"}
+        results += [(call, one) for one in some]
+    assert [(call, one.place, one.text) for call, one in results if one.kind == "wrong"] == []
+    assert {one.kind for _, one in results} >= {"undone", "noticed"}
 
 
 def test_every_public_call_has_its_points() -> None:
@@ -51,11 +51,11 @@ def test_every_public_call_has_its_points() -> None:
 
 
 def test_without_the_guard_wrong_states_go_unnoticed() -> None:
-    """The judge finds what the guard prevents: of every 7th point, in portions, until one is found."""
+    """Without the guard, one of every 7th point must be wrong; they are tried in portions until one is."""
     for start in range(0, 49, 7):
         with mock.patch.object(Guard, "require_whole"), mock.patch.object(stepping, "PER_ROW", 3):
-            found = outcomes(scene("redirect"), "plan", "MemoryError", partial(every_49th, start))
-        if any(one.kind == "wrong" for one in found):
+            results = outcomes(scene("redirect"), "plan", "MemoryError", partial(every_49th, start))
+        if any(one.kind == "wrong" for one in results):
             return
     raise AssertionError("every 7th point was done, undone or noticed")
 

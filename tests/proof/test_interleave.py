@@ -1,7 +1,7 @@
-"""No kernel depends on the order of its programs, or touches a byte that is none of its business.
+"""Tests that no kernel depends on the order of its programs, or touches a byte outside of its tensors.
 
-Every operation runs under random schedules, with random arguments each time: 3 of them, or 40 with MEMSTATE_PROOF=1.
-What is looked for is put into kernels on purpose as well, and must be found: some of it, or all with MEMSTATE_PROOF=1.
+Every operation runs under 3 random schedules with random arguments, under 40 with MEMSTATE_PROOF=1. Defects that are
+put into kernels on purpose must be noticed: some of them, or all with MEMSTATE_PROOF=1.
 """
 
 import random
@@ -36,7 +36,7 @@ from tests.support.addresses import LOAD, STORE, Bytes, Launch, Limits, Log, Str
 from tests.support.planes import MAKERS, Loop, every_strategy
 from tests.support.sampling import PROOF
 
-try:  # it replaces parts of Triton, and tries at once whether they are what it takes them for
+try:  # interleaver replaces parts of Triton, and checks at once that they fit
     from tests.proof import interleaver
 
     MISFIT = interleaver.misfit()
@@ -50,14 +50,14 @@ if MISFIT:
 from tests.proof.interleaver import Chooser, Seeded, every_order, every_outcome, interleaved, stock
 from tests.support.op_case import Case, Maker
 
-CASES = {op: op_cases.MAKERS[op] for op in OPS if op in op_cases.MAKERS}  # a launch of an operation, of a `Maker`
+CASES = {op: op_cases.MAKERS[op] for op in OPS if op in op_cases.MAKERS}  # op -> function that makes a launch
 SCHEDULES = 40 if PROOF else 3
 PARTED = "_take: barriers and atomics of the warps of program 0 ({}) differ"
-SEEDS = 200  # within which a defect that was put there must show
+SEEDS = 200  # number of seeds, one of which must show a defect
 COUNTER = torch.zeros(1, dtype=torch.int32)
 ONE_PROGRAM = {"claim", "release", "ownership", "audit", "plan"}
 
-# Half a minute each in all sizes.
+# operations that take half a minute in all sizes
 LONG = {"conv_step", "gated_delta_step", "selective_step", "mamba3_step", "gather_slots"}
 
 each_op = pytest.mark.parametrize("op", OPS)
@@ -82,7 +82,7 @@ def _put(out_ptr, stride, BLOCK: tl.constexpr):
 
 @triton.jit
 def _look(out_ptr, in_ptr, n):
-    """Program 0 updates in_ptr[0] atomically, which the others read as it is."""
+    """Program 0 updates in_ptr[0] atomically; the others load in_ptr[0]."""
     program = tl.program_id(0)
     tl.atomic_add(in_ptr, 1, mask=program == 0)
     tl.store(out_ptr + program, tl.load(in_ptr, mask=program != 0, other=n))
@@ -91,20 +91,20 @@ def _look(out_ptr, in_ptr, n):
 @triton.jit
 def _double(x_ptr, BARRIER: tl.constexpr):
     lane = tl.arange(0, 2)
-    found = tl.load(x_ptr + lane)
+    word = tl.load(x_ptr + lane)
     if BARRIER:
         tl.debug_barrier()
-    tl.store(x_ptr + lane, found + tl.max(found, 0))
+    tl.store(x_ptr + lane, word + tl.max(word, 0))
 
 
 @triton.jit
 def _take(x_ptr, BARRIER: tl.constexpr):
-    """Empties a cell that is full, and waits for everybody then."""
-    found = tl.load(x_ptr)
+    """Empties a full cell, and then waits at a barrier."""
+    value = tl.load(x_ptr)
     if BARRIER:
         tl.debug_barrier()
     tl.store(x_ptr, 0)
-    if found > 0:
+    if value > 0:
         tl.debug_barrier()
 
 
@@ -115,14 +115,14 @@ def _turn(x_ptr, BARRIER: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(x_ptr + lane, lane)
     if BARRIER:
         tl.debug_barrier()
-    found = tl.load(x_ptr + (lane + 1) % BLOCK)
+    value = tl.load(x_ptr + (lane + 1) % BLOCK)
     if BARRIER:
         tl.debug_barrier()
-    tl.store(x_ptr + lane, found)
+    tl.store(x_ptr + lane, value)
 
 
 def counted(programs: int, atomic: bool, chooser: Chooser, shared: Bytes | None = None) -> tuple[int, Log]:
-    """What comes out where every program adds 1."""
+    """Returns the counter after each program has added 1, and the log."""
     COUNTER.zero_()
     with interleaved(chooser, shared=shared) as log:
         _count[(programs,)](COUNTER, ATOMIC=atomic)
@@ -131,17 +131,17 @@ def counted(programs: int, atomic: bool, chooser: Chooser, shared: Bytes | None 
 
 @pytest.mark.parametrize(("programs", "schedules", "right"), [(2, 6, 2), (3, 90, 6)])
 def test_every_schedule_of_a_lost_update(programs: int, schedules: int, right: int) -> None:
-    """There are (2p)! / 2^p orders of p loads and p stores; the p! that take program after program lose nothing."""
-    found = [result for result, _ in every_order(partial(counted, programs, False))]
-    assert (len(found), found.count(programs), min(found), max(found)) == (schedules, right, 1, programs)
-    assert sorted(every_outcome(partial(counted, programs, False))) == sorted(found)
+    """There are (2p)! / 2^p orders of p loads and p stores; the p! orders of whole programs lose no update."""
+    results = [result for result, _ in every_order(partial(counted, programs, False))]
+    assert (len(results), results.count(programs), min(results), max(results)) == (schedules, right, 1, programs)
+    assert sorted(every_outcome(partial(counted, programs, False))) == sorted(results)
     assert [result for result, _ in every_order(partial(counted, programs, True))] == [programs] * right
 
 
 def test_conflicts_are_seen_in_the_stock_order_too() -> None:
-    """What no result shows: a race is one wherever the programs happen to meet."""
-    found, log = counted(3, False, stock)
-    assert found == 3 and counted(3, False, Seeded(1))[0] < 3
+    """A race is a conflict even in an order whose result is right."""
+    count, log = counted(3, False, stock)
+    assert count == 3 and counted(3, False, Seeded(1))[0] < 3
     (conflict,) = log.conflicts()
     who = ", ".join(f"program {program} {kind}" for program in range(3) for kind in (LOAD, STORE))
     assert conflict == f"_count: bytes up to counter_ptr +3 of 4: {who}"
@@ -154,8 +154,8 @@ def test_two_programs_that_store_the_same_are_in_conflict(stride: int, contested
     with interleaved(stock) as log:
         _put[(2,)](out, stride, BLOCK=4)
     assert len(log.launches[0].contested()) == contested
-    found = "_put: bytes up to out_ptr +15 of 32: program 0 stores, program 1 stores"
-    assert log.conflicts() == [found][:contested]
+    conflict = "_put: bytes up to out_ptr +15 of 32: program 0 stores, program 1 stores"
+    assert log.conflicts() == [conflict][:contested]
 
 
 @pytest.mark.parametrize("barrier", [True, False])
@@ -168,36 +168,36 @@ def test_lanes_that_share_bytes_need_a_barrier(barrier: bool) -> None:
 
 def test_an_atomic_does_not_excuse_a_plain_load() -> None:
     out, cell = torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
-    found = set()
+    results = set()
     for seed in range(20):
         cell.zero_()
         with interleaved(Seeded(seed)) as log:
             _look[(2,)](out, cell, 7)
         assert log.conflicts() == ["_look: bytes up to in_ptr +3 of 4: program 0 updates, program 1 loads"]
-        found.add(tuple(out.tolist()))
-    assert found == {(7, 0), (7, 1)}
+        results.add(tuple(out.tolist()))
+    assert results == {(7, 0), (7, 1)}
 
 
 def test_addresses_are_checked_to_the_byte() -> None:
-    """Before anything is stored: in a gap between columns, in a null slot, in what may not change."""
+    """Raises before a store into a gap between columns, a null slot, or bytes that may not change."""
     whole = torch.zeros(4, 6, dtype=torch.int32)
     columns = whole[:, :4]
-    for out, limits, found in (
+    for out, limits, message in (
         (columns[0], Limits(), f"program 1 stores 4 bytes at out_ptr .16 of 16, {OUTSIDE}"),
         (columns, Limits(), f"program 1 stores 4 bytes at out_ptr .16 of 88, {OUTSIDE}"),
         (whole, Limits(null=[whole[0, :1]]), "program 0 stores 4 bytes at out_ptr .0 of 96, in a null slot"),
         (whole, Limits(changes=[whole[0]]), "program 1 stores 4 bytes at out_ptr .24 of 96, which .* may not change"),
     ):
         whole.zero_()
-        with pytest.raises(Stray, match=f"^_put: {found}"), interleaved(stock, limits):
+        with pytest.raises(Stray, match=f"^_put: {message}"), interleaved(stock, limits):
             _put[(2,)](out, 3, BLOCK=4)
         assert not whole[0, 4:].any() and not whole[1:].any()
     with interleaved(stock, Limits(reach=[whole])):
-        _put[(2,)](columns[0], 3, BLOCK=4)  # reached by an address
+        _put[(2,)](columns[0], 3, BLOCK=4)  # `reach` allows bytes beyond the argument
 
 
 def test_an_interpreter_of_another_kind_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Accesses that pass by unseen, and ones that reach memory by other ways than those known."""
+    """Such an interpreter has accesses that are not seen, or that use other functions."""
     builder, native = interpreter.InterpreterBuilder, interpreter._interpreter
 
     def unseen(_: object, at: Any, value: Any, mask: Any, *cache: object) -> None:
@@ -228,18 +228,18 @@ def test_spans_are_the_bytes_that_elements_view() -> None:
 
 
 def wrong(case: Case, seed: int, logs: list[Log], module: ModuleType | None = None, warps: int = 1) -> str:
-    """What is wrong with a run under the schedule of a seed, or nothing; `warps` of a program hold the same lanes.
+    """Returns the faults of a run under the schedule of a seed, "" for none. warps: warps of a program.
 
-    The bytes are those of the reference, or of the stock order where they are computed.
+    The bytes must be those of the reference, or, if the case is not exact, of the kernel in stock order.
     """
     expected = case.run(case.module("memstate.kernels.reference" if case.exact else "memstate.kernels"))
     try:
         with interleaved(Seeded(seed), case.limits, warps=warps, draw=seed) as log:
-            found = case.run(module or case.module())
+            outputs = case.run(module or case.module())
     except Stray as stray:
         return str(stray)
     logs.append(log)
-    pairs = zip(expected, found, strict=True)
+    pairs = zip(expected, outputs, strict=True)
     differing = [f"{int((a != b).sum())} other bytes of {a.numel()}" for a, b in pairs if not torch.equal(a, b)]
     return "\n".join(log.conflicts() + differing)
 
@@ -255,9 +255,9 @@ def test_no_schedule_changes_a_byte_or_touches_a_wrong_one(op: str, generator: t
     logs: list[Log] = []
     for number, seed in enumerate(range(generator.initial_seed(), generator.initial_seed() + SCHEDULES + 20)):
         made = [launch for log in logs for launch in log.launches]
-        stores = any(launch.touched(STORE).size for launch in made)  # few arguments may ask for nothing
+        stores = any(launch.touched(STORE).size for launch in made)  # random arguments may store nothing
         if number >= SCHEDULES and stores and (op in ONE_PROGRAM or any(map(mixed, made))):
-            break  # few arguments may make one program, or programs that ran one after the other
+            break  # goes on while there was one program only, or programs ran one after the other
         problem = wrong(CASES[op](Maker(seed)), seed, logs)
         assert not problem, f"{op}, arguments and schedule of seed {seed}:\n{problem}"
     launches = [launch for log in logs for launch in log.launches]
@@ -267,7 +267,7 @@ def test_no_schedule_changes_a_byte_or_touches_a_wrong_one(op: str, generator: t
 
 @pytest.mark.parametrize("op", [op for op in OPS if PROOF or op not in LONG])
 def test_launches_of_other_sizes_stay_in_their_tensors(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that say what Triton specialises: columns and inputs that start anywhere, padding throughout."""
+    """Sizes for which Triton specialises kernels, with unaligned columns and inputs, and batches of padding."""
     monkeypatch.setattr(op_launches, "SIZES", (1, 2, 3, 16, 33, 256) if PROOF else (1, 33))
     with interleaved(stock) as log:
         getattr(op_launches, op)(getattr(import_module(f"memstate.kernels.{OPS[op]}"), op))
@@ -275,14 +275,14 @@ def test_launches_of_other_sizes_stay_in_their_tensors(op: str, monkeypatch: pyt
 
 
 def mixed(launch: Launch) -> bool:
-    """Whether a program went on after another one had begun."""
+    """Says whether a program went on after a later one had begun."""
     order = [access.program for access in launch.accesses]
     return order != sorted(order)
 
 
 @pytest.mark.parametrize("op", [op for op in OPS if op not in ONE_PROGRAM])
 def test_no_program_sees_what_another_one_does(op: str, generator: torch.Generator) -> None:
-    """Nobody touches a byte that another program changes, with atomics or without: all schedules are the same."""
+    """No program touches a byte that another one changes, so all schedules are one."""
     for seed in range(generator.initial_seed(), generator.initial_seed() + (3 if PROOF else 1)):
         case = CASES[op](Maker(seed))
 
@@ -299,9 +299,9 @@ def test_no_program_sees_what_another_one_does(op: str, generator: torch.Generat
 
 @pytest.mark.parametrize(("barrier", "outcomes"), [(True, {2}), (False, {2, 3})])
 def test_a_late_warp_reads_what_another_has_stored(barrier: bool, outcomes: set[int]) -> None:
-    """Every order of two warps: each adds the largest word to both, and stores those that are its own."""
+    """Two warps, in every order: each adds the largest word to both words, and stores its own words."""
     x = torch.empty(2, dtype=torch.int32)
-    found = set()
+    values = set()
 
     def run(draw: int, chooser: Chooser) -> list[int]:
         x.fill_(1)
@@ -312,13 +312,13 @@ def test_a_late_warp_reads_what_another_has_stored(barrier: bool, outcomes: set[
 
     for draw in range(8):
         for result in every_order(partial(run, draw)):
-            found |= set(result)
-    assert found == outcomes
+            values |= set(result)
+    assert values == outcomes
 
 
 @pytest.mark.parametrize("barrier", [True, False])
 def test_warps_that_part_are_told(barrier: bool) -> None:
-    """One comes to a barrier and the other does not: the first has emptied the cell meanwhile."""
+    """One warp comes to a barrier and the other does not, because the first has emptied the cell."""
     cell, told = torch.empty(1, dtype=torch.int32), set()
     for seed in range(20):
         cell.fill_(1)
@@ -333,7 +333,7 @@ ALONE += [("plan", variant) for variant in VARIANTS]
 
 
 def alone(op: str, variant: str, seed: int) -> Case:
-    """A launch of one program, of a strategy where one is named."""
+    """Returns a launch of one program. variant: strategy of a plan."""
     make = Maker(seed)
     return getattr(register_cases, op)(make, variant) if variant else CASES[op](make)
 
@@ -342,14 +342,14 @@ def alone(op: str, variant: str, seed: int) -> Case:
 @pytest.mark.parametrize("warps", [2, 3, 4] if PROOF else [4])
 @pytest.mark.parametrize(("op", "variant"), ALONE)
 def test_warps_may_hold_the_same_lanes(op: str, variant: str, warps: int) -> None:
-    """No launch gives them the same; the barriers alone are enough."""
+    """No real launch has such warps; the barriers would be enough for them."""
     for seed in range(SCHEDULES):
         problem = wrong(alone(op, variant, seed), seed, [], warps=warps)
         assert not problem, f"{op} {variant}, arguments and schedule of seed {seed}:\n{problem}"
 
 
 def test_a_label_that_is_written_is_copied_behind_a_barrier() -> None:
-    """In one packet: what the first lane writes, another reads."""
+    """In one packet, another lane reads the label that the first lane writes."""
     file = RegisterFile(SlotAllocator(8, Backend("interpreter")), rows=3, snapshots=0)
     commands = CommandBuffer(file)
     commands.claim([3, 6, 9])
@@ -362,7 +362,7 @@ def test_a_label_that_is_written_is_copied_behind_a_barrier() -> None:
 
 
 def test_launches_hold_every_lane_in_one_warp(generator: torch.Generator) -> None:
-    """As they are launched: 32 threads a warp, and no tensor has fewer lanes."""
+    """With 32 threads per warp, no tensor has fewer lanes than the launch has threads."""
     for op in sorted(ONE_PROGRAM):
         logs: list[Log] = []
         for seed in range(generator.initial_seed(), generator.initial_seed() + (5 if PROOF else 1)):
@@ -371,20 +371,20 @@ def test_launches_hold_every_lane_in_one_warp(generator: torch.Generator) -> Non
             assert {a.lanes for a in launch.accesses if 1 < a.lanes < 32 * launch.warps} == set(), launch.kernel
 
 
-# -- what is wrong on purpose ------------------------------------------------------------------------------------
+# -- kernels with a defect ------------------------------------------------------------------------------------
 
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_kernel_with_a_defect_is_found_out(name: str, tmp_path: Path, generator: torch.Generator) -> None:
-    mutant, found = MUTANTS[name], set()
+    mutant, problems = MUTANTS[name], set()
     module = mutated(mutant.op, tmp_path, (mutant.old, mutant.new))
     for seed in range(generator.initial_seed(), generator.initial_seed() + SEEDS):
         problem = wrong(CASES[mutant.op](Maker(seed)), seed, [], module)
-        if re.search(mutant.found, problem):
+        if re.search(mutant.said, problem):
             return
-        found.add(problem)
-    raise AssertionError(f"{name}: expected {mutant.found!r}, found {found}")
+        problems.add(problem)
+    raise AssertionError(f"{name}: expected {mutant.said!r}, found {problems}")
 
 
 PROGRAMS_SHARE = ("for start in range(0, n, BLOCK)", "for start in range(tl.program_id(0) * BLOCK, n, 2 * BLOCK)")
@@ -396,7 +396,7 @@ NOT_ATOMIC = (
 
 @pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "not atomic"])
 def test_a_release_that_is_not_atomic_loses_slots(atomic: bool, tmp_path: Path) -> None:
-    """Were several programs to release, the bitmap would be safe by its atomics; the counters would not."""
+    """If several programs released, atomics would protect the bitmap, but not the counters."""
     module = mutated("release", tmp_path, PROGRAMS_SHARE, *([] if atomic else [NOT_ATOMIC]))
     ids = torch.tensor([3, 5], dtype=torch.int32)
     bitmap, counters = torch.zeros(1, dtype=torch.int32), torch.zeros(COUNTERS, dtype=torch.int32)
@@ -411,19 +411,19 @@ def test_a_release_that_is_not_atomic_loses_slots(atomic: bool, tmp_path: Path) 
 
     both = (1 << 3) + (1 << 5)
     assert run(stock)[0] == both
-    found = [result for result, _ in every_order(run)]
-    assert sorted(found) == [both, both] if atomic else sorted(found) == [1 << 3] * 2 + [1 << 5] * 2 + [both] * 2
+    results = [result for result, _ in every_order(run)]
+    assert sorted(results) == [both, both] if atomic else sorted(results) == [1 << 3] * 2 + [1 << 5] * 2 + [both] * 2
     places = {conflict.split()[4] for conflict in run(stock)[1].conflicts()}
     assert places == {"counters_ptr"} if atomic else "bitmap_ptr" in places
 
 
-# -- launch after launch -----------------------------------------------------------------------------------------
+# -- launches of a manager -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.sample(2)
 @every_strategy
 def test_a_manager_serves_alike_under_every_schedule(name: str, generator: torch.Generator) -> None:
-    """Admission, steps that overlap, hits and releases: every launch stays in its tensors, and two of one order too."""
+    """Serves admissions, overlapped steps, hits and releases under a random schedule, and on the reference."""
     seed, served = generator.initial_seed(), {}
     for kernels in ("reference", "interpreter"):
         loop = Loop(Backend(kernels), MAKERS[name](), overlap=True)

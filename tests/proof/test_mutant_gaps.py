@@ -1,4 +1,4 @@
-"""What broken copies of the library showed that no other test looks at, or none that is quick."""
+"""Tests what mutants showed that no other quick test checks."""
 
 import random
 from pathlib import Path
@@ -27,7 +27,7 @@ from tests.support.kernel_runs import not_interpreted
 
 ROOT = Path(__file__).parents[2]
 
-# Run as a program, because kernels that are interpreted in a process cannot be compiled in it.
+# A program, because a process that interprets kernels cannot compile them.
 COUNT_BARRIERS = """
 import json
 from memstate_tools.compile import compile_cases
@@ -39,7 +39,7 @@ print(json.dumps({report.kernel: report.source_barriers for report in compile_ca
 
 
 def manager(backend: Backend, tracking: ms.Tracking, **forward: int) -> ms.StateManager:
-    """Four slots for two requests."""
+    """Returns a manager with four slots for two requests."""
     layout = ms.StateLayout((ms.Plane("ssm", (4,), torch.float32),), 1)
     return ms.StateManager(
         layout, slots=4, max_requests=2, tracking=tracking, overlap=False,
@@ -47,7 +47,7 @@ def manager(backend: Backend, tracking: ms.Tracking, **forward: int) -> ms.State
     )  # fmt: skip
 
 
-@pytest.mark.proof  # in other runs the compile records count them
+@pytest.mark.proof  # in other runs, the compile records compare the barriers
 def test_barriers_stand_between_what_phases_write_and_read() -> None:
     assert not_interpreted("-c", COUNT_BARRIERS) == {
         "claim": 2, "ownership": 8, "audit": 2, "plan[none]": 1, "plan[redirect]": 3,
@@ -55,7 +55,7 @@ def test_barriers_stand_between_what_phases_write_and_read() -> None:
 
 
 def test_a_claim_passes_over_words_that_no_level_has(backend: Backend) -> None:
-    """A summary whose last word has bits for more words than there are: behind these lies the summary itself."""
+    """The last word of the summary has bits for more words than exist; the summary itself lies in their place."""
     capacity, free = 3_000, [5, 2_999]
     bitmap = torch.zeros(bitmap_ints(capacity), dtype=torch.int32, device=backend.device)
     for slot in free:
@@ -78,7 +78,7 @@ def test_the_device_keeps_to_the_limit_of_a_plan(backend: Backend) -> None:
 
 
 def test_a_warm_up_leaves_the_batch_of_no_step(backend: Backend) -> None:
-    """It plans null rows, so that the next plan uploads its batch again."""
+    """warm_up plans null rows, so the next plan must upload its batch again."""
     mem = manager(backend, ms.NoTracking(4))
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
     mem.settle(mem.plan(rows))
@@ -96,7 +96,7 @@ def test_changes_that_do_not_fit_beside_a_batch_go_before_it(backend: Backend, m
         step = mem.plan(rows, replay=replay)
         assert step.rows.tolist() == [row.index for row in rows] and step.write.all()
         mem.settle(step)
-    assert mem.backend.counts.uploads - before == 2  # the second batch is the first
+    assert mem.backend.counts.uploads - before == 2  # the second batch equals the first, and is not uploaded
     mem.audit().raise_if_leaking()
 
 
@@ -116,7 +116,7 @@ def test_drafts_of_a_row_given_up_say_nothing_of_its_next_request(backend: Backe
 
 
 def test_a_batch_is_looked_up_again_once_a_row_has_ended(backend: Backend) -> None:
-    """A plan keeps what it has found out about its rows for the next plan of the same ones."""
+    """A plan keeps the looked-up rows of its batch for the next plan of the same batch."""
     mem = manager(backend, ms.NoTracking(4))
     a, b = rows = mem.admit([ms.Request("a"), ms.Request("b")])
     mem.settle(mem.plan(rows), [True, False])
@@ -131,7 +131,7 @@ def test_a_batch_is_looked_up_again_once_a_row_has_ended(backend: Backend) -> No
 
 @pytest.mark.parametrize("variant", ["none", "lazy in place", "redirect"])
 def test_more_rows_than_lanes_follow_the_rules(backend: Backend, variant: str) -> None:
-    """Programs take 1024 rows at a time, and go on with the limit and the slots that are left."""
+    """A program plans 1024 rows at a time, then the next ones with the rest of limit and slots."""
     batch, rng = 1300, random.Random(variant)
     strategy, lanes, in_place = VARIANTS[variant]
     file = RandomFile(rng, backend, batch, lanes)

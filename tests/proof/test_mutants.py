@@ -1,4 +1,4 @@
-"""Broken copies of the library: the test that each of them names must fail for it. More: tests/proof/mutation.
+"""Tests that each mutant, a broken copy of memstate, is killed by the test that it names; see tests/proof/mutation.
 
 `make test` tries every 60th mutant, `make proof` all.
 """
@@ -32,7 +32,7 @@ def test_a_mutant_is_killed(runner: Runner, mutant: Mutant) -> None:
 
 
 def test_the_catalogue_is_whole() -> None:
-    """No name and no change is there twice, each changes a text that is there once, and its killer is there."""
+    """Names and changes are unique, each old text is in its file exactly once, and each killer exists."""
     for part in ([m.name for m in MUTANTS], [(m.file, m.old, m.new) for m in MUTANTS]):
         assert [entry for entry, times in Counter(part).items() if times > 1] == []
     assert [m.name for m in MUTANTS if m.old == m.new or (ROOT / m.file).read_text().count(m.old) != 1] == []
@@ -41,13 +41,13 @@ def test_the_catalogue_is_whole() -> None:
 
 
 def test_the_results_are_those_of_the_catalogue() -> None:
-    """They are made again by `python -m tests.proof.mutation`."""
+    """`python -m tests.proof.mutation` writes the results."""
     head, *rows = [tuple(line.split("\t")) for line in RESULTS.read_text().splitlines()]
     assert head == COLUMNS and [name for name, _, _ in rows] == [m.name for m in MUTANTS]
     assert {fate for _, fate, _ in rows} <= set(DEAD)
 
 
-# -- a small project, in which the harness itself is tried ------------------------------------------
+# -- tests of the harness, in a small project ------------------------------------------
 
 
 def small(name: str, old: str, new: str, test: str = "test_half") -> Mutant:

@@ -1,8 +1,8 @@
-"""Exceptions at every line of every public call, and what is left then.
+"""Raises exceptions at every line of every public call, and judges the state that is left.
 
-Run all of it: python -m tests.proof.injection.
+To run everything: python -m tests.proof.injection.
 
 scene      a manager in the middle of its work, and the public calls that can come next
-points     the lines of a call at which an exception can come, and an exception at one of them
-verdict    what must hold after it: done, undone, or noticed and put right by recover()
+points     counts the lines of a call, and raises an exception at one of them
+verdict    judges the result: the call is done, undone, or noticed and put right by recover()
 """

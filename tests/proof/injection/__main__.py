@@ -1,9 +1,9 @@
-"""Exceptions at every line of every public call:
+"""Raises exceptions at every line of every public call:
 
     python -m tests.proof.injection [--every 1] [--scenes redirect,lazy] [--errors MemoryError] [--workers 2] [CALL ..]
 
-Prints a line for each scene, error and call: how often the call was done, undone, or noticed. Ends with 1 where
-something else holds.
+Prints a line for each scene, error and call: how often the call was done, undone, or noticed. Ends with 1 if a point
+has another result.
 """
 
 import argparse
@@ -17,11 +17,11 @@ from multiprocessing import get_context
 from tests.proof.injection.scene import SCENES, calls, scene
 from tests.proof.injection.verdict import ERRORS, every_so_many
 
-WRONG = 3  # texts that are printed of a call
+WRONG = 3  # wrong points that are printed for each call
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The program; returns its exit status."""
+    """Runs the program; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.proof.injection")
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--scenes", default=",".join(SCENES))
@@ -35,11 +35,11 @@ def main(arguments: Sequence[str]) -> int:
     ]
     with ProcessPoolExecutor(given.workers, mp_context=get_context("spawn")) as pool:
         results = pool.map(every_so_many, *zip(*jobs, strict=True), [given.every] * len(jobs))
-        for job, found in zip(jobs, results, strict=True):
-            kinds = Counter(one.kind for one in found)
+        for job, outcomes in zip(jobs, results, strict=True):
+            kinds = Counter(one.kind for one in outcomes)
             total += kinds
             print(f"{job[0]}, {job[1]}, {job[2]}: {dict(kinds)}", flush=True)
-            for one in [one for one in found if one.kind == "wrong"][:WRONG]:
+            for one in [one for one in outcomes if one.kind == "wrong"][:WRONG]:
                 print(f"    {one.place}: {one.text}", flush=True)
     print(f"{total.total()} points: {dict(total)}, {total['wrong']} wrong, {time.monotonic() - began:.0f} s")
     return int(total["wrong"] > 0)

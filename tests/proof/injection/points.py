@@ -1,4 +1,4 @@
-"""The lines of a call at which an exception can come, and an exception at one of them."""
+"""Counts the lines of a call at which an exception can come, and raises one there."""
 
 import sys
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import Any
 import memstate
 
 FOLDER = str(Path(memstate.__file__).parent)
-HOST = ("dispatch.py", "rules.py")  # of the kernels' folder, what runs on the host on every device
+HOST = ("dispatch.py", "rules.py")  # files of kernels/ that always run on the host
 
 
 def _traced(path: str) -> bool:
@@ -18,19 +18,19 @@ def _traced(path: str) -> bool:
 
 
 class Tracer:
-    """Counts the points of a call: entry, each line and return of every function of the library that it runs.
+    """Counts the points of a call: entry, each line and return of every function of memstate that it runs.
 
     Args:
         at: the point at which to raise, from 1 on; 0: only count.
-        error: what to raise.
+        error: the exception to raise.
     """
 
     def __init__(self, at: int = 0, error: BaseException | None = None) -> None:
         self.at, self.error, self.count, self.place = at, error, 0, ""
 
     def run(self, call: Callable[[], Any]) -> Any:
-        """Runs the call."""
-        before = sys.gettrace()  # such as that of coverage
+        """Runs the call, and returns its answer."""
+        before = sys.gettrace()  # perhaps the tracer of coverage
         sys.settrace(self._enter)
         try:
             return call()

@@ -1,6 +1,6 @@
-"""A manager in the middle of its work, and the public calls that can come next.
+"""Builds a manager in the middle of its work, and lists the public calls that can come next.
 
-Every scene is made in the same way, so that a call meets the same manager each time.
+A scene is always built in the same way, so that a call meets the same manager each time.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,27 +23,27 @@ from tests.support.tiered import Tiered, kv_of, whole
 from tests.support.virtual import ByHand, MemoryStore
 
 Call = Callable[[], Any]
-A, B, C = whole(1, 6), whole(2, 5), whole(3, 4)  # A and B are cached on the device, C below it
+A, B, C = whole(1, 6), whole(2, 5), whole(3, 4)  # A and B are cached on the device, C in host memory
 CHAT, TALK = whole(4, 4), whole(5, 3)
 TAIL = ms.Plane("tail", (3,), torch.int32, fill=1000)
 WITH_ROWS = replace(LAYOUT, rows=ms.StateLayout((TAIL,), 2))
 
 
 class Scene(Tiered):
-    """Cached prompts on the device and below it, an idle session and one with a turn, a snapshot, requests in steps.
+    """A manager with cached prompts on both tiers, an idle session, a running turn, a snapshot, and steps in flight.
 
     Args:
         name: the strategy.
         in_place: whether the forward updates slots in place.
         overlap: whether a step is unsettled while the next is planned.
-        layout: of the planes.
-        tail: tokens of a step that rows may keep until they are accepted.
+        layout: layout of the states.
+        tail: largest step, in tokens, that the tails of rows take; 0 for none.
     """
 
     def __init__(
         self, name: str, in_place: bool = False, overlap: bool = True, layout: ms.StateLayout = LAYOUT, tail: int = 0
     ) -> None:
-        self.tails: dict[ms.Row, int] = {}  # tokens that the memory of each row has counted
+        self.tails: dict[ms.Row, int] = {}  # row -> tokens that its memory has counted
         self.store, self.jobs, self.in_gap = MemoryStore(), ByHand(), False
         super().__init__(
             Backend("reference"), name, every=EVERY, slots=30, rows=12, pages=64, in_place=in_place, overlap=overlap,
@@ -73,7 +73,7 @@ class Scene(Tiered):
         self.fetched = mem.prefetch([*C, 1])
 
     def _forward(self, step: ms.Step, fed: Sequence[Sequence[int]]) -> None:
-        """Counts the tokens of each row in its memory as well."""
+        """Runs a forward, and counts the tokens of each row in its memory."""
         by_number = {row.index: row for row in self.mem.rows}
         for number, tokens in zip(step.numbers.tolist(), fed, strict=True) if self.mem.planes.rows else ():
             if row := by_number.get(number):
@@ -87,7 +87,7 @@ class Scene(Tiered):
             super()._forward(step, fed)
 
     def _fold(self, step: ms.Step, fed: Sequence[Sequence[int]]) -> None:
-        """A forward with tails: what it stores is behind the tokens that its cursor says."""
+        """Runs a forward of rows with tails: it stores the state that the cursor of the step asks for."""
         by_number, table = {row.index: row for row in self.mem.rows}, self.mem.device.page_table.tolist()
         columns = (
             step.numbers, step.lengths, step.read, step.write, step.snapshot, step.cursor.label, step.cursor.store,
@@ -113,7 +113,7 @@ class Scene(Tiered):
             )
 
     def guess(self, rows: Sequence[ms.Row], drafts: Sequence[int]) -> tuple[Call, list[list[int]]]:
-        """What plans a step of two tokens of each row, and these, which are right."""
+        """Returns a call that plans two tokens of each row, and these tokens, which are the right ones."""
         ends = [self.mem.info(row).length + 2 for row in rows]
         self.mem.extend(rows, ends)
         for row, end in zip(rows, ends, strict=True):
@@ -124,7 +124,7 @@ class Scene(Tiered):
         ]
 
     def guessed(self) -> ms.Step:
-        """The forward of a step with drafts has run; before it, a token of each of its rows was left in the tail."""
+        """Runs two steps with drafts and returns the second, not accepted yet; rows have a token in their tails."""
         for _ in range(2):
             self.settled()
             plan, fed = self.guess([self.first, self.second], [2, 1])
@@ -135,7 +135,7 @@ class Scene(Tiered):
         return step
 
     def guessed_again(self) -> ms.Step:
-        """The same, and one more step behind it, planned before the host knows that a token of each row is accepted."""
+        """Does the same, plans and runs one more step before the accept, and returns the step to accept."""
         step, rows = self.guessed(), [self.first, self.second]
         self.guess(rows, [2, 1])
         for row in rows:
@@ -148,20 +148,20 @@ class Scene(Tiered):
         return step
 
     def over(self, step: ms.Step) -> None:
-        """Its tokens are real, of those with drafts the first."""
+        """Settles a step, or accepts one token of each row if it has drafts."""
         if step.drafted:
             self.mem.accept(step, [min(1, n) for n in step.numbers.tolist()], written=True)
         else:
             self.mem.settle(step)
 
     def settled(self) -> "Scene":
-        """No step is in flight."""
+        """Settles all steps, and returns the scene."""
         while self.steps:
             self.over(self.steps.pop(0))
         return self
 
     def gap(self) -> "Scene":
-        """A step is planned, and its forward is not launched."""
+        """Settles all steps and plans one whose forward is not launched; returns the scene."""
         self.settled()
         self.in_gap = True
         rows = [self.first, self.second]
@@ -182,23 +182,23 @@ class Scene(Tiered):
         self.mem.submit(self.steps[-1])
 
     def work_in_threads(self) -> None:
-        """Threads end what they were given."""
+        """Runs all jobs of the threads to their end."""
         for job in self.jobs.jobs:
             if not job.future.done() and job.begin():
                 job.finish()
 
     def next_batch(self) -> tuple[list[ms.Row | None], list[int]]:
-        """Rows and tokens of a step that reaches boundaries."""
+        """Returns rows and numbers of tokens of a step that reaches boundaries."""
         rows = [self.first, self.second, self.idle]
         ends = [min(self.mem.info(row).next_boundary, len(self.text[row])) for row in rows]
         tokens = [max(1, end - self.mem.info(row).length) for row, end in zip(rows, ends, strict=True)]
         self.mem.extend(rows, [self.mem.info(row).length + n for row, n in zip(rows, tokens, strict=True)])
         return [*rows, None], [*tokens, 0]
 
-    # What an oracle asks
+    # Checks
 
     def look_at_what_is_published(self) -> None:
-        """States of sessions and snapshots are what their tokens say, and their KV as well."""
+        """Asserts that states of sessions and snapshots, and their KV, are those of their tokens."""
         self.mem.submit()
         for session, talk in owners.sessions(self.mem).opened.items():
             tokens = np.frombuffer(talk.prompt.key, np.int64).tolist()
@@ -224,7 +224,7 @@ class Scene(Tiered):
             self.over(step)
         self.mem.end([row for row in self.mem.rows if owners.table(self.mem).ids[row.index] == "more"])
         self.look_at_what_is_published()
-        self.mem.pool.release(self.mem.audit().leaked)  # slots by id, which serving may need
+        self.mem.pool.release(self.mem.audit().leaked)  # slots that were claimed by id
         if not serve:
             close_idle(self.mem)
             self.mem.end(self.mem.rows)
@@ -253,12 +253,12 @@ SCENES: dict[str, tuple[Any, ...]] = {
 
 @cache
 def scene(name: str) -> Scene:
-    """The scene of this name; it must not be changed."""
+    """Returns the scene of this name; callers must not change it."""
     return Scene(*SCENES[name])
 
 
 def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
-    """Public calls by name: each brings the scene to where the call comes, and returns the call."""
+    """Returns the public calls by name; each function prepares the scene for a call, and returns the call."""
     mem, s = scene.mem, scene
 
     def plan() -> Call:
@@ -292,10 +292,10 @@ def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
         return lambda: mem.settle(step, [True, False, False])
 
     def many() -> Call:
-        found = [ms.Request(f"n{i}", tokens=whole(20 + i)) for i in range(2)]
+        requests = [ms.Request(f"n{i}", tokens=whole(20 + i)) for i in range(2)]
         short_of_pages()
         s.by_id = torch.cat([s.by_id, mem.pool.claim(mem.free_slots - 1)])
-        return lambda: mem.admit(found)
+        return lambda: mem.admit(requests)
 
     def short_of_pages() -> None:
         s.settled()
@@ -315,24 +315,24 @@ def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
         return lambda: mem.admit([ms.Request("room")])
 
     def without_room() -> Call:
-        """Each kind of source is held, and then pages are short: all is undone."""
+        """An admission from each kind of source that fails at the end for lack of pages."""
         s.settled()
-        found = [
+        requests = [
             ms.Request("hit", tokens=[*A, 1]), ms.Request("below", tokens=[*C, 1]), ms.Request("kept", resume=s.kept),
             ms.Request("turn", tokens=[*CHAT, 4], session=s.chat), ms.Request("long", length=40 * PAGE),
             ms.Request("too long", length=40 * PAGE),
         ]  # fmt: skip
-        for request in found:
+        for request in requests:
             s.note(request.tokens or [])
 
         def admit() -> None:
             with suppress(ms.OutOfPages):
-                mem.admit(found)
+                mem.admit(requests)
 
         return admit
 
     def short_of_slots(prompt: list[int], states: int) -> Callable[[], Call]:
-        """The state that a prompt finds becomes the row's own, because no other slot can be had for it.
+        """Returns a call that admits a prompt while slots are so short that the row takes over its cached state.
 
         Args:
             prompt: the prompt.
@@ -346,7 +346,7 @@ def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
             mem.sessions.close(s.chat)
             assert mem.prefix is not None
             if not states:
-                mem.prefix.clear()  # nothing of it goes below, where it would take the prompt's place
+                mem.prefix.clear()  # saves nothing to host memory, where the prompt would make room
             while mem.prefix.states > states:
                 mem.prefix.evict_states(1)
             mem.submit()

@@ -1,6 +1,6 @@
-"""What must hold after an exception: the call is done, or undone, or noticed and put right by recover().
+"""Judges a call that an exception ended: it is done, or undone, or noticed and put right by recover().
 
-A process is forked for each point, so that a scene is made once.
+Each point runs in a forked process, so that a scene is built only once.
 """
 
 import os
@@ -22,20 +22,20 @@ from tests.support import inside, owners
 ERRORS: dict[str, Callable[[], BaseException]] = {
     "MemoryError": MemoryError,
     "KeyboardInterrupt": KeyboardInterrupt,
-    "OutOfSlots": lambda: ms.OutOfSlots(1, 0),  # such as a policy of the caller could raise
+    "OutOfSlots": lambda: ms.OutOfSlots(1, 0),  # a policy of the caller may raise it
 }
 
 
-SERVED = 4  # of so many points one is followed by requests that start from what is left
+SERVED = 4  # after every 4th point, requests are served from the states that are left
 
 
 class Outcome(NamedTuple):
-    """What became of one point.
+    """The result of one point.
 
     Attributes:
-        kind: "done", "undone" or "noticed"; "wrong" if something else holds.
-        place: the line.
-        text: what is wrong.
+        kind: "done", "undone" or "noticed"; otherwise "wrong".
+        place: the line of the exception.
+        text: the fault, if the kind is "wrong".
     """
 
     kind: str
@@ -44,11 +44,11 @@ class Outcome(NamedTuple):
 
 
 def fingerprint(scene: Scene) -> dict[str, Any]:
-    """Everything that a later call can depend on, after the recorded changes were sent."""
+    """Sends the recorded changes, and returns everything that a later call can depend on."""
     mem = scene.mem
     seen = asdict(mem.inspect())
     del seen["stats"], seen["changes"]
-    for one in seen["rows"] + seen["sessions"]:  # time goes on
+    for one in seen["rows"] + seen["sessions"]:  # these change with time
         del one["age"], one["idle"]
     table, file, below = owners.table(mem), inside.registers(mem), scene.below
     seen |= {name: getattr(table, name).tolist() for name in ("generation", "used", "finished", "confirmed")}
@@ -69,7 +69,7 @@ def fingerprint(scene: Scene) -> dict[str, Any]:
 
 
 def broken(mem: ms.StateManager) -> bool:
-    """Whether the next call says that an earlier one was interrupted."""
+    """Says whether the next calls raise `Broken`."""
     try:
         mem.device.buffer_infos()
         mem.device.scrub_null()
@@ -92,9 +92,9 @@ def _different(one: dict[str, Any], other: dict[str, Any]) -> str:
 
 
 def judge(scene: Scene, name: str, call: Callable[[], Any], at: int, error: BaseException, marks: Any) -> Outcome:
-    """Raises an error at one point of a call, and says what is left."""
+    """Raises an error at one point of a call, and judges the state that is left."""
     tracer, mem = Tracer(at, error), scene.mem
-    sys.unraisablehook = lambda _: None  # a generator that is thrown away ends with the exception, too
+    sys.unraisablehook = lambda _: None  # a discarded generator reports the exception again
     came = False
     try:
         tracer.run(call)
@@ -121,7 +121,7 @@ def judge(scene: Scene, name: str, call: Callable[[], Any], at: int, error: Base
                 text = f"neither done ({_different(after, here)}) nor undone ({_different(before, here)})"
                 return Outcome("wrong", tracer.place, text)
             if kind == "undone" and at % SERVED:
-                return Outcome(kind, tracer.place)  # everything is as it was
+                return Outcome(kind, tracer.place)  # the state is as before the call
             if kind == "done" and came:
                 mem.recover(held_by_id(scene))
             elif scene.in_gap and kind == "undone":
@@ -135,13 +135,13 @@ def judge(scene: Scene, name: str, call: Callable[[], Any], at: int, error: Base
 
 
 def held_by_id(scene: Scene) -> list[int]:
-    """Slots that the caller holds by id and that are not free."""
+    """Returns the slots that the caller claimed by id and that are not free."""
     free = scene.mem.pool.allocator.free_slots()
     return [slot for slot in scene.by_id.tolist() if not free[slot]]
 
 
 def forked(work: Callable[[], Any]) -> Any:
-    """Returns what the work returns in a process of its own, so that it changes nothing here."""
+    """Runs `work` in a forked process, so that nothing changes here; returns its answer."""
     reader, writer = os.pipe()
     if child := os.fork():
         os.close(writer)
@@ -165,13 +165,13 @@ def forked(work: Callable[[], Any]) -> Any:
 
 
 def outcomes(scene: Scene, name: str, error: str, chosen: Callable[[int], Sequence[int]]) -> list[Outcome]:
-    """Returns what became of points of one call. The scene stays as it is: all of it runs in processes of its own.
+    """Returns the results of points of one call. The scene does not change, because each point runs in another process.
 
     Args:
         scene: the manager before the call.
         name: the call, a name of `calls`.
-        error: what comes there, a name of `ERRORS`.
-        chosen: the points to try, given how many there are.
+        error: the exception, a name of `ERRORS`.
+        chosen: function of the number of points; returns the points to try.
     """
     return list(forked(lambda: _outcomes(scene, name, error, chosen)))
 
@@ -198,6 +198,6 @@ def _outcomes(scene: Scene, name: str, error: str, chosen: Callable[[int], Seque
 
 
 def every_so_many(name: str, error: str, call: str, every: int) -> list[Outcome]:
-    """Returns what became of every `every`-th point of a call, for a worker process."""
+    """Returns the result of every `every`-th point of a call, for a worker process."""
     torch.set_num_threads(1)
     return outcomes(scene(name), call, error, lambda count: range(1, count + 1, every))

@@ -1,9 +1,10 @@
-"""Broken copies of the library: each has one text replaced, and a test must fail for it.
+"""Breaks copies of memstate, one text in each, and runs a test that must fail for it.
 
-    catalogue   what a mutant is; the mutants of mutants/*.txt
-    runner      a tree of files with one mutant in it, and the tests that are run there
-    interleaved kernels of interleaved.txt, whose faults only a schedule of programs shows
+    catalogue   the mutants of mutants/*.txt
+    runner      runs tests in a copy of the project with one mutant in it
+    interleaved the kernels of interleaved.txt, whose faults show only in a schedule of programs
 
-`tests.proof.test_mutants` runs the test that each mutant names. `python -m tests.proof.mutation` writes results.tsv:
-what else of that test's file fails. `make mutate` lets a generator change the tracking rules and the reference kernels.
+`tests.proof.test_mutants` runs the test that each mutant names. `python -m tests.proof.mutation` also counts the other
+tests of the same file that fail, and writes results.tsv. `make mutate` lets a generator change the tracking rules and
+the reference kernels.
 """

@@ -1,9 +1,9 @@
-"""The long run: every mutant against the test that must fail for it, and against the file of that test.
+"""Runs every mutant against the test that must fail for it, and against the file of that test.
 
 python -m tests.proof.mutation           runs all
 python -m tests.proof.mutation WORD ..   runs the mutants with a word in their name or file
 
-Both write what they found into results.tsv.
+Both write their results into results.tsv.
 """
 
 import sys
@@ -18,22 +18,22 @@ from tests.proof.mutation.runner import DEAD, Runner
 RESULTS = Path(__file__).with_name("results.tsv")
 COLUMNS = "mutant", "its killer", "tests of the killer's file that fail, with fresh random inputs"
 WORKERS = 2
-LIMIT = 300.0  # seconds of a run
+LIMIT = 300.0  # seconds for each run of tests
 
 
 def row(runner: Runner, mutant: Mutant) -> tuple[str, ...]:
-    """The results of one mutant. A killer in tests/proof is run alone: what else is in its file takes long."""
+    """Returns the line of one mutant. A killer in tests/proof runs alone, because the rest of its file takes long."""
     fate, more = runner.killer(mutant, LIMIT).fate, "-"
     if not mutant.killer.startswith("tests/proof/"):
         other = "reference" if mutant.file.startswith("kernels/") else "interpreter"
         path, _, _ = mutant.killer.partition("::")
-        found = runner.run(mutant, [path, "-m", "not slow", "-k", f"not [{other}"], LIMIT)
-        more = f"{len(found.failed)} of {len(found.failed) + found.passed}" if found.finished else found.fate
+        verdict = runner.run(mutant, [path, "-m", "not slow", "-k", f"not [{other}"], LIMIT)
+        more = f"{len(verdict.failed)} of {len(verdict.failed) + verdict.passed}" if verdict.finished else verdict.fate
     return mutant.name, fate, more
 
 
 def main(words: Sequence[str]) -> int:
-    """The program; returns its exit status."""
+    """Runs the program; returns its exit status."""
     if any(word.startswith("-") for word in words):
         print(__doc__)
         return 2
@@ -43,20 +43,20 @@ def main(words: Sequence[str]) -> int:
     def one(mutant: Mutant) -> tuple[str, ...]:
         runner = idle.get()
         try:
-            found = row(runner, mutant)
+            fields = row(runner, mutant)
         finally:
             idle.put(runner)
-        print(*found, sep="\t", flush=True)
-        return found
+        print(*fields, sep="\t", flush=True)
+        return fields
 
     with Runner() as first, Runner() as second, ThreadPoolExecutor(WORKERS) as workers:
         idle.put(first)
         idle.put(second)
-        for mutant in chosen:  # one that fits no more is said at once, not after half an hour
+        for mutant in chosen:  # a mutant that does not fit raises at once, not after half an hour
             first.source(mutant)
         rows = list(workers.map(one, chosen))
-    known = {found[0]: found for line in RESULTS.read_text().splitlines()[1:] if (found := tuple(line.split("\t")))}
-    known |= {found[0]: found for found in rows}
+    known = {fields[0]: fields for line in RESULTS.read_text().splitlines()[1:] if (fields := tuple(line.split("\t")))}
+    known |= {fields[0]: fields for fields in rows}
     table = [COLUMNS, *(known[mutant.name] for mutant in MUTANTS if mutant.name in known)]
     RESULTS.write_text("\n".join(map("\t".join, table)) + "\n")
     alive = [name for name, fate, _ in rows if fate not in DEAD]

@@ -1,6 +1,6 @@
-"""The kernels with one thing wrong each, made from their source; `tests.proof.test_interleave` must find them all.
+"""Makes kernels with one defect each from their source; `tests.proof.test_interleave` must notice them all.
 
-`interleaved.txt` has a block for each: a name, the operation, and a word of `SAID`, or several joined by "or".
+`interleaved.txt` has a block for each defect: a name, the operation, and one or more words of `SAID`, joined by "or".
 """
 
 from importlib.util import module_from_spec, spec_from_file_location
@@ -20,12 +20,12 @@ SAID = {
 
 
 class Mutant(NamedTuple):
-    """What to replace in the module of an operation, and a pattern for what is said of it."""
+    """A change in the module of an operation. said: pattern of the complaint that it must cause."""
 
     op: str
     old: str
     new: str
-    found: str
+    said: str
 
 
 MUTANTS = {
@@ -35,7 +35,7 @@ MUTANTS = {
 
 
 def mutated(op: str, folder: Path, *changes: tuple[str, str]) -> ModuleType:
-    """The module of an operation with every occurrence of some text replaced, loaded beside the right one."""
+    """Returns the module of an operation with each old text replaced, loaded beside the right module."""
     source = (KERNELS / f"{OPS[op]}.py").read_text()
     for old, new in changes:
         assert old in source, f"kernels/{OPS[op]}.py has no more {old!r}: mutate what stands there now"

@@ -1,4 +1,4 @@
-"""Runs tests on a copy of the project with one mutant in it, and says what became of the mutant."""
+"""Runs tests on a copy of the project with one mutant in it, and returns the fate of the mutant."""
 
 import difflib
 import os
@@ -19,22 +19,23 @@ from tests.proof.mutation.catalogue import Mutant
 ROOT = Path(__file__).resolve().parents[3]
 COPIED = ("memstate", "kernels", "tools", "tests", "pyproject.toml")
 OPTIONS = "-q", "-p", "no:cacheprovider", "-p", "no:xdist"
-SAID, TAIL = 300, 2000  # characters kept of what a failing test says, and of the output
+SAID, TAIL = 300, 2000  # characters kept of the message of a failing test, and of the output
 NOT_LINKED = {".git", ".venv", ".hypothesis", "build", "dist", "mutants", "shared", *COPIED}
-SEED = 7  # whether the one test kills a mutant may not be chance
-DEAD = "killed", "crashed"  # an address outside of the process may end it
-# A mutant that is no Python, or names what is not there, says nothing of the tests that notice it.
+SEED = 7  # a fixed seed: the killer must not fail by chance
+DEAD = "killed", "crashed"  # a wild address may end the process
+# Errors of a mutant that is no valid Python: its failure says nothing about the tests.
 BROKEN = ("SyntaxError", "IndentationError", "NameError", "ImportError", "ModuleNotFoundError", "UnboundLocalError")
 
 
 class Stale(Exception):
-    """A mutant whose old text is not there exactly once: mutate what stands there now."""
+    """Raised if the old text of a mutant is not exactly once in its file."""
 
 
 class Verdict(NamedTuple):
-    """What became of a mutant.
+    """The fate of a mutant.
 
-    fate: killed, survived, timed out, crashed, broken or error. failed: (test, what it said).
+    fate: killed, survived, timed out, crashed, broken or error. failed: (test, its message). passed: number of tests.
+    output: end of the output of pytest.
     """
 
     fate: str
@@ -45,7 +46,7 @@ class Verdict(NamedTuple):
 
     @property
     def finished(self) -> bool:
-        """Whether the tests have run to their end."""
+        """Whether all tests have run."""
         return self.fate in ("killed", "survived")
 
     def __str__(self) -> str:
@@ -55,7 +56,7 @@ class Verdict(NamedTuple):
 
 
 class Runner:
-    """A copy of the files that tests read, in a folder that goes with it, where tests run."""
+    """A copy of the project in a temporary folder, in which tests run."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self.scratch = Path(mkdtemp(prefix="memstate-mutants-"))
@@ -77,7 +78,7 @@ class Runner:
         shutil.rmtree(self.scratch)
 
     def source(self, mutant: Mutant) -> str:
-        """The text that a mutant changes. Raises: Stale."""
+        """Returns the source of the file that a mutant changes. Raises: Stale."""
         path = self.root / mutant.file
         text = path.read_text() if path.is_file() else ""
         if text.count(mutant.old) != 1:
@@ -88,7 +89,7 @@ class Runner:
         return text
 
     def diff(self, mutant: Mutant) -> str:
-        """What a mutant changes, as lines. Raises: Stale."""
+        """Returns the diff of a mutant. Raises: Stale."""
         before = self.source(mutant)
         after = before.replace(mutant.old, mutant.new)
         lines = difflib.unified_diff(before.splitlines(), after.splitlines(), mutant.file, mutant.file, "", "", 1, "")
@@ -96,11 +97,11 @@ class Runner:
 
     @contextmanager
     def mutated(self, mutant: Mutant) -> Iterator[None]:
-        """The tree with a mutant in it. Raises: Stale."""
+        """Puts a mutant into the tree for the time of the block. Raises: Stale."""
         text, path = self.source(mutant), self.root / mutant.file
         at = path.stat().st_mtime
         path.write_text(text.replace(mutant.old, mutant.new))
-        os.utime(path, (at + 1000, at + 1000))  # compiled Python is told apart by whole seconds
+        os.utime(path, (at + 1000, at + 1000))  # Python compares whole seconds, to know whether a file has changed
         try:
             yield
         finally:
@@ -108,7 +109,7 @@ class Runner:
             os.utime(path, (at, at))
 
     def killer(self, mutant: Mutant, limit: float) -> Verdict:
-        """Runs the one test that must fail for a mutant, with random inputs that are the same every time.
+        """Runs the test that must fail for a mutant, with the same random inputs every time.
 
         limit: seconds. Raises: Stale.
         """
@@ -116,7 +117,7 @@ class Runner:
             return self._pytest(["-x", f"--hypothesis-seed={SEED}", mutant.killer], limit, SEED)
 
     def run(self, mutant: Mutant | None, tests: Sequence[str], limit: float, seed: int | None = None) -> Verdict:
-        """Runs tests with a mutant in the tree, or without one, with fresh random inputs unless a seed is given.
+        """Runs tests with a mutant or without one, with new random inputs unless a seed is given.
 
         limit: seconds. Raises: Stale.
         """
@@ -124,7 +125,7 @@ class Runner:
             return self._pytest(tests, limit, seed)
 
     def _pytest(self, arguments: Sequence[str], limit: float, seed: int | None = None) -> Verdict:
-        """Runs pytest in the tree; when the limit runs out, it is ended with all that it has begun."""
+        """Runs pytest in the tree; kills it with all its processes at the limit."""
         report, began = self.scratch / "report.xml", time.monotonic()
         report.unlink(missing_ok=True)
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "MEMSTATE"))}

@@ -1,10 +1,10 @@
-"""A million steps with tiers and sessions: objects and bytes reach a plateau, and a step takes no longer at the end.
+"""Runs a million steps with tiers and sessions, and checks that objects, bytes and step times do not grow.
 
     python -m tests.proof.long_run [--steps 1000000] [--windows 10]
 
-Prints a line a window: steps so far, median and 99th percentile of a step in microseconds, objects that the garbage
-collector tracks, megabytes of the process. The exit status says whether the last third is above the third before it by
-more than the tolerance of each figure.
+Prints a line for each window: steps so far, median and 99th percentile of a step in microseconds, objects that the
+garbage collector tracks, megabytes of the process. Ends with 1 if a figure of the last third is above the third before
+by more than its tolerance.
 """
 
 import argparse
@@ -28,7 +28,7 @@ TOLERANCE = {"objects": 1.02, "megabytes": 1.02, "median us": 1.15}
 
 
 class Forgetful(MemoryStore):
-    """A store of the last records: a run without end must not fill the memory of the test itself."""
+    """A store that keeps only the last 256 records, so that it does not grow with the run."""
 
     def put(self, names, buffers):  # type: ignore[no-untyped-def]
         outcomes = super().put(names, buffers)
@@ -39,7 +39,7 @@ class Forgetful(MemoryStore):
 
 
 class Service:
-    """Conversations and single prompts over a manager that is short of everything."""
+    """Serves conversations and single prompts with a manager that is short of slots, pages and records."""
 
     def __init__(self, seed: int) -> None:
         self.random, self.serial = random.Random(seed), 0
@@ -63,7 +63,7 @@ class Service:
         talk = self.random.choice(idle) if idle and self.random.random() < 0.5 else None
         if talk is None:
             start = [self.random.randrange(TOPICS)] * 9
-        elif len(self.said[talk]) > 80:  # the conversation ends, and another begins under its name
+        elif len(self.said[talk]) > 80:  # ends the conversation, and opens another one of the same name
             self.mem.sessions.close(self.talks[talk])
             self.talks[talk], self.said[talk], start = self.mem.sessions.open(talk), [], [talk]
         else:
@@ -80,7 +80,7 @@ class Service:
             self.turns[row] = talk
 
     def step(self) -> None:
-        """One iteration: an admission, a step of all rows, the ends, a poll."""
+        """Makes one iteration: an admission, a step of all rows, the ends, a poll."""
         if len(self.texts) < ROWS:
             self.begin()
         rows = list(self.texts)
@@ -103,7 +103,7 @@ class Service:
 
 
 def window(service: Service, steps: int) -> dict[str, float]:
-    """Runs steps; returns the figures of a line."""
+    """Runs steps; returns the figures of a window."""
     took = []
     for _ in range(steps):
         begin = time.perf_counter()
@@ -120,7 +120,7 @@ def window(service: Service, steps: int) -> dict[str, float]:
 
 
 def rises(lines: Sequence[dict[str, float]]) -> list[str]:
-    """Says which figures of the last third are above those of the third before."""
+    """Returns a text for each figure of the last third that is above the third before."""
     third = len(lines) // 3
     before, last = lines[-2 * third : -third], lines[-third:]
     return [
@@ -131,7 +131,7 @@ def rises(lines: Sequence[dict[str, float]]) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The program; returns its exit status."""
+    """Runs the program; returns its exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--windows", type=int, default=12)

@@ -1,11 +1,11 @@
-"""The adapters' tests beside the newest release of each package that an adapter or a preset names.
+"""Runs the adapters' tests with the newest release of each package that an adapter or a preset names.
 
     python -m tests.proof.newest              every package; `make newest`
     python -m tests.proof.newest transformers      one
 
-The newest releases go into an environment of their own, build/newest; all else there is as in constraints.txt. The
-tests run in both. A test that passes with the pinned versions and does not pass with the newest ones is lost, also if
-it is skipped there because an import fails. One lost test ends the run with 1.
+The newest releases go into an environment of their own, build/newest, whose other packages are as in constraints.txt.
+The tests run there and in the pinned environment. A test is lost if it passes with the pinned versions only; a test
+that is skipped because an import fails is lost, too. Ends with 1 if a test is lost.
 """
 
 import argparse
@@ -22,8 +22,8 @@ from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[2]
 FOLDER: Final = ROOT / "build" / "newest"
-EXTRAS: Final = ("transformers", "events", "mooncake", "metrics", "proof")  # of pyproject.toml: what adapters import
-PEERS: Final = ("mamba-ssm", "causal-conv1d")  # built without CUDA, and without what they require
+EXTRAS: Final = ("transformers", "events", "mooncake", "metrics", "proof")  # extras with packages of adapters
+PEERS: Final = ("mamba-ssm", "causal-conv1d")  # built without CUDA and without their requirements
 TESTS: Final = (
     "tests/integrations", "tests/events", "tests/metrics", "tests/kernels/test_mamba3.py",
     "tests/state/test_presets.py", "tests/tiers/test_mooncake_client.py", "tests/tiers/test_mooncake_store.py",
@@ -47,14 +47,14 @@ class Side(NamedTuple):
 
     Attributes:
         python: its interpreter.
-        variables: of the environment, beside those of this process.
+        variables: environment variables, besides those of this process.
     """
 
     python: Path | str
     variables: Mapping[str, str] = {}
 
     def run(self, *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-        """Runs Python with arguments and returns what it said."""
+        """Runs Python with arguments, and returns the process with its output."""
         given = [str(self.python), *arguments]
         return subprocess.run(given, cwd=cwd, env=os.environ | self.variables, capture_output=True, text=True)
 
@@ -63,10 +63,10 @@ class Side(NamedTuple):
         return dict(line.split() for line in self.run("-c", VERSIONS, *names).stdout.splitlines())
 
     def outcomes(self, tests: Sequence[str], root: Path = ROOT) -> Outcomes:
-        """Runs tests and returns what became of each; a file that cannot be collected is one that failed.
+        """Runs tests and returns the outcome of each; a file that cannot be collected has failed.
 
         Args:
-            tests: files or folders from `root` on, and options of pytest.
+            tests: files or folders, relative to `root`, and options of pytest.
             root: the folder where pytest runs.
 
         Raises:
@@ -92,7 +92,7 @@ def _outcome(case: ET.Element) -> str:
 
 
 def lost(pinned: Outcomes, newest: Outcomes) -> Outcomes:
-    """Returns the tests that pass with the pinned versions and not with the newest: what became of them there.
+    """Returns the tests that pass only with the pinned versions, with their outcome with the newest.
 
     Raises:
         SystemExit: no test passes with the pinned versions.
@@ -100,14 +100,14 @@ def lost(pinned: Outcomes, newest: Outcomes) -> Outcomes:
     passed = [test for test, outcome in pinned.items() if outcome == "passed"]
     if not passed:
         raise SystemExit("no test passes with the pinned versions, so nothing was compared")
-    return {test: found for test in passed if (found := newest.get(test, "not collected")) != "passed"}
+    return {test: outcome for test in passed if (outcome := newest.get(test, "not collected")) != "passed"}
 
 
 def named() -> list[str]:
-    """Returns the packages whose newest releases are tried: what the extras of adapters name, and the peers."""
+    """Returns the packages whose newest releases are tried: those of EXTRAS, and PEERS."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     listed = (re.match(r"[A-Za-z0-9_.-]+", line) for extra in EXTRAS for line in extras[extra])
-    return [*dict.fromkeys(found[0] for found in listed if found), *PEERS]
+    return [*dict.fromkeys(match[0] for match in listed if match), *PEERS]
 
 
 def pins() -> dict[str, str]:
@@ -116,13 +116,13 @@ def pins() -> dict[str, str]:
 
 
 def build(names: Sequence[str]) -> Side:
-    """Returns the environment build/newest: all as pinned, but for these packages, which are the newest.
+    """Builds the environment build/newest, with pinned versions except the newest ones of these packages; returns it.
 
     Args:
-        names: the packages. One that cannot be installed is reported; its tests are lost then.
+        names: the packages. If one cannot be installed, that is reported, and its tests are lost.
 
     Raises:
-        CalledProcessError: pip could not install what is pinned.
+        CalledProcessError: pip could not install the pinned packages.
     """
     if not (FOLDER / "bin" / "python").is_file():
         subprocess.run([sys.executable, "-m", "venv", str(FOLDER)], check=True)
@@ -132,7 +132,7 @@ def build(names: Sequence[str]) -> Side:
     held.write_text("\n".join(line for line in lines if not re.match(rf"({'|'.join(free)})[=<>]", line)))
     pip = [str(FOLDER / "bin" / "python"), "-m", "pip", "install", "-q", "-c", str(held)]
     torch = Side(sys.executable).versions(["torch"])["torch"].partition("+")[0]
-    subprocess.run([*pip, f"torch=={torch}"], check=True)  # first and exact: no build of several gigabytes
+    subprocess.run([*pip, f"torch=={torch}"], check=True)  # first, or pip would fetch a CUDA build of gigabytes
     subprocess.run([*pip, "-e", f"{ROOT}[cli,test]", "setuptools", "wheel"], check=True)
     for name in names:
         peer = name in PEERS
@@ -143,7 +143,7 @@ def build(names: Sequence[str]) -> Side:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints what is newer than constraints.txt, and what is lost; returns 1 if something is."""
+    """Prints versions newer than constraints.txt, and lost tests; returns 1 if a test is lost."""
     parser = argparse.ArgumentParser("tests.proof.newest", description=__doc__.partition("\n")[0])
     parser.add_argument("packages", nargs="*", metavar="PACKAGE", help=f"of {named()}; default: all")
     parser.add_argument("--workers", type=int, default=2, help="test processes")

@@ -1,13 +1,13 @@
-"""Runs SGLang's own tests twice, with SGLang's classes and with ours in their place, and compares the outcomes.
+"""Runs SGLang's own tests twice, with SGLang's classes and with memstate's, and compares the outcomes.
 
     SGLANG_TESTS=<a source tree of SGLang> python -m tests.proof.sglang_tests [PATH...]
 
-It needs the environment of docs/sglang.md, and a tree of the installed version. PATHs are in the tree; by default the
-tests of slots, pools, prefix cache and sessions. Each side is a process of its own. What cannot be imported on a side
-is said with its reason, and the rest runs.
+It needs the environment of docs/sglang.md, and a source tree of the installed version. PATHs are relative to the tree;
+the default are the tests of slots, pools, prefix cache and sessions. Each side is a process of its own. A module that
+cannot be imported on a side is reported with its reason, and the rest runs.
 
-Exits with 0 where every test that passes with SGLang's classes passes with ours, with 1 where one does not, and with 2
-where no test could be compared.
+Exits with 0 if every test that passes with SGLang's classes passes with memstate's, with 1 if one does not, and with 2
+if no test could be compared.
 """
 
 import argparse
@@ -36,7 +36,7 @@ FILES = (
 UNIT = "test/registered/unit"
 ROOT = Path(__file__).parents[2]
 SIDES = ("theirs", "ours")
-BEFORE = (  # modules that must know SGLang's classes before ours take their place
+BEFORE = (  # modules that must import SGLang's classes before memstate's replace them
     "sglang.srt.disaggregation.decode",
     "sglang.srt.managers.schedule_batch",
     "sglang.srt.mem_cache.unified_radix_cache",
@@ -46,14 +46,14 @@ PASSED = "passed"
 
 @dataclass
 class Side:
-    """Outcomes of tests by name, and what could not be run, with why."""
+    """The results of one side. tests: test -> outcome; not_run: file or module -> reason."""
 
     tests: dict[str, str] = field(default_factory=dict)
     not_run: dict[str, str] = field(default_factory=dict)
 
 
 class Notes:
-    """A plugin of pytest that writes each outcome at once: a crash loses none."""
+    """A plugin of pytest that writes each outcome at once, so that a crash loses none."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -63,18 +63,18 @@ class Notes:
             file.write(json.dumps(line) + "\n")
 
     def pytest_collectreport(self, report: Any) -> None:
-        """A file that cannot be imported, or that skips itself."""
+        """Notes a file that cannot be imported, or that skips itself."""
         if not report.passed:
             self.write(not_run=report.nodeid, why=_reason(report.longrepr))
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """One outcome a test, of a failing teardown too."""
+        """Notes the outcome of a test, and that of a failing setup or teardown."""
         if report.when == "call" or not report.passed:
             self.write(test=report.nodeid, outcome=report.outcome)
 
 
 def _reason(told: Any) -> str:
-    """The error in a report of pytest, or its last line."""
+    """Returns the error in a report of pytest, or the last line of the report."""
     lines = str(told[-1] if isinstance(told, tuple) else told).strip().splitlines() or ["no reason given"]
     return next((line for line in lines if line.startswith("E ")), lines[-1]).removeprefix("E").strip()
 
@@ -86,7 +86,7 @@ def run_side(side: str, tree: str, paths: list[str], notes: Notes) -> int:
     def tried(name: str) -> Any:
         try:
             return import_module(name)
-        except Exception as error:  # whatever a module raises while it is imported
+        except Exception as error:  # an import may raise anything
             notes.write(not_run=name, why=f"{type(error).__name__}: {error}")
             return None
 
@@ -101,7 +101,7 @@ def run_side(side: str, tree: str, paths: list[str], notes: Notes) -> int:
     if side == "ours":
         try:
             place = import_module("memstate.integrations.sglang").in_place()
-        except Exception as error:  # then nothing runs over our classes
+        except Exception as error:  # then no test can use memstate's classes
             notes.write(not_run="everything", why=f"{type(error).__name__}: {error}")
             return 2
     options = ["-q", "-rfE", "-p", "no:cacheprovider", "--continue-on-collection-errors", "--rootdir", tree]
@@ -110,20 +110,20 @@ def run_side(side: str, tree: str, paths: list[str], notes: Notes) -> int:
 
 
 def side_of(side: str, tree: str, paths: list[str]) -> Side:
-    """What became of the tests on one side, run in a process of its own."""
+    """Runs the tests of one side in a process of its own, and returns the results."""
     with tempfile.TemporaryDirectory() as folder:
         lines = Path(folder, "lines")
         lines.touch()
         command = [sys.executable, "-m", "tests.proof.sglang_tests", "--side", side, "--notes", str(lines), *paths]
         status = subprocess.run(command, cwd=ROOT, check=False).returncode
-        found = read([json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()])
+        results = read([json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()])
     if status < 0:
-        found.not_run["what was left"] = f"the process ended with signal {-status}"
-    return found
+        results.not_run["what was left"] = f"the process ended with signal {-status}"
+    return results
 
 
 def read(lines: list[dict[str, str]]) -> Side:
-    """The outcomes that were noted; of a test that fails in its teardown the failure."""
+    """Returns the noted outcomes; a test that fails in its teardown has failed."""
     side = Side()
     for line in lines:
         if "test" in line:
@@ -135,7 +135,7 @@ def read(lines: list[dict[str, str]]) -> Side:
 
 
 def compared(theirs: Side, ours: Side) -> tuple[list[str], int]:
-    """What there is to say about both sides, and the exit status."""
+    """Returns the lines about both sides, and the exit status."""
     good = {test for test, outcome in theirs.tests.items() if outcome == PASSED}
     both = [test for test in good if ours.tests.get(test) == PASSED]
     bad = sorted(good - set(both))
@@ -143,8 +143,8 @@ def compared(theirs: Side, ours: Side) -> tuple[list[str], int]:
     neither = len((theirs.tests.keys() | ours.tests.keys()) - good) - len(also)
     said = [
         f"not run with {side}: {name}: {why}"
-        for side, found in zip(SIDES, (theirs, ours), strict=True)
-        for name, why in found.not_run.items()
+        for side, results in zip(SIDES, (theirs, ours), strict=True)
+        for name, why in results.not_run.items()
     ]
     if not good or not ours.tests:
         return [*said, "nothing compared: no test passed with SGLang's classes, or none ran with ours"], 2
@@ -156,7 +156,7 @@ def compared(theirs: Side, ours: Side) -> tuple[list[str], int]:
 
 
 def main() -> int:
-    """See the top of this file."""
+    """Runs the program; returns its exit status."""
     parser = argparse.ArgumentParser("python -m tests.proof.sglang_tests")
     parser.add_argument("paths", nargs="*")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)

@@ -1,4 +1,4 @@
-"""Clients of the HTTP example that finish or go away: a sample of `python -m tests.proof.http_load`."""
+"""Tests the HTTP example under load, with a sample of `python -m tests.proof.http_load`."""
 
 from pathlib import Path
 

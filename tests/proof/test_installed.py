@@ -1,4 +1,4 @@
-"""The wheel in an environment of its own, with what the core requires and no extra: the first example runs."""
+"""Tests the wheel in an environment of its own, with the requirements of the core and no extra."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ LEFT_OUT = ("jupyterlab", "matplotlib", "memstate_tools", "mooncake", "pytest", 
 
 
 def run(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Runs a command outside of the checkout, without its path."""
+    """Runs a command outside of the checkout, without the checkout in PYTHONPATH."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TRITON_INTERPRET")}
     return subprocess.run(
         [str(word) for word in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
@@ -32,14 +32,14 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (wheel,) = folder.glob("*.whl")
     done = run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
     assert done.returncode == 0, done.stderr
-    found = folder / "venv" / "bin" / "python"
-    install = (found, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt")
+    interpreter = folder / "venv" / "bin" / "python"
+    install = (interpreter, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt")
     done = run(*install, f"torch=={version('torch')}", cwd=folder)
     if done.returncode:
         pytest.skip(f"pip cannot install torch {version('torch')}: {done.stderr.strip().splitlines()[-1]}")
     done = run(*install, wheel, cwd=folder)
     assert done.returncode == 0, done.stderr
-    return found
+    return interpreter
 
 
 def test_the_example_of_the_readme_runs(python: Path, tmp_path: Path) -> None:
@@ -52,9 +52,9 @@ def test_it_is_the_installed_library_without_extras(python: Path, tmp_path: Path
     code = """import sys, memstate; from importlib.util import find_spec
 print(memstate.__file__, [name for name in sys.argv[1:] if find_spec(name)])"""
     done = run(python, "-c", code, *LEFT_OUT, cwd=tmp_path)
-    file, found = done.stdout.split(" ", 1)
+    file, extras = done.stdout.split(" ", 1)
     assert Path(file).is_relative_to(python.parents[1]), done.stderr
-    assert found.strip() == "[]"
+    assert extras.strip() == "[]"
 
 
 def test_the_command_line_names_its_extra(python: Path, tmp_path: Path) -> None:

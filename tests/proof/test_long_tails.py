@@ -1,4 +1,4 @@
-"""A long text through tails: 100 000 tokens with random drafts, and at every mark the bits of plain decode."""
+"""Tests that a long text with tails and random drafts has the bits of plain decode after every chunk."""
 
 import random
 
@@ -11,7 +11,7 @@ from tests.support.decode_case import same_bits
 from tests.support.sampling import PROOF
 from tests.support.tail_walk import Model, layout
 
-CHUNK = 80  # tokens of a text; the next one goes on from its state
+CHUNK = 80  # tokens between two comparisons
 TOKENS = 100_000 if PROOF else 800
 
 
@@ -20,7 +20,7 @@ def test_T2_a_long_text_has_the_states_of_plain_decode(generator: torch.Generato
     tracking = ms.Redirect(every=64)
     mem = on(backend, layout(4), slots=4, max_requests=1, tracking=tracking, overlap=False, tail=4)
     (row,) = mem.admit([ms.Request("long")])
-    plain = torch.zeros(2, *mem.planes["ssm"].shape[2:])  # slot 1: the state of plain decode
+    plain = torch.zeros(2, *mem.planes["ssm"].shape[2:])  # slot 1 has the state of plain decode
     one = torch.ones(1, dtype=torch.int32)
     snapshots = 0
     for _ in range(TOKENS // CHUNK):

@@ -1,4 +1,4 @@
-"""`make newest`: what is lost when a package gets a newer release, shown with a package that does not exist."""
+"""Tests `make newest`, which names the tests lost with a newer release, with a made-up package."""
 
 import sys
 from pathlib import Path
@@ -18,7 +18,7 @@ OLD = "def one(): return 1\ndef two(): return 2\n"
 
 
 def run(folder: Path, newer: str) -> dict[str, str]:
-    """What is lost with a release of `madeup` beside the old one."""
+    """Returns the tests that are lost with a newer release of `madeup`."""
     (folder / "test_madeup.py").write_text(TEST)
     outcomes = []
     for name, source in (("old", OLD), ("new", newer)):

@@ -1,4 +1,4 @@
-"""Builds the environments, runs the engines, prints a line an engine; ends with 1 if one of them failed."""
+"""Builds the environments, runs the engines and prints a line for each; ends with 1 if an engine failed."""
 
 import argparse
 import json
@@ -16,10 +16,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the engines.
 
     Args:
-        arguments: Of the command line; None for those of this process.
+        arguments: Arguments of the command line; None for those of this process.
 
     Returns:
-        0 if all of them passed, otherwise 1.
+        0 if all engines passed, otherwise 1.
     """
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("tests.proof.engines", description=package.__doc__, formatter_class=form)
@@ -42,16 +42,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(name: str, python: Path, options: Sequence[str], root: Path = ROOT) -> dict[str, object]:
-    """Runs an engine's proof, and passes on what it prints; what the engine itself says goes to a log.
+    """Runs an engine's proof and prints its lines; output of the engine itself goes to a log.
 
     Args:
         name: The engine.
         python: The interpreter of its environment.
-        options: Of its command line.
+        options: Options of `run.py`.
         root: The folder that holds `tests`.
 
     Returns:
-        Its exit `status`, its last `line`, and the `report` that it wrote.
+        The exit `status`, the last `line`, and the `report` that the proof wrote.
     """
     report = root / "build" / "engines" / f"{name}.json"
     report.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Environments of engines: each has packages of its own, in the versions that its `pins.txt` names."""
+"""Builds the environments of engines, each with packages in the versions that its `pins.txt` names."""
 
 import hashlib
 import re
@@ -12,7 +12,7 @@ HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parents[2]
 PIN: Final = re.compile(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!+_-]+")
 TORCH: Final = "import torch, sys; sys.exit(torch.version.cuda is not None)"
-# Prints what an installed package asks of others, and does not find in the version that is there.
+# Prints the requirements of an installed package that the installed versions do not meet.
 UNMET: Final = """
 import sys
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -31,35 +31,35 @@ def engines() -> list[str]:
 
 
 def pins(file: Path) -> list[str]:
-    """Returns the packages that a file names.
+    """Returns the pinned packages of a file.
 
     Args:
-        file: One `name==version` a line; lines that begin with `#` are comments.
+        file: One `name==version` per line; lines that begin with `#` are comments.
 
     Raises:
-        ValueError: A line is something else.
+        ValueError: A line is neither.
     """
     lines = [line.strip() for line in file.read_text().splitlines()]
-    found = [line for line in lines if line and not line.startswith("#")]
-    if wrong := [line for line in found if not PIN.fullmatch(line)]:
+    packages = [line for line in lines if line and not line.startswith("#")]
+    if wrong := [line for line in packages if not PIN.fullmatch(line)]:
         raise ValueError(f"{file}: {wrong[0]!r} is not an exact version; write name==version")
-    return found
+    return packages
 
 
 def build(name: str, newest: bool = False) -> Path:
-    """Returns the interpreter of an engine's environment, in `build/engines`; makes it anew if a pin has changed.
+    """Returns the interpreter of an engine's environment in `build/engines`, which is rebuilt if a pin has changed.
 
-    Nothing is installed that is not pinned, so no build of torch for GPUs comes with what requires one.
+    Only pinned packages are installed, so no requirement brings a build of torch for GPUs.
 
     Args:
         name: The engine.
-        newest: Take the newest release of the engine itself, and of a pinned package the version that this release
-            asks for. Such an environment is always made anew. A package that the release needs for the first time is
-            missing: the engine's log names it.
+        newest: Whether to take the newest release of the engine, and the versions of pinned packages that this release
+            requires. Such an environment is always rebuilt. A requirement that is not pinned at all is missing, and
+            the engine's log names it.
 
     Raises:
         CalledProcessError: pip failed.
-        RuntimeError: The package index has a torch for GPUs alone.
+        RuntimeError: The package index has only builds of torch for GPUs.
     """
     listed = pins(HERE / name / "pins.txt")
     digest = hashlib.sha256("\n".join([sys.version, *listed]).encode()).hexdigest()
@@ -83,17 +83,17 @@ def build(name: str, newest: bool = False) -> Path:
 
 
 def _renew(pin: str, python: Path, pip: list[str | Path]) -> None:
-    """Puts the newest release of a pinned package into an environment, and what it asks of the others there."""
+    """Installs the newest release of a pinned package, and the versions of other packages that it requires."""
     package = pin.partition("==")[0]
     subprocess.run([*pip, "--upgrade", package], check=True)
     unmet = subprocess.run([python, "-c", UNMET, package], check=True, capture_output=True, text=True).stdout.split(
         "\n"
     )
-    asked = [one for one in unmet if one and not one.startswith("torch")]  # torch has builds of several gigabytes
+    asked = [one for one in unmet if one and not one.startswith("torch")]  # a build of torch may have gigabytes
     if asked:
         subprocess.run([*pip, *asked], check=True)
     command = [python, "-c", f"from importlib.metadata import version; print(version({package!r}))"]
-    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    latest = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     print(
-        f"{package} {found}, pinned {pin.partition('==')[2]}; with it {', '.join(asked) or 'nothing else'}", flush=True
+        f"{package} {latest}, pinned {pin.partition('==')[2]}; with it {', '.join(asked) or 'nothing else'}", flush=True
     )

@@ -1,16 +1,15 @@
-"""Many clients of examples/serve_http, of which some go away: every finished answer is right, and nothing is left.
+"""Loads examples/serve_http with many clients, some of which go away, and checks the answers and what is left.
 
     python -m tests.proof.http_load [--minutes 10] [--clients 100] [--rounds 7]
 
-Starts the example in a process of its own, on a small model in fp32. First the model's own cache answers each prompt
-alone. Prompts where two tokens are almost equally likely are left out: a batch rounds otherwise than one row. Then
-clients ask for these answers, whole or in streams. 30 % of the requests end because the client goes away: before the
-first token, or at any later moment. One client reads slowly. At last pairs of rounds run the same requests over HTTP
-and, in the server's own loop, through `Server.stream`.
-The server has a CPU core of its own: the lock of Python lets one thread run at a time anyway, and on two cores its
-threads move.
+The example runs in a process of its own, on a small model in fp32. First the model with its own cache answers each
+prompt alone. Prompts where two tokens are almost equally likely are left out, because a batch and a single row round
+differently. Then clients ask for these answers, whole or in streams. 30 % of the requests end because the client goes
+away, before the first token or later. One client reads slowly. Then pairs of rounds run the same requests over HTTP,
+and without HTTP through `Server.stream`.
+The server has a CPU core of its own: Python runs one thread at a time anyway, and on two cores its threads would move.
 
-Prints a line a minute. The exit status says whether an answer is wrong, something is left or memory grows.
+Prints a line every minute. Ends with 1 if an answer is wrong, a request or row is left, or memory grows.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""A small model, and requests with their answers."""
+"""Makes a small model, and requests with their right answers."""
 
 import random
 from collections.abc import Iterator
@@ -10,12 +10,12 @@ from tests.support.tiny_served import alone
 from tests.support.tiny_tokenizers import byte_level
 
 TOPICS, VOCABULARY = 8, 300
-MARGIN = 1e-3  # of the largest logit, between the two largest ones: far more than a batch rounds
+MARGIN = 1e-3  # least distance of the two largest logits, as a share of the largest; far above rounding
 TEMPLATE = "{% for one in messages %}<{{ one.role }}> {{ one.content }}\n{% endfor %}<assistant> "
 
 
 class Case(NamedTuple):
-    """A request and its answer."""
+    """A request and its right answer."""
 
     path: str
     body: dict[str, Any]
@@ -24,7 +24,7 @@ class Case(NamedTuple):
 
 
 def prepare(folder: Path, cases: int = 30, longest: int = 80) -> list[Case]:
-    """Saves a model with its tokenizer. Returns what to ask; the last request has the longest answer."""
+    """Saves a model with its tokenizer. Returns requests; the last one has the longest answer."""
     model = tiny("qwen3_next", changes=(("vocab_size", VOCABULARY), ("max_position_embeddings", 2048)))
     tokenizer, draw = byte_level(VOCABULARY), random.Random(0)
     tokenizer.chat_template = TEMPLATE
@@ -44,11 +44,11 @@ def prepare(folder: Path, cases: int = 30, longest: int = 80) -> list[Case]:
         return asked("/v1/chat/completions", tokens, most, messages=said)
 
     topics = [draw.choices(range(1, VOCABULARY), k=draw.randrange(16, 120)) for _ in range(TOPICS)]
-    found, ends = list[Case](), tokenizer("x").input_ids  # a whole character: the text of the answer begins behind it
-    while len(found) < cases:
+    made, ends = list[Case](), tokenizer("x").input_ids  # a whole character, after which the answer begins
+    while len(made) < cases:
         tokens = draw.choice(topics) + draw.choices(range(1, VOCABULARY), k=draw.randrange(4, 40)) + ends
-        found += asked("/v1/completions", tokens, draw.randrange(4, 25), prompt=tokens)
-        found += chat(draw.randrange(4, 25))
+        made += asked("/v1/completions", tokens, draw.randrange(4, 25), prompt=tokens)
+        made += chat(draw.randrange(4, 25))
     while not (last := list(chat(longest))):
         pass
-    return found + last
+    return made + last

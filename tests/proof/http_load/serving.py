@@ -1,4 +1,4 @@
-"""The process of the load: the example on a model, and two endpoints that only the load uses."""
+"""Runs the server of the load: the example, with two more endpoints that only the load uses."""
 
 import asyncio
 import gc
@@ -32,11 +32,11 @@ def serve(folder: str, port: int) -> None:
 
 
 def watch(made: FastAPI, server: mst.Server) -> None:
-    """Adds what the load asks for."""
+    """Adds the endpoints of the load."""
 
     @made.get("/left")
     async def left() -> dict[str, Any]:
-        """What the server has: nothing, where no client waits for anything."""
+        """Returns requests, rows, faults and memory of the server; without clients, requests and rows must be 0."""
         audit = await asyncio.wrap_future(server.call(server.mem.audit))
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * 4096
         return {
@@ -47,7 +47,7 @@ def watch(made: FastAPI, server: mst.Server) -> None:
 
     @made.post("/direct")
     async def direct(asked: dict[str, Any]) -> float:
-        """Runs requests without HTTP, a few at a time as clients do, and returns the seconds."""
+        """Runs requests without HTTP, as many at a time as there are clients; returns the seconds."""
         cases: Iterator[Any] = iter(asked["cases"])
 
         async def client() -> None:

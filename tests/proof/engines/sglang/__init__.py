@@ -1,1 +1,1 @@
-"""SGLang's real scheduler on a CPU, over its own pools and over ours."""
+"""Runs SGLang's real scheduler on a CPU, over its own pools and over memstate's."""

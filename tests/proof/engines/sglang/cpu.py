@@ -1,4 +1,4 @@
-"""What SGLang wants before its scheduler runs on a CPU. Nothing here decides anything about slots."""
+"""Prepares SGLang to run on a CPU; nothing here has to do with slots."""
 
 import os
 from types import SimpleNamespace
@@ -12,16 +12,16 @@ from memstate_tools.bench.no_torchvision import leave_out_torchvision
 from tests.proof.engines.sglang import kernels
 
 SETTINGS = {
-    "SGLANG_USE_CPU_ENGINE": "1",  # SGLang refuses a CPU otherwise
+    "SGLANG_USE_CPU_ENGINE": "1",  # without it, SGLang refuses a CPU
     "SGLANG_MAMBA_CONV_DTYPE": "float32",  # windows in bfloat16 would round the tokens of a float32 model
-    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",  # its own check of leaks in every step, not only in idle ones
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",  # looks for leaks in every step, not only in idle ones
     "CUDA_VISIBLE_DEVICES": "",
     "HF_HUB_OFFLINE": "1",
 }
 
 
 def prepare() -> None:
-    """Imports SGLang, with what a CPU lacks in torch."""
+    """Imports SGLang, and replaces what needs a GPU."""
     os.environ.update(SETTINGS)
     torch.set_num_threads(1)
     kernels.install()
@@ -30,12 +30,12 @@ def prepare() -> None:
     from sglang.srt.arg_groups import mamba_hook
     from sglang.srt.layers.attention import hybrid_linear_attn_backend as backend
     from sglang.srt.managers import scheduler  # noqa: F401
-    from sglang.srt.models import registry  # noqa: F401  # imports every model: once, before runs fork
+    from sglang.srt.models import registry  # noqa: F401  # imports every model, before runs fork
 
-    # It asks for the name of a GPU; track buffers need none.
+    # mamba_hook asks for the name of a GPU, but track buffers need no GPU.
     mamba_hook.get_platform = lambda: SimpleNamespace(is_cuda=True)
-    FusedRMSNormGated.forward = normalise  # a Triton kernel
-    backend.track_mamba_states_all_layers = track  # a Triton kernel
+    FusedRMSNormGated.forward = normalise  # replaces a Triton kernel
+    backend.track_mamba_states_all_layers = track  # replaces a Triton kernel
     Tensor.pin_memory = lambda tensor, *_: tensor  # without CUDA, torch cannot pin
     torch.empty, torch.zeros, torch.tensor = map(unpinned, (torch.empty, torch.zeros, torch.tensor))
 
@@ -46,7 +46,7 @@ def unpinned(make: Any) -> Any:
 
 
 def normalise(norm: Any, x: Tensor, gate: Tensor) -> Tensor:
-    """The norm of a layer's output times its gate."""
+    """Returns the norm of a layer's output, times its gate."""
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.eps) * norm.weight * silu(gate)
 
 

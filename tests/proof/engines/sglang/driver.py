@@ -1,4 +1,4 @@
-"""Runs SGLang's own event loop: requests come by step number, and everything that it decides is written down."""
+"""Runs SGLang's own event loop: requests arrive by step number, and all its decisions are recorded."""
 
 import time
 from array import array
@@ -19,27 +19,27 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from tests.proof.engines.sglang.scenarios import Pair
 from tests.proof.engines.sglang.traffic import Turn
 
-Plant = Callable[[Any, Any], bool]  # pool, batch
-SOON = 20  # steps before a fault
+Plant = Callable[[Any, Any], bool]  # (pool, batch) -> whether the fault is planted
+SOON = 20  # steps before a fault is planted
 MOST_STEPS = 3000
-QUIET = 3  # idle steps at the end: in them SGLang looks for leaks
+QUIET = 3  # idle steps at the end, in which SGLang looks for leaks
 
 
 @dataclass
 class Record:
-    """What a run did; two runs over different pools must be equal.
+    """The record of a run; two runs over different pools must have equal records.
 
     Attributes:
-        batches: of each step its mode, and each request with its length.
-        logits: of each step a digest of the logits.
-        free: before each step the free slots and the free KV tokens.
-        tokens: of each request what it generated.
-        hits: of each request the tokens that came from the cache.
-        ends: of each request why it ended.
-        chunks: steps that computed a part of a prompt.
-        aborts: requests that were given up.
-        retracted: requests that were put back for lack of memory.
-        refused: claims of slots that found too few.
+        batches: for each step, its mode, and request -> length.
+        logits: for each step, a digest of the logits.
+        free: before each step, the free slots and the free KV tokens.
+        tokens: request -> generated tokens.
+        hits: request -> number of tokens that came from the cache.
+        ends: request -> why it ended.
+        chunks: number of steps that computed a part of a prompt.
+        aborts: number of requests that were aborted.
+        retracted: number of requests that were put back for lack of memory.
+        refused: number of claims that found too few slots.
     """
 
     batches: list[Any] = field(default_factory=list)
@@ -54,41 +54,41 @@ class Record:
     refused: int = 0
 
     def differences(self, other: "Record") -> list[str]:
-        """Returns what differs, each with the first place where it does."""
-        found = []
+        """Returns the fields that differ, with the first step that differs."""
+        places = []
         for name, mine in vars(self).items():
             theirs = vars(other)[name]
             if mine != theirs and isinstance(mine, list):
                 at = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), "the end")
-                found.append(f"{name} from step {at}")
+                places.append(f"{name} from step {at}")
             elif mine != theirs:
-                found.append(name)
-        return found
+                places.append(name)
+        return places
 
 
 class Driver:
-    """Takes the place of the scheduler's input, and writes down what it does.
+    """Feeds the scheduler with requests, and records what it does.
 
     Args:
-        scheduler: SGLang's, booted.
-        pair: what arrives, and what goes wrong.
-        plant: a fault that is planted into the pool; it returns whether it has been.
+        scheduler: SGLang's booted scheduler.
+        pair: requests, aborts and refused claims.
+        plant: plants a fault into the pool; returns whether it did.
     """
 
     def __init__(self, scheduler: Any, pair: Pair, plant: Plant | None = None) -> None:
         self.scheduler, self.record, self.step = scheduler, Record(), 0
         self._pair, self._plant, self._quiet = pair, plant, 0
         self._left = {turn.talk: [each for each in pair.turns if each.talk == turn.talk] for turn in pair.turns}
-        self._last: dict[int, str] = {}  # of each talk its newest request
+        self._last: dict[int, str] = {}  # talk -> its newest request
         self._prompts: dict[str, list[int]] = {}
         self._arrived: dict[str, int] = {}
-        self._reqs: dict[str, Any] = {}  # SGLang's
-        self._gone: set[str] = set()  # given up before they ran
+        self._reqs: dict[str, Any] = {}  # name -> SGLang's request
+        self._gone: set[str] = set()  # requests that were aborted before they ran
         self._watch_scheduler()
         self._watch_claims()
 
     def run(self) -> Record:
-        """Runs until every request has ended and the idle scheduler has checked its memory; returns what happened."""
+        """Runs until all requests have ended and the idle scheduler has checked its memory; returns the record."""
         self.scheduler.run_event_loop()
         for name, req in self._reqs.items():
             self.record.tokens[name], self.record.hits[name] = list(req.output_ids), req.cached_tokens
@@ -117,15 +117,15 @@ class Driver:
 
         scheduler._add_request_to_queue, scheduler.run_batch, scheduler.ingest_requests = enqueue, compute, self._ingest
         for sender in (scheduler.ipc_channels.send_to_tokenizer, scheduler.ipc_channels.send_to_detokenizer):
-            sender.socket, sender.send_output = None, self._told  # nobody listens
+            sender.socket, sender.send_output = None, self._told  # there are no other processes
 
     def _told(self, output: Any, *_: Any) -> None:
-        """Takes what the scheduler sends to the processes before and after it."""
+        """Receives what the scheduler sends to other processes."""
         if isinstance(output, AbortReq):
             self._gone.add(output.rid)
 
     def _watch_claims(self) -> None:
-        """Counts claims that find too few slots, and refuses some; an admission may not fail: SGLang would assert."""
+        """Counts claims that find too few slots, and refuses some; in an admission none, because SGLang asserts."""
         pool, claims = self.scheduler.req_to_token_pool, 0
         admit, claim = pool.alloc, pool.mamba_allocator.alloc
         admitting = refused = False
@@ -143,16 +143,16 @@ class Driver:
             if admitting:
                 return claim(n)
             claims += 1
-            again = refused  # the tree evicts a state, and asserts that it gets a slot then
-            found = None if self._pair.refuse and claims % self._pair.refuse == 0 and not again else claim(n)
-            refused = found is None
+            again = refused  # a second refusal would fail: after an eviction, the tree asserts that a slot is free
+            slots = None if self._pair.refuse and claims % self._pair.refuse == 0 and not again else claim(n)
+            refused = slots is None
             self.record.refused += refused
-            return found
+            return slots
 
         pool.alloc, pool.mamba_allocator.alloc = admitted, claimed
 
     def _ingest(self) -> list[Any]:
-        """What the loop calls at the start of each step."""
+        """Gives the loop the requests of a step; the loop calls it at the start of each step."""
         scheduler = self.scheduler
         pools = scheduler.req_to_token_pool.mamba_allocator, scheduler.token_to_kv_pool_allocator
         self.record.free.append(tuple(pool.available_size() for pool in pools))
@@ -166,7 +166,7 @@ class Driver:
         idle = not due and not any(self._left.values()) and scheduler.is_fully_idle()
         self._quiet = self._quiet + 1 if idle else 0
         if scheduler.waiting_queue and scheduler.running_batch.is_empty():
-            time.sleep(0.001)  # a request may wait for threads that read a store
+            time.sleep(0.001)  # seconds; threads may read a store for a request
         scheduler.gracefully_exit = self._quiet > QUIET
         return due
 

@@ -1,4 +1,4 @@
-"""Boots SGLang's `Scheduler` with a small random model, in a child process of its own for each run."""
+"""Boots SGLang's `Scheduler` with a small random model, in a child process for each run."""
 
 import multiprocessing
 import tempfile
@@ -26,7 +26,7 @@ def settings(pair: Pair, folder: str) -> dict[str, Any]:
 
 
 def boot(pair: Pair) -> Any:
-    """Returns a scheduler with random weights, the same for every run."""
+    """Returns a scheduler of a model with random weights, which are the same in every run."""
     from sglang.srt.managers import scheduler
     from sglang.srt.runtime_context import publish
     from sglang.srt.server_args import PortArgs, ServerArgs
@@ -44,13 +44,13 @@ def boot(pair: Pair) -> Any:
 
 
 def run(pair: Pair, *, ours: bool, tree: bool = False, plant: Plant | None = None) -> Record:
-    """Runs a pair's requests once.
+    """Runs a pair's requests once, and returns the record.
 
     Args:
         pair: settings and requests.
         ours: whether the pools are memstate's.
-        tree: whether the tree of the prefix cache is, too.
-        plant: a fault; it is called before each forward until it returns True.
+        tree: whether the prefix tree is memstate's, too.
+        plant: plants a fault; called before each forward until it returns True.
     """
     from memstate import Prefix
     from memstate.integrations.sglang import in_place
@@ -72,10 +72,10 @@ class RunFailed(Exception):
 
 
 def child(pair: Pair, *, ours: bool, tree: bool = False, plant: Plant | None = None) -> Record:
-    """Does the same in a child process: SGLang keeps its settings and process groups in globals.
+    """Does `run` in a child process, because SGLang keeps settings and process groups in globals.
 
     Raises:
-        RunFailed: the run ended with an error, which is its text.
+        RunFailed: the run ended with an error; the text is that of the error.
     """
     context = multiprocessing.get_context("fork")
     result, end = context.Pipe(duplex=False)
@@ -91,10 +91,10 @@ def child(pair: Pair, *, ours: bool, tree: bool = False, plant: Plant | None = N
     process.start()
     end.close()
     try:
-        found = result.recv()
+        record = result.recv()
     except EOFError:
-        found = "the process died"
+        record = "the process died"
     process.join()
-    if not isinstance(found, Record):
-        raise RunFailed(found)
-    return found
+    if not isinstance(record, Record):
+        raise RunFailed(record)
+    return record

@@ -1,10 +1,10 @@
-"""Faults that are planted into a run over our pools, each with a word of how the proof has to see it."""
+"""Plants faults into memstate's pools; FAULTS has, for each, a word by which the proof must notice it."""
 
 from typing import Any
 
 
 def swapped(pool: Any, batch: Any) -> bool:
-    """Two running requests exchange their slots."""
+    """Exchanges the slots of two running requests."""
     rows = batch.req_pool_indices[:2]
     if len(rows) < 2 or not batch.forward_mode.is_decode():
         return False
@@ -13,12 +13,12 @@ def swapped(pool: Any, batch: Any) -> bool:
 
 
 def lost(pool: Any, _: Any) -> bool:
-    """A slot is claimed, and forgotten."""
+    """Claims a slot, and forgets it."""
     return pool.mamba_allocator.alloc(1) is not None
 
 
 def doubled(pool: Any, _: Any) -> bool:
-    """A slot is freed twice."""
+    """Frees a slot twice."""
     slot = pool.mamba_allocator.alloc(1)
     pool.mamba_allocator.free(slot)
     pool.mamba_allocator.free(slot)

@@ -1,4 +1,4 @@
-"""SGLang's HiCache on a CPU, with a `FileStore` below it."""
+"""Prepares SGLang's HiCache to run on a CPU, with a `FileStore` as its storage."""
 
 import json
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from tests.proof.engines.sglang.traffic import talks
 
 
 class Storage(StoreStorage):
-    """What SGLang makes of its setting `dynamic`."""
+    """The storage that SGLang creates for its setting `dynamic`."""
 
     def __init__(self, config: Any, _: Any) -> None:
         super().__init__(config, FileStore(Path(config.extra_config["folder"])))
@@ -29,8 +29,8 @@ def to_device(
     """Copies tokens of a layer from host memory, `page layer token ...`, to the device, `token ...`."""
     at = src_indices.long()
     for host, device in zip(src_ptrs, dst_ptrs, strict=True):
-        found = host[at // page_size, layer_id, at % page_size]
-        device[dst_indices.long()] = found.reshape(len(at), *device.shape[1:])
+        tokens = host[at // page_size, layer_id, at % page_size]
+        device[dst_indices.long()] = tokens.reshape(len(at), *device.shape[1:])
 
 
 def to_host(
@@ -45,8 +45,8 @@ def to_host(
 
 
 def prepare() -> None:
-    """Puts copies in torch in the place of kernels, registers no memory with CUDA, and lets SGLang compile its hash."""
-    get_native_hash([1], None)  # its first use takes longer than the steps of a run
+    """Replaces kernels by copies in torch and registers no memory with CUDA; lets SGLang compile its hash."""
+    get_native_hash([1], None)  # compiles, which takes longer than the steps of a run
     common._cuda_host_register = lambda *_, **__: None
     for pools in (mha, mamba):
         pools.transfer_kv_per_layer_direct_pf_lf, pools.transfer_kv_all_layer_direct_lf_pf = to_device, to_host
@@ -56,7 +56,7 @@ def over_store(folder: Path) -> Pair:
     """Returns requests whose pages and states SGLang keeps in a store.
 
     Args:
-        folder: of the store.
+        folder: folder of the store.
     """
     extra = {"backend_name": "memstate", "module_path": __name__, "class_name": "Storage", "folder": str(folder)}
     settings = tracked(

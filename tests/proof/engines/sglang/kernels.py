@@ -1,7 +1,7 @@
-"""Stands in for `sgl_kernel`, SGLang's compiled kernels: the six that a hybrid calls on a CPU, in plain torch.
+"""Stands in for `sgl_kernel`: the six of SGLang's compiled kernels that a hybrid calls on a CPU, in plain torch.
 
-Its wheels need a GPU's libraries, or a processor with AMX. Shapes are SGLang's: states `slot head value key`, windows
-`slot channel width-1`. A row with a negative slot is padding.
+The wheels of `sgl_kernel` need a GPU's libraries, or a processor with AMX. Shapes are SGLang's: states
+`slot head value key`, windows `slot channel width-1`. A row with a negative slot is padding.
 """
 
 import sys
@@ -131,7 +131,7 @@ KERNELS = (
 
 
 def other(name: str) -> Any:
-    """Returns what SGLang imports and the proof never calls: a function that says so."""
+    """Returns a stand-in for a kernel that SGLang imports and the proof never calls; a call raises."""
     if name.startswith("__"):
         raise AttributeError(name)
 
@@ -142,7 +142,7 @@ def other(name: str) -> Any:
 
 
 def install() -> None:
-    """Puts them where SGLang imports them from. Call it before SGLang is imported."""
+    """Installs the stand-ins as module `sgl_kernel`. Must run before SGLang is imported."""
     named = {kernel.__name__: kernel for kernel in KERNELS}
     for name in ("sgl_kernel", "sgl_kernel.mamba"):
         sys.modules[name] = ModuleType(name)

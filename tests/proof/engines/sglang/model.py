@@ -1,4 +1,4 @@
-"""Writes a random Qwen3-Next of four layers, three of them recurrent: a configuration, no weights, no tokenizer."""
+"""Writes the configuration of a Qwen3-Next of four layers, three of them recurrent, without weights or tokenizer."""
 
 import json
 from pathlib import Path
@@ -16,9 +16,9 @@ CONFIG = {
 
 
 def write(folder: Path) -> None:
-    """Writes the model into a folder.
+    """Writes the configuration into a folder.
 
     Args:
-        folder: an existing one.
+        folder: an existing folder.
     """
     (folder / "config.json").write_text(json.dumps(CONFIG))

@@ -1,10 +1,10 @@
-"""Proves that SGLang's scheduler decides and computes the same over our pools as over its own.
+"""Proves that SGLang's scheduler decides and computes the same over memstate's pools as over its own.
 
     python -m tests.proof.engines.sglang.run [--only WORD] [--json PATH]
 
-Each pair of runs gets the same requests. Their tokens, logits, hits, batches and free slots in every step must be
-equal, bit for bit, and SGLang's own checks find no leak. Without a cache SGLang gives the same tokens, and so it does
-with memstate's tree, which may evict other states. `--only` takes the pairs and faults with a word in their name.
+Each pair of runs gets the same requests. Tokens, logits, hits, batches and free slots of every step must be equal, bit
+for bit, and SGLang's own checks must find no leak. SGLang must give the same tokens without a cache, and with
+memstate's tree, which may evict other states. `--only` chooses the pairs and faults with a word in their name.
 """
 
 import argparse
@@ -27,11 +27,11 @@ from tests.proof.engines.sglang.scenarios import UNCACHED, Pair, pairs  # noqa: 
 
 
 def compare(pair: Pair) -> dict[str, Any]:
-    """Runs a pair, and its requests without a cache and with memstate's tree; returns what came out."""
+    """Runs a pair, and its requests without a cache and with memstate's tree; returns figures and faults."""
     try:
         theirs, ours, tree = child(pair, ours=False), child(pair, ours=True), child(pair, ours=True, tree=True)
         alone = replace(pair, settings=pair.settings | UNCACHED, refuse=0)
-        plain = None if pair.aborts else child(alone, ours=False)  # a request is given up after steps, not tokens
+        plain = None if pair.aborts else child(alone, ours=False)  # aborts come after steps, not after tokens
     except RunFailed as error:
         return {"name": pair.name, "requests": 0, "hits": 0, "wrong": [str(error)]}
     hits = sum(ours.hits.values())
@@ -51,7 +51,10 @@ def compare(pair: Pair) -> dict[str, Any]:
 
 
 def restarted() -> dict[str, Any]:
-    """Runs requests over a store, and again over what is in it: the first request of a talk has to find its tokens."""
+    """Runs requests over a store twice; in the second run, the first request of a talk must have hits.
+
+    Returns figures and faults.
+    """
     hicache.prepare()
     with TemporaryDirectory() as folder:
         pair = hicache.over_store(Path(folder))
@@ -59,17 +62,17 @@ def restarted() -> dict[str, Any]:
             before, after = child(pair, ours=True), child(pair, ours=True)
         except RunFailed as error:
             return {"name": pair.name, "requests": 0, "hits": 0, "wrong": [str(error)]}
-    found = sum(after.hits[name] for name in after.hits if name.endswith(".0"))
-    wrong = ["tokens"] * (before.tokens != after.tokens) + ["nothing found"] * (not found)
+    first_hits = sum(after.hits[name] for name in after.hits if name.endswith(".0"))
+    wrong = ["tokens"] * (before.tokens != after.tokens) + ["nothing found"] * (not first_hits)
     hits = sum((*before.hits.values(), *after.hits.values()))
     return {
-        "name": pair.name, "requests": 2 * len(after.tokens), "hits": hits, "hits of first requests": found,
+        "name": pair.name, "requests": 2 * len(after.tokens), "hits": hits, "hits of first requests": first_hits,
         "wrong": wrong,
     }  # fmt: skip
 
 
 def planted(name: str) -> tuple[bool, str]:
-    """Returns whether a fault in our pools was seen as it should be, and what was seen."""
+    """Returns whether a fault in memstate's pools was seen as expected, and what was seen."""
     pair = next(pair for pair in pairs() if pair.name == "extra_buffer")
     plant, sign = FAULTS[name]
     try:
@@ -79,10 +82,10 @@ def planted(name: str) -> tuple[bool, str]:
     return sign in seen, seen or "nothing"
 
 
-def line(found: dict[str, Any]) -> str:
-    """Returns what came out of a pair, in a line."""
-    counts = ", ".join(f"{value} {name}" for name, value in found.items() if value and name not in ("name", "wrong"))
-    return f"{found['name']}: {counts}: {'; '.join(found['wrong']) or 'the same'}"
+def line(result: dict[str, Any]) -> str:
+    """Returns the figures of a pair as a line."""
+    counts = ", ".join(f"{value} {name}" for name, value in result.items() if value and name not in ("name", "wrong"))
+    return f"{result['name']}: {counts}: {'; '.join(result['wrong']) or 'the same'}"
 
 
 def main() -> int:
@@ -106,10 +109,10 @@ def main() -> int:
     if not results and not seen:
         print(f"--only {given.only}: there is no such pair or fault", file=sys.stderr)
         return 2
-    different, missed = sum(bool(found["wrong"]) for found in results), sum(not was for was, _ in seen.values())
+    different, missed = sum(bool(result["wrong"]) for result in results), sum(not was for was, _ in seen.values())
     if given.json:
         given.json.write_text(json.dumps({"sglang": version("sglang"), "pairs": results, "planted": seen}, indent=1))
-    requests, hits = (sum(found[key] for found in results) for key in ("requests", "hits"))
+    requests, hits = (sum(result[key] for result in results) for key in ("requests", "hits"))
     print(
         f"sglang {version('sglang')}: {len(results)} pairs with {requests} requests, {hits} tokens from the cache, "
         f"{different} different, {len(seen) - missed} of {len(seen)} planted faults seen: "

@@ -1,4 +1,4 @@
-"""The pairs of runs: settings of SGLang's server, and requests."""
+"""Lists the pairs of runs: settings of SGLang's server, and requests."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,16 +19,16 @@ def tracked(*, lazy: bool = False, overlap: bool = True, every: int = 64, **more
 
 @dataclass(frozen=True)
 class Pair:
-    """Two runs of the same requests, one over SGLang's pools and one over ours.
+    """Two runs of the same requests, one over SGLang's pools and one over memstate's.
 
     Args:
-        name: says what is special.
+        name: what is special about the pair.
         settings: arguments of SGLang's server.
         turns: the requests.
-        aborts: of requests by name, after how many steps they are given up.
+        aborts: request -> number of steps after which it is aborted.
         sessions: whether a talk is a streaming session.
-        refuse: of the claims of one slot outside an admission, each so-manieth finds none; 0 for none.
-        must: what has to happen in it besides hits: names of counters of `Record`.
+        refuse: every `refuse`-th claim of a slot outside an admission is refused; 0 for none.
+        must: counters of `Record` that must not be 0.
     """
 
     name: str
@@ -70,7 +70,7 @@ def pairs() -> Iterator[Pair]:
             f"{strategy}, failing claims", with_(**FEW_SLOTS), talks(seed, 6, **LONG), refuse=3, must=("refused",)
         )
         yield Pair(f"{strategy}, mixed lengths", with_(max_running_requests=3), talks(seed, 6, 4, **MIXED))
-        if strategy != "no_buffer":  # without track buffers a page is one token, and nothing is tracked in a decode
+        if strategy != "no_buffer":  # no_buffer has pages of one token, and tracks nothing in decode
             yield Pair(f"{strategy}, pages of 16", with_(**PAGES), talks(seed, 6))
             yield Pair(f"{strategy}, interval 16", with_(every=16), talks(seed, 6, **LONG))
             everything = with_(every=16, **PAGES | CHUNKED | FEW_KV | FEW_SLOTS)

@@ -1,4 +1,4 @@
-"""Requests that arrive by step number: talks of several turns, some with a beginning that they share."""
+"""Draws requests that arrive by step number: talks of several turns, some with the same first tokens."""
 
 import random
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ class Turn:
     Args:
         talk: number of its talk.
         at: the first step in which it may arrive; it also waits for the turn before.
-        fresh: its new tokens; the prompt is all of the talk so far and these.
-        answer: tokens to generate.
+        fresh: its new tokens, which follow the talk so far in the prompt.
+        answer: number of tokens to generate.
     """
 
     talk: int
@@ -28,21 +28,21 @@ def talks(
     """Returns talks of random tokens and lengths.
 
     Args:
-        seed: of the random numbers.
+        seed: seed of the random numbers.
         count: number of talks.
-        turns: turns of each.
-        shared: tokens with which every second talk begins.
-        fresh: the fewest and most new tokens of a turn.
-        answer: the fewest and most generated tokens.
-        apart: the most steps from one arrival of a talk to the next.
+        turns: turns of each talk.
+        shared: number of first tokens that every second talk shares.
+        fresh: least and largest number of new tokens of a turn.
+        answer: least and largest number of generated tokens.
+        apart: largest number of steps between two arrivals of a talk.
     """
     pick = random.Random(seed)
     start = tuple(pick.randrange(2, 256) for _ in range(shared))
-    found = []
+    drawn = []
     for talk in range(count):
         at = pick.randrange(apart)
         for turn in range(turns):
             tokens = tuple(pick.randrange(2, 256) for _ in range(pick.randint(*fresh)))
-            found.append(Turn(talk, at, start + tokens if turn == talk % 2 == 0 else tokens, pick.randint(*answer)))
+            drawn.append(Turn(talk, at, start + tokens if turn == talk % 2 == 0 else tokens, pick.randint(*answer)))
             at += pick.randrange(apart)
-    return found
+    return drawn

@@ -1,4 +1,4 @@
-"""What processes with the connector gave, beside what the process without a cache gave."""
+"""Compares the results of processes with the connector with those of the process without a cache."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,19 +7,19 @@ from typing import Any, Final
 
 from tests.proof.engines.vllm.scenarios import Scenario
 
-CLOSE: Final = 1e-5  # between logprobs in fp32
+CLOSE: Final = 1e-5  # tolerated difference of logprobs in fp32
 COST: Final = ("scheduler", "worker", "step")
 
 
 @dataclass
 class Outcome:
-    """What came out of a scenario.
+    """The outcome of a scenario.
 
     Attributes:
-        counts: Requests, wrong answers, tokens of prompts and of hits, and what the connectors counted.
+        counts: Requests, wrong answers, tokens of prompts and of hits, and counts of the connectors.
         apart: The largest difference between two logprobs.
-        cost: CPU seconds in the connector of scheduler and worker, and in steps.
-        failures: What is wrong.
+        cost: CPU seconds in the scheduler's and the worker's connector, and in steps.
+        failures: A line for each fault.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -29,7 +29,7 @@ class Outcome:
 
     @classmethod
     def sum(cls, outcomes: Iterable["Outcome"]) -> "Outcome":
-        """Returns the sum of several."""
+        """Returns the sum of outcomes."""
         whole = cls()
         for each in outcomes:
             whole.counts += each.counts
@@ -39,7 +39,7 @@ class Outcome:
 
     @property
     def text(self) -> str:
-        """All but the failures."""
+        """The figures, without the failures."""
         counts = self.counts
         share = [f"{self.cost[side] / self.cost['step']:.1%}" for side in COST[:2]] if self.cost["step"] else ["-"] * 2
         more = "".join(
@@ -56,12 +56,12 @@ class Outcome:
 
 
 def compared(scenario: Scenario, results: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> Outcome:
-    """Compares.
+    """Compares results, and returns the outcome.
 
     Args:
-        scenario: What was run.
-        results: Of each process with the connector what the one without a cache gave, and what it gave itself; in the
-            order of their start.
+        scenario: The scenario.
+        results: (result of the process without a cache, own result) of each process with the connector, in the order
+            of their start.
     """
     outcome, exact = Outcome(), scenario.reference.serial
     counts = outcome.counts

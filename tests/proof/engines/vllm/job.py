@@ -1,10 +1,10 @@
-"""What one process of vLLM does."""
+"""Describes the job of one process of vLLM."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-BLOCKS: Final = 600  # of host memory: room for all
+BLOCKS: Final = 600  # blocks of host memory, with room for all
 
 
 class Ask(NamedTuple):
@@ -21,24 +21,24 @@ class Ask(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """What one process of vLLM does.
+    """The job of one process of vLLM.
 
     Args:
         model: One of `MODELS`.
-        requests: Requests, a whole number of rounds.
-        opening: Tokens with which talks begin.
-        tokens: Tokens of an answer.
+        requests: Number of requests, a whole number of rounds.
+        opening: Number of tokens with which a talk begins.
+        tokens: Number of tokens of an answer.
         rounds: The requests. None: the process writes them from its own answers.
-        connector: vLLM's `kv_transfer_config`, None for none.
-        options: Options of `vllm.LLM` beside those of every process.
+        connector: vLLM's `kv_transfer_config`, None for no connector.
+        options: Options of `vllm.LLM`, besides those of every process.
         serial: Whether a request waits for the one before it, and no answer becomes part of a prompt.
-        forget: Whether vLLM's own cache is emptied behind each round.
-        abort: Share of the steps behind which a request is aborted.
-        reset: Share of the steps behind which the caches are reset, the connector's too.
-        reset_running: Whether a reset preempts the requests that run. Otherwise vLLM refuses it while one runs.
-        spoil: Whether records in host memory change places behind each round: a control.
+        forget: Whether vLLM's own cache is emptied after each round.
+        abort: Share of the steps after which a request is aborted.
+        reset: Share of the steps after which all caches are reset, also the connector's.
+        reset_running: Whether a reset preempts running requests. Otherwise, vLLM refuses a reset while one runs.
+        spoil: Whether records in host memory change places after each round, as a control of the comparison.
         asynchronous: Whether the scheduler runs a step ahead.
-        seed: Of the model's weights.
+        seed: Seed of the model's weights.
     """
 
     model: str = "granite"
@@ -67,7 +67,7 @@ def connector(name: str = "MemstateConnector", **settings: Any) -> dict[str, Any
     """Returns a `kv_transfer_config`.
 
     Args:
-        name: Of the connector, ours or one of vLLM's.
+        name: The connector, memstate's or one of vLLM's.
         settings: Its `kv_connector_extra_config`.
     """
     if name != "MemstateConnector":

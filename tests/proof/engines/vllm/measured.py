@@ -1,4 +1,4 @@
-"""The CPU time of calls, by who is called."""
+"""Measures the CPU time of calls, by label."""
 
 import time
 from collections import Counter
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Measured:
-    """Sums the CPU time that this thread spends in calls. Calls inside calls of the same label count once.
+    """Sums the CPU time that this thread spends in calls. A call inside a call of the same label does not count again.
 
     Attributes:
         seconds: Label -> CPU time.
@@ -21,9 +21,9 @@ class Measured:
         """Measures methods of an object.
 
         Args:
-            label: What their time is added to.
+            label: The label to which their time is added.
             thing: The object.
-            names: Its methods. Those that it does not have are left out.
+            names: Names of methods; missing methods are left out.
         """
         for name in names:
             if (method := getattr(thing, name, None)) is not None:

@@ -1,6 +1,6 @@
-"""What keeps vLLM from running these models on a CPU, and what it switches off there.
+"""Changes vLLM so that it runs these models on a CPU, and can run a step ahead there.
 
-A worker imports this module before it looks at the model, as it holds vLLM's `worker_extension_cls`.
+vLLM's setting `worker_extension_cls` names a class of this module, so a worker imports it before the model.
 """
 
 from dataclasses import replace
@@ -13,8 +13,8 @@ _spec = MambaMixer2.get_kv_cache_spec
 
 
 def _without_checkpoints(self: Any, config: Any) -> Any:
-    # mamba_mixer2.py, line 880 of 0.32.0: the scan for CPUs returns one state a sequence, and the checkpoint inside a
-    # forward reads one a chunk: IndexError. Without it the scheduler ends a chunk where a state is kept.
+    # mamba_mixer2.py, line 880 of 0.32.0: the scan for CPUs returns one state per sequence, but a checkpoint inside a
+    # forward reads one per chunk: IndexError. Without checkpoints, the scheduler ends a chunk where a state is kept.
     return replace(_spec(self, config), num_prefill_checkpoint_blocks=0)
 
 
@@ -22,11 +22,11 @@ MambaMixer2.get_kv_cache_spec = _without_checkpoints
 
 
 class Mended:
-    """Adds nothing to a worker."""
+    """Adds nothing to a worker; it only makes the worker import this module."""
 
 
 def run_ahead() -> None:
-    """Lets the scheduler run a step ahead, which platforms/cpu.py, line 331 of 0.32.0, switches off."""
+    """Lets the scheduler run a step ahead, which vLLM switches off on a CPU: platforms/cpu.py, line 331 of 0.32.0."""
     update = CpuPlatform.check_and_update_config.__func__
 
     def ahead(cls: type, config: Any) -> None:

@@ -1,4 +1,4 @@
-"""Tiny models with random weights, as folders that vLLM loads."""
+"""Writes tiny models with random weights, as folders that vLLM loads."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -18,10 +18,10 @@ GRANITE: Final = {
     "layer_types": ["mamba", "attention"] * 2, "position_embedding_type": "rope",
 }  # fmt: skip
 
-# Of each model its `model_type` in Transformers, and what differs from COMMON.
+# model -> (its `model_type` in Transformers, settings that differ from COMMON)
 MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "granite": ("granitemoehybrid", GRANITE),
-    "reweighted": ("granitemoehybrid", GRANITE),  # in a folder of its own, where other weights come
+    "reweighted": ("granitemoehybrid", GRANITE),  # in a folder of its own, whose weights are replaced
     "falcon": ("falcon_h1", {**MAMBA2, "mamba_d_ssm": 128, "head_dim": 32}),
     "nemotron": ("nemotron_h", {
         "layers_block_type": ["mamba", "attention", "mlp", "mamba"], "head_dim": 32, "ssm_state_size": 16,
@@ -36,7 +36,7 @@ MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "gemma": ("gemma3_text", {
         "head_dim": 32, "sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"] * 2,
     }),
-    # A step of a batch takes some 50 ms of CPU time, so that the connector's share says something.
+    # A step takes about 50 ms of CPU time, as a basis for the connector's share.
     "large": ("granitemoehybrid", {
         **GRANITE, "hidden_size": 512, "intermediate_size": 1024, "shared_intermediate_size": 1024,
         "num_hidden_layers": 16, "num_attention_heads": 8, "num_key_value_heads": 2, "mamba_n_heads": 32,
@@ -51,8 +51,8 @@ def make(name: str, folder: Path, seed: int = 0) -> None:
 
     Args:
         name: One of `MODELS`.
-        folder: Where to.
-        seed: Of its weights.
+        folder: The new folder.
+        seed: Seed of the weights.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -60,5 +60,5 @@ def make(name: str, folder: Path, seed: int = 0) -> None:
     kind, given = MODELS[name]
     torch.manual_seed(seed)
     config = AutoConfig.for_model(kind, **{**COMMON, **given})
-    dtype = torch.bfloat16 if name == "qwen" else torch.float32  # vLLM's delta rule for CPUs takes bf16 alone
+    dtype = torch.bfloat16 if name == "qwen" else torch.float32  # vLLM's delta rule for CPUs takes only bf16
     AutoModelForCausalLM.from_config(config).to(dtype).save_pretrained(folder)

@@ -1,10 +1,10 @@
-"""Runs vLLM's whole engine on a CPU, with the connector and without a cache, and compares what comes out.
+"""Runs vLLM's whole engine on a CPU, with memstate's connector and without a cache, and compares the answers.
 
 Run it in the environment of `pins.txt`:
 
     python -m tests.proof.engines.vllm.run [--only SCENARIO ...] [--requests N] [--json PATH]
 
-`--only peers` runs the connector and vLLM's own ones with the same requests.
+`--only peers` runs memstate's connector and vLLM's own connectors with the same requests.
 """
 
 import argparse
@@ -29,10 +29,10 @@ VARIABLES: Final = {
 
 
 class Processes:
-    """Processes of vLLM. They are forked, because importing vLLM takes longer than most of them run.
+    """Processes of vLLM. They are forked, because an import of vLLM takes longer than most of their runs.
 
     Args:
-        folder: Where models, results and logs go.
+        folder: Folder for models, results and logs.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -43,7 +43,7 @@ class Processes:
         """Runs jobs at the same time, and returns their results.
 
         Raises:
-            RuntimeError: A process failed; with the end of what it printed.
+            RuntimeError: A process failed; the text has the end of its output.
         """
         begun = [self._begin(job) for job in jobs]
         for process, _, log in begun:
@@ -53,7 +53,7 @@ class Processes:
         return [json.loads(result.read_text()) for _, result, _ in begun]
 
     def reference(self, job: Job) -> dict[str, Any]:
-        """Returns the result of a run without a connector, which several scenarios share."""
+        """Returns the result of a run without a connector; scenarios with equal jobs share it."""
         key = json.dumps(vars(job), sort_keys=True)
         if key not in self._made:
             [self._made[key]] = self.run(job)
@@ -79,7 +79,7 @@ def _work(job: Job, model: Path, result: Path, log: Path) -> None:
 
 
 def prove(scenario: Scenario, processes: Processes) -> Outcome:
-    """Runs a scenario."""
+    """Runs a scenario, and returns its outcome."""
     right, transfer = processes.reference(scenario.reference), scenario.transfer
     store = Path(tempfile.mkdtemp(dir=processes.folder))
     if scenario.store:
@@ -99,8 +99,8 @@ def prove(scenario: Scenario, processes: Processes) -> Outcome:
 
 
 def damage(store: Path) -> None:
-    """Changes a bit in every second record."""
-    from memstate.tiers.records import MAGIC  # with it comes torch, which must find VARIABLES
+    """Flips a bit in every second record of a store."""
+    from memstate.tiers.records import MAGIC  # imports torch, which must find VARIABLES
 
     for path in sorted(path for path in store.rglob("*") if path.is_file())[::2]:
         record = bytearray(path.read_bytes())

@@ -1,4 +1,4 @@
-"""What vLLM is put through."""
+"""Lists the scenarios in which vLLM runs with memstate's connector."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,16 +12,16 @@ class Scenario:
     """Processes of vLLM with the connector, beside one without a cache.
 
     Args:
-        job: What each of them does.
-        wants: Count -> what all of them together must reach, so that it is known to have happened.
-        settings: Of the connector.
-        theirs: A connector of vLLM in the place of ours.
+        job: The job of each process.
+        wants: Count -> least value that all processes together must reach.
+        settings: Settings of the connector.
+        theirs: A connector of vLLM instead of memstate's; "" for memstate's.
         store: Whether there is a store.
-        at_once: Processes that run at the same time over one store.
-        then: What comes before one more process serves the last round again, over the same store: a `restart`, or
+        at_once: Number of processes that run at the same time over one store.
+        then: What happens before one more process serves the last round again, over the same store: a `restart`, or
             damage to half of the records (`damaged`), or other weights at the same path (`reweighted`).
         never: Counts that must stay 0.
-        wrong: Whether there must be wrong answers: a control.
+        wrong: Whether there must be wrong answers, as a control of the comparison.
     """
 
     job: Job
@@ -36,7 +36,7 @@ class Scenario:
 
     @property
     def reference(self) -> Job:
-        """What the process without a cache does."""
+        """The job of the process without a cache."""
         exact = self.job.model == "qwen"
         options = {
             name: value for name, value in self.job.options.items() if name in ("max_model_len", "tensor_parallel_size")
@@ -54,8 +54,8 @@ class Scenario:
 
 SMALL: Final = {"host_blocks": 40, "store_tokens": 32}
 NGRAM: Final = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-# In bf16 a block differs with the batch, with where a prompt is cut, and between prefill and decode, in vLLM alone.
-# So one request at a time, beside vLLM's own cache, and no block of an answer is read again: then all bits are equal.
+# In bf16, the bits of a block in vLLM itself depend on the batch, on the chunks of a prompt, and on prefill or decode.
+# So requests run one at a time beside vLLM's own cache, and no block of an answer is read again: all bits are equal.
 SERIAL: Final = {"dtype": "bfloat16", "num_gpu_blocks_override": 1000}
 
 SCENARIOS: Final[dict[str, Scenario]] = {
@@ -82,7 +82,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "two-ranks": Scenario(Job("granite", options={"tensor_parallel_size": 2})),
     "two-engines": Scenario(Job("granite"), {"fetched": 10}, SMALL, store=True, at_once=2),
     "asynchronous": Scenario(Job("falcon", asynchronous=True), {"ahead": 1}),
-    # Of hybrids, drafts want a Triton kernel that a CPU does not have: v1/worker/mamba_utils.py, line 1226 of 0.32.0.
+    # No hybrid: its drafts need a Triton kernel, which a CPU lacks: v1/worker/mamba_utils.py, line 1226 of 0.32.0.
     "ngram": Scenario(Job("gemma", tokens=40, options={"speculative_config": NGRAM}), {"accepted": 1}),
     "windows": Scenario(Job("gemma")),
     "control": Scenario(Job("granite", spoil=True), wrong=True),
@@ -92,7 +92,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
 THEIRS: Final = ("SimpleCPUOffloadConnector", "OffloadingConnector")
 HYBRIDS: Final = ("granite", "gemma")
 
-# The same requests with ours and with vLLM's own connectors.
+# the same requests with memstate's connector and with vLLM's own ones
 PEERS: Final[dict[str, Scenario]] = {
     **{f"MemstateConnector-{model}": Scenario(Job(model)) for model in HYBRIDS},
     **{

@@ -1,4 +1,4 @@
-"""One process of vLLM's own engine on a CPU: serves rounds of requests, and tells what came out and what is left."""
+"""Serves rounds of requests with vLLM's own engine on a CPU; returns the answers, figures and what is left."""
 
 import random
 import time
@@ -11,7 +11,7 @@ from tests.proof.engines.vllm.mended import run_ahead
 from tests.proof.engines.vllm.talks import Talks
 from tests.proof.engines.vllm.theirs import stand_in
 
-SECONDS: Final = 120  # after which an engine that has nothing left to do but steps on is stuck
+SECONDS: Final = 120  # after them, an engine that only waits for saves and writes counts as stuck
 CALLS: Final = (
     "get_num_new_matched_tokens", "update_state_after_alloc", "build_connector_meta", "update_connector_output",
     "request_finished_all_groups", "start_load_kv", "wait_for_save", "get_transfer_results", "get_finished",
@@ -20,10 +20,10 @@ CALLS: Final = (
 
 
 class Engine:
-    """vLLM's engine, step by step.
+    """vLLM's engine, driven step by step.
 
     Args:
-        job: What to serve, and what happens meanwhile.
+        job: The requests, and the aborts and resets meanwhile.
         model: Folder of the model.
     """
 
@@ -63,13 +63,13 @@ class Engine:
 
     @property
     def worker(self) -> Any:
-        """The connector of the worker, None if the workers are processes of their own."""
+        """The worker's connector; None if the workers are other processes."""
         import vllm.distributed.kv_transfer.kv_transfer_state as state
 
         return state._KV_CONNECTOR_AGENT
 
     def serve(self, asks: list[Ask]) -> None:
-        """Serves a round: requests arrive in the order of the round, one or two a step."""
+        """Serves a round: one or two requests arrive in each step, in the order of the round."""
         from vllm import SamplingParams
 
         waiting, length = list(asks), self.job.tokens
@@ -96,7 +96,7 @@ class Engine:
             self.happen()
 
     def happen(self) -> None:
-        """Aborts requests and resets caches while others run."""
+        """Aborts requests and resets caches at random, while other requests run."""
         job, running = self.job, [each for each, answer in self.answers.items() if not answer["aborted"]]
         unfinished = [name for name in running if len(self.answers[name]["tokens"]) < job.tokens]
         if job.abort and unfinished and self.draw.random() < job.abort:
@@ -107,10 +107,10 @@ class Engine:
             self.reset()
 
     def reset(self) -> None:
-        """Resets vLLM's cache and the connector's. vLLM refuses it while a block is held."""
+        """Resets vLLM's cache and the connector's. vLLM refuses a reset while a block is held."""
         try:
             done = self.engine.reset_prefix_cache(reset_running_requests=self.job.reset_running, reset_connector=True)
-        except RuntimeError as error:  # scheduler.py, line 2871: not while a request waits for a load
+        except RuntimeError as error:  # vLLM's scheduler.py, line 2871: a request waits for a load
             if "waiting for remote KV transfer" not in str(error):
                 raise
             done = False
@@ -125,25 +125,25 @@ class Engine:
             self.core.step()
 
     def forget(self) -> None:
-        """Empties vLLM's own cache, so that hits come from the connector. It refuses while a block is held."""
+        """Empties vLLM's own cache, so that hits come from the connector. vLLM refuses while a block is held."""
         if not self.engine.reset_prefix_cache():
             raise AssertionError("vLLM's blocks are held by nobody that runs")
 
     def spoil(self) -> None:
-        """Exchanges the records in host memory: each block that is loaded from now on is another's."""
+        """Exchanges the records in host memory, so that each loaded block is the wrong one."""
         pool = self.worker.worker._cache.pool
         used = sorted(entry.record for entry in self.scheduler.connector.scheduler.cache.entries())
         pool.memory[used] = pool.memory[used].roll(1, 0)
 
     def left(self) -> list[str]:
-        """Returns what is held though nothing runs; empty if all is well."""
+        """Returns a line for each thing that is held although no request runs."""
         pool = self.scheduler.kv_cache_manager.block_pool
-        free, blocks = pool.get_num_free_blocks(), pool.num_gpu_blocks - 1  # one is the null block
-        found = [] if free == blocks else [f"{free} of {blocks} blocks of vLLM are free"]
-        found += [f"block {block.block_id} has {block.ref_cnt} owners" for block in pool.blocks[1:] if block.ref_cnt]
-        found += [f"request {name} is kept" for name in self.scheduler.requests]
+        free, blocks = pool.get_num_free_blocks(), pool.num_gpu_blocks - 1  # without the null block
+        faults = [] if free == blocks else [f"{free} of {blocks} blocks of vLLM are free"]
+        faults += [f"block {block.block_id} has {block.ref_cnt} owners" for block in pool.blocks[1:] if block.ref_cnt]
+        faults += [f"request {name} is kept" for name in self.scheduler.requests]
         if (connector := self.scheduler.connector) is None or self.job.theirs:
-            return found
+            return faults
         sides = [connector.scheduler] + ([self.worker.worker] if self.worker is not None else [])
         names = (
             "_known",
@@ -158,20 +158,20 @@ class Engine:
             "_writing",
             "_to_write",
         )
-        found += [f"{name} of the connector: {kept}" for side in sides for name in names
+        faults += [f"{name} of the connector: {kept}" for side in sides for name in names
                   if (kept := getattr(side, name, None))]  # fmt: skip
-        return found + connector.scheduler.cache.miscounts(Counter(), 0)
+        return faults + connector.scheduler.cache.miscounts(Counter(), 0)
 
 
 def serve(job: Job, model: str) -> dict[str, Any]:
-    """Does a job.
+    """Does a job in this process.
 
     Args:
-        job: What to do.
+        job: The job.
         model: Folder of the model.
 
     Returns:
-        The `rounds` that were served, the `answers`, what was counted and measured, and what is `left`.
+        The served `rounds`, the `answers`, the `counts`, the `cost` in seconds, and what is `left`.
     """
     engine = Engine(job, model)
     rounds = job.rounds or []
@@ -185,7 +185,7 @@ def serve(job: Job, model: str) -> dict[str, Any]:
     for number, asks in enumerate(job.rounds or []):
         engine.serve([Ask(*each) for each in asks])
         engine.settle()
-        if job.reset and number % 2:  # nothing runs, so vLLM does it
+        if job.reset and number % 2:  # no request runs, so vLLM does not refuse
             engine.reset()
         elif job.forget:
             engine.forget()

@@ -1,4 +1,4 @@
-"""Talks whose prompts share prefixes: a few openings, forks of a first question, and each turn behind its history."""
+"""Writes talks whose prompts share prefixes: a few openings, forks of a first question, and each talk's history."""
 
 import random
 from typing import Final
@@ -8,17 +8,17 @@ from tests.proof.engines.vllm.models import WORDS
 
 OPENINGS: Final = 3
 TURNS: Final = 4
-FORK: Final = 4  # every so many talks ask the same first question as the talk before them
-QUESTION: Final = (20, 60)  # tokens
+FORK: Final = 4  # one of 4 talks asks the same first question as the talk before it
+QUESTION: Final = (20, 60)  # least and largest number of tokens
 
 
 class Talks:
     """Writes the prompts of a round from the answers of the rounds before.
 
     Args:
-        requests: How many requests there are, a whole number of rounds.
-        opening: Tokens of an opening.
-        seed: Of the words.
+        requests: Number of requests, a whole number of rounds.
+        opening: Number of tokens of an opening.
+        seed: Seed of the words.
     """
 
     def __init__(self, requests: int, opening: int, seed: int = 0) -> None:
@@ -28,7 +28,7 @@ class Talks:
         self.turn = 0
 
     def ask(self) -> list[Ask]:
-        """Returns the requests of the next round, none behind the last."""
+        """Returns the requests of the next round, none after the last round."""
         if self.turn == TURNS:
             return []
         question: list[int] = []
@@ -42,7 +42,7 @@ class Talks:
         return [Ask(f"{talk}.{self.turn}", list(history)) for talk, history in enumerate(self.histories)]
 
     def answered(self, answers: dict[str, list[int]]) -> None:
-        """Puts the answers of the round into the histories."""
+        """Appends the answers of a round to the histories."""
         for talk, history in enumerate(self.histories):
             history += answers[f"{talk}.{self.turn}"]
 

@@ -1,4 +1,4 @@
-"""vLLM's own connectors on a CPU: copies in the place of those that need CUDA. What is kept and found is theirs."""
+"""Lets vLLM's own connectors run on a CPU: replaces their CUDA copies; they still choose what to keep."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -7,25 +7,25 @@ import torch
 
 
 class Stream:
-    """A stream whose work is over at once."""
+    """A stand-in for a CUDA stream, whose work is over at once."""
 
     def __init__(self, **_: Any) -> None:
         pass
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
-        """The lowest and the highest priority."""
+        """Returns the lowest and the highest priority."""
         return 0, 0
 
 
 class Event:
-    """An event that has come."""
+    """A stand-in for a CUDA event, which is always complete."""
 
     def record(self, stream: object = None) -> None:
         """Does nothing."""
 
     def query(self) -> bool:
-        """Whether it has come."""
+        """Says that the event is complete."""
         return True
 
 
@@ -33,14 +33,14 @@ class Copies:
     """Stands in for `DmaCopyBackend` of `SimpleCPUOffloadConnector`."""
 
     def init(self, device: dict[str, Any], host: dict[str, Any], *_: Any) -> None:
-        """Takes the regions, block by block."""
+        """Notes the tensors of device and host, by name."""
         self._pairs = [(device[name], host[name]) for name in device]
 
     def launch_copy(
         self, source: list[int], target: list[int], *, is_store: bool, event_idx: int, events_list: list[Any],
         wait_event: object = None,
     ) -> None:  # fmt: skip
-        """Copies blocks."""
+        """Copies blocks, and appends a complete event to `events_list`."""
         for device, host in self._pairs:
             if is_store:
                 host[target] = device[source]
@@ -53,7 +53,7 @@ class Copies:
 
 
 def stand_in() -> None:
-    """Puts the copies in place, in this process."""
+    """Replaces the copies in this process."""
     from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
     from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
     from vllm.v1.simple_kv_offload import worker
@@ -83,20 +83,20 @@ def stand_in() -> None:
             return self._end(job_id)
 
         def get_finished(self) -> list[TransferResult]:
-            """The transfers that are over."""
+            """Returns the transfers that are over since the last call."""
             over, self._over = self._over, []
             return over
 
         def wait(self, job_ids: set[int]) -> None:
-            """Waits for nothing."""
+            """Does nothing, because transfers are over at once."""
 
         def _parts(self, device: Any, host: Any) -> list[tuple[int, Any, Any]]:
-            found, first = [], 0
+            parts, first = [], 0
             for refs, size in zip(self._groups, device.group_sizes, strict=True):
                 ids = [torch.from_numpy(spec.block_ids[first : first + size]).long() for spec in (device, host)]
-                found += [(place, *ids) for place in sorted({ref.tensor_idx for ref in refs})]
+                parts += [(place, *ids) for place in sorted({ref.tensor_idx for ref in refs})]
                 first += size
-            return found
+            return parts
 
         def _end(self, job: int) -> bool:
             self._over.append(TransferResult(job, success=True))

@@ -39,10 +39,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 525.0  # of all parts; 9 minutes with the start, and the end of the last part
+SECONDS = 525.0  # for all parts; start and end of the program bring it to 9 minutes
 MOST_BYTES = 15 * 2**20  # largest file in DIR
 LOG_BYTES = 1_500_000  # bytes of log that are kept of each part
-GRACE = 3.0  # seconds between the end that a part is told and its limit
+GRACE = 3.0  # seconds that a part is told less than its limit, so that it ends by itself
 ASKED = 3.0  # seconds between SIGTERM and SIGKILL
 KILLED = 10.0  # seconds to wait after SIGKILL: a process that hangs in the driver may not end
 LEAST = 0.2  # a part does not begin with less than this share of its time

@@ -1,4 +1,4 @@
-"""Runs the programs of a launch in any order: threads under Triton's interpreter, which change before every access.
+"""Runs the programs of a launch in any order: threads under Triton's interpreter that take turns at every access.
 
 One program runs at a time, up to its next access to memory. A chooser says whose access comes next, and the same
 choices give the same run. Interpreted kernels reach memory through four native functions, in every version of Triton.
@@ -177,7 +177,8 @@ class Session:
         program.wait(lambda: any(other.phase < program.phase and not other.done for other in others))
 
     def launch(self, kernel: str, arguments: Mapping[str, Any]) -> None:
-        plain = {name: getattr(value, "base", value) for name, value in arguments.items()}  # `triton.reinterpret`
+        # `triton.reinterpret` returns an object with the tensor in `base`.
+        plain = {name: getattr(value, "base", value) for name, value in arguments.items()}
         tensors = {name: value for name, value in plain.items() if isinstance(value, torch.Tensor)}
         self.log.launches.append(Launch(kernel, tensors, self._limits, arguments.get("num_warps", 4)))
         self._returned, self._owners = {}, {}

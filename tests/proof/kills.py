@@ -35,8 +35,8 @@ from tests.support.processes import ended, in_child
 from tests.support.serving import written
 from tests.support.tiered import Tiered, page_bytes, state_bytes
 
-SHORTEST_LIFE_S, LONGEST_LIFE_S = 0.01, 0.12  # after the turns of TURNS_LEFT
-TURNS_LEFT = (0, 0, 1, 3)  # turns that a process may serve before its life is timed
+SHORTEST_LIFE_S, LONGEST_LIFE_S = 0.01, 0.12  # time until the kill, after TURNS_LEFT turns
+TURNS_LEFT = (0, 0, 1, 3)  # turns that a process serves before the time until its kill begins
 STUCK_S = 60.0
 SLOW = 0.25  # share of the processes with a slow disk
 LIVES = 50  # processes per folder

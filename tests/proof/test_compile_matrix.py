@@ -118,7 +118,7 @@ def test_every_kernel_is_ok_and_as_recorded() -> None:
 @pytest.mark.slow
 @pytest.mark.proof
 def test_no_shape_that_can_be_launched_spills() -> None:
-    """Random shapes for a random target, because all of the more than three thousand shapes take hours."""
+    """Compiles random shapes for a random target, because all of them, more than three thousand, take hours."""
     reports = [KernelReport(**report) for report in not_interpreted(__file__, str(random.randrange(10**6)))]
     assert len(reports) == SHAPES
     assert faults(INSTALLED, reports) == []

@@ -285,7 +285,7 @@ def test_small_launches_give_every_argument(op: str) -> None:
 @pytest.mark.sample(len(OPS))
 @pytest.mark.parametrize("op", OPS)
 def test_a_launch_in_other_memory_does_the_same_there(backend: Backend, op: str) -> None:
-    """A moved launch leaves the memory where it was made untouched."""
+    """A moved launch does not touch its original memory."""
     case = op_cases.made(op, 1)
     other = op_cases.moved(case, torch.device("cpu"))
     tables = {getattr(given, op_cases.TABLES[type(given)]).untyped_storage().data_ptr()
@@ -345,7 +345,8 @@ def test_a_row_that_depends_on_its_batch_is_noticed(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(determinism.Forward, "layer", layer)
     failures = determinism.beside_others(Machine(toy=True))
-    assert [line.split(":")[0] for line in failures] == ["one row", "another", "half"]  # all rows give the same batch
+    # At toy size, the other two parts have all rows, as the batch has.
+    assert [line.split(":")[0] for line in failures] == ["one row", "another", "half"]
 
 
 @on_cpu

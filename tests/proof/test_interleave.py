@@ -179,7 +179,7 @@ def test_an_atomic_does_not_excuse_a_plain_load() -> None:
 
 
 def test_addresses_are_checked_to_the_byte() -> None:
-    """Raises before a store into a gap between columns, a null slot, or bytes that may not change."""
+    """A store into a gap between columns, a null slot, or bytes that may not change raises before it happens."""
     whole = torch.zeros(4, 6, dtype=torch.int32)
     columns = whole[:, :4]
     for out, limits, message in (
@@ -267,7 +267,7 @@ def test_no_schedule_changes_a_byte_or_touches_a_wrong_one(op: str, generator: t
 
 @pytest.mark.parametrize("op", [op for op in OPS if PROOF or op not in LONG])
 def test_launches_of_other_sizes_stay_in_their_tensors(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sizes for which Triton specialises kernels, with unaligned columns and inputs, and batches of padding."""
+    """The sizes make Triton specialise kernels; columns and inputs are unaligned, and some batches are padding."""
     monkeypatch.setattr(op_launches, "SIZES", (1, 2, 3, 16, 33, 256) if PROOF else (1, 33))
     with interleaved(stock) as log:
         getattr(op_launches, op)(getattr(import_module(f"memstate.kernels.{OPS[op]}"), op))
@@ -282,7 +282,7 @@ def mixed(launch: Launch) -> bool:
 
 @pytest.mark.parametrize("op", [op for op in OPS if op not in ONE_PROGRAM])
 def test_no_program_sees_what_another_one_does(op: str, generator: torch.Generator) -> None:
-    """No program touches a byte that another one changes, so all schedules are one."""
+    """No program touches a byte that another one changes, so only one schedule has to be tried."""
     for seed in range(generator.initial_seed(), generator.initial_seed() + (3 if PROOF else 1)):
         case = CASES[op](Maker(seed))
 

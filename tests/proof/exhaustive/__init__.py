@@ -1,4 +1,4 @@
-"""Tries every schedule of calls on a small manager, and compares it with a model after each.
+"""Tries every schedule of calls on a small manager, and compares manager and model after each call.
 
     world       a manager of 3 rows, 2 lanes and 5 slots beside its model: lists the calls that are allowed, makes them
     state       names a state without the numbers of rows, holders and slots

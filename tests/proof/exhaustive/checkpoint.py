@@ -25,7 +25,7 @@ from memstate.state.layout import StateLayout
 FIXED = (
     str, int, float, bytes, slice, type(None), type, Enum, np.generic, torch.dtype, torch.device, FunctionType,
     MethodType, BuiltinFunctionType, ModuleType, ReferenceType, Backend, StateLayout, count, Logger,
-    memoryview,  # its array is kept
+    memoryview,  # its array is restored
 )  # fmt: skip
 _fixed: set[type] = set(FIXED) | {bool}  # FIXED and their subclasses met so far; saves isinstance
 

@@ -69,8 +69,8 @@ class Caller(Operations):
 class World:
     """One case under test.
 
-    Each call of a method that `moves` names is a move; a refused move changes nothing, and returns False. to_run: the
-    step whose forward has not run.
+    A move is a call of one of the methods that `moves` names; a refused move changes nothing, and returns False.
+    to_run: the step whose forward has not run.
     """
 
     def __init__(self, settings: Settings) -> None:

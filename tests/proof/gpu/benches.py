@@ -13,7 +13,7 @@ from tests.proof.gpu.machine import Machine, Result, TimeIsUp, main
 
 NAMES = ("alloc", "copy", "state", "track")
 TOY_NAMES = NAMES[:3]  # track takes 20 s interpreted; tests/tools/test_bench_timed.py runs it
-LAST = 3.0  # seconds for one more measurement and to exit
+LAST = 3.0  # seconds kept for one more measurement and to exit
 
 
 def prove(machine: Machine, result: Result) -> None:

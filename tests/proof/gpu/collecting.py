@@ -31,7 +31,7 @@ BEGUN = time.monotonic()
 
 
 def lacking(error: BaseException | None) -> str:
-    """Returns the missing package behind an import error; empty if the error is a failure of the test."""
+    """Returns the text of an import error that leaves a file out; empty if the error is a failure."""
     errors: list[ImportError] = []
     while error:
         errors += [error] if isinstance(error, ImportError) else []

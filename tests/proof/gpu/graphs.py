@@ -21,7 +21,7 @@ EVERY = 4
 STRATEGIES = (ms.NoTracking(EVERY), ms.PingPong(EVERY), ms.LazyPingPong(EVERY), ms.Redirect(EVERY))
 BATCHES, TOY_BATCHES = (1, 7, 64, 256), (2,)
 REPLAYS, TOY_REPLAYS = 250, 5  # for each strategy and batch size
-LAST = 2.0  # seconds for the last checks and to exit
+LAST = 2.0  # seconds kept for the last checks and to exit
 
 
 class Side:

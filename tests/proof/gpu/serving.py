@@ -27,7 +27,7 @@ LAYERS = 12  # with these layers, a step of all rows takes about a millisecond
 ROWS, TOY_ROWS = 64, 1
 CACHED, TOY_CACHED = 64, 3  # states that are evicted together
 QUIET, BURST, TOY_STEPS = 200, 100, 3  # steps without and with eviction
-LAST = 2.0  # seconds to write the result and exit
+LAST = 2.0  # seconds kept to write the result and exit
 SCENARIOS: dict[str, dict[str, Any]] = {
     "none": {"tracking": ms.NoTracking(EVERY)},
     "ping-pong": {"tracking": ms.PingPong(EVERY)},
@@ -78,7 +78,7 @@ class Server:
     def step(self, rows: ms.Rows, run: bool = True) -> None:
         """Makes a step of one token per row, or, with tails, of one token and two drafts, one of them accepted."""
         mem = self.mem
-        if tail := mem.forward.tail:  # without a forward, whose kernels the engine compiles
+        if tail := mem.forward.tail:  # no forward: its kernels are the engine's
             mem.accept(mem.plan(rows, tail, drafts=tail - 1), [2] * len(rows))
             return
         step = mem.plan(rows)

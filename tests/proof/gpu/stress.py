@@ -21,7 +21,7 @@ STRATEGIES = (ms.NoTracking, ms.PingPong, ms.LazyPingPong, ms.Redirect)
 BATCHES, TOY_BATCHES = range(1, 34), (1, 2)
 EVERY = (1, 3)  # tokens between boundaries, so that all rows are due in every step, or in every third step
 WARM = 3  # steps that fill the lanes
-LAST = 1.0  # seconds to write the result and exit
+LAST = 1.0  # seconds kept to write the result and exit
 
 
 class Stress:

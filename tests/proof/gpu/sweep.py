@@ -21,7 +21,7 @@ from tests.proof.gpu.machine import Machine, Result, TimeIsUp, main
 
 MODEL, TOY_MODEL = "qwen3_next", "lfm2"
 TOY_KERNELS, TOY_LIMIT = ("copy", "gated_delta"), 2
-LAST = 4.0  # seconds to write the result and exit
+LAST = 4.0  # seconds kept to write the result and exit
 
 
 def stopwatch(act: object) -> float:

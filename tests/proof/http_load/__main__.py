@@ -9,7 +9,7 @@ away, before the first token or later. One client reads slowly. Then pairs of ro
 and without HTTP through `Server.stream`.
 The server has a CPU core of its own: Python runs one thread at a time anyway, and on two cores its threads would move.
 
-Prints a line every minute. Ends with 1 if an answer is wrong, a request or row is left, or memory grows.
+Prints a line every minute. Ends with 1 if an answer is wrong, a request, row or fault is left, or memory grows.
 """
 
 import argparse

@@ -30,7 +30,7 @@ WITH_ROWS = replace(LAYOUT, rows=ms.StateLayout((TAIL,), 2))
 
 
 class Scene(Tiered):
-    """A manager with cached prompts on both tiers, an idle session, a running turn, a snapshot, and steps in flight.
+    """A manager with prompts cached on the device and in host memory, sessions, a snapshot, and steps in flight.
 
     Args:
         name: the strategy.
@@ -346,7 +346,7 @@ def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
             mem.sessions.close(s.chat)
             assert mem.prefix is not None
             if not states:
-                mem.prefix.clear()  # saves nothing to host memory, where the prompt would make room
+                mem.prefix.clear()  # saves nothing, which would evict the prompt from host memory
             while mem.prefix.states > states:
                 mem.prefix.evict_states(1)
             mem.submit()

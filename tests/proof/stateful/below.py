@@ -1,4 +1,4 @@
-"""The rules of the tiers: which states and KV pages go to host memory and storage, and which come back.
+"""Models the tiers: which states and KV pages go to host memory and storage, and which come back.
 
 It uses no memstate code and has no bytes. The rules of prefetches are in tests/support/model_prefetch.py.
 """
@@ -48,7 +48,7 @@ class Way:
 class Planes:
     """The records in storage, by kind and key, and their faults.
 
-    broken: every call fails. forgetful: storage says of every record that it has none.
+    broken: every call fails. forgetful: every `exists` fails, because it answers for one name less.
     """
 
     records: set[tuple[str, Key]] = field(default_factory=set)
@@ -71,7 +71,7 @@ class Planes:
 
 
 class Below(Prefetches):
-    """Host memory, what is written from it, and prefetches into it, of one rank."""
+    """Host memory of one rank, its writes to storage, and prefetches into it."""
 
     states: Shelf
     storage: "Planes"
@@ -296,7 +296,7 @@ class Below(Prefetches):
                 item.stored = True
                 self.queue.append((shelf, item))
 
-    # To storage
+    # From host memory to storage
 
     def write(self) -> None:
         """Ends writes that are done, and begins others."""

@@ -1,4 +1,4 @@
-"""The prefix cache as one list of entries, and the sessions: what they keep between requests, and what they evict.
+"""Models the prefix cache, as one list of entries, and the sessions: what they keep between requests, and evict.
 
 There is no tree: every question is a search through the list. An entry has the KV of a text, from the first token on,
 and perhaps the state at its end. It shares the pages of the longest other entry that its text begins with. The order
@@ -329,7 +329,7 @@ class Cache(Ledger):
         return kept
 
     def _outlive(self, lease: Lease, newer: Kept) -> None:
-        """Puts the row's last decoded state first in the order of eviction, unless others have used it."""
+        """Puts the row's previous decoded state first in the order of eviction, unless others have used it."""
         older, lease.decoded = lease.decoded, newer
         for entry in self.stated if older and older is not newer else ():
             if entry.state is older and lease.own.get(entry) == entry.uses:
@@ -465,7 +465,7 @@ class Cache(Ledger):
         return state
 
     def prune(self, entry: Entry | None) -> None:
-        """Removes an entry, and then those that it begins with, as long as none can serve a hit."""
+        """Removes an entry that can serve no hit, and then each entry that it begins with and that can serve none."""
         while entry and entry in self.entries and not (entry.state or self.beyond(entry) or self.leased(entry)):
             if self.settings.pages and (self.settings.tombstones or not entry.evicted):
                 return
@@ -501,7 +501,7 @@ class Cache(Ledger):
         self.talks.append(talk)
         return talk
 
-    # Who makes way
+    # Evictions, and sessions that make way
 
     def expired(self, talk: Talk) -> bool:
         return talk.ttl is not None and self.seconds - talk.since > talk.ttl

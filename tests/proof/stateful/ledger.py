@@ -1,4 +1,4 @@
-"""What slots, registers, rows, holders and pages hold, as dictionaries and lists, without the rules of tracking.
+"""Models what slots, registers, rows, holders and pages hold, as dictionaries and lists, without rules of tracking.
 
 There are two views of the registers. `held`, `known` and `free_count` are the host's: they count all recorded changes.
 `slot`, `label`, `free`, `columns` and `content` are the device's: they count the changes that a packet has carried out.
@@ -175,7 +175,7 @@ class Ledger:
         self.rows: dict[int, Row] = {}
         self.kept: dict[int, Kept] = {}
         holders = range(self.first_holder, self.register_count)
-        self.free_holders = [{register} for register in holders]  # oldest first; a set became free at once
+        self.free_holders = [{register} for register in holders]  # sets that became free at once, oldest first
         self.pins: Counter[int] = Counter()
         self.page_users: Counter[int] = Counter()
 

@@ -1,4 +1,4 @@
-"""A manager beside its model: draws arguments, names the errors of a call, and compares both sides after it."""
+"""Drives a manager beside its model: draws arguments, names the errors of a call, compares both sides after it."""
 
 from array import array
 from collections import Counter, deque

@@ -1,4 +1,4 @@
-"""The bytes of both sides: a manager's planes between canaries, an engine's KV pages, host memory and storage.
+"""Compares all bytes: a manager's planes between canaries, an engine's KV pages, host memory and storage.
 
 The bytes of a state depend on all its tokens, and the KV of a token on all tokens up to it, so a state or page under
 the wrong prefix is noticed. An image beside the planes has the expected bytes: those of the text in slots of known
@@ -429,7 +429,7 @@ class EngineKv:
         order = "slot_major" if s.layout.order == "layer_major" else "layer_major"
         layout = ms.StateLayout((ms.Plane("k", (s.page_size, ELEMENTS), torch.int32),), s.layers, order)  # type: ignore[arg-type]
         self.storage = Planes(layout, s.pages, Backend(backend.name, backend.device))
-        self.plane = self.storage["k"]  # layer page token element
+        self.plane = self.storage["k"]  # `layer page token element`
 
     def attach(self, model: "Model") -> None:
         assert model.below
@@ -506,7 +506,7 @@ class Lower:
         self.caches = self.real._caches
         self.payload = {cache.form.kind: self._payload(cache.form.kind) for cache in self.caches}
         s = self.settings
-        staged = s.host_pages if s.pages else 0  # tiny states do not set the size of the staging
+        staged = s.host_pages if s.pages else 0  # stages all pages, because tiny states set no useful size
         self.staging_bytes = 2 * s.staging * self.forms["state"].nbytes  # each row has room for a header
         self.staging_bytes += 2 * staged * self.forms["kv"].nbytes if staged else 0
         self.host_bytes = s.host_slots * self.forms["state"].nbytes

@@ -1,4 +1,4 @@
-"""A second version of the rules of tracking: admissions, marks, plan, settle, accept, cancel and endings."""
+"""Models the rules of tracking a second time: admissions, marks, plan, settle, accept, cancel and endings."""
 
 import itertools
 from collections import Counter
@@ -181,7 +181,7 @@ class Model(Cache):
         return length % self.settings.every == 0 and length > row.tracked
 
     def next_boundary(self, row: Row) -> int:
-        """Returns the next length where a chunk should end: a due boundary, or a mark that it would lose inside."""
+        """Returns the next length where a chunk should end: a due boundary, or a mark that the chunk would lose."""
         length = self.length(row) + 1
         wanted = [] if self.settings.states_inside(length - 1) else [at for at, _ in row.coming]
         while not self.is_due(row, length) and length not in wanted:
@@ -212,7 +212,8 @@ class Model(Cache):
 
         A step puts its tokens into the tail, and pending tokens into the state, if it has drafts, if a boundary lies
         among the pending tokens, or if it waits for `defer` tokens; the tail must have room. The state then ends at the
-        last such boundary, and gains nothing in a step that waits. Otherwise, all tokens go into the state.
+        last such boundary, if there is one, and gains nothing in a step that waits. Otherwise, all tokens go into the
+        state.
         """
         label, pending = self.in_state(row), row.pending
         if not self.settings.tail:
@@ -1019,7 +1020,8 @@ class Model(Cache):
                 if was == goal or (not nearer and (goal <= reach or goal - was < self.finest)):
                     marks.append(Mark(at, row, 0, was, kind))
                     row.floor = max(row.floor, was)
-            stored = self.settings.grid and not self.settings.direct and n > 1  # at the end of a chunk
+            # whether the forward itself stores the state at the end of the chunk
+            stored = self.settings.grid and not self.settings.direct and n > 1
             for wanted, kind in list(row.coming) if n else ():
                 best = max((one for one in there if one <= wanted), default=0)
                 gains = best - row.floor >= self.settings.unit
@@ -1051,7 +1053,7 @@ class Model(Cache):
         page, grid = self.settings.unit, self.settings.grid
         soon = wanted < reach + self.finest
         if wanted == len(row.prompt or ()):
-            return False  # a chunk ends there
+            return False  # a chunk always ends with the prompt
         if all((reach + n * grid) % page for n in range(page)):  # no state of the next chunk fills whole pages
             return soon or not self.settings.packed
         return reach % page == 0 and (soon or not stored)

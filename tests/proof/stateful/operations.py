@@ -1,4 +1,4 @@
-"""The operations of a manager, with valid and invalid arguments that the digits of one number choose."""
+"""Carries out the operations of a manager, with valid and invalid arguments by the digits of one number."""
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -31,7 +31,7 @@ from tests.proof.stateful.settings import Digits
 from tests.support.fetches import Fetched
 
 NO_LIMIT = 2**31 - 1
-# operations between a plan and its forward, each as often as it is drawn
+# operations that may come between a plan and its forward; repeated names are drawn more often
 GAP = (
     "admit", "admit", "admit", "leave", "leave", "leave", "publish", "publish", "drop", "drop", "fork", "cancel",
     "settle", "settle", "arrived", "submit", "submit", "lengthen", "read_slots", "read_slots", "shortfall", "ask",
@@ -392,7 +392,7 @@ class Operations(Machine):
             "run_rows",
             "uploads",
             "syncs",
-        }:  # not if states are copied, read back or packed
+        }:  # other launches copy, read back or pack states
             assert spent["run_data"] == moving and spent["uploads"] <= max(1, packets), spent
         flight = Flight(step, planned, fed, list(accepted or ()))
         self.note_step(flight)
@@ -962,7 +962,7 @@ class Operations(Machine):
         handles = sorted(handles, key=lambda _: d(4))
         wrong = d(25)
         rows = [handle for handle in handles if not isinstance(handle, ms.Snapshot)]
-        faults = self.row_faults(sorted(set(rows), key=rows.index))  # read_slots() takes a row twice
+        faults = self.row_faults(sorted(set(rows), key=rows.index))  # read_slots() accepts a row twice
         if wrong == 1:
             handles.append(d.pick(foreign().snapshot, *self.dropped))
             faults.add(ms.StaleHandle)

@@ -11,7 +11,7 @@ from tests.proof.engines.vllm.mended import run_ahead
 from tests.proof.engines.vllm.talks import Talks
 from tests.proof.engines.vllm.theirs import stand_in
 
-SECONDS: Final = 120  # after them, an engine that only waits for saves and writes counts as stuck
+SECONDS: Final = 120  # limit for the saves and writes that remain when no request runs
 CALLS: Final = (
     "get_num_new_matched_tokens", "update_state_after_alloc", "build_connector_meta", "update_connector_output",
     "request_finished_all_groups", "start_load_kv", "wait_for_save", "get_transfer_results", "get_finished",

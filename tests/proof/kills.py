@@ -102,7 +102,7 @@ class Process:
     """A server over the files of a folder, in a process that may be killed at any time.
 
     Args:
-        path: where the store is.
+        path: folder of the store.
         setting: how to serve.
         chance: random numbers that choose the turns.
         newest: number of the newest conversation.
@@ -150,7 +150,7 @@ class Folder:
     """One folder, which processes fill and leave one after the other.
 
     Args:
-        path: where the store is.
+        path: folder of the store.
         setting: how its processes serve.
 
     Attributes:

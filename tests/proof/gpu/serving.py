@@ -199,7 +199,7 @@ def latency(machine: Machine, result: Result) -> None:
     layout = TOY if toy else replace(qwen3_next(), layers=LAYERS)
     rows, cached = (TOY_ROWS, TOY_CACHED) if toy else (ROWS, CACHED)
     quiet, burst = (TOY_STEPS, TOY_STEPS) if toy or machine.compiling else (QUIET, BURST)
-    # Staging for all states: an eviction does not wait, so a state without staging would be lost, and cost nothing.
+    # All states have staging: an eviction does not wait, so a state without staging would be lost, and delay no step.
     server = Server(machine, layout, rows, cached, staging=cached, tracking=ms.Redirect(EVERY))
     room = server.mem.stats().tiers
     assert room.staging_bytes >= 2 * cached * room.state_bytes, "staging holds fewer states"

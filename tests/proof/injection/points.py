@@ -30,7 +30,7 @@ class Tracer:
 
     def run(self, call: Callable[[], Any]) -> Any:
         """Runs the call, and returns its answer."""
-        before = sys.gettrace()  # perhaps the tracer of coverage
+        before = sys.gettrace()  # coverage may have set a tracer
         sys.settrace(self._enter)
         try:
             return call()

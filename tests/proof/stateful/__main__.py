@@ -3,7 +3,7 @@
     python -m tests.proof.stateful --operations 1000000 --backend reference [--seed 1] [--workers 2] [--length 300]
 
 Prints the first seed, a line every few seconds, and for a difference the shrunk program and how to run it again. The
-seeds are the same for any number of workers. Ends with 1 where manager and model differ.
+seeds are the same for any number of workers. Ends with 1 if manager and model differ.
 """
 
 import argparse

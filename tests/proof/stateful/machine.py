@@ -125,7 +125,7 @@ class Machine:
         self.fed = 1000  # the next new token
         self.calls = 0
         self.errors: Counter[str] = Counter()
-        self.store: Tensor | None = None  # the storage of all steps' vectors, after the first step
+        self.store: Tensor | None = None  # storage of the vectors that all steps share
         self.registers = file = inside.registers(self.mem)
         self.columns = COLUMNS + OF_TAILS if s.tail else COLUMNS
         columns = {n: getattr(file.table, n) for n in ("slots", "labels", *self.columns)}

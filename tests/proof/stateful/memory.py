@@ -506,7 +506,7 @@ class Lower:
         self.caches = self.real._caches
         self.payload = {cache.form.kind: self._payload(cache.form.kind) for cache in self.caches}
         s = self.settings
-        staged = s.host_pages if s.pages else 0  # stages all pages, because tiny states set no useful size
+        staged = s.host_pages if s.pages else 0  # staging holds all pages, because they are few and small
         self.staging_bytes = 2 * s.staging * self.forms["state"].nbytes  # each row has room for a header
         self.staging_bytes += 2 * staged * self.forms["kv"].nbytes if staged else 0
         self.host_bytes = s.host_slots * self.forms["state"].nbytes

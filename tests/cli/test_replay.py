@@ -1,4 +1,4 @@
-"""Replays through the loop: small traces with known answers, what holds for every policy, and what is refused."""
+"""Tests replays of traces: small ones with known results, properties of all policies, and refusals."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -18,16 +18,16 @@ from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.prefix.policies import Lru
 from memstate_tools.traces.make import KINDS, make
 
-ENDS = Loop(every=16 * BLOCK)  # decode leaves no state before that length
+ENDS = Loop(every=16 * BLOCK)  # decode leaves no state before this length
 
 
 def request(*blocks: int, rest: int = 0, answer: int = 0) -> TraceRequest:
-    """A prompt of filled blocks; with `rest` the last one has only so many tokens."""
+    """Returns a request for a prompt of filled blocks; with `rest` the last block has only `rest` tokens."""
     return TraceRequest(0, BLOCK * len(blocks) - (BLOCK - rest if rest else 0), answer, blocks)
 
 
 def parting(parts: int, *blocks: int, answer: int) -> TraceRequest:
-    """A prompt of filled blocks from which the next turn parts before its end."""
+    """Returns a request for a prompt of filled blocks; the next turn parts `parts` tokens before the prompt's end."""
     return replace(request(*blocks, answer=answer), parts=parts)
 
 
@@ -36,7 +36,7 @@ def short(kind: str, requests: int, seed: int) -> list[TraceRequest]:
 
 
 def same(one: Replayed) -> dict[str, Any]:
-    """All but times."""
+    """Returns the figures of a replay without its times."""
     return {name: value for name, value in asdict(one).items() if not name.startswith("us_")}
 
 
@@ -81,16 +81,17 @@ def test_an_unknown_answer_has_tokens_of_its_own() -> None:
     ("trace", "expected"),
     [
         ([request(1, rest=9), request(1)], None),  # no filled block
-        ([request(1, answer=600), request(1, 2)], None),  # too short for the answer
+        ([request(1, answer=600), request(1, 2)], None),  # shorter than prompt and answer
         ([request(1, answer=100), request(1, 2)], 0),
-        ([request(9, 8), request(9, 1), request(9, 2, 3)], None),  # a system prompt only
-        ([request(1), request(1, 2), request(1, 3)], None),  # the second has gone on from the first
-        ([request(1, answer=9), request(1, answer=9), request(1, 2)], 0),  # the second is the first, asked again
-        ([request(1, 2), request(1, answer=9), request(1, 2, 3)], 0),  # the longest
-        ([parting(0, 1, answer=600), request(1, 2)], 0),  # it has not the whole answer
-        ([parting(5, 1, 2, answer=9), request(1, 3, 4, rest=9)], 0),  # the last block has 5 tokens that it lacks
+        ([request(9, 8), request(9, 1), request(9, 2, 3)], None),  # only a system prompt is shared
+        ([request(1), request(1, 2), request(1, 3)], None),  # the second prompt has gone on from the first already
+        ([request(1, answer=9), request(1, answer=9), request(1, 2)], 0),  # the second request repeats the first
+        ([request(1, 2), request(1, answer=9), request(1, 2, 3)], 0),  # the longest prompt counts
+        ([parting(0, 1, answer=600), request(1, 2)], 0),  # a turn that parts needs no room for the whole answer
+        # the first prompt parts 5 tokens before its end, so within block 2
+        ([parting(5, 1, 2, answer=9), request(1, 3, 4, rest=9)], 0),
         ([request(1, 2, answer=9), request(1, 3, 4, rest=9)], None),
-        ([parting(512, 1, answer=9), request(2)], None),  # nothing is left of it
+        ([parting(512, 1, answer=9), request(2)], None),  # the whole prompt parts
     ],
 )
 def test_which_request_a_prompt_goes_on_from(trace: list[TraceRequest], expected: int | None) -> None:
@@ -125,9 +126,9 @@ def test_a_conversation_goes_on_within_a_page_of_its_answer() -> None:
 def test_a_conversation_that_parts_hits_the_state_of_its_prompt_alone() -> None:
     trace = [parting(0, 1, 2, 9, answer=900), request(1, 2, 9, 3, 4, rest=276, answer=10)]
     one = run(trace, every=BLOCK)
-    assert (one.turns, one.recomputed_tokens_per_turn, one.answer_hit_rate) == (1, 512, 0)  # the prompt's last block
+    assert (one.turns, one.recomputed_tokens_per_turn, one.answer_hit_rate) == (1, 512, 0)  # the prompt's state hits
     assert one.block_hit_rate == 2 / 8
-    assert run(trace, every=BLOCK, placement="nowhere").block_hit_rate == 0  # decode leaves states of the answer only
+    assert run(trace, every=BLOCK, placement="nowhere").block_hit_rate == 0  # no state of the prompt is kept
     goes_on = [replace(trace[0], parts=None), trace[1]]
     assert run(goes_on, every=BLOCK, placement="nowhere").recomputed_tokens_per_turn < 512
 
@@ -135,9 +136,9 @@ def test_a_conversation_that_parts_hits_the_state_of_its_prompt_alone() -> None:
 def test_chats_with_tails_and_thoughts_miss_their_answers() -> None:
     plain, parted = (make("chat", 200, 4, **lengths) for lengths in ({}, {"tail": 5, "thoughts": 300}))
     assert run(plain, 400, 9000, every=BLOCK).answer_hit_rate > 0.01
-    found = run(parted, 400, 9000, every=BLOCK)
-    assert found.answer_hit_rate == 0 and found.turns > 50
-    assert found.block_hit_rate > found.ideal_hit_rate - 0.01 > 0.3
+    parting_run = run(parted, 400, 9000, every=BLOCK)
+    assert parting_run.answer_hit_rate == 0 and parting_run.turns > 50
+    assert parting_run.block_hit_rate > parting_run.ideal_hit_rate - 0.01 > 0.3
     assert run(parted, 400, 9000, every=BLOCK, placement="nowhere").block_hit_rate == 0
 
 
@@ -150,14 +151,14 @@ def test_a_branch_point_is_found_by_the_third_prompt() -> None:
 
 
 def test_the_last_token_of_a_prompt_is_computed_in_any_case() -> None:
-    assert run([request(1, 2)] * 2).block_hit_rate == 1 / 4  # not the block with the last token
+    assert run([request(1, 2)] * 2).block_hit_rate == 1 / 4  # the block with the last token misses
     assert run([request(1, 2, 3, rest=1)] * 2).block_hit_rate == 2 / 6
 
 
 def test_the_state_used_longest_ago_goes() -> None:
     trace = [request(n, 10 * n, rest=9) for n in (1, 2, 1, 3, 2, 1)]
     one = run(trace, states=2)
-    assert one.block_hit_rate == 1 / 12  # the third; the fourth evicts 2, the fifth 1
+    assert one.block_hit_rate == 1 / 12  # only the third request hits; the fourth evicts 2, the fifth evicts 1
     assert one.evicted_states == 3 and one.leaked_slots == 0
 
 
@@ -179,15 +180,15 @@ def test_a_placement_counts_tokens() -> None:
 @pytest.mark.parametrize("policy", ["lru", "return-rate"])
 def test_larger_chunks_take_fewer_forwards_and_lose_no_hit(policy: str) -> None:
     trace = short("chat", 24, 1)
-    found = [run(trace, 12, 400, policy, chunk=chunk, every=BLOCK) for chunk in (512, 1000, 8192)]
-    forwards = [one.forwards_per_prompt for one in found]
+    runs = [run(trace, 12, 400, policy, chunk=chunk, every=BLOCK) for chunk in (512, 1000, 8192)]
+    forwards = [one.forwards_per_prompt for one in runs]
     assert forwards == sorted(forwards, reverse=True) and forwards[-1] >= 1
-    assert len({one.whole_hit_rate for one in found}) == 1
-    assert [one.leaked_slots for one in found] == [0] * 3
+    assert len({one.whole_hit_rate for one in runs}) == 1
+    assert [one.leaked_slots for one in runs] == [0] * 3
 
 
 def test_a_request_that_could_run_waits_for_pages() -> None:
-    """The first takes all 4 pages for three chunks and an answer; meanwhile a row is free."""
+    """The first request holds all 4 pages for three chunks and an answer; the second waits although a row is free."""
     trace = [request(n, n + 1, n + 2, rest=76, answer=500) for n in (0, 10)]
     one = run(trace, pages=4, chunk=BLOCK, running=2)
     assert (one.longest_wait, one.requests, one.leaked_slots) == (4, 2, 0)
@@ -205,7 +206,7 @@ def test_prompts_without_tokens_count_and_do_nothing() -> None:
     assert (one.requests, one.block_hit_rate, one.leaked_slots) == (3, 0, 0)
 
 
-# -- what holds for all ----------------------------------------------------------------------------
+# -- properties of all policies --------------------------------------------------------------------
 
 
 @pytest.mark.sample
@@ -217,8 +218,8 @@ def test_every_policy_serves_every_kind_and_twice_the_same(policy: str, kind: st
     assert same(one) == same(replay(trace, 6, 150, policy, 0.25, loop=Loop(running=3)))
     late = trace[len(trace) - one.requests :]
     asked = sum(len(each.hash_ids) for each in late)
-    found = (one.block_hit_rate + one.answer_hit_rate) * asked
-    assert found + sum(one.misses_by_reason.values()) == pytest.approx(asked)
+    hits = (one.block_hit_rate + one.answer_hit_rate) * asked
+    assert hits + sum(one.misses_by_reason.values()) == pytest.approx(asked)
     assert 0 <= one.block_hit_rate <= one.ideal_hit_rate
     assert min(one.misses_by_reason.values()) >= 0 == one.leaked_slots
     assert one.us_per_match > 0 and one.us_per_insert > 0
@@ -247,7 +248,7 @@ def test_ids_may_be_numbers_of_any_size(policy: str) -> None:
 
 
 def test_an_id_may_be_at_several_places() -> None:
-    """Two prompts share tokens as far as their ids agree, from the first on."""
+    """Two prompts share the tokens of their common first ids; an equal id at another place shares nothing."""
     trace = [request(1, 2), request(3, 1, 2), request(1, 2, 3)]
     chained = [request(1, 2), request(3, 4, 5), request(1, 2, 6)]
     assert same(run(trace)) == same(run(chained)) and run(trace).block_hit_rate > 0
@@ -259,21 +260,21 @@ def test_prompts_shorter_than_a_block_are_asked_for_and_never_found() -> None:
     assert one.misses_by_reason == {"no_sharing": 0, "evicted": 0, "no_snapshot": 0, "not_filled": 2}
 
 
-# -- policies beside each other --------------------------------------------------------------------
+# -- comparisons of policies -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_bound_is_the_ideal_where_there_is_room(kind: str) -> None:
     trace = make(kind, 150, 5)
     room = sum(len(one.hash_ids) + 4 for one in trace)
-    found = bound(trace, room, room)
-    assert found.block_hit_rate == pytest.approx(found.ideal_hit_rate) and found.ideal_hit_rate > 0.2
+    limit = bound(trace, room, room)
+    assert limit.block_hit_rate == pytest.approx(limit.ideal_hit_rate) and limit.ideal_hit_rate > 0.2
     half = bound(trace, room, room, 0.5)
     assert half.requests == 75 and half.block_hit_rate == pytest.approx(half.ideal_hit_rate)
 
 
 def nested(seed: int) -> list[TraceRequest]:
-    """Prompts that part from each other at many depths; some come again."""
+    """Returns requests whose prompts part from each other at many depths; some prompts are repeated."""
     draw, trace = random.Random(f"nested {seed}"), list[TraceRequest]()
     for at in range(40):
         whole = trace and draw.random() < 0.3
@@ -286,15 +287,15 @@ def nested(seed: int) -> list[TraceRequest]:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_no_policy_exceeds_the_bound(seed: int) -> None:
-    """With few states, few pages, or both: whatever prompts have in common."""
+    """The bound holds with few states, with few pages, and with few of both."""
     trace = nested(seed)
     longest = max(len(one.hash_ids) for one in trace)
     for states, pages in ((2, 200), (5, 200), (5, longest + 8), (200, longest + 8)):
         limit = bound(trace, states, pages)
-        found = [replay(trace, states, pages, policy, loop=ENDS) for policy in NAMES]
-        best = max(one.block_hit_rate for one in found)
+        runs = [replay(trace, states, pages, policy, loop=ENDS) for policy in NAMES]
+        best = max(one.block_hit_rate for one in runs)
         assert best <= limit.block_hit_rate + 1e-9 <= limit.ideal_hit_rate + 1e-8
-        assert found[0].ideal_hit_rate == limit.ideal_hit_rate
+        assert runs[0].ideal_hit_rate == limit.ideal_hit_rate
     assert bound(trace, 2, longest).block_hit_rate <= bound(trace, 2, 200).block_hit_rate < limit.ideal_hit_rate
 
 
@@ -304,17 +305,17 @@ def test_the_bound_counts_requests_from_the_first_that_counts() -> None:
         [1 / 8, 1 / 4, 1 / 2]
     )
     assert bound(trace, 2, 9).block_hit_rate == pytest.approx(2 / 8)
-    assert bound(trace, 2, 3).block_hit_rate == pytest.approx(2 / 8)  # one page beside the two of the request that runs
+    assert bound(trace, 2, 3).block_hit_rate == pytest.approx(2 / 8)  # the running request takes two of the three pages
     assert bound(trace, 2, 2).block_hit_rate == 0
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_bound_is_reached_where_prompts_share_nothing(seed: int) -> None:
-    """Prompts of one length with nothing in common: a search through all choices finds the same."""
+    """Prompts have equal lengths and share nothing: a search through all choices finds the bound's hits."""
     draw, prompts = random.Random(f"nothing {seed}"), [tuple(range(3 * n, 3 * n + 3)) for n in range(6)]
     asked = draw.choices(range(6), k=24)
     trace, states = [request(*prompts[n], 99 + n, rest=9) for n in asked], draw.randint(1, 3)
-    best = {frozenset[int](): 0}  # what is kept -> most hits that can have led there
+    best = {frozenset[int](): 0}  # set of kept prompts -> most hits on any way to this set
     for n in asked:
         following: dict[frozenset[int], int] = {}
         for kept, hits in best.items():
@@ -330,7 +331,7 @@ def test_the_bound_is_reached_where_prompts_share_nothing(seed: int) -> None:
 @pytest.mark.parametrize("states", [16, 64])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_default_beats_the_least_recently_used(kind: str, states: int) -> None:
-    """By more than a hundredth of all blocks; times play no part in it."""
+    """The hit rate is higher by more than 0.01."""
     default, lru = (replay(made(kind), states, 50_000, policy) for policy in ("return-rate", "lru"))
     assert default.block_hit_rate > lru.block_hit_rate + 0.01
 
@@ -340,7 +341,7 @@ def made(kind: str) -> list[TraceRequest]:
     return make(kind, 500, 0)
 
 
-# -- many runs, and what is refused ----------------------------------------------------------------
+# -- tables of many runs, and refusals -------------------------------------------------------------
 
 
 def test_every_policy_has_its_row_and_every_number_of_states_its_column() -> None:
@@ -372,9 +373,9 @@ def test_without_scipy_the_bound_is_refused_before_the_work(monkeypatch: pytest.
 
 def test_beside_the_bound_a_policy_has_its_share_of_it() -> None:
     trace = short("chat", 20, 2)
-    found = compare(trace, (2, 4), 60, ("lru", BOUND))
-    rows = {str(row["policy"]): row for row in table(found)}
-    rates = {(one.policy, one.states): one.block_hit_rate for one in found}
+    runs = compare(trace, (2, 4), 60, ("lru", BOUND))
+    rows = {str(row["policy"]): row for row in table(runs)}
+    rates = {(one.policy, one.states): one.block_hit_rate for one in runs}
     for size in (2, 4):
         mine, most = rates["lru", size], rates[BOUND, size]
         assert rows["lru"][str(size)] == f"{mine:.3f} ({mine / most:.0%})" and mine <= most
@@ -383,7 +384,7 @@ def test_beside_the_bound_a_policy_has_its_share_of_it() -> None:
 
 
 def test_a_policy_of_the_callers_own() -> None:
-    """As a class, as a function, and by its name; the names of policies are looked up when they are used."""
+    """A caller can give a policy as a class, as a function, or by its name."""
     trace = short("chat", 60, 0)
     named = same(replay(trace, 8, 100, "lru-tombstones"))
     for policy, name in ((Lru, "Lru"), (lambda: Lru(), "<lambda>"), (f"{Lru.__module__}:Lru",) * 2):

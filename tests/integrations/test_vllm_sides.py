@@ -1,4 +1,4 @@
-"""Both sides of vLLM's connector without vLLM: what is decided, what is moved, what is refused."""
+"""Tests both sides of vLLM's connector without vLLM: what they save, load, lose and refuse."""
 
 import importlib
 import pickle
@@ -32,7 +32,11 @@ SIZE, BYTES, BLOCKS = 4, 48, 12
 
 
 def caches(*layers: tuple[list[str], int, int, int], blocks: int = BLOCKS) -> Any:
-    """What a worker needs of vLLM's configuration: names, layer stride, block stride and offset of each tensor."""
+    """Returns a stand-in for vLLM's cache configuration.
+
+    Args:
+        layers: names, layer stride, block stride and offset of each tensor; strides and offset in bytes.
+    """
     return SimpleNamespace(
         num_blocks=blocks,
         kv_cache_tensors=[
@@ -43,12 +47,12 @@ def caches(*layers: tuple[list[str], int, int, int], blocks: int = BLOCKS) -> An
 
 
 def over(blocks: int) -> Any:
-    """What two groups over one tensor look like."""
+    """Returns the cache configuration of two groups whose layers share one tensor."""
     return caches((["a"], blocks * BYTES, BYTES, 0), (["state"], blocks * BYTES, BYTES, 0), blocks=blocks)
 
 
 class Group:
-    """A cache manager of vLLM: attention reads all blocks, a recurrent layer the last."""
+    """Stands in for a cache manager of vLLM: attention reads all blocks, a recurrent layer only the last."""
 
     def __init__(self, number: int, recurrent: bool) -> None:
         self.kv_cache_group_id, self.recurrent, self.block_size = number, recurrent, SIZE
@@ -60,7 +64,7 @@ class Group:
 
 
 class Case:
-    """A scheduler's side and its workers over two groups."""
+    """The scheduler's side of a connector and its workers, over one group of attention and one of states."""
 
     def __init__(
         self, host_blocks: int = 20, ranks: int = 1, store: Store | None = None, drop: bool = False,
@@ -83,7 +87,11 @@ class Case:
         return SimpleNamespace(request_id=name, num_tokens=tokens, hashes=hashes)
 
     def computed(self, name: str, *tables: Sequence[int]) -> None:
-        """vLLM has computed a request: block ids of each group, 0 for the null block."""
+        """Records that vLLM has computed a request.
+
+        Args:
+            tables: block ids of each group; 0 is the null block.
+        """
         for group, ids in zip(self.groups, tables, strict=True):
             group.num_cached_block[name] = len(ids)
             group.req_to_blocks[name] = [
@@ -95,22 +103,26 @@ class Case:
             ]  # fmt: skip
 
     def load(self, asked: Any, reach: int, *blocks: Sequence[int]) -> Plan:
-        """vLLM asks how far a request can be loaded, and loads it into blocks."""
+        """Loads a request into blocks, as vLLM does, and returns the plan of the step.
+
+        Args:
+            reach: tokens that must be loadable.
+        """
         assert self.side.matched(asked, 0) == reach
         self.side.allocated(asked, blocks, reach)
         return self.step()
 
     def reaches(self, asked: Any) -> list[int]:
-        """How far each try to load a request reaches, until one loads it or none is left."""
-        found = []
+        """Tries to load a request until it succeeds or nothing is left; returns the tokens that each try asked for."""
+        reached = []
         while (reach := self.side.matched(asked, 0)) and not self.side.counts.loaded:
             blocks = range(1, reach // SIZE + 1)
             self.load(asked, reach, list(blocks), [0] * (len(blocks) - 1) + [9])
-            found.append(reach)
-        return found
+            reached.append(reach)
+        return reached
 
     def save(self, name: str, *tables: Sequence[int]) -> Plan:
-        """Computes a request, saves what its step completes, and writes it to the store."""
+        """Computes a request, saves its filled blocks to host memory and the store; returns the plan of the save."""
         self.computed(name, *tables)
         plan = self.step(name)
         while self.side.busy:
@@ -118,7 +130,7 @@ class Case:
         return plan
 
     def step(self, *scheduled: str) -> Plan:
-        """A step on each rank, and what comes of it."""
+        """Runs a step on each rank, reports its outcome to the scheduler's side, and returns its plan."""
         plan = pickle.loads(pickle.dumps(self.side.plan(scheduled, ())))
         report, finished, failed = Report(), set[str](), set[str]()
         for worker in self.workers:
@@ -134,7 +146,7 @@ class Case:
 
 @pytest.fixture
 def case() -> Case:
-    """Three blocks of a prompt are saved, with the states after the second and the third."""
+    """A case that has saved three KV blocks of a prompt, and the states after the second and the third."""
     made = Case()
     made.memory[0][1:6] = torch.arange(1, 6, dtype=torch.uint8)[:, None]
     made.save("a", [1, 2, 3], [0, 4, 5])
@@ -173,7 +185,7 @@ def test_a_block_is_saved_once(case: Case) -> None:
 
 
 def test_a_state_inside_a_block_is_not_saved() -> None:
-    """vLLM can keep one at a finer boundary; its hash is not that of the whole block."""
+    """vLLM can keep a state inside a block; the hash of such a state covers only a part of the block."""
     case = Case()
     case.computed("a", [1], [2])
     case.groups[1].req_to_blocks["a"][0].block_hash_num_tokens = SIZE - 1
@@ -234,7 +246,7 @@ def test_the_store_is_asked_once_and_read_into_host_memory() -> None:
 
 
 def filled(store: MemoryStore, ranks: int = 1) -> Case:
-    """A store that has five blocks of a prompt: KV of each, and the states after the second and the fifth."""
+    """Fills a store with five KV blocks of a prompt and the states after the second and the fifth; returns the case."""
     case = Case(store=store, ranks=ranks)
     for number, memory in enumerate(case.memory):
         memory[1:8] = torch.arange(1, 8, dtype=torch.uint8)[:, None] + 100 * number
@@ -244,7 +256,7 @@ def filled(store: MemoryStore, ranks: int = 1) -> Case:
 
 
 def named(case: Case, prompt: int, group: int, rank: int = 0) -> str:
-    """What the store calls a block."""
+    """Returns the name of a block in the store."""
     key = bytes([prompt]) * 32 + group.to_bytes(4, "big")
     return case.side.cache.form.name(record_key(bytes(32), rank, key))
 
@@ -256,7 +268,7 @@ def named(case: Case, prompt: int, group: int, rank: int = 0) -> str:
 def test_a_failed_load_keeps_the_front(
     fault: str, prompt: int, group: int, ranks: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is in front of the first loss is loaded with the next try, from the state that is there."""
+    """The next try loads the blocks in front of the first lost record, up to a state that still exists."""
     caplog.set_level("WARNING", "memstate")
     store = MemoryStore()
     first = filled(store, ranks)
@@ -266,7 +278,7 @@ def test_a_failed_load_keeps_the_front(
     assert (case.side.counts.lost, case.side.counts.loaded) == (1, 0)
     assert "load failed request='b'" in caplog.text
     assert case.side.cache.evictable == len(case.side.cache)
-    if fault == "raises":  # nobody knows which record of the call it was: all of it is lost
+    if fault == "raises":  # the failing record is unknown, so all records of the call are lost
         assert case.side.matched(asked, 0) == 0
         return
     calls = len(store.calls)
@@ -280,14 +292,14 @@ def test_a_failed_load_keeps_the_front(
 
 
 def test_each_retry_asks_for_less() -> None:
-    """A store that has everything and gives nothing but KV is asked once for each state, and no more."""
+    """The store lists all records but refuses to read states: each state is tried once, the longest first."""
     store = MemoryStore()
     first = filled(store)
     for prompt in (1, 4):
         store.faults[named(first, prompt, 1)] = "denied"
     case = Case(store=store)
     assert case.reaches(first.request("b", 22)) == [20, 8]
-    assert (case.side.counts.lost, len(case.side.cache)) == (2, 5)  # KV came, and stays
+    assert (case.side.counts.lost, len(case.side.cache)) == (2, 5)  # the KV that was read stays in host memory
     case.side.finished("b")
     assert not case.side._known
 
@@ -296,7 +308,7 @@ def test_a_load_that_host_memory_has_no_room_for_loads_what_fits() -> None:
     store = MemoryStore()
     first = filled(store)
     case = Case(host_blocks=4, store=store)
-    assert case.reaches(first.request("b", 22)) == [20, 8]  # five blocks of KV and a state, then two and a state
+    assert case.reaches(first.request("b", 22)) == [20, 8]  # 5 KV blocks and a state; then 2 and a state
     assert (case.side.counts.lost, case.side.counts.loaded) == (1, 3)
 
 
@@ -314,7 +326,7 @@ def test_a_request_that_ended_while_its_load_failed_is_forgotten() -> None:
 
 
 def test_adapters_do_not_meet() -> None:
-    """vLLM's hashes are equal where an adapter's name and path are."""
+    """Two adapters of one name and path have equal hashes in vLLM, so memstate adds a digest of the adapter."""
     store = MemoryStore()
     for adapter, reach in ((b"one", 0), (b"two", 0), (b"one", 8), (b"", 0)):
         case = Case(store=store, adapter=lambda request, adapter=adapter: adapter)
@@ -322,12 +334,12 @@ def test_adapters_do_not_meet() -> None:
         assert case.side.matched(asked, 0) == reach
         if not reach:
             case.save("a", [1, 2], [3, 4])
-        case.side.ended("a")  # preempted: the adapter is still its own
+        case.side.ended("a")  # preempted: the request keeps its adapter
         assert case.side._known["a"].adapter == adapter
 
 
 def test_nothing_from_before_a_reset_is_found() -> None:
-    """vLLM resets after new weights, which no file may tell of. Another process still finds what the store has."""
+    """vLLM resets after it loads new weights. Another process still finds the records of the store."""
     store = MemoryStore()
     case = filled(store)
     asked = case.request("b", 22)
@@ -336,7 +348,7 @@ def test_nothing_from_before_a_reset_is_found() -> None:
     assert case.side.matched(asked, 0) == 0
     case.save("c", [1, 2], [0, 3])
     case.side.cache.evict(9)
-    assert case.side.matched(case.request("d", 22), 0) == 8  # what it has computed since
+    assert case.side.matched(case.request("d", 22), 0) == 8  # request c, computed after the reset
     assert Case(store=store).side.matched(asked, 0) == 20
 
 
@@ -358,13 +370,13 @@ def test_each_rank_has_records_of_its_own() -> None:
     asked = first.request("b", 7)
     second.load(asked, 4, [6], [7])
     assert [memory[6:8, 0].tolist() for memory in second.memory] == [[1, 1], [2, 2]]
-    del store.records[sorted(store.records)[0]]  # of one rank: the block is nowhere
+    del store.records[sorted(store.records)[0]]  # a block that one rank lacks counts as missing
     assert Case(ranks=2, store=store).side.matched(asked, 0) == 0
 
 
 @pytest.fixture
 def room(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What staging has room for at each look, of which a step has two; from the last on as much as that."""
+    """Free blocks of staging at each query. A step queries twice; the last number holds for all later queries."""
     looks = [0]
     monkeypatch.setattr(Transfers, "room", property(lambda transfers: looks.pop(0) if len(looks) > 1 else looks[0]))
     return looks
@@ -386,7 +398,7 @@ def test_what_staging_has_no_room_for_waits(room: list[int]) -> None:
 
 @pytest.mark.parametrize("name", [None, b"another"])
 def test_a_block_that_vllm_gives_away_before_it_is_packed_is_lost_alone(room: list[int], name: bytes | None) -> None:
-    """Also if it gets an equal name: its bytes are being written again."""
+    """The block is lost even if its new hash equals the old one: vLLM is writing its bytes again."""
     case, room[:] = Case(), [0, 9]
     case.computed("a", [1, 2, 3], [0, 4, 5])
     case.step("a")
@@ -409,7 +421,7 @@ def test_a_block_that_was_given_away_after_it_was_packed_is_saved(room: list[int
 
 
 def test_a_block_that_one_rank_had_not_packed_is_lost(room: list[int]) -> None:
-    case, room[:] = Case(ranks=2), [1, 0, 9]  # the first rank packs the first block, the second nothing
+    case, room[:] = Case(ranks=2), [1, 0, 9]  # the first rank packs a block, the second rank packs none
     case.computed("a", [1], [2])
     case.step("a")
     case.groups[0].req_to_blocks["a"][0].block_hash = None
@@ -420,11 +432,11 @@ def test_a_block_that_one_rank_had_not_packed_is_lost(room: list[int]) -> None:
 
 @pytest.mark.parametrize(("looks", "steps"), [(2, 5), (1, 3)])
 def test_a_chunk_of_8192_tokens_is_saved_whole(monkeypatch: pytest.MonkeyPatch, looks: int, steps: int) -> None:
-    """512 blocks of 2 MiB with the default staging, whose copies take one step, or half a step."""
+    """Saves 512 blocks of 2 MiB through the default staging; a copy takes one step, or half a step."""
     case = Case(host_blocks=512, blocks=513)
     block = StateLayout((Plane("block", (2 << 20,), torch.uint8),), layers=1)
     _, outward = Settings(1).staged(RecordFormat("kv", block, bytes(32)).nbytes)
-    look, leaving = 0, list[tuple[int, int]]()  # the look from which on staging is free again, and the blocks
+    look, leaving = 0, list[tuple[int, int]]()  # query number; (query at which a copy ends, its blocks)
 
     def room(transfers: Transfers) -> int:
         return outward - sum(blocks for over, blocks in leaving if over > look)
@@ -457,7 +469,7 @@ def test_what_waits_when_vllm_sleeps_is_lost_and_staging_is_made_again(room: lis
     case.step("a")
     worker = case.workers[0]
     worker.suspend()
-    worker._transfers._staged = worker._transfers._inward = None  # what vLLM took away
+    worker._transfers._staged = worker._transfers._inward = None  # vLLM has freed this memory
     worker.restore()
     case.step()
     assert (case.side.counts.saved, case.side.counts.refused, case.side.busy) == (0, 4, False)
@@ -494,7 +506,7 @@ def test_settings_that_cannot_be_meant(given: dict[str, Any], what: str) -> None
 
 
 def test_host_memory_in_bytes_and_staging_in_blocks() -> None:
-    """The cache has 12 blocks of 96 bytes."""
+    """A block of this cache takes 96 bytes."""
     given = caches((["a"], BLOCKS * BYTES, BYTES, 0), (["state"], BLOCKS * BYTES, BYTES, BLOCKS * BYTES))
     for tensor in given.kv_cache_tensors:
         tensor.size = BLOCKS * 2 * BYTES

@@ -1,4 +1,4 @@
-"""The sweep: what it tries, what it notices, how it measures and ranks, and what it leaves behind."""
+"""Tests the sweep of launch configurations: its grid, its checks, its timing, its ranking and its files."""
 
 import json
 import os
@@ -49,7 +49,7 @@ on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="what a machine wi
 
 @pytest.fixture
 def cli() -> Callable[..., Any]:
-    """The command, where its packages are."""
+    """A function that runs `memstate tune`; tests are skipped if packages of the command are missing."""
     for package in ("typer", "rich"):
         pytest.importorskip(package)
     from tests.support.command import memstate
@@ -59,7 +59,7 @@ def cli() -> Callable[..., Any]:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder of the user's, nothing shipped, and a process that has read nothing."""
+    """The user's folder of configurations, empty; no shipped file exists, and the process has read no file."""
     monkeypatch.setattr(tuned, "SHIPPED", tmp_path / "shipped")
     monkeypatch.setenv("MEMSTATE_TUNED", str(tmp_path / "user"))
     tuned.forget()
@@ -67,7 +67,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     tuned.forget()
 
 
-# -- what is tried ---------------------------------------------------------------------------------
+# -- the grid --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("timed", [False, True])
@@ -80,15 +80,15 @@ def test_one_axis_changes_at_a_time_and_the_cheapest_first(kernel: str, timed: b
     assert all(len(names) == 1 for names in changed)
     order = list(dict.fromkeys(names[0] for names in changed))
     assert set(order) == set(asdict(default)) - (set() if timed else {grid.FREE_AXIS})
-    assert timed is False or grid.FREE_AXIS not in order or order[0] == grid.FREE_AXIS  # it needs no compilation
+    assert timed is False or grid.FREE_AXIS not in order or order[0] == grid.FREE_AXIS  # needs no compilation
     assert grid.one_at_a_time(kernel, timed, 3) == configs[:3]
 
 
 def test_the_best_values_are_combined_by_what_they_promise() -> None:
     goodness = dict.fromkeys(grid.one_at_a_time("conv", True), 1.0)
     goodness |= {ConvConfig(warps=2): 3.0, ConvConfig(window_bytes=1024): 2.0, ConvConfig(window_bytes=4096): 0.5}
-    found = grid.combinations("conv", True, goodness)
-    assert found == [ConvConfig(window_bytes=1024, warps=2)]  # the others differ from the default in one axis
+    combined = grid.combinations("conv", True, goodness)
+    assert combined == [ConvConfig(window_bytes=1024, warps=2)]  # all others change one axis only
     assert grid.combinations("conv", True, {**goodness, ConvConfig(warps=2): 0.0})[0].warps == 4
     assert grid.combinations("conv", True, goodness, limit=5) == []
     assert len(grid.combinations("copy", True, dict.fromkeys(grid.one_at_a_time("copy", True), 1.0))) <= 12
@@ -137,11 +137,11 @@ def test_a_kernel_without_a_state_in_the_model_takes_another_model() -> None:
     assert names["selective", "mamba"] == "mamba"
 
 
-# -- what the check notices ------------------------------------------------------------------------
+# -- faults that the check notices -----------------------------------------------------------------
 
 
 def planted(name: str, fault: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes an operation do something else: fault(the true operation, planes, its tensors)."""
+    """Replaces an operation by `fault`, which gets the true operation before its arguments."""
     true = getattr(copy, name)
     monkeypatch.setattr(copy, name, lambda *given: fault(true, *given))
 
@@ -252,18 +252,18 @@ def test_a_wrong_configuration_is_excluded_and_nothing_is_stored(
     done = cli("--kernels", "copy", "--model", "lfm2", "--limit", 3, "--json", report)
     assert done.status == 1 and not (folder / "sm-90.json").exists()
     assert "differs from the reference: copy_slots" in done.err
-    found = json.loads(report.read_text())
-    assert [trial["checked"] for trial in found["trials"]] == [True, False, True]
-    assert [one["config"] for one in found["trials"] if one["why"]] == [asdict(second)] and found["stored"] is None
-    assert found["entries"][0]["config"] != asdict(second)
+    outcome = json.loads(report.read_text())
+    assert [trial["checked"] for trial in outcome["trials"]] == [True, False, True]
+    assert [one["config"] for one in outcome["trials"] if one["why"]] == [asdict(second)] and outcome["stored"] is None
+    assert outcome["entries"][0]["config"] != asdict(second)
 
 
 def _with_costs(cost: dict[str, Any]) -> Any:
-    """The checks as they are, and this cost instead of compiling."""
+    """Returns a stand-in for `findings` that compiles nothing: every configuration has the given cost."""
     return lambda task, given, configs: [cost] * len(configs) if task == "compiled" else findings(task, given, configs)
 
 
-# -- what compiled code is worth -------------------------------------------------------------------
+# -- the cost of compiled code ---------------------------------------------------------------------
 
 
 CASES = [cost.Shaped(SimpleNamespace(num_warps=4), 4096 * 4)] * 3  # type: ignore[arg-type]
@@ -286,12 +286,12 @@ def test_the_worst_operation_decides(changes: dict[str, Any], why: str, monkeypa
     reports = iter([report(), report(registers=90, **changes), report(shared_bytes=64)])
     monkeypatch.setattr(cost, "compile_cases", lambda config: CASES)
     monkeypatch.setattr(cost, "build", lambda case, target: next(reports))
-    found = cost._cost.__wrapped__(DEFAULT, "sm_90")
-    assert (found.registers, found.shared_bytes, found.why) == (90, 64, why)
+    worst = cost._cost.__wrapped__(DEFAULT, "sm_90")
+    assert (worst.registers, worst.shared_bytes, worst.why) == (90, 64, why)
 
 
 def test_a_case_of_more_warps_has_the_registers_that_they_leave() -> None:
-    """As its launch has: 16 warps of 255 registers a thread fit no multiprocessor."""
+    """16 warps of 255 registers a thread fit no multiprocessor, so the case limits registers as the launch does."""
     for warps, most in ((1, 255), (8, 255), (16, 128)):
         (marked,) = (one.case for one in cost.compile_cases(tuned.ConvConfig(warps=warps)) if "_marks" in one.case.name)
         assert (marked.num_warps, marked.options["maxnreg"]) == (warps, most)
@@ -316,7 +316,7 @@ def test_the_weight_is_register_bytes_per_byte_in_flight(
 
 @pytest.mark.parametrize("kernel", tuning.KERNELS)
 def test_the_default_is_what_the_catalogue_compiles(kernel: str) -> None:
-    """A case that is shaped by the default is the case itself; another configuration shapes it otherwise."""
+    """The default leaves the catalogue's cases as they are; some other configuration changes them."""
     default, *others = grid.one_at_a_time(kernel, timed=False)
     cases = cost.compile_cases(default)
     plain = [case for case in tuned.compile_cases(kernel) if not case.rare][: cost.FEW]
@@ -325,7 +325,7 @@ def test_the_default_is_what_the_catalogue_compiles(kernel: str) -> None:
 
 
 def test_compiled_code_is_inspected_in_another_process() -> None:
-    narrow = CopyConfig(lanes=256)  # two words for each of 128 threads
+    narrow = CopyConfig(lanes=256)  # words: two for each of 128 threads
     default, excluded = findings("compiled", "sm_90", [GatherConfig(), narrow])
     assert default["registers"] > 0 and (default["spill_bytes"], default["why"]) == (0, "")
     assert default["narrowest_bulk_access_bits"] == 128 and default["weight"] > 0
@@ -344,22 +344,22 @@ def test_the_command_ranks_checks_and_stores_where_there_is_no_gpu(cli: Any, fol
     printed = " ".join(cli("--kernels", "copy", "--model", "qwen3_next", "--limit", 2, "--json", target).out.split())
     assert "NOT timed (no GPU): ranked by compiled code, launches keep their defaults" in printed
 
-    found = json.loads(target.read_text())
-    assert set(found) == KEYS | {"stored"} and set(found["entries"][0]) == ENTRY
-    assert (found["device"], found["timed"]) == ("sm_90", False)
-    assert found["versions"]["torch"] == torch.__version__
-    tried, (entry,) = found["trials"], found["entries"]
+    outcome = json.loads(target.read_text())
+    assert set(outcome) == KEYS | {"stored"} and set(outcome["entries"][0]) == ENTRY
+    assert (outcome["device"], outcome["timed"]) == ("sm_90", False)
+    assert outcome["versions"]["torch"] == torch.__version__
+    tried, (entry,) = outcome["trials"], outcome["entries"]
     assert [trial["config"] for trial in tried] == [asdict(c) for c in grid.one_at_a_time("copy", False, 2)]
     assert [trial["default"] for trial in tried] == [True, False] and sum(trial["chosen"] for trial in tried) == 1
     assert all(trial["checked"] and trial["details"]["registers"] > 0 for trial in tried)
     assert entry["value"] == min(trial["value"] for trial in tried) and entry["key"] == "unit=16,tiles=4096"
 
-    assert found["stored"] == str(folder / "sm-90.json")
+    assert outcome["stored"] == str(folder / "sm-90.json")
     stored = tuned.read(folder / "sm-90.json")
-    assert stored == {name: found[name] for name in stored} and set(stored) == KEYS - {"trials", "complete"}
+    assert stored == {name: outcome[name] for name in stored} and set(stored) == KEYS - {"trials", "complete"}
 
 
-# -- how copies are timed --------------------------------------------------------------------------
+# -- timing on a device ----------------------------------------------------------------------------
 
 
 @pytest.mark.gpu
@@ -374,11 +374,11 @@ def test_a_device_times_a_copy_and_a_sweep_stores_it(folder: Path) -> None:
     assert copy_launch(storage.device, planes.unit, planes.tiles.shape[0]).config == outcome.best[0].config
 
 
-# -- a timed sweep, under a clock of the test ------------------------------------------------------
+# -- a timed sweep under a false clock -------------------------------------------------------------
 
 
 class Clock:
-    """Says how long a copy takes by its configuration; runs nothing."""
+    """A clock that runs nothing: a copy takes the seconds of its configuration."""
 
     def __init__(self, seconds: dict[CopyConfig, float]) -> None:
         self.seconds = seconds
@@ -401,7 +401,7 @@ def test_a_timed_sweep_decides_what_is_launched(folder: Path, monkeypatch: pytes
     calls: list[tuple[int, int]] = []
     outcome = timed_sweep(clock, limit=3, progress=lambda *at: calls.append(at))
     layout = toy("lfm2").layout
-    moved = layout.payload_bytes_per_slot  # by a zero of the one slot that fits, and twice as much by a copy
+    moved = layout.payload_bytes_per_slot  # bytes that a zero of the one slot moves; a copy moves twice as many
     assert (outcome.device, outcome.timed, outcome.complete) == ("cpu", True, True)
     assert calls == [(1, 3), (2, 3), (3, 3)] and [trial.config for trial in outcome.trials] == configs
     assert [trial.value for trial in outcome.trials] == pytest.approx(
@@ -409,7 +409,7 @@ def test_a_timed_sweep_decides_what_is_launched(folder: Path, monkeypatch: pytes
     )
     assert [trial.micros for trial in outcome.trials] == pytest.approx([4, 5, 2])
     assert outcome.trials[2].details["copy, 1"] == pytest.approx(2 * moved / 2e-6)
-    assert outcome.yardstick["1 slots"] == pytest.approx([2 * layout.bytes_per_slot / 4e-6] * 2)  # before and after
+    assert outcome.yardstick["1 slots"] == pytest.approx([2 * layout.bytes_per_slot / 4e-6] * 2)  # at start and end
 
     path = tuning.store(outcome)
     assert path == folder / "cpu.json"
@@ -433,7 +433,7 @@ def test_a_wrong_configuration_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> 
     clock = Clock({default: 4e-6, second: 1e-6})
     outcome = timed_sweep(clock, limit=2)
     assert (len(outcome.wrong), outcome.best) == (2, [])
-    assert set(clock.asked) == {default}  # the yardstick alone, outside of trials
+    assert set(clock.asked) == {default}  # only the yardstick was timed, under the default
     with pytest.raises(InvalidArgument, match="nothing to store for cpu: every configuration is excluded"):
         tuning.store(outcome)
 
@@ -453,7 +453,11 @@ def test_a_sweep_that_is_stopped_says_so(folder: Path) -> None:
 def outcome_of(
     *values: float | None, timed: bool = True, device: str = "cpu", key: str = "unit=16,tiles=8"
 ) -> SweepResult:
-    """A sweep whose configurations, the default first, came to these values; None: excluded."""
+    """Returns the result of a sweep.
+
+    Args:
+        values: the values of the configurations, the default first; None: excluded.
+    """
     unit = "bytes/s" if timed else cost.UNIT
     made = [
         Trial("copy", key, config, True, value, unit, "" if value else "spills 8 bytes", {}, micros)
@@ -479,7 +483,7 @@ def test_the_default_stays_unless_another_is_clearly_better(timed: bool, values:
     assert outcome.best == [outcome.trials[best]]
 
 
-# -- what is stored --------------------------------------------------------------------------------
+# -- stored files ----------------------------------------------------------------------------------
 
 
 def test_nothing_untimed_changes_a_launch_here() -> None:
@@ -495,11 +499,11 @@ def test_a_sweep_of_other_planes_adds_to_the_file(folder: Path, monkeypatch: pyt
     path = tuning.store(outcome_of(1.0))
     tuning.store(outcome_of(2.0, key="unit=16,tiles=64"))
     tuning.store(outcome_of(1.0, 3.0, key="unit=16,tiles=8"))
-    found = {entry["key"]: entry["value"] for entry in tuned.read(path)["entries"]}
-    assert found == {"unit=16,tiles=8": 3.0, "unit=16,tiles=64": 2.0}
+    values = {entry["key"]: entry["value"] for entry in tuned.read(path)["entries"]}
+    assert values == {"unit=16,tiles=8": 3.0, "unit=16,tiles=64": 2.0}
 
     monkeypatch.setattr(record, "versions", lambda: {"triton": "9"})
-    tuning.store(outcome_of(4.0, key="unit=16,tiles=2"))  # what another compiler made is no measure
+    tuning.store(outcome_of(4.0, key="unit=16,tiles=2"))  # values of another compiler are dropped
     assert [entry["key"] for entry in tuned.read(path)["entries"]] == ["unit=16,tiles=2"]
 
 
@@ -516,7 +520,7 @@ def test_a_file_is_written_whole_or_not_at_all(folder: Path, monkeypatch: pytest
             tuning.store(outcome_of(1.0, 9.0))
         assert path.read_bytes() == before and list(folder.iterdir()) == [path]
     with pytest.raises(ValueError, match=r"copy, unit=16: expected each key once"):
-        tuning.store(outcome_of(1.0, key="unit=16"))  # a file that a launch would refuse
+        tuning.store(outcome_of(1.0, key="unit=16"))  # a launch would refuse this file
     assert path.read_bytes() == before and list(folder.iterdir()) == [path]
 
 
@@ -542,7 +546,7 @@ def test_the_table_has_the_best_first_and_the_excluded_last() -> None:
     assert tuning.table(outcome_of(3.0, 1.0), None)[1][0]["note"] == "chosen, default"
 
 
-# -- what a person looks at ------------------------------------------------------------------------
+# -- pictures --------------------------------------------------------------------------------------
 
 
 def test_the_picture_marks_the_chosen_and_the_default(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What commands print: tables, numbers with units, progress, and lines of at most 80 columns."""
+"""Tests the output of commands: tables, numbers with units, progress, and lines of at most 80 columns."""
 
 import io
 import os
@@ -109,15 +109,15 @@ def test_a_row_with_the_first_column_only_is_shown() -> None:
 
 
 def lines(times: list[float], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is said without a terminal if a report of one more percent comes at each of these seconds."""
+    """Returns the lines without a terminal, if each of `times` (seconds) reports one more percent."""
     clock = iter([0.0, *times])
     monkeypatch.setattr(output, "monotonic", lambda: next(clock))
     with output.progress("replay", "requests") as report:
         for done, _ in enumerate(times, 1):
             report(done * 1000, 100_000)
-    found = capsys.readouterr()
-    assert found.out == ""
-    return found.err.splitlines()
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    return printed.err.splitlines()
 
 
 def test_long_work_says_now_and_then_how_far_it_is(
@@ -125,14 +125,14 @@ def test_long_work_says_now_and_then_how_far_it_is(
 ) -> None:
     assert lines([3.0, 9.9], capsys, monkeypatch) == []
     assert lines([3.0, 10.0, 12.0, 19.9, 20.0], capsys, monkeypatch) == [
-        "replay: 2,000 of 100,000 requests, 2%, 11.4 min left",  # 7 seconds each
+        "replay: 2,000 of 100,000 requests, 2%, 11.4 min left",  # 7 seconds a percent
         "replay: 5,000 of 100,000 requests, 5%, 6.73 min left",
     ]
-    assert len(lines([10.0 * at for at in range(1, 100)], capsys, monkeypatch)) < 35  # seldom, where it takes long
+    assert len(lines([10.0 * at for at in range(1, 100)], capsys, monkeypatch)) < 35  # long work reports seldom
 
 
 def test_a_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes the output for a terminal
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys, "stderr", screen := io.StringIO())
     with output.progress("trace", "requests") as report:
@@ -170,10 +170,10 @@ def test_every_help_fits_and_the_list_of_commands_is_not_cut(monkeypatch: pytest
 )  # fmt: skip
 def test_every_line_of_every_command_fits(arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(output, "PAUSE", 0.0)  # every report is a line
+    monkeypatch.setattr(output, "PAUSE", 0.0)  # each report prints a line
     name = "gated_delta_step_bf16_rwkv7_value_key_marks"
-    found = [compiling.KernelReport(name, target, 168, 0, 98304, 128, 10, True, 2, 5) for target in compiling.TARGETS]
-    monkeypatch.setattr(compiling, "compile_all", lambda targets, report, _: report(1, 1) or found)
+    reports = [compiling.KernelReport(name, target, 168, 0, 98304, 128, 10, True, 2, 5) for target in compiling.TARGETS]
+    monkeypatch.setattr(compiling, "compile_all", lambda targets, report, _: report(1, 1) or reports)
     form.write(tmp_path / "trace.jsonl", make("chat", 128, 0))
     mem = manager(below=True)
     with metrics.serve(mem, 0, tenant=str, steps=True) as server:

@@ -1,4 +1,4 @@
-"""`memstate top`: from a URL alone to figures, a view, and what to look at first; four troubles are found with it."""
+"""Tests `memstate top`: figures, view and advice from a URL, and the four troubles of the example."""
 
 import json
 import logging
@@ -31,17 +31,17 @@ from tests.support.metered import manager, turn
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers look more often whether they are to end."""
+    """Servers check every 0.01 seconds whether to end."""
     monkeypatch.setattr(BaseServer.serve_forever, "__defaults__", (0.01,))
 
 
-def printed(found: Any) -> str:
+def printed(report: Any) -> str:
     console = Console(file=StringIO(), width=120, color_system=None)
-    console.print(draw(found, "http://x"))
+    console.print(draw(report, "http://x"))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
-# -- the command ----------------------------------------------------------------------------------
+# -- the command -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -73,9 +73,9 @@ def test_json_has_what_happened_between_two_scrapes(
     mem, url = served
     monkeypatch.setattr(time, "sleep", lambda seconds: turn(mem, 1, "[bold]acme") if seconds == 7 else None)
     done = run(url, "--every", "7", "--json", "-")
-    found = json.loads(done.stdout)
-    (of,) = found["managers"]
-    assert found["seconds"] > 0 and of["prompts"]["requests"] == 1 and of["prompts"]["hit"] == 12
+    report = json.loads(done.stdout)
+    (of,) = report["managers"]
+    assert report["seconds"] > 0 and of["prompts"]["requests"] == 1 and of["prompts"]["hit"] == 12
     assert 0 < of["steps"]["count"] < 9 and of["slots"]["free"] == mem.free_slots
     assert sum(of["slots"].values()) == 12 and of["tenants"]["[bold]acme"]["slots"] == 1
 
@@ -124,8 +124,8 @@ def test_bad_input_is_refused(arguments: list[str], says: str) -> None:
 def test_a_name_steers_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     mem = manager()
     turn(mem, 1, "a\x1b]0;title\x07\x9b31m")
-    found = summary(parse(generate_latest(metrics.registry({"m\x1b[2J": mem}, tenant=str)).decode(), "x"))
-    text = printed(found)
+    report = summary(parse(generate_latest(metrics.registry({"m\x1b[2J": mem}, tenant=str)).decode(), "x"))
+    text = printed(report)
     assert "a\ufffd]0;title\ufffd\ufffd31m" in text and "m\ufffd[2J, rank 0" in text and "\x1b" not in text
 
     def refuses(url: str, largest: int) -> bytes:
@@ -139,8 +139,8 @@ def test_figures_of_a_later_version_are_shown() -> None:
     mem = manager()
     text = generate_latest(metrics.registry(mem)).decode()
     more = 'memstate_refusals_total{manager="main",rank="0",reason="more"} 3\n'
-    found = summary(parse(text + more, "x"))
-    assert found["managers"][0]["refusals"]["more"] == 3 and "3 more" in printed(found)
+    report = summary(parse(text + more, "x"))
+    assert report["managers"][0]["refusals"]["more"] == 3 and "3 more" in printed(report)
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "1e308", "1e18", "-1"])
@@ -157,7 +157,7 @@ def test_text_of_something_else_is_refused(text: str) -> None:
         parse(text, "somewhere")
 
 
-# -- figures --------------------------------------------------------------------------------------
+# -- figures ---------------------------------------------------------------------------------------
 
 
 def figures(**values: float) -> Figures:
@@ -172,10 +172,10 @@ def test_counters_grow_and_begin_again() -> None:
 
 def test_two_managers_are_two_frames_and_a_name_is_no_markup() -> None:
     both = {"[red]target": manager(), "draft": manager(slots=5)}
-    found = summary(parse(generate_latest(metrics.registry(both)).decode(), "x"))
-    text = printed(found)
+    report = summary(parse(generate_latest(metrics.registry(both)).decode(), "x"))
+    text = printed(report)
     assert "[red]target, rank 0" in text and "draft, rank 0" in text
-    assert [sum(each["slots"].values()) for each in found["managers"]] == [12, 5]
+    assert [sum(each["slots"].values()) for each in report["managers"]] == [12, 5]
 
 
 def held(slots: int, pages: int) -> dict[str, int]:
@@ -183,7 +183,7 @@ def held(slots: int, pages: int) -> dict[str, int]:
 
 
 def quiet() -> dict[str, Any]:
-    """A manager of which there is nothing to say."""
+    """Returns the figures of a manager that gets no advice."""
     mem = manager(below=True)
     turn(mem, 1)
     turn(mem, 1)
@@ -252,7 +252,7 @@ def test_advice_names_why_states_went(why: str, says: str) -> None:
     [
         ("pages", {"used": 9}, "\"uses\" above 0, KV pages are short"),
         ("cleared", {"used": 9}, "states went with their KV; a call of `clear`"),
-        ("room", {}, "\"uses\" above 0, slots are short"),  # the engine's own KV
+        ("room", {}, "\"uses\" above 0, slots are short"),  # the engine keeps KV, so there are no pages
         ("room", {"used": 9}, "were new: look at salts"),
     ],
 )  # fmt: skip
@@ -268,8 +268,8 @@ def test_states_that_went_with_their_kv_show_as_new_tokens(why: str, pages: dict
 def test_sessions_are_named_where_they_are_in_the_way(emptied: int, refused: int, lines: int) -> None:
     of = quiet()
     of["slots"]["session"], of["sessions"], of["refusals"]["slots"] = 9, {"open": 40, "emptied": emptied}, refused
-    found = advice(of)
-    assert len(found) == lines and ("40 are open" in found[-1] if lines else True)
+    lines_of_advice = advice(of)
+    assert len(lines_of_advice) == lines and ("40 are open" in lines_of_advice[-1] if lines else True)
 
 
 def test_what_has_no_tenant_is_none() -> None:
@@ -312,7 +312,7 @@ def test_a_trouble_is_found_from_two_scrapes_and_the_log(
     def scrape(turns: int) -> Any:
         for _ in islice(loop, turns):
             pass
-        if trouble == "storage" and turns == during:  # the disk has done nothing so far
+        if trouble == "storage" and turns == during:  # the disk was blocked until here
             written.set()
             mem.tiers.flush()
         return parse(generate_latest(registry).decode(), "x", time.monotonic())
@@ -320,9 +320,9 @@ def test_a_trouble_is_found_from_two_scrapes_and_the_log(
     first = scrape(before)
     if trouble == "hit-rate":
         assert summary(first)["managers"][0]["prompts"]["hit_rate"] > 0.7
-    found = summary(scrape(during), first)
-    assert any(says in line for line in found["managers"][0]["advice"]), found["managers"][0]["advice"]
-    assert says.split()[0] in printed(found)
+    report = summary(scrape(during), first)
+    assert any(says in line for line in report["managers"][0]["advice"]), report["managers"][0]["advice"]
+    assert says.split()[0] in printed(report)
     assert event in {record.memstate["event"] for record in caplog.records if hasattr(record, "memstate")}
     loop.close()
 

@@ -1,6 +1,6 @@
-"""Models of flash-linear-attention: what they say with a cache of their own, they say on slots.
+"""Tests that models of flash-linear-attention generate the same tokens on slots as with their own cache.
 
-Their layers are as they are. On slots, what reads and writes a state is ours.
+The layers are unchanged, except that memstate's kernels read and write the states on slots.
 """
 
 import sys
@@ -23,11 +23,11 @@ from tests.support.peers import inner_module, module, on_cpu
 
 HIDDEN, SIZE, HEADS, LAYERS, TAPS = 32, 16, 2, 2, 4
 TOKENS = 16
-State = dict[str, Any]  # of a layer, by the names of a cache of flash-linear-attention
+State = dict[str, Any]  # states of a layer, by their names in the cache of flash-linear-attention
 
 
 class OnSlots:
-    """A model whose states lie in slots of a manager, which hold no number before they are written."""
+    """A model whose states are in slots of a manager. All slots but slot 0 start as NaN."""
 
     def __init__(self, backend: Backend, model: Any, layout: ms.StateLayout) -> None:
         self.ops, self.model = backend, model
@@ -47,9 +47,13 @@ class OnSlots:
             self.mem.settle(self.plan)
 
 
-@torch.no_grad()  # with gradients the layers take kernels for training
+@torch.no_grad()  # with gradients, layers would choose training kernels
 def say(model: Any, texts: list[list[int]], at: int, states: Any) -> tuple[Any, float]:
-    """A token of each text, and the likeliest next one where none is given; the new cache, how clear the choice was."""
+    """Runs token `at` of each text, and appends the likeliest next token to a text that ends there.
+
+    Returns:
+        The new cache, and the smallest distance between the best two logits of an appended token.
+    """
     tokens = torch.tensor([[text[at]] for text in texts], device=model.device)
     if isinstance(states, list):
         states = module("fla.models.utils").Cache.from_legacy_cache(states)
@@ -82,7 +86,7 @@ def rwkv7(served: OnSlots, patch: pytest.MonkeyPatch) -> Callable[[int], State]:
 
 
 def convolved(served: OnSlots, patch: pytest.MonkeyPatch) -> Callable[[int], State]:
-    """Of the layers with a short convolution for each of q, k and v."""
+    """Puts the short convolutions of q, k and v on slots; returns a function layer -> its states."""
 
     def convolution(self: Any, x: Tensor, cache: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
         return served.ops.conv_step(x, self.weight[:, 0], None, cache.mT, *served.columns(x.shape[1])), cache
@@ -116,7 +120,10 @@ def gdn2(served: OnSlots, patch: pytest.MonkeyPatch) -> Callable[[int], State]:
 
 
 def mamba3(served: OnSlots, patch: pytest.MonkeyPatch) -> Callable[[int], State]:
-    """Our op turns keys and queries as well: it gets them as they were before."""
+    """Puts Mamba-3 on slots; returns a function layer -> its states.
+
+    memstate's kernel rotates keys and queries itself, so it gets them before the layer rotates them.
+    """
     before: State = {}
 
     def turn(angle_state: Tensor, **given: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -146,13 +153,13 @@ def mamba3(served: OnSlots, patch: pytest.MonkeyPatch) -> Callable[[int], State]
 
 
 def empty(model: Any, layer: int, batch: int) -> Any:
-    """What a layer of Mamba-3 begins with, by its own word."""
+    """Returns the cache with which a layer of Mamba-3 begins."""
     mixer = model.backbone.layers[layer].mixer
     return mixer.allocate_inference_cache(batch, 1, model.device, torch.float32)
 
 
 def mamba3_model(patch: pytest.MonkeyPatch, device: torch.device, **config: Any) -> Any:
-    """Its step is a kernel that CUTLASS makes: in its place, what mamba_ssm has beside it in torch."""
+    """Returns a Mamba-3 model whose step is the torch reference of mamba_ssm instead of its CUTLASS kernel."""
     model, layers = fla_model(patch, "Mamba3", device, **config), module("fla.layers.mamba3")
     with pytest.MonkeyPatch.context() as absent:
         for name in ("cuda.bindings.driver", "cutlass.cute", "quack.compile_utils", "quack.cute_dsl_utils"):
@@ -178,7 +185,7 @@ def mamba3_model(patch: pytest.MonkeyPatch, device: torch.device, **config: Any)
 
 
 def gdn2_model(patch: pytest.MonkeyPatch, device: torch.device, **config: Any) -> Any:
-    """There are layers of Gated DeltaNet-2, and no model of them: in one of Gated DeltaNet."""
+    """Returns a model of Gated DeltaNet with layers of Gated DeltaNet-2, for which fla has no model."""
     model, layer = fla_model(patch, "GatedDeltaNet", device, **config), module("fla.layers.gdn2").GatedDeltaNet2
     for number, block in enumerate(model.model.layers):
         sizes = {name: config[name] for name in ("hidden_size", "head_dim", "num_heads", "expand_v")}
@@ -208,7 +215,7 @@ KINDS = {
 
 
 def layout_of(model: Any) -> ms.StateLayout:
-    """That of the preset; DeltaProduct and Gated DeltaNet-2 have none."""
+    """Returns the layout of a model: its preset, or for DeltaProduct and Gated DeltaNet-2 one by hand."""
     if model.config.model_type in ("rwkv7", "mamba3"):
         return ms.presets.from_config(model.config)
     attn = model.model.layers[0].attn
@@ -217,16 +224,16 @@ def layout_of(model: Any) -> ms.StateLayout:
 
 
 @pytest.mark.sample(interpreter=0)
-@pytest.mark.filterwarnings("ignore:Triton is not supported", "ignore:According to Bo")  # as fla says
+@pytest.mark.filterwarnings("ignore:Triton is not supported", "ignore:According to Bo")  # warnings of fla
 @pytest.mark.parametrize("name", KINDS)
 def test_a_model_says_on_slots_what_it_says_with_a_cache_of_its_own(
     backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Two prompts; one goes to 16 tokens, the other ends. A third request goes on from its snapshot of 8 tokens."""
+    """One prompt runs to 16 tokens and another ends; a third request goes on from the latter's snapshot of 8 tokens."""
     kind = KINDS[name]
     model = kind.model(monkeypatch, backend.device, hidden_size=HIDDEN, num_hidden_layers=LAYERS, **kind.config)
     prompts, expected, clear = [[3, 1, 4], [15, 9, 2, 6, 5]], [[0], [0]], 0.0
-    while clear < 1e-3 or len({*expected[0]}) <= 6 or expected[0][5:] == expected[1][5:]:  # it repeats itself
+    while clear < 1e-3 or len({*expected[0]}) <= 6 or expected[0][5:] == expected[1][5:]:  # until texts vary
         draw(model, generator)
         cache: Any = [{"recurrent_state": empty(model, i, 2)} for i in range(LAYERS)] if name == "mamba3" else None
         expected, clear = [prompt.copy() for prompt in prompts], 1.0

@@ -1,4 +1,4 @@
-"""Handing records over to another tensor-parallel split: a store has what a rank can start from, or nothing."""
+"""Tests the hand-over of records to another tensor-parallel split: a target gets a usable length, or nothing."""
 
 import itertools
 import random
@@ -66,10 +66,10 @@ def test_one_store_serves_both_sides(ranks: int, to_ranks: int, tmp_path: Path) 
 
 
 class Shelf:
-    """A store in memory that takes registered buffers alone, and fails as it is told to.
+    """A store in memory that takes only registered buffers, and has the faults in `bad`.
 
-    bad: calls that raise; `lost NAME`: it says it has it; `refused NAME`: it can neither write nor read it;
-    `stuck NAME`: it cannot delete it.
+    `bad` has names of calls, which raise, and faults of a record. `lost NAME`: the store says that it has the record.
+    `refused NAME`: it can neither write nor read the record. `stuck NAME`: it cannot delete the record.
     """
 
     def __init__(self) -> None:
@@ -126,19 +126,19 @@ class Shelf:
 
 
 class Case:
-    """Four ranks' records in one store, of which target rank 0 of 2 needs those of ranks 0 and 1; another store."""
+    """A source store with records of four ranks, and an empty target. Rank 0 of 2 needs those of ranks 0 and 1."""
 
     def __init__(self) -> None:
         self.model, self.source, self.target = Model(kv=KV["4 heads"]), Shelf(), Shelf()
         self.model.put(self.source, 4)
 
     def hand_over(self, rank: int, batch: int = 8) -> HandOver:
-        """Whose memory the stores know, and no other."""
+        """Returns a hand-over; both stores know only its memory."""
         self.source.memory, self.target.memory = self.source.memory or [], self.target.memory or []
         return self.model.hand_over(self.source, 4, self.target, 2, rank, batch)
 
-    def found(self) -> int:
-        """What a reader with memory of its own finds."""
+    def readable(self) -> int:
+        """Returns the length that a reader with its own memory finds in the target; calls of the target work again."""
         self.target.memory = None
         self.target.bad -= {"exists", "get", "put", "discard"}
         return self.model.found(self.target, 2, 0)
@@ -154,19 +154,19 @@ class Case:
             del self.source.records[self.theirs(kind, page, rank)]
 
     def bad(self, *what: str, kind: str = "kv", page: int = 3) -> None:
-        """The target's faults: of calls, and of what it should have for one of its own names."""
+        """Adds faults to the target: calls that raise, and faults of its record of a kind and page."""
         self.target.bad |= {word if word in CALLS else f"{word} {self.own(kind, page)}" for word in what}
 
     def change(self, name: str, data: Callable[[bytes], bytes]) -> None:
         self.source.records[name] = data(self.source.records[name])
 
     def give(self, kind: str, page: int) -> str:
-        """The target has it already."""
+        """Writes a right record of the target in advance, and returns its name."""
         self.target.records[self.own(kind, page)] = self.model.record(kind, page, 2, 0).tobytes()
         return self.own(kind, page)
 
 
-SHORT = ["kv0", "kv1", "kv2", "state2"]  # what a length of three pages takes
+SHORT = ["kv0", "kv1", "kv2", "state2"]  # records for a length of three pages
 WHOLE = ["kv0", "kv1", "kv2", "kv3", "kv4", "state4"]
 CUT = "a page of the source is cut"
 MISHAPS: dict[str, tuple[Callable[[Case], object], int, list[str], dict[str, int]]] = {
@@ -189,7 +189,7 @@ MISHAPS: dict[str, tuple[Callable[[Case], object], int, list[str], dict[str, int
     "the target cannot read its page": (
         lambda c: (c.give("kv", 3), c.bad("refused")), 12, [*SHORT, "kv3"], {"failed": 1}),
     "the target says it has a page": (lambda c: c.bad("lost"), 20, WHOLE, {}),
-    # One rank's state at each of three lengths; the other's is not asked for.
+    # Each of three lengths fails at one rank's state, so the other rank's state is not read
     "no get": (lambda c: c.source.bad.add("get"), 0, [], {"failed": 3}),
     "no exists": (lambda c: c.source.bad.add("exists"), 0, [], {"missing": 2}),
 }  # fmt: skip
@@ -206,27 +206,27 @@ def test_mishaps_cost_length_and_nothing_else(mishap: str, batch: int) -> None:
     names = {f"{kind}{page}": case.own(kind, page) for kind in ("kv", "state") for page in EVERY}
     assert (done.length, done.faults) == (length, Counter(faults))
     assert set(case.target.records) == {names[name] for name in there}
-    gone = {case.theirs("kv", 3)} if mishap == CUT else set()  # stores drop what has another size, and nothing else
+    gone = {case.theirs("kv", 3)} if mishap == CUT else set()  # stores delete only records of another size
     assert before.items() - case.source.records.items() == {(name, before[name]) for name in gone}
     assert done.written == len([name for name in case.target.puts if f"refused {name}" not in case.target.bad])
-    assert case.found() == length
+    assert case.readable() == length
 
 
 @pytest.mark.parametrize("bad", [("refused",), ("put",), ("exists", "get", "put")])
 @pytest.mark.parametrize("batch", [1, 2, 8])
 def test_a_target_that_takes_nothing_is_asked_once(bad: tuple[str, ...], batch: int) -> None:
-    """Pages behind one that was refused may have been on their way with it."""
+    """Pages behind a refused one may be in the same call, so they fail too."""
     case = Case()
     case.bad(*bad)
     done = case.hand_over(0, batch).run(TOKENS)
     page_alone = bad == ("refused",)
     assert (done.length, done.faults) == (12 * page_alone, Counter(failed=1 if page_alone else min(batch, 5)))
     assert len(case.target.puts) == len(set(case.target.puts))
-    assert case.found() == done.length
+    assert case.readable() == done.length
 
 
 def test_ranks_that_start_alike_run_again_with_the_least() -> None:
-    """The second rank's sources have all there is, the first one's have less; `most` is in tokens."""
+    """The sources of the second rank are complete, those of the first lack a page; `most` is in tokens."""
     case = Case()
     case.lose("kv", 3)
     ranks = [case.hand_over(rank) for rank in range(2)]
@@ -239,7 +239,7 @@ def test_ranks_that_start_alike_run_again_with_the_least() -> None:
 
 
 def test_the_last_token_of_a_prompt_is_left_to_compute() -> None:
-    """A request cannot start behind its whole prompt; longer ones can, for whom `most` says so."""
+    """A request computes its last token; with `most`, longer prompts can use the whole length."""
     case = Case()
     case.model.put(case.source, 4, states=EVERY, pages=())
     assert case.hand_over(0).run(TOKENS[: 3 * PAGE]).length == 8
@@ -253,7 +253,11 @@ def test_the_last_token_of_a_prompt_is_left_to_compute() -> None:
 
 
 def expected(case: Case, sound: set[str]) -> int:
-    """The deepest length that can be had, from what is sound and where: tokens."""
+    """Returns the deepest length in tokens that undamaged records allow.
+
+    Args:
+        sound: names of the undamaged records.
+    """
 
     def can(kind: str, page: int) -> bool:
         return case.own(kind, page) in sound or {case.theirs(kind, page, rank) for rank in (0, 1)} <= sound

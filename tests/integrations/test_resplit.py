@@ -1,6 +1,4 @@
-"""Records across tensor-parallel splits: the bytes of any rank, made of any other split, are those of the model's whole
-tensors, cut for it.
-"""
+"""Tests records across tensor-parallel splits: a record made from another split equals the cut whole tensors."""
 
 import itertools
 from contextlib import nullcontext
@@ -24,7 +22,7 @@ from memstate.tiers.stores.base import Bytes
 from tests.support.splits import HEAD, KV, LAYERS, MIXED, PRESETS, WIDE, cut, shard, toy, whole
 
 RANKS, CANARY = (1, 2, 4, 8), 48
-BY_TRYING = ("mixed", "2 heads", "latent", "nemotron_h", "granite_hybrid")  # whose sources are searched for, too
+BY_TRYING = ("mixed", "2 heads", "latent", "nemotron_h", "granite_hybrid")  # layouts whose sources a search confirms
 LAYOUTS = {name: toy(name) for name in PRESETS} | {"mixed": MIXED} | KV
 
 
@@ -34,7 +32,7 @@ def legal(layout: StateLayout, ranks: int) -> bool:
 
 
 def resplit(form: Resplit, rank: int, bodies: dict[int, Bytes], size: int) -> Bytes:
-    """The body of a rank in memory that held something else, whose neighbourhood must not change."""
+    """Returns the body of a rank, written into random memory; checks that the memory around it stays."""
     memory = np.random.default_rng(rank).integers(0, 256, size + 2 * CANARY, dtype=np.uint8)
     before, inside = memory.copy(), slice(CANARY, CANARY + size)
     form.body(rank, bodies, memory[inside])
@@ -44,7 +42,7 @@ def resplit(form: Resplit, rank: int, bodies: dict[int, Bytes], size: int) -> By
 
 
 def held(layout: StateLayout, ranks: int, rank: int) -> set[int]:
-    """Numbers of the elements that a rank holds, of all planes one after the other."""
+    """Returns the numbers of the elements that a rank holds; elements are counted through all planes."""
     numbers, first = set(), 0
     for plane in layout.planes:
         full = torch.arange(first, first + plane.elements).view(1, *plane.shape)
@@ -54,7 +52,7 @@ def held(layout: StateLayout, ranks: int, rank: int) -> set[int]:
 
 
 def fewest(layout: StateLayout, ranks: int, wanted: set[int]) -> list[int]:
-    """The first of the smallest sets of ranks that hold everything, by trying all of them."""
+    """Searches all sets of ranks; returns the first of the smallest that hold the wanted elements."""
     of = [held(layout, ranks, rank) for rank in range(ranks)]
     sets = (chosen for n in range(1, ranks + 1) for chosen in itertools.combinations(range(ranks), n))
     return list(next(chosen for chosen in sets if wanted <= set().union(*(of[rank] for rank in chosen))))
@@ -62,7 +60,7 @@ def fewest(layout: StateLayout, ranks: int, wanted: set[int]) -> list[int]:
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_B79_every_split_is_made_of_every_other_bit_for_bit(name: str, generator: torch.Generator) -> None:
-    """And back again, m -> n -> m; of as few ranks as can be, the lowest."""
+    """A record also survives m -> n -> m. It is made from the fewest ranks, and the lowest of them."""
     layout, full = LAYOUTS[name], whole(LAYOUTS[name], generator.initial_seed())
     assert all(legal(layout, ranks) for ranks in RANKS)
     shards = {ranks: [shard(layout, full, ranks, rank) for rank in range(ranks)] for ranks in RANKS}
@@ -73,7 +71,7 @@ def test_B79_every_split_is_made_of_every_other_bit_for_bit(name: str, generator
             sources = form.sources(rank)
             if name in BY_TRYING:
                 assert sources == fewest(layout, ranks, held(layout, to_ranks, rank))
-            needed = {source: dirty[ranks][source] for source in sources}  # and nothing else is there
+            needed = {source: dirty[ranks][source] for source in sources}  # only the named sources
             there.append(resplit(form, rank, needed, shards[to_ranks][rank].size))
             assert there[-1].tobytes() == shards[to_ranks][rank].tobytes(), f"rank {rank}, {ranks} -> {to_ranks}"
         back = Resplit(layout, to_ranks, ranks)
@@ -88,7 +86,7 @@ def test_B79_every_split_is_made_of_every_other_bit_for_bit(name: str, generator
     st.sampled_from([1, 2, 3, 4, 6]), st.sampled_from([1, 2, 3, 4, 6, 12]), st.integers(0, 2**31),
 )  # fmt: skip
 def test_splits_that_do_not_divide_each_other(units: list[list[int]], ranks: int, to_ranks: int, seed: int) -> None:
-    """Six heads on two ranks are those of three, too; parts of any units side by side."""
+    """For example six heads on two ranks and on three; a plane can have several parts of different units."""
     planes = []
     for number, counts in enumerate(units):
         parts = tuple(Part(f"p{place}", count, 1 + place) for place, count in enumerate(counts))
@@ -156,7 +154,7 @@ def test_a_body_is_not_made_in_the_memory_of_its_sources() -> None:
         form, bodies = Resplit(SMALL, 4, 2), {0: memory[:size], 1: memory[size : 2 * size]}
         form.body(0, bodies, memory[2 * size - 1 :][: body(2).size])
     assert (memory == before).all()
-    read_only = {of: np.frombuffer(bytes(size), np.uint8) for of in (0, 1)}  # as mapped files are
+    read_only = {of: np.frombuffer(bytes(size), np.uint8) for of in (0, 1)}  # read-only, as mapped files are
     form.body(0, read_only, memory[: body(2).size])
     assert not memory[: body(2).size].any()
 
@@ -173,7 +171,7 @@ def test_impossible_splits_are_refused(ranks: Any, to_ranks: Any, message: str) 
 
 @pytest.mark.parametrize("shared", [1, 2])
 def test_int8_records_go_with_their_scales(shared: int, generator: torch.Generator) -> None:
-    """What each rank's own states become in its records, which have a scale for the values along an axis of a head."""
+    """Each rank's record of int8 values has one scale for the values along an axis of a head."""
     plane = Plane("ssm", (4, 5, 6), torch.float32, parts=HEAD)
     model = StateLayout((MIXED.planes[3], plane), LAYERS)
     rest = (*plane.shape[:shared], 1, *plane.shape[shared + 1 :])
@@ -209,16 +207,22 @@ def scaled(
     shape: tuple[int, ...], scale: tuple[int, ...], x: Any = HEAD, parts: Any = HEAD, *,
     axes: tuple[int, int] = (0, 0), dtype: Any = torch.int8, of: str = "x",
 ) -> StateLayout:  # fmt: skip
-    """An int8 plane x and a plane of scales. x, parts: the parts of each; axes: those that are cut."""
+    """Returns a layout of an int8 plane x and a plane of scales.
+
+    Args:
+        x: the parts of plane x.
+        parts: the parts of the scales.
+        axes: the axes of x and of the scales that ranks cut.
+    """
     scales = Plane(f"{of}.scale", scale, torch.float32, parts=parts, axis=axes[1])
     return StateLayout((Plane("x", shape, dtype, parts=x, axis=axes[0]), scales), LAYERS)
 
 
 SCALES = [
     (scaled((4, 5, 6), (4, 1, 6)), True), (scaled((3, 8), (1, 8), WIDE, WIDE, axes=(1, 1)), True),
-    (scaled((8, 8), (1, 8), WIDE, WIDE, axes=(1, 1)), True), (scaled((4, 5), (1, 5), (), ()), True),  # whole everywhere
+    (scaled((8, 8), (1, 8), WIDE, WIDE, axes=(1, 1)), True), (scaled((4, 5), (1, 5), (), ()), True),  # both whole
     (scaled((4, 5), (7,), HEAD, (), dtype=torch.float16), True), (scaled((4, 5), (7,), HEAD, (), of="y"), True),
-    (scaled((4, 5), (1, 5), HEAD, ()), False), (scaled((4, 5, 6), (4, 5, 1), HEAD, ()), False),  # of all heads, not cut
+    (scaled((4, 5), (1, 5), HEAD, ()), False), (scaled((4, 5, 6), (4, 5, 1), HEAD, ()), False),  # whole scales
     (scaled((4, 5), (4, 1), ()), False), (scaled((4, 5, 6), (4, 1, 7)), False), (scaled((4, 5), (4, 5)), False),
     (scaled((4, 4, 4), (4, 4, 1), axes=(0, 1)), False),  # cut along another axis of the same size
 ]  # fmt: skip

@@ -1,7 +1,7 @@
-"""SGLang's recurrent kernels as the forward.
+"""Tests SGLang's recurrent kernels in the decode loop.
 
-What they have for speculation, a buffer of states with an index for each row, takes the plane and `step.write` or
-`step.snapshot`: then they read one slot and write another, or write two.
+For speculation, the kernels have a buffer of states and an index for each row. With a plane as the buffer and
+`step.write` or `step.snapshot` as the indices, they read one slot and write another, or write two slots.
 """
 
 from types import ModuleType
@@ -31,29 +31,29 @@ from tests.support.peers import (
 
 OPS = "sglang.kernels.ops"
 
-pytestmark = pytest.mark.filterwarnings("ignore:Triton is not supported")  # as SGLang says where it sees no GPU
+pytestmark = pytest.mark.filterwarnings("ignore:Triton is not supported")  # SGLang warns without a GPU
 
 
 @pytest.fixture
 def delta(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    found = module(f"{OPS}.attention.fla.fused_recurrent")
-    on_cpu(monkeypatch, found)
-    return found
+    kernels = module(f"{OPS}.attention.fla.fused_recurrent")
+    on_cpu(monkeypatch, kernels)
+    return kernels
 
 
 def buffer(plane: Tensor, slots: Tensor) -> dict[str, Any]:
-    """Where the state after each token goes; between two slots lie cache_steps states of one layer."""
+    """Returns arguments that make a plane the buffer of states; two slots are cache_steps states of one layer apart."""
     steps = plane.stride(0) // plane[0].numel()
     return {"intermediate_states_buffer": plane[:, None], "intermediate_state_indices": slots, "cache_steps": steps}
 
 
 def two_slots(plane: Tensor, step: ms.Step) -> tuple[Tensor, dict[str, Any]]:
-    """Reads one slot and writes another: the update in place is off."""
+    """Returns arguments with which a kernel reads one slot and writes another: the update in place is off."""
     return step.read, buffer(plane, step.write) | {"disable_state_update": True}
 
 
 def with_snapshot(plane: Tensor, step: ms.Step) -> tuple[Tensor, dict[str, Any]]:
-    """Updates one slot, and stores the same state in another where there is a snapshot."""
+    """Returns arguments with which a kernel updates one slot, and stores the state in the snapshot's slot too."""
     return step.write, buffer(plane, step.snapshot)
 
 
@@ -73,7 +73,7 @@ def settings(vectors: object) -> dict[str, Any]:
 
 
 def require(loop: Loop, vectors: object) -> None:
-    """No state is copied; those that requests go on from; or these and one for each boundary."""
+    """Checks the copied states of a way: none; those that requests go on from; or these and one at each boundary."""
     copied = {two_slots: loop.copied == 0, with_snapshot: loop.copied == RESUMED, in_place: loop.copied > RESUMED}
     assert copied[vectors], loop.copied  # type: ignore[index]
     assert loop.null_written is (vectors is with_snapshot)
@@ -90,7 +90,7 @@ def test_gated_delta_rule(
             x["q"], x["k"], x["v"], g, beta, initial_state_source=plane, initial_state_indices=at, **given
         )
 
-    order: Any = "layer_major"  # it would copy a plane with gaps, and update the copy
+    order: Any = "layer_major"  # a plane with gaps would be copied, and the copy updated
     loop = Loop(backend, generator, DELTA, forward, tracking, order=order, **settings(vectors)).run()
     require(loop, vectors)
 
@@ -99,11 +99,11 @@ def test_gated_delta_rule(
 def test_gated_delta_rule_with_gates(
     backend: Backend, generator: torch.Generator, tracking: ms.Tracking, vectors: Any
 ) -> None:
-    found = module(f"{OPS}.attention.linear.fused_sigmoid_gating_recurrent")
+    kernels = module(f"{OPS}.attention.linear.fused_sigmoid_gating_recurrent")
 
     def forward(plane: Tensor, step: ms.Step, x: Inputs, weights: Inputs) -> Tensor:
         at, given = vectors(plane, step)
-        return found.fused_sigmoid_gating_delta_rule_update(
+        return kernels.fused_sigmoid_gating_delta_rule_update(
             **weights, **x, softplus_beta=1.0, softplus_threshold=20.0,
             initial_state_source=plane, initial_state_indices=at, **given,
         )  # fmt: skip
@@ -132,14 +132,14 @@ def test_gated_delta_rule_on_a_packed_projection(
 def test_selective_state_update(
     backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, tracking: ms.Tracking, vectors: Any
 ) -> None:
-    """It looks for padding in the first index only: "no snapshot" must be a slot that it can store to, which is 0."""
-    found, pad = module(f"{OPS}.mamba.triton_ops.mamba_ssm"), settings(vectors)["pad"]
+    """The kernel checks only the first index for padding, so "no snapshot" must be a writable slot: slot 0."""
+    kernels, pad = module(f"{OPS}.mamba.triton_ops.mamba_ssm"), settings(vectors)["pad"]
     on_cpu(monkeypatch)
 
     def forward(plane: Tensor, step: ms.Step, x: Inputs, weights: Inputs) -> Tensor:
         at, given = vectors(plane, step)
         out = torch.empty_like(x["x"][:, 0])
-        found.selective_state_update(
+        kernels.selective_state_update(
             plane, **mamba_arguments(weights, x), dt_softplus=True, state_batch_indices=at, pad_slot_id=pad, out=out,
             **given,
         )  # fmt: skip
@@ -153,14 +153,14 @@ def test_selective_state_update(
 def test_causal_conv1d_update(
     backend: Backend, generator: torch.Generator, tracking: ms.Tracking, vectors: Any
 ) -> None:
-    """It looks for padding in the first index only, as above."""
-    found, pad = module(f"{OPS}.mamba.causal_conv1d_triton"), settings(vectors)["pad"]
+    """The kernel checks only the first index for padding."""
+    kernels, pad = module(f"{OPS}.mamba.causal_conv1d_triton"), settings(vectors)["pad"]
 
     def forward(plane: Tensor, step: ms.Step, x: Inputs, weights: Inputs) -> Tensor:
         given: dict[str, Any] = {"conv_state_indices": step.write, "pad_slot_id": pad}
         if vectors is with_snapshot:
             given |= {"intermediate_conv_window": plane[:, None], "intermediate_state_indices": step.snapshot}
-        return found.causal_conv1d_update(x["x"][:, 0], plane, **weights, activation="silu", **given)
+        return kernels.causal_conv1d_update(x["x"][:, 0], plane, **weights, activation="silu", **given)
 
     loop = Loop(backend, generator, CONV, forward, tracking, **settings(vectors)).run()
     require(loop, vectors)

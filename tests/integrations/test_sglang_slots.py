@@ -1,4 +1,4 @@
-"""The allocator of slot ids for SGLang, which needs no SGLang."""
+"""Tests the allocator of slot ids for SGLang, without SGLang."""
 
 import random
 import re
@@ -26,9 +26,9 @@ def ids(*numbers: int) -> torch.Tensor:
 
 
 def test_all_slots_and_not_one_more(slots: MambaSlotAllocator) -> None:
-    found = [slots.alloc(1), slots.alloc(2), slots.alloc(0), slots.alloc(2)]
-    assert [each.tolist() for each in found if each is not None] == [[1], [2, 3], [], [4, 5]]
-    assert all(each is not None and each.dtype == torch.int64 for each in found)
+    claims = [slots.alloc(1), slots.alloc(2), slots.alloc(0), slots.alloc(2)]
+    assert [each.tolist() for each in claims if each is not None] == [[1], [2, 3], [], [4, 5]]
+    assert all(each is not None and each.dtype == torch.int64 for each in claims)
     assert (slots.alloc(1), slots.alloc(3), slots.available_size()) == (None, None, 0)
     with pytest.raises(InvalidArgument):
         slots.alloc(-1)
@@ -37,10 +37,10 @@ def test_all_slots_and_not_one_more(slots: MambaSlotAllocator) -> None:
 def test_one_claim_for_many_that_want_one() -> None:
     slots = MambaSlotAllocator(100, "cpu")
     counts = slots.slots.backend.counts
-    found = [slots.alloc(1) for _ in range(32)]
-    assert sorted(int(each) for each in found if each is not None) == list(range(1, 33))
+    claims = [slots.alloc(1) for _ in range(32)]
+    assert sorted(int(each) for each in claims if each is not None) == list(range(1, 33))
     assert dict(counts.launches) == {"claim": 1}
-    for each in found[:20]:
+    for each in claims[:20]:
         assert each is not None
         slots.free(each)
     assert (slots.available_size(), dict(counts.launches), counts.syncs) == (88, {"claim": 1, "release": 1}, 0)
@@ -48,7 +48,7 @@ def test_one_claim_for_many_that_want_one() -> None:
 
 @pytest.mark.parametrize("copy", [True, False])
 def test_what_is_freed_may_be_overwritten(copy: bool) -> None:
-    """Only where the allocator copies it."""
+    """With copy=True the caller may overwrite a freed tensor; with copy=False the slots in it are lost."""
     slots = MambaSlotAllocator(4, "cpu", copy=copy)
     first = slots.alloc(2)
     assert first is not None
@@ -69,9 +69,9 @@ def test_wrong_frees_change_nothing_and_are_found(slots: MambaSlotAllocator) -> 
     slots.free(owned[:1])
     slots.free(owned[:1])
     assert (slots.available_size(), sorted(slots.free_slots.tolist())) == (3, [1, 4, 5])
-    one = slots.alloc(1)  # brings all free slots into the stock
+    one = slots.alloc(1)  # moves all free slots to the stock
     assert one is not None
-    slots.free(ids(5))  # is in the stock
+    slots.free(ids(5))  # slot 5 is in the stock
     assert (slots.available_size(), slots.alloc(3)) == (2, None)
     with pytest.raises(DoubleRelease):
         slots.check()
@@ -84,13 +84,13 @@ def test_wrong_frees_change_nothing_and_are_found(slots: MambaSlotAllocator) -> 
 def test_a_claim_after_a_wrong_free_gets_no_null_slot(slots: MambaSlotAllocator) -> None:
     owned = slots.alloc(4)
     slots.free(ids(99))
-    assert slots.free_slots.tolist() == [5]  # this has released what was freed
+    assert slots.free_slots.tolist() == [5]  # reading free_slots applies the wrong free
     assert owned is not None and slots.alloc(2) is None
 
 
 @pytest.mark.parametrize("grouped", [False, True], ids=["stock", "group"])
 def test_a_second_free_of_a_slot_that_waits_to_be_handed_out(slots: MambaSlotAllocator, grouped: bool) -> None:
-    """Its first free was right. Nobody owned it since, so the second one gives it to nobody."""
+    """The second free of a slot that nobody has claimed since the first changes nothing."""
     first = slots.alloc(3)
     assert first is not None
     slots.free(first)
@@ -98,9 +98,9 @@ def test_a_second_free_of_a_slot_that_waits_to_be_handed_out(slots: MambaSlotAll
     if grouped:
         slots.alloc_group_begin(3)
     owned = [slots.alloc(1)]
-    slots.free(first[1:2])  # waits in the stock or the group
+    slots.free(first[1:2])  # a second free: the slot is in the stock or the group
     owned += [slots.alloc(1) for _ in range(2)]
-    slots.free(first[1:2])  # this one is right
+    slots.free(first[1:2])  # a right free: the slot was claimed again
     slots.alloc_group_end()
     owned[1] = slots.alloc(1)
     owned += [slots.alloc(1) for _ in range(3)]
@@ -137,15 +137,15 @@ def test_groups(slots: MambaSlotAllocator) -> None:
     assert (slots.available_size(), slots.schedulable_available_size()) == (2, 5)
     first = slots.alloc(1)
     assert first is not None and first.tolist() == [1]
-    slots.alloc_group_begin(2)  # SGLang loses what the first has left
+    slots.alloc_group_begin(2)  # SGLang drops the rest of the first group
     assert (slots.available_size(), slots.schedulable_available_size()) == (2, 4)
     slots.alloc_group_end()
     slots.alloc_group_end()
     assert slots.available_size() == 4
-    slots.alloc_group_begin(5)  # too many: there is no group
+    slots.alloc_group_begin(5)  # too many slots, so no group begins
     assert (slots.available_size(), slots.schedulable_available_size()) == (4, 4)
     slots.alloc_group_begin(2)
-    slots.clear()  # SGLang goes on handing out the group's slots, which are free now
+    slots.clear()  # SGLang itself would still hand out the group's slots
     assert (slots.available_size(), slots.schedulable_available_size()) == (5, 5)
     assert sorted(int(slots.alloc(1)) for _ in range(5)) == [1, 2, 3, 4, 5]  # type: ignore[arg-type]
 
@@ -154,7 +154,7 @@ def test_B9c_a_claim_can_have_the_slots_of_an_open_group(slots: MambaSlotAllocat
     slots.alloc_group_begin(3)
     assert slots.alloc(6) is None and slots.schedulable_available_size() == 5
     first = slots.alloc(1)
-    many = slots.alloc(3)  # two are free beside the group
+    many = slots.alloc(3)  # two free slots, and one of the group
     assert first is not None and many is not None and len({*first.tolist(), *many.tolist()}) == 4
     assert slots.schedulable_available_size() == 1
     slots.alloc_group_end()
@@ -189,7 +189,7 @@ def test_no_slot_has_two_owners(seed: int) -> None:
 
 @pytest.mark.parametrize("mask", [False, True], ids=["0.5.21", "0.5.22"])
 def test_track_buffer_is_freed(slots: MambaSlotAllocator, mask: bool) -> None:
-    """What SGLang does to the track buffer of a session: entries without a slot free nothing."""
+    """SGLang frees the track buffer of a session; entries without a slot free nothing."""
     none = ids(-1)
     claimed = slots.alloc(4)
     assert claimed is not None

@@ -1,4 +1,4 @@
-"""SGLang's HiCache interface over a store, beside SGLang's own file backend."""
+"""Tests SGLang's HiCache interface over a store, beside SGLang's own file backend."""
 
 from importlib import import_module
 from pathlib import Path
@@ -21,7 +21,7 @@ PAGES, STATES = hicache.PoolName.KV, hicache.PoolName.MAMBA
 
 
 class HostPool:
-    """Pages of 3 numbers in host memory, as SGLang's pools read and write them."""
+    """A host pool with pages of 3 numbers, with the methods of SGLang's pools."""
 
     page_size = 1
 
@@ -47,14 +47,14 @@ def config(rank: int = 0, mla: bool = False) -> Any:
 
 @pytest.fixture(params=["theirs", "ours"])
 def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    """A storage with a pool of KV and one of states."""
+    """A storage with a pool of KV and a pool of states: SGLang's or memstate's."""
     if request.param == "theirs":
-        found = hicache.HiCacheFile(config(), str(tmp_path / "theirs"))
+        made = hicache.HiCacheFile(config(), str(tmp_path / "theirs"))
     else:
-        found = storage.StoreStorage(config(), ms.FileStore(tmp_path / "ours"))
+        made = storage.StoreStorage(config(), ms.FileStore(tmp_path / "ours"))
     for pool in (PAGES, STATES):
-        found.register_mem_host_pool_v2(HostPool(), pool)
-    return found
+        made.register_mem_host_pool_v2(HostPool(), pool)
+    return made
 
 
 def moved(name: Any, keys: list[str], places: list[int], policy: Any = None) -> Any:
@@ -69,30 +69,30 @@ def test_records(cache: Any) -> None:
     assert cache.set("a", value) and cache.batch_set(["b", "c"], [value + 1, value + 2])
     assert cache.exists("a") and cache.batch_exists(["a", "b", "x", "c"]) == 2
     assert torch.equal(cache.get("a", place), value)
-    found = cache.batch_get(["c", "x"], [torch.zeros(5), torch.zeros(5)])
-    assert torch.equal(found[0], value + 2) and found[1] is None
+    values = cache.batch_get(["c", "x"], [torch.zeros(5), torch.zeros(5)])
+    assert torch.equal(values[0], value + 2) and values[1] is None
 
 
 def test_pages_and_states(cache: Any) -> None:
-    """A state at the end of each second page: prefixes can be restored at these lengths alone."""
+    """Only every second page has a state, so only prefixes of an even number of pages can be restored."""
     keys = ["k0", "k1", "k2", "k3", "k4"]
     kv, states = (cache.registered_pools[name].memory for name in (PAGES, STATES))
     kv[:5], states[:2] = torch.arange(15.0).view(5, 3), torch.tensor([[7.0, 7, 7], [9, 9, 9]])
     assert cache.batch_set_v2([moved(PAGES, keys[:4], [0, 1, 2, 3])]) == {PAGES: [True] * 4}
     assert cache.batch_set_v2([moved(STATES, ["k1", "k3"], [0, 1])]) == {STATES: [True] * 2}
     trailing = moved(STATES, ["k4"], [0], hicache.PoolHitPolicy.TRAILING_PAGES)
-    found = cache.batch_exists_v2(keys, [trailing])
-    assert (found.kv_hit_pages, dict(found.extra_pool_hit_pages)) == (4, {PAGES: 4, STATES: 4})
+    hit = cache.batch_exists_v2(keys, [trailing])
+    assert (hit.kv_hit_pages, dict(hit.extra_pool_hit_pages)) == (4, {PAGES: 4, STATES: 4})
     assert cache.batch_exists_v2(keys[:3], [trailing]).kv_hit_pages == 2
     assert cache.batch_exists_v2(keys[:1], [trailing]).kv_hit_pages == 0
-    assert cache.batch_exists_v2(keys, [moved(STATES, keys, [0])]).kv_hit_pages == 0  # of all pages
+    assert cache.batch_exists_v2(keys, [moved(STATES, keys, [0])]).kv_hit_pages == 0  # asks for a state of each page
     before = kv[:4].clone(), states[:2].clone()
     kv.zero_(), states.zero_()
     assert cache.batch_get_v2([moved(PAGES, keys, [3, 2, 1, 0, 4]), moved(STATES, ["k3", "x"], [5, 6])]) == {
         PAGES: [True] * 4 + [False], STATES: [True, False],
     }  # fmt: skip
     assert torch.equal(kv[:4].flip(0), before[0]) and torch.equal(states[5], before[1][1]) and not states[6].any()
-    assert cache.batch_get_v2([moved(PAGES, keys, [0])]) == {PAGES: [False] * 5}  # too few places
+    assert cache.batch_get_v2([moved(PAGES, keys, [0])]) == {PAGES: [False] * 5}  # five pages, but one place
 
 
 def test_names_keep_ranks_and_formats_apart(tmp_path: Path) -> None:
@@ -105,14 +105,14 @@ def test_names_keep_ranks_and_formats_apart(tmp_path: Path) -> None:
     assert kv == other and state != apart
     cache = storage.StoreStorage(config(), ms.FileStore(tmp_path / "s"))
     assert cache.set("k", torch.zeros(4))
-    assert cache.get("k", torch.zeros(3)) is None  # another size
+    assert cache.get("k", torch.zeros(3)) is None  # the record has another size
     with pytest.raises(ms.InvalidArgument, match="target_location"):
         cache.get("k")
 
 
 @pytest.mark.parametrize("spoil", ["cut", "long", "changed", "foreign"])
 def test_damaged_records_are_not_found(tmp_path: Path, spoil: str) -> None:
-    """The place keeps its bytes. Another process that writes the record again mends it."""
+    """A failed read leaves the memory unchanged. Another process can write the record again."""
     cache, other = (storage.StoreStorage(config(), ms.FileStore(tmp_path / "s")) for _ in range(2))
     assert cache.batch_set(["a", "b"], [torch.ones(4), torch.zeros(4)])
     paths = {path.name: path for path in (tmp_path / "s").rglob("kv-*")}
@@ -128,7 +128,7 @@ def test_damaged_records_are_not_found(tmp_path: Path, spoil: str) -> None:
 
 
 class Registered(ms.FileStore):
-    """Takes buffers in registered memory alone, as Mooncake does."""
+    """A store that takes only buffers in registered memory, as Mooncake does."""
 
     memory: list[torch.Tensor]
 
@@ -151,15 +151,15 @@ class Registered(ms.FileStore):
 
 
 def test_records_pass_through_memory_that_the_store_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In parts, where they are too many for it; a record that is longer than all of it gets more."""
+    """Many records go through the staging memory in parts; a record longer than this memory gets more memory."""
     monkeypatch.setattr(import_module("memstate.integrations.sglang.staging"), "MOST", 64)
     store = Registered(tmp_path / "s")
     cache = storage.StoreStorage(config(), store)
     values = [torch.arange(n, dtype=torch.uint8) for n in (20, 30, 8, 50, 1, 200, 60)]
     keys = [str(i) for i in range(len(values))]
     assert cache.batch_set(keys[:5], values[:5]) and cache.batch_set(keys, values)
-    found = cache.batch_get([*keys, "x"], [*(torch.zeros_like(value) for value in values), torch.zeros(3)])
-    assert found[-1] is None and all(map(torch.equal, found[:-1], values))
+    values_read = cache.batch_get([*keys, "x"], [*(torch.zeros_like(value) for value in values), torch.zeros(3)])
+    assert values_read[-1] is None and all(map(torch.equal, values_read[:-1], values))
     assert [memory.numel() for memory in store.memory] == [64, 256, 256]
 
 

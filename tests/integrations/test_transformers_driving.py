@@ -1,4 +1,4 @@
-"""A server that a thread drives: streams of asyncio and of threads, deadlines, failures; every request ends once."""
+"""Tests a server that a thread drives: streams, deadlines and failures; every request ends once."""
 
 import asyncio
 from collections.abc import Iterator
@@ -22,8 +22,8 @@ import memstate.integrations.transformers as mst
 from tests.integrations.servers import Raises, hooked, raising, require_free, server_of
 
 PROMPTS = [TEXT[:9], TEXT[:4], [*TEXT[:8], 77, 78], TEXT[5:16]]
-WAITS = 60  # seconds for a thread; only a defect takes as long
-LONG = 40  # tokens: more than are read before the reader goes
+WAITS = 60  # seconds to wait for a thread; only a defect takes so long
+LONG = 40  # tokens of an answer whose reader leaves before the end
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def prompt(number: int, id: Any = None, most: int = NEW, **settings: Any) -> mst
 
 @contextmanager
 def driven(server: mst.Server) -> Iterator[mst.Server]:
-    """A thread drives the server in the block. It has ended behind it, and nothing is left."""
+    """Drives the server in a thread during the block; checks that the thread ends and that nothing leaks."""
     thread = Thread(target=server.run)
     thread.start()
     try:
@@ -52,26 +52,26 @@ def driven(server: mst.Server) -> Iterator[mst.Server]:
 
 
 def ended(events: SimpleQueue[Any], samples: int = 1) -> list[mst.Served]:
-    """The results of a request; more of them are a defect that the thread's end shows."""
-    found = list[mst.Served]()
-    while len(found) < samples:
+    """Reads events until `samples` results have come, and returns the results."""
+    results = list[mst.Served]()
+    while len(results) < samples:
         event = events.get(timeout=WAITS)
-        found += [event] if isinstance(event, mst.Served) else []
-    return found
+        results += [event] if isinstance(event, mst.Served) else []
+    return results
 
 
 async def answer(server: mst.Server, given: mst.Prompt, most: int = 10**6) -> list[Any]:
-    """The events of a request; after `most` of them its reader goes."""
-    found = list[Any]()
+    """Returns the events of a request; the reader leaves after `most` events."""
+    events = list[Any]()
     async for event in server.stream(given):
-        found.append(event)
-        if len(found) == most:
+        events.append(event)
+        if len(events) == most:
             break
-    return found
+    return events
 
 
 def check(events: list[Any], expected: list[int]) -> None:
-    """An answer is whole, and each token came before the result."""
+    """Checks that an answer has the expected tokens, and that their events come before the result."""
     *tokens, result = events
     assert [one.token for one in tokens] == result.tokens == expected
     assert result.reason == "length"
@@ -83,16 +83,16 @@ def test_streams_of_one_name_get_their_own_tokens(answers: list[list[int]]) -> N
         return await asyncio.gather(*(answer(server, one) for one in given))
 
     with driven(server_of()) as server:
-        found = asyncio.run(together(server))
-    for number, events in enumerate(found):
+        streams = asyncio.run(together(server))
+    for number, events in enumerate(streams):
         check(events, answers[number % 4])
-    assert len({events[0].id for events in found}) == 5
+    assert len({events[0].id for events in streams}) == 5
 
 
 def test_two_loops_and_a_thread_are_served_at_once(answers: list[list[int]]) -> None:
     with driven(server_of(prefix=ms.Prefix())) as server:
-        found = dict[int, list[Any]]()
-        loops = [Thread(target=lambda n=n: found.update({n: asyncio.run(answer(server, prompt(n)))})) for n in range(2)]
+        got = dict[int, list[Any]]()
+        loops = [Thread(target=lambda n=n: got.update({n: asyncio.run(answer(server, prompt(n)))})) for n in range(2)]
         for loop in loops:
             loop.start()
         events = SimpleQueue[Any]()
@@ -102,7 +102,7 @@ def test_two_loops_and_a_thread_are_served_at_once(answers: list[list[int]]) -> 
             loop.join(WAITS)
     assert (result.id, result.tokens) == (name, answers[2])
     for number in range(2):
-        check(found[number], answers[number])
+        check(got[number], answers[number])
 
 
 @pytest.mark.parametrize("how", ["break", "cancel", "loop"])
@@ -126,13 +126,13 @@ def test_a_reader_that_goes_aborts_its_request_and_no_other(how: str, answers: l
 
 def test_a_slow_reader_stops_nobody(answers: list[list[int]]) -> None:
     async def slow(server: mst.Server) -> list[Any]:
-        found = list[Any]()
+        events = list[Any]()
         async for event in server.stream(prompt(0)):
-            found.append(event)
-            if len(found) == 1:
-                for number in range(4):  # others begin and end meanwhile
+            events.append(event)
+            if len(events) == 1:
+                for number in range(4):  # other requests begin and end meanwhile
                     check(await answer(server, prompt(number)), answers[number])
-        return found
+        return events
 
     with driven(server_of()) as server:
         check(asyncio.run(slow(server)), answers[0])
@@ -160,7 +160,7 @@ def test_a_closed_server_tells_its_streams_and_takes_no_more(answers: list[list[
     with pytest.raises(ms.InvalidArgument, match="the server is closed"):
         server.submit(prompt(0))
     server.abort("whatever")
-    server.run()  # returns at once
+    server.run()  # a closed server returns at once
     assert not server.busy
 
 
@@ -206,7 +206,7 @@ def test_a_listener_that_raises_is_called_no_more(answers: list[list[int]], capl
 def test_an_interrupted_manager_is_recovered_and_what_waits_is_served(
     place: str, lost: int, answers: list[list[int]]
 ) -> None:
-    """A call of the manager that an exception ends in the middle."""
+    """An exception ends a call of the manager in the middle."""
     events = SimpleQueue[Any]()
     server = server_of(max_requests=2)
     with pytest.MonkeyPatch.context() as patch:
@@ -219,10 +219,10 @@ def test_an_interrupted_manager_is_recovered_and_what_waits_is_served(
         for number in range(4):
             server.submit(prompt(number, number), to=events.put)
         with driven(server):
-            found = {one.id: one for one in ended(events, 4)}
-    whole = [number for number, one in found.items() if one.reason == "length"]
+            results = {one.id: one for one in ended(events, 4)}
+    whole = [number for number, one in results.items() if one.reason == "length"]
     assert len(whole) == 4 - lost
-    assert all(found[number].tokens == answers[number] for number in whole)
+    assert all(results[number].tokens == answers[number] for number in whole)
 
 
 def test_what_ends_no_request_ends_the_run_and_its_requests() -> None:
@@ -249,15 +249,15 @@ def test_a_request_has_the_seconds_that_it_asks_for(answers: list[list[int]]) ->
     clock.advance(1.0)
     while server.busy:
         events += server.step()
-    found = {one.id: (one.reason, one.tokens) for one in events if isinstance(one, mst.Served)}
-    assert found == {"waits": ("timeout", []), "runs": ("timeout", answers[0][:2]), "patient": ("length", answers[1])}
+    results = {one.id: (one.reason, one.tokens) for one in events if isinstance(one, mst.Served)}
+    assert results == {"waits": ("timeout", []), "runs": ("timeout", answers[0][:2]), "patient": ("length", answers[1])}
     require_free(server)
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_clients_of_several_threads_get_one_end_each(seed: int, answers: list[list[int]]) -> None:
-    """Threads submit, abort, and run out of time; forwards and listeners fail; at the end somebody closes."""
+    """Threads submit and abort requests, some time out, and forwards and listeners fail; then a thread closes."""
     random, told = Random(seed), dict[Any, list[Any]]()
     server = server_of(chunk=random.choice([1, 5, 256]), prefix=random.choice([None, ms.Prefix()]))
     fails = Random(seed + 100)
@@ -277,7 +277,7 @@ def test_random_clients_of_several_threads_get_one_end_each(seed: int, answers: 
             )  # fmt: skip
             try:
                 server.submit(given, to=events.append)
-            except ms.InvalidArgument:  # closed
+            except ms.InvalidArgument:  # the server is closed
                 del told[number, turn]
                 return
             if own.random() < 0.3:
@@ -312,7 +312,8 @@ def test_any_thread_has_functions_called_in_the_driving_thread() -> None:
         assert server.call(current_thread).result(WAITS) is not current_thread()
         with pytest.raises(ZeroDivisionError):
             server.call(lambda: 1 // 0).result(WAITS)
-        given_up = server.call(lambda: server.call(lambda: None).cancel())  # the step that runs it calls no other one
+        # a step does not call functions that were added during it
+        given_up = server.call(lambda: server.call(lambda: None).cancel())
         assert given_up.result(WAITS)
         for session in (chat, twin):
             server.call(partial(server.mem.sessions.close, session)).result(WAITS)
@@ -322,7 +323,7 @@ def test_any_thread_has_functions_called_in_the_driving_thread() -> None:
 
 def test_a_thread_that_drives_beside_another_is_refused_alone(answers: list[list[int]]) -> None:
     with driven(server_of()) as server:
-        server.call(lambda: None).result(WAITS)  # it runs
+        server.call(lambda: None).result(WAITS)  # returns when the thread drives the server
         other = mst.Server(server.model, server.mem)
         for one, what in (
             (server, "this server: submit to it"),
@@ -334,7 +335,7 @@ def test_a_thread_that_drives_beside_another_is_refused_alone(answers: list[list
         with pytest.raises(ms.InvalidArgument, match="another thread drives another server"):
             list(mst.serve(server.model, server.mem, PROMPTS))
         check(asyncio.run(answer(server, prompt(0))), answers[0])
-    other.submit(prompt(1))  # the manager is free again
+    other.submit(prompt(1))  # no thread drives the manager any more
     while other.busy:
         events = other.step()
     assert [one.tokens for one in events if isinstance(one, mst.Served)] == [answers[1]]
@@ -342,13 +343,13 @@ def test_a_thread_that_drives_beside_another_is_refused_alone(answers: list[list
 
 def test_two_servers_of_a_manager_step_in_turn_in_any_thread(answers: list[list[int]]) -> None:
     first = server_of(prefix=ms.Prefix())
-    found = dict[int, list[Any]]()
+    events = dict[int, list[Any]]()
 
     def drive(number: int, server: mst.Server) -> None:
         for _ in range(4):
             server.submit(prompt(number))
             while server.busy:
-                found.setdefault(number, []).extend(server.step())
+                events.setdefault(number, []).extend(server.step())
 
     servers = enumerate((first, mst.Server(first.model, first.mem)))
     threads = [Thread(target=drive, args=given) for given in servers]
@@ -357,7 +358,7 @@ def test_two_servers_of_a_manager_step_in_turn_in_any_thread(answers: list[list[
     for thread in threads:
         thread.join(WAITS)
     for number in range(2):
-        assert [one.tokens for one in found[number] if isinstance(one, mst.Served)] == [answers[number]] * 4
+        assert [one.tokens for one in events[number] if isinstance(one, mst.Served)] == [answers[number]] * 4
 
 
 def test_a_manager_in_debug_mode_is_made_where_it_is_driven() -> None:

@@ -1,4 +1,4 @@
-"""Which request of a server is next: priorities, tenants, and prompts that wait for what another one reads."""
+"""Tests the order of a server's requests: priorities, tenants, and prompts that wait for a shared beginning."""
 
 from collections.abc import Sequence
 from random import Random
@@ -17,7 +17,7 @@ from memstate.integrations.transformers.line import PASSES, Line, shared
 from memstate.integrations.transformers.running import Asked, shares
 from tests.integrations.servers import hooked, raising, rest, results, server_of, tokens
 
-BEGIN = [*TEXT, *TEXT][:32]  # 8 pages
+BEGIN = [*TEXT, *TEXT][:32]  # tokens of 8 pages
 OTHER = BEGIN[::-1]
 
 
@@ -54,14 +54,14 @@ def test_a_tenant_that_comes_back_has_saved_nothing_and_owes_what_it_owed() -> N
     line.waiting.extend([asked("a", "busy"), asked("b", "busy"), asked("c", "rich")])
     assert [started(line, cost=50) for _ in range(2)] == ["a", "c"]
     line.charge(asked("c", "rich"), 100)
-    line.order(())  # "rich" has nothing left
-    line.waiting.append(asked("d", "idle"))  # starts at the 50 of "busy", not at 0
-    line.waiting.append(asked("e", "rich"))  # has its 150
+    line.order(())  # "rich" has used up its lead
+    line.waiting.append(asked("d", "idle"))  # the new tenant starts at the 50 of "busy", not at 0
+    line.waiting.append(asked("e", "rich"))  # "rich" still has its 150
     assert [started(line, cost=1) for _ in range(3)] == ["b", "d", "e"]
 
 
 def test_nobody_waits_for_ever_behind_tenants_that_are_new() -> None:
-    """Each newcomer has the least of all, so only the limit lets the first one start."""
+    """A new tenant always has the fewest tokens, so the first request starts only by the limit `PASSES`."""
     line = Line()
     line.waiting.extend([asked("first", "rich"), asked("second", "rich"), asked("n", "new 0")])
     line.order(())
@@ -78,11 +78,11 @@ def test_half_of_a_step_is_for_the_oldest_and_the_rest_for_who_needs_least() -> 
         return SimpleNamespace(unread=unread, prompt=SimpleNamespace(priority=priority))
 
     def given(*rows: Any, budget: int = 100) -> dict[int, int]:
-        found = {}
+        chunks = {}
         for one, kept in shares(rows, budget):
-            found[one.unread] = max(0, min(one.unread, budget - kept))
-            budget -= found[one.unread]
-        return found
+            chunks[one.unread] = max(0, min(one.unread, budget - kept))
+            budget -= chunks[one.unread]
+        return chunks
 
     assert given(row(1000), row(30), row(10)) == {10: 10, 30: 30, 1000: 60}
     assert given(row(1000), row(90), row(10)) == {10: 10, 90: 40, 1000: 50}
@@ -107,7 +107,11 @@ def test_a_long_prompt_does_not_stop_the_first_tokens_of_others() -> None:
 
 
 def run(server: mst.Server, bursts: Sequence[Sequence[Sequence[int]]], steps: int = 1) -> dict[Any, mst.Served]:
-    """Bursts of prompts, with some steps between them. Every answer must be that of the prompt alone."""
+    """Serves bursts of prompts with steps between them; checks that each answer is that of the prompt alone.
+
+    Returns:
+        Number of the prompt -> its result.
+    """
     events, prompts = list[Any](), list[Sequence[int]]()
     for burst in bursts:
         for one in burst:
@@ -115,21 +119,21 @@ def run(server: mst.Server, bursts: Sequence[Sequence[Sequence[int]]], steps: in
             prompts.append(one)
         for _ in range(steps):
             events += server.step()
-    found = results(events + rest(server))
+    served = results(events + rest(server))
     for number, one in enumerate(prompts):
-        assert found[number].tokens == alone(server.model, one, {})
-    return found
+        assert served[number].tokens == alone(server.model, one, {})
+    return served
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("steps", [0, 1, 2])
 @pytest.mark.parametrize("family", ["qwen3_next", "mamba2", "lfm3"])
 def test_what_prompts_begin_with_is_read_once(family: str, steps: int) -> None:
-    """They come at once, or while the first is being read; chunks do not end where they part."""
+    """The other prompts come at once or while the first is read; no chunk ends where prompts part."""
     server = server_of(family, chunk=6, prefix=ms.Prefix(), slots=40, max_requests=6)
     first, more = [*BEGIN, 1, 2, 3], [[*BEGIN, 7, 8], [*BEGIN[:28], 4, 4, 4, 4, 4], [*OTHER, 1], [*OTHER, 2]]
-    found = run(server, [[first], more], steps)
-    assert [found[number].cached for number in range(5)] == [0, 32, 28, 0, 32]
+    served = run(server, [[first], more], steps)
+    assert [served[number].cached for number in range(5)] == [0, 32, 28, 0, 32]
     assert server.mem.stats().missed == server.mem.stats().refused == 0
 
 
@@ -170,19 +174,19 @@ def test_the_next_one_reads_what_its_reader_leaves_unread(how: str) -> None:
             server.step()
     events += server.step()
     assert (server.running, server.waiting) == (1, 1)
-    found = results(events + rest(server))
-    assert [found[name].cached for name in (0, 1)] == [0, 32]
-    assert all(found[number].tokens == alone(server.model, [*BEGIN, number], {}) for number in range(2))
+    served = results(events + rest(server))
+    assert [served[name].cached for name in (0, 1)] == [0, 32]
+    assert all(served[number].tokens == alone(server.model, [*BEGIN, number], {}) for number in range(2))
 
 
 def test_where_no_slot_is_left_for_the_state_all_wait_once_and_go_together() -> None:
-    """Four rows take the slots that there are: nothing is kept, and no prompt waits for one after the other."""
+    """Four rows hold all slots, so no state is kept: prompts wait for the first one only, then run together."""
     model = tiny("qwen3_next")
     mem = managed(model, max_requests=4, slots=4, tracking=ms.Redirect(every=1024), prefix=ms.Prefix())
-    held = [mem.admit([ms.Request(name)]) for name in "ab"]  # slots
+    held = [mem.admit([ms.Request(name)]) for name in "ab"]  # these rows take two slots
     server = mst.Server(model, mem, chunk=8)
-    found = run(server, [[[*BEGIN, number] for number in range(3)]], 12)
-    assert {one.reason for one in found.values()} == {"length"}
+    served = run(server, [[[*BEGIN, number] for number in range(3)]], 12)
+    assert {one.reason for one in served.values()} == {"length"}
     for rows in held:
         mem.end(rows)
 
@@ -197,7 +201,7 @@ def test_random_bursts_that_share_are_answered_rightly_and_leave_nothing(seed: i
         {"tracking": ms.PingPong(every=4)}, {"tracking": ms.PingPong(every=4), "slots": 12}, {"max_requests": 1},
     ])  # fmt: skip
     mem = managed(model, debug=True, **settings)
-    server, prompts, found = mst.Server(model, mem, chunk=random.choice([3, 8, 64])), list[Any](), list[Any]()
+    server, prompts, events = mst.Server(model, mem, chunk=random.choice([3, 8, 64])), list[Any](), list[Any]()
     for _ in range(6):
         for _ in range(random.randrange(5)):
             text = random.choice(roots)[: random.choice([0, 5, 8, 20, 33, 40])]
@@ -210,13 +214,13 @@ def test_random_bursts_that_share_are_answered_rightly_and_leave_nothing(seed: i
         if prompts and random.random() < 0.4:
             server.abort(random.randrange(len(prompts)))
         for _ in range(random.randrange(5)):
-            found += server.step()
-    ended = results(found + rest(server))
+            events += server.step()
+    ended = results(events + rest(server))
     assert ended.keys() == set(range(len(prompts)))
     for number, one in ended.items():
         expected = alone(model, prompts[number].tokens, {})[: prompts[number].most]
-        assert one.tokens == tokens(found, number) or one.tokens == expected[: len(one.tokens)]
+        assert one.tokens == tokens(events, number) or one.tokens == expected[: len(one.tokens)]
         assert one.reason == "aborted" or (one.reason, one.tokens) == ("length", expected)
     mem.prefix.clear()  # type: ignore[union-attr]
     assert mem.stats().rows_used == 0 and mem.audit().clean
-    mem.close()  # debug: looks for leaks
+    mem.close()  # with debug, close looks for leaks

@@ -1,4 +1,4 @@
-"""A state of `StateCache` is published under tokens only if no pad went through the layers among them."""
+"""Tests that `StateCache` publishes a state only if no pad went through the layers among its tokens."""
 
 import copy
 from typing import Any
@@ -47,7 +47,7 @@ def test_a_turn_with_pads_is_read_as_by_the_own_cache_and_is_not_filed(kernels: 
 
 
 def leaking() -> Any:
-    """A model whose windows see pads before the first token: its convolutions have a bias."""
+    """Returns a model in which pads change states: its convolutions have a bias."""
     model = copy.deepcopy(tiny("lfm2", changes=(("conv_bias", True),)))
     for name, one in model.named_parameters():
         if "conv.conv.bias" in name or "in_proj.bias" in name:
@@ -88,7 +88,7 @@ def test_ends_and_pads_that_only_generate_is_given_are_named_or_refused() -> Non
             else:
                 with pytest.raises(ms.InvalidArgument, match=r"2 rows, and neither StateCache\(ends=\)"):
                     cache.close(publish=True)
-                model(input_ids=out[:, -1:], past_key_values=cache)  # nothing was lost
+                model(input_ids=out[:, -1:], past_key_values=cache)  # the cache still works
     for name, wrong in (
         ("ends", "12"), ("ends", True), ("ends", [None]), ("ends", [-1]), ("ends", 97), ("pad", "<pad>"), ("pad", [0]),
         ("pad", 2**70), ("pad", torch.tensor(7)),
@@ -100,7 +100,7 @@ def test_ends_and_pads_that_only_generate_is_given_are_named_or_refused() -> Non
 
 @pytest.mark.parametrize("own", [True, False])
 def test_a_prompt_and_generate_have_one_mask(own: bool) -> None:
-    """Else the prompt has read pads as tokens, or left tokens out, and the answer is of another text."""
+    """Two different masks are refused: the prompt would have read pads as tokens, or left tokens out."""
     model, mask = tiny("qwen3_next"), torch.ones_like(IDS)
     mask[0, :5] = 0
     mem = managed(model, **ROOM)
@@ -108,7 +108,7 @@ def test_a_prompt_and_generate_have_one_mask(own: bool) -> None:
         other = {"attention_mask": torch.ones_like(mask) if own else mask}
         with pytest.raises(ms.InvalidArgument, match=r"entry 0: prompt= has read \d+ tokens, .* the same mask"):
             model.generate(IDS, past_key_values=cache, **QUIET, **other)
-        same = {"attention_mask": mask if own else torch.ones_like(mask)}  # nothing was lost
+        same = {"attention_mask": mask if own else torch.ones_like(mask)}  # the cache still works
         expected = model.generate(IDS, **QUIET, **same)
         assert torch.equal(model.generate(IDS, past_key_values=cache, **QUIET, **same), expected)
 
@@ -142,11 +142,11 @@ AT = torch.tensor([[3, 4, 5], [3, 4, 5]])
         (call([ALL, HOLE]), call([[1] * 6, [*HOLE, *ALL]]), {}, [6, 0]),
         (call(), call([[1] * 6, [*ALL, *LEFT]]), {}, [6, 3]),
         (call(), call([[1] * 6, [*ALL, 0, 0, 0]]), {}, [6, 3]),
-        (call(), call([[1] * 6, [*RIGHT, *ALL]]), {}, [6, 2]),  # it says late that the first forward had a pad
+        (call(), call([[1] * 6, [*RIGHT, *ALL]]), {}, [6, 2]),  # the second mask shows a pad in the first forward
         (call(), call([[1] * 6, [*HOLE, *ALL]]), {}, [6, 1]),
-        (call([ALL, LEFT]), call(), {}, [6, 2]),  # without a mask layers see the pad
+        (call([ALL, LEFT]), call(), {}, [6, 2]),  # without a mask, layers read the pad as a token
         (call([ALL, LEFT]), call(), {"attends": False}, [6, 5]),
-        (call(), call([ALL, ALL]), {}, [3, 3]),  # earlier columns are missing
+        (call(), call([ALL, ALL]), {}, [3, 3]),  # the second mask lacks the first columns
         (call(), call([ALL, ALL]), {"attends": False}, [6, 6]),
         (call(), call(readable=False), {}, [3, 3]),
         (call(readable=False), call(), {}, [0, 0]),
@@ -157,8 +157,8 @@ AT = torch.tensor([[3, 4, 5], [3, 4, 5]])
         (call(), call(positions=AT + torch.tensor([[0], [1]])), {}, [6, 3]),
         (call([ALL, LEFT], positions=torch.tensor([[0, 1, 2], [1, 0, 1]])), call([[1] * 6, [0, *[1] * 5]]), {}, [6, 5]),
         (call(), call(ids=((2,), (5,))), {}, [4, 4]),
-        (call(), call(ids=((2,), (0,))), {}, [4, 3]),  # fed a pad
-        (call(ids=((7,), (2,))), call(ids=((2, 1), (0, 1))), {}, [3, 1]),  # a turn behind a pad that was not read yet
+        (call(), call(ids=((2,), (0,))), {}, [4, 3]),  # a pad after the end
+        (call(ids=((7,), (2,))), call(ids=((2, 1), (0, 1))), {}, [3, 1]),  # a turn that begins with an unread pad
         (call(ids=((7,), (2,))), call(ids=((2,), (2,))), {}, [2, 1]),
     ],
 )  # fmt: skip
@@ -171,7 +171,7 @@ def test_a_row_stops_counting_for_good(
         rows.add(one, rows.look(one, past))
         past += one.columns
     assert rows.tokens.tolist() == lengths
-    rows.take([1, 0, 1])  # as beams do
+    rows.take([1, 0, 1])  # reorders rows as beam search does
     after = call(ids=((5,), (5,), (5,)))
     if second.mask is None and first.mask is None:
         seen = rows.look(after, past)
@@ -181,7 +181,7 @@ def test_a_row_stops_counting_for_good(
 
 
 def test_positions_that_a_loop_leaves_out_are_those_of_the_tokens() -> None:
-    """Bamba counts from 0 again in every forward that is given none."""
+    """Bamba counts positions from 0 in each forward without positions."""
     model = tiny("bamba")
     mem = managed(model, **ROOM)
     mask = torch.ones(2, 9, dtype=torch.long)
@@ -198,7 +198,7 @@ def test_positions_that_a_loop_leaves_out_are_those_of_the_tokens() -> None:
 
 
 def test_a_row_that_begins_beside_others_begins_as_alone() -> None:
-    """The window of token ids of this family begins with the token that ends text, not with zeros."""
+    """This family has a window of token ids, which begins with the end token, not with zeros."""
     model, ids = tiny("qwen4_exp_text"), torch.tensor([[11, 12, 13, 14], [0, 0, 0, 40]])
     quiet, mem = {**QUIET, "attention_mask": ids.ne(0).long()}, managed(model, **ROOM)
     assert [plane.fill for plane in mst.layout(model).state.planes if not plane.dtype.is_floating_point] == [2]

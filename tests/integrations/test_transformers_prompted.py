@@ -1,4 +1,4 @@
-"""`StateCache(prompt=)`: `generate` goes on from cached states and from KV in the manager's pages."""
+"""Tests `StateCache(prompt=)`: `generate` goes on from cached states and from KV in the manager's pages."""
 
 from typing import Any
 
@@ -18,9 +18,10 @@ QUIET = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 6}
 IDS = torch.tensor([TEXT[:19], TEXT[5:24]])
 MASK = torch.ones_like(IDS)
 MASK[0, :5] = 0
-PURE = ("mamba", "falcon_mamba", "mamba2")  # no layer attends, so generate gives a forward all that was read again
+PURE = ("mamba", "falcon_mamba", "mamba2")  # without attention, `generate` feeds all tokens again
 FOUND = [family for family in FAMILIES if family not in PURE]
-COPIES = ("qwen4_exp_text", "zaya", "inkling2_text", "zamba", "jamba")  # or their scans start from zeros
+# families that cannot decode on slots, or whose scans start from zeros
+COPIES = ("qwen4_exp_text", "zaya", "inkling2_text", "zamba", "jamba")
 GOING_BACK = [family for family in FOUND if family not in COPIES]
 ROOM = {"slots": 24, "max_requests": 8}
 
@@ -40,8 +41,8 @@ def test_a_prompt_goes_on_from_what_an_earlier_one_left(family: str) -> None:
     ):  # fmt: skip
         expected = model.generate(IDS, **QUIET, **settings)
         for way, lengths in zip((kernels, "auto"), cached, strict=True):
-            found, starts = generated(model, mem, way, **settings)
-            assert torch.equal(found, expected), (settings, way)
+            out, starts = generated(model, mem, way, **settings)
+            assert torch.equal(out, expected), (settings, way)
             assert starts == lengths
     mem.audit().raise_if_leaking()
     assert mem.stats().rows_used == 0
@@ -72,10 +73,10 @@ def test_a_model_whose_generate_does_not_ask_its_cache_goes_on_from_a_prompt(fam
         for settings in ({}, {"num_beams": 3}):
             with mst.StateCache(model, mem, prompt=IDS) as cache:
                 assert cache.cached == cached
-                found = model.generate(IDS, **{cache.argument: cache}, **QUIET, **settings)
-                assert torch.equal(found, model.generate(IDS, **QUIET, **settings)), settings
+                answer = model.generate(IDS, **{cache.argument: cache}, **QUIET, **settings)
+                assert torch.equal(answer, model.generate(IDS, **QUIET, **settings)), settings
             cached = [16, 16]
-    with mst.StateCache(model, mem, prompt=IDS, prompt_mask=MASK) as cache:  # alone, the model takes pads for tokens
+    with mst.StateCache(model, mem, prompt=IDS, prompt_mask=MASK) as cache:  # without memstate, it reads pads as tokens
         out = model.generate(IDS, **{cache.argument: cache}, **QUIET, attention_mask=MASK)
         assert out[0, 19:].tolist() == model.generate(IDS[:1, 5:], **QUIET)[0, 14:].tolist()
         turn = [*out[1].tolist(), *more[1].tolist()]
@@ -120,7 +121,7 @@ def test_snapshots_have_kv_and_pads_behind_an_end_are_left_out() -> None:
     mem = managed(model, **ROOM, pages=ms.Pages(size=1, count=200, per_row=64), tracking=ms.Redirect(every=1))
     ids = torch.tensor([TEXT[:19], TEXT[8:27]])
     free = model.generate(ids, **QUIET)
-    end = int(free[0, 20])  # the second new token of the first row
+    end = int(free[0, 20])  # the second new token ends the first row
     assert end not in free[1, 19:].tolist()
     model.generation_config.eos_token_id = end
     try:
@@ -128,10 +129,10 @@ def test_snapshots_have_kv_and_pads_behind_an_end_are_left_out() -> None:
             model.generate(ids, past_key_values=cache, **QUIET, eos_token_id=end)
             assert cache.lengths == [21, 24]
         with mst.StateCache(model, mem, prompt=free) as cache:
-            assert cache.cached == [21, 24]  # the first answer without what stood behind its end
+            assert cache.cached == [21, 24]  # the first row was cached up to its end
             model.generate(free, past_key_values=cache, **QUIET, eos_token_id=end)
             kept = cache.close(publish=True)
-        snapshots = [one for one in kept if one]  # the state of a row that was fed a pad is in the prefix cache
+        snapshots = [one for one in kept if one]  # a row that was fed a pad has no snapshot
         assert [len(one.pages) for one in snapshots] == [one.length for one in snapshots] == [30]
         mem.drop(kept)
     finally:
@@ -165,7 +166,7 @@ def test_a_prompt_without_room_or_with_a_forward_that_raises_leaves_nothing() ->
     with pytest.raises(ms.OutOfRows):
         mst.StateCache(model, mem, prompt=IDS)
     mem = managed(model, **ROOM)
-    for mask in (None, MASK):  # with a mask rows have different lengths, and share no forward
+    for mask in (None, MASK):  # with a mask, rows have different lengths and take a forward each
         with hooked(model.model.layers[2], raising(ArithmeticError)), pytest.raises(ArithmeticError):
             mst.StateCache(model, mem, prompt=IDS, prompt_mask=mask)
     assert mem.stats().rows_used == 0
@@ -175,8 +176,8 @@ def test_a_prompt_without_room_or_with_a_forward_that_raises_leaves_nothing() ->
     mem.audit().raise_if_leaking()
 
 
-TWICE = torch.tensor([TEXT[:9] * 2])  # of which prompt lookup can guess
-LONGER = torch.tensor([[*TEXT[:30], *TEXT[:3]]])  # of which it can guess more than a tail
+TWICE = torch.tensor([TEXT[:9] * 2])  # a prompt in which prompt lookup finds guesses
+LONGER = torch.tensor([[*TEXT[:30], *TEXT[:3]]])  # prompt lookup guesses more tokens than a tail has
 LONG: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 30}
 ASSISTED: dict[str, Any] = {
     **SPECULATING, "tracking": ms.Redirect(every=8), "pages": ms.Pages(size=4, count=60, per_row=20), "debug": True,
@@ -198,7 +199,7 @@ def test_assisted_generation_goes_back_by_the_wrong_guesses(family: str, assista
     assert max(columns) > 1
     mem.audit().raise_if_leaking()
     with mst.StateCache(model, mem, prompt=out) as cache:
-        assert cache.cached == [40] or 0 in expected  # rows that are fed pads stop counting
+        assert cache.cached == [40] or 0 in expected  # a row that is fed pads is cached up to its end
     mem.close()
 
 
@@ -218,14 +219,14 @@ def test_turns_go_on_behind_guesses() -> None:
     for tokens in (TWICE[:, :0], more, TEXT[:17]):
         own = model.generate(torch.cat([own, torch.as_tensor(tokens).view(1, -1)], 1), **settings)
     with mst.StateCache(model, mem, prompt=TWICE, kernels="slots") as cache:
-        found = model.generate(TWICE, past_key_values=cache, prompt_lookup_num_tokens=4, **settings)
-        found = torch.cat([found, more], 1)
-        found = model.generate(found, past_key_values=cache, prompt_lookup_num_tokens=4, **settings)
-        found = torch.cat([found, torch.tensor([TEXT[:17]])], 1)  # longer than a tail
-        found = model.generate(found, past_key_values=cache, **settings)
+        out = model.generate(TWICE, past_key_values=cache, prompt_lookup_num_tokens=4, **settings)
+        out = torch.cat([out, more], 1)
+        out = model.generate(out, past_key_values=cache, prompt_lookup_num_tokens=4, **settings)
+        out = torch.cat([out, torch.tensor([TEXT[:17]])], 1)  # more tokens than a tail has
+        out = model.generate(out, past_key_values=cache, **settings)
         with pytest.raises(ms.InvalidArgument, match=r"crop\(-1\): the last forward had 0 guesses"):
             cache.crop(-1)
-    assert torch.equal(found, own)
+    assert torch.equal(out, own)
 
 
 def test_a_model_takes_assistants_only_while_a_cache_with_tails_is_open() -> None:
@@ -260,7 +261,7 @@ def test_caches_that_are_forgotten_and_several_of_them_leave_the_flag_to_those_t
 
 
 def test_guesses_that_cannot_be_checked_are_refused_by_name() -> None:
-    """The cache goes on, or ends in order."""
+    """After the refusal the cache goes on, or closes without a leak."""
     model = tiny("qwen3_next")
     mem, again = managed(model, **ASSISTED), {"prompt_lookup_num_tokens": 4, **LONG}
     few, many = torch.tensor([[5]]), r"a forward of \d+ tokens, .* tails keep 16: .* 15 tokens at most"
@@ -279,7 +280,7 @@ def test_guesses_that_cannot_be_checked_are_refused_by_name() -> None:
 
 
 def test_a_cache_whose_last_forward_raises_is_closed() -> None:
-    """The one that adds what is pending."""
+    """`close` runs a forward for pending tokens, and this forward raises."""
     model = tiny("qwen3_next")
     mem = managed(model, **ASSISTED)
     cache = mst.StateCache(model, mem, prompt=TWICE, kernels="slots")

@@ -1,4 +1,4 @@
-"""A server that several threads use, and code that its own steps call: every request is answered once, and rightly."""
+"""Tests a server that several threads use, and code that its steps call: each request gets one right answer."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ import memstate.integrations.transformers as mst
 from tests.integrations.servers import hooked, raising, require_free, rest, results, server_of
 
 PROMPTS = [TEXT[:9], TEXT[:4], [*TEXT[:8], 77, 78], TEXT[5:16]]
-WAITS = 60  # seconds for a thread; only a defect takes as long
+WAITS = 60  # seconds to wait for a thread; only a defect takes so long
 
 
 def prompt(number: int, id: Any = None, most: int = NEW, **settings: Any) -> mst.Prompt:
@@ -34,7 +34,7 @@ def answers() -> list[list[int]]:
 
 @pytest.fixture
 def eager() -> Iterator[None]:
-    """Threads take turns as often as Python lets them."""
+    """Python switches threads as often as it can."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -46,7 +46,7 @@ def stored(folder: Path) -> ms.Tiers:
 
 
 def run(*works: Callable[[], object], here: Callable[[], object] = lambda: None) -> None:
-    """Runs each in a thread of its own, and one in this thread; raises what one of them raised."""
+    """Runs each of `works` in its own thread and `here` in this thread; raises the first exception of a thread."""
     threads = ThreadPoolExecutor(len(works))
     jobs = [threads.submit(work) for work in works]
     here()
@@ -91,21 +91,21 @@ def test_threads_submit_and_abort_while_another_one_steps(
 
     clients = [lambda number=number: client(number) for number in range(4)]
     run(*clients, here=driver) if drives == "main" else run(driver, *clients)
-    found = results(events)
-    assert found.keys() == {(number, turn) for number in range(4) for turn in range(8)}
-    for (number, turn), one in found.items():
+    served = results(events)
+    assert served.keys() == {(number, turn) for number in range(4) for turn in range(8)}
+    for (number, turn), one in served.items():
         assert one.tokens == answers[(number + turn) % 4][: len(one.tokens)]
         assert one.reason == "aborted" or (one.reason, len(one.tokens)) == ("length", NEW)
         assert one.reason != "aborted" or turn % 3
     server.mem.prefix.clear()  # type: ignore[union-attr]
     require_free(server)
     if drives == "main":
-        server.mem.close()  # debug: looks for leaks
+        server.mem.close()  # with debug, close looks for leaks
 
 
 @pytest.mark.parametrize("name", ["submit", "abort", "close"])
 def test_a_call_in_the_middle_of_a_step_takes_effect_in_the_next(name: str, answers: list[list[int]]) -> None:
-    """Another thread calls while the forward runs, and comes back while it runs."""
+    """The call of another thread begins and returns while the forward runs."""
     server = server_of()
     for number in range(2):
         server.submit(prompt(number))
@@ -117,15 +117,15 @@ def test_a_call_in_the_middle_of_a_step_takes_effect_in_the_next(name: str, answ
     }
     with hooked(server.model, lambda *_: run(calls[name])):
         events = server.step()
-    assert [event.id for event in events] == [0, 1]  # as if nobody had called
+    assert [event.id for event in events] == [0, 1]  # this step ignores the call
     assert server.busy and server.running == 2 and server.waiting == (name == "submit")
-    found = results(events + server.step() + rest(server))
+    served = results(events + server.step() + rest(server))
     ids = {"submit": [0, 1, 2], "abort": [0, 1], "close": []}[name]
-    assert sorted(found) == ids
+    assert sorted(served) == ids
     for number in ids:
         aborted = name == "abort" and number == 1
-        assert found[number].tokens == answers[number][: 2 if aborted else NEW]
-        assert found[number].reason == ("aborted" if aborted else "length")
+        assert served[number].tokens == answers[number][: 2 if aborted else NEW]
+        assert served[number].reason == ("aborted" if aborted else "length")
     require_free(server)
 
 
@@ -147,9 +147,9 @@ def test_code_that_a_step_calls_can_submit_and_abort_but_not_step(answers: list[
     server.submit(prompt(2, "old"))
     events = server.step()
     assert calls == [True] and server.waiting == 1
-    found = results(events + rest(server))
-    assert (found["calls"].tokens, found["new"].tokens) == (answers[0], answers[1])
-    assert (found["old"].tokens, found["old"].reason) == (answers[2][:1], "aborted")
+    served = results(events + rest(server))
+    assert (served["calls"].tokens, served["new"].tokens) == (answers[0], answers[1])
+    assert (served["old"].tokens, served["old"].reason) == (answers[2][:1], "aborted")
     require_free(server)
 
 
@@ -183,16 +183,16 @@ def test_a_turn_waits_for_the_last_turn_of_its_session(storage: bool, answers: l
     turns.append([*turns[1], *alone(model, turns[1], {}), 11])
     server.submit(mst.Prompt(turns[0], "turn 0", most=NEW, session=chat))
     events = server.step()
-    while server.waiting:  # it waits for storage
+    while server.waiting:  # the first turn waits for storage
         events += server.step()
     for number in (1, 2):
         server.submit(mst.Prompt(turns[number], f"turn {number}", most=NEW, session=chat))
     server.submit(prompt(1, "other", most=1))
-    found = results(events + rest(server))
-    assert list(found) == ["other", "turn 0", "turn 1", "turn 2"]
-    assert found["other"].tokens == answers[1][:1]
+    served = results(events + rest(server))
+    assert list(served) == ["other", "turn 0", "turn 1", "turn 2"]
+    assert served["other"].tokens == answers[1][:1]
     for number, before in ((0, 0), (1, len(turns[0]) + NEW - 1), (2, len(turns[1]) + NEW - 1)):
-        one = found[f"turn {number}"]
+        one = served[f"turn {number}"]
         assert (one.reason, one.tokens, one.cached) == ("length", alone(model, turns[number], {}), before)
     assert server.mem.audit().clean
 
@@ -221,7 +221,7 @@ def test_a_server_whose_room_others_have_says_what_to_do(answers: list[list[int]
 
 
 def test_rows_that_could_not_be_aborted_are_aborted_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread of the caller's own is inside a call of the manager when a step fails."""
+    """A step fails while another thread is inside a call of the manager, so the rows cannot be aborted yet."""
     server = server_of(max_requests=2)
     for number in range(2):
         server.submit(prompt(number))
@@ -252,7 +252,7 @@ def test_a_manager_that_was_closed_serves_without_its_storage(answers: list[list
 def test_rows_whose_admission_was_interrupted_are_given_back(
     call: str, answers: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C behind the manager's call, and before the server knows the rows."""
+    """Ctrl-C comes after the manager's call and before the server knows the rows."""
     server = server_of()
     real = getattr(server.mem, call)
     config = GenerationConfig(do_sample=True, top_k=1, num_return_sequences=3, max_new_tokens=NEW)
@@ -264,7 +264,7 @@ def test_rows_whose_admission_was_interrupted_are_given_back(
 
     with monkeypatch.context() as patch:
         patch.setattr(server.mem, call, interrupted)
-        for _ in range(4):  # 3 rows would be lost by then
+        for _ in range(4):  # rows that leak would run out
             with pytest.raises(KeyboardInterrupt):
                 server.step()
     assert [one.tokens for one in rest(server) if isinstance(one, mst.Served)] == [answers[0]] * 3
@@ -272,7 +272,7 @@ def test_rows_whose_admission_was_interrupted_are_given_back(
 
 
 class Odd:
-    """Compares with nothing."""
+    """An object whose comparison raises."""
 
     def __eq__(self, other: object) -> bool:
         raise ValueError("odd")
@@ -306,7 +306,7 @@ def test_what_was_noted_and_raises_is_told_once(answers: list[list[int]]) -> Non
 
 
 def test_serve_reads_on_while_a_turn_waits_for_the_one_before(answers: list[list[int]]) -> None:
-    """Requests behind it go first, as they do with a server. Of the others as many are read as there is room for."""
+    """Requests behind the waiting turn go first; `serve` reads as many as have room."""
     model = tiny("qwen3_next")
     mem = managed(model, max_requests=2)
     chat, read, ended = mem.sessions.open("chat"), list[int](), list[Any]()

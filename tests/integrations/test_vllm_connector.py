@@ -1,4 +1,4 @@
-"""vLLM's own scheduler and cache manager over the connector. Workers without a model check each byte that they read."""
+"""Tests the connector under vLLM's own scheduler and cache manager; workers without a model check all bytes read."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -28,11 +28,8 @@ KINDS = [
     ("attention",), HYBRID, ("attention", "window", "state"), ("attention", "state", "state", "state"), ("window",),
     ("window", "window", "attention"),
 ]  # fmt: skip
-POOLS = (
-    [22, 30, 60],
-    [22, 30, 60],
-    [44, 60],
-)  # by windows: vLLM begins a chunk only if each group has room for all of it
+# number of window groups -> possible numbers of blocks; vLLM begins a chunk only if each group has room for all of it
+POOLS = ([22, 30, 60], [22, 30, 60], [44, 60])
 PROMPT = list(range(30))
 FAULTS = ("vanished", "half", "garbage", "denied", "raises")
 Make = Callable[..., Engine]
@@ -40,7 +37,7 @@ Make = Callable[..., Engine]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """Engines; at the end nothing is pinned, claimed or held."""
+    """A function that makes engines; at the end nothing is pinned, claimed or held."""
     engines: list[Engine] = []
 
     def engine(*kinds: str, **options: Any) -> Engine:
@@ -56,9 +53,9 @@ def make(tmp_path: Path) -> Iterator[Make]:
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
     """A store that all engines share."""
-    found = MemoryStore()
-    monkeypatch.setattr(Settings, "open_store", lambda settings: found)
-    return found
+    shared = MemoryStore()
+    monkeypatch.setattr(Settings, "open_store", lambda settings: shared)
+    return shared
 
 
 @pytest.mark.parametrize("kinds", KINDS, ids=" ".join)
@@ -67,8 +64,8 @@ def test_second_request_loads_what_the_first_saved(make: Make, kinds: tuple[str,
     engine = make(*kinds, ranks=ranks)
     engine.serve("a", PROMPT, 3)
     engine.forget()
-    assert engine.serve("b", [*PROMPT, 7, 7], 3) == 28  # whole blocks of the prompt, all bytes as the first wrote them
-    assert engine.counts.loaded >= (7 if "attention" in kinds else 3)  # of windows alone, what the next token reads
+    assert engine.serve("b", [*PROMPT, 7, 7], 3) == 28  # tokens in whole blocks
+    assert engine.counts.loaded >= (7 if "attention" in kinds else 3)  # windows load only their last blocks
 
 
 def test_states_alone_are_saved_at_the_ends_of_chunks_and_null_blocks_never(make: Make) -> None:
@@ -76,8 +73,8 @@ def test_states_alone_are_saved_at_the_ends_of_chunks_and_null_blocks_never(make
     engine.serve("a", PROMPT, 1)
     keys = [entry.key for entry in engine.connector.scheduler.cache.entries()]
     states = sorted(engine.connector.scheduler.cache.get(key).length for key in keys if key.endswith(b"\1"))
-    assert states == [12, 24, 28]  # vLLM ends chunks of 12 there, and the prompt's last whole block
-    assert len(keys) == len(states) + 7  # and KV of seven blocks
+    assert states == [12, 24, 28]  # ends of two chunks, and of the prompt's last whole block
+    assert len(keys) == len(states) + 7  # the other seven are KV blocks
 
 
 def test_preempted_requests_load_their_own_states_again(make: Make) -> None:
@@ -94,7 +91,7 @@ def test_the_store_outlives_the_engine(make: Make, store: MemoryStore) -> None:
     first = make(ranks=2, extra=extra)
     first.serve("a", PROMPT, 1)
     assert first.counts.written == first.counts.saved
-    assert len(store.records) == 2 * first.counts.written  # each rank has its own
+    assert len(store.records) == 2 * first.counts.written  # each rank writes a record of its own
     second = make(ranks=2, extra=extra)
     assert second.serve("b", PROMPT, 1) == 28
     assert second.counts.fetched == 8
@@ -110,7 +107,7 @@ def test_new_weights_at_the_same_path_find_nothing(make: Make, store: MemoryStor
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes())
     assert make(extra=extra).serve("b", PROMPT, 1) == 0
-    assert make(extra=extra).serve("c", PROMPT, 1) == 28  # and then their own
+    assert make(extra=extra).serve("c", PROMPT, 1) == 28  # the records of request b
 
 
 def test_new_weights_of_an_adapter_at_the_same_path_find_nothing(
@@ -173,8 +170,8 @@ def test_names_tell_configurations_apart(tmp_path: Path, what: str, monkeypatch:
     def moved(config: Any, caches: Any) -> None:
         config.model_config.hf_config.name_or_path = "/elsewhere"
 
-    assert digest(moved, 8) == digest(None, 8)  # which weights they are says `weights`
-    assert digest(None, 8) == digest(None, 16)  # the number of blocks on the device changes nothing
+    assert digest(moved, 8) == digest(None, 8)  # `weights` names the weights, so the path does not count
+    assert digest(None, 8) == digest(None, 16)  # the number of device blocks does not count
     assert digest(CHANGES[what], 8) != digest(None, 8)
     assert len({digest(None, 8), digest(None, 8, "H100"), digest(None, 8, weights="v")}) == 3
 
@@ -199,7 +196,7 @@ def test_what_cannot_be_found_by_content_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("role", list(connector.KVConnectorRole))
 def test_the_policy_that_ends_requests_is_refused(tmp_path: Path, role: Any) -> None:
-    """vLLM's own default. A damaged record would cost a request its answer."""
+    """vLLM's default policy fails a request if one of its records is damaged."""
     config, caches = vllm_engine.vllm_config(tmp_path, {"host_blocks": 8}), vllm_engine.cache_config(HYBRID, 8)
     config.kv_transfer_config.kv_load_failure_policy = "fail"
     with pytest.raises(ConfigurationError, match=r"kv_load_failure_policy='fail': .* set it to 'recompute'"):
@@ -208,7 +205,7 @@ def test_the_policy_that_ends_requests_is_refused(tmp_path: Path, role: Any) -> 
 
 @pytest.mark.parametrize("drops", [True, False])
 def test_a_drafter_that_computes_the_last_block_again(tmp_path: Path, drops: bool) -> None:
-    """0.33 has a field for drafters that hash ahead, 0.32 has none."""
+    """vLLM 0.33 has a field for drafters that hash ahead, 0.32 does not."""
     config, caches = vllm_engine.vllm_config(tmp_path, {"host_blocks": 8}), vllm_engine.cache_config(HYBRID, 8)
     config.speculative_config = SimpleNamespace(use_eagle_block_drop=lambda: drops)
     assert not getattr(config, "num_hash_lookahead_tokens", 0)
@@ -222,7 +219,7 @@ def test_this_version_is_one_of_those_that_work() -> None:
 
 
 def test_host_memory_in_bytes(make: Make) -> None:
-    """A block has the bytes of two layers."""
+    """A block has a page of each of two layers."""
     engine = make(extra={"host_bytes": f"{20 * 2 * vllm_engine.PAGE}B"})
     assert engine.connector.scheduler.cache.pool.records == 20
     assert engine.workers[0].connector.worker._cache.pool.records == 20
@@ -260,7 +257,7 @@ def test_an_engine_that_slept_serves_again(make: Make) -> None:
 
 
 def recorded(made: Any, name: str) -> list[Any]:
-    """What a method returns to vLLM from now on."""
+    """Replaces a method by one that records its results; returns the list of them."""
     method, told = getattr(made, name), []
 
     def tell(*args: Any) -> Any:
@@ -284,7 +281,7 @@ def test_counts_are_statistics_and_metrics_of_vllm(make: Make) -> None:
         engine.forget()
     assert len(told) > 2
     total = MemstateConnector.build_kv_connector_stats()
-    for stats in told:  # vLLM asks in each step
+    for stats in told:  # vLLM reads statistics in each step
         metrics.observe(stats.to_dict())
         total = total.aggregate(MemstateConnector.build_kv_connector_stats(stats.to_dict()))
     assert total.to_dict() == vars(engine.counts)
@@ -310,10 +307,10 @@ def test_hits_name_their_source(make: Make, store: MemoryStore) -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_random_legal_schedules(make: Make, store: MemoryStore, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever arrives, ends, fails and is forgotten in whatever step: each forward reads what it should."""
+    """Requests arrive, end, fail and are forgotten in random steps; each forward reads the right bytes."""
     draw = random.Random(seed)
     extra = {"host_blocks": draw.choice([6, 20, 60, 60]), "store_tokens": 4}
-    rooms = draw.choice([[1], [4], [0, 0, 1], [0, 2, 9]])  # as copies end
+    rooms = draw.choice([[1], [4], [0, 0, 1], [0, 2, 9]])  # free blocks of staging at a query
     monkeypatch.setattr(Transfers, "room", property(lambda transfers: draw.choice(rooms)))
     store.broken = draw.random() < 0.3
     kinds = draw.choice(KINDS)
@@ -334,7 +331,7 @@ def test_random_legal_schedules(make: Make, store: MemoryStore, seed: int, monke
             engine.add(names[-1], prompt, draw.randrange(1, 16), salt=draw.choice([None, None, "tenant"]))
         elif action < 0.29 and live:
             engine.abort(draw.choice(live))
-        elif action < 0.37 and engine.quiet():  # vLLM refuses to reset while something loads, or a step is under way
+        elif action < 0.37 and engine.quiet():  # vLLM refuses a reset during a load or a step
             engine.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=draw.random() < 0.3)
         elif action < 0.39 and store.records:
             store.faults[draw.choice(sorted(store.records))] = draw.choice(FAULTS)

@@ -1,4 +1,4 @@
-"""`bench tiers`: what it measures beside whom, exact counts, what is not measured; the page on running with tiers."""
+"""Tests `bench tiers`: its entries, peers and checks, and the examples of docs/tiers.md."""
 
 import os
 import re
@@ -48,7 +48,7 @@ TOYS = [f"toy {tiers_turns.sized(*case)}" for case in tiers_turns.TOY_CASES]
 
 @pytest.fixture
 def no_mooncake(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its client cannot be loaded."""
+    """Mooncake's client cannot be imported."""
     monkeypatch.setitem(sys.modules, "mooncake.store", None)
 
 
@@ -60,30 +60,30 @@ def setting(backend: str = "reference", peer: str | None = None) -> Setting:
     return Setting(backend, CPU, True, peer)
 
 
-# -- what is measured ------------------------------------------------------------------------------
+# -- entries ---------------------------------------------------------------------------------------
 
 
 def test_every_operation_is_measured_beside_a_plain_copy(no_mooncake: None) -> None:
     outcome = toy()
     assert outcome.wrong == [] and {entry.op for entry in outcome.entries} == OPS
-    found = {(entry.op, entry.case, entry.unit, entry.peer): entry for entry in outcome.entries}
-    assert len(found) == len(outcome.entries)
+    entries = {(entry.op, entry.case, entry.unit, entry.peer): entry for entry in outcome.entries}
+    assert len(entries) == len(outcome.entries)
     for case in TOYS:
         for op in ("file put", "file get"):
-            assert {(op, case, "bytes/s", peer) for peer in ("memory-copy", "plain-file")} <= set(found)
+            assert {(op, case, "bytes/s", peer) for peer in ("memory-copy", "plain-file")} <= set(entries)
         for op in ("transfer out", "transfer in"):
-            assert (op, case, "bytes/s", "memory-copy") in found
+            assert (op, case, "bytes/s", "memory-copy") in entries
     for entry in outcome.entries:
         assert entry.case.startswith("toy ")
         assert entry.value > 0 and entry.unit == "bytes/s" and entry.peer in PEERS
         assert entry.ratio == entry.value / (entry.peer_value or 0)
 
 
-# -- who takes turns -------------------------------------------------------------------------------
+# -- turns of the sides ----------------------------------------------------------------------------
 
 
 def test_each_side_has_a_call_in_every_round_and_is_first_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that stands still but in the calls; the first round does not count, nor does what comes behind."""
+    """A false clock runs only inside of the calls. The first round is not counted, nor is `undo`."""
     now, calls = [0.0], list[str]()
     monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     takes = {"ours": [9.0, 2.0, 4.0, 100.0], "memory-copy": [9.0, 1.0, 1.0, 1.0]}
@@ -107,8 +107,8 @@ def test_a_peer_that_fails_leaves_and_ours_that_fails_is_told(capsys: pytest.Cap
         raise OSError("no\nroom")
 
     fine = Side(lambda: None)
-    found = rates(setting(), "op", "case", 8, fine, {"plain-file": Side(fails), "memory-copy": fine})
-    assert [entry.peer for entry in found] == ["memory-copy"]
+    entries = rates(setting(), "op", "case", 8, fine, {"plain-file": Side(fails), "memory-copy": fine})
+    assert [entry.peer for entry in entries] == ["memory-copy"]
     assert capsys.readouterr().err == "op, case: peer plain-file raises OSError: no room\n"
     assert [entry.peer for entry in rates(setting(), "op", "case", 8, fine, {"plain-file": Side(fails)})] == [None]
     with pytest.raises(OSError, match="no\nroom"):
@@ -140,8 +140,8 @@ def test_mooncake_is_measured_over_loopback() -> None:
     if why := missing():
         pytest.skip(f"Mooncake: {why}")
     entries = [entry for task in tiers_stores.tasks(setting()) if "mooncake" in task.name for entry in stored(task)]
-    found = {(entry.op, entry.case, entry.peer) for entry in entries}
-    assert found == {(op, case, "memory-copy") for op in MOONCAKE for case in TOYS}
+    measured = {(entry.op, entry.case, entry.peer) for entry in entries}
+    assert measured == {(op, case, "memory-copy") for op in MOONCAKE for case in TOYS}
 
 
 def test_without_its_client_one_line_says_so(no_mooncake: None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,11 +176,11 @@ def test_processes_that_do_not_start_are_told_and_ended(
     assert started and all(process.poll() is not None for process in started)
 
 
-# -- what is wrong is not measured -----------------------------------------------------------------
+# -- faults that are not measured ------------------------------------------------------------------
 
 
 def _lost(true: Any, store: FileStore, names: Any, buffers: Any) -> Any:
-    """The last record is not written, and nobody is told."""
+    """Does not write the last record, but says that it did."""
     return [*true(store, names[:-1], buffers[:-1]), Became.DONE]
 
 
@@ -222,13 +222,13 @@ def test_checks_find_what_is_wrong_and_it_has_no_entry(
 ) -> None:  # fmt: skip
     true = getattr(owner, name)
     monkeypatch.setattr(owner, name, lambda *given: fault(true, *given))
-    outcome = toy("sglang")  # which is none of its peers
+    outcome = toy("sglang")  # no peer of this benchmark
     assert {line.split(": ")[0] for line in outcome.wrong} == lost
     gone = {each[:4] for each in lost}
     assert gone and not any(entry.op.startswith(each) for entry in outcome.entries for each in gone)
 
 
-# -- the page on running with tiers ----------------------------------------------------------------
+# -- docs/tiers.md ---------------------------------------------------------------------------------
 
 PAGE = (ROOT / "docs" / "tiers.md").read_text()
 
@@ -237,14 +237,14 @@ def test_the_loop_of_the_page_runs_and_prints_what_it_says(tmp_path: Path) -> No
     blocks = re.findall(r"```python\n(import .*?)```\s*```text\n(.*?)```", PAGE, re.DOTALL)
     assert len(blocks) == 1
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    environment.pop("TRITON_INTERPRET", None)  # as a reader would run it
+    environment.pop("TRITON_INTERPRET", None)  # readers run it without the interpreter
     done = subprocess.run(
         [sys.executable, "-c", blocks[0][0]],
         cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    # Where storage answers the second request late, that one starts from what the first has published meanwhile, or
-    # leaves a state where they part.
+    # If storage answers the second request late, the request starts from a state that the first has published, or keeps
+    # a state where the two prompts part
     said = done.stdout.replace("begins at [0, 16]", "begins at [0, 0]").replace(" 12 records", " 11 records")
     assert said == blocks[0][1]
 
@@ -254,22 +254,22 @@ def test_the_page_hands_over_what_another_split_wrote(tmp_path: Path, monkeypatc
     (block,) = re.findall(r"```python\n(whole = .*?)```", text, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     prompt = list(range(9))
-    found: dict[str, Any] = {"ms": memstate, "torch": torch, "FileStore": FileStore, "HandOver": HandOver}
-    found |= {"Part": Part, "prompt": prompt}
-    exec(block, found)
-    assert found["length"] == 0  # nobody has written
-    form = found["whole"].shard(4)
-    for rank in range(2):  # those that rank 0 of 2 is made of
+    names: dict[str, Any] = {"ms": memstate, "torch": torch, "FileStore": FileStore, "HandOver": HandOver}
+    names |= {"Part": Part, "prompt": prompt}
+    exec(block, names)
+    assert names["length"] == 0  # the old store is empty
+    form = names["whole"].shard(4)
+    for rank in range(2):  # sources of rank 0 of 2
         mark = fingerprint("model", form, None, 4, rank, 4)
         record, key = RecordFormat("state", form, mark), Keys(mark, 4).of(Prompt(encode(prompt), None))[1]
         body = np.zeros(record.nbytes, np.uint8)
         record.seal(body, key, 8)
-        assert found["old"].put([record.name(key)], [body]) == [Became.DONE]
-    exec(block, found)
-    assert found["length"] == 8
-    found["prompt"] = prompt[:8]
-    exec(block, found)
-    assert found["length"] == 0 and found["move"].run(prompt[:8], most=8).length == 8
+        assert names["old"].put([record.name(key)], [body]) == [Became.DONE]
+    exec(block, names)
+    assert names["length"] == 8
+    names["prompt"] = prompt[:8]
+    exec(block, names)
+    assert names["length"] == 0 and names["move"].run(prompt[:8], most=8).length == 8
 
 
 def test_sizes_of_the_page_are_those_of_the_presets() -> None:

@@ -1,4 +1,4 @@
-"""The timed benchmarks at toy sizes: what they measure, what they refuse to measure, and how a device is timed."""
+"""Tests the timed benchmarks at toy sizes: their entries, their checks, and the clock of a device."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -50,25 +50,25 @@ OPS = {
         "conv, drafts", "conv, trees",
     },
 }  # fmt: skip
-OF_SLOTS = {"claim", "release", "ownership", "plan"}  # benchmarks of their own: alloc, track
-NOT_TIMED = {  # small beside a step, or waiting for a kernel that is worth it
+OF_SLOTS = {"claim", "release", "ownership", "plan"}  # timed by the benchmarks alloc and track
+NOT_TIMED = {  # a small part of a step, or without a kernel yet
     "resolve", "audit", "run_data", "run_rows", "keep_path", "scatter_states",
 }  # fmt: skip
 
 
 @lru_cache
 def toy(name: str, peer: str | None = None) -> BenchResult:
-    """Run once: what is looked at here does not change from run to run."""
+    """Returns the result of a toy benchmark. The tests read only what is equal in all runs, so it runs once."""
     return run([name], "auto", toy=True, peer=peer)
 
 
 def findings(course: Callable[[Setting], Iterator[Task]], names: set[str]) -> dict[str, str]:
-    """What the checks of some tasks say; nothing is measured."""
+    """Returns task -> the text of its check, for the named tasks; measures nothing."""
     return {task.name: task.check() for task in course(Setting("auto", CPU, True)) if task.name in names}
 
 
 def test_every_operation_is_timed_or_said_not_to_be() -> None:
-    """And what has configurations is swept."""
+    """Every kernel with configurations is in the sweep."""
     launched: set[str] = set()
     for kernel in MAKERS:
         states, backend = toy_of(model_of(state.MODELS.get(kernel, state.DEFAULT)), kernel), Backend("reference")
@@ -96,16 +96,16 @@ def test_every_operation_is_checked_measured_and_marked_as_a_toy(name: str) -> N
 
 @on_cpu
 def test_copies_say_bytes_rate_and_share_of_a_plain_copy() -> None:
-    found = {(entry.op, entry.case, entry.unit): entry for entry in toy("copy").entries}
+    entries = {(entry.op, entry.case, entry.unit): entry for entry in toy("copy").entries}
     layout = toy_of(model_of(copy.MODEL), "copy").layout
     slot, plane = layout.payload_bytes_per_slot, layout.layers * max(each.nbytes for each in layout.planes)
     for op, nbytes, factor in (("copy", slot, 2), ("gather", plane, 2), ("scatter", plane, 2), ("zero", slot, 1)):
         for due in copy.TOY_DUE:
             case = f"toy {due} slots of qwen3_next"
-            rate, time = found[op, case, "bytes/s"], found[op, case, "us"]
+            rate, time = entries[op, case, "bytes/s"], entries[op, case, "us"]
             assert rate.value == pytest.approx(factor * due * nbytes / time.value * 1e6)
             assert (rate.peer, time.peer) == ("device-copy", "torch-indexing")
-    assert {"toy nothing due", "toy nothing due, in a graph"} <= {case for op, case, _ in found if op == "copy"}
+    assert {"toy nothing due", "toy nothing due, in a graph"} <= {case for op, case, _ in entries if op == "copy"}
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_what_cannot_be_measured_is_refused(names: list[str], given: dict[str, A
         run(names, **given)
 
 
-# -- what is wrong is not measured -----------------------------------------------------------------
+# -- checks before a measurement -------------------------------------------------------------------
 
 
 def _skip_last(true: Any, planes: Any, dst: Any, src: Any) -> None:
@@ -139,7 +139,7 @@ def _backwards(true: Any, words: Any, n: int, counters: Any) -> Any:
 
 def _forget(true: Any, table: Any, packet: Any) -> None:
     packet = packet.clone()
-    packet[3] = max(0, int(packet[3]) - 1)  # the last cell
+    packet[3] = max(0, int(packet[3]) - 1)  # drops the last cell write
     true(table, packet)
 
 
@@ -150,7 +150,7 @@ def _no_snapshot(true: Any, table: Any, packet: Any, record: Any, *rest: Any) ->
 
 def _nudge(true: Any, *given: Any) -> Any:
     out = true(*given)
-    given[5].mul_(1.001)  # states
+    given[5].mul_(1.001)  # spoils the states
     return out
 
 
@@ -179,8 +179,8 @@ def test_checks_find_a_wrong_operation(
     assert findings(course, lost) == dict.fromkeys(lost, "")
     true = getattr(module, op)
     monkeypatch.setattr(module, op, lambda *given: fault(true, *given))
-    found = findings(course, lost)
-    assert set(found) == lost and all(found.values()), found
+    faults = findings(course, lost)
+    assert set(faults) == lost and all(faults.values()), faults
 
 
 def test_a_failing_check_is_told_and_the_next_task_runs() -> None:
@@ -205,7 +205,7 @@ def test_a_failing_check_is_told_and_the_next_task_runs() -> None:
 
 
 class Slow(Clock):
-    """Gives up on one of the calls it times, as a clock does that has run it."""
+    """A clock that runs its `last` call and then gives up."""
 
     def __init__(self, last: int) -> None:
         self.left = last
@@ -221,7 +221,7 @@ class Slow(Clock):
 @on_cpu
 @pytest.mark.parametrize("last", range(1, 7))
 def test_a_case_that_is_too_slow_leaves_the_pool_to_the_next_one(last: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever call it is: the slots that it claimed are free again, and the next case finds nothing wrong."""
+    """Whichever call is too slow, its slots are free again, and the next case is right."""
     monkeypatch.setattr(alloc, "TOY_SIZES", (3, 4))
     monkeypatch.setattr(Setting, "clock", Slow(last))
     outcome = run(["alloc"], "reference", toy=True)
@@ -233,7 +233,7 @@ def test_a_sweep_leaves_out_what_is_too_slow_to_time(monkeypatch: pytest.MonkeyP
 
     def stopwatch(act: Callable[[], object]) -> float:
         calls.append(1)
-        if len(calls) == 2:  # behind the device's own copy: the default
+        if len(calls) == 2:  # the first call is the device's own copy, the second the default
             raise TooSlow
         return 1e-3
 
@@ -266,7 +266,7 @@ happened: list[str] = []
 
 @pytest.fixture
 def device_clock(monkeypatch: pytest.MonkeyPatch) -> DeviceClock:
-    """A clock of a device that is not there: every run takes 20 microseconds there, and 7 here."""
+    """A clock of a false device: every run takes 20 microseconds on the device and 7 on the host."""
     happened.clear()
 
     class Timed(DeviceClock):
@@ -286,10 +286,14 @@ def device_clock(monkeypatch: pytest.MonkeyPatch) -> DeviceClock:
 
 
 class Events:
-    """Events, sleeps and reads of a device that is not there, in order; its clock makes a cycle a nanosecond."""
+    """A false device that records events, sleeps and reads in order; a cycle of its clock is a nanosecond."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, late: int) -> None:
-        """late: runs whose sleep is over before the call is queued."""
+        """Replaces torch's events and sleep.
+
+        Args:
+            late: number of runs whose sleep ends before the call is queued.
+        """
         happened.clear()
         self.late, self.slept = late, 0.0
         seconds = count(0, 1e-4)
@@ -309,7 +313,7 @@ class Events:
                 happened.append("wait")
 
             def elapsed_time(event, end: object) -> float:
-                return 2.5 if "act" in happened else 1.0  # milliseconds; of 10^6 cycles
+                return 2.5 if "act" in happened else 1.0  # milliseconds; 1.0 is for 10^6 cycles
 
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "stream")
@@ -372,14 +376,14 @@ def test_a_device_times_calls_alone_and_in_a_graph() -> None:
     cell = torch.zeros(1, device=device)
     timer = DeviceClock(device)
     assert min(timer.alone(lambda: cell.add_(1))) > 0 and timer.in_graph(lambda: cell.add_(1)) > 0
-    assert cell.item() >= WARM_UPS + RUNS + 1 + 2 * IN_GRAPH * (WARM_UPS + RUNS)  # a warm run is made twice
+    assert cell.item() >= WARM_UPS + RUNS + 1 + 2 * IN_GRAPH * (WARM_UPS + RUNS)  # a warm run calls twice
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="times launches on a CUDA device")
 @pytest.mark.parametrize("name", ["alloc", "track"])
 def test_small_benchmarks_run_on_a_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At toy sizes, with the device's clock: whatever a graph cannot capture shows here."""
+    """Runs toy sizes with the device's clock, which fails if a graph cannot capture a call."""
     device = torch.device("cuda")
     monkeypatch.setattr(Setting, "clock", DeviceClock(device))
     outcome = run([name], "cuda", "cuda", toy=True)

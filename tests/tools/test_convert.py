@@ -1,4 +1,4 @@
-"""Logs become traces: the hits that their tokens have, nothing of their content, and broken lines by number."""
+"""Tests the conversion of logs to traces: hits, order, limits, secrecy of texts, and broken lines."""
 
 import gzip
 import json
@@ -23,25 +23,25 @@ from memstate_tools.traces import convert, logs
 from tests.support.command import memstate
 from tests.support.sources import ROOT
 
-Request = tuple[list[int], int]  # tokens given, tokens generated
+Request = tuple[list[int], int]  # (prompt, number of generated tokens)
 TEXT = "it's a \"trap\": prompt_token_ids: [9], input_ids=[9], rid='x', 'completion_tokens': 9"
 
 
 def conversations(seed: int, requests: int) -> list[Request]:
-    """Turns of conversations below one of two system prompts, in any order."""
+    """Returns requests of conversations that begin with one of two system prompts, in random order."""
     draw = random.Random(seed)
     fresh = lambda count: [draw.randrange(150_000) for _ in range(count)]  # noqa: E731
     opened = [fresh(draw.randint(300, 1400)) for _ in range(2)]
-    found: list[Request] = []
+    made: list[Request] = []
     for _ in range(requests):
         prompt = draw.choice(opened) + fresh(draw.randint(1, 900))
-        found.append((prompt, answer := draw.randint(1, 300)))
+        made.append((prompt, answer := draw.randint(1, 300)))
         opened.append(prompt + fresh(answer))
-    return found
+    return made
 
 
 def vllm(number: int, prompt: Sequence[int], answer: int) -> tuple[str, str]:
-    """The lines of a request and of its answer, as vLLM 0.33 writes them."""
+    """Returns the lines of a request and of its answer, as vLLM 0.33 writes them."""
     head = f"11-28 10:01:{number % 60:02d} [entrypoints/.../utils/request_logger.py"
     return (
         f"(APIServer pid=7) DEBUG {head}:55] Request chatcmpl-{number} details: prompt: {TEXT!r}, "
@@ -56,7 +56,7 @@ def vllm(number: int, prompt: Sequence[int], answer: int) -> tuple[str, str]:
 
 
 def vllm_streamed(number: int, prompt: Sequence[int], answer: int) -> tuple[str, str]:
-    """As JSON, for a streamed answer of the completions: its name is without the number of the prompt."""
+    """Returns vLLM's lines in JSON for a streamed completion; the answer's name lacks the number of the prompt."""
 
     def line(message: str) -> str:
         return json.dumps({"asctime": f"2026-11-28 10:01:{number % 60:02d},598", "message": message}) + "\n"
@@ -69,7 +69,7 @@ def vllm_streamed(number: int, prompt: Sequence[int], answer: int) -> tuple[str,
 
 
 def vllm_before(number: int, prompt: Sequence[int], answer: int) -> tuple[str, str]:
-    """As older versions: all in one line, here in colours."""
+    """Returns the lines of older vLLM versions, with colours: one line has the whole request."""
     return (
         f"\x1b[32mINFO\x1b[0m 11-28 10:01:{number % 60:02d} \x1b[90m[logger.py:43]\x1b[0m Received request r{number}: "
         f"prompt: {TEXT!r}, params: SamplingParams(stop=['a']), prompt_token_ids: {list(prompt)}, embeds: None\n",
@@ -79,7 +79,7 @@ def vllm_before(number: int, prompt: Sequence[int], answer: int) -> tuple[str, s
 
 
 def sglang(number: int, prompt: Sequence[int], answer: int) -> tuple[str, str]:
-    """As SGLang 0.5.23 writes them at level 3."""
+    """Returns the lines of a request and of its answer, as SGLang 0.5.23 writes them at level 3."""
     head = f"[2026-11-28 10:02:{number % 60:02d}]"
     obj = (
         f"GenerateReqInput(rid='r{number}', text=None, input_ids={list(prompt)}, sampling_params={{'stop': {TEXT!r}}})"
@@ -89,7 +89,7 @@ def sglang(number: int, prompt: Sequence[int], answer: int) -> tuple[str, str]:
 
 
 def sglang_json(number: int, prompt: Sequence[int], answer: int) -> tuple[str, str]:
-    """The same with `--log-requests-format json`."""
+    """Returns the lines that SGLang writes with `--log-requests-format json`."""
     at, rid = f"2026-11-28 10:02:{number % 60:02d}", f"r{number}"
     obj = {"rid": rid, "text": None, "input_ids": list(prompt)}
     out = {"text": TEXT, "meta_info": {"completion_tokens": answer}}
@@ -99,7 +99,7 @@ def sglang_json(number: int, prompt: Sequence[int], answer: int) -> tuple[str, s
 
 
 def openai(number: int, prompt: Sequence[int], answer: int) -> tuple[str, str]:
-    """A request of completions with the tokens of its prompt, and the usage of its response, in one line."""
+    """Returns one line with a request to the completions API, in tokens, and the usage of its response."""
     body = {"prompt": list(prompt), "max_tokens": 4000}
     line = {
         "timestamp": 1764324000 + number % 60,
@@ -116,7 +116,7 @@ WRITERS: dict[Callable[..., tuple[str, str]], str] = {
 
 
 def log(path: Path, lines: Sequence[str]) -> Path:
-    """A log with lines of no interest between those given; compressed if its name says so."""
+    """Writes a log with other lines between the given ones, compressed if the name ends in .gz; returns its path."""
     content = "INFO 11-28 10:00:00 [api_server.py:1] Started\n\n".join(lines).encode()
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     return path
@@ -133,7 +133,7 @@ def test_a_replay_of_the_trace_has_the_hits_of_the_tokens(tmp_path: Path, write:
     pairs = [write(number, *request) for number, request in enumerate(requests)]
     asked, answered = (list(each) for each in zip(*pairs, strict=True))
     lines = [line for pair in zip([*asked, "", ""], ["", "", *answered], strict=True) for line in pair]
-    if WRITERS[write] == "openai":  # whose lines are all requests
+    if WRITERS[write] == "openai":  # an openai log has no other lines
         lines = ["".join(lines)]
     trace, summary = converted(log(tmp_path / "server.log.gz", lines), WRITERS[write])
     assert summary == convert.Summary(40)
@@ -150,16 +150,16 @@ def test_a_replay_of_the_trace_has_the_hits_of_the_tokens(tmp_path: Path, write:
         filled = [start for start in starts if len(start) % BLOCK == 0]
         known += next((at for at, start in enumerate(filled) if start not in seen), len(filled))
         seen.update(filled)
-    found, expected = (replay(each, 64, 4096, "return-rate") for each in (trace, exact))
+    got, expected = (replay(each, 64, 4096, "return-rate") for each in (trace, exact))
     measured = ("us_per_match", "us_per_insert")
-    assert {k: v for k, v in asdict(found).items() if k not in measured} == {
+    assert {k: v for k, v in asdict(got).items() if k not in measured} == {
         k: v for k, v in asdict(expected).items() if k not in measured
     }
-    assert found.ideal_hit_rate == known / sum(len(one.hash_ids) for one in exact) > 0.2 and found.block_hit_rate > 0.2
+    assert got.ideal_hit_rate == known / sum(len(one.hash_ids) for one in exact) > 0.2 and got.block_hit_rate > 0.2
 
 
 def test_messages_share_what_their_texts_share(tmp_path: Path) -> None:
-    """Each turn has the messages before; the tools stand in front of them; texts count 4 bytes a token."""
+    """Each turn repeats the messages before it; tools come before the messages; 4 bytes of text are a token."""
     messages: list[dict[str, str]] = [{"role": "system", "content": "s" * 5000}]
     tools = [{"type": "function", "function": {"name": "look", "description": "d" * 3000}}]
     lines = []
@@ -169,7 +169,7 @@ def test_messages_share_what_their_texts_share(tmp_path: Path) -> None:
         messages.append({"role": "assistant", "content": "a" * 2000})
         answer = {"choices": [{"message": messages[-1]}]}
         lines[-1] = json.dumps({"body": json.loads(lines[-1]), "response": {"body": answer}})
-    lines.append(json.dumps({"created": 1764324009, "messages": messages}))  # no tools: another prompt, no answer
+    lines.append(json.dumps({"created": 1764324009, "messages": messages}))  # without tools or answer
     (tmp_path / "log").write_text("\n".join(lines))
     trace, summary = converted(tmp_path / "log", "openai")
     assert summary == convert.Summary(5, without_answer=1)
@@ -183,7 +183,7 @@ def test_messages_share_what_their_texts_share(tmp_path: Path) -> None:
 
 
 def test_tokens_of_a_tokenizer(tmp_path: Path) -> None:
-    """A word is a token, and the template adds one for each role and one for the answer."""
+    """A word is a token; the template adds a token for each role and one before the answer."""
     tokenizers = pytest.importorskip("tokenizers", reason="the extra `transformers` is not installed")
     transformers = pytest.importorskip("transformers", reason="the extra `transformers` is not installed")
     vocabulary = {name: at for at, name in enumerate(("<unk>", "user", "assistant", "hello", "world"))}
@@ -205,7 +205,7 @@ def test_tokens_of_a_tokenizer(tmp_path: Path) -> None:
 
 
 def test_ids_differ_from_run_to_run(tmp_path: Path) -> None:
-    """Without the key of the run nobody can compute the id of a text; ids of one run agree."""
+    """Each run hashes with a key of its own, so nobody can compute the id of a text. Ids of one run agree."""
     path = log(tmp_path / "log", [part for number in range(2) for part in vllm(number, [7] * 700, 1)])
     (first, second), _ = converted(path, "vllm")
     (other, _), _ = converted(path, "vllm")
@@ -222,29 +222,32 @@ def test_requests_are_in_the_order_of_time_across_the_end_of_a_year(tmp_path: Pa
 
 
 def timed(path: Path, times: Sequence[Any]) -> tuple[list[tuple[int, int]], convert.Summary]:
-    """Times and places in the log of requests that were asked at these times."""
+    """Converts a log of requests with the given times; returns (time, line) of each request, and the summary.
+
+    The prompt of a request has as many tokens as the number of its line.
+    """
     path.write_text("".join(json.dumps({"created": at, "prompt": [1] * n}) + "\n" for n, at in enumerate(times, 1)))
     trace, summary = converted(path, "openai")
     return [(one.timestamp, one.input_length) for one in trace], summary
 
 
 def test_times_with_a_year_are_taken_as_they_are(tmp_path: Path) -> None:
-    found, _ = timed(tmp_path / "log", ["2025-07-01 00:00:00", "2024-07-01T00:00:00Z", 1719792001, 1719792002000])
-    assert found == [(0, 2), (1000, 3), (2000, 4), (365 * 86_400_000, 1)]
-    found, summary = timed(tmp_path / "log", [1_700_000_000, 9e15, 1_700_000_001, 99_999_999_999, 1_700_000_002])
-    assert [at for at, _ in found[:3]] == [0, 1000, 2000] and summary.skipped_lines == 1
+    order, _ = timed(tmp_path / "log", ["2025-07-01 00:00:00", "2024-07-01T00:00:00Z", 1719792001, 1719792002000])
+    assert order == [(0, 2), (1000, 3), (2000, 4), (365 * 86_400_000, 1)]
+    order, summary = timed(tmp_path / "log", [1_700_000_000, 9e15, 1_700_000_001, 99_999_999_999, 1_700_000_002])
+    assert [at for at, _ in order[:3]] == [0, 1000, 2000] and summary.skipped_lines == 1
     assert timed(tmp_path / "log", [0, 1, 2.5])[0] == [(0, 1), (1000, 2), (2500, 3)]
 
 
 def test_a_request_without_a_time_has_that_of_the_line_before(tmp_path: Path) -> None:
-    found, summary = timed(tmp_path / "log", [None, True, "1700000000", "soon", "1700000001.5", None])
-    assert found == [(0, 1), (0, 2), (0, 3), (0, 4), (1500, 5), (1500, 6)]
+    order, summary = timed(tmp_path / "log", [None, True, "1700000000", "soon", "1700000001.5", None])
+    assert order == [(0, 1), (0, 2), (0, 3), (0, 4), (1500, 5), (1500, 6)]
     assert summary == convert.Summary(6, without_answer=6, without_time=4)
     assert str(summary) == "6 requests, 6 without their answer, 4 without a time."
 
 
 def test_a_text_without_an_end_is_read_once(tmp_path: Path) -> None:
-    """Time that grows with the square of the length would be hours here."""
+    """A parser of quadratic time would take hours here."""
     text = r"It\'s \"x\", isn\'t it: " * 50_000
     path = log(tmp_path / "log", [f"{ASKED}'{text}\n", f"{ASKED}None, prompt_token_ids: [1], stop='{text}\n"])
     code = (
@@ -263,7 +266,7 @@ def test_the_answer_of_an_id_like_a_line_is_not_taken_for_that_of_another(tmp_pa
 
 
 def test_few_requests_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer that comes after so many other requests is left out."""
+    """An answer is dropped if 3 other requests came since its own request."""
     monkeypatch.setattr(convert, "WAITING", 3)
     pairs = [vllm(number, [number] * 10, 2) for number in range(6)]
     lines = [*(asked for asked, _ in pairs), *(answered for _, answered in pairs)]
@@ -326,7 +329,7 @@ def test_broken_lines_are_counted_and_named(tmp_path: Path, kind: str, bad: str,
 
 
 def received(**given: Any) -> tuple[str, str]:
-    """The line of a request of SGLang, as text and as JSON."""
+    """Returns the line of a request of SGLang, as text and as JSON."""
     obj = {"rid": "a", "text": None, "input_ids": None, **given}
     fields = ", ".join(f"{name}={value!r}" for name, value in obj.items())
     head = "[2026-11-28 10:02:01] "
@@ -416,7 +419,7 @@ def test_a_list_of_prompts_is_as_many_requests(tmp_path: Path) -> None:
 
 
 def adapted(adapter: str) -> str:
-    """The lines of a request of vLLM for an adapter."""
+    """Returns vLLM's lines of a request for an adapter."""
     named = f"LoRARequest(lora_name={adapter!r}, lora_int_id=1, lora_path='/x')"
     return vllm(1, [7] * 600, 1)[0].replace("lora_request: None", f"lora_request: {named}")
 
@@ -464,7 +467,7 @@ def test_the_bytes_of_a_picture_are_no_tokens(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bare", [False, True], ids=["with a head", "without"])
 @pytest.mark.parametrize("wrap", ["docker", "kubernetes"])
 def test_what_a_container_wraps_is_read_and_put_together(tmp_path: Path, wrap: str, bare: bool) -> None:
-    """A long line is cut into several, and those of the other stream stand between them."""
+    """Container runtimes cut a long line into parts, with lines of the other stream between them."""
     asked, answered = sglang_json(1, range(9000), 4)
     lines = []
     for whole in (asked, answered):

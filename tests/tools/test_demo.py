@@ -1,4 +1,4 @@
-"""The decode loop as a whole: identical to uncached, nothing leaked, and a comparison that can fail."""
+"""Tests the demo: answers equal an uncached run, nothing leaks, and the comparison notices faults."""
 
 import dataclasses
 import json
@@ -24,13 +24,13 @@ from tests.support.demo_talks import REQUESTS, TINY, demo, write_talks
 from tests.support.sampling import PROOF
 
 TRACKED = STRATEGIES[1:]
-# Of a row: its registers and, until it is published, the state at the end of its prompt. Under ping-pong both lanes may
-# be full by then.
+# most slots of one row: its registers and the unpublished state at the end of its prompt; under ping-pong, both lanes
+# may be full before that state is published
 MOST_SLOTS = {"none": 1, "ping-pong": 4, "lazy": 3, "redirect": 2}
 
 
 def tiny(backend: Backend, **settings: Any) -> DemoReport:
-    """A short run of a small model with a tight pool, on the backend under test."""
+    """Runs a small model with few slots on the backend under test, and returns the report."""
     return demo(backend=backend.name, device=str(backend.device), requests=6, slots=7, track_every=8, **settings)
 
 
@@ -40,24 +40,24 @@ def tiny(backend: Backend, **settings: Any) -> DemoReport:
 def test_identical_to_uncached_with_failing_claims(backend: Backend, strategy: str, overlap: bool) -> None:
     report = tiny(backend, strategy=strategy, overlap=overlap, fail_claims=0.3, sessions=1)
     assert report.ok, report.failure()
-    found = report.to_json()
-    assert found["identical_to_uncached"] and found["logits_identical"] and found["states_identical"]
-    assert (found["leaked_slots"], found["double_owned_slots"], found["leaked_pages"]) == (0, 0, 0)
-    assert (found["strategy"], found["backend"]) == (strategy, backend.name)
-    assert found["compared"]["logits"] == found["generated_tokens"] > 20
-    assert found["compared"]["states"] >= found["requests"] == 6
-    assert found["sessions"] == 1 < found["conversations"] and found["session_hit_tokens"] > 0
-    assert found["slots_held_peak"] <= MOST_SLOTS[strategy]
-    assert found["snapshot_bytes_copied"] == 0  # written in the same pass, or not at all
-    assert found["host_syncs_per_decode_step"] == {"mean": 0, "max": 0}
-    replayed = {0} if backend.device.type == "cuda" else set()  # every other step: its graph launches the plan
+    figures = report.to_json()
+    assert figures["identical_to_uncached"] and figures["logits_identical"] and figures["states_identical"]
+    assert (figures["leaked_slots"], figures["double_owned_slots"], figures["leaked_pages"]) == (0, 0, 0)
+    assert (figures["strategy"], figures["backend"]) == (strategy, backend.name)
+    assert figures["compared"]["logits"] == figures["generated_tokens"] > 20
+    assert figures["compared"]["states"] >= figures["requests"] == 6
+    assert figures["sessions"] == 1 < figures["conversations"] and figures["session_hit_tokens"] > 0
+    assert figures["slots_held_peak"] <= MOST_SLOTS[strategy]
+    assert figures["snapshot_bytes_copied"] == 0  # a snapshot is never copied
+    assert figures["host_syncs_per_decode_step"] == {"mean": 0, "max": 0}
+    replayed = {0} if backend.device.type == "cuda" else set()  # a graph launches the plan of every other step
     launches = {asked.step for asked in report.meter.decode} - replayed
-    assert launches and launches <= {1, 2}  # a plan, and at most a settle
-    assert json.loads(json.dumps(found)) == found
+    assert launches and launches <= {1, 2}  # one plan, and at most one settle
+    assert json.loads(json.dumps(figures)) == figures
 
 
 def test_B36_every_strategy_generates_what_no_tracking_generates() -> None:
-    """With steps in turn or overlapped: one of the two by chance for each strategy, or both with MEMSTATE_PROOF=1."""
+    """Each strategy runs with or without overlap, by chance; with MEMSTATE_PROOF=1 it runs with both."""
     ways = list(product(STRATEGIES, (True, False)))
     if not PROOF:
         seed = int(os.environ.get("MEMSTATE_SEED", random.SystemRandom().randrange(2**31)))
@@ -71,55 +71,55 @@ def test_B36_every_strategy_generates_what_no_tracking_generates() -> None:
 
 @pytest.fixture(scope="module")
 def default_run() -> DemoReport:
-    """What `memstate demo --backend reference` does."""
+    """The report of `memstate demo --backend reference`."""
     return run(DemoConfig(backend="reference"))
 
 
 def test_a_default_run_shows_everything(default_run: DemoReport) -> None:
     report = default_run
     assert report.ok, report.failure()
-    found = report.to_json()
-    assert found["distinct_tokens"] >= 100
-    assert 0 < found["prefix_hit_tokens"] < found["prompt_tokens"]
-    assert found["host_hit_tokens"] == found["storage_hit_tokens"] == 0
-    assert found["snapshots_taken"] > 5 and found["snapshots_dropped"] > 0 and found["resumed"] > 5
-    assert found["cached_states_evicted"] > 0 and found["cached_pages_evicted"] > 0  # the cache is under pressure
-    assert found["snapshots_unseen"] < found["snapshots_published"] / 2 < found["compared"]["states"]
-    assert (found["sessions"], found["session_hit_tokens"], found["session_turns"]) == (0, 0, {})
-    ended = found["ended"]
-    assert ended["finished"] + ended["aborted"] == found["requests"]
+    figures = report.to_json()
+    assert figures["distinct_tokens"] >= 100
+    assert 0 < figures["prefix_hit_tokens"] < figures["prompt_tokens"]
+    assert figures["host_hit_tokens"] == figures["storage_hit_tokens"] == 0
+    assert figures["snapshots_taken"] > 5 and figures["snapshots_dropped"] > 0 and figures["resumed"] > 5
+    assert figures["cached_states_evicted"] > 0 and figures["cached_pages_evicted"] > 0  # the cache is too small
+    assert figures["snapshots_unseen"] < figures["snapshots_published"] / 2 < figures["compared"]["states"]
+    assert (figures["sessions"], figures["session_hit_tokens"], figures["session_turns"]) == (0, 0, {})
+    ended = figures["ended"]
+    assert ended["finished"] + ended["aborted"] == figures["requests"]
     assert ended["aborted"] > 0 and ended["retracted, at random"] + ended.get("cancelled", 0) > 0
-    assert found["refused"]["rows"] > 0
-    assert found["dead_entries"] > 0 and found["decode_steps"] > 0 and found["mixed_steps"] > 0
-    assert found["slots_held_peak"] == 3  # Redirect: live, lane, and a state of the prompt
-    decode = report.meter.decode  # a plan each, and an ownership and a data launch where owners changed
+    assert figures["refused"]["rows"] > 0
+    assert figures["dead_entries"] > 0 and figures["decode_steps"] > 0 and figures["mixed_steps"] > 0
+    assert figures["slots_held_peak"] == 3  # of one row under Redirect: live, lane, state of the prompt
+    decode = report.meter.decode  # each step: a plan, and ownership and data launches if owners changed
     assert {asked.step for asked in decode} == {1} and {asked.ownership for asked in decode} <= {0, 1, 2, 3}
 
 
 def test_the_table_says_what_the_json_says(default_run: DemoReport) -> None:
-    table, found = default_run.table(), default_run.to_json()
+    table, figures = default_run.table(), default_run.to_json()
     assert (table["identical to uncached"], table["expectation met"], default_run.failure()) == ("yes", "yes", "")
-    assert table["generated tokens"] == str(found["generated_tokens"]) and table["differences"] == "none"
+    assert table["generated tokens"] == str(figures["generated_tokens"]) and table["differences"] == "none"
 
 
 SERVED, EQUAL, SPARED, CLEAN = range(4)
 
 
 def test_four_sentences_say_what_the_json_says(default_run: DemoReport) -> None:
-    found, stats = default_run.to_json(), default_run.stats
+    told, stats = default_run.to_json(), default_run.stats
     assert sentences(default_run) == [
-        f"memstate served {found['requests']} requests of {found['conversations']} conversations, and generated "
-        f"{found['generated_tokens']} tokens.",
-        f"It equals the uncached run bit for bit: {found['compared']['tokens']} tokens, their logits and "
-        f"{found['compared']['states']} states.",
-        f"{found['prefix_hit_tokens']:,} of {found['prompt_tokens']:,} prompt tokens were not computed: memstate had "
-        f"their states; nothing was copied to keep {found['snapshots_published']} states.",
+        f"memstate served {told['requests']} requests of {told['conversations']} conversations, and generated "
+        f"{told['generated_tokens']} tokens.",
+        f"It equals the uncached run bit for bit: {told['compared']['tokens']} tokens, their logits and "
+        f"{told['compared']['states']} states.",
+        f"{told['prefix_hit_tokens']:,} of {told['prompt_tokens']:,} prompt tokens were not computed: memstate had "
+        f"their states; nothing was copied to keep {told['snapshots_published']} states.",
         f"Nothing leaked: each of 12 slots, {stats.pages} KV pages and {stats.rows} rows has an owner or is free.",
     ]
 
 
 @pytest.mark.parametrize(
-    ("which", "found", "says"),
+    ("which", "fields", "says"),
     [
         (SERVED, {"requests": 1, "conversations": 1}, "memstate served 1 request of 1 conversation, and"),
         (EQUAL, {"comparison": Comparison(9, 8, 7, wrong_logits=2, wrong_states=1)},
@@ -139,10 +139,10 @@ def test_four_sentences_say_what_the_json_says(default_run: DemoReport) -> None:
     ],
 )  # fmt: skip
 def test_each_sentence_says_the_opposite_where_it_is_so(
-    default_run: DemoReport, which: int, found: dict[str, Any], says: str
+    default_run: DemoReport, which: int, fields: dict[str, Any], says: str
 ) -> None:
-    config = dataclasses.replace(default_run.config, sabotage=found.pop("sabotage", None))
-    report = dataclasses.replace(default_run, config=config, **found)
+    config = dataclasses.replace(default_run.config, sabotage=fields.pop("sabotage", None))
+    report = dataclasses.replace(default_run, config=config, **fields)
     report.meter.generated_tokens = default_run.meter.generated_tokens
     same, said = (sentences(each) for each in (default_run, report))
     assert says in said.pop(which) and same.pop(which) and said == same
@@ -163,24 +163,24 @@ def test_the_command_fails_and_still_says_what_came_of_it(
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("settings", [{}, {"sessions": 3}, {"strategy": "lazy", "host_slots": 4, "sessions": 1}])
 def test_slots_held_by_kind_counts_each_slot_once(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """At every look the counts are those of an inspection, and of a slot that is not free there is one owner."""
+    """At each look the counts equal those of an inspection, and each slot in use has one owner."""
     seen: list[dict[str, int]] = []
 
     def look(mem: StateManager) -> dict[str, int]:
-        found, inspection = held_by_kind(mem), mem.inspect()
+        counts, inspection = held_by_kind(mem), mem.inspect()
         kinds = ("snapshot" if kind == "mark" else kind for kind in inspection.kinds.values())
-        assert +Counter(found) == Counter(kinds)
-        assert sum(found.values()) == inspection.capacity - sum(inspection.free[1:])
-        seen.append(found)
-        return found
+        assert +Counter(counts) == Counter(kinds)
+        assert sum(counts.values()) == inspection.capacity - sum(inspection.free[1:])
+        seen.append(counts)
+        return counts
 
     monkeypatch.setattr(meter, "held_by_kind", look)
     report = demo(requests=None, **settings)
     assert report.ok, report.failure()
-    found = report.to_json()["slots_held_by_kind"]
-    assert set(found) == {"live", "lane", "snapshot", "cached", "session"} and len(seen) == report.meter.looks
-    assert found == {kind: sum(each[kind] for each in seen) / len(seen) for kind in found}
-    assert (found["session"] > 0) == bool(settings.get("sessions"))
+    means = report.to_json()["slots_held_by_kind"]
+    assert set(means) == {"live", "lane", "snapshot", "cached", "session"} and len(seen) == report.meter.looks
+    assert means == {kind: sum(each[kind] for each in seen) / len(seen) for kind in means}
+    assert (means["session"] > 0) == bool(settings.get("sessions"))
 
 
 def test_a_run_repeats() -> None:
@@ -199,7 +199,7 @@ def test_sabotage_is_noticed(tmp_path: Path, strategy: str, kind: str) -> None:
     assert report.strikes > 0
     assert not report.to_json()["identical_to_uncached"]
     assert report.comparison.wrong_logits > 0 and report.comparison.differences
-    assert report.ok and report.failure() == ""  # failing is what it must do
+    assert report.ok and report.failure() == ""  # under sabotage, a run is right if the comparison fails
 
 
 def test_sabotage_that_finds_nothing_to_strike_fails(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ OTHER = "one live register of the planted request"
 
 
 @pytest.mark.parametrize(
-    ("found", "says"),
+    ("fields", "says"),
     [
         ({"leaked": [3]}, "leaked slots [3]"),
         ({"planted": 4}, "planted a leak of slot 4"),
@@ -239,9 +239,9 @@ OTHER = "one live register of the planted request"
         ({"sabotage": "stale", "strikes": 1}, "unnoticed"),
     ],
 )
-def test_what_goes_wrong_fails_the_run(default_run: DemoReport, found: dict[str, Any], says: str) -> None:
-    config = dataclasses.replace(default_run.config, sabotage=found.pop("sabotage", None))
-    report = dataclasses.replace(default_run, config=config, **found)
+def test_what_goes_wrong_fails_the_run(default_run: DemoReport, fields: dict[str, Any], says: str) -> None:
+    config = dataclasses.replace(default_run.config, sabotage=fields.pop("sabotage", None))
+    report = dataclasses.replace(default_run, config=config, **fields)
     assert report.ok == (not says) and says in report.failure()
 
 

@@ -1,4 +1,4 @@
-"""Traces: what is read is what was written, anything else is refused in one line, and made ids mean equal prefixes."""
+"""Tests files of traces, their refusals, and the block ids of made traces."""
 
 import gzip
 import hashlib
@@ -33,7 +33,7 @@ MIXED = [REQUEST, TraceRequest(0, 0, 0, ()), TraceRequest(99, 512, 1, (2**70,)),
 
 
 def refusal(of: Callable[..., Any], *given: Any) -> str:
-    """What is said, in one line that can be read."""
+    """Returns the text of the InvalidArgument that a call raises; it is one printable line."""
     with pytest.raises(InvalidArgument) as caught:
         of(*given)
     text = str(caught.value)
@@ -46,11 +46,11 @@ def stored(path: Path, content: bytes) -> Path:
     return path
 
 
-# The form.
+# Format
 
 
 def test_the_form_is_the_published_one(tmp_path: Path) -> None:
-    """A line as it stands in Mooncake's files, byte for byte, in both directions."""
+    """A line of Mooncake's files is read, and written byte for byte."""
     assert form.read(stored(tmp_path / "a.jsonl", LINE)) == [REQUEST]
     form.write(tmp_path / "b.jsonl", [REQUEST, REQUEST])
     assert (tmp_path / "b.jsonl").read_bytes() == LINE + LINE
@@ -129,7 +129,7 @@ def test_same_requests_same_bytes_whatever_the_name(tmp_path: Path) -> None:
         form.write(path, MIXED)
     first, second, plain = (path.read_bytes() for path in paths)
     assert first == second and gzip.decompress(first) == plain
-    assert first[4:8] == bytes(4) and not first[3] & 8  # no time, no name: RFC 1952
+    assert first[4:8] == bytes(4) and not first[3] & 8  # the gzip header has no time and no name (RFC 1952)
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz"])
@@ -152,7 +152,7 @@ def test_what_fails_halfway_leaves_the_old_file_alone(tmp_path: Path, name: str,
 
 @pytest.mark.parametrize("place", [".", "missing/x.jsonl", "file/x.jsonl", "pipe"])
 def test_places_where_no_file_can_be(tmp_path: Path, place: str) -> None:
-    """Nothing is put in the place of what is no file: /dev/null would not survive it."""
+    """A write replaces only a file, never a folder or device: it would destroy /dev/null."""
     stored(tmp_path / "file", b"mine")
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe")
@@ -163,7 +163,7 @@ def test_places_where_no_file_can_be(tmp_path: Path, place: str) -> None:
 
 
 def line(**changes: str) -> bytes:
-    """A line with other values, as JSON writes them; a value "" leaves the field out."""
+    """Returns a line of a trace with changed fields; values are JSON, and "" leaves the field out."""
     fields = {"timestamp": "1", "input_length": "600", "output_length": "2", "hash_ids": "[3, 4]"} | changes
     return ("{" + ", ".join(f'"{name}": {value}' for name, value in fields.items() if value) + "}\n").encode()
 
@@ -205,7 +205,7 @@ BAD_LINES = {
 
 @pytest.mark.parametrize(("bad", "why"), BAD_LINES.values(), ids=BAD_LINES)
 def test_bad_lines_are_named(tmp_path: Path, bad: bytes, why: str) -> None:
-    packed = gzip.compress if len(bad) % 2 else bytes  # both are read in the same way
+    packed = gzip.compress if len(bad) % 2 else bytes  # some cases are compressed: both forms are read alike
     path = stored(tmp_path / "tra\nce.jsonl", packed(line() + b"\n" + bad))
     text = refusal(form.read, path)
     assert text.startswith(f"{str(path)!r}, line 3: ") and why in text
@@ -240,7 +240,7 @@ def test_gzip_cut_anywhere_is_refused(tmp_path: Path) -> None:
     )
 
 
-# Lines of strangers: a line has a limit; bombs and deep nesting are not read into memory.
+# Untrusted lines: long lines, compression bombs and deep nesting
 
 PACKED = pytest.mark.parametrize("packed", [bytes, gzip.compress], ids=["plain", "gzip"])
 
@@ -267,7 +267,7 @@ BOMB = 1 << 26  # bytes of one line
 def test_a_line_that_is_too_long_is_not_read_into_memory(
     tmp_path: Path, text: bytes, packed: Callable[[bytes], bytes]
 ) -> None:
-    """64 MiB in one line; as a file of a few kilobytes, or with a hole of that size."""
+    """One line has 64 MiB: compressed to a few kilobytes, or as a hole in a sparse file."""
     path = tmp_path / "x"
     if packed is bytes:
         stored(path, LINE + text * 9)
@@ -299,7 +299,7 @@ def test_nesting_is_refused_by_its_line(
         assert refusal(form.read, path).startswith(f"{str(path)!r}, line 3: ")
 
 
-# What is made.
+# Made traces
 
 SIZE = 1000
 SHARED_BLOCKS = {"chat": making.CHAT_SYSTEM // BLOCK, "agent": making.AGENT_PREAMBLE // BLOCK}
@@ -307,19 +307,19 @@ SHARED_BLOCKS = {"chat": making.CHAT_SYSTEM // BLOCK, "agent": making.AGENT_PREA
 
 @pytest.fixture(scope="module")
 def made() -> dict[str, list[TraceRequest]]:
-    """A trace of every kind; MEMSTATE_SEED repeats it."""
+    """A trace of each kind, with a random seed; MEMSTATE_SEED sets the seed."""
     seed = int(os.environ.get("MEMSTATE_SEED", random.SystemRandom().randrange(2**31)))
     print(f"MEMSTATE_SEED={seed}")
     return {kind: make(kind, SIZE, seed) for kind in KINDS}
 
 
 def filled(request: TraceRequest) -> tuple[int, ...]:
-    """The ids of its whole blocks."""
+    """Returns the ids of the filled blocks of a request."""
     return request.hash_ids[: request.input_length // BLOCK]
 
 
 def test_equal_ids_mean_equal_tokens_and_different_ids_different_ones(generator: torch.Generator) -> None:
-    """Contexts cut into tokens one by one: two blocks have one id exactly if all tokens up to their ends agree."""
+    """Two blocks have one id exactly if all tokens up to their ends agree."""
     chance = random.Random(int(torch.randint(2**31, (), generator=generator)))
     texts = [(name, chance.choice((1, 7, 200, 511, 512, 513, 700, 1024))) for name in range(8)]
     contexts: list[Context] = [()]
@@ -360,7 +360,11 @@ def test_the_same_seed_gives_the_same_trace_and_a_longer_one_goes_on(kind: str) 
 
 
 def by_session(requests: list[TraceRequest], shared: int) -> list[list[TraceRequest]]:
-    """Requests that agree beyond what all of them share; those too short for that are left out."""
+    """Groups requests by their first block behind the shared ones; drops requests without such a block.
+
+    Args:
+        shared: filled blocks with which all requests begin.
+    """
     sessions: dict[int, list[TraceRequest]] = defaultdict(list)
     for request in requests:
         if len(filled(request)) > shared:
@@ -390,7 +394,7 @@ def test_requests_that_are_mixed_have_kinds(made: dict[str, list[TraceRequest]])
 
 
 def branchings(requests: list[TraceRequest], shared: int) -> int:
-    """Whole blocks, behind those that all share, that two different whole blocks follow."""
+    """Returns how many filled blocks, behind the `shared` first ones, have two or more successors."""
     children = defaultdict(set)
     for request in requests:
         for before, after in pairwise(filled(request)[shared:]):
@@ -404,7 +408,7 @@ def test_only_agents_branch(made: dict[str, list[TraceRequest]]) -> None:
 
 
 def test_branches_start_together_and_the_task_goes_on_behind_them() -> None:
-    """A task alone: branches have the context of the call that started them; what follows them comes after them all."""
+    """Branches have the context of the call that started them; the next turn of the task follows all branches."""
     draw = making._Draw("agent", 11)
     turns: list[making._Turn] = []
     start: Context = (draw.text(4000),)
@@ -423,19 +427,19 @@ def test_branches_start_together_and_the_task_goes_on_behind_them() -> None:
         later = [turn for turn in turns if turn.context[: len(stem)] == stem and turn not in inside]
         ends = [turn.at + making.FIRST_TOKEN_MS + making.TOKEN_MS * turn.answer for turn in inside]
         assert all(turn.at >= max(ends) for turn in later)
-        assert all(len(turn.context) >= len(stem) + len(group) for turn in later)  # a report of each
+        assert all(len(turn.context) >= len(stem) + len(group) for turn in later)  # plus a report each
 
 
 def grouped(turns: list[Any]) -> dict[float, list[Any]]:
-    """Turns by the instant at which they arrive."""
-    found = defaultdict(list)
+    """Returns instant of arrival -> turns."""
+    groups = defaultdict(list)
     for turn in turns:
-        found[turn.at].append(turn)
-    return found
+        groups[turn.at].append(turn)
+    return groups
 
 
 def test_nobody_passes_the_longest_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With little room, everyone reaches the end of it and stops there."""
+    """With a small longest context, sessions reach it and end there."""
     monkeypatch.setattr(making, "CONTEXT", 9000)
     monkeypatch.setattr(making, "CHAT_OPENING", replace(making.CHAT_OPENING, most=8000))
     monkeypatch.setattr(making, "AGENT_TASK", replace(making.AGENT_TASK, most=5000))
@@ -444,7 +448,7 @@ def test_nobody_passes_the_longest_context(monkeypatch: pytest.MonkeyPatch) -> N
         assert 8000 < max(lengths) <= 9000
 
 
-MADE_BEFORE = {  # of 40 requests of seed 3, as they were written before there were tails and thoughts
+MADE_BEFORE = {  # hash of 40 requests of seed 3 from before tails and thoughts existed
     "chat": "3e9b962ef5d8961e", "shared-prompt": "bca2c0e5be81457d",
     "agent": "eef8ce34fca4d33f", "mixed": "5a59cb5384ebfc90",
 }  # fmt: skip
@@ -457,7 +461,7 @@ def test_without_tails_and_thoughts_the_bytes_are_as_before(kind: str, tmp_path:
 
 
 def alike(one: Context, other: Context) -> int:
-    """Tokens with which both begin."""
+    """Returns the number of tokens in the common beginning of two contexts."""
     pairs = zip([*one, (-1, 0)], [*other, (-2, 0)], strict=False)
     return sum(text[1] for text in one[: next(n for n, (a, b) in enumerate(pairs) if a != b)])
 
@@ -467,8 +471,8 @@ def test_the_next_turn_of_a_chat_lacks_tail_thoughts_and_the_answer_behind_them(
     tail: int, thoughts: int, parts: int | None
 ) -> None:
     plain = list(islice(making._chat(making._Draw("chat", 5)), 60))
-    found = list(islice(making._chat(making._Draw("chat", 5, tail, thoughts)), 60))
-    for session, before in zip(found, plain, strict=True):
+    parted = list(islice(making._chat(making._Draw("chat", 5, tail, thoughts)), 60))
+    for session, before in zip(parted, plain, strict=True):
         assert [turn.answer - thoughts for turn in session] == [turn.answer for turn in before]
         assert [turn.context[: len(turn.context) - (tail > 0)] for turn in session] == [turn.context for turn in before]
         assert all(not tail or turn.context[-1][1] == tail for turn in session)
@@ -477,12 +481,12 @@ def test_the_next_turn_of_a_chat_lacks_tail_thoughts_and_the_answer_behind_them(
             length = sum(size for _, size in turn.context)
             assert alike(turn.context, after.context) == length - tail
             assert after.at - turn.at > making.TOKEN_MS * turn.answer
-    assert sum(map(len, found)) > 150
+    assert sum(map(len, parted)) > 150
 
 
 @pytest.mark.parametrize("tail", [0, 5])
 def test_a_tool_loop_keeps_thoughts_until_the_next_question(tail: int) -> None:
-    """The next question parts at the end of the first prompt of the loop."""
+    """The next question drops all thoughts of the loop, so it parts at the end of the loop's first prompt."""
     sessions = list(islice(making._agent(making._Draw("agent", 5, tail, 80)), 40))
     back = calls = 0
     for session in sessions:
@@ -501,8 +505,8 @@ def test_a_tool_loop_keeps_thoughts_until_the_next_question(tail: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_with_a_tail_nobody_passes_the_longest_context(kind: str) -> None:
-    found = make(kind, 200, 2, tail=making.MOST, thoughts=making.MOST)
-    assert all(making.MOST < one.input_length <= CONTEXT and one.output_length > making.MOST for one in found)
+    requests = make(kind, 200, 2, tail=making.MOST, thoughts=making.MOST)
+    assert all(making.MOST < one.input_length <= CONTEXT and one.output_length > making.MOST for one in requests)
 
 
 def test_prompts_are_long_few_and_chosen_by_zipf(made: dict[str, list[TraceRequest]]) -> None:

@@ -1,4 +1,4 @@
-"""The inspector's page: safe and small as a text, and in a browser everything that it promises to a reader."""
+"""Tests the inspector's page: its data and safety as a text, and its behaviour in a browser."""
 
 import json
 import re
@@ -35,7 +35,7 @@ INVISIBLE = re.compile("[\0-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u20
 
 
 class Tags(HTMLParser):
-    """The elements of a page with their attributes, in order, and the texts of its scripts and styles."""
+    """Parses a page: `tags` are its elements with attributes, `raw` the texts of its scripts and styles."""
 
     def __init__(self, content: str) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def data_of(content: str) -> dict[str, Any]:
 
 
 def named(name: str) -> Inspection:
-    """An inspection in which every text that a stranger can choose is this one."""
+    """Returns an inspection in which `name` replaces every text that comes from outside."""
     seen = leaking()
     return replace(
         seen,
@@ -102,10 +102,10 @@ def unrun(column: list[Any]) -> list[Any]:
     return [value for value, times in zip(column[::2], column[1::2], strict=True) for _ in range(times)]
 
 
-def unpacked(found: dict[str, list[Any]], known: list[tuple[int, ...]]) -> list[str]:
-    numbers, names = iter(found["numbers"]), []
-    for form, mine in zip(unrun(found["uses"]), known, strict=True):
-        parts = found["forms"][form]
+def unpacked(packed: dict[str, list[Any]], known: list[tuple[int, ...]]) -> list[str]:
+    numbers, names = iter(packed["numbers"]), []
+    for form, mine in zip(unrun(packed["uses"]), known, strict=True):
+        parts = packed["forms"][form]
         names.append("".join(
             part if at % 2 == 0 else str(next(numbers) if part < 0 else mine[part]) for at, part in enumerate(parts)
         ))  # fmt: skip
@@ -132,19 +132,19 @@ def test_runs_and_steps_read_back_the_same(values: list[int]) -> None:
 
 def test_the_page_has_the_owners_of_the_inspection() -> None:
     seen = leaking()
-    found = data_of(page(seen))
+    data = data_of(page(seen))
     held = sorted(seen.names)
     known = [(register, seen.labels[register], register // 3) for register in held]
-    assert unpacked(found["names"], known) == [seen.names[register] for register in held]
-    assert found["slots"] == [seen.slots[register] for register in held]
-    kinds = [found["kinds"][kind] for kind in unrun(found["owners"])]
+    assert unpacked(data["names"], known) == [seen.names[register] for register in held]
+    assert data["slots"] == [seen.slots[register] for register in held]
+    kinds = [data["kinds"][kind] for kind in unrun(data["owners"])]
     assert kinds == [seen.kinds[register] for register in held]
-    assert len(unrun(found["map"])) == seen.capacity
-    live = {row[1]: found["slots"][row[6][0]] for row in found["requests"]}
+    assert len(unrun(data["map"])) == seen.capacity
+    live = {row[1]: data["slots"][row[6][0]] for row in data["requests"]}
     assert live == {row["id"]: seen.slots[3 * row["row"]] for row in seen.rows}
-    marks = [found["slots"][at] for row in found["requests"] for at in row[7]]
+    marks = [data["slots"][at] for row in data["requests"] for at in row[7]]
     assert len(marks) == list(seen.kinds.values()).count("mark") > 3
-    assert [row[1] for row in found["origins"]] == ["row 1 (request 'fork') lane 0"]
+    assert [row[1] for row in data["origins"]] == ["row 1 (request 'fork') lane 0"]
 
 
 # -- the text of the page --------------------------------------------------------------------------
@@ -207,8 +207,8 @@ def test_no_name_changes_the_page(name: str) -> None:
     tags = Tags(content)
     assert [tag for tag, _ in tags.tags] == plain_tags()
     assert len(content.encode()) < 1_000_000
-    found = json.loads(tags.raw["script"][0])
-    assert [row[1] for row in found["requests"]] == [text(name)] * 3 and found["faults"] == [text(name)] * 2
+    data = json.loads(tags.raw["script"][0])
+    assert [row[1] for row in data["requests"]] == [text(name)] * 3 and data["faults"] == [text(name)] * 2
 
 
 # -- in a browser ----------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def tab() -> Iterator[Any]:
 
 @contextmanager
 def shown(tab: Any, folder: Path, inspection: Inspection, width: int = 1200, scheme: str = "light") -> Iterator[None]:
-    """The page in the browser. It may ask for nothing but itself, and nothing may go wrong in it."""
+    """Shows the page in the browser; at the end, checks that it loaded nothing else and had no error."""
     path = folder / "page.html"
     path.write_text(page(inspection, "owners.json"), "utf-8")
     asked, wrong = [], []
@@ -260,7 +260,7 @@ def column(tab: Any, selector: str) -> list[str]:
 
 
 def pixel(tab: Any, slot: int) -> list[int]:
-    """The colour of a slot on the map."""
+    """Returns the colour of a slot on the map."""
     return tab.evaluate(
         """([at, count, columns]) => {
             const canvas = document.querySelector("canvas"), pen = canvas.getContext("2d");
@@ -272,7 +272,7 @@ def pixel(tab: Any, slot: int) -> list[int]:
 
 
 def columns_of(tab: Any) -> int:
-    """Cells in a line of the map: how far the key for the next line moves."""
+    """Returns the cells in a line of the map: the number of slots that the key for the next line moves."""
     tab.focus("canvas")
     tab.keyboard.press("Home")
     tab.keyboard.press("ArrowDown")
@@ -422,7 +422,7 @@ def test_no_width_makes_the_page_wider(tab: Any, tmp_path: Path) -> None:
         assert tab.evaluate("document.documentElement.scrollWidth") == 1600
         tab.set_viewport_size({"width": 400, "height": 800})
         while tab.evaluate("document.querySelector('.lanes svg').clientWidth > 400"):
-            tab.wait_for_timeout(20)  # it is drawn again behind the change
+            tab.wait_for_timeout(20)  # the page draws the lanes again after the change
         assert tab.evaluate("document.documentElement.scrollWidth") == 400
 
 
@@ -447,7 +447,7 @@ def test_many_slots_and_nodes(tab: Any, tmp_path: Path) -> None:
 
 
 def test_a_tree_of_thousands_of_levels(tab: Any, tmp_path: Path) -> None:
-    """A path with a branch at each node: no browser can nest as many folds."""
+    """Each of 3000 levels has a branch; browsers cannot nest so many folds."""
     seen, nodes = served(), []
     for level in range(3000):
         for leaf in (False, True):

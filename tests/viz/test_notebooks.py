@@ -1,10 +1,10 @@
-"""Notebooks run on a CPU and say what they said before: every one under notebooks/ is executed and compared.
+"""Runs all notebooks on a CPU and compares their outputs, except pictures, with the stored outputs.
 
-Only pictures are not compared. After a change of the library that changes outputs, `python -m tests.viz.test_notebooks`
-runs them all and stores what they say now; `python -m tests.viz.test_notebooks 01` runs those whose names begin so.
+After a change of outputs, `python -m tests.viz.test_notebooks` runs all notebooks and stores their new outputs;
+`python -m tests.viz.test_notebooks 01` runs the notebooks whose names begin with 01.
 
-Sliders are `ipywidgets.interact`. A notebook stores what such a cell shows at the start, such as a picture, and not the
-sliders: these have random ids and need a live kernel. In full runs the test moves every slider to both its ends.
+Sliders are `ipywidgets.interact`. A notebook stores the first output of such a cell, such as a picture, but no slider:
+sliders have random ids and need a live kernel. In full runs the test moves every slider to both ends.
 """
 
 import os
@@ -23,10 +23,10 @@ from tests.support.sampling import PROOF
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-VIEW = "application/vnd.jupyter.widget-view+json"  # sliders themselves
+VIEW = "application/vnd.jupyter.widget-view+json"  # output type of a slider
 PICTURES = ("image/svg+xml", "image/png")
-# Runs in the kernel behind the last cell. Shows for each control of each `interact` how often the function raised as
-# the control went to its ends and back, and how many different results that gave
+# Code that runs in the kernel after the last cell. It moves each control of each `interact` to its ends and back, and
+# shows (control, how often the function raised, number of different results)
 MOVE = """
 import gc, json
 import ipywidgets
@@ -48,15 +48,17 @@ for _each in [one for one in gc.get_objects() if issubclass(type(one), ipywidget
         _moved.append((_control.description, _failed, len(_seen)))
 _moved
 """
-CELL_SECONDS = 120  # a reader waits less than a minute for all of them; this only ends what hangs
+CELL_SECONDS = 120  # ends a cell that hangs: all notebooks together take less than a minute
 MOST_BYTES = 400_000
 
 
 def fresh(path: Path, then: Sequence[str] = ()) -> Any:
-    """The notebook as it reads after a run from its first cell to its last, in a kernel of this Python.
+    """Runs all cells of a notebook in a kernel of this Python, and returns the notebook with its new outputs.
 
-    The kernel's environment does not depend on who calls: no interpreter, no GPU, one thread, no settings of a user.
-    `then` is code of more cells at the end.
+    The kernel's environment is always the same: no Triton interpreter, no GPU, one thread, no settings of a user.
+
+    Args:
+        then: code of more cells at the end.
     """
     import nbclient
     import nbformat
@@ -73,21 +75,21 @@ def fresh(path: Path, then: Sequence[str] = ()) -> Any:
         environment |= {"IPYTHONDIR": folder, "PYTHONHASHSEED": "0"}
         environment["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(TOOLS), os.environ.get("PYTHONPATH", "")))
         environment.pop("TRITON_INTERPRET", None)
-        # Without folders to look in, `python3` is the kernel of the Python that runs this
+        # Without kernel folders, `python3` is the kernel of the running Python
         manager = AsyncKernelManager(
             kernel_name="python3",
             kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),
             connection_file=str(Path(folder) / "kernel.json"),
-            transport="ipc",  # no port that another test process could take
+            transport="ipc",  # no port, which another test process could take
         )
         client = nbclient.NotebookClient(
             book, km=manager, timeout=CELL_SECONDS, allow_errors=True, record_timing=False,
             coalesce_streams=True, resources={"metadata": {"path": str(ROOT)}},
         )  # fmt: skip
-        client.owns_km = True  # and ends it
+        client.owns_km = True  # the client ends the kernel
         client.store_widget_state = False
-        # What an Output widget would take goes to the cell. Also, nbclient answers such widgets on the socket that it
-        # waits on, and can then miss the end of a cell
+        # Without a registry, outputs go to the cell and not to an Output widget. nbclient would answer the widget
+        # on the socket that it waits on, and could miss the end of the cell
         client.widget_registry = {}
         client.execute(env=environment)
     for cell in book.cells:
@@ -95,20 +97,20 @@ def fresh(path: Path, then: Sequence[str] = ()) -> Any:
             cell.outputs = [output for output in cell.outputs if VIEW not in output.get("data", {})]
             for output in cell.outputs:
                 if "image/svg+xml" in output.get("data", {}):
-                    output.data.pop("image/png", None)  # `interact` has IPython draw every figure a second time
+                    output.data.pop("image/png", None)  # under `interact`, IPython draws each figure twice
     return book
 
 
 def moved(cell: Any) -> dict[str, tuple[int, int]]:
-    """What a cell of `MOVE` found: control -> how often it failed, and different results."""
-    found = [output.data["text/plain"] for output in cell.outputs if output.output_type == "execute_result"]
-    assert len(found) == 1, cell.outputs
-    return {name: (failed, seen) for name, failed, seen in literal_eval(found[0])}
+    """Returns control -> (failures, number of different results), from the output of a cell of `MOVE`."""
+    results = [output.data["text/plain"] for output in cell.outputs if output.output_type == "execute_result"]
+    assert len(results) == 1, cell.outputs
+    return {name: (failed, seen) for name, failed, seen in literal_eval(results[0])}
 
 
 def texts(cells: Any) -> list[list[tuple[str, str]]]:
-    """What each code cell says, as kind and text; neighbouring pieces of one stream are one text."""
-    found = []
+    """Returns the outputs of each code cell as (kind, text); neighbouring pieces of one stream are one text."""
+    outputs = []
     for cell in cells:
         if cell.cell_type != "code":
             continue
@@ -121,12 +123,12 @@ def texts(cells: Any) -> list[list[tuple[str, str]]]:
                 said.append(("error", f"{output.ename}: {output.evalue}"))
             else:
                 said += [(kind, str(text)) for kind, text in sorted(output.data.items()) if kind not in PICTURES]
-        found.append(said)
-    return found
+        outputs.append(said)
+    return outputs
 
 
 def without_transformers(cells: Any) -> list[str]:
-    """Code of more cells: Transformers is missing, and all runs again up to the last cell that would use it."""
+    """Returns code that hides Transformers and repeats the cells up to the last that uses it; empty if none does."""
     sources = [cell.source for cell in cells if cell.cell_type == "code"]
     last = max((at for at, source in enumerate(sources, 1) if "transformers" in source), default=0)
     return ["import sys\nsys.modules['transformers'] = None", *sources[:last]] if last else []
@@ -139,7 +141,7 @@ each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path
 @pytest.mark.sample(2)
 @each_notebook
 def test_notebook_runs_and_says_what_is_stored(path: Path) -> None:
-    """And the one that can use Transformers runs without, in the same kernel: to start another takes longer."""
+    """The notebook that can use Transformers also runs without, in the same kernel: another kernel starts slowly."""
     import nbformat
 
     stored = nbformat.read(path, as_version=4)
@@ -150,8 +152,8 @@ def test_notebook_runs_and_says_what_is_stored(path: Path) -> None:
     nbformat.validate(now)
     now.cells, more = now.cells[: len(stored.cells)], now.cells[len(stored.cells) :]
     if sliding:
-        found = moved(more.pop(0))
-        assert found and {name: each for name, each in found.items() if each[0] or each[1] < 2} == {}
+        controls = moved(more.pop(0))
+        assert controls and {name: each for name, each in controls.items() if each[0] or each[1] < 2} == {}
     assert [said for cell in texts([*now.cells, *more]) for said in cell if said[0] in ("error", "stderr")] == []
     for number, (old, new) in enumerate(zip(texts(stored.cells), texts(now.cells), strict=True), 1):
         assert new == old, f"{path.name}, code cell {number} is stale: run `python -m tests.viz.test_notebooks`"
@@ -176,18 +178,16 @@ def test_notebook_is_small_and_knows_no_machine(path: Path) -> None:
     book = nbformat.read(path, as_version=4)
     assert path.stat().st_size < MOST_BYTES
     assert set(book.metadata) <= {"kernelspec", "language_info"} and book.metadata.kernelspec.name == "python3"
-    assert [
-        cell.metadata for cell in book.cells if cell.metadata
-    ] == []  # no times of execution, no states of an editor
+    assert [cell.metadata for cell in book.cells if cell.metadata] == []  # no times or editor states
     lines = [
         line for cell in texts(book.cells) for kind, text in cell if kind == "stdout" for line in text.splitlines()
     ]
-    assert [line for line, times in Counter(lines).items() if line and times > 3] == []  # a loop prints the same again
+    assert [line for line, times in Counter(lines).items() if line and times > 3] == []  # no loop repeats a line
     assert "jupyter.widget" not in path.read_text(encoding="utf-8")
 
 
 def store(path: Path) -> None:
-    """Runs a notebook and keeps what it says; nothing of the machine or of the moment."""
+    """Runs a notebook and stores its outputs, without metadata of the machine or the run."""
     import nbformat
 
     book = fresh(path)

@@ -1,4 +1,4 @@
-"""Who held what over time, against a model and real managers; and a colour for every kind that the library names."""
+"""Tests spans of owners over time against a model and real managers, and the colours of kinds."""
 
 import random
 from collections import Counter
@@ -60,12 +60,12 @@ def test_a_journal_that_begins_in_the_middle_has_spans_without_a_begin() -> None
     source, target = viz.holdings_over([CACHED])
     assert (source.register, source.kind, source.group, source.begin, source.end) == (4, "lane", A, None, 3)
     assert (target.register, target.begin, target.end, source.target, target.source) == (13, 3, None, 13, 4)
-    ended, _ = viz.holdings_over([replace(PLAN, label=0), PLAN])  # a launch that empties, then one that fills
+    ended, _ = viz.holdings_over([replace(PLAN, label=0), PLAN])  # one plan empties, the next fills
     assert (ended.begin, ended.end, ended.emptied) == (None, 2, "plan")
 
 
 def test_a_register_that_is_filled_twice_was_emptied_unseen() -> None:
-    """As by `reset`, which no change names."""
+    """`reset` empties registers without a change in the journal."""
     first, second = viz.holdings_over([CLAIM, replace(CLAIM, serial=2, submit=6, owner=f"{B} live")])
     assert (first.begin, first.end, first.emptied, second.begin, second.end) == (1, 6, "", 6, None)
 
@@ -104,7 +104,7 @@ def test_what_is_no_list_of_changes_is_refused(wrong: Any) -> None:
 
 @st.composite
 def journals(draw: st.DrawFn) -> list[tuple[Change, dict[int, int]]]:
-    """Random changes of eight registers, each with what the registers hold after it: register -> serial of its fill."""
+    """Draws random changes of eight registers, each with the state after it: register -> serial of its fill."""
     held: dict[int, int] = {}
     story, submit = [], 1
     for serial in range(1, draw(st.integers(1, 25)) + 1):
@@ -150,7 +150,7 @@ def test_spans_agree_with_a_model_wherever_the_journal_begins(story: Any, cut: i
 
 
 def served(journal: int, tracking: ms.Tracking, seed: int) -> Iterator[ms.StateManager]:
-    """A manager after each call of a loop with prompts, a cache, sessions, forks, snapshots and aborts."""
+    """Yields the manager after each call of a loop with prompts, a cache, sessions, forks, snapshots and aborts."""
     rng = random.Random(seed)
     mem = build(
         LAYOUT, slots=24, max_requests=3, snapshots=16, page_size=4, journal=journal, tracking=tracking,
@@ -197,7 +197,7 @@ def test_spans_of_a_running_manager_end_where_its_registers_are(tracking: ms.Tra
 
 
 def test_a_plan_is_noted_with_the_packet_that_goes_with_it() -> None:
-    """The packet that admits a row also carries the batch of a plan, in which another row takes a snapshot."""
+    """One packet admits a row and carries the batch of a plan; in this plan another row takes a snapshot."""
     mem = build(LAYOUT, slots=8, max_requests=3, journal=20, tracking=ms.Redirect(4), backend="reference")
     (a,) = mem.admit([ms.Request("a")])
     mem.settle(mem.plan([a], [4]))
@@ -218,7 +218,7 @@ def test_spans_end_with_a_reset() -> None:
 
 
 def test_every_kind_of_an_inspection_and_of_holdings_has_a_colour() -> None:
-    owners = {*holdings.KINDS, "live", "lane", "unknown"} - {"leaving"}  # what leaves shows as a snapshot
+    owners = {*holdings.KINDS, "live", "lane", "unknown"} - {"leaving"}  # a leaving register is drawn as a snapshot
     named = {*owners, "free", "by id", "leaked", "contested"}
     assert set(kinds.KINDS) == named == set(SLOT_KINDS) and all(kinds.kind(name).name == name for name in named)
     assert kinds.kind("group").name == "by id" and kinds.kind("later").name == "unknown"
@@ -230,12 +230,12 @@ def linear(colour: str) -> np.ndarray:
 
 
 def contrast(one: str, other: str) -> float:
-    """The ratio of WCAG 2."""
+    """Returns the contrast ratio of two colours, as WCAG 2 defines it."""
     low, high = sorted(float(linear(each) @ [0.2126, 0.7152, 0.0722]) for each in (one, other))
     return (high + 0.05) / (low + 0.05)
 
 
-CAPACITY = ("planes", "tables", "KV pages", "staging of tiers")  # parts of the bar of a capacity
+CAPACITY = ("planes", "tables", "KV pages", "staging of tiers")  # parts of the bar in the sheet of a capacity
 
 
 def test_text_and_cells_can_be_read() -> None:

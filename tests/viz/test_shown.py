@@ -1,4 +1,4 @@
-"""Objects show themselves in notebooks and terminals: truly, at any time, in bounds, without the device."""
+"""Tests the pages and texts of objects in notebooks and terminals: figures, sizes, hostile names, no device waits."""
 
 import io
 from collections.abc import Callable, Iterator
@@ -27,12 +27,13 @@ from tests.support.scene import LAYOUT, PROMPT, busy, faulty
 ROOT = Path(__file__).parents[2]
 MOST = 20_000  # characters of a page
 TAGS = {"div", "style", "strong", "ul", "li", "i", "span", "details", "summary", "table", "tr", "th", "td"}
-READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "nonzero", "to", "__iter__")  # on a GPU these wait
+# methods of tensors that wait for a GPU
+READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "nonzero", "to", "__iter__")
 HOSTILE = "<script>alert('x')</script>\"&\x00\x1b[31m\ud800\u202e]]>--\n"
 
 
 def shown(mem: ms.StateManager) -> dict[str, Any]:
-    """One object of each class that shows itself, and that can be had without waiting for the device."""
+    """Returns class name -> an object with a page, for classes whose objects need no wait for the device."""
     stats = mem.stats()
     return {
         "StateManager": mem, "Planes": mem.planes, "StateLayout": mem.layout, "PrefixCache": mem.prefix,
@@ -47,7 +48,7 @@ def pages(mem: ms.StateManager) -> dict[str, str]:
 
 
 def words(each: Any) -> list[str]:
-    """The texts of an object's page, without its style; the page is well-formed and has nothing that runs or loads."""
+    """Returns the texts of an object's page without its style; checks that the page is safe and well-formed."""
     page = each._repr_html_()
     root = ElementTree.fromstring(page)
     tags = {node.tag for node in root.iter()}
@@ -65,7 +66,7 @@ def printed(each: Any, width: int = 100) -> str:
 
 
 def moments() -> Iterator[tuple[str, ms.StateManager]]:
-    """A manager in every situation in which it can be shown."""
+    """Yields (situation, manager) for every situation in which a manager can be shown."""
     mem, _kept = busy()
     yield "running", mem
     (row,) = mem.admit([ms.Request("open")])
@@ -77,7 +78,7 @@ def moments() -> Iterator[tuple[str, ms.StateManager]]:
     mem.device.wake()
     mem.close()
     yield "closed", mem
-    mem._parts.guard.call = "admit"  # as an exception in the middle of this call leaves it
+    mem._parts.guard.call = "admit"  # the guard after an exception inside of admit
     yield "broken", mem
 
 
@@ -95,9 +96,9 @@ def test_showing_launches_nothing_and_waits_for_nothing() -> None:
 
 def test_a_page_of_what_waited_before_does_not_wait_again() -> None:
     mem, _kept = busy()
-    found = (mem.inspect(), mem.audit(), mem.match(PROMPT), ms.capacity("qwen3_next", "40GiB", context="32k"))
+    objects = (mem.inspect(), mem.audit(), mem.match(PROMPT), ms.capacity("qwen3_next", "40GiB", context="32k"))
     before = mem.stats()
-    for each in found:
+    for each in objects:
         assert words(each) and printed(each) and "\n" not in repr(each)
     assert mem.stats() == before
 
@@ -121,15 +122,15 @@ def test_tiers_say_that_they_are_closed() -> None:
 
 
 def legend(each: Any) -> dict[str, str]:
-    """Name -> text of every part of an object's bars."""
+    """Returns name -> text of all parts of an object's bars."""
     return {part.name: part.text for bar in each.sheet().bars for part in bar.parts}
 
 
 def test_a_manager_shows_slots_bytes_tokens_and_records() -> None:
     mem, _kept = busy()
-    found = [bar.title for bar in mem.sheet().bars]
+    titles = [bar.title for bar in mem.sheet().bars]
     whole = mem.planes.nbytes + sum(part.size for part in mem.sheet().bars[1].parts if part.kind == "tables")
-    assert found[0] == f"24 slots of {LAYOUT.bytes_per_slot} B" and found[2].endswith("prompt tokens of 4 requests")
+    assert titles[0] == f"24 slots of {LAYOUT.bytes_per_slot} B" and titles[2].endswith("prompt tokens of 4 requests")
     slots, memory, prompts, records = mem.sheet().bars
     assert sum(part.size for part in slots.parts) == 24 and sum(part.size for part in memory.parts) == whole
     assert {part.name: part.size for part in slots.parts} == {
@@ -189,7 +190,7 @@ def test_faults_are_shown_first_in_red_and_named() -> None:
 
 
 def test_every_kind_of_owner_is_drawn_from_a_real_manager() -> None:
-    """Occupancy and the page of an inspection: a colour, a legend entry and a name for each kind of the library."""
+    """The picture and the page of an inspection have a colour, a legend entry and a name for each kind of owner."""
     mem, _kept = busy()
     with faulty(mem):
         seen = mem.inspect()
@@ -198,7 +199,7 @@ def test_every_kind_of_owner_is_drawn_from_a_real_manager() -> None:
     assert [text.get_text() for text in drawn.legends[0].get_texts()] == list(kinds.KINDS)
     drawn.canvas.draw()
     box, page = drawn.legends[0].get_window_extent(), drawn.bbox
-    assert box.x0 >= page.x0 and box.x1 <= page.x1  # nothing is cut off
+    assert box.x0 >= page.x0 and box.x1 <= page.x1  # the picture does not cut the legend
     (axes,) = drawn.axes
     cells = {round(bar.get_y() + 0.5): bar for bar in axes.patches}
     for slot, (kind, _) in enumerate(viz.holdings(seen), 1):
@@ -228,7 +229,7 @@ def test_names_are_cut_to_the_width_of_a_cell() -> None:
 
 @cache
 def huge() -> ms.StateManager:
-    """200,000 slots, 10,000 nodes, 1,000 running requests with long names."""
+    """Returns a manager with 200,000 slots, 10,000 nodes and 1,000 running requests with long names."""
     mem = build(
         LAYOUT, slots=200_000, max_requests=1000, page_size=4, tracking=ms.Redirect(4),
         prefix=ms.Prefix(states=Lru()), backend="reference", journal=50,
@@ -244,7 +245,7 @@ def huge() -> ms.StateManager:
     return mem
 
 
-held: list[ms.Rows] = []  # of the manager above: requests live as long as their handles
+held: list[ms.Rows] = []  # rows of huge(): a request ends with its handle
 
 
 def test_pages_stay_small_whatever_the_size_of_the_object() -> None:
@@ -266,7 +267,7 @@ def test_the_repr_of_an_inspection_is_one_short_line() -> None:
     assert repr(empty) == "Inspection(1000 of 1000 slots free, requests: 0, changes: 0, faults: 0)"
 
 
-# What a caller gives
+# Texts and sizes of the caller
 
 
 def test_hostile_names_are_text() -> None:
@@ -310,7 +311,7 @@ def test_all_texts_of_a_sheet_are_on_its_page(made: Sheet) -> None:
     from memstate.sheet import visible
     from memstate.viz import html
 
-    clean = Sheet(*(_map(visible, field) for field in made))  # as `sheet` and `section` make them
+    clean = Sheet(*(_map(visible, field) for field in made))  # `sheet` and `section` clean texts in this way
     everything = "".join(ElementTree.fromstring(html.render(clean)).itertext())
     cells = [cell for section in clean.sections for row in section.rows for cell in row]
     for text in (clean.title, *clean.faults, *clean.notes, *cells):
@@ -319,8 +320,8 @@ def test_all_texts_of_a_sheet_are_on_its_page(made: Sheet) -> None:
 
 
 def _map(change: Callable[[str], str], value: Any) -> Any:
-    """Changes every text inside of tuples."""
+    """Returns a value with every text in its nested tuples changed."""
     if isinstance(value, tuple):
-        found = [_map(change, each) for each in value]
-        return type(value)(*found) if hasattr(value, "_fields") else tuple(found)
+        fields = [_map(change, each) for each in value]
+        return type(value)(*fields) if hasattr(value, "_fields") else tuple(fields)
     return change(value) if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""Commands that stand beside memstate: found by entry points, and named where one cannot run."""
+"""Tests commands that other distributions add by entry points, and the messages if one cannot run."""
 
 import os
 import subprocess
@@ -29,15 +29,15 @@ number = 5
 
 
 def names(text: str) -> dict[str, str]:
-    """The commands that a help lists, each with what it says."""
+    """Returns command -> description, from the text of `--help`."""
     return dict(line.split(maxsplit=1) for line in text.partition("Commands:\n")[2].splitlines())
 
 
 def run(*arguments: str, path: tuple[Path, ...]) -> subprocess.CompletedProcess[str]:
-    """`memstate ...` where the tools of this environment are not installed, with folders on the path."""
+    """Runs `memstate ...` with folders on the path, as if the tools were not installed in this environment."""
     hidden = """import runpy, sys, importlib.metadata as metadata
-found, own = metadata.entry_points, sys.argv.pop(1)
-metadata.entry_points = lambda **given: [p for p in found(**given) if p.dist.name != own]
+real, own = metadata.entry_points, sys.argv.pop(1)
+metadata.entry_points = lambda **given: [p for p in real(**given) if p.dist.name != own]
 runpy.run_module("memstate", run_name="__main__")"""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (*path, TOOLS.parent)))}
     own = [] if TOOLS in path else [PROJECT["name"]]
@@ -49,7 +49,7 @@ runpy.run_module("memstate", run_name="__main__")"""
 
 @pytest.fixture
 def other(tmp_path: Path) -> Path:
-    """A folder with a distribution of somebody else, whose entry points are to be written."""
+    """A folder with a distribution of somebody else, without entry points yet."""
     (tmp_path / "other_1.py").write_text(OTHER)
     (tmp_path / "other-1.dist-info").mkdir()
     (tmp_path / "other-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.4\nName: other\nVersion: 1\n")
@@ -98,7 +98,7 @@ def test_a_broken_command_is_named_and_the_others_run(other: Path) -> None:
 
 
 def test_one_name_in_two_distributions_runs_neither_and_names_both(other: Path, tmp_path: Path) -> None:
-    """A command of memstate itself is never replaced."""
+    """A distribution cannot replace a command of memstate itself."""
     offer(other, "bench = other_1:bench", "capacity = other_1:capacity", "more = other_1:check")
     offered.write(tmp_path)
     done = run("bench", path=(other, TOOLS))
@@ -113,6 +113,6 @@ def test_one_name_in_two_distributions_runs_neither_and_names_both(other: Path, 
 def test_an_app_of_typer_gets_each_command_once() -> None:
     app = typer.Typer()
     beside.add(app, ["demo"])
-    found = [command.name for command in app.registered_commands]
-    assert found == [name for name in beside.TOOLS if name != "demo"]
+    commands = [command.name for command in app.registered_commands]
+    assert commands == [name for name in beside.TOOLS if name != "demo"]
     assert len({each.name or each.callback.__name__ for each in cli.app.registered_commands}) == 10

@@ -1,4 +1,4 @@
-"""The command line: JSON contract, one clear line on bad input, exit status."""
+"""Tests the command line: keys of its JSON, one line for bad input, exit status."""
 
 import json
 import os
@@ -25,7 +25,7 @@ DEMO_KEYS = """strategy backend requests generated_tokens identical_to_uncached 
 
 
 def memstate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """`memstate ...` in a process of its own, not interpreted unless it chooses to be."""
+    """Runs `memstate ...` in another process, without TRITON_INTERPRET."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "memstate", *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -50,14 +50,14 @@ def test_demo_writes_the_keys_of_the_contract(tmp_path: Path) -> None:
     assert report["identical_to_uncached"] and report["logits_identical"] and report["states_identical"]
     assert (report["strategy"], report["backend"], report["leaked_slots"]) == ("lazy", "reference", 0)
     assert set(report["device_launches_per_decode_step"]) == {"mean", "max"}
-    said, hint = done.out.split("\n\n")  # the sentences go to stdout when JSON goes to a file
+    said, hint = done.out.split("\n\n")  # with JSON in a file, stdout has the sentences
     assert "equals the uncached run" in said and hint == "All figures: --all, or --json PATH.\n"
 
 
 @pytest.mark.proof
 def test_tune_shows_what_it_cannot_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMSTATE_TUNED", str(tmp_path))
-    (tmp_path / "sm-90.json").mkdir()  # where the file of a target that is not there would be
+    (tmp_path / "sm-90.json").mkdir()  # a folder in the place of the file blocks the store
     (tmp_path / "cpu.json").mkdir()
     done = memstate("tune", "--kernels", "copy", "--model", "lfm2", "--limit", "1", "--json", "-")
     assert done.returncode == 2 and "nothing stored" in done.stderr and "set MEMSTATE_TUNED" in done.stderr
@@ -79,7 +79,7 @@ def test_the_version_is_that_of_the_package() -> None:
 def test_a_target_that_triton_does_not_know_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     known = compiling.KernelReport("plan", "sm_90", 40, 0, 0, None, 20, True)
     for reports, status in (([known], 0), ([], 1)):
-        monkeypatch.setattr(compiling, "compile_all", lambda *_, found=reports: found)
+        monkeypatch.setattr(compiling, "compile_all", lambda *_, made=reports: made)
         done = CliRunner().invoke(cli.app, ["compile", "--targets", "sm_90,gfx950", "--json", "-"])
         left = "gfx950" if reports else "sm_90, gfx950"
         assert done.exit_code == status and f"does not know them: {left}" in done.stderr
@@ -129,7 +129,7 @@ def test_only_targets_that_compile_are_known(monkeypatch: pytest.MonkeyPatch) ->
         ("trace vllm --out {tmp}/a.jsonl --from {trace} --tail 5", "vllm reads a log, whose prompts are as they are"),
         ("trace openai --out {tmp}/a.jsonl --from {trace} --thoughts 5", "leave out --tail and --thoughts"),
         ("trace chat --out no/such/a.jsonl", "'no/such' is no directory"),
-        # said before the work, and so before what is wrong with the work
+        # refused before the work, so before other errors
         ("tune --kernels ssm --dry-run --json ", "'--json': '': expected a path"),
         ("compile --targets sm_9 --json tests", "'tests': is a directory"),
         ("demo --input no-such-file.jsonl --json no/x.json", "'no/x.json': no is no directory"),

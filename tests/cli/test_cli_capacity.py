@@ -1,4 +1,4 @@
-"""`memstate capacity`: what it prints, its JSON, and the page about it."""
+"""Tests `memstate capacity`: its output, its JSON, and the examples of docs/capacity.md."""
 
 import json
 import re
@@ -24,7 +24,7 @@ SMALL = ("qwen3_next", "--memory", "8GiB", "--context", "20k", "--concurrency", 
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """Conversations of at most 30 blocks."""
+    """A file of conversations whose prompts have at most 30 blocks."""
     path = tmp_path / "talks.jsonl"
     form.write(path, [one for one in make("chat", 60, 1) if len(one.hash_ids) <= 30])
     return path
@@ -33,12 +33,12 @@ def trace(tmp_path: Path) -> Path:
 def test_capacity_writes_the_keys_of_the_contract_and_nothing_else_to_stdout(tmp_path: Path) -> None:
     done = memstate("capacity", *SMALL, "--json", "-")
     assert (done.status, done.err) == (0, "")
-    found = json.loads(done.out)
-    assert set(CONTRACT.split()) <= set(found)
+    report = json.loads(done.out)
+    assert set(CONTRACT.split()) <= set(report)
     plan = ms.capacity("qwen3_next", "8GiB", context="20k", concurrency=3, every=512)
-    assert found == plan.to_json()
+    assert report == plan.to_json()
     assert memstate("capacity", *SMALL, "--json", tmp_path / "a.json") == Done(0, f"{plan}\n", "")
-    assert json.loads((tmp_path / "a.json").read_text()) == found
+    assert json.loads((tmp_path / "a.json").read_text()) == report
 
 
 def test_capacity_passes_every_option_on(tmp_path: Path) -> None:
@@ -131,22 +131,22 @@ def test_what_is_wrong_in_a_layout_file_is_named(content: str, says: str, tmp_pa
     ],
 )  # fmt: skip
 def test_figures_that_cannot_be_meant_are_refused_by_name(options: str, says: str, trace: Path) -> None:
-    """Also where no split has cached states to replay the trace with."""
+    """The figures are refused even if no split leaves cached states for a replay."""
     full = ("qwen3_next", "--memory", "3GiB", "--context", "20k")
     done = memstate("capacity", *full, *options.format(trace).split())
     assert done.status == 2 and says in " ".join(done.err.split()), done
 
 
 def test_C5_hit_rates_are_those_of_the_replay(trace: Path) -> None:
-    found = json.loads(memstate("capacity", *SMALL, "--trace", trace, "--from", "0.2", "--json", "-").out)
-    assert len(found["splits"]) > 3
-    for split in found["splits"]:
-        pages = split["pages"] * found["page_size"] // 512
+    report = json.loads(memstate("capacity", *SMALL, "--trace", trace, "--from", "0.2", "--json", "-").out)
+    assert len(report["splits"]) > 3
+    for split in report["splits"]:
+        pages = split["pages"] * report["page_size"] // 512
         options = f"--states {split['cached_states']} --pages {pages} --every 512 --running 3 --from 0.2 --json -"
         replayed = json.loads(memstate("replay", trace, *options.split()).out)
         assert split["hit_rate"] == replayed["block_hit_rate"] > 0
-    rates = [split["hit_rate"] for split in found["splits"]]
-    assert found["best"]["hit_rate"] == max(rates) and f"{max(rates):.3f}" in found["recommendation"]
+    rates = [split["hit_rate"] for split in report["splits"]]
+    assert report["best"]["hit_rate"] == max(rates) and f"{max(rates):.3f}" in report["recommendation"]
 
 
 def test_C5_a_split_without_cached_states_has_no_hits_and_a_model_without_kv_needs_no_pages(trace: Path) -> None:
@@ -203,9 +203,9 @@ def test_the_layout_of_the_page_is_planned(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_table_of_kv_is_that_of_the_configurations() -> None:
-    found = re.findall(r"^\| `(\w+)` \| (\d+) \| [^|]*\| (\d+) \|$", PAGE, re.MULTILINE)
-    assert [name for name, _, _ in found] == list(CHECKPOINTS)
-    for name, layers, nbytes in found:
+    table = re.findall(r"^\| `(\w+)` \| (\d+) \| [^|]*\| (\d+) \|$", PAGE, re.MULTILINE)
+    assert [name for name, _, _ in table] == list(CHECKPOINTS)
+    for name, layers, nbytes in table:
         page = kv_from_config(CHECKPOINTS[name], page_size=1)
         assert (int(layers), int(nbytes)) == ((page.layers, page.payload_bytes_per_slot) if page else (0, 0))
 
@@ -215,9 +215,9 @@ def test_the_table_of_speculation_is_made_by_the_command() -> None:
     for name in TABLED:
         given = "capacity", name, "--memory", "40GiB", "--context", "32k", "--json", "-"
         plain, tails = (json.loads(memstate(*given, "--speculate", tail).out) for tail in ("0", "4"))
-        found, most = tails["speculation"], [one["max_requests_by_strategy"]["redirect"] for one in (plain, tails)]
-        sizes = (f"{found[key] / 2**20:.1f}" for key in ("tail_bytes_per_request", "state_bytes_per_request"))
-        rows.append(f"| `{name}` | {' | '.join(sizes)} | {most[0]} | {most[1]} | {found['max_requests_with_states']} |")
+        cost, most = tails["speculation"], [one["max_requests_by_strategy"]["redirect"] for one in (plain, tails)]
+        sizes = (f"{cost[key] / 2**20:.1f}" for key in ("tail_bytes_per_request", "state_bytes_per_request"))
+        rows.append(f"| `{name}` | {' | '.join(sizes)} | {most[0]} | {most[1]} | {cost['max_requests_with_states']} |")
     table = "\n".join(rows)
     assert table in PAGE, f"docs/capacity.md should have these rows:\n{table}"
 

@@ -1,4 +1,4 @@
-"""`memstate trace` and `memstate replay`: what they write."""
+"""Tests the files and output of `memstate trace` and `memstate replay`."""
 
 import json
 from dataclasses import asdict, fields
@@ -20,7 +20,7 @@ CONTRACT = """requests block_hit_rate ideal_hit_rate policy states pages us_per_
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """Conversations of at most 40 blocks."""
+    """A file of conversations whose prompts have at most 40 blocks."""
     path = tmp_path / "talks.jsonl"
     form.write(path, [one for one in make("chat", 60, 1) if len(one.hash_ids) <= 40])
     return path
@@ -30,7 +30,7 @@ def untimed(report: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in report.items() if not name.startswith("us_")}
 
 
-# -- what they do ----------------------------------------------------------------------------------
+# -- files and output ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -62,8 +62,8 @@ def test_replay_writes_json_to_stdout_and_nothing_else(trace: Path) -> None:
     assert (report["policy"], report["states"], report["pages"]) == ("return-rate", 4, 50_000)
     assert (report["requests"], report["leaked_slots"]) == (len(requests), 0)
     asked = sum(len(one.hash_ids) for one in requests)
-    found = report["block_hit_rate"] + report["answer_hit_rate"]
-    assert found * asked + sum(report["misses_by_reason"].values()) == pytest.approx(asked)
+    rate = report["block_hit_rate"] + report["answer_hit_rate"]
+    assert rate * asked + sum(report["misses_by_reason"].values()) == pytest.approx(asked)
     assert untimed(report) == untimed(asdict(replaying.replay(requests, 4, 50_000, "return-rate")))
 
 
@@ -76,14 +76,14 @@ def test_options_reach_the_replay(trace: Path, tmp_path: Path) -> None:
     loop = Loop(chunk=1000, every=1024, running=2, placement="every-512")
     expected = asdict(replaying.replay(form.read(trace, 30), 2, 45, "flop-aware", 0.5, loop=loop))
     assert untimed(json.loads(target.read_text())) == untimed(expected)
-    assert "flop-aware" in done.out and f"{expected['block_hit_rate']:.3f}" in done.out  # the table is shown as well
+    assert "flop-aware" in done.out and f"{expected['block_hit_rate']:.3f}" in done.out  # stdout has the table too
     assert "talks.jsonl: block hit rate, 45 pages, 15 requests" in done.out
 
 
 def test_several_policies_and_sizes_are_a_list_and_a_table(trace: Path) -> None:
     done = memstate("replay", trace, "--limit", "9", "--states", "2, 6,2", "--policy", "lru,bound", "--json", "-")
-    found = [(one["policy"], one["states"]) for one in json.loads(done.out)]
-    assert found == [("lru", 2), ("lru", 6), ("bound", 2), ("bound", 6)]
+    runs = [(one["policy"], one["states"]) for one in json.loads(done.out)]
+    assert runs == [("lru", 2), ("lru", 6), ("bound", 2), ("bound", 6)]
     done = memstate("replay", trace, "--limit", "9", "--states", "2", "--policy", "all", "--json", "-")
     assert [one["policy"] for one in json.loads(done.out)] == list(NAMES)
     done = memstate("replay", trace, "--limit", "9", "--states", "2", "--policy", "lru,all,bound", "--json", "-")

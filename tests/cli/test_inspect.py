@@ -1,4 +1,4 @@
-"""`memstate inspect`: a page from a file or from a server, whole or not at all, and one line for bad input."""
+"""Tests `memstate inspect`: pages from files and servers, replaced whole, and one line for bad input."""
 
 import json
 import os
@@ -126,7 +126,7 @@ def test_an_inspection_named_html_is_not_replaced(saved: Path) -> None:
 def serving(
     status: int = 200, body: bytes = b"", headers: dict[str, str] | None = None, wait: bool = False
 ) -> Iterator[str]:
-    """The address of a local server that answers every request with this."""
+    """Starts a local server that answers each request with the arguments; yields its address."""
     end = Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -157,7 +157,7 @@ def serving(
 
 def test_a_page_of_what_a_process_serves(content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # is not used
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # memstate uses no proxy
     with serving(body=content) as url:
         done = memstate("inspect", "--url", url)
     assert done.status == 0, done.err

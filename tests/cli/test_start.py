@@ -1,4 +1,4 @@
-"""What `import memstate` and `memstate --help` load, and the names that both offer."""
+"""Tests what `import memstate` and `memstate --help` load, and the names that both offer."""
 
 import ast
 import os
@@ -58,7 +58,7 @@ def test_dir_shows_the_public_names_and_each_of_them_is_there() -> None:
 
 
 def test_a_type_checker_knows_each_name_that_is_loaded_later() -> None:
-    """And reports a name that is not among them: what loads names is hidden from it."""
+    """Type checkers see all lazy names, and report unknown names, because `__getattr__` is hidden from them."""
     for package in (memstate, memstate.events, memstate.viz):
         tree = ast.parse(Path(package.__file__).read_text())
         blocks = {ast.unparse(node.test): node.body for node in tree.body if isinstance(node, ast.If)}
@@ -90,7 +90,7 @@ def test_a_package_without_a_source_says_so(method: str) -> None:
 
 
 def test_names_are_loaded_without_docstrings_and_from_an_archive(tmp_path: Path) -> None:
-    """Python's -OO takes docstrings away; the source stays. A loader of archives gives it, too."""
+    """Names come from the source of the package. Python's -OO and zip archives keep the source."""
     (package := tmp_path / "kept").mkdir()
     (package / "__init__.py").write_text(
         "from typing import TYPE_CHECKING\nfrom memstate.lazy import exports\n"
@@ -133,7 +133,7 @@ def test_choices_are_what_the_code_knows() -> None:
 
 
 def completed(words: str, patch: pytest.MonkeyPatch) -> str:
-    """What bash is told when the cursor stands after these words."""
+    """Returns the completions for bash with the cursor after these words."""
     patch.setenv("_MEMSTATE_COMPLETE", "complete_bash")
     patch.setenv("COMP_WORDS", words)
     patch.setenv("COMP_CWORD", str(words.count(" ")))
@@ -141,9 +141,9 @@ def completed(words: str, patch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("words", "word"),
     [("memstate cap", "capacity"), ("memstate bench --pe", "--peer"), ("memstate bench lau", "launches")],
 )
-def test_shells_complete(words: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert found in completed(words, monkeypatch)
-    assert found not in completed("memstate replay ", monkeypatch)
+def test_shells_complete(words: str, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert word in completed(words, monkeypatch)
+    assert word not in completed("memstate replay ", monkeypatch)

@@ -1,4 +1,4 @@
-"""Servers of tiny models of Transformers: their steps, their results, and what must be free at the end."""
+"""Makes servers of tiny models of Transformers, runs them, and interrupts them."""
 
 import sys
 from collections import Counter
@@ -19,41 +19,41 @@ SPECULATING: dict[str, Any] = {"forward": ms.Forward(tail=16)}
 
 
 def server_of(family: str = "qwen3_next", chunk: int = 256, **settings: Any) -> mst.Server:
-    """A server with a manager of its own, which has no prefix cache unless the settings say so."""
+    """Returns a server with a new manager, which has no prefix cache unless the settings say so."""
     model = tiny(family)
     return mst.Server(model, managed(model, **{"prefix": None, **settings}), chunk=chunk)
 
 
 def rest(server: mst.Server, most: int = 400) -> list[Any]:
-    """The events of all further steps."""
-    found: list[Any] = []
+    """Steps a server until it is not busy, and returns the events."""
+    events: list[Any] = []
     while server.busy and (most := most - 1):
-        found += server.step()
+        events += server.step()
     assert not server.busy
-    return found
+    return events
 
 
 def results(events: list[Any]) -> dict[Any, mst.Served]:
-    """Id -> result; each request has one."""
+    """Returns id -> result; checks that each request has one result."""
     served = [one for one in events if isinstance(one, mst.Served)]
     assert max(Counter(one.id for one in served).values(), default=1) == 1
     return {one.id: one for one in served}
 
 
 def tokens(events: list[Any], id: Any) -> list[int]:
-    """The tokens of a request, one by one."""
+    """Returns the tokens of a request's events."""
     return [one.token for one in events if isinstance(one, mst.Token) and one.id == id]
 
 
 def require_free(server: mst.Server, slots: int = 16, pages: int = 60) -> None:
-    """No request runs, and no slot, row or page is held."""
+    """Checks that no request runs and that all slots, rows and pages are free."""
     mem = server.mem
     assert (server.busy, server.running, mem.stats().rows_used) == (False, 0, 0)
     assert (mem.free_slots, mem.free_pages, mem.audit().clean) == (slots, pages, True)
 
 
 def raising(error: BaseException | type[BaseException]) -> Callable[..., Any]:
-    """A function that raises, whatever it is given."""
+    """Returns a function that raises the error for any arguments."""
 
     def raises(*_: Any, **__: Any) -> Any:
         raise error
@@ -63,7 +63,7 @@ def raising(error: BaseException | type[BaseException]) -> Callable[..., Any]:
 
 @contextmanager
 def hooked(module: Any, call: Callable[..., Any]) -> Iterator[None]:
-    """In the block a function is called before each forward of a module."""
+    """Calls a function before each forward of a module, during the block."""
     hook = module.register_forward_pre_hook(call, with_kwargs=True)
     try:
         yield
@@ -72,7 +72,7 @@ def hooked(module: Any, call: Callable[..., Any]) -> Iterator[None]:
 
 
 class Raises(LogitsProcessor):
-    """A processor that raises where there are so many tokens."""
+    """A logits processor that raises at a length of tokens."""
 
     def __init__(self, length: int, error: BaseException) -> None:
         self._length, self._error = length, error
@@ -84,10 +84,14 @@ class Raises(LogitsProcessor):
 
 
 class Interrupt:
-    """A tracer that raises KeyboardInterrupt before one line of some files, counted from the start.
+    """A tracer that raises KeyboardInterrupt before a line of some files.
+
+    Args:
+        line: number of executed lines of these files before the interrupt.
+        files: how the paths of the files begin.
 
     Attributes:
-        where: the line; "" as long as it was not reached.
+        where: the interrupted line; "" before the interrupt.
     """
 
     def __init__(self, line: int, files: str) -> None:
@@ -106,7 +110,7 @@ class Interrupt:
 
     @contextmanager
     def tracing(self) -> Iterator[None]:
-        """Traces the block, and ends it where the interrupt comes."""
+        """Traces the block, and ends it at the interrupt."""
         before = sys.gettrace()
         sys.settrace(self)
         try:

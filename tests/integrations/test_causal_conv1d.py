@@ -1,4 +1,4 @@
-"""causal-conv1d on slots. Its update of slots is built for CUDA; without it, its reference runs on gathered windows."""
+"""Tests causal-conv1d on slots: its CUDA update of slots, or without CUDA its reference on gathered windows."""
 
 from importlib.util import find_spec
 from itertools import pairwise
@@ -17,16 +17,16 @@ BUILT = CUDA and find_spec("causal_conv1d_cuda") is not None
 
 
 def test_causal_conv1d_update(backend: Backend, generator: torch.Generator) -> None:
-    """It updates windows in place and skips negative slots."""
-    found = inner_module("causal_conv1d.causal_conv1d_interface", built="causal_conv1d_cuda")
+    """causal-conv1d updates windows in place and skips negative slots."""
+    package = inner_module("causal_conv1d.causal_conv1d_interface", built="causal_conv1d_cuda")
 
     def forward(plane: Tensor, step: ms.Step, x: Inputs, weights: Inputs) -> Tensor:
         if BUILT:
             given = {"activation": "silu", "conv_state_indices": step.write}
-            return found.causal_conv1d_update(x["x"][:, 0], plane, **weights, **given)
+            return package.causal_conv1d_update(x["x"][:, 0], plane, **weights, **given)
         windows = plane.new_empty(1, len(step.read), *plane.shape[1:])
         backend.gather_slots(plane[None], step.read, windows)
-        out = found.causal_conv1d_update_ref(x["x"][:, 0], windows[0], **weights, activation="silu")
+        out = package.causal_conv1d_update_ref(x["x"][:, 0], windows[0], **weights, activation="silu")
         backend.scatter_slots(plane[None], step.write, windows)
         return out
 
@@ -38,8 +38,8 @@ def test_causal_conv1d_update(backend: Backend, generator: torch.Generator) -> N
 def test_windows_behind_packed_prompts(
     backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`causal_conv1d_varlen_states` gives the windows that our op stores, for prompts in one chunk."""
-    found = inner_module("causal_conv1d.causal_conv1d_varlen", built="causal_conv1d_cuda")
+    """`causal_conv1d_varlen_states` returns the windows that memstate's kernel stores, for prompts in one chunk."""
+    package = inner_module("causal_conv1d.causal_conv1d_varlen", built="causal_conv1d_cuda")
     on_cpu(monkeypatch)
     layout = ms.StateLayout((ms.Plane("conv", CONV.shape, torch.float32),), layers=1)
     mem, lengths = on(backend, layout, slots=4, max_requests=3), [5, 1, 3]
@@ -47,7 +47,7 @@ def test_windows_behind_packed_prompts(
     starts = torch.tensor([0, 5, 6, 9], dtype=torch.int32, device=backend.device)
     packed = normal(generator, 9, CHANNELS).to(backend.device)
     (plane,) = mem.planes["conv"]
-    plane[step.write] = found.causal_conv1d_varlen_states(packed, starts, WIDTH - 1)
+    plane[step.write] = package.causal_conv1d_varlen_states(packed, starts, WIDTH - 1)
     theirs = plane.clone()
     x = torch.full((3, 5, CHANNELS), torch.nan, device=backend.device)
     for i, (start, end) in enumerate(pairwise(starts.tolist())):

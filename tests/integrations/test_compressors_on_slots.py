@@ -1,6 +1,7 @@
-"""DeepSeek-V4 decodes on slots: they have the last windows of its compressors, and planes of rows those that are open.
+"""Tests DeepSeek-V4 on slots: slots have the last closed windows of compressors, planes of rows the open windows.
 
-KV belongs to the engine, here to the test: keys and values of a window of attention, and the entries of closed windows.
+The engine owns KV, and here the test is the engine: keys and values of windows of attention, and entries of closed
+windows of compressors.
 """
 
 import copy
@@ -21,13 +22,13 @@ pytest.importorskip("transformers")
 from transformers.cache_utils import Cache, DynamicCache, DynamicSlidingWindowLayer
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4CSACache, DeepseekV4HCACache
 
-GRID, END, KEPT = 12, 44, 24  # windows of 4 and of 6 tokens close together every 12
-Entry = tuple[Tensor, dict[str, Tensor]]  # KV of a layer: its window, and its entries by name
+GRID, END, KEPT = 12, 44, 24  # windows of 4 and of 6 tokens close together every 12 tokens
+Entry = tuple[Tensor, dict[str, Tensor]]  # KV of a layer: (window of attention, name -> entries)
 
 
 @dataclass
 class Place:
-    """Where the request of a forward has its state."""
+    """The row, slots and length of a request in the current forward."""
 
     mem: ms.StateManager
     row: int = 0
@@ -37,9 +38,9 @@ class Place:
 
 
 class OnSlots:
-    """A layer of a cache that has its windows in the row and the slots of a place."""
+    """A layer of a cache with its windows in the row and the slots of a place."""
 
-    _layer_type = None  # Transformers would give it to every cache
+    _layer_type = None  # a name would put this class into every cache of Transformers
     names: ClassVar[dict[str, str]] = {"compressor": "hca"}
 
     def at(self, place: Place, number: int) -> Any:
@@ -76,7 +77,7 @@ class Sparse(OnSlots, DeepseekV4CSACache):
 
 
 class Served:
-    """A request: its place, and a cache that has KV only."""
+    """A request: its place, and a cache with KV only."""
 
     def __init__(self, model: Any, mem: ms.StateManager, words: list[int], kv: list[Entry] | None = None) -> None:
         self.model, self.words, self.place, config = model, words, Place(mem), model.config
@@ -106,7 +107,7 @@ class Served:
 
 @torch.no_grad()
 def said(model: Any, cache: Cache, words: list[int], start: int, tokens: int) -> dict[int, Tensor]:
-    """Runs some tokens; where the next is not given, the likeliest is added. Returns logits by length."""
+    """Runs tokens and appends the likeliest next token if `words` ends there; returns length -> logits."""
     ids = torch.tensor([words[start : start + tokens]], device=model.device)
     logits = model(input_ids=ids, past_key_values=cache, use_cache=True).logits[0, -1]
     if len(words) == start + tokens:
@@ -115,7 +116,7 @@ def said(model: Any, cache: Cache, words: list[int], start: int, tokens: int) ->
 
 
 def decode(mem: ms.StateManager, rows: list[ms.Row], served: list[Served], until: int) -> None:
-    """Reads what is there of each request in one forward, then single tokens up to a length."""
+    """Reads all known tokens of each request in one forward, then single tokens up to a length."""
     while served[0].place.length < until:
         tokens = [max(1, len(one.words) - one.place.length) for one in served]
         step = mem.plan(rows, tokens)
@@ -127,7 +128,7 @@ def decode(mem: ms.StateManager, rows: list[ms.Row], served: list[Served], until
 
 @pytest.mark.sample(interpreter=1)
 def test_a_model_with_compressors_says_on_slots_what_it_says_on_its_own(backend: Backend) -> None:
-    """Two prompts of unequal length; one request ends, and a third goes on from its snapshot of 24 tokens."""
+    """One of two requests ends, and a third request goes on from its snapshot of 24 tokens."""
     model = copy.deepcopy(tiny("deepseek_v4")).to(backend.device)
     prompts, own = [[3, 1, 4, 15, 9], [26, 5, 35, 8, 9, 79, 32, 3, 84]], list[tuple[list[int], dict[int, Tensor]]]()
     for prompt in prompts:
@@ -149,9 +150,9 @@ def test_a_model_with_compressors_says_on_slots_what_it_says_on_its_own(backend:
     rows = list(mem.admit([ms.Request("a"), ms.Request("b")]))
     decode(mem, rows, [a, b], 31)
     (kept,) = mem.end(rows[:1], keep="handle", lengths=[30])
-    assert kept is not None and kept.length == KEPT  # windows of 6 close at 30 too, but not those of 4
+    assert kept is not None and kept.length == KEPT  # at 30 only windows of 6 close, not those of 4
     decode(mem, rows[1:], [b], END)
-    c = Served(model, mem, a.words[: KEPT + 6], a.kv[KEPT])  # its first step closes windows
+    c = Served(model, mem, a.words[: KEPT + 6], a.kv[KEPT])  # the first step of c closes windows
     decode(mem, list(mem.admit([ms.Request("c", resume=kept)])), [c], END)
 
     for one, (words, logits) in ((a, own[0]), (b, own[1]), (c, own[0])):

@@ -1,4 +1,4 @@
-"""flash-linear-attention's recurrent kernels as the forward. `fla-core` runs in Triton's interpreter."""
+"""Tests flash-linear-attention's recurrent kernels in the decode loop, in Triton's interpreter."""
 
 from types import ModuleType
 from typing import Any
@@ -23,17 +23,17 @@ from tests.support.peers import (
     module,
 )  # fmt: skip
 
-pytestmark = pytest.mark.filterwarnings("ignore:Triton is not supported")  # as fla says where it sees no GPU
+pytestmark = pytest.mark.filterwarnings("ignore:Triton is not supported")  # fla warns without a GPU
 
 
 @pytest.fixture(scope="module")
 def fla() -> ModuleType:
-    """Imported when the first test asks, because it takes seconds."""
+    """The module `fla.ops`. The first test imports it, because the import takes seconds."""
     return module("fla.ops")
 
 
 def fla_gates(weights: Inputs, x: Inputs, gate: str) -> Inputs:
-    """Arguments of fla's functions; KDA with one decay for all keys of a head is the gated delta rule."""
+    """Returns arguments of fla's functions; KDA with one decay for all keys of a head is the gated delta rule."""
     g, beta = gates(weights, x)
     g = g[..., None].expand(*g.shape, KEY).contiguous() if gate == "kda" else g
     return {"q": x["q"], "k": x["k"], "v": x["v"], "g": g, "beta": beta}
@@ -45,7 +45,7 @@ def fla_gates(weights: Inputs, x: Inputs, gate: str) -> Inputs:
 def test_gathered_states(
     backend: Backend, generator: torch.Generator, fla: ModuleType, gate: str, tracking: ms.Tracking
 ) -> None:
-    """fla's public functions take a batch of states and return a new one: gathered before, scattered after."""
+    """fla's public functions take a batch of states and return a new one, so states are gathered and scattered."""
 
     def forward(plane: Tensor, step: ms.Step, x: Inputs, weights: Inputs) -> Tensor:
         states = plane.new_empty(1, len(step.read), *plane.shape[1:])
@@ -70,7 +70,7 @@ def test_gathered_states(
 def test_slots(
     backend: Backend, generator: torch.Generator, fla: ModuleType, tracking: ms.Tracking, in_place: bool, op: Op
 ) -> None:
-    """fla's kernel reads indices[i, accepted - 1] and writes indices[i, 0]: what a step of Redirect asks for."""
+    """fla's kernel reads slot indices[i, accepted - 1] and writes slot indices[i, 0], as Redirect needs."""
     from fla.ops.kda.fused_recurrent import fused_recurrent_kda_fwd
 
     def forward(plane: Tensor, step: ms.Step, x: Inputs, weights: Inputs) -> Tensor:
@@ -82,13 +82,13 @@ def test_slots(
 
     loop = Loop(backend, generator, op, forward, tracking, in_place=in_place).run()
     assert bool(loop.copied) is in_place
-    assert loop.null_written  # it stores what it makes of padding
+    assert loop.null_written  # the kernel stores the state of padding
     loop.mem.device.scrub_null()
     assert not loop.plane[0].any()
 
 
 def test_pieces_of_packed_rows_are_counted_as_fla_counts_them(fla: ModuleType) -> None:
-    """What `scatter_states` takes as `first`: where the pieces of each row begin in the `h` of its chunked kernels."""
+    """`scatter_states(first=)` is where the pieces of a row begin in `h` of fla's chunked kernels."""
     from fla.ops.utils import prepare_chunk_offsets
 
     for lengths in ([300], [63, 64, 65], [1, 1, 200, 1, 128], [100, 600]):

@@ -1,4 +1,4 @@
-"""DeltaProduct and Gated DeltaNet-2 as flash-linear-attention states them in torch, and `gated_delta_step` as it is."""
+"""Compares `gated_delta_step` with flash-linear-attention's torch code of DeltaProduct and Gated DeltaNet-2."""
 
 import numpy as np
 import pytest
@@ -16,14 +16,14 @@ HEADS, KEY, VALUE, TOKENS = 2, 16, 8, 3
 SCALE = KEY**-0.5
 READ, WRITE = [1, 0, 3], [2, 4, 3]
 
-pytestmark = pytest.mark.filterwarnings("ignore:Triton is not supported")  # as fla says where it sees no GPU
+pytestmark = pytest.mark.filterwarnings("ignore:Triton is not supported")  # fla warns without a GPU
 
 
 def start(backend: Backend, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Slots, and the states that the rows read."""
+    """Returns random slots, and the states that the rows read; the null slot reads as zeros."""
     states = normal(generator, 6, HEADS, KEY, VALUE).to(backend.device)
     old = states[READ].clone()
-    old[1] = 0  # the null slot
+    old[1] = 0  # slot 0 reads as zeros
     return states, old
 
 
@@ -43,7 +43,7 @@ def close(mine: Tensor, other: Tensor, bound: Rounded, times: int) -> bool:
 def test_a_token_of_deltaproduct_is_several_of_the_kernel(
     backend: Backend, generator: torch.Generator, steps: int
 ) -> None:
-    """The first has the decay, the output of the last counts. Tokens of a mark are tokens of the kernel."""
+    """A token is `steps` tokens of the kernel: the first has the decay, the last the output. Marks count the latter."""
     recurrence = module("fla.ops.gated_delta_product.naive").naive_recurrent_gated_delta_product
     states, old = start(backend, generator)
     shape = 3, TOKENS * steps, HEADS
@@ -55,7 +55,8 @@ def test_a_token_of_deltaproduct_is_several_of_the_kernel(
     decay = torch.zeros(3, TOKENS, steps, HEADS).to(states)
     decay[:, :, 0] = g
     decay, asked = decay.flatten(1, 2), q.repeat_interleave(steps, 1)
-    marks = Marks(*(column([value], states) for value in (1, 2, 2 * steps, 5)))  # after two tokens of the last row
+    # one mark, after two tokens of the last row
+    marks = Marks(*(column([value], states) for value in (1, 2, 2 * steps, 5)))
     ours = backend.gated_delta_step(asked, k, v, decay, beta, states, *vectors(shape[1], states), marks=marks)
     for i in range(3):
         for h in range(HEADS):
@@ -63,14 +64,17 @@ def test_a_token_of_deltaproduct_is_several_of_the_kernel(
             of_tokens, of_state = gated_delta_bound(*given, float64(old[i, h]), SCALE)
             assert close(ours[i, steps - 1 :: steps, h], outputs[i, :, h], of_tokens[steps - 1 :: steps], 2)
             assert close(states[WRITE[i], h], final[i, h], of_state, 2)
-    states[1] = old[2]  # two tokens of the last row alone
+    states[1] = old[2]  # runs two tokens of the last row only
     short = [column(values, states) for values in ([1], [2], [0], [2 * steps])]
     backend.gated_delta_step(*(x[2:, : 2 * steps].contiguous() for x in (asked, k, v, decay, beta)), states, *short)
     assert same_bits(states[2], states[5])
 
 
 def test_gated_deltanet_2_is_a_generalized_delta_rule(backend: Backend, generator: torch.Generator) -> None:
-    """It erases along k what b k finds behind the decay: `a` is b k decay, and `b` is -k."""
+    """Gated DeltaNet-2 reads the decayed state along erase * k and subtracts the result along k.
+
+    So in `gated_delta_step`, `a` is erase * k * decay, and `b` is -k.
+    """
     recurrence = module("fla.ops.gdn2.naive").naive_recurrent_gdn2
     states, old = start(backend, generator)
     q, k = normalize(normal(generator, 2, 3, TOKENS, HEADS, KEY), dim=-1).to(states)
@@ -84,5 +88,5 @@ def test_gated_deltanet_2_is_a_generalized_delta_rule(backend: Backend, generato
         for h in range(HEADS):
             given = [float64(x[i, :, h]) for x in (q, k, value, decay, a, b)]
             of_tokens, of_state = low_rank_bound(*given, float64(old[i, h]), SCALE)
-            assert close(ours[i, :, h], outputs[i, :, h], of_tokens, 4)  # `a` is rounded twice more than theirs
+            assert close(ours[i, :, h], outputs[i, :, h], of_tokens, 4)  # `a` has two more roundings than fla
             assert close(states[WRITE[i], h], final[i, h], of_state, 4)

@@ -1,4 +1,4 @@
-"""mamba_ssm's updates of one token, as the forward and beside ours. Its Triton kernels need no CUDA build."""
+"""Tests mamba_ssm's updates of one token in the decode loop and beside memstate's kernels, without a CUDA build."""
 
 from collections.abc import Callable
 
@@ -27,19 +27,19 @@ from tests.support.recurrences import float64
 
 @pytest.fixture
 def update(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tensor]:
-    found = inner_module("mamba_ssm.ops.triton.selective_state_update")
+    package = inner_module("mamba_ssm.ops.triton.selective_state_update")
     on_cpu(monkeypatch)
-    return found.selective_state_update
+    return package.selective_state_update
 
 
 @pytest.mark.parametrize("tracking", [ms.Redirect(EVERY), ms.PingPong(EVERY)], ids=["redirect", "ping-pong"])
 def test_selective_state_update(
     backend: Backend, generator: torch.Generator, update: Callable[..., Tensor], tracking: ms.Tracking
 ) -> None:
-    """It updates one slot a row: memstate copies what snapshots need, before and after."""
+    """The kernel updates one slot a row, so memstate copies states for snapshots."""
 
     def forward(plane: Tensor, step: ms.Step, x: Inputs, weights: Inputs) -> Tensor:
-        at = step.write.long()  # it multiplies them by a stride as they are
+        at = step.write.long()  # int64, because the kernel multiplies slots by a stride
         return update(plane, **mamba_arguments(weights, x), dt_softplus=True, state_batch_indices=at)
 
     loop = Loop(backend, generator, MAMBA, forward, tracking, in_place=True, pad=-1).run()
@@ -50,12 +50,12 @@ def test_selective_state_update(
 def test_mamba3_from_the_same_states(
     backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both are within the bound of the exact recurrence, so within twice the bound of each other."""
+    """mamba_ssm and memstate are within the bound of the exact recurrence, so within twice the bound of each other."""
     rows = [Row(1, 2, tokens=1), Row(0, 3, tokens=1), Row(4, 4, tokens=1)]
     case = test_mamba3.build(backend, generator, rows, 1, dims=(2, 1, 16, 16, 4))
     given, x = case.arguments(), {name: tensor[:, 0] for name, tensor in case.inputs.items()}
     before = case.memory.state[[row.read for row in rows]]
-    before[1] = 0  # the null slot
+    before[1] = 0  # slot 0 reads as zeros
     turns = x["rotation"][:, None].expand(-1, 2, -1)
     their, kept = siso_step(monkeypatch)(
         x["c"], x["b"], x["x"], x["decay"], x["dt"], x["trap"], given["c_bias"], given["b_bias"], turns, given["d"],
@@ -67,5 +67,5 @@ def test_mamba3_from_the_same_states(
         stated = test_mamba3.stated(case, i, 1, float64(before[i]), out)
         for number, (other, (_, exact, bound)) in enumerate(zip(theirs, stated, strict=True)):
             apart = np.abs(float64(other) - exact)
-            turned = number % 5 == 1  # angles, which differ by whole turns
+            turned = number % 5 == 1  # angles may differ by whole turns
             assert (np.minimum(apart, np.abs(apart - test_mamba3.TURN) if turned else apart) <= 2 * bound.error).all()

@@ -22,7 +22,7 @@ from memstate.tiers.stores.base import Bytes
 from tests.support.splits import HEAD, KV, LAYERS, MIXED, PRESETS, WIDE, cut, shard, toy, whole
 
 RANKS, CANARY = (1, 2, 4, 8), 48
-BY_TRYING = ("mixed", "2 heads", "latent", "nemotron_h", "granite_hybrid")  # layouts whose sources a search confirms
+BY_TRYING = ("mixed", "2 heads", "latent", "nemotron_h", "granite_hybrid")  # a search confirms their sources
 LAYOUTS = {name: toy(name) for name in PRESETS} | {"mixed": MIXED} | KV
 
 
@@ -224,7 +224,7 @@ SCALES = [
     (scaled((4, 5), (7,), HEAD, (), dtype=torch.float16), True), (scaled((4, 5), (7,), HEAD, (), of="y"), True),
     (scaled((4, 5), (1, 5), HEAD, ()), False), (scaled((4, 5, 6), (4, 5, 1), HEAD, ()), False),  # whole scales
     (scaled((4, 5), (4, 1), ()), False), (scaled((4, 5, 6), (4, 1, 7)), False), (scaled((4, 5), (4, 5)), False),
-    (scaled((4, 4, 4), (4, 4, 1), axes=(0, 1)), False),  # cut along another axis of the same size
+    (scaled((4, 4, 4), (4, 4, 1), axes=(0, 1)), False),  # ranks cut another axis of equal size
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""examples/serve_http: OpenAI's objects and errors; a client that goes away, and one that reads slowly."""
+"""Tests examples/serve_http: OpenAI's objects and errors, and clients that leave or read slowly."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ SYSTEM = {"role": "system", "content": "You are a helpful assistant, and you ans
 
 
 def calls(arguments: Any, number: int = 0, **other: Any) -> dict[str, Any]:
-    """What an assistant says that calls a tool."""
+    """Returns the message of an assistant that calls a tool."""
     function = {"name": "read_file", "arguments": arguments}
     return {"role": "assistant", "tool_calls": [{"id": f"call{number:05}", "type": "function", "function": function}],
             **other}  # fmt: skip
@@ -52,10 +52,10 @@ def result(text: str, number: int = 0) -> dict[str, Any]:
 
 
 class Here:
-    """The example, in threads of this process.
+    """The example server, in threads of this process.
 
     Args:
-        template: of its chats.
+        template: the chat template.
         page: tokens of a page; a prompt and its answer have at most 100 pages.
     """
 
@@ -109,7 +109,10 @@ def agents() -> Iterator[Here]:
 
 
 def gone(here: Here) -> bool:
-    """Waits until nothing runs and nothing waits. The driving thread looks: elsewhere a step may be half done."""
+    """Waits until no request runs or waits; returns whether the manager has no row.
+
+    The driving thread looks between two steps, since another thread could see half a step.
+    """
     until = time.monotonic() + 60
     while here.server.call(lambda: here.server.waiting or here.server.running).result(60):
         assert time.monotonic() < until
@@ -202,8 +205,8 @@ def test_samples_have_seeds_and_logprobs(here: Here) -> None:
 )  # fmt: skip
 def test_errors_are_openais_objects(here: Here, path: str, body: Any, status: int, said: str) -> None:
     for stream in (False, True):
-        found, answer = here.post(path, **body, stream=stream)
-        assert found == status
+        got, answer = here.post(path, **body, stream=stream)
+        assert got == status
         assert said in (answer["error"]["code"] or answer["error"]["message"])
 
 
@@ -286,7 +289,7 @@ def test_templates_see_tools_calls_results_and_thoughts(here: Here) -> None:
         return json.loads(here_too.decode(prompt.tokens))
 
     messages, tools, thinking = seen()
-    messages[2].pop("thinking")  # Transformers' other name for thoughts
+    messages[2].pop("thinking")  # Transformers adds thoughts under this name too
     assert messages == [SYSTEM, *SAID, calls({"path": "a"}, content="", reasoning_content="I look."), result("text")]
     assert (tools, thinking) == (TOOLS, False)
     assert seen(tool_choice="auto")[1] == TOOLS
@@ -371,7 +374,7 @@ def test_the_question_behind_a_loop_of_calls_hits_the_first_prompt_of_the_loop(
     more = [{"role": "assistant", "content": "Words."}, {"role": "user", "content": "Which?"}]
     _, said = agents.post(CHAT, messages=[*messages, *more], **sent)
     parting = first - len("<think>\n")
-    assert first % 16 <= len("<think>\n")  # or the state at the prompt's end would do
+    assert first % 16 <= len("<think>\n")  # else the state at the prompt's end would hit
     assert said["usage"]["prompt_tokens_details"]["cached_tokens"] == parting // 16 * 16
 
 
@@ -449,7 +452,7 @@ def test_a_slow_reader_holds_up_nobody(here: Here) -> None:
         async with asked(here.port, CHAT, body, buffer=4096) as reader:
             await reader.readline()
             other = await answered(here.port, TEXT, {"model": NAME, "prompt": PROMPT, "max_tokens": NEW})
-            assert gone(here)  # its tokens are all there, and it has read almost none
+            assert gone(here)  # the slow client has read almost nothing of the answer
             said = [part["choices"][0]["delta"]["content"] async for part in parts(reader)]
         return other[1]["choices"][0]["text"], "".join(said)
 
@@ -478,8 +481,8 @@ def test_sessions_go_on_and_fork(here: Here) -> None:
             "session='other' is open: a fork needs a new name; sessions of other",
         ),
     ):
-        found, said = here.post(TEXT, prompt=PROMPT, **wrong)
-        assert (found, said["error"]["message"][: len(text)]) == (status, text)
+        got, said = here.post(TEXT, prompt=PROMPT, **wrong)
+        assert (got, said["error"]["message"][: len(text)]) == (status, text)
     for empty in ({"session": ""}, {"fork": ""}):
         assert here.post(TEXT, prompt=PROMPT, **empty)[0] == 400
     assert {one.session.id for one in here.mem.sessions.infos()} == {"talk", "other"}

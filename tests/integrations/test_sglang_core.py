@@ -1,4 +1,4 @@
-"""SGLang's prefix cache over memstate's tree: the same random calls for it and for a search through all that came."""
+"""Tests SGLang's prefix cache over memstate's tree against a list of all prefixes, with random calls."""
 
 import os
 import random
@@ -28,13 +28,13 @@ Key = tuple[int, ...]
 
 
 class World:
-    """SGLang's cache, with allocators of its own, and what is in it by a list of all prefixes."""
+    """SGLang's cache with its own allocators, and a list of all prefixes that it should have."""
 
     def __init__(self, page_size: int, states: Lru | None = None, in_place: bool = True, **named: Any) -> None:
         self.size = page_size
         self.slots = sgl.MambaSlotAllocator(size=STATES, device="cpu")
         self.kv = sgl.TokenToKVPoolAllocator(TOKENS, torch.int64, "cpu", None, False)
-        pool = object.__new__(replace.HybridReqToTokenPool)  # without rows and tensors
+        pool = object.__new__(replace.HybridReqToTokenPool)  # an object without rows and tensors
         pool.mamba_allocator = self.slots
         parts = (sgl.ComponentType.FULL, sgl.ComponentType.MAMBA)
         with replace.in_place(prefix=ms.Prefix(states=states or Lru())) if in_place else nullcontext():
@@ -51,8 +51,8 @@ class World:
         key = sgl.RadixKey(array("q", tokens), extra_key=salt)
         return self.tree.match_prefix(sgl.MatchPrefixParams(key=key))
 
-    def indices(self, found: Any) -> list[int]:
-        ids: list[int] = self.tree.path_device_indices(found.best_match_node).tolist()
+    def indices(self, hit: Any) -> list[int]:
+        ids: list[int] = self.tree.path_device_indices(hit.best_match_node).tolist()
         return ids
 
     def give_back(self, ids: Any, pool: Any) -> None:
@@ -60,13 +60,13 @@ class World:
             pool.free(ids)
 
     def insert(self, tokens: Key, with_state: bool = True, salt: str | None = None) -> Any:
-        """Computes what is not cached, and caches all of it; returns what SGLang's `insert` does, None without room."""
-        found = self.match(tokens, salt)
-        lock, had = self.tree.lock(found.best_match_node), found.device_prefix_len
+        """Computes the missing tokens and caches all; returns the result of SGLang's `insert`, or None without room."""
+        hit = self.match(tokens, salt)
+        lock, had = self.tree.lock(hit.best_match_node), hit.device_prefix_len
         fresh, slot = self.kv.alloc(len(tokens) - had), self.slots.alloc(1) if with_state else None
         came = None
         if fresh is not None and (slot is not None or not with_state):
-            ids = torch.cat([self.tree.path_device_indices(found.best_match_node), fresh])
+            ids = torch.cat([self.tree.path_device_indices(hit.best_match_node), fresh])
             key = sgl.RadixKey(array("q", tokens), extra_key=salt)
             value = slot.clone() if slot is not None else None
             came = self.tree.insert(sgl.InsertParams(key=key, value=ids, mamba_value=value, prev_prefix_len=had))
@@ -80,7 +80,7 @@ class World:
         return came
 
     def check(self) -> None:
-        """Nothing is lost, and nothing has two owners."""
+        """Checks that no KV or slot is lost, or has two owners."""
         tokens, states = self.tree.total_size()
         held, slots = self.tree.all_values_flatten().tolist(), self.tree.all_mamba_values_flatten().tolist()
         assert len(set(held)) == len(held) == tokens == TOKENS - self.kv.available_size()
@@ -107,13 +107,13 @@ def test_random_calls_lose_nothing(seed: int, page_size: int) -> None:
                 end = came.last_device_node
                 assert len(world.tree.path_device_indices(end)) == len(tokens) // page_size * page_size
         elif draw < 0.6:
-            found = world.match(tokens)
-            assert found.device_prefix_len % page_size == 0
-            assert found.full_kv_hit_length >= found.device_prefix_len
+            hit = world.match(tokens)
+            assert hit.device_prefix_len % page_size == 0
+            assert hit.full_kv_hit_length >= hit.device_prefix_len
             skip = (sgl.ComponentType.MAMBA,) if rng.random() < 0.3 else ()
-            lock = world.tree.lock(found.best_match_node, skip)
-            world.locks.append((tokens[: found.device_prefix_len], lock, world.indices(found)))
-            hits += found.device_prefix_len > 0
+            lock = world.tree.lock(hit.best_match_node, skip)
+            world.locks.append((tokens[: hit.device_prefix_len], lock, world.indices(hit)))
+            hits += hit.device_prefix_len > 0
             locked += 1
         elif draw < 0.75 and world.locks:
             world.tree.unlock(world.locks.pop(rng.randrange(len(world.locks)))[1])
@@ -126,7 +126,7 @@ def test_random_calls_lose_nothing(seed: int, page_size: int) -> None:
             assert before[1] - after[1] == gone.mamba_num_evicted
             evicted += sum(before) > sum(after)
         world.check()
-        for tokens, lock, ids in world.locks:  # what is locked stays, and is the same
+        for tokens, lock, ids in world.locks:  # locked KV stays unchanged
             assert world.tree.path_device_indices(lock.node).tolist() == ids
             if sgl.ComponentType.MAMBA not in lock.receipt.skipped_lock_components:
                 assert world.match(tokens).device_prefix_len == len(tokens)
@@ -145,7 +145,7 @@ def test_an_eviction_for_an_allocation_stops_where_it_is_enough() -> None:
         assert world.insert((first, *range(100, 114)), with_state=first < 4) is not None
     assert world.kv.available_size() == 0
     world.tree.evict_for_alloc(sgl.EvictParams(num_tokens=20))
-    assert world.kv.available_size() == 30  # two leaves: a state goes with its KV
+    assert world.kv.available_size() == 30  # two leaves went, each with its state and KV
     world.check()
 
 
@@ -172,7 +172,7 @@ def test_requests_with_much_in_common_follow_each_other() -> None:
 
 
 class Raising(Lru):
-    """Raises when it is asked for a state."""
+    """A policy that raises when a state comes."""
 
     def admits(self, place: Place) -> bool:
         raise KeyError(place)
@@ -196,7 +196,7 @@ def test_tiers_that_are_switched_on_later_are_refused_by_name() -> None:
 def test_each_tree_gets_policies_of_its_own_from_one_setting() -> None:
     prefix = ms.Prefix(states=Lru())
     with replace.in_place(prefix=prefix):
-        worlds = [World(1, in_place=False), World(1, in_place=False)]  # both alive
+        worlds = [World(1, in_place=False), World(1, in_place=False)]  # two trees at once
     for world in worlds:
         world.insert((1, 2, 3))
         assert world.match((1, 2, 3, 4)).best_match_node.length == 3

@@ -1,4 +1,4 @@
-"""Our events in SGLang's decoder."""
+"""Tests memstate's events in SGLang's decoder."""
 
 import msgspec
 import pytest

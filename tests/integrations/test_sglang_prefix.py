@@ -1,4 +1,4 @@
-"""The prefix cache without a manager: ids of an engine go in, and come back."""
+"""Tests the prefix cache without a manager, which keeps ids of an engine."""
 
 import random
 from typing import Any
@@ -13,23 +13,23 @@ from memstate.prefix.policies import Lru, LruPages, Place
 def test_what_was_inserted_is_found() -> None:
     cache = PrefixPart(2)
     assert cache.insert([1, 2, 3, 4], [10, 11], 7)[:3] == (0, True, Gone([], []))
-    assert cache.insert([1, 2, 3, 4, 5, 6], [20, 21, 22]).had == 4  # 20 and 21 stay the engine's
+    assert cache.insert([1, 2, 3, 4, 5, 6], [20, 21, 22]).had == 4  # the engine keeps ids 20 and 21
     hit = cache.match([1, 2, 3, 4, 5, 6, 7])
     assert (hit.length, hit.pages, hit.state, hit.branch) == (4, [10, 11], 7, 6)
     assert cache.insert([1, 2, 3, 4], [30, 31], 8).kept is False
-    short = cache.match([1, 2, 3, 4])  # its last token is computed in any case
+    short = cache.match([1, 2, 3, 4])  # the last token of a prompt never hits
     assert (short.length, short.pages, short.state, short.branch) == (0, [], None, 2)
     other = cache.match([1, 2, 3, 4, 5], salt="tenant")
     assert (other.length, other.state, other.branch) == (0, None, None)
     assert cache.evictable == (3, 1)
 
 
-def found(hit: Hit) -> tuple[int, list[int], int | None]:
+def parts(hit: Hit) -> tuple[int, list[int], int | None]:
     return hit.length, hit.pages, hit.state
 
 
 class Watched(Lru):
-    """Notes what it is asked to admit."""
+    """A policy that notes the places that it is asked to admit."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,9 +45,9 @@ def test_tenants_with_equal_tokens_have_ids_of_their_own() -> None:
     cache = PrefixPart(1, Prefix(states=states), changes.append)
     assert cache.insert([1, 2], [10, 11], 7, salt="a")[:3] == (0, True, Gone([], []))
     assert cache.insert([1, 2, 3], [20, 21, 22], 8, salt="b")[:3] == (0, True, Gone([], []))
-    assert found(cache.match([1, 2, 3, 4], salt="a")) == (2, [10, 11], 7)
-    assert found(cache.match([1, 2, 3, 4], salt="b")) == (3, [20, 21, 22], 8)
-    assert found(cache.match([1, 2, 3, 4])) == (0, [], None)
+    assert parts(cache.match([1, 2, 3, 4], salt="a")) == (2, [10, 11], 7)
+    assert parts(cache.match([1, 2, 3, 4], salt="b")) == (3, [20, 21, 22], 8)
+    assert parts(cache.match([1, 2, 3, 4])) == (0, [], None)
     cache.insert([1, 2, 3, 4], [10, 11, 32, 33], 9, salt="a")
     assert [place.above for place in states.asked] == [0, 0, 2], "states above are those of the same tenant"
     assert [change.salt for change in changes] == ["a", "b", "a"]
@@ -104,7 +104,7 @@ def test_an_error_of_the_listener_loses_nothing(caplog: pytest.LogCaptureFixture
 
 
 class Refusing(Lru):
-    """Raises an error for each state."""
+    """A policy that raises for each state."""
 
     def admits(self, place: Place) -> bool:
         raise KeyError(place)
@@ -151,7 +151,7 @@ def test_an_end_without_a_state_can_be_locked_and_grows_with_what_comes() -> Non
 
 
 def test_what_an_insertion_brought_stays_until_it_ends() -> None:
-    """Whatever the limit takes: a request goes on from there."""
+    """A limit evicts nothing of a locked path, because a request goes on from there."""
     cache = PrefixPart(1, Prefix(states=Lru(), pages=LruPages(tombstones=False), most_states=1))
     first = cache.insert([1, 2], [10, 11], 7).end
     cache.lock(first)
@@ -202,7 +202,7 @@ def test_nothing_from_before_a_reset_means_anything() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_random_calls_against_a_naive_search(seed: int) -> None:
-    """No id is lost or given back twice, and each hit is the longest prefix that has a state."""
+    """No id is lost or given back twice, and each hit is the longest prefix with a state."""
     rng, changes = random.Random(seed), list[Change]()
     cache = PrefixPart(2, Prefix(states=Lru(), most_states=12), changes.append)
     states: dict[tuple[int, ...], int] = {}

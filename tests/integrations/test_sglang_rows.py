@@ -1,4 +1,4 @@
-"""Our pool under SGLang's own scheduler code, beside SGLang's, with the same random calls."""
+"""Tests memstate's pool under SGLang's scheduler code, beside SGLang's pool, with the same random calls."""
 
 import random
 import runpy
@@ -28,12 +28,13 @@ batch = import_module("sglang.srt.managers.schedule_batch")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 EVERY = 4
-KINDS = {"overlap": (False, True), "in turn": (False, False), "lazy": (True, True)}  # SGLang's lazy one needs overlap
+# (lazy, overlap); SGLang's lazy strategy needs overlap
+KINDS = {"overlap": (False, True), "in turn": (False, False), "lazy": (True, True)}
 ROWS = 8
 
 
 def run(seed: int, sides: list[Engine], scarce: bool) -> Iterator[None]:
-    """Makes the same random calls on all sides; yields before cached states go."""
+    """Makes the same random calls on all sides; yields before cached states are evicted."""
     rng, first, count, ending = random.Random(seed), sides[0], 0, set[str]()
     for _ in range(60):
         come, draw, clears = rng.randrange(4), rng.random(), rng.random() < (0.5 if scarce else 0.9)
@@ -56,7 +57,7 @@ def run(seed: int, sides: list[Engine], scarce: bool) -> Iterator[None]:
 
 
 def kept(engine: Engine) -> dict[str, tuple[int, int]]:
-    """The length of each kept state, and how many tokens its bytes stand for."""
+    """Returns name of a kept state -> (its length, the number of tokens that its bytes stand for)."""
     return {name: (length, int(engine.lengths[slot])) for name, (slot, length) in engine.kept.items()}
 
 
@@ -64,7 +65,7 @@ def kept(engine: Engine) -> dict[str, tuple[int, int]]:
 @pytest.mark.parametrize("scarce", [False, True], ids=["", "scarce"])
 @pytest.mark.parametrize(("lazy", "overlap"), KINDS.values(), ids=KINDS)
 def test_the_same_calls_give_the_same_lengths(lazy: bool, overlap: bool, scarce: bool, seed: int) -> None:
-    """The same rows, the same lengths, the same bytes at them, and no slot with two owners."""
+    """Both pools give the same rows, lengths and states, and no slot has two owners."""
     slots = ROWS * (3 if overlap and not lazy else 2) + (2 if scarce else 40)
     a, b = sides = [Engine(kind.HybridReqToTokenPool, ROWS, slots, EVERY, lazy, overlap) for kind in (theirs, ours)]
     for _ in run(seed, sides, scarce):
@@ -91,12 +92,12 @@ def theirs_sampling() -> Any:
 
 
 def pools(**named: Any) -> tuple[Any, Any]:
-    found = [make_pool(kind.HybridReqToTokenPool, 4, 10, **named) for kind in (theirs, ours)]
-    return found[0], found[1]
+    made = [make_pool(kind.HybridReqToTokenPool, 4, 10, **named) for kind in (theirs, ours)]
+    return made[0], made[1]
 
 
 def test_an_admission_without_enough_slots_changes_nothing() -> None:
-    """SGLang stops with an assertion, and has given rows and slots away by then."""
+    """SGLang's pool fails an assertion after it has given rows and slots away."""
     before, pool = pools()
     first = requests(2)
     assert pool.alloc(first) == before.alloc(requests(2))
@@ -109,11 +110,11 @@ def test_an_admission_without_enough_slots_changes_nothing() -> None:
         before.alloc(requests(2))
     assert (before.available_size(), before.mamba_allocator.available_size()) != (2, 4)
     assert pool.alloc(more[:1]) is not None
-    assert pool.alloc(requests(3)) is None  # rows
+    assert pool.alloc(requests(3)) is None  # too few rows
 
 
 def test_an_admission_takes_the_slots_of_an_open_group() -> None:
-    """As SGLang's, whose requests claim one slot each: here the group has what they need."""
+    """Requests of SGLang claim one slot each, and the open group has enough slots."""
     for pool in pools():
         pool.mamba_allocator.alloc_group_begin(3)
         assert pool.alloc(requests(3)) is not None
@@ -150,7 +151,7 @@ def test_wrong_requests_and_slots_change_nothing() -> None:
 @pytest.mark.parametrize("keep", [None, 0, 1])
 @pytest.mark.parametrize("lazy", [False, True])
 def test_the_end_of_a_request(lazy: bool, keep: int | None) -> None:
-    """The slot of the entry that the tree keeps stays owned; a second end is refused."""
+    """The slot of the track-buffer entry that the tree keeps stays owned; a second end is refused."""
     for pool in pools(lazy=lazy):
         (req,) = requests(1)
         pool.alloc([req])
@@ -191,7 +192,7 @@ def test_a_track_buffer_that_changes() -> None:
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_requests_that_go_on_keep_their_slots(lazy: bool) -> None:
-    """A prompt in chunks is admitted once for each chunk, alone or among new requests."""
+    """SGLang admits a prompt again for each chunk, alone or among new requests."""
     for pool in pools(lazy=lazy):
         reqs = requests(3)
         rows = pool.alloc(reqs[:2])
@@ -223,11 +224,11 @@ def test_one_launch_for_all_changes_of_a_step() -> None:
     assert (counts.uploads, counts.total_launches) == (before[0] + 1, before[1])
     pool.free_mamba_cache(reqs[0])
     assert pool.alloc(requests(1)) is not None
-    assert counts.uploads == before[0] + 1  # the row of one request needs none
+    assert counts.uploads == before[0] + 1  # one new request needs no upload for its row
 
 
 def test_rows_of_a_decode_server() -> None:
-    """Rows for requests on their way, besides those that run."""
+    """A decode server has rows for arriving requests besides the running ones."""
     for kind in (decode, ours):
         pool = make_pool(kind.HybridMambaDecodeReqToTokenPool, 2, 12, pre_alloc_size=2)
         reqs = requests(4)

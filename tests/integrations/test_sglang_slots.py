@@ -61,7 +61,7 @@ def test_what_is_freed_may_be_overwritten(copy: bool) -> None:
 def test_wrong_frees_change_nothing_and_are_found(slots: MambaSlotAllocator) -> None:
     owned = slots.alloc(3)
     assert owned is not None
-    for wrong in (ids(0), ids(-1), ids(99), ids(4), ids()):  # 4 was never claimed
+    for wrong in (ids(0), ids(-1), ids(99), ids(4), ids()):  # slot 4 was never claimed
         slots.free(wrong)
         assert slots.available_size() == 2
     with pytest.raises(DeviceFault, match="out_of_range"):
@@ -202,7 +202,7 @@ def test_track_buffer_is_freed(slots: MambaSlotAllocator, mask: bool) -> None:
 
 
 def test_versions() -> None:
-    """The page has a line for each version of SGLang, the newest first; the engine proof runs the newest."""
+    """docs/sglang.md has a line for each version of SGLang, the newest first; the engine proof runs the newest."""
     page = (ROOT / "docs" / "sglang.md").read_text()
     assert tuple(re.findall(r"^\| (\d+\.\d+\.\d+) \|", page, re.MULTILINE)) == VERSIONS[::-1]
     assert f"sglang=={VERSIONS[-1]}" in (ROOT / "tests/proof/engines/sglang/pins.txt").read_text().split()

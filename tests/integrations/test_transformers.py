@@ -133,7 +133,8 @@ def test_layout_has_every_state_of_the_own_cache(family: str) -> None:
     model, cache = tiny(family), own_cache(tiny(family))
     described = mst.layout(model)
     assert described.on_slots == (family not in COPIES)
-    steps(model, cache, [PROMPT])  # no layer reads the oldest input of a window, so slots lack it
+    steps(model, cache, [PROMPT])
+    # on slots, windows lack their oldest input, which no layer reads
     planes, short = {plane.name: plane for plane in described.state.planes}, int(described.on_slots)
     expected = {
         (number, kind, state): (tuple(tensor[0, ..., short if kind == "conv" else 0 :].shape), tensor.dtype)
@@ -327,7 +328,7 @@ def test_snapshots_hold_what_a_run_up_to_them_leaves() -> None:
     ):
         mem = managed(model, tracking=tracking)
         with mst.StateCache(model, mem, kernels=kernels, ends=[]) as cache:
-            steps(model, cache, forwards)  # 7 + 5 = 12 tokens
+            steps(model, cache, forwards)  # a prompt of 7 tokens, then 5 tokens
             kept = cache.close(publish=True)
         assert [snapshot.length for snapshot in kept if snapshot] == [12, 12]
         with mst.StateCache(model, mem, kernels=kernels) as again:
@@ -359,7 +360,7 @@ def test_pads_behind_the_end_of_a_row_are_no_tokens_of_a_snapshot() -> None:
     try:
         with mst.StateCache(model, mem) as cache:
             out = model.generate(PROMPT, **{**caching(cache), "max_new_tokens": 8}, eos_token_id=end)
-            assert out[0, 9:].tolist() == [0] * 6  # the row is fed pads while the other goes on
+            assert out[0, 9:].tolist() == [0] * 6  # this row gets pads while the other goes on
             assert cache.lengths == [9, 14]
             kept = cache.close(publish=True)
             assert [snapshot.length for snapshot in kept if snapshot] == [9, 14]

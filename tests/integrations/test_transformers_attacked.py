@@ -1,4 +1,4 @@
-"""A server under bad requests, exceptions and interrupts: others are served, and nothing is leaked."""
+"""Tests a server under bad requests, exceptions and interrupts: it serves the others and leaks nothing."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -40,14 +40,14 @@ def answer() -> list[int]:
 
 @pytest.mark.proof
 def test_a_prompt_of_one_token_joins_a_running_batch_of_a_model_whose_windows_start_with_tokens() -> None:
-    server = server_of("qwen4_exp_text")  # keeps its last token ids, and starts with those that end text
+    server = server_of("qwen4_exp_text")  # its window of token ids starts with end tokens
     texts = {"long": PROMPT, "joins": [23]}
     events = []
     for id, text in texts.items():
         server.submit(prompt(id, text))
         events += server.step()
-    found = results(events + rest(server))
-    assert {id: one.tokens for id, one in found.items()} == {
+    served = results(events + rest(server))
+    assert {id: one.tokens for id, one in served.items()} == {
         id: alone(server.model, text, {}) for id, text in texts.items()
     }
 
@@ -68,9 +68,9 @@ def test_a_session_that_was_closed_refuses_its_request_and_stops_no_other(answer
     server.submit(prompt("late", session=chat))
     server.submit(prompt("good"))
     server.mem.sessions.close(chat)
-    found = results(rest(server))
-    assert (found["late"].reason, found["good"].tokens) == ("invalid", answer)
-    assert "it was closed" in found["late"].error
+    served = results(rest(server))
+    assert (served["late"].reason, served["good"].tokens) == ("invalid", answer)
+    assert "it was closed" in served["late"].error
 
 
 def test_a_refusal_is_told_before_the_next_request_is_asked_for() -> None:
@@ -91,8 +91,8 @@ def test_gradients_reach_neither_slots_nor_the_next_step() -> None:
     for grad in (False, True):
         with torch.set_grad_enabled(grad), mst.StateCache(model, mem) as cache:
             for part in (ids[:, :5], ids[:, 5:8], ids[:, 8:]):
-                found = model(input_ids=part, past_key_values=cache, use_cache=True).logits
-        logits.append(found.detach())
+                out = model(input_ids=part, past_key_values=cache, use_cache=True).logits
+        logits.append(out.detach())
         assert not any(mem.planes[name].requires_grad for name in mem.planes)
     assert torch.equal(*logits)
 
@@ -101,7 +101,7 @@ def test_a_manager_and_pages_made_in_inference_mode_work_outside(answer: list[in
     model = tiny("qwen3_next")
     with torch.inference_mode():
         mem = managed(model, prefix=None)
-        mst.Server(model, mem)  # makes the pages
+        mst.Server(model, mem)  # allocates the pages
     ids = torch.tensor([PROMPT])
     with mst.StateCache(model, mem, prompt=ids) as cache:
         assert model.generate(ids, past_key_values=cache, max_new_tokens=NEW)[0, 9:].tolist() == answer
@@ -109,8 +109,8 @@ def test_a_manager_and_pages_made_in_inference_mode_work_outside(answer: list[in
 
 def test_a_layout_read_under_autocast_has_the_dtypes_of_the_model() -> None:
     with torch.autocast("cpu", torch.bfloat16):
-        found = mst.layout(tiny("lfm2", seed=8))
-    assert {plane.dtype for plane in found.state.planes} == {torch.float32}
+        layout = mst.layout(tiny("lfm2", seed=8))
+    assert {plane.dtype for plane in layout.state.planes} == {torch.float32}
 
 
 def test_a_model_in_training_mode_is_refused() -> None:
@@ -134,8 +134,8 @@ def test_rows_that_the_manager_ended_stop_neither_abort_nor_close(keep: bool, an
     server.submit(prompt("second", TEXT[:4]))
     server.admit()
     server.abort("first")
-    found = results(rest(server))
-    assert {id: one.reason for id, one in found.items()} == {"first": "aborted", "second": "length"}
+    served = results(rest(server))
+    assert {id: one.reason for id, one in served.items()} == {"first": "aborted", "second": "length"}
     server.submit(prompt("third"))
     assert answers_of(server) == {"third": answer}
     server.submit(prompt("fourth"))
@@ -161,7 +161,7 @@ def test_an_interrupt_at_any_line_of_a_step_leaves_no_row_between_two_tokens(par
             managed(model, prefix=None, **SPECULATING if speculates else {}),
             ("slots", "auto")[line // 2 % 2],
         )
-        server, tracer, found = mst.Server(model, mem, chunk=6, kernels=kernels), Interrupt(line, CODE), []
+        server, tracer, events = mst.Server(model, mem, chunk=6, kernels=kernels), Interrupt(line, CODE), []
         for number, text in enumerate(texts):
             server.submit(mst.Prompt(text, number, config=guessed if speculates else None, most=NEW))
         server.submit(mst.Prompt(TEXT[:6], "sampled", config=sampled, seed=3))
@@ -169,9 +169,9 @@ def test_an_interrupt_at_any_line_of_a_step_leaves_no_row_between_two_tokens(par
         while server.busy and steps < 60:
             steps += 1
             with tracer.tracing():
-                found += server.step()
+                events += server.step()
         server.close()
-        served = [one for one in found if isinstance(one, mst.Served)]
+        served = [one for one in events if isinstance(one, mst.Served)]
         told = Counter((one.id, one.sample) for one in served)
         assert told == Counter([(0, 0), (1, 0), (2, 0), ("sampled", 0), ("sampled", 1)]), tracer.where
         whole = [one for one in served if one.id != "sampled" and one.reason == "length"]
@@ -181,7 +181,7 @@ def test_an_interrupt_at_any_line_of_a_step_leaves_no_row_between_two_tokens(par
 
 
 class Spoils(LogitsProcessor):
-    """A processor that fails at a call, and changes all that it is given before."""
+    """A logits processor that overwrites its arguments, and raises at one of its calls."""
 
     def __init__(self, call: int) -> None:
         self.left = call
@@ -190,14 +190,14 @@ class Spoils(LogitsProcessor):
         self.left -= 1
         if not self.left:
             raise ArithmeticError("in a processor")
-        found = scores.clone()
+        scored = scores.clone()
         ids.zero_()
         scores.zero_()
-        return found
+        return scored
 
 
 def drawn(random: Random, id: int, texts: list[list[int]], speculates: bool) -> mst.Prompt:
-    """A random request. Half of them start as another one does."""
+    """Returns a random request; many requests share their first tokens."""
     tokens = random.choice(texts)[: random.choice([1, 2, 4, 7, 8, 12])] + random.sample(
         range(3, 97), random.choice([0, 0, 2])
     )
@@ -231,7 +231,7 @@ def test_what_random_servers_answer_is_what_the_model_answers_alone(
     chunks = [random.choice([1, 3, 7, 64]) for _ in range(random.randint(1, 2))]
     kernels: Any = "slots" if mst.layout(model).on_slots and seed % 2 else "auto"
     servers = [mst.Server(model, mem, chunk=chunk, kernels=kernels) for chunk in chunks]
-    texts, prompts, found = [random.sample(range(3, 97), 12) for _ in range(2)], list[Any](), list[Any]()
+    texts, prompts, events = [random.sample(range(3, 97), 12) for _ in range(2)], list[Any](), list[Any]()
     for step in range(400):
         if step < 8:
             for _ in range(random.choice([0, 1, 2])):
@@ -247,14 +247,14 @@ def test_what_random_servers_answer_is_what_the_model_answers_alone(
         for server in servers:
             fails = hooked(model, raising(ArithmeticError)) if random.random() < 0.04 else nullcontext()
             with suppress(ArithmeticError, ExceptionGroup), fails:
-                found += server.step()
+                events += server.step()
     assert not any(server.busy for server in servers)
-    results: list[Any] = [one for one in found if isinstance(one, mst.Served) and not prompts[one.id].config.do_sample]
+    results: list[Any] = [one for one in events if isinstance(one, mst.Served) and not prompts[one.id].config.do_sample]
     for one in results:
         expected = alone(model, prompts[one.id].tokens, {}, max(1, len(one.tokens)))
         assert one.tokens == expected[: len(one.tokens)]
         assert one.reason != "length" or len(one.tokens) == prompts[one.id].config.max_new_tokens
     assert any(one.reason == "length" for one in results)
-    mem.close()  # looks for leaks
+    mem.close()  # with debug, close looks for leaks
     mem.recover(keep=False)
     assert mem.stats().rows_used == 0 and (not attends or mem.free_pages == pages.count)

@@ -1,4 +1,4 @@
-"""Between two forwards the layers of a `StateCache` show the states that layers of the own cache have."""
+"""Tests the layers of a `StateCache` between two forwards: they show the states of the model's own cache."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ IDS = torch.tensor([TEXT[:8], TEXT[9:17]])
 
 
 def shown(cache: Any) -> list[tuple[Any, ...]]:
-    """All that Transformers' own tests read of the layers with states."""
+    """Returns the values that Transformers' own tests read from layers with states."""
     return [
         (
             dict(layer.conv_states), list(layer.recurrent_states.items()), layer.is_conv_states_initialized,
@@ -38,13 +38,13 @@ def shown(cache: Any) -> list[tuple[Any, ...]]:
 def test_layers_show_what_those_of_the_own_cache_have(family: str, way: Any, settings: dict[str, int]) -> None:
     model = tiny(family)
     mem, own, argument = managed(model, slots=24, max_requests=8), own_cache(model), cache_argument(model)
-    short = mst.layout(model).on_slots  # the oldest input of a window is not kept
+    short = mst.layout(model).on_slots  # on slots, windows lack their oldest input
     with mst.StateCache(model, mem, **way) as ours, torch.no_grad():
         caches = (own, ours)
         runs = [model.generate(IDS, **QUIET, **settings, **{argument: cache}) for cache in caches]
         for _ in range(2):
-            (expected, found) = map(shown, caches)
-            for one, other in zip(expected, found, strict=True):
+            (expected, actual) = map(shown, caches)
+            for one, other in zip(expected, actual, strict=True):
                 for a, b in zip(
                     torch.utils._pytree.tree_leaves(one), torch.utils._pytree.tree_leaves(other), strict=True
                 ):
@@ -55,7 +55,7 @@ def test_layers_show_what_those_of_the_own_cache_have(family: str, way: Any, set
                     same = a[..., 1:], b[..., 1:]
                     is_window = any(a is window for window in one[0].values()) or a is one[5]
                     torch.testing.assert_close(*(same if short and is_window else (a, b)), rtol=1e-4, atol=1e-5)
-            ours.layers[0].conv_states[0].fill_(9)  # a copy
+            ours.layers[0].conv_states[0].fill_(9)  # changes a copy only
             for cache in caches:
                 model(input_ids=runs[0][:, -1:].repeat(settings.get("num_beams", 1), 1), **{argument: cache})
     assert torch.equal(*runs)
@@ -76,7 +76,7 @@ def test_nothing_is_gathered_where_nobody_looks(monkeypatch: pytest.MonkeyPatch)
         assert isinstance(states, Between)
         assert [one.shape for one in states.copy().values() if one is not None] == [(2, 32, 3)]
         assert cache.layers[2].conv_states[0] is not None
-        assert looks == [1]  # one look for all layers
+        assert looks == [1]  # one gather serves all layers
     assert states[0] is None
     del cache
     assert dict(states) == {}

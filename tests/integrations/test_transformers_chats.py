@@ -1,4 +1,4 @@
-"""mst.chat: where later prompts part from a prompt, as its template says; hits of chats and agents end there."""
+"""Tests `mst.chat`: the lengths at which later prompts part, by template, and the hits at these lengths."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -32,11 +32,11 @@ def says(text: str) -> Message:
 
 
 class Asked:
-    """A tokenizer of bytes that counts renderings, and may refuse some.
+    """A tokenizer of bytes that notes the settings of each rendering, and may refuse messages.
 
     Args:
-        template: of its chats.
-        refuses: raises for what it refuses.
+        template: the chat template.
+        refuses: a function that raises for messages that it refuses.
     """
 
     def __init__(self, template: str, refuses: Callable[[list[Message]], Any] = lambda _: None) -> None:
@@ -49,7 +49,7 @@ class Asked:
         return self.own.apply_chat_template(messages, number=len(self.given), **given)
 
     def heads(self, prompt: mst.Prompt) -> list[str]:
-        """What is before each length that a prompt names."""
+        """Returns the text before each length in `snapshot_at` of a prompt."""
         return [self.own.decode(prompt.tokens[:at]) for at in prompt.snapshot_at]
 
 
@@ -115,7 +115,7 @@ def test_a_template_that_refuses_one_probe_answers_the_others() -> None:
 
     tokenizer = Asked(TEMPLATES["shut"], refuses)
     first, other = tokenizer.heads(mst.chat(tokenizer, [asks("Why?")], tools=TOOLS))
-    assert (first[-5:], other[-11:]) == ("user\n", "assistant\n<")  # "<call>" where the prompt has "<think>"
+    assert (first[-5:], other[-11:]) == ("user\n", "assistant\n<")  # both "<call>" and "<think>" begin with "<"
 
 
 def test_a_template_that_refuses_all_probes_gives_a_prompt_and_no_length() -> None:
@@ -168,7 +168,7 @@ def test_a_prompt_that_ends_with_a_result_of_a_tool_and_one_that_goes_on_with_th
     begun, later = (mst.chat(tokenizer, messages, tools=TOOLS) for messages in (first, last))
     assert last[-1]["role"] == "tool"
     head, other = tokenizer.heads(begun)
-    assert tokenizer.heads(later) == [head, f"{other}<"]  # "<call>" where the loop's first answer has "<think>"
+    assert tokenizer.heads(later) == [head, f"{other}<"]  # "<call>" and "<think>" share "<"
     thoughts = [*first, {"role": "assistant", "content": "x", "reasoning_content": "I th"}]
     prompt = mst.chat(tokenizer, thoughts, continue_final_message="reasoning_content")
     assert tokenizer.own.decode(prompt.tokens).endswith("<think>\nI th")
@@ -203,16 +203,16 @@ def test_what_would_give_no_tokens_of_one_chat_is_refused_by_name() -> None:
 def test_messages_may_be_read_once_alone() -> None:
     tokenizer, messages = Asked(TEMPLATES["shut"]), [SYSTEM, asks("Why?")]
     expected = mst.chat(tokenizer, messages)
-    found = mst.chat(tokenizer, (one for one in messages))
-    assert (found.tokens, found.snapshot_at) == (expected.tokens, expected.snapshot_at)
+    once = mst.chat(tokenizer, (one for one in messages))
+    assert (once.tokens, once.snapshot_at) == (expected.tokens, expected.snapshot_at)
 
 
 class Served:
-    """A tiny model behind a manager, and a tokenizer of bytes.
+    """A tiny model with a manager, and a tokenizer of bytes.
 
     Args:
-        name: of the template.
-        session: whether its prompts are turns of a session.
+        name: name of the chat template.
+        session: whether prompts are turns of a session.
     """
 
     def __init__(self, name: str, session: bool = False) -> None:
@@ -249,7 +249,7 @@ def test_tails_of_19_bytes_are_all_that_a_turn_computes_again(session: bool) -> 
 def test_an_agent_and_its_second_user_hit_all_that_they_can() -> None:
     served = Served("loops")
     first, *_ = turns = [turn.messages for turn in short_agent()]
-    assert len(served.prompt(first, tools=TOOLS).tokens) % PAGE <= len("<think>\n")  # or the prompt's end would do
+    assert len(served.prompt(first, tools=TOOLS).tokens) % PAGE <= len("<think>\n")  # else the prompt's end would hit
     for messages in turns:
         served.cached(served.prompt(messages, tools=TOOLS))
     for messages in ([*turns[-1], says("Done."), asks("And now?")], [SYSTEM, asks("Another one?")]):

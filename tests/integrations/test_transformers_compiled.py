@@ -1,4 +1,4 @@
-"""A model that was compiled in place, with `model.compile()`: Dynamo traces the forward, and nothing of the manager."""
+"""Tests models compiled in place with `model.compile()`: Dynamo traces the forward, but not the manager."""
 
 import subprocess
 import sys
@@ -24,16 +24,16 @@ from tests.integrations.test_transformers_compiled import Graphs, TWO_LAYERS, ge
 model, graphs, compiled = tiny("lfm2", changes=TWO_LAYERS), Graphs(), []
 expected = generated(model, "slots")
 model.compile(backend=graphs)
-found = []
+answers = []
 for _ in range(3):
-    found.append(generated(model, "slots"))
+    answers.append(generated(model, "slots"))
     compiled.append(graphs.compiled)
-print(found == [expected] * 3, *compiled)
+print(answers == [expected] * 3, *compiled)
 """
 
 
 class Graphs:
-    """A backend that runs each graph as it is, and counts."""
+    """A backend of Dynamo that runs each graph unchanged; counts compilations and calls."""
 
     def __init__(self) -> None:
         self.compiled = self.calls = 0
@@ -50,10 +50,10 @@ class Graphs:
 
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    found = tiny("lfm2", changes=TWO_LAYERS)
-    monkeypatch.setattr(found, "_compiled_call_impl", None)  # at the end as well: other tests have the same model
+    made = tiny("lfm2", changes=TWO_LAYERS)
+    monkeypatch.setattr(made, "_compiled_call_impl", None)  # also restored at the end: other tests use the same model
     torch._dynamo.reset()
-    yield found
+    yield made
     torch._dynamo.reset()
 
 
@@ -76,17 +76,17 @@ def test_a_compiled_model_chooses_the_same_tokens_and_is_not_compiled_at_each_le
     torch._dynamo.utils.counters.clear()
     model.compile(backend=graphs)
     assert run(model) == expected
-    assert graphs.compiled <= 4  # the prompt, then columns of decode: first fixed, then of any number
+    assert graphs.compiled <= 4  # prompt, decode of a fixed length, decode of any length
     assert not torch._dynamo.utils.counters["unimplemented"]
     before = graphs.calls
     assert run(model) == expected
-    assert graphs.calls - before == 8  # one a forward, so nothing breaks a graph
+    assert graphs.calls - before == 8  # one call a forward, so no graph break
 
 
 def test_launches_on_slots_are_not_traced() -> None:
     """
-    In a process of its own: what other tests leave in the functions of a model decides what is compiled again.
-    Dynamo compiles some functions in the first run and some in the second, not always the same; in the third none.
+    Dynamo compiles functions in the first and the second run, but none in the third. The runs are in another process,
+    because other tests change the functions of a model, and so the compilations.
     """
     done = subprocess.run([sys.executable, "-c", ON_SLOTS], capture_output=True, text=True, check=False)
     same, first, second, third = done.stdout.split()[-4:]

@@ -1,4 +1,4 @@
-"""The page about Transformers: what it shows runs, on tiny random models.
+"""Tests docs/transformers.md: its examples run on tiny random models, and its table has all families.
 
 `python -m tests.integrations.test_transformers_docs` writes its table of families.
 """
@@ -41,24 +41,24 @@ def test_blocks_of_the_page_run_one_after_the_other(capsys: pytest.CaptureFixtur
     assert names["again"].shape == (2, 7 + 8 + 7 + 8)
     said = capsys.readouterr().out
     assert "Place(layer=0, kind='conv'" in said
-    assert "length 16\n" in said  # the second request for this prompt
+    assert "length 16\n" in said  # the second request hits
     assert "[16] tokens were there" in said.splitlines()
     assert [line[0] for line in said.splitlines()[-4:-1]] == ["0", "1", "2"]
     assert said.splitlines()[-1].endswith("guesses were right")
-    assert any(path.is_file() for path in tmp_path.rglob("*"))  # states that a store keeps
+    assert any(path.is_file() for path in tmp_path.rglob("*"))  # the store has written files
     assert len(names["prompt"].snapshot_at) == 2
     assert len(blocks) == 12
 
 
 def parts(page: str) -> tuple[str, str, str]:
-    """What is before the lines of families, these lines, and what is behind them."""
+    """Returns the text of a page before the lines of families, these lines, and the text after them."""
     start = page.index(HEADINGS) + len(HEADINGS)
     end = page.index("\n\n", start) + 1
     return page[:start], page[start:end], page[end:]
 
 
 def rows(table: str) -> dict[str, str]:
-    """What the table says of each family; a line has all families of which it says the same."""
+    """Returns family -> the text of its line; a line can name several families."""
     split = [line[2:].partition(" | ") for line in table.splitlines()]
     return {family: said for names, _, said in split for family in re.findall(r"`(\w+)`", names)}
 

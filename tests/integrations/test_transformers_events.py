@@ -1,4 +1,4 @@
-"""What tokens and results say: probabilities, text, what ended an answer, why it was refused, why less was cached."""
+"""Tests the fields of tokens and results: probabilities, text, and reasons of ends, refusals and misses."""
 
 from typing import Any
 
@@ -22,10 +22,10 @@ FAMILY = "lfm2"
 
 @pytest.fixture(scope="module")
 def known() -> Known:
-    """The logits behind each prefix of the answer."""
-    found = Known()
-    alone(tiny(FAMILY), TEXT[:9], found)
-    return found
+    """The logits after each prefix of the answer."""
+    logits = Known()
+    alone(tiny(FAMILY), TEXT[:9], logits)
+    return logits
 
 
 def of(events: list[Any], id: Any, sample: int = 0) -> list[mst.Token]:
@@ -33,7 +33,7 @@ def of(events: list[Any], id: Any, sample: int = 0) -> list[mst.Token]:
 
 
 def require_logprobs(tokens: list[mst.Token], known: Known, most: int) -> None:
-    """The tokens say what the model's own logits say, behind what was chosen before them."""
+    """Checks the probabilities of tokens against the model's own logits after the same tokens."""
     so_far = TEXT[:9]
     for one in tokens:
         if (logits := known.get(tuple(so_far))) is not None:
@@ -47,7 +47,7 @@ def require_logprobs(tokens: list[mst.Token], known: Known, most: int) -> None:
 
 def test_logprobs_are_those_of_the_model_for_the_requests_that_ask(known: Known) -> None:
     server = server_of(FAMILY, max_requests=5)
-    cold = GenerationConfig(do_sample=True, temperature=0.01, top_k=1, max_new_tokens=NEW)  # processors change nothing
+    cold = GenerationConfig(do_sample=True, temperature=0.01, top_k=1, max_new_tokens=NEW)  # in effect greedy
     server.submit(mst.Prompt(TEXT[:9], "three", most=NEW, logprobs=3))
     server.submit(mst.Prompt(TEXT[:9], "none", most=NEW, logprobs=0))
     server.submit(mst.Prompt(TEXT[:9], "all", most=1, logprobs=1000))
@@ -61,7 +61,7 @@ def test_logprobs_are_those_of_the_model_for_the_requests_that_ask(known: Known)
     assert {(one.logprob, one.top) for one in of(events, "silent")} == {(None, ())}
     assert len(of(events, "all")[0].top) == 97
     three = of(events, "three")
-    assert all(one.top[0] == (one.token, one.logprob) for one in three)  # the likeliest was chosen
+    assert all(one.top[0] == (one.token, one.logprob) for one in three)  # each token is the likeliest one
 
 
 def test_samples_and_guesses_have_logprobs_as_well(known: Known) -> None:
@@ -113,20 +113,20 @@ def test_tokens_have_text_and_results_say_what_ended_them() -> None:
         for id, config in configs.items():
             server.submit(mst.Prompt(TEXT[:9], id, config=config, most=NEW, processors=forced.get(id, [])))
         events = rest(server)
-        found = {id: (one.reason, one.stop, one.text) for id, one in results(events).items()}
-        assert found == {
+        ends = {id: (one.reason, one.stop, one.text) for id, one in results(events).items()}
+        assert ends == {
             "length": ("length", None, text),
             "end": ("end", answer[2], tokenizer.decode(answer[:3])),
             "stop": ("stop", text[2:4], text[:2]),
             "special": ("stop", "<|end|>", ""),
         }
-        for id, (_, _, said) in found.items():
+        for id, (_, _, said) in ends.items():
             assert "".join(one.text for one in of(events, id)) == said
         require_free(server)
 
 
 class Forced:
-    """A processor that allows one token only."""
+    """A logits processor that allows one token only."""
 
     def __init__(self, token: int) -> None:
         self._token = token
@@ -141,7 +141,7 @@ def test_an_aborted_request_has_the_text_that_was_held_back() -> None:
     text = tokenizer.decode(alone(model, TEXT[:9], {}))
     server = mst.Server(model, managed(model), tokenizer=tokenizer)
     server.submit(mst.Prompt(TEXT[:9], "a", config=GenerationConfig(stop_strings=[text[0] + "never"]), most=NEW))
-    events = server.step() + server.step()  # the prompt has two chunks
+    events = server.step() + server.step()  # two chunks of the prompt
     (token,) = of(events, "a")
     server.abort("a")
     (one,) = server.step()
@@ -197,10 +197,10 @@ def test_a_result_says_why_no_more_of_its_prompt_was_cached() -> None:
         return one.cached, one.missed
 
     assert cached(TEXT[:19]) == (0, "no_sharing")
-    assert cached(TEXT[:19]) == (16, "")  # all its whole pages
-    assert cached([*TEXT[:10], *TEXT[20:27]]) == (0, "no_snapshot")  # KV of two pages, and no state
+    assert cached(TEXT[:19]) == (16, "")  # hits all whole pages of the prompt
+    assert cached([*TEXT[:10], *TEXT[20:27]]) == (0, "no_snapshot")  # two pages have KV, but no state
     assert cached([*TEXT[:19], *TEXT[:9]])[1] == "no_sharing"
-    for shift in range(1, 6):  # too many for the slots and the pages
+    for shift in range(1, 6):  # more prompts than slots and pages
         cached([*TEXT[shift:], *TEXT[:shift]])
     assert cached(TEXT[:19]) == (0, "evicted")
     without = managed(model, prefix=None)
@@ -220,10 +220,10 @@ def test_a_conversation_goes_on_in_two_ways_from_one_turn(slots: int, together: 
     for id, session in sessions.items():
         server.submit(mst.Prompt(turns[id], id, most=NEW, session=session))
         events += [] if together else rest(server)
-    found = results(events + rest(server))
+    served = results(events + rest(server))
     for id, session in sessions.items():
-        assert found[id].tokens == alone(model, turns[id], {})
-        assert slots < 16 or found[id].cached == len(said) - 1
+        assert served[id].tokens == alone(model, turns[id], {})
+        assert slots < 16 or served[id].cached == len(said) - 1
         server.mem.sessions.close(session)
     server.mem.audit().raise_if_leaking()
 

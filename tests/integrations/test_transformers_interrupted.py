@@ -1,4 +1,4 @@
-"""Ctrl-C in a forward under `StateCache`: whatever was open is settled, and the manager serves on."""
+"""Tests Ctrl-C in a forward under `StateCache`: the open step is settled, and the manager serves on."""
 
 import asyncio
 from pathlib import Path
@@ -23,7 +23,7 @@ INTERRUPTS = (KeyboardInterrupt(), SystemExit(), asyncio.CancelledError(), Gener
 
 
 def require_served(model: Any, mem: ms.StateManager, expected: torch.Tensor) -> None:
-    """Another cache and a server answer, and nothing is held."""
+    """Checks that another cache and a server give right answers, and that nothing leaks."""
     with mst.StateCache(model, mem) as cache:
         assert torch.equal(model.generate(IDS, past_key_values=cache, **QUIET), expected)
     server = mst.Server(model, mem)
@@ -66,7 +66,7 @@ def test_an_interrupt_in_a_forward_leaves_no_step_unsettled(interrupt: Any, how:
 @pytest.mark.parametrize("part", range(8))
 @pytest.mark.parametrize("settings", [{}, {"num_beams": 2}, {"prompt": IDS}], ids=["plain", "beams", "prompt"])
 def test_an_interrupt_at_any_line_leaves_nothing(settings: dict[str, Any], part: int) -> None:
-    """Each part has other lines; `tests/proof` has the lines of the manager itself."""
+    """Each part interrupts other lines of the adapter; `tests/proof` interrupts the lines of the manager."""
     model, line = tiny("lfm2"), 11 * part
     prompt, given = settings.get("prompt"), {**QUIET, **{k: v for k, v in settings.items() if k != "prompt"}}
     expected = model.generate(IDS, **QUIET)
@@ -86,7 +86,7 @@ def test_an_interrupt_at_any_line_leaves_nothing(settings: dict[str, Any], part:
 
 
 def test_a_step_that_could_not_be_settled_is_not_forgotten() -> None:
-    """An older step of the caller comes first."""
+    """An open step of the caller blocks the settle of the cache's step."""
     model = tiny("lfm2")
     mem, expected = managed(model, **ROOM), model.generate(IDS, **QUIET)
     rows = mem.admit([ms.Request("mine", tokens=[1, 2, 3])])
@@ -102,7 +102,7 @@ def test_a_step_that_could_not_be_settled_is_not_forgotten() -> None:
     cache = mst.StateCache(model, mem)
     with hooked(model.model.layers[3], raising(KeyboardInterrupt)), pytest.raises(KeyboardInterrupt):
         model(input_ids=IDS, past_key_values=cache)
-    mine = mem.plan(rows, 3)  # the step is no longer the newest, so it cannot be cancelled
+    mine = mem.plan(rows, 3)  # the failed step is not the newest now, so it cannot be cancelled
     cache.close()
     mem.settle(mine)
     mem.end(rows)

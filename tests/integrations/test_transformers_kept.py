@@ -1,4 +1,4 @@
-"""What `serve` keeps of a batch from step to step: copies of states and KV. Random servers check their bytes."""
+"""Tests the copies of states and KV that `serve` keeps of a batch from step to step."""
 
 from dataclasses import replace
 from typing import Any
@@ -27,7 +27,7 @@ def test_a_batch_that_stays_reads_neither_slots_nor_pages(monkeypatch: pytest.Mo
     at.step()
     before = mem.stats()
     for owner, name in ((ms.Planes, "gather"), (Columns, "read")):
-        monkeypatch.setattr(owner, name, None)  # nobody may call it
+        monkeypatch.setattr(owner, name, None)  # a call would fail
     for _ in range(8):
         at.step()
     after = mem.stats()

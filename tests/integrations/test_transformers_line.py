@@ -54,9 +54,9 @@ def test_a_tenant_that_comes_back_has_saved_nothing_and_owes_what_it_owed() -> N
     line.waiting.extend([asked("a", "busy"), asked("b", "busy"), asked("c", "rich")])
     assert [started(line, cost=50) for _ in range(2)] == ["a", "c"]
     line.charge(asked("c", "rich"), 100)
-    line.order(())  # "rich" has used up its lead
+    line.order(())  # "rich" has no request left in line
     line.waiting.append(asked("d", "idle"))  # the new tenant starts at the 50 of "busy", not at 0
-    line.waiting.append(asked("e", "rich"))  # "rich" still has its 150
+    line.waiting.append(asked("e", "rich"))  # "rich" keeps its 150 tokens
     assert [started(line, cost=1) for _ in range(3)] == ["b", "d", "e"]
 
 

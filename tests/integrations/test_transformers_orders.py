@@ -1,6 +1,6 @@
-"""Layers of every kind in any order: the mask of a kind of attention is sized by a layer of that kind, wherever it is.
+"""Tests layers in any order: the size of an attention mask comes from a layer of the same kind of attention.
 
-The window has 6 tokens: prompts and chunks are shorter and longer than it.
+The window has 6 tokens; prompts and chunks are shorter and longer than the window.
 """
 
 from itertools import permutations
@@ -21,12 +21,12 @@ CHUNKS = (256, 13, 3)
 
 
 def check(model: Any) -> None:
-    """Compares what a server and `generate` from cached states answer with what the own cache answers."""
+    """Checks that a server, and `generate` from cached states, answer as the model with its own cache."""
     expected = [alone(model, tokens, {}) for tokens in PROMPTS]
     for chunk in CHUNKS:
         prompts = [mst.Prompt(tokens, number, most=NEW) for number, tokens in enumerate(PROMPTS)]
-        found = {one.id: one.tokens for one in mst.serve(model, managed(model), prompts, chunk=chunk)}
-        assert [found[number] for number in range(len(PROMPTS))] == expected, chunk
+        answers = {one.id: one.tokens for one in mst.serve(model, managed(model), prompts, chunk=chunk)}
+        assert [answers[number] for number in range(len(PROMPTS))] == expected, chunk
     mem, ids = managed(model), torch.tensor([PROMPTS[1]])
     for cached in (0, 32):
         with mst.StateCache(model, mem, prompt=ids) as cache:

@@ -1,4 +1,4 @@
-"""What a caller gives to `serve` for the first time: a model of its own, prompts of all kinds, no settings."""
+"""Tests `serve` with models of the caller's own, prompts of all kinds, and no settings."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -32,11 +32,11 @@ def own_answer(model: Any, tokens: Sequence[int], **settings: Any) -> list[int]:
 
 def test_a_model_that_nobody_knows_is_served_and_generates_as_with_its_own_cache() -> None:
     model = own_model()
-    found = mst.layout(model)
-    assert [(place.layer, place.kind) for place in found.places] == [
+    layout = mst.layout(model)
+    assert [(place.layer, place.kind) for place in layout.places] == [
         (0, "conv"), (0, "recurrent"), (3, "conv"), (3, "recurrent")
     ]  # fmt: skip
-    assert len(found.state.planes) == 4 and not found.on_slots and found.continues
+    assert len(layout.state.planes) == 4 and not layout.on_slots and layout.continues
     mem, own = managed(model, max_requests=6), [own_answer(model, TEXT[:n], max_new_tokens=4) for n in LENGTHS]
     for cached in (False, True):
         done = list(mst.serve(model, mem, [mst.Prompt(TEXT[:n], most=4) for n in LENGTHS]))
@@ -68,7 +68,7 @@ def test_a_forward_without_positions_would_give_all_rows_those_of_one_and_is_ref
     mem = mst.manager(model, slots=8, max_requests=2, tokens=64)
     with pytest.raises(ms.ConfigurationError, match=r"Unplaced\.forward names no argument position_ids"):
         mst.Server(model, mem)
-    with mst.StateCache(model, mem) as cache:  # all rows of generate are at one position
+    with mst.StateCache(model, mem) as cache:  # in generate, all rows have one position
         ids = torch.tensor([TEXT[:9]])
         answer = model.generate(ids, **{ARGUMENT: cache}, max_new_tokens=4, do_sample=False)[0, 9:].tolist()
         assert answer == own_answer(model, TEXT[:9], max_new_tokens=4)
@@ -114,8 +114,8 @@ def test_a_model_that_runs_its_layers_again_adds_to_its_cache_and_is_served() ->
             return out
 
     model = Looped(own_model().config).eval()
-    found = mst.layout(model)
-    assert (found.layers, found.copies, len(found.places), len(found.attended)) == (8, (0, 1, 2, 0), 8, 2)
+    layout = mst.layout(model)
+    assert (layout.layers, layout.copies, len(layout.places), len(layout.attended)) == (8, (0, 1, 2, 0), 8, 2)
     own, mem = alone(model, TEXT, {}), managed(model)
     for cached in (0, 24):
         (done,) = mst.serve(model, mem, [mst.Prompt(TEXT, most=NEW)])

@@ -1,4 +1,4 @@
-"""What cannot run: states elsewhere, kernels for a GPU on a CPU, managers and requests that do not fit a model."""
+"""Tests refusals of the Transformers adapter: models, kernels, managers and requests that do not fit."""
 
 import sys
 from types import SimpleNamespace
@@ -63,8 +63,8 @@ def test_kernels_that_need_a_gpu_are_named_where_a_model_on_a_cpu_got_them(
     why = r"kernels of fla, which need a GPU: .* environment without fla"
     with pytest.raises(ms.ConfigurationError, match=why) as hid:
         mst.manager(model, slots=2, max_requests=1)
-    assert hid.value.__cause__ is None  # nothing of the driver is shown
-    inside["__name__"] = "another.module"  # what fails for another reason says so
+    assert hid.value.__cause__ is None  # the message hides the error of the driver
+    inside["__name__"] = "another.module"  # an error with another cause shows its own text
     with pytest.raises(ms.ConfigurationError, match=r"cannot read 8 tokens .* RuntimeError: 0 active drivers$") as hid:
         mst.manager(model, slots=2, max_requests=1)
 
@@ -119,7 +119,7 @@ def test_tokens_and_pages_contradict_each_other() -> None:
 def test_managers_that_fit_are_taken() -> None:
     mem = ms.StateManager(mst.layout(tiny("qwen3_next")).state, **FEW)
     mst.StateCache(tiny("qwen3_next"), mem).close()
-    mst.Server(tiny("mamba2"), mst.manager(tiny("mamba2"), **FEW))  # no layer attends
+    mst.Server(tiny("mamba2"), mst.manager(tiny("mamba2"), **FEW))  # without attention, the manager needs no pages
     mst.Server(tiny("lfm2"), mst.manager(tiny("lfm2"), **FEW, tokens=64))
 
 
@@ -143,7 +143,7 @@ def test_managers_that_fit_are_taken() -> None:
 ])  # fmt: skip
 def test_a_request_for_what_serve_does_not_do_is_refused(family: str, fields: dict[str, Any], why: str) -> None:
     config, model = GenerationConfig(), tiny(family)
-    for name, value in fields.items():  # the constructor refuses some of them itself
+    for name, value in fields.items():  # set here, as the constructor refuses some values
         setattr(config, name, value)
     mem = managed(model)
     server, chat = mst.Server(model, mem), mem.sessions.open("chat")
@@ -153,7 +153,7 @@ def test_a_request_for_what_serve_does_not_do_is_refused(family: str, fields: di
 
 
 async def later(event: mst.Event) -> None:
-    """A listener that would never run."""
+    """A coroutine as listener, which nobody would await."""
 
 
 @pytest.mark.parametrize(("settings", "why"), [
@@ -181,9 +181,9 @@ def test_ends_of_text_are_those_that_generate_takes(kind: Any) -> None:
     config.eos_token_id = answer[2] if kind is int else kind([96, answer[2]])
     for id in "ab":
         server.submit(mst.Prompt(TEXT[:9], id, config=config))
-    found = results(rest(server))
-    assert [(one.tokens, one.stop) for one in found.values()] == [(answer[:3], answer[2])] * 2
-    # beside the config that is remembered
+    served = results(rest(server))
+    assert [(one.tokens, one.stop) for one in served.values()] == [(answer[:3], answer[2])] * 2
+    # another config in the same server
     server.submit(mst.Prompt(TEXT[:9], "c", config=GenerationConfig(eos_token_id=answer[1])))
     assert results(rest(server))["c"].tokens == answer[:2]
 
@@ -206,6 +206,6 @@ def test_a_processor_that_changes_the_shape_ends_its_own_request(shape: str) -> 
     server.submit(mst.Prompt(TEXT[:9], "good", most=NEW))
     with pytest.raises(ms.InvalidArgument, match=r"expected \(1, 97\)"):
         server.step()
-    found = results(rest(server))
-    assert (found["bad"].reason, found["bad"].tokens) == ("failed", [])
-    assert found["good"].tokens == alone(server.model, TEXT[:9], {})
+    served = results(rest(server))
+    assert (served["bad"].reason, served["bad"].tokens) == ("failed", [])
+    assert served["good"].tokens == alone(server.model, TEXT[:9], {})

@@ -1,4 +1,4 @@
-"""Several samples of a request in `serve`, and requests whose own code raises while a token is chosen."""
+"""Tests several samples of a request in `serve`, and requests whose own code raises in the choice of a token."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -41,11 +41,11 @@ def test_samples_are_those_of_single_requests_and_their_prompt_is_read_once(fami
         read.append(kwargs["input_ids"].numel())
 
     with hooked(model, count):
-        found = answers(model, mem, [mst.Prompt(TEXT[:19], "three", config=sampled(3), seed=7), other])
-    assert [found["three", n] for n in range(3)] == [expected[("alone", n), 0] for n in range(3)]
-    assert len(set(map(tuple, found.values()))) == 4  # seeds differ
-    assert found["other", 0] == alone(model, TEXT[:9], {})
-    assert sum(read) == 2 * 19 + 4 * (NEW - 1)  # the shorter prompt is padded
+        served = answers(model, mem, [mst.Prompt(TEXT[:19], "three", config=sampled(3), seed=7), other])
+    assert [served["three", n] for n in range(3)] == [expected[("alone", n), 0] for n in range(3)]
+    assert len(set(map(tuple, served.values()))) == 4  # each sample has its own seed
+    assert served["other", 0] == alone(model, TEXT[:9], {})
+    assert sum(read) == 2 * 19 + 4 * (NEW - 1)  # prompts padded to 19 tokens, then 4 tokens a step
     mem.audit().raise_if_leaking()
     assert mem.free_slots == 16
 
@@ -67,19 +67,19 @@ def test_samples_wait_for_rows_slots_and_pages_and_none_is_lost(
     assert len(expected) == 12
     mem = managed(model, tracking=tracking, debug=True, **settings)
     assert answers(model, mem, prompts, chunk=6) == expected
-    mem.close()  # looks for leaks
+    mem.close()  # with debug, close looks for leaks
 
 
 def test_samples_that_never_fit_are_refused_whole() -> None:
     model = tiny("lfm2")
     mem = managed(model, slots=3, max_requests=4, prefix=None)
     prompts = [mst.Prompt(TEXT[:9], n, config=sampled(4), seed=1) for n in range(2)]
-    found = list(mst.serve(model, mem, [*prompts, mst.Prompt(TEXT[:9], "other", most=NEW)]))
-    assert sorted((str(one.id), one.reason, len(one.tokens)) for one in found) == [
+    served = list(mst.serve(model, mem, [*prompts, mst.Prompt(TEXT[:9], "other", most=NEW)]))
+    assert sorted((str(one.id), one.reason, len(one.tokens)) for one in served) == [
         *[("0", "too_large", 0)] * 4, *[("1", "too_large", 0)] * 4, ("other", "length", NEW),
     ]  # fmt: skip
-    too_large = {one.error for one in found if one.reason == "too_large"}
-    assert too_large == {"5 slots needed at once, there are 3: ask for less"}  # and not to wait
+    too_large = {one.error for one in served if one.reason == "too_large"}
+    assert too_large == {"5 slots needed at once, there are 3: ask for less"}  # the text does not tell callers to wait
     assert mem.free_slots == 3
     assert mem.free_pages == 60
 
@@ -107,7 +107,7 @@ def ended(events: Sequence[Any]) -> list[mst.Served]:
 
 
 def steps(server: mst.Server) -> Iterator[mst.Event | BaseException]:
-    """All events, and what steps raise between them."""
+    """Steps a server to the end; yields its events and the exceptions of its steps."""
     while server.busy:
         try:
             yield from server.step()
@@ -126,7 +126,7 @@ def test_a_processor_that_raises_ends_its_own_rows_only(samples: int) -> None:
     (error,) = [event for event in events if isinstance(event, BaseException)]
     assert isinstance(error, ArithmeticError if samples == 1 else ExceptionGroup)
     for name, text in (("first", TEXT[:9]), ("last", TEXT[:7])):
-        assert tokens(events, name) == alone(server.model, text, {})  # no event is lost
+        assert tokens(events, name) == alone(server.model, text, {})  # the exception loses no event of others
     assert len(tokens(events, "raises")) == 2 * samples
     failed = [(one.sample, len(one.tokens)) for one in ended(events) if one.reason == "failed"]
     assert failed == [(n, 2) for n in range(samples)]

@@ -1,7 +1,7 @@
-"""Continuous batching of models of Transformers: tokens and logits beside runs of the model's own cache.
+"""Tests `serve` on models of Transformers: tokens and logits are compared with the model's own cache.
 
-Chunks and batches change the order of sums, so logits are compared within 1e-4 of the largest. The control spoils the
-states in the slots and must go beyond that.
+Chunks and batches change the order of sums, so logits may differ by 1e-4 of the largest logit. A control spoils the
+states in the slots, and must differ by more.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,22 +36,22 @@ def prompts(tokens: Sequence[Sequence[int]] = PROMPTS, most: int = NEW) -> list[
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], Tensor]]:
-    """The logits that answers were chosen from, and the tokens before them."""
-    found: list[tuple[tuple[int, ...], Tensor]] = []
+    """The tokens before each chosen token, and the logits from which it was chosen."""
+    pairs: list[tuple[tuple[int, ...], Tensor]] = []
     choose = steps.choose
 
     def watched(samplers: Any, tokens: Any, logits: Tensor) -> list[int]:
-        found.extend(zip(map(tuple, tokens), logits.clone(), strict=True))
+        pairs.extend(zip(map(tuple, tokens), logits.clone(), strict=True))
         return choose(samplers, tokens, logits)
 
     monkeypatch.setattr(steps, "choose", watched)
-    return found
+    return pairs
 
 
 def farthest(seen: list[tuple[tuple[int, ...], Tensor]], known: Known) -> float:
-    """How far the logits are from those of the own cache, as a part of the largest, behind the same tokens."""
+    """Returns the largest difference from the own cache's logits after the same tokens, as a part of the largest."""
     pairs = [(logits, known[key]) for key, logits in seen if key in known]
-    return max(float((found - own).abs().max() / own.abs().max()) for found, own in pairs)
+    return max(float((actual - own).abs().max() / own.abs().max()) for actual, own in pairs)
 
 
 @pytest.mark.sample(3)
@@ -64,7 +64,7 @@ def test_answers_are_those_of_the_own_cache_and_spoiled_states_are_noticed(famil
     assert [served[number].tokens for number in range(len(PROMPTS))] == expected
     assert len(seen) == NEW * len(PROMPTS)
     assert farthest(seen, known) < BOUND
-    assert served[5].cached == 16  # its first 16 tokens have states and KV; the last of a prompt is always computed
+    assert served[5].cached == 16  # 16 tokens have a state and KV; the last token is computed
     seen.clear()
     for name in mem.planes:
         mem.planes[name].neg_()
@@ -97,14 +97,14 @@ def test_short_memory_evictions_and_faults_change_no_token(family: str, tracking
     assert [served[number].tokens for number in range(len(texts))] == expected
     assert sum(one.cached for one in served.values()) > 0
     assert mem.stats().chaos.admissions > 0
-    mem.close()  # looks for leaks
+    mem.close()  # with debug, close looks for leaks
 
 
 def test_what_never_fits_is_refused_and_the_others_are_served() -> None:
     model, mem = tiny("qwen3_next"), managed(tiny("qwen3_next"))
-    found = {one.id: one for one in mst.serve(model, mem, prompts([[5] * 70, TEXT[:9]]))}
-    assert (found[0].reason, found[0].tokens, found[1].reason) == ("too_large", [], "length")
-    assert "per_row" in found[0].error
+    served = {one.id: one for one in mst.serve(model, mem, prompts([[5] * 70, TEXT[:9]]))}
+    assert (served[0].reason, served[0].tokens, served[1].reason) == ("too_large", [], "length")
+    assert "per_row" in served[0].error
 
 
 @pytest.mark.sample
@@ -120,17 +120,17 @@ def test_a_wrong_request_in_a_list_is_named_before_anything_starts(call: Any, ba
         next(call(model, mem, requests))
     assert mem.stats().prefix.prompt_tokens == 0
     requests.pop(-2)
-    found = [one for one in call(model, mem, requests) if isinstance(one, mst.Served)]
-    assert sorted(one.id for one in found) == [*range(len(PROMPTS) + 1)]
+    served = [one for one in call(model, mem, requests) if isinstance(one, mst.Served)]
+    assert sorted(one.id for one in served) == [*range(len(PROMPTS) + 1)]
     assert len(mem.rows) == 0
 
 
 def test_a_wrong_request_of_an_iterator_is_named_and_what_ran_is_aborted() -> None:
     model, mem = tiny("qwen3_next"), managed(tiny("qwen3_next"), prefix=None)
     events = mst.stream(model, mem, iter([PROMPTS[0], PROMPTS[1], [97]]))
-    found = []
+    told = []
     with pytest.raises(ms.InvalidArgument, match=r"^requests\[2\]: prompt 2 has token 97"):
-        found += list(events)
+        told += list(events)
     assert (mem.free_slots, len(mem.rows)) == (16, 0)
 
 
@@ -156,7 +156,7 @@ def test_requests_join_a_running_batch() -> None:
         yield mst.Prompt([11, 12], "second", most=3)
 
     events = list(mst.stream(model, mem, arrivals()))
-    assert starts == [1]  # the first was running
+    assert starts == [1]  # one request ran when the second came
     assert [event.id for event in events if isinstance(event, mst.Served)] == ["second", "first"]
 
 
@@ -182,9 +182,9 @@ def test_a_forward_that_fails_ends_its_rows_only() -> None:
     running.submit(prompts()[0])
     with hooked(running.model, broken), pytest.raises(ArithmeticError):
         running.step()
-    found = results(events + rest(running))
-    assert found[1].tokens == alone(running.model, PROMPTS[1], {})
-    assert (found[0].reason, found[0].tokens, found[0].error) == ("failed", [], "ArithmeticError: in a prompt")
+    served = results(events + rest(running))
+    assert served[1].tokens == alone(running.model, PROMPTS[1], {})
+    assert (served[0].reason, served[0].tokens, served[0].error) == ("failed", [], "ArithmeticError: in a prompt")
     require_free(running)
 
 
@@ -204,20 +204,20 @@ def test_a_session_continues_where_its_last_turn_ended() -> None:
     (first,) = mst.serve(model, mem, [mst.Prompt(TEXT[:9], most=NEW, session=chat)])
     turn = [*TEXT[:9], *first.tokens, 77, 78]
     (second,) = mst.serve(model, mem, [mst.Prompt(turn, most=NEW, session=chat)])
-    assert second.cached == 9 + NEW - 1  # all that was computed: the last token was chosen, and never read
+    assert second.cached == 9 + NEW - 1  # the last chosen token was never computed
     assert second.tokens == alone(model, turn, {})
 
 
 def test_states_and_kv_come_back_from_host_memory() -> None:
-    model = tiny("lfm3")  # with a sliding window
+    model = tiny("lfm3")  # this model has a sliding window
     mem = managed(model, slots=4, max_requests=1, pages=ms.Pages(size=4, count=24, per_row=16),
                   tiers=ms.Tiers("tiny", host_slots=32))  # fmt: skip
     texts = [[*TEXT[shift:], *TEXT[:shift]] for shift in range(5)]
     expected = [alone(model, text, {}) for text in texts]
     for turn in range(2):
-        found = {one.id: one for one in mst.serve(model, mem, prompts(texts))}
-        assert [found[number].tokens for number in range(5)] == expected
-        assert [found[number].cached > 0 for number in range(5)] == [turn == 1] * 5
+        served = {one.id: one for one in mst.serve(model, mem, prompts(texts))}
+        assert [served[number].tokens for number in range(5)] == expected
+        assert [served[number].cached > 0 for number in range(5)] == [turn == 1] * 5
     assert mem.stats().tiers.host_hit_tokens > 0
     mem.close()
 
@@ -267,7 +267,7 @@ def test_what_storage_reads_for_a_request_that_never_starts_is_cancelled(how: st
 
 
 def stored_and_served(tmp_path: Path, *salts: str | None) -> list[int]:
-    """Cached tokens of a prompt in one manager after the other, over one folder; each has its own salt."""
+    """Serves a prompt under each salt, with a new manager over the same folder; returns the cached tokens."""
     model, starts = tiny("qwen3_next"), []
     for salt in salts:
         store = ms.FileStore(str(tmp_path))
@@ -298,22 +298,22 @@ def test_sampling_is_that_of_generate() -> None:
     config = GenerationConfig(do_sample=True, temperature=0.8, top_k=20, repetition_penalty=1.3, max_new_tokens=NEW)
     torch.manual_seed(7)
     expected = model.generate(torch.tensor([TEXT]), generation_config=config, pad_token_id=0)[0, len(TEXT) :].tolist()
-    (found,) = mst.serve(model, mem, [mst.Prompt(TEXT, config=config, seed=7)])
-    assert found.tokens == expected
+    (served,) = mst.serve(model, mem, [mst.Prompt(TEXT, config=config, seed=7)])
+    assert served.tokens == expected
 
 
 def test_a_token_or_a_string_ends_an_answer() -> None:
     model, mem = tiny("qwen3_next"), managed(tiny("qwen3_next"))
     answer = alone(model, TEXT, {})
-    (found,) = mst.serve(model, mem, [mst.Prompt(TEXT, config=GenerationConfig(eos_token_id=answer[2]), most=NEW)])
-    assert (found.tokens, found.reason) == (answer[: answer.index(answer[2]) + 1], "end")
+    (served,) = mst.serve(model, mem, [mst.Prompt(TEXT, config=GenerationConfig(eos_token_id=answer[2]), most=NEW)])
+    assert (served.tokens, served.reason) == (answer[: answer.index(answer[2]) + 1], "end")
     tokenizers = pytest.importorskip("tokenizers")
-    vocabulary = {**{f"w{n}.": n for n in range(97)}, "abcdef": 97}  # Transformers looks its own word up
+    vocabulary = {**{f"w{n}.": n for n in range(97)}, "abcdef": 97}  # Transformers encodes its own test word
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="w0."))
     config = GenerationConfig(stop_strings=[f"w{answer[3]}."])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
-    (found,) = mst.serve(model, mem, [mst.Prompt(TEXT, config=config, most=NEW)], tokenizer=tokenizer)
-    assert (found.tokens, found.reason) == (answer[: answer.index(answer[3]) + 1], "stop")
+    (served,) = mst.serve(model, mem, [mst.Prompt(TEXT, config=config, most=NEW)], tokenizer=tokenizer)
+    assert (served.tokens, served.reason) == (answer[: answer.index(answer[3]) + 1], "stop")
 
 
 def test_layers_whose_kv_pages_cannot_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Prompts of several lengths that share a forward, with pads before the shorter ones."""
+"""Tests prompts of several lengths that share a forward, with pads before the shorter ones."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,21 +17,21 @@ from memstate.integrations.transformers import steps
 from memstate.integrations.transformers.running import sharing
 from tests.integrations.servers import hooked
 
-NEAR = 1e-4  # of the largest value
+NEAR = 1e-4  # allowed difference, as a part of the largest value
 
 
 def text(length: int) -> list[int]:
-    """A prompt that begins as no other one does: what begins alike waits until it was read once."""
+    """Returns a prompt with its own beginning; prompts that begin alike would wait for each other."""
     return TEXT[length % 5 :][:length]
 
 
 def shapes(model: Any, mem: ms.StateManager, lengths: list[int], **settings: Any) -> list[tuple[int, ...]]:
-    """The forwards of a run; every answer must be that of the prompt alone."""
+    """Serves prompts, checks that each answer is that of the prompt alone, and returns the shapes of the forwards."""
     seen: list[tuple[int, ...]] = []
     prompts = [mst.Prompt(text(length), length, most=NEW) for length in lengths]
     with hooked(model, lambda _, __, given: seen.append((*given["input_ids"].shape,))):
-        found = {one.id: one.tokens for one in mst.serve(model, mem, prompts, **settings)}
-    assert found == {length: alone(model, text(length), {}) for length in lengths}
+        answers = {one.id: one.tokens for one in mst.serve(model, mem, prompts, **settings)}
+    assert answers == {length: alone(model, text(length), {}) for length in lengths}
     mem.audit().raise_if_leaking()
     return seen
 
@@ -48,11 +48,11 @@ def test_prompts_that_share_a_forward_leave_the_states_that_each_leaves_alone(
         monkeypatch.setattr(steps, "PADS", pads)
         mem = managed(model)
         assert shapes(model, mem, [5, 13, 9], chunk=64)[:2] == ([(3, 12), (3, 1)] if pads else [(1, 12), (1, 8)])
-        found = [mem.match([*text(length), 1]) for length in (5, 9, 13)]
+        matches = [mem.match([*text(length), 1]) for length in (5, 9, 13)]
         (*rows,) = mem.admit([ms.Request(n, tokens=[*text(length), 1]) for n, length in enumerate((5, 9, 13))])
         step = mem.plan(rows)
         states.append(
-            ([one.length for one in found], {name: mem.planes.gather(name, step.read) for name in mem.planes})
+            ([one.length for one in matches], {name: mem.planes.gather(name, step.read) for name in mem.planes})
         )
     (lengths, shared), (others, single) = states
     assert lengths == others

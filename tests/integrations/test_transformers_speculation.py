@@ -1,4 +1,4 @@
-"""Speculation in `serve`: guesses that are right or wrong anywhere change no token, and states are those without it."""
+"""Tests speculation in `serve`: right and wrong guesses change neither tokens nor states."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,33 +24,34 @@ from tests.integrations.servers import SPECULATING, Raises, hooked, raising
 NEW = 14
 PROMPTS = (TEXT[:19], TEXT[:9], [11, 12])
 GUESSING = {**SPECULATING, "tracking": ms.Redirect(every=8)}
-SINGLE = [family for family in FAMILIES if family in ("zamba", "mamba", "falcon_mamba", "jamba")]  # scans from zeros
-COPIES = ("qwen4_exp_text", "zaya", "inkling2_text")  # layers compute with their states themselves
+# families whose scans start from zeros
+SINGLE = [family for family in FAMILIES if family in ("zamba", "mamba", "falcon_mamba", "jamba")]
+COPIES = ("qwen4_exp_text", "zaya", "inkling2_text")  # families whose layers compute on states without a kernel
 FORMS = [(family, "gathered") for family in FAMILIES if family not in SINGLE]
 FORMS += [(family, "slots") for family, _ in FORMS if family not in COPIES]
-# No state depends on attention, and tokens are whole vectors: torch rounds the elements behind these otherwise.
+# A model whose states do not depend on attention. Its sizes fill whole vectors, as torch rounds remainders differently
 LAST = (("layer_types", (*["linear_attention"] * 3, "full_attention")), ("intermediate_size", 64))
 
 Answers = Sequence[Sequence[int]]
 
 
 def guessing(texts: Answers, answers: Answers, wrong: int) -> Callable[[Sequence[int], int], list[int]]:
-    """Guesses what follows in known answers, but for one wrong token in each guess; from 13 on none is wrong."""
+    """Returns an assistant that guesses from known answers; token `wrong` of each guess is wrong, if there is one."""
     known = [[*text, *answer] for text, answer in zip(texts, answers, strict=True)]
 
     def guess(tokens: Sequence[int], most: int) -> list[int]:
-        found = next((one[len(tokens) :] for one in known if one[: len(tokens)] == list(tokens)), [])[:most]
-        if wrong < len(found):
-            found[wrong] = (found[wrong] + 1) % 97
-        return found
+        guessed = next((one[len(tokens) :] for one in known if one[: len(tokens)] == list(tokens)), [])[:most]
+        if wrong < len(guessed):
+            guessed[wrong] = (guessed[wrong] + 1) % 97
+        return guessed
 
     return guess
 
 
 def served(model: Any, mem: ms.StateManager, texts: Answers, most: int = NEW, **settings: Any) -> list[mst.Served]:
     prompts = [mst.Prompt(text, number, most=most) for number, text in enumerate(texts)]
-    found = {one.id: one for one in mst.serve(model, mem, prompts, **settings)}
-    return [found[number] for number in range(len(texts))]
+    results = {one.id: one for one in mst.serve(model, mem, prompts, **settings)}
+    return [results[number] for number in range(len(texts))]
 
 
 @pytest.mark.sample(1)
@@ -60,17 +61,18 @@ def test_guesses_change_no_token_and_no_state_that_others_start_from(family: str
     model = tiny(family)
     expected = [alone(model, text, {}, NEW) for text in PROMPTS]
     mem = managed(model, **GUESSING)
-    found = served(model, mem, PROMPTS, assistant=guessing(PROMPTS, expected, wrong), kernels=kernels)
-    assert [one.tokens for one in found] == expected
-    guessed, right = sum(one.guessed for one in found), sum(one.right for one in found)
+    results = served(model, mem, PROMPTS, assistant=guessing(PROMPTS, expected, wrong), kernels=kernels)
+    assert [one.tokens for one in results] == expected
+    guessed, right = sum(one.guessed for one in results), sum(one.right for one in results)
     assert right == guessed > 20 if wrong == 13 else right < guessed
     assert right > 0 or wrong == 0
     mem.audit().raise_if_leaking()
-    later = [[*text, *answer, 7, 8] for text, answer in zip(PROMPTS, expected, strict=True)]  # from states of answers
-    found = served(model, mem, later, 4, kernels=kernels)
-    assert [one.tokens for one in found] == [alone(model, text, {}, 4) for text in later]
-    assert all(one.cached >= 8 * (len(text) // 8) for one, text in zip(found, PROMPTS, strict=True))
-    assert found[0].cached > 24
+    # prompts that start from states of answers
+    later = [[*text, *answer, 7, 8] for text, answer in zip(PROMPTS, expected, strict=True)]
+    results = served(model, mem, later, 4, kernels=kernels)
+    assert [one.tokens for one in results] == [alone(model, text, {}, 4) for text in later]
+    assert all(one.cached >= 8 * (len(text) // 8) for one, text in zip(results, PROMPTS, strict=True))
+    assert results[0].cached > 24
 
 
 @pytest.mark.sample(1)
@@ -81,12 +83,12 @@ def test_guesses_change_no_token_and_no_state_that_others_start_from(family: str
     {"forward": ms.Forward(tail=16, in_place=True)}, {"prefix": None}, {"slots": 5, "max_requests": 2},
 ], ids=str)  # fmt: skip
 def test_every_strategy_speculates(settings: dict[str, Any], wrong: int, kernels: Any) -> None:
-    model = tiny("lfm3" if kernels == "gathered" else "qwen3_next")  # the first with a sliding window
+    model = tiny("lfm3" if kernels == "gathered" else "qwen3_next")  # lfm3 has a sliding window
     expected = [alone(model, text, {}, NEW) for text in PROMPTS]
     mem = managed(model, **{**GUESSING, **settings}, debug=True)
-    found = served(model, mem, PROMPTS, assistant=guessing(PROMPTS, expected, wrong), kernels=kernels)
-    assert [one.tokens for one in found] == expected
-    assert sum(one.guessed for one in found) > 0
+    results = served(model, mem, PROMPTS, assistant=guessing(PROMPTS, expected, wrong), kernels=kernels)
+    assert [one.tokens for one in results] == expected
+    assert sum(one.guessed for one in results) > 0
     mem.audit().raise_if_leaking()
     mem.close()
 
@@ -99,7 +101,7 @@ def test_right_guesses_save_forwards_and_copy_no_state(kernels: Any, guessed: in
     with hooked(model, lambda *_: forwards.append(1)):
         (one,) = served(model, mem, [TEXT[:9]], assistant=guessing([TEXT[:9]], expected, 13), kernels=kernels)
     assert (one.tokens, one.guessed, one.right) == (expected[0], guessed, guessed)
-    # the prompt in two chunks, and a token behind each group of guesses; the end adds those up to a boundary
+    # two chunks of the prompt, and a forward for each group of guesses; at the end, pending tokens up to a boundary
     assert len(forwards) == 2 + NEW - 1 - guessed + folds
     assert mem.stats().copied_bytes == 0
 
@@ -125,8 +127,8 @@ def test_rows_of_one_forward_differ_in_how_many_guesses_are_made_and_right(
     monkeypatch.setattr(Speculation, "verify", counted)
     monkeypatch.setattr(steps, "PADS", pads)
     mem = managed(model, **GUESSING, max_requests=4)
-    found = served(model, mem, texts, assistant=guess, kernels="slots")
-    assert [one.tokens for one in found] == expected
+    results = served(model, mem, texts, assistant=guess, kernels="slots")
+    assert [one.tokens for one in results] == expected
     assert moved[: 1 if pads else 2] == ([[1, 3, 13, 1]] if pads else [[1, 3, 13], [1]])
     mem.audit().raise_if_leaking()
 
@@ -142,7 +144,7 @@ def test_kept_states_have_the_bits_of_decode_without_guesses(
 ) -> None:
     model, linear = tiny(family, changes=changes), torch.nn.functional.linear
 
-    def exact(x: Tensor, *weights: Tensor | None) -> Tensor:  # in fp32 a product of several rows rounds otherwise
+    def exact(x: Tensor, *weights: Tensor | None) -> Tensor:  # fp32 products of several rows round differently
         return linear(x.double(), *(one if one is None else one.double() for one in weights)).to(x.dtype)
 
     monkeypatch.setattr(torch.nn.functional, "linear", exact)
@@ -150,8 +152,8 @@ def test_kept_states_have_the_bits_of_decode_without_guesses(
     kept = []
     for settings in ({}, {"assistant": guessing(PROMPTS, expected, wrong)}):
         mem = managed(model, **GUESSING)
-        found = served(model, mem, PROMPTS, kernels="slots", **settings)
-        assert [one.tokens for one in found] == expected
+        results = served(model, mem, PROMPTS, kernels="slots", **settings)
+        assert [one.tokens for one in results] == expected
         kept.append(_states(mem, PROMPTS, expected))
     plain, guessed = kept
     assert plain.keys() == guessed.keys() and len(plain) > 5
@@ -160,8 +162,8 @@ def test_kept_states_have_the_bits_of_decode_without_guesses(
 
 
 def _states(mem: ms.StateManager, texts: Answers, answers: Answers) -> dict[Any, dict[str, Tensor]]:
-    """The cached states of whole texts: text and length -> plane -> state."""
-    found = dict[Any, dict[str, Tensor]]()
+    """Returns (number of the text, length) -> plane -> cached state."""
+    states = dict[Any, dict[str, Tensor]]()
     for number, (text, answer) in enumerate(zip(texts, answers, strict=True)):
         whole = [*text, *answer]
         for length in range(2, len(whole) + 1):
@@ -169,11 +171,11 @@ def _states(mem: ms.StateManager, texts: Answers, answers: Answers) -> dict[Any,
             at = mem.info(rows[0]).length
             if at:
                 step = mem.plan(rows, 1)
-                found[number, at] = mem.planes.save(step.read)
+                states[number, at] = mem.planes.save(step.read)
                 mem.cancel(step)
             else:
                 mem.end(rows)
-    return found
+    return states
 
 
 @pytest.mark.parametrize("most", [NEW, 5, 7])
@@ -188,11 +190,11 @@ def test_a_turn_of_a_session_starts_where_it_starts_without_guesses(settings: di
     for guesses in ({}, {"assistant": guessing(texts, answers, 3)}):
         mem = managed(model, **{**GUESSING, "max_requests": 1, **settings})
         session = mem.sessions.open("chat")
-        found = list[mst.Served]()
+        results = list[mst.Served]()
         for text in texts:
-            found += mst.serve(model, mem, [mst.Prompt(text, most=most, session=session)], kernels="slots", **guesses)
-        assert [one.tokens for one in found] == answers
-        starts.append([one.cached for one in found])
+            results += mst.serve(model, mem, [mst.Prompt(text, most=most, session=session)], kernels="slots", **guesses)
+        assert [one.tokens for one in results] == answers
+        starts.append([one.cached for one in results])
     plain, guessed = starts
     assert plain == guessed and guessed[-1] > 9 + 2 * most
 
@@ -212,10 +214,10 @@ def test_a_request_that_is_aborted_between_guesses_leaves_nothing(family: str) -
     running.abort(0)
     while running.busy:
         events += running.step()
-    found = {one.id: one for one in events if isinstance(one, mst.Served)}
-    gone = found.pop(0)
+    results = {one.id: one for one in events if isinstance(one, mst.Served)}
+    gone = results.pop(0)
     assert (gone.reason, gone.guessed > 0, gone.tokens) == ("aborted", True, expected[0][: len(gone.tokens)])
-    assert {id: one.tokens for id, one in found.items()} == {1: expected[1], 2: expected[2]}
+    assert {id: one.tokens for id, one in results.items()} == {1: expected[1], 2: expected[2]}
     mem.audit().raise_if_leaking()
     assert mem.stats().rows_used == 0
 
@@ -241,7 +243,7 @@ def test_guesses_change_no_token_under_autocast(family: str) -> None:
     model, text, runs = tiny(family), TEXT[:9], list[mst.Served]()
     for _ in range(2):
         guess = {"assistant": guessing([text], [runs[0].tokens], 3)} if runs else {}
-        with torch.autocast("cpu", torch.bfloat16):  # layers get bf16 from products, and tails have the model's fp32
+        with torch.autocast("cpu", torch.bfloat16):  # layers compute in bf16, tails are fp32
             runs += served(model, managed(model, **GUESSING), [text], kernels="slots", **guess)
     plain, guessed = runs
     assert (plain.tokens, guessed.right > 0) == (guessed.tokens, True)
@@ -263,9 +265,9 @@ def test_a_model_may_decode_on_slots_and_check_guesses_on_copies(monkeypatch: py
     monkeypatch.setitem(reading.KNOWN, model, without)
     expected = [alone(model, text, {}, NEW) for text in PROMPTS]
     mem = managed(model, **GUESSING, debug=True)
-    found = served(model, mem, PROMPTS, assistant=guessing(PROMPTS, expected, 2), kernels="slots")
-    assert ([one.tokens for one in found], mem.layout.rows) == (expected, None)
-    assert sum(one.right for one in found) > 0
+    results = served(model, mem, PROMPTS, assistant=guessing(PROMPTS, expected, 2), kernels="slots")
+    assert ([one.tokens for one in results], mem.layout.rows) == (expected, None)
+    assert sum(one.right for one in results) > 0
     mem.close()
 
 
@@ -287,9 +289,9 @@ def test_a_smaller_model_guesses_its_own_greedy_answer_whatever_was_rejected() -
 
 def test_a_smaller_model_changes_no_token() -> None:
     model = tiny("lfm2")
-    found = served(model, managed(model, **GUESSING), PROMPTS, assistant=small())
-    assert [one.tokens for one in found] == [alone(model, text, {}, NEW) for text in PROMPTS]
-    assert all(one.guessed for one in found)
+    results = served(model, managed(model, **GUESSING), PROMPTS, assistant=small())
+    assert [one.tokens for one in results] == [alone(model, text, {}, NEW) for text in PROMPTS]
+    assert all(one.guessed for one in results)
 
 
 @pytest.mark.sample(1)
@@ -320,12 +322,12 @@ def test_what_raises_ends_its_own_rows_only(who: str, kernels: Any, monkeypatch:
     guess, verify = guessing(texts, expected, 2), Speculation.verify
 
     def assistant(tokens: Sequence[int], most: int) -> list[int]:
-        found = guess(tokens, most)
+        guessed = guess(tokens, most)
         if tokens[0] == TEXT[0] and who in ("the assistant", "no token"):
             if who == "no token":
                 return [97]
             raise ArithmeticError("mine")
-        return found
+        return guessed
 
     def broken(self: Any, rows: Any, tokens: Any, *rest: Any) -> Any:
         if who in ("the model", "the plan") and list(tokens[0]) != [11, 12] and len(tokens[0]) > 3:

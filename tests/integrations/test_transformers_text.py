@@ -1,4 +1,4 @@
-"""The text of tokens, one by one: beside the text of all of them, and a search for stop strings in that."""
+"""Tests the text of tokens that come one by one against the text of all tokens, with and without stop strings."""
 
 from collections.abc import Callable, Sequence
 from random import Random
@@ -14,7 +14,7 @@ from tests.support.tiny_tokenizers import SAID, byte_level, words
 
 
 class Counting:
-    """Decodes with a tokenizer, and notes how many tokens each call got."""
+    """A tokenizer that notes how many tokens each call of `decode` got."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer, self.given = tokenizer, list[int]()
@@ -26,7 +26,7 @@ class Counting:
 
 
 def told(tokenizer: Any, prompt: list[int], answer: list[int], stops: Sequence[str] = ()) -> tuple[list[str], Text]:
-    """What each token of an answer adds, up to a stop string."""
+    """Returns the text that each token of an answer adds, up to a stop string, and the `Text`."""
     text, parts = Text(tokenizer, prompt, stops), list[str]()
     for n in range(1, len(answer) + 1):
         parts.append(text.read([*prompt, *answer[:n]], last=n == len(answer)))
@@ -37,7 +37,7 @@ def told(tokenizer: Any, prompt: list[int], answer: list[int], stops: Sequence[s
 
 
 def whole(tokenizer: Any, prompt: list[int], answer: list[int]) -> str:
-    """The text that an answer adds, from all tokens at once."""
+    """Returns the text that an answer adds, decoded from all tokens at once."""
     before, both = (tokenizer.decode(part, skip_special_tokens=True) for part in (prompt, prompt + answer))
     assert both.startswith(before)
     return str(both[len(before) :])
@@ -54,7 +54,7 @@ def test_bytes_join_to_the_text_of_all_tokens_whatever_they_are(seed: int) -> No
 
 
 def test_no_part_of_a_sound_text_has_half_a_character() -> None:
-    tokenizer = byte_level(257)  # bytes alone
+    tokenizer = byte_level(257)  # each token is a byte
     said = tokenizer(SAID).input_ids
     for start, characters in ((0, 0), (1, 1), (9, 6)):  # the last prompt ends inside a character
         parts, _ = told(tokenizer, said[:start], said[start:])
@@ -91,7 +91,7 @@ def test_text_ends_before_the_first_stop_string_and_no_part_begins_one(seed: int
     ends = [(alone.index(stop) + len(stop), alone.index(stop), stop) for stop in stops if stop in alone]
     _, length, stop = min(ends, default=(0, len(alone), None))
     assert ("".join(parts), text.stop) == (alone[:length], stop)
-    assert stop is None or text.read([*answer, answer[0]], last=False) == ""  # nothing comes behind it
+    assert stop is None or text.read([*answer, answer[0]], last=False) == ""  # no text follows a stop string
 
 
 def test_text_that_begins_a_stop_string_is_held_back_until_it_is_clear() -> None:
@@ -100,8 +100,8 @@ def test_text_that_begins_a_stop_string_is_held_back_until_it_is_clear() -> None
     parts, text = told(tokenizer, [], tokens, ["Stop"])
     assert (parts, text.stop) == (["a", " ", "", "", "", "Sto ", "", "", "", ""], "Stop")
     parts, text = told(tokenizer, [], tokens[:-1], ["Stop"])
-    assert (parts[-1], text.stop) == ("Sto", None)  # no token follows
-    assert text.read(tokens[:-1], last=True) == ""  # not twice
+    assert (parts[-1], text.stop) == ("Sto", None)  # the last token releases the held text
+    assert text.read(tokens[:-1], last=True) == ""  # a repeated read adds nothing
 
 
 def test_each_token_decodes_a_few_tokens_however_long_the_answer_is() -> None:
@@ -116,11 +116,11 @@ def test_a_read_that_was_interrupted_can_be_repeated() -> None:
     tokenizer, text = byte_level(257), Text(byte_level(257), [], ["go"])
     tokens = tokenizer("yes, gone").input_ids
     assert text.read(tokens[:3], last=False) == "yes"
-    assert text.read(tokens[:6], last=False) == ", "  # three tokens at once; "g" may begin "go"
+    assert text.read(tokens[:6], last=False) == ", "  # three tokens at once; "g" is held, as it may begin "go"
     before = text._at
-    found = text.read(tokens[:7], last=False)
-    assert (found, text.stop) == ("", "go")
-    text._at, text.stop = before, None  # as if the last assignment had not come
+    added = text.read(tokens[:7], last=False)
+    assert (added, text.stop) == ("", "go")
+    text._at, text.stop = before, None  # as if an interrupt came before the last assignments
     assert text.read(tokens[:7], last=False) == ""
     assert (str(text), text.stop) == ("yes, ", "go")
 
@@ -131,7 +131,7 @@ def test_without_a_tokenizer_there_is_no_text() -> None:
 
 
 class Maps:
-    """A tokenizer that gives each token a text of its own."""
+    """A tokenizer that takes the text of each token from a function."""
 
     def __init__(self, text: Callable[[int], str]) -> None:
         self._text = text

@@ -1,4 +1,4 @@
-"""Every request of a server has one result, whatever raises: listeners, tokenizers, steps, and odd exceptions."""
+"""Tests that each request of a server has one result even if listeners, tokenizers or steps raise."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from tests.integrations.servers import (
     tokens,
 )
 
-WAITS = 60  # seconds for a thread; only a defect takes as long
+WAITS = 60  # seconds to wait for a thread; only a defect takes so long
 
 
 def prompt(id: Any, most: int = NEW, **settings: Any) -> mst.Prompt:
@@ -38,7 +38,7 @@ def served(events: list[Any]) -> list[str]:
 
 
 class Letters:
-    """A tokenizer of one letter a token, which raises while it is busy."""
+    """A tokenizer with one letter for each token; raises while `busy`."""
 
     def __init__(self) -> None:
         self.added_tokens_decoder, self.busy = dict[int, Any](), False
@@ -161,11 +161,11 @@ def test_a_run_inside_a_step_is_refused_and_closes_nothing() -> None:
 
 @dataclass(frozen=True)
 class Frozen(Exception):
-    """Takes no notes."""
+    """An exception to which no note can be added."""
 
 
 class Mute(Exception):
-    """Says nothing about itself."""
+    """An exception whose repr and str raise."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no repr")
@@ -180,9 +180,9 @@ def test_an_odd_exception_ends_its_own_request_only(error: Exception) -> None:
     server.submit(prompt("good"))
     with pytest.raises(type(error)):
         server.step()
-    found = results(events := rest(server))
-    assert {id: one.reason for id, one in found.items()} == {"bad": "failed", "good": "length"}
-    assert type(error).__name__ in found["bad"].error
+    ended = results(events := rest(server))
+    assert {id: one.reason for id, one in ended.items()} == {"bad": "failed", "good": "length"}
+    assert type(error).__name__ in ended["bad"].error
     assert tokens(events, "good") == alone(server.model, TEXT[:9], {})
     require_free(server)
 

@@ -1,4 +1,4 @@
-"""Models with equal layouts and other weights: managers and stores of one are of no use to the other."""
+"""Tests that managers and stores of a model refuse a model with an equal layout and other weights."""
 
 import copy
 from collections.abc import Callable
@@ -25,7 +25,7 @@ FAMILY = "lfm2"
 
 
 def loaded(path: Path, seed: int | None = None) -> Any:
-    """The model at a path. With a seed, its weights are first written there."""
+    """Returns the model at a path; with a seed, first writes a model of this seed there."""
     if seed is not None:
         tiny(FAMILY, seed=seed).save_pretrained(path)
     with without_gpu_kernels():
@@ -33,7 +33,7 @@ def loaded(path: Path, seed: int | None = None) -> Any:
 
 
 def answer(model: Any, mem: ms.StateManager) -> tuple[int, bool]:
-    """How many tokens of a prompt were cached, and whether the answer is that of the model alone."""
+    """Serves a prompt; returns its cached tokens, and whether the answer is that of the model alone."""
     (one,) = mst.serve(model, mem, [mst.Prompt(TEXT, most=NEW)])
     return one.cached, one.tokens == alone(model, TEXT, {})
 
@@ -42,7 +42,7 @@ def test_new_weights_at_the_same_path_are_refused_by_the_manager_of_the_old(tmp_
     model = loaded(tmp_path, 0)
     mem = managed(model)
     assert answer(model, mem) == (0, True)
-    assert answer(loaded(tmp_path), mem) == (24, True)  # the same weights once more
+    assert answer(loaded(tmp_path), mem) == (24, True)  # the same weights, loaded again
     new = loaded(tmp_path, 1)
     for make in (mst.Server, mst.StateCache):
         with pytest.raises(ms.ConfigurationError, match=f"{weights_of(model)}.* has the weights {weights_of(new)}"):
@@ -52,15 +52,15 @@ def test_new_weights_at_the_same_path_are_refused_by_the_manager_of_the_old(tmp_
 
 
 def test_records_of_other_weights_are_not_found_in_a_store(tmp_path: Path) -> None:
-    found = []
+    answers = []
     for seed in (0, None, 1, None, 0):
         model = loaded(tmp_path / "model", seed)
         store = ms.FileStore(str(tmp_path / "records"))
         tiers = ms.Tiers("tiny", host_slots=16, store=store, prefetch=ms.Prefetch(threshold=4, stop="wait_complete"))
         mem = managed(model, tiers=tiers)
-        found.append(answer(model, mem))
+        answers.append(answer(model, mem))
         mem.close()
-    assert found == [(0, True), (24, True), (0, True), (24, True), (24, True)]
+    assert answers == [(0, True), (24, True), (0, True), (24, True), (24, True)]
 
 
 @pytest.mark.parametrize("change", [
@@ -128,7 +128,8 @@ def test_every_change_of_a_tensor_changes_its_sums(
     raw = torch.randint(0, 2 if dtype == torch.bool else 256, (11 * dtype.itemsize,), generator=generator)
     raw = raw.to(torch.uint8)
     known = sums(raw.view(dtype))
-    assert sums(torch.cat([raw[: dtype.itemsize], raw])[dtype.itemsize :].view(dtype)) == known  # not from 16 bytes on
+    # memory that is not aligned to 16 bytes
+    assert sums(torch.cat([raw[: dtype.itemsize], raw])[dtype.itemsize :].view(dtype)) == known
     assert sums(raw.view(dtype)[None].expand(2, -1).T[:, 0]) == known
     for place in range(len(raw)):
         for bit in range(1 if dtype == torch.bool else 8):
@@ -141,11 +142,11 @@ def test_changes_of_several_words_do_not_cancel_out() -> None:
     words, signs = torch.arange(1, 9), torch.tensor([-(2**63), -(2**63) + 2**31, 2**31 + 2**15, 2**12])
     for first in range(8):
         for second in range(first):
-            found = [words.clone() for _ in range(2 + len(signs))]
-            found[1][[first, second]] = words[[second, first]]
-            for sign, changed in zip(signs, found[2:], strict=True):
+            variants = [words.clone() for _ in range(2 + len(signs))]
+            variants[1][[first, second]] = words[[second, first]]
+            for sign, changed in zip(signs, variants[2:], strict=True):
                 changed[[first, second]] ^= sign
-            assert len({str(sums(one)) for one in found}) == len(found)
+            assert len({str(sums(one)) for one in variants}) == len(variants)
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         weight = torch.randn(64, 64, dtype=dtype)
         changes = [weight, -weight, weight.flip(0), weight.flip(1), weight.T, torch.cat([weight[32:], weight[:32]])]
@@ -155,5 +156,5 @@ def test_changes_of_several_words_do_not_cancel_out() -> None:
 def test_tensors_of_several_parts_and_of_no_elements_are_read() -> None:
     one, other = torch.ones(3), torch.zeros(3)
     assert sums(TwoTensor(one, other)) == sums(one) + sums(other)
-    assert sums(torch.arange(10)) == [[5440747637206019416]]  # on every machine
+    assert sums(torch.arange(10)) == [[5440747637206019416]]  # equal on all machines
     assert sums(torch.ones(0)) == [[0]] and sums(torch.tensor(5)) == sums(torch.tensor([5]))

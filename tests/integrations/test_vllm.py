@@ -1,4 +1,4 @@
-"""vLLM's recurrent kernels as the forward. Its null block is slot 0, as ours: the vectors fit as they are."""
+"""Tests vLLM's recurrent kernels in the decode loop; vLLM's null block is slot 0, as memstate's null slot."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ SLOTS = pytest.mark.parametrize("in_place", [False, True], ids=["two slots", "in
 
 @pytest.fixture(autouse=True)
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM puts something else in the place of Triton where there is no GPU, but not where none is visible."""
+    """Hides GPUs if there are none: vLLM replaces Triton if no GPU exists, but not if none is visible."""
     if not CUDA:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     if not module("vllm.triton_utils").HAS_TRITON:
@@ -36,7 +36,7 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def vectors(step: ms.Step, in_place: bool) -> dict[str, Tensor]:
-    """It reads indices[i, accepted - 1] and writes indices[i, 0]."""
+    """Returns the slot arguments: vLLM's kernels read slot indices[i, accepted - 1] and write slot indices[i, 0]."""
     if in_place:
         return {"ssm_state_indices": step.write}
     indices = torch.stack([step.write, step.read], 1)
@@ -47,13 +47,13 @@ def vectors(step: ms.Step, in_place: bool) -> dict[str, Tensor]:
 def test_gated_delta_rule(
     backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, in_place: bool
 ) -> None:
-    found = module(f"{FLA}.fused_recurrent")
-    on_cpu(monkeypatch, found)
+    kernels = module(f"{FLA}.fused_recurrent")
+    on_cpu(monkeypatch, kernels)
 
     def forward(plane: Tensor, step: ms.Step, x: Inputs, weights: Inputs) -> Tensor:
         g, beta = gates(weights, x)
         given = {"initial_state": plane} | vectors(step, in_place)
-        return found.fused_recurrent_gated_delta_rule(x["q"], x["k"], x["v"], g, beta, **given)[0]
+        return kernels.fused_recurrent_gated_delta_rule(x["q"], x["k"], x["v"], g, beta, **given)[0]
 
     loop = Loop(backend, generator, DELTA, forward, ms.Redirect(EVERY), in_place=in_place).run()
     assert bool(loop.copied) is in_place
@@ -62,11 +62,11 @@ def test_gated_delta_rule(
 
 @SLOTS
 def test_gated_delta_rule_with_gates(backend: Backend, generator: torch.Generator, in_place: bool) -> None:
-    found = module(f"{FLA}.fused_sigmoid_gating")
+    kernels = module(f"{FLA}.fused_sigmoid_gating")
 
     def forward(plane: Tensor, step: ms.Step, x: Inputs, weights: Inputs) -> Tensor:
         given: dict[str, Any] = {"initial_state": plane} | vectors(step, in_place)
-        return found.fused_sigmoid_gating_delta_rule_update(**weights, **x, **given)[0]
+        return kernels.fused_sigmoid_gating_delta_rule_update(**weights, **x, **given)[0]
 
     loop = Loop(backend, generator, DELTA, forward, ms.Redirect(EVERY), in_place=in_place).run()
     assert bool(loop.copied) is in_place
@@ -77,15 +77,15 @@ def test_gated_delta_rule_with_gates(backend: Backend, generator: torch.Generato
 def test_selective_state_update(
     backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, in_place: bool
 ) -> None:
-    found = module(f"{MIXERS}.mamba_ssm")
+    kernels = module(f"{MIXERS}.mamba_ssm")
     on_cpu(monkeypatch)
     if not CUDA:
-        monkeypatch.setattr(found, "get_ssm_device_name", lambda: "CPU")  # it looks for block sizes under this name
+        monkeypatch.setattr(kernels, "get_ssm_device_name", lambda: "CPU")  # vLLM looks up block sizes by this name
 
     def forward(plane: Tensor, step: ms.Step, x: Inputs, weights: Inputs) -> Tensor:
         out = torch.empty_like(x["x"][:, 0])
         read = step.write if in_place else step.read
-        found.selective_state_update(
+        kernels.selective_state_update(
             plane, **mamba_arguments(weights, x), dt_softplus=True, out=out,
             state_batch_indices=read, dst_state_batch_indices=step.write,
         )  # fmt: skip
@@ -97,10 +97,10 @@ def test_selective_state_update(
 
 
 def test_causal_conv1d_update(backend: Backend, generator: torch.Generator) -> None:
-    found = module(f"{MIXERS}.causal_conv1d")
+    kernels = module(f"{MIXERS}.causal_conv1d")
 
     def forward(plane: Tensor, step: ms.Step, x: Inputs, weights: Inputs) -> Tensor:
-        return found.causal_conv1d_update(
+        return kernels.causal_conv1d_update(
             x["x"][:, 0], plane, **weights, activation="silu", conv_state_indices=step.write
         )
 

@@ -97,7 +97,7 @@ def test_the_store_outlives_the_engine(make: Make, store: MemoryStore) -> None:
     assert second.counts.fetched == 8
     second.forget()
     asked = len(store.calls)
-    assert second.serve("c", PROMPT, 1) == 28  # from host memory
+    assert second.serve("c", PROMPT, 1) == 28  # loaded from host memory
     assert len(store.calls) == asked
 
 

@@ -1,4 +1,4 @@
-"""Our events in vLLM's decoder, vLLM's events in our index, and both over ZMQ."""
+"""Tests memstate's events in vLLM's decoder, vLLM's events in memstate's index, and both over ZMQ."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,7 +42,7 @@ def test_vllm_reads_our_events() -> None:
 
 @pytest.mark.parametrize("kinds", [("attention",), ("attention", "state")])
 def test_our_index_reads_vllms_events(tmp_path: Path, kinds: tuple[str, ...]) -> None:
-    """What it answers is what vLLM's own cache finds."""
+    """The index finds the lengths that vLLM's own cache finds."""
     engine, index = Engine(tmp_path, kinds), Index()
     engine.connector.scheduler.matched = lambda request, computed: 0
     manager_of = engine.scheduler.kv_cache_manager
@@ -57,15 +57,15 @@ def test_our_index_reads_vllms_events(tmp_path: Path, kinds: tuple[str, ...]) ->
         for salt in (None, "tenant"):
             request = engine.add(f"{stem}{salt}", [*stem, 1, 2, 3], 1, salt=salt)
             hit = manager_of.get_computed_blocks(request)[1]
-            found = index.find([*stem, 1, 2, 3], tag=salt)
-            assert (found[0].length if found else 0) == hit
+            matches = index.find([*stem, 1, 2, 3], tag=salt)
+            assert (matches[0].length if matches else 0) == hit
     assert any(index.find([*stem, 1]) for stem in stems)
     engine.run()
     engine.close()
 
 
 def test_our_subscriber_hears_vllms_publisher() -> None:
-    """Also what it published before."""
+    """The subscriber also gets events from before its start."""
     ports = [f"tcp://127.0.0.1:{port}" for port in (47311, 47312)]
     publisher: Any = kv_events.ZmqEventPublisher(0, "tcp://*:47311", "tcp://*:47312")
     index = Index()

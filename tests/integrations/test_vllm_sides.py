@@ -214,7 +214,7 @@ def test_what_is_being_loaded_is_not_evicted(case: Case) -> None:
     asked = case.request("b", 14)
     case.side.matched(asked, 0)
     case.side.allocated(asked, ([6, 7, 8], [0, 0, 9]), 12)
-    assert case.side.cache.evict(9) == 1  # the state after the second block
+    assert case.side.cache.evict(9) == 1  # evicts the state after the second block
     case.step()
     assert case.side.cache.evict(9) == 4
 

@@ -1,4 +1,4 @@
-"""What tells weights apart: any change to the files that vLLM loads is another name, and nothing else is."""
+"""Tests names of weights: a name changes exactly if a file that vLLM loads changes."""
 
 import json
 import os
@@ -19,20 +19,20 @@ COMMIT = "c" * 40
 
 
 def safetensors(path: Path, fill: int, size: int = 64, **metadata: str) -> None:
-    """A file of one tensor: equal sizes have equal headers."""
+    """Writes a file of one tensor; files of equal sizes have equal headers."""
     header = json.dumps({"__metadata__": metadata, "w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}})
     path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes([fill]) * size)
 
 
 def digest(place: Path | str, *args: Any) -> bytes:
-    found = files(str(place), *args)
-    assert found is not None
-    return found.digest
+    listed = files(str(place), *args)
+    assert listed is not None
+    return listed.digest
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A sharded checkpoint, a configuration, a hidden folder."""
+    """A folder with a sharded checkpoint, a configuration and a hidden folder."""
     made = tmp_path / "model"
     (made / ".cache").mkdir(parents=True)
     for at in (1, 2):
@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Path:
-    """A model as the hub's cache has it: a snapshot is a folder of links to blobs."""
+    """A model in the hub's cache: a snapshot is a folder of links to blobs."""
     made = tmp_path / "hub" / "models--org--name"
     for each in ("blobs", "refs", f"snapshots/{COMMIT}"):
         (made / each).mkdir(parents=True)
@@ -54,7 +54,7 @@ def hub(tmp_path: Path) -> Path:
 
 
 def replaced(folder: Path) -> None:
-    """Other weights of the same size, with the times of the old ones."""
+    """Writes other weights of the same size, with the times of the old file."""
     path = folder / "model-00002-of-00002.safetensors"
     before = path.stat()
     safetensors(path, 9)
@@ -85,12 +85,12 @@ def test_whatever_changes_in_the_files_is_other_weights(folder: Path, what: str)
 
 
 def test_headers_count_where_times_and_sizes_say_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a file system that gives each file the same times."""
+    """Headers are compared even if a file system gives each file the same times."""
     stat = Path.stat
 
     def timeless(path: Path, **options: Any) -> Any:
-        found = stat(path, **options)
-        return SimpleNamespace(st_mode=found.st_mode, st_size=found.st_size, st_mtime_ns=0, st_ctime_ns=0, st_ctime=0.0)
+        real = stat(path, **options)
+        return SimpleNamespace(st_mode=real.st_mode, st_size=real.st_size, st_mtime_ns=0, st_ctime_ns=0, st_ctime=0.0)
 
     monkeypatch.setattr(Path, "stat", timeless)
     before = digest(folder)
@@ -110,7 +110,7 @@ def test_what_is_hidden_or_no_file_changes_nothing(folder: Path) -> None:
     (folder / ".cache" / "lock").write_text("")
     (folder / "model.safetensors.lost").symlink_to("nowhere")
     (folder / "empty").mkdir()
-    os.mkfifo(folder / "pipe.safetensors")  # nobody writes to it: to open it would wait for ever
+    os.mkfifo(folder / "pipe.safetensors")  # nobody writes to this pipe, so opening it would wait for ever
     assert digest(folder) == before
 
 
@@ -128,7 +128,7 @@ def test_one_file_is_a_model_too(tmp_path: Path) -> None:
 
 
 def test_little_is_read_of_a_large_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sparse file of 1 TiB, and a header that says that it is longer than any."""
+    """The file is sparse and has 1 TiB; a second header gives itself an impossible length."""
     with (folder / "huge.safetensors").open("wb") as file:
         file.write((16).to_bytes(8, "little") + b" " * 16)
         file.truncate(1 << 40)
@@ -161,7 +161,7 @@ def test_another_hub_has_folders_of_its_own(hub: Path, monkeypatch: pytest.Monke
 
 
 def config(model: Path | str, load_format: str = "auto", **fields: Any) -> Any:
-    """What is read of vLLM's configuration."""
+    """Returns the parts of vLLM's configuration that memstate reads."""
     return SimpleNamespace(
         model_config=SimpleNamespace(model=str(model), revision=None, **fields),
         load_config=SimpleNamespace(load_format=load_format, download_dir=None),
@@ -204,12 +204,12 @@ def test_the_drafter_counts(folder: Path, tmp_path: Path) -> None:
     both.speculative_config.draft_load_config = config(draft, "dummy").load_config
     with pytest.raises(ConfigurationError, match="draft with load_format='dummy'"):
         identity(both)
-    both.speculative_config.draft_model_config = None  # such as n-grams
+    both.speculative_config.draft_model_config = None  # drafters without a model, such as n-grams
     assert identity(both) == identity(config(folder))
 
 
 def asks(path: Path | str, number: int = 1) -> Any:
-    """A request with an adapter."""
+    """Returns a request with an adapter."""
     return SimpleNamespace(lora_request=SimpleNamespace(lora_int_id=number, lora_name="ours", lora_path=str(path)))
 
 
@@ -224,13 +224,14 @@ def test_adapters_are_told_apart_by_their_files(folder: Path) -> None:
 def test_an_adapter_that_changed_after_the_engine_began_is_its_own(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its files may be newer than what vLLM has loaded."""
+    """The files may be newer than the adapter that vLLM has loaded, so only this process uses its records."""
     caplog.set_level("WARNING", "memstate")
     began = max(path.stat().st_ctime for path in folder.iterdir()) - 1
     one, other = Adapters(began), Adapters(began)
     assert one.identity(asks(folder)) == one.identity(asks(folder)) != other.identity(asks(folder))
     said = [record.getMessage() for record in caplog.records]
-    assert said == ["adapter not told apart adapter='ours' why='changed after the engine began'"] * 2  # once by each
+    # `one` and `other` log a line each
+    assert said == ["adapter not told apart adapter='ours' why='changed after the engine began'"] * 2
     assert Adapters(time.time() + 1).identity(asks(folder)) != one.identity(asks(folder))
 
 
@@ -242,7 +243,7 @@ def test_an_adapter_without_files_is_its_own(tmp_path: Path, caplog: pytest.LogC
 
 
 def test_an_adapter_stays_what_it_was_while_the_engine_runs(folder: Path) -> None:
-    """vLLM has loaded it: what is written over its files comes with the next start, or under another number."""
+    """vLLM loads changed files only after a restart, or under another number of the adapter."""
     adapters = Adapters(time.time() + 60)
     before = adapters.identity(asks(folder))
     safetensors(folder / "model-00001-of-00002.safetensors", 7)

@@ -1,4 +1,4 @@
-"""The bars on launches, uploads and synchronisations: what `memstate bench launches` prints, asserted."""
+"""Tests the counts of `memstate bench launches` against bars on launches, uploads and synchronisations."""
 
 from functools import lru_cache
 
@@ -12,7 +12,7 @@ UNITS = ("launches", "uploads", "syncs", "bytes")
 
 @lru_cache
 def measured(backend: str, device: str) -> dict[tuple[str, str, str], float]:
-    """Value by operation, case and unit; counts do not change from run to run."""
+    """Returns (operation, case, unit) -> value; counts are equal in all runs, so the benchmark runs once."""
     return {(e.op, e.case, e.unit): e.value for e in launches(backend, device)}
 
 
@@ -23,9 +23,10 @@ def counted(backend: Backend) -> dict[tuple[str, str, str], float]:
 
 @pytest.mark.sample(interpreter=0)
 def test_G2_counts_meet_the_bars_for_1_64_and_256_requests(counted: dict[tuple[str, str, str], float]) -> None:
+    # (launches, uploads); a settle that frees lanes sends a packet of releases
     most = {
         "admit": (2, 1), "publish": (1, 1), "release": (1, 1), "step": (2, 1), "hit": (1, 1),
-        "plan": (1, 0), "settle": (1, 1), "copy": (1, 0),  # a settle that frees lanes is a packet of releases
+        "plan": (1, 0), "settle": (1, 1), "copy": (1, 0),
     }  # fmt: skip
     for size in (1, 64, 256):
         for op, (launched, uploaded) in most.items():

@@ -1,4 +1,4 @@
-"""`bench host`: what it measures, what it refuses to measure, and the peer."""
+"""Tests `bench host`: its entries, its checks, and its peer SGLang."""
 
 import sys
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from tests.support.kernel_runs import not_interpreted
 
 on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="launches that do nothing")
 CPU = Setting("reference", torch.device("cpu"), toy=True)
-LIFE = {"admit", "publish", "release", "drop"}  # and all of them together
+LIFE = {"admit", "publish", "release", "drop"}  # operations on the life of a request; "together" is all of them
 STEP = {"plan", "settle", "decode"}
 ONLINE = {"step", "states"}
 DRAFTS = {"plan", "accept", "verify", "states"}
@@ -25,7 +25,7 @@ IDLE = {"prefix cache", "sessions", "tiers"}
 
 
 def missing() -> None:
-    """What `load` does where SGLang is not installed."""
+    """Raises the ImportError of `load` without SGLang."""
     raise ImportError("it is not installed")
 
 
@@ -34,7 +34,7 @@ def toy(peer: str | None = None, case: str = "") -> BenchResult:
 
 
 class Spends:
-    """Stands in for the peer. Every operation does nothing."""
+    """Stands in for the peer; its operations do nothing."""
 
     def __init__(self, size: int, every: int, lazy: bool, due: int | None = None, adapted: bool = False) -> None:
         self.ops = LIFE if due is None else {"decode"}
@@ -54,7 +54,7 @@ class Spends:
 
 
 class SpendsOnline(Spends):
-    """Launches 10 times in a step, 4 of these not for states."""
+    """A stand-in with 10 launches a step, 4 of them not for states."""
 
     def __init__(
         self, size: int, every: int, lazy: bool, changes: int, form: str, states: bool = True, adapted: bool = False
@@ -66,7 +66,7 @@ class SpendsOnline(Spends):
 
 
 class SpendsDrafts(Spends):
-    """Launches twice, once of these not for states."""
+    """A stand-in with 2 launches a step, 1 of them not for states."""
 
     def __init__(self, size: int, every: int, lazy: bool, due: int, states: bool = True) -> None:
         self.ops, self.launches = {"plan", "accept"}, 1 if states else 0
@@ -93,19 +93,19 @@ def test_every_operation_is_measured_beside_the_peer(monkeypatch: pytest.MonkeyP
             assert entry.peer == "sglang" and entry.ratio == pytest.approx(entry.value / entry.peer_value)
     adapted = {entry.op for entry in outcome.entries if entry.case.endswith("adapters")}
     assert adapted == {*LIFE, "decode", "together", "step"}
-    found = {(entry.op, entry.case, entry.unit): (entry.value, entry.peer_value) for entry in outcome.entries}
-    assert found["admit", "toy R=3 redirect", "launches"] == (2, 1)
-    assert found["together", "toy R=3 redirect", "launches"] == (2, 4)
-    assert found["drop", "toy R=3 lazy", "uploads"] == (1, 0)
-    assert found["verify", "toy R=3 lazy, drafts, 1 due", "launches"] == (1, 2)
-    assert found["states", "toy R=3 lazy, drafts, 1 due", "uploads"] == (0, 0)
+    values = {(entry.op, entry.case, entry.unit): (entry.value, entry.peer_value) for entry in outcome.entries}
+    assert values["admit", "toy R=3 redirect", "launches"] == (2, 1)
+    assert values["together", "toy R=3 redirect", "launches"] == (2, 4)
+    assert values["drop", "toy R=3 lazy", "uploads"] == (1, 0)
+    assert values["verify", "toy R=3 lazy, drafts, 1 due", "launches"] == (1, 2)
+    assert values["states", "toy R=3 lazy, drafts, 1 due", "uploads"] == (0, 0)
     forms = [f", {form}".removesuffix(", ") for form, has in online.FORMS.items() if has.beside]
     for form in forms:
         case = f"toy R=3 lazy, 1 changed, online{form}"
-        assert found["step", case, "uploads"] == (1 + ("prefill" in form or "sessions" in form), 0)
-        ours, theirs = found["step", case, "launches"]
-        assert (theirs, found["states", case, "launches"]) == (10, (ours, 6))
-        frames, calls = (found["step", case, unit] for unit in host_sides.CALLS)
+        assert values["step", case, "uploads"] == (1 + ("prefill" in form or "sessions" in form), 0)
+        ours, theirs = values["step", case, "launches"]
+        assert (theirs, values["states", case, "launches"]) == (10, (ours, 6))
+        frames, calls = (values["step", case, unit] for unit in host_sides.CALLS)
         assert 0 < frames[0] < calls[0] and frames[1] is calls[1] is None
     assert {entry.op for entry in outcome.entries if entry.unit in host_sides.CALLS} == {"step"}
     assert not [entry for entry in outcome.entries if entry.case.endswith("0 changed, online, prefill")]
@@ -113,7 +113,7 @@ def test_every_operation_is_measured_beside_the_peer(monkeypatch: pytest.MonkeyP
 
 @on_cpu
 def test_a_case_is_measured_alone() -> None:
-    """A whole one, whose name begins the names of others, or all that have a text."""
+    """The full name of a case selects only this case; another text selects all cases whose names have it."""
     whole = "R=3 lazy, 1 changed, online, prefix cache"
     assert {entry.case for entry in toy("device-copy", whole).entries} == {f"toy {whole}"}
     outcome = toy("device-copy", whole.removesuffix("e"))
@@ -148,7 +148,7 @@ def test_requests_that_end_leave_as_many_states_as_go(changes: int, form: str) -
             side.turn(lambda op, act: act())
             assert side.wrong() == ""
         stats, went = side.mem.stats(), 4 * changes
-        if form != "sessions":  # their states move
+        if form != "sessions":  # sessions move states instead of publishing
             assert (stats.published - before.published, stats.dropped - before.dropped) == (went, went)
         assert [side.mem.info(row).length >= online.EVERY for row in side._running] == [True] * 3
         side._size += 1
@@ -162,7 +162,7 @@ def test_a_turn_goes_on_from_the_state_of_its_session() -> None:
     lengths = [side.mem.info(row).length for row in side._running]
     for _ in range(6):
         side.turn(lambda op, act: act())
-    assert side.mem.backend.counts.launches["plan"] == plans + 6  # no prompt was read again
+    assert side.mem.backend.counts.launches["plan"] == plans + 6  # each turn is one plan: it reads no prompt again
     assert min(side.mem.info(row).length for row in side._running) > max(lengths)
 
 
@@ -260,20 +260,21 @@ from memstate_tools.bench import host_sides, online
 from memstate_tools.bench.task import Setting
 from memstate.requests.tracking import LazyPingPong, PingPong
 
-found = []
+counts = []
 for kind in PingPong, LazyPingPong:
     side = online.Online(Setting("reference", torch.device("cpu"), False), kind(online.EVERY), 64, 1)
-    found.append(host_sides._of_ops(side, side.counted)["step"].tolist())
+    counts.append(host_sides._of_ops(side, side.counted)["step"].tolist())
     side.silence()
-    found.append(host_sides._of_ops(side, host_sides.python_calls)["step"].tolist())
-print(json.dumps(found))
+    counts.append(host_sides._of_ops(side, host_sides.python_calls)["step"].tolist())
+print(json.dumps(counts))
 """
 
 
 def test_a_step_in_which_one_request_changes_makes_few_calls() -> None:
-    """Of 64 rows, in a process of its own, as these tests watch launches and memory.
+    """One of 64 rows changes: one upload, no sync, two launches beside the plan, and few frames and calls of Python.
 
-    One upload, no sync, and two launches beside the plan; Python's frames and calls with those of the bench.
+    Frames and calls include those of the bench. The step runs in another process, because fixtures of the tests watch
+    launches and memory.
     """
     counts = not_interpreted("-c", COUNT)
     assert counts[::2] == [[1 + 2, 1, 0]] * 2
@@ -290,7 +291,7 @@ def test_sglang_keeps_its_slots(lazy: bool) -> None:
         for _ in range(2):
             side.turn(lambda op, act: act())
             assert side.wrong() == ""
-        counts = {op: found.tolist() for op, found in host_sides._of_ops(side, side.counted).items()}
+        counts = {op: numbers.tolist() for op, numbers in host_sides._of_ops(side, side.counted).items()}
         each = {"admit": [2 * 3 + 6, 1, 0], "publish": [9, 0, 0], "release": [6, 0, 0], "drop": [3, 0, 0]}
         if due is None:
             assert counts == each | {"together": [30, 1, 0]}
@@ -314,7 +315,7 @@ def test_sglang_keeps_its_slots_while_it_verifies_drafts(lazy: bool) -> None:
                 127 if i < due else 64 for i in range(3)
             ]
         assert [req.kv.mamba_last_track_seqlen for req in side._reqs] == [128] * due + [None] * (3 - due)
-        counts = {op: found.tolist() for op, found in host_sides._of_ops(side, side.counted).items()}
+        counts = {op: numbers.tolist() for op, numbers in host_sides._of_ops(side, side.counted).items()}
         assert counts["plan"] == [1 + 2 * due * lazy, 3, 0] and counts["accept"] == [3 * due * lazy, 0, 0]
         assert host_sides._of_ops(bare, bare.counted)["verify"].tolist() == [0, 2, 0]
 
@@ -330,7 +331,7 @@ def test_sglang_keeps_its_slots_while_requests_end_and_come(lazy: bool, form: st
             for _ in range(4):
                 one.turn(lambda op, act: act())
                 assert one.wrong() == "" and len(one._kept) == kept
-            free = 6 * every  # of 12: the prompts of 3 requests run, those of 3 are cached
+            free = 6 * every  # 6 of 12 prompts are free: 3 run, 3 are cached
             assert "prefix cache" not in form or one._tree.token_to_kv_pool_allocator.available_size() == free
         assert {slot is None for slot in bare._kept} <= {True}
         assert len({int(slot) for slot in side._kept}) == kept
@@ -339,7 +340,7 @@ def test_sglang_keeps_its_slots_while_requests_end_and_come(lazy: bool, form: st
         counts[changes] = with_states.tolist()
         batch = side._batch
         assert [req.kv.req_pool_idx for req in batch.reqs] == batch.req_pool_indices.tolist()
-        if changes and "prefill" in form:  # which tracks the state of each whole prompt
+        if changes and "prefill" in form:  # prefill tracks the state of each whole prompt
             assert side._extend.mamba_prefill_track_mask_cpu == [True] * changes
             assert [req.kv.mamba_last_track_seqlen for req in batch.reqs[-changes:]] == [every] * changes
     assert counts[0] == [3, 2, 0] and counts[3][1] == (11 if "prefill" in form else 3)

@@ -1,4 +1,4 @@
-"""`bench prefix`: what it measures, what is timed of it, what is not measured, and peers that cannot take part."""
+"""Tests `bench prefix`: its entries, its timing, its checks, and peers that fail or are missing."""
 
 import random
 import sys
@@ -28,14 +28,14 @@ PROMPTS = [f"{tokens} tokens, pages of {size}, {form}" for tokens, size in prefi
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One tree with pages of four tokens, and few requests."""
+    """Makes toy runs small: one tree with pages of four tokens, and few requests."""
     small = (("TOY_TREES", ((42, 8, 4),)), ("TOY_CHAT", (24, 4, 300)), ("SAMPLE", 24), ("TOY_PROMPTS", ()))
     for name, value in small:
         monkeypatch.setattr(prefix, name, value)
 
 
 class Plain:
-    """Stands in for a peer: a list of prefixes, the least recently used first."""
+    """Stands in for a peer: a list of prefixes in the order of their last use."""
 
     def __init__(self, states: int, pages: int, longest: int, size: int) -> None:
         assert longest <= pages
@@ -60,7 +60,7 @@ class Plain:
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch, small: None) -> Callable[..., None]:
-    """Puts a stand-in in the place of the peer."""
+    """A function that replaces the peer by a stand-in."""
 
     def put(kind: type) -> None:
         monkeypatch.setattr(radix_peer, "load", lambda: None)
@@ -74,13 +74,13 @@ def toy(peer: str | None = None) -> BenchResult:
 
 
 def test_every_case_is_checked_and_measured_for_both_policies() -> None:
-    outcome = toy("device-copy")  # which is none of its peers
+    outcome = toy("device-copy")  # no peer of this benchmark
     assert outcome.wrong == []
-    found = [(entry.op, entry.case) for entry in outcome.entries]
+    measured = [(entry.op, entry.case) for entry in outcome.entries]
     cases = [f"toy {case}, {policy}" for case in (CHAT, *CASES) for policy in OURS]
     calls = [f"prompt, {call}" for call in ("admit", "plan", "publish", "end", "request")]
     expected = [(op, case) for op in ("match", "insert", "learn") for case in cases]
-    assert sorted(found) == sorted([*expected, *((call, f"toy {case}") for call in calls for case in PROMPTS)])
+    assert sorted(measured) == sorted([*expected, *((call, f"toy {case}") for call in calls for case in PROMPTS)])
     for entry in outcome.entries:
         assert entry.value > 0 and (entry.unit, entry.peer, entry.ratio) == ("host us", None, None)
 
@@ -98,7 +98,7 @@ def test_each_policy_stands_beside_each_peer(stand_in: Callable[..., None]) -> N
             continue
         assert entry.peer == "sglang" and entry.ratio == entry.value / (entry.peer_value or 0)
         if entry.op == "insert":
-            assert entry.peer_value == pytest.approx(5)  # as the peer says, in microseconds
+            assert entry.peer_value == pytest.approx(5)  # microseconds that the peer returns
     matches = [(entry.case, entry.peer) for entry in outcome.entries if entry.op == "match"]
     assert len(matches) == len(set(matches)) == 2 * len(OURS)
 
@@ -181,11 +181,11 @@ def test_sglang_finds_what_a_list_of_prefixes_finds() -> None:
     assert type(roomy.tree.tree_core).__name__.startswith("Rust")
 
 
-# -- what is timed ---------------------------------------------------------------------------------
+# -- timing ----------------------------------------------------------------------------------------
 
 
 def test_the_figures_hold_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that stands still but in these calls."""
+    """A false clock runs only inside of these calls."""
     now = [0]
     costs = {
         (PrefixCache, "match"): 1,
@@ -213,7 +213,7 @@ def test_the_figures_hold_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None
     assert ours.match([1, 2, 3, 4]) == 3 and ours.held == (1, 3)
 
 
-# -- what is wrong is not measured -----------------------------------------------------------------
+# -- faults that are not measured ------------------------------------------------------------------
 
 
 def _keep(true: Any, *given: Any) -> int:
@@ -221,7 +221,7 @@ def _keep(true: Any, *given: Any) -> int:
 
 
 def _emptied(true: Any, cache: PrefixCache, lease: Any) -> None:
-    """Once a register of the cache is emptied by hand, and its slot is nobody's."""
+    """Empties a register of the cache by hand, once, so that its slot has no owner."""
     true(cache, lease)
     if cache._counts["inserted"] == 3:
         inside.commands(cache).submit()

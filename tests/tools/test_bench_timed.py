@@ -51,7 +51,7 @@ OPS = {
     },
 }  # fmt: skip
 OF_SLOTS = {"claim", "release", "ownership", "plan"}  # timed by the benchmarks alloc and track
-NOT_TIMED = {  # a small part of a step, or without a kernel yet
+NOT_TIMED = {  # a small part of a step, or no kernel worth timing yet
     "resolve", "audit", "run_data", "run_rows", "keep_path", "scatter_states",
 }  # fmt: skip
 

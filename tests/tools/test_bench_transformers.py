@@ -1,4 +1,4 @@
-"""`bench transformers` at toy sizes: what it measures, beside what, and that a wrong answer is not measured."""
+"""Tests `bench transformers` at toy sizes: its entries and peers, and that wrong answers are not measured."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""`memstate check`: a right pool has every behaviour, and each planted fault breaks those that it should, shortly."""
+"""Tests `memstate check`: a right pool passes, and each planted fault fails its behaviours in few calls."""
 
 import json
 import sys
@@ -19,16 +19,16 @@ from tests.support.command import memstate
 from tests.support.toy_pool import Toy, made
 
 TOY = "tests.support.toy_pool:right"
-RANDOM = {"G1", "G3"}  # found by chance
+RANDOM = {"G1", "G3"}  # behaviours whose faults only some random programs show
 CASES = {each.number for each in BEHAVIOURS} - RANDOM
 EXAMPLES = 12
 
 
 def broken(factory: Callable[[], Any], only: set[str] = CASES, examples: int = EXAMPLES) -> dict[str, list[str]]:
-    """Number of each behaviour that does not hold, and its shortest calls without the line that says what is wrong."""
-    found = check(factory, sorted(only), examples=examples)
-    assert all((each.holds is False) == bool(each.sequence) for each in found)
-    return {each.behaviour: each.sequence[:-1] for each in found if each.holds is False}
+    """Returns number of a violated behaviour -> its shortest calls, without the line that says what is wrong."""
+    findings = check(factory, sorted(only), examples=examples)
+    assert all((each.holds is False) == bool(each.sequence) for each in findings)
+    return {each.behaviour: each.sequence[:-1] for each in findings if each.holds is False}
 
 
 def test_a_right_pool_has_every_behaviour() -> None:
@@ -36,14 +36,14 @@ def test_a_right_pool_has_every_behaviour() -> None:
 
 
 class Mistyped(Toy):
-    """An adapter with a mistake: an exception is a refusal."""
+    """An adapter with a typing mistake in `claim`; the check takes its exception for a refusal."""
 
     def claim(self, n: int) -> list[int] | None:
         return self.slts[:n]  # type: ignore[attr-defined, no-any-return]
 
 
 class Strict(Toy):
-    """Refuses a release as a whole."""
+    """A pool that refuses a release with a repeated slot as a whole."""
 
     def release(self, ids: list[int]) -> None:
         if len(set(ids)) < len(ids):
@@ -52,7 +52,7 @@ class Strict(Toy):
 
 
 class Grouped(Toy):
-    """Opens no group, and has no other size."""
+    """A pool that cannot open a group or make another size."""
 
     def open_group(self, n: int) -> None:
         raise AttributeError("opn_group")
@@ -62,18 +62,18 @@ class Grouped(Toy):
 
 
 class Tensors(Toy):
-    """Returns tensors."""
+    """A pool that returns tensors."""
 
     def claim(self, n: int) -> Any:
-        found = super().claim(n)
-        return None if found is None else torch.tensor(found)
+        ids = super().claim(n)
+        return None if ids is None else torch.tensor(ids)
 
     def slots_of(self, row: int) -> Any:
         return torch.tensor(super().slots_of(row), dtype=torch.int64)
 
 
 class Nonsense(Toy):
-    """Returns what is no slot."""
+    """A pool that returns a slot that is no whole number."""
 
     def slots_of(self, row: int) -> Any:
         return [1.5]
@@ -85,8 +85,8 @@ def test_what_a_pool_may_do_in_another_way_is_right() -> None:
 
 def test_what_never_works_does_not_hold() -> None:
     assert set(broken(Grouped)) >= {"B9", "B9a", "B9b", "B9c", "B11"}
-    [found] = check(Nonsense, ["B21"], examples=EXAMPLES)
-    assert found.sequence[-1] == "# slots_of returned [1.5]: expected whole numbers"
+    [finding] = check(Nonsense, ["B21"], examples=EXAMPLES)
+    assert finding.sequence[-1] == "# slots_of returned [1.5]: expected whole numbers"
 
 
 @pytest.mark.parametrize("capacity", [None, "8", 4.0, 0, -1])
@@ -102,9 +102,9 @@ def test_a_capacity_that_is_no_number_is_refused(capacity: object) -> None:
 
 @pytest.mark.parametrize("number", sorted(CASES | RANDOM))
 def test_an_adapter_with_a_mistake_is_no_crash(number: str) -> None:
-    [found] = check(Mistyped, [number], examples=EXAMPLES)
+    [finding] = check(Mistyped, [number], examples=EXAMPLES)
     if number == "B1":
-        assert "no attribute 'slts'" in found.sequence[0] and not found.holds
+        assert "no attribute 'slts'" in finding.sequence[0] and not finding.holds
 
 
 def test_B9a_B9b_B9c_memstates_own_pool_has_every_behaviour(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,14 +163,14 @@ def test_random_programs_shrink_to_the_shortest(fault: str, sequences: dict[str,
 
 def test_a_part_that_a_pool_lacks_is_not_offered() -> None:
     class Plain:
-        """Slots, and no more."""
+        """A pool with slots only."""
 
         def __init__(self) -> None:
             toy = Toy()
             self.capacity, self.claim, self.release, self.free = toy.capacity, toy.claim, toy.release, toy.free
 
-    found = {each.behaviour: each.holds for each in check(Plain, examples=EXAMPLES)}
-    assert {number for number, holds in found.items() if holds} == {
+    results = {each.behaviour: each.holds for each in check(Plain, examples=EXAMPLES)}
+    assert {number for number, holds in results.items() if holds} == {
         "G1",
         "G3",
         "B1",
@@ -181,7 +181,7 @@ def test_a_part_that_a_pool_lacks_is_not_offered() -> None:
         "B6",
         "B8",
     }
-    assert not {number for number, holds in found.items() if holds is False}
+    assert not {number for number, holds in results.items() if holds is False}
 
 
 def test_the_same_seed_finds_the_same() -> None:
@@ -191,13 +191,13 @@ def test_the_same_seed_finds_the_same() -> None:
 
 def test_a_read_that_fails_is_a_violation() -> None:
     class Counts(Toy):
-        """Its count fails."""
+        """A pool whose count of free slots raises."""
 
         def free(self) -> int:
             raise RuntimeError("no count")
 
-    (found,) = check(Counts, ["B4"], examples=1)
-    assert found.sequence == ["pool.release([])", "# free(): RuntimeError('no count')"]
+    (finding,) = check(Counts, ["B4"], examples=1)
+    assert finding.sequence == ["pool.release([])", "# free(): RuntimeError('no count')"]
 
 
 def test_report_and_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +263,7 @@ def test_without_hypothesis_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 
 def found_in(name: str) -> list[Finding]:
-    """What is found in an engine's pool, where the engine is installed."""
+    """Returns the findings for an engine's pool; skips the test if the engine is not installed."""
     try:
         return check(factory_of(name), examples=EXAMPLES)
     except InvalidArgument as error:
@@ -277,8 +277,8 @@ def test_sglangs_pool_and_ours_in_its_place() -> None:
 
 
 def test_vllms_pool() -> None:
-    found = {each.behaviour: each.holds for each in found_in("vllm")}
-    assert (found["B5"], found["B17"], found["B9"]) == (False, True, None)
+    results = {each.behaviour: each.holds for each in found_in("vllm")}
+    assert (results["B5"], results["B17"], results["B9"]) == (False, True, None)
 
 
 def test_every_pool_has_a_name_that_the_help_says() -> None:

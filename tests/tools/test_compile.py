@@ -1,7 +1,7 @@
-"""Compiled kernels: what the inspector must notice. The library's own kernels are in test_compile_matrix.py.
+"""Tests the inspector of compiled kernels on samples; test_compile_matrix.py has the library's own kernels.
 
-Kernels are interpreted in the process of the tests and cannot be compiled there: run as a program, this file compiles
-the samples below and writes what came out as JSON.
+The process of the tests interprets kernels and cannot compile them. Run as a program, this file compiles the samples
+below and writes their reports as JSON.
 """
 
 import json
@@ -53,7 +53,7 @@ def _scale(plane_ptr, slot_ptr, factor_ptr):
 @triton.jit
 def _lost_trail(plane_ptr):
     lane = tl.arange(0, 256)
-    address = tl.sum(tl.where(lane == 7, plane_ptr.to(tl.int64), 0), 0)  # through shared memory
+    address = tl.sum(tl.where(lane == 7, plane_ptr.to(tl.int64), 0), 0)  # the sum goes through shared memory
     narrow = tl.load(address.to(tl.pointer_type(tl.int32)))
     index = tl.arange(0, 1024)
     tl.store(plane_ptr + index, tl.load(plane_ptr + index) + narrow)
@@ -72,18 +72,18 @@ def _two_phases(data_ptr, BARRIER: tl.constexpr):
 def _hoard(plane_ptr):
     index = tl.arange(0, 4096)
     held = tl.load(plane_ptr + index)
-    tl.store(plane_ptr + index, held / tl.sum(held, 0))  # every element is held until the sum is known
+    tl.store(plane_ptr + index, held / tl.sum(held, 0))  # registers hold all elements until the sum is known
 
 
 @triton.jit
 def _broken(out_ptr, N: tl.constexpr):
     for _ in tl.static_range(2):
-        N = N + 1  # what the interpreter accepts
+        N = N + 1  # only the interpreter accepts this
     tl.store(out_ptr, undefined)  # noqa: F821
 
 
 def samples() -> list[CompileCase]:
-    """Launches of the kernels above; the name says what is wrong with one."""
+    """Returns compile cases of the kernels above; the name of a case says what is wrong with it."""
     copy, both = {"to_ptr": "*i32", "from_ptr": "*i32", "n": "i32"}, ("to_ptr", "from_ptr")
     table = {"table_ptr": "*i64", "out_ptr": "*i32"}
     scale = {"plane_ptr": "*fp32", "slot_ptr": "*i32", "factor_ptr": "*fp32"}
@@ -108,7 +108,7 @@ def samples() -> list[CompileCase]:
 
 
 def main() -> None:
-    """Writes the reports of the samples and the failure of the broken one."""
+    """Writes the reports of the samples, and the failure of the broken kernel."""
     lines = sys.stdout
     with redirect_stdout(sys.stderr):
         reports = [asdict(build(case, target)) for case in samples() for target in SAMPLED]
@@ -120,14 +120,14 @@ def main() -> None:
     json.dump({"reports": reports, "failure": failure}, lines)
 
 
-# -- what the inspector notices --------------------------------------------------------------------
+# -- faults that the inspector notices -------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, Any]:
-    found: dict[str, Any] = not_interpreted(__file__)
-    found["reports"] = {(report["kernel"], report["target"]): KernelReport(**report) for report in found["reports"]}
-    return found
+    results: dict[str, Any] = not_interpreted(__file__)
+    results["reports"] = {(report["kernel"], report["target"]): KernelReport(**report) for report in results["reports"]}
+    return results
 
 
 each_target = pytest.mark.parametrize("target", SAMPLED)
@@ -173,7 +173,7 @@ def test_a_lost_barrier_is_noticed(compiled: dict[str, Any], target: str) -> Non
 
 @each_target
 def test_barriers_of_the_compiler_are_not_of_the_source(compiled: dict[str, Any], target: str) -> None:
-    report = compiled["reports"]["hoard on four warps", target]  # a sum through shared memory
+    report = compiled["reports"]["hoard on four warps", target]  # its sum goes through shared memory
     assert report.barriers > 0 and report.source_barriers == 0, report
 
 
@@ -181,7 +181,7 @@ def test_barriers_of_the_compiler_are_not_of_the_source(compiled: dict[str, Any]
 def test_spills_are_noticed(compiled: dict[str, Any], target: str) -> None:
     report = compiled["reports"]["hoard: few registers", target]
     assert report.spill_bytes > 0 and not report.ok, report
-    assert report.narrowest_bulk_access_bits == 128  # spilling is not taken for moving a plane
+    assert report.narrowest_bulk_access_bits == 128  # spills do not count as accesses of the plane
 
 
 def test_a_kernel_that_does_not_compile_is_named(compiled: dict[str, Any]) -> None:
@@ -189,7 +189,7 @@ def test_a_kernel_that_does_not_compile_is_named(compiled: dict[str, Any]) -> No
     assert len(compiled["failure"]["reason"].splitlines()) == 1
 
 
-# -- what is said of failures ----------------------------------------------------------------------
+# -- failures --------------------------------------------------------------------------------------
 
 
 def test_unknown_targets_are_refused() -> None:

@@ -1,6 +1,7 @@
-"""Where addresses come from: LLVM IR written by hand, each with a way to lose or to mistake the trail.
+"""Tests the search for the origin of addresses in LLVM IR written by hand; each text has another difficulty.
 
-Every text has the arguments `plane` and `other`, and the widths of the accesses that may move bytes of the plane.
+Each case has a text with the arguments `plane` and `other`, and the widths of the accesses that may move bytes of the
+plane.
 """
 
 import pytest
@@ -92,8 +93,8 @@ def kernel(body: str) -> str:
     ],
 )  # fmt: skip
 def test_addresses_are_followed(why: str, body: str, bits: list[int]) -> None:
-    found = plane_accesses(accesses(kernel(body), ["plane", "other", "n"]), ["plane"], ["plane", "other"])
-    assert [access.bits for access in found] == bits, why
+    moves = plane_accesses(accesses(kernel(body), ["plane", "other", "n"]), ["plane"], ["plane", "other"])
+    assert [access.bits for access in moves] == bits, why
 
 
 @pytest.mark.parametrize(

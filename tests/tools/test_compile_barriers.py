@@ -1,7 +1,7 @@
-"""Barriers of the source as they are compiled: one stands between loads that decide and the first store behind them.
+"""Tests compiled barriers: each separates the loads on which a decision depends from the first store after them.
 
-Kernels of one program, as they are launched and at 32 lanes with 4 warps, where every warp holds every lane. Run as a
-program, this file compiles them; kernels that are interpreted in a process cannot be compiled there.
+The kernels run as one program. They are compiled as launched, and once more for 32 elements with 4 warps, where each
+warp holds all elements. Run as a program, this file compiles them: a process that interprets kernels cannot.
 """
 
 import json
@@ -24,57 +24,58 @@ ROOT = Path(__file__).parents[2]
 TARGETS = ("sm_80", "sm_90", "sm_100") if PROOF else ("sm_90",)
 MANY = " on 4 warps"
 ACCESS = re.compile(r"\s*(?:@!?%\w+\s+)?(ld|st|atom|red)\.(?:\w+\.)*global")
-CALLS = {"ld": "load", "st": "store", "atom": "atomic", "red": "atomic"}  # in the source
-# What a launch reads and writes. Counters are one thread's; owners of an audit are counted by atomics between barriers.
+CALLS = {"ld": "load", "st": "store", "atom": "atomic", "red": "atomic"}  # PTX -> call in the source
+# Arguments that a launch both reads and writes. Counters are left out, as one thread has them; owners of an audit are
+# left out, as atomics between barriers count them
 SHARED = ("slots_ptr", "labels_ptr", "tracked_ptr", "source_ptr", "bitmap_ptr")
-EXCEPTED = {"ownership": {"labels_ptr"}}  # a copied label is that of another register, which is not stored to
+EXCEPTED = {"ownership": {"labels_ptr"}}  # a copied label comes from a register that the launch does not write
 ONE_PROGRAM = ("claim", "release", "ownership", "plan")
 
 
 def steps(case: CompileCase, target: str) -> list[tuple[str, list[str]]]:
-    """Loads, stores and barriers of the source in the order of the text, with the pointers that their lines name."""
-    found: list[tuple[str, list[str]]] = []
+    """Returns (kind, names of pointers) of each load, store and barrier, in the order of the compiled text."""
+    accesses: list[tuple[str, list[str]]] = []
     line = ""
     for statement in compile_case(case, target).asm["ptx"].splitlines():
         if place := PLACE.match(statement):
             line = source_line(place[1], int(place[2]), (KERNELS,))
         elif BARRIER.match(statement) and "debug_barrier" in line:
-            found.append(("barrier", []))
+            accesses.append(("barrier", []))
         elif access := ACCESS.match(statement):
             named = re.findall(rf"tl\.{CALLS[access[1]]}\w*\(\s*(\w+)", line) or re.findall(r"^\s*(\w+_ptr)\b", line)
             assert named, f"{case.name}: {statement.strip()} is of the line {line.strip()!r}"
-            found.append((access[1], sorted(set(named))))
-    return found
+            accesses.append((access[1], sorted(set(named))))
+    return accesses
 
 
 def cases() -> list[CompileCase]:
-    """Those of one program, and the smallest of them once more with more warps than lanes."""
-    found = [case for case in all_cases() if re.split(r"\W", case.name)[0] in ONE_PROGRAM]
-    small = [case for case in found if case.constexprs["BLOCK"] == 32]
-    return [*found, *(case._replace(name=case.name + MANY, num_warps=4) for case in small)]
+    """Returns the cases of one program, and the smallest of them again with 4 warps."""
+    single = [case for case in all_cases() if re.split(r"\W", case.name)[0] in ONE_PROGRAM]
+    small = [case for case in single if case.constexprs["BLOCK"] == 32]
+    return [*single, *(case._replace(name=case.name + MANY, num_warps=4) for case in small)]
 
 
 def main() -> None:
-    """Writes the steps of every case."""
+    """Writes the steps of all cases, and the longest chains of loads of the plans."""
     lines = sys.stdout
     with redirect_stdout(sys.stderr):
-        found = {f"{case.name}, {target}": steps(case, target) for case in cases() for target in TARGETS}
+        compiled = {f"{case.name}, {target}": steps(case, target) for case in cases() for target in TARGETS}
         plans = [case for case in cases() if case.kernel.fn.__name__ == "_plan" and MANY not in case.name]
         chains = {case.name: dependent_loads(compile_case(case, "sm_90").asm["ptx"]) for case in plans}
-    json.dump({"steps": found, "chains": chains}, lines)
+    json.dump({"steps": compiled, "chains": chains}, lines)
 
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, Any]:
-    found: dict[str, Any] = not_interpreted(__file__)
-    return found
+    compiled: dict[str, Any] = not_interpreted(__file__)
+    return compiled
 
 
-def bare(found: list[tuple[str, list[str]]]) -> set[str]:
-    """Arguments that are stored to with no barrier behind a load of the same."""
+def bare(accesses: list[tuple[str, list[str]]]) -> set[str]:
+    """Returns the arguments that are stored to after a load of them, without a barrier between."""
     loaded: set[str] = set()
     stored: set[str] = set()
-    for kind, arguments in found:
+    for kind, arguments in accesses:
         if kind == "barrier":
             loaded.clear()
         elif kind == "ld":
@@ -86,22 +87,22 @@ def bare(found: list[tuple[str, list[str]]]) -> set[str]:
 
 def test_a_barrier_stands_between_loads_and_the_first_store(results: dict[str, Any]) -> None:
     changed: dict[str, set[str]] = {}
-    for name, found in results["steps"].items():
+    for name, accesses in results["steps"].items():
         kernel = re.split(r"\W", name)[0]
-        assert bare(found) == EXCEPTED.get(kernel, set()), name
-        stored = {argument for kind, arguments in found if kind != "ld" for argument in arguments}
+        assert bare(accesses) == EXCEPTED.get(kernel, set()), name
+        stored = {argument for kind, arguments in accesses if kind != "ld" for argument in arguments}
         changed.setdefault(kernel, set()).update(stored & set(SHARED))
     both = {"slots_ptr", "labels_ptr"}
-    assert changed == {  # all of it is seen
+    assert changed == {  # the test sees the stores of all kernels
         "claim": {"bitmap_ptr"}, "release": {"bitmap_ptr"}, "ownership": both | {"bitmap_ptr"},
         "plan": set(SHARED),
     }  # fmt: skip
 
 
 def test_at_most_four_loads_of_a_plan_wait_for_each_other(results: dict[str, Any]) -> None:
-    """The batch, the columns of its rows, the registers that first steps read, and the bitmap.
+    """The four loads: the batch, the columns of its rows, the registers that first steps read, and the bitmap.
 
-    In a step with marks two more wait for the last claim: a mark, and the slot of its register.
+    With marks, two more loads wait for the last claim: the mark, and the slot of its register.
     """
     for name, loads in results["chains"].items():
         assert loads == (3 if "none" in name else 6), name

@@ -1,4 +1,4 @@
-"""Chains of loads in PTX: what waits for what. The chains of the library's plans are in test_compile_barriers.py."""
+"""Tests counts of dependent loads in PTX; test_compile_barriers.py has the counts of the library's plans."""
 
 import pytest
 

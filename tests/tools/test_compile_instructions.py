@@ -1,10 +1,10 @@
-"""Instructions of a token in NVIDIA's assembly, and the bytes that they wait for."""
+"""Tests counts of a token's instructions in NVIDIA's assembly, and of the bytes in flight."""
 
 import pytest
 
 from memstate_tools.compile.instructions import bytes_in_flight, of_a_token, of_two_loops
 
-# A load, a branch over the tokens, a token of five instructions, its unrolled copy, and an exit.
+# A program: a load, a branch over the tokens, a token of five instructions, its unrolled copy, and an exit
 PROGRAM = """
 .text._step:
         /*0000*/                   LDG.E R2, desc[UR4][R4.64] ;
@@ -35,9 +35,9 @@ def line(text: str) -> str:
 
 
 def test_a_token_is_the_shortest_way_through_the_longest_block() -> None:
-    found = of_a_token(PROGRAM)
-    assert [item.op for item in found] == ["LDG.E", "ISETP.GE.AND", "BRA", *["FMUL"] * 4, "BRA", "EXIT"]
-    assert [item.mask for item in found if item.op in ("BRA", "EXIT")] == ["!P0", "P1", "P2"]
+    items = of_a_token(PROGRAM)
+    assert [item.op for item in items] == ["LDG.E", "ISETP.GE.AND", "BRA", *["FMUL"] * 4, "BRA", "EXIT"]
+    assert [item.mask for item in items if item.op in ("BRA", "EXIT")] == ["!P0", "P1", "P2"]
     whole = of_a_token(PROGRAM.replace("@P2 EXIT", "@P2 NOP"))
     assert [item.op for item in whole][-2:] == ["STG.E", "EXIT"]
 
@@ -52,26 +52,26 @@ def test_a_branch_for_all_has_one_way_on() -> None:
 
 
 def test_a_loop_may_be_left_by_a_call() -> None:
-    """One that does not return; a call that does, to a division for instance, is passed by."""
+    """A call that does not return leaves the loop; a call that returns, for example to a division, does not."""
     loop = ".L_loop:\n" + line("FADD R1, R1, R2; FADD R1, R1, R2; @!P0 CALL.REL.NOINC `(.L_out); BRA `(.L_loop)")
     divide = ".L_out:\n" + line("CALL.REL.NOINC `(.L_divide); EXIT") + ".L_divide:\n" + line("RET.REL.NODEC R4")
     assert [item.op for item in of_a_token(loop + divide)] == ["FADD", "FADD", *["CALL.REL.NOINC"] * 2, "EXIT"]
 
 
 def loop(name: str, adds: int) -> str:
-    """A loop over tokens that adds up, and steps over a store that few of them have, however long."""
+    """Returns a loop of `adds` additions that jumps over a store, which only few tokens need."""
     store = "; ".join(["STG.E desc[UR4][R4.64], R6"] * 3)
     body = f".L_{name}:\n" + line("; ".join(["FADD R1, R1, R2"] * adds) + f"; @P0 BRA `(.L_{name}_on)")
     return body + line(store) + f".L_{name}_on:\n" + line(f"IADD3 R3, R3, 0x1, RZ; @!P1 BRA `(.L_{name})")
 
 
 def test_tokens_of_a_tail_are_the_ways_round_its_two_longest_loops() -> None:
-    """In the order of the program, whichever is longer; what lies outside of them, however long, is not counted."""
+    """The two loops come in the order of the program; instructions outside of them are not counted."""
     far = line("; ".join(["MOV R7, R8"] * 30))
     for folded, verified in ((9, 20), (20, 9)):
-        found = of_two_loops(far + loop("a", folded) + far + loop("b", verified) + loop("zeros", 4) + line("EXIT"))
-        assert [len(part) for part in found] == [folded + 3, verified + 3]
-        assert not any(item.op == "STG.E" for part in found for item in part)
+        loops = of_two_loops(far + loop("a", folded) + far + loop("b", verified) + loop("zeros", 4) + line("EXIT"))
+        assert [len(part) for part in loops] == [folded + 3, verified + 3]
+        assert not any(item.op == "STG.E" for part in loops for item in part)
     with pytest.raises(ValueError, match="two loops, got 1"):
         of_two_loops(loop("a", 5) + line("EXIT"))
 

@@ -1,4 +1,4 @@
-"""The decode loop over the prefix cache and streaming sessions: hits, pressure, what turns of sessions go through."""
+"""Tests the demo with the prefix cache and sessions: hits, evictions, and all ends of turns."""
 
 import json
 from collections import Counter
@@ -17,7 +17,7 @@ from memstate_tools.demo.config import STRATEGIES
 from tests.support.demo_talks import REQUESTS, demo
 from tests.support.sampling import PROOF
 
-EVERYBODY = 1000  # sessions: more than there are conversations
+EVERYBODY = 1000  # number of sessions; there are fewer conversations
 
 
 @pytest.mark.sample(1)
@@ -26,14 +26,14 @@ EVERYBODY = 1000  # sessions: more than there are conversations
 def test_what_the_loop_counts_is_what_the_cache_counts(strategy: str, sessions: int) -> None:
     report = demo(strategy=strategy, sessions=sessions, fail_claims=0.3)
     assert report.ok, report.failure()
-    found, prefix = report.to_json(), report.stats.prefix
-    assert prefix.lookups == found["admissions"] and prefix.prompt_tokens == found["prompt_tokens"]
-    assert prefix.hit_tokens == found["prefix_hit_tokens"] >= found["session_hit_tokens"]
-    if sessions != 2:  # two conversations may both have made way
-        assert (found["session_hit_tokens"] > 0) == (sessions > 0)
-    assert set(found["hit_tokens_lost_by_reason"]) == {"no_sharing", "evicted", "no_snapshot"}
-    assert sum(found["hit_tokens_lost_by_reason"].values()) == found["prompt_tokens"] - found["prefix_hit_tokens"]
-    assert found["sessions"] == min(sessions, found["conversations"])
+    figures, prefix = report.to_json(), report.stats.prefix
+    assert prefix.lookups == figures["admissions"] and prefix.prompt_tokens == figures["prompt_tokens"]
+    assert prefix.hit_tokens == figures["prefix_hit_tokens"] >= figures["session_hit_tokens"]
+    if sessions != 2:  # with 2, both sessions may have given way
+        assert (figures["session_hit_tokens"] > 0) == (sessions > 0)
+    assert set(figures["hit_tokens_lost_by_reason"]) == {"no_sharing", "evicted", "no_snapshot"}
+    assert sum(figures["hit_tokens_lost_by_reason"].values()) == figures["prompt_tokens"] - figures["prefix_hit_tokens"]
+    assert figures["sessions"] == min(sessions, figures["conversations"])
 
 
 @pytest.mark.sample(1)
@@ -47,7 +47,7 @@ def test_B73_turns_of_sessions_are_identical_to_uncached(strategy: str, overlap:
 
 
 def test_B36_sessions_change_no_answer() -> None:
-    """Every strategy with sessions, beside one without; with MEMSTATE_PROOF=1 each without them too."""
+    """Each strategy runs with sessions, and one without; with MEMSTATE_PROOF=1 each runs without too."""
     ways = [(STRATEGIES[0], 0), *((strategy, 2) for strategy in STRATEGIES)]
     ways = list(product(STRATEGIES, (0, 2))) if PROOF else ways
     answers = [demo(strategy=strategy, sessions=sessions).answers for strategy, sessions in ways]
@@ -56,14 +56,14 @@ def test_B36_sessions_change_no_answer() -> None:
 
 @pytest.mark.proof
 def test_turns_of_sessions_end_in_every_way() -> None:
-    """Aborted in the first turn and later, with steps and before any; retracted at random and for want of pages;
-    cancelled; resumed after all of that.
+    """Turns are aborted, retracted, cancelled and resumed: first and later turns, before and after steps, at random and
+    for lack of pages.
     """
     turns, kept = Counter[str](), 0
     for seed, strategy in enumerate(STRATEGIES * 2, 42):
         report = demo(strategy=strategy, seed=seed, sessions=EVERYBODY, requests=14, overlap=seed % 3 > 0)
         assert report.ok, report.failure()
-        assert report.meter.session_turns.total() == report.meter.admissions  # everyone's
+        assert report.meter.session_turns.total() == report.meter.admissions  # each admission is a turn of a session
         turns += report.meter.session_turns
         kept += report.meter.session_hit_tokens
     assert kept > 100
@@ -75,7 +75,7 @@ def test_turns_of_sessions_end_in_every_way() -> None:
 @pytest.mark.parametrize("kind", ["swap", "stale"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_sabotage_of_a_state_that_a_session_kept_is_noticed(tmp_path: Path, strategy: str, kind: str) -> None:
-    """Conversations that share nothing and whose ends are always known: sessions keep more than the cache has."""
+    """Conversations share nothing and all their ends are known, so sessions keep more states than the cache."""
     lines = [{"turns": [letter * 21, "And then?"]} for letter in "abcd"]
     talks = tmp_path / "talks.jsonl"
     talks.write_text("\n".join(map(json.dumps, lines)))
@@ -91,7 +91,7 @@ def test_pages_that_are_not_given_back_are_noticed(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_is_kept_gives_way_where_nobody_could_go_on() -> None:
-    """Idle sessions hold all there is for one request, and make way by themselves."""
+    """Idle sessions hold all slots, and give way to a request."""
     report = demo(strategy="lazy", slots=2, sessions=EVERYBODY, requests=10)
     assert report.ok and report.meter.admissions > 10, report.failure()
     assert report.to_json()["gave_way"] == dict(report.meter.gave_way)

@@ -1,4 +1,4 @@
-"""Where the demo's conversations come from, and how its answers end."""
+"""Tests the sources of the demo's conversations, and the ends of its answers."""
 
 import inspect
 from collections import Counter

@@ -1,6 +1,6 @@
-"""The decode loop as three kinds of engine, with three kinds of layers, in both layouts: identical and leak-free each.
+"""Tests the demo as several kinds of engine, with several kinds of layers and layouts: right and without leaks.
 
-The whole matrix has 144 combinations; here every pair of settings meets, the rest alternates.
+The full matrix has 144 combinations. The cases here have each pair of settings at least once.
 """
 
 import dataclasses
@@ -23,26 +23,26 @@ from tests.support.demo_talks import TINY, demo, write_talks
 
 
 def small(**settings: Any) -> DemoReport:
-    """A short run of a small model with a tight pool."""
+    """Runs a small model with few slots, and returns the report."""
     return demo(**{"requests": 6, "slots": 7, "track_every": 8} | settings)
 
 
 def require_as_it_must_be(report: DemoReport) -> None:
-    """Identical, nobody leaks, and what was copied for snapshots is what the engine needs."""
-    found = report.to_json()
+    """Checks that a run is right, leaks nothing, and copies only the bytes that the engine needs for snapshots."""
+    figures = report.to_json()
     assert report.ok and report.identical, report.failure()
-    assert (found["leaked_slots"], found["double_owned_slots"]) == (0, 0)
+    assert (figures["leaked_slots"], figures["double_owned_slots"]) == (0, 0)
     config = report.config
-    assert (found["model"], found["layout"], found["engine"]) == (config.model, config.layout, config.engine)
+    assert (figures["model"], figures["layout"], figures["engine"]) == (config.model, config.layout, config.engine)
     slot = state_layout(config.size, config.model).bytes_per_slot
-    copied, most = found["snapshot_bytes_copied"], found["snapshots_taken"] * slot
+    copied, most = figures["snapshot_bytes_copied"], figures["snapshots_taken"] * slot
     if config.engine != "in-place":
-        assert copied == 0  # written in the same pass
+        assert copied == 0  # the forward writes snapshots itself
     else:
-        kept = found["snapshots_published"] * slot  # of them those at the ends of chunks were copied, too
-        least = most if config.strategy in ("none", "redirect") else slot  # else unless a forward never ran
+        kept = figures["snapshots_published"] * slot  # published states; those at ends of chunks are copies
+        least = most if config.strategy in ("none", "redirect") else slot  # others skip forwards that never ran
         assert least <= copied <= most + kept and copied % slot == 0
-    assert (found["foreign_bytes"] > 0) == (config.engine == "arena") and found["foreign_bytes_changed"] == 0
+    assert (figures["foreign_bytes"] > 0) == (config.engine == "arena") and figures["foreign_bytes_changed"] == 0
 
 
 @pytest.mark.sample(3)
@@ -89,7 +89,7 @@ def test_engines_on_every_backend(tmp_path: Path, backend: Backend, model: str, 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("model", "engine"), [("gdn", "in-place"), ("kda", "arena"), ("mamba2", "own")])
 def test_D5_either_order_of_states_is_identical_to_uncached(model: str, engine: str) -> None:
-    """And the reference, which adds in one order, gives the same answers."""
+    """Both orders give the same answers, as the reference adds in one order."""
     size = dataclasses.replace(TINY, key=8, value=4)
     answers = []
     for order in ORDERS_OF[model]:

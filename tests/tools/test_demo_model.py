@@ -1,6 +1,6 @@
-"""The demo's model: sums are exact, so that no order of them matters, and attention is attention.
+"""Tests the demo's model: its sums are exact in any order, and its attention is softmax attention.
 
-That a row's numbers do not depend on its batch is what every run of the demo compares.
+Each run of the demo checks that the numbers of a row do not depend on its batch.
 """
 
 import torch
@@ -32,7 +32,7 @@ def test_B52_the_chunk_size_changes_nothing(backend: Backend) -> None:
 
 
 def test_sums_are_exact_whatever_their_order() -> None:
-    """The widest sums of the model, at the largest terms there can be, forwards, backwards and pairwise."""
+    """Adds the model's widest sum with the largest possible terms forwards, backwards and pairwise."""
     draw = torch.Generator().manual_seed(0)
     x = fixed(torch.randn(64, generator=draw) * LIMIT, TERM_BITS)
     weight = fixed(torch.randn(64, generator=draw) * 4, WEIGHT_BITS)

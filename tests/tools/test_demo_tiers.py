@@ -1,4 +1,4 @@
-"""The decode loop over host memory and storage: a process that starts again finds what the one before has left."""
+"""Tests the demo over host memory and storage: a second process hits the records of the first."""
 
 import json
 import subprocess
@@ -18,14 +18,14 @@ from tests.support.mooncake_server import running_master
 
 
 def small(**settings: Any) -> DemoReport:
-    """A run of a small model on the reference; it must come out as it must."""
+    """Runs a small model on the reference, checks that the run is right, and returns the report."""
     report = demo(**settings)
     assert report.ok, report.failure()
     return report
 
 
 def twice(path: Path, **settings: Any) -> tuple[DemoReport, DemoReport]:
-    """The same conversations, and again as if the process had been started anew."""
+    """Runs the same conversations twice over one storage, as if the process started again; returns both reports."""
     first = small(storage="file", storage_path=path, **settings)
     return first, small(storage="file", storage_path=path, **settings)
 
@@ -34,13 +34,13 @@ def twice(path: Path, **settings: Any) -> tuple[DemoReport, DemoReport]:
 @pytest.mark.parametrize("write", ["through", "selective", "back"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_restart_hits_storage(strategy: str, write: str, tmp_path: Path) -> None:
-    """Without tracking there are states at the ends of requests alone, which later turns find where none is evicted."""
+    """Without tracking, only the ends of requests have states; later turns hit them before their eviction."""
     room = {"slots": 5, "host_slots": 2, "requests": 20} if strategy == "none" else {"slots": 8, "host_slots": 12}
     first, again = twice(tmp_path, strategy=strategy, write=write, fail_claims=0.3, **room)
     assert first.tiers and again.tiers and again.tiers.prefetch
     assert again.tiers.storage_hit_tokens > 0
     assert again.tiers.prefetch.complete > 0 and not again.tiers.prefetch.flaws
-    if strategy != "none" and write == "through":  # else what is stored depends on when the loop had time for it
+    if strategy != "none" and write == "through":  # other modes write when the loop has time
         share = [report.meter.prefix_hit_tokens / report.meter.prompt_tokens for report in (first, again)]
         assert share[0] < share[1]
     assert again.answers == first.answers
@@ -50,7 +50,7 @@ def test_a_restart_hits_storage(strategy: str, write: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("layout", ["layer-major", "slot-major"])
 def test_engines_and_layouts_share_records(engine: str, layout: str, tmp_path: Path) -> None:
-    """A record says nothing of how the device that wrote it lays states out."""
+    """A record does not depend on the layout of the device that wrote it."""
     small(storage="file", storage_path=tmp_path, host_slots=8)
     again = small(storage="file", storage_path=tmp_path, host_slots=8, engine=engine, layout=layout)
     assert again.tiers and again.tiers.storage_hit_tokens > 0
@@ -59,7 +59,7 @@ def test_engines_and_layouts_share_records(engine: str, layout: str, tmp_path: P
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("other", [{"seed": 1}, {"model": MODELS[1]}, {"page_size": 16}])
 def test_other_weights_models_and_pages_share_nothing(other: dict[str, Any], tmp_path: Path) -> None:
-    """The seed makes weights and conversations; its records must not be taken for another's."""
+    """Records of another seed, model or page size have other names; the seed determines the weights."""
     small(storage="file", storage_path=tmp_path, requests=5)
     before = {path.name for path in tmp_path.rglob("*") if path.is_file()}
     small(storage="file", storage_path=tmp_path, requests=5, **other)
@@ -84,7 +84,7 @@ def test_storage_without_a_path_goes_with_the_run() -> None:
 
 @pytest.mark.proof
 def test_sabotage_and_planted_leaks_are_noticed_over_tiers(tmp_path: Path) -> None:
-    """Each with a storage of its own: what a sabotaged run writes there is wrong for good."""
+    """Each run has its own storage, because a sabotaged run writes wrong records."""
     for number, expected in enumerate(
         ({"plant_leak": True}, {"sabotage": "swap"}, {"sabotage": "stale", "sessions": 2})
     ):
@@ -92,13 +92,13 @@ def test_sabotage_and_planted_leaks_are_noticed_over_tiers(tmp_path: Path) -> No
 
 
 def command(*options: str) -> dict[str, Any]:
-    """What `memstate demo` in a process of its own says."""
+    """Runs `memstate demo` in another process, checks that the run is right, and returns its JSON."""
     program = [sys.executable, *["-m", "memstate", "demo", "--backend", "reference", "--requests", "8", "--json", "-"]]
     done = subprocess.run([*program, *options], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    assert found["identical_to_uncached"] and not found["leaked_slots"] and not found["tiers"]["leaked_records"]
-    return found
+    figures: dict[str, Any] = json.loads(done.stdout)
+    assert figures["identical_to_uncached"] and not figures["leaked_slots"] and not figures["tiers"]["leaked_records"]
+    return figures
 
 
 @pytest.mark.proof
@@ -111,7 +111,7 @@ def test_two_processes_share_files(tmp_path: Path) -> None:
 
 @pytest.mark.proof
 def test_two_processes_share_a_mooncake_store() -> None:
-    """A third one gives the memory, as the machines of a store do: what a process gives goes with it."""
+    """This process gives the memory of the store, because memory that a process gives ends with the process."""
     with running_master() as master:
         keeper = MooncakeStore(master.settings(segment_bytes=64 << 20))
         options = ("--host-slots", "8", "--storage", "mooncake", "--mooncake-master", master.settings().master)

@@ -1,6 +1,6 @@
 """Writes the pictures of the guide, of docs/inspector.md and of docs/capacity.md: `python -m tests.viz.pictures`.
 
-It needs Chromium. All are SVG and follow the reader's preference for light or dark; screenshots are in them twice.
+It needs Chromium. The pictures are SVG and follow the reader's light or dark scheme; each has a screenshot for both.
 """
 
 import json
@@ -26,7 +26,7 @@ STYLE = ".dark{display:none}@media(prefers-color-scheme:dark){.light{display:non
 
 
 def guide(tab: Any, folder: Path) -> None:
-    """Draws a small manager in three ways."""
+    """Writes three pictures of a small manager: its page, its timeline and its slots."""
     mem, kept = busy()
     shown = mem._repr_html_().replace("<details>", "<details open>", 2)
     tab.set_viewport_size({"width": 880, "height": 560})
@@ -44,7 +44,7 @@ def guide(tab: Any, folder: Path) -> None:
 
 
 def inspector(tab: Any, path: Path, seen: Inspection, width: int, first: str, last: str, query: str = "") -> None:
-    """Draws an inspection, from the top of one part of the page to the end of another."""
+    """Writes a picture of an inspection's page, from the top of element `first` to the end of element `last`."""
     tab.set_viewport_size({"width": width, "height": 800})
     tab.set_content(page(seen, "owners.json"))
     if query:
@@ -61,7 +61,7 @@ def inspector(tab: Any, path: Path, seen: Inspection, width: int, first: str, la
 
 
 def wrap(path: Path, tab: Any, shot: Callable[[], bytes]) -> None:
-    """Writes an SVG with a screenshot for light and one for dark."""
+    """Writes an SVG with a screenshot in the light and one in the dark scheme."""
     from PIL import Image
 
     images = []
@@ -79,7 +79,7 @@ def wrap(path: Path, tab: Any, shot: Callable[[], bytes]) -> None:
 
 
 def drawn_in(notebook: str) -> Iterator[str]:
-    """The pictures that a notebook has stored."""
+    """Yields the pictures that a notebook has stored."""
     for cell in json.loads((ROOT / "notebooks" / notebook).read_text())["cells"]:
         for output in cell.get("outputs", ()):
             if "image/svg+xml" in output.get("data", {}):
@@ -87,7 +87,7 @@ def drawn_in(notebook: str) -> Iterator[str]:
 
 
 def write(folder: Path) -> None:
-    """Draws everything."""
+    """Writes all pictures to a folder."""
     from playwright.sync_api import sync_playwright
 
     (border,) = (svg for svg in drawn_in("06_sizing_a_deployment.ipynb") if ", best" in svg)

@@ -1,4 +1,4 @@
-"""Lines and stacked bars have the numbers that they were given."""
+"""Tests that drawn lines and stacked bars have the given numbers."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Pictures of bits, packets and steps: the arithmetic against what a device holds, the drawings by their parts.
+"""Tests pictures of bitmaps, packets and steps: their arithmetic against device memory, and their parts.
 
 `python -m tests.viz.test_stepwise` draws the picture of the guide anew.
 """
@@ -35,21 +35,21 @@ def manager(**given: Any) -> ms.StateManager:
 
 
 def run(tracking: ms.Tracking, count: int = 6, slots: int = 8) -> list[viz.PlannedStep]:
-    """One request, each step settled after the next one is planned."""
-    mem, before, found = manager(tracking=tracking, slots=slots), None, []
+    """Runs one request with overlap: each step is settled after the next plan; returns the planned steps."""
+    mem, before, planned = manager(tracking=tracking, slots=slots), None, []
     rows = mem.admit([ms.Request("a")])
     for number in range(1, count + 1):
         step = mem.plan(rows)
         vectors = [vector.tolist() for vector in (step.read, step.write, step.snapshot)]
-        found.append(viz.PlannedStep(str(number), mem.inspect(), *vectors))
+        planned.append(viz.PlannedStep(str(number), mem.inspect(), *vectors))
         if before is not None:
             mem.settle(before)
         before = step
-    return found
+    return planned
 
 
 def upload(file: RegisterFile) -> CommandBuffer:
-    """A command buffer whose next plan has two rows and one change of each kind."""
+    """Returns a command buffer whose next plan has two rows and one change of each kind."""
     commands = CommandBuffer(file, max_batch=4)
     commands.claim([3, 6, 12])
     commands.submit()
@@ -97,8 +97,8 @@ def test_a_drawn_bitmap_has_a_bit_for_each_slot_and_each_word_of_a_level() -> No
 
 
 def test_sections_are_what_was_recorded() -> None:
-    found = viz.sections(upload(register_file()).step.tolist())
-    assert {section.name: section.columns for section in found} == {
+    sections = viz.sections(upload(register_file()).step.tolist())
+    assert {section.name: section.columns for section in sections} == {
         "batch": {"row": [4, 5], "tokens": [1, 3]},
         "marks": {"entry": [1], "offset": [2], "register": [12]},
         "moves": {"to": [15], "from": [3]},
@@ -107,8 +107,8 @@ def test_sections_are_what_was_recorded() -> None:
         "writes": {"cell": [64 + 12], "value": [7]},
         "data": {"to": [9], "from": [-1]},
     }
-    assert [section.start for section in found] == [16, 24, 36, 44, 48, 52, 60] and found[-1].end == 68
-    assert viz.sections(Packet().encode()) == []  # a numpy array, and nothing in it
+    assert [section.start for section in sections] == [16, 24, 36, 44, 48, 52, 60] and sections[-1].end == 68
+    assert viz.sections(Packet().encode()) == []  # an empty packet, as a numpy array
 
 
 def test_a_drawn_packet_has_every_word_once() -> None:

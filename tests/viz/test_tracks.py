@@ -1,4 +1,4 @@
-"""The timeline has a bar for every span, where the spans say, and nothing that the journal does not know."""
+"""Tests the timeline: each span has its bar at the right place, and there is no other bar."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from tests.support.scene import busy
 
 A, B = "row 1 (request 'a')", "row 2 (request '$b$')"
 STORY = [
-    Change(4, 2, "release", 9, "snapshot", "snapshot 9 of 4 tokens", 4),  # claimed before the journal began
+    Change(4, 2, "release", 9, "snapshot", "snapshot 9 of 4 tokens", 4),  # its claim came before the journal began
     Change(5, 2, "claim", 3, "live", f"{A} live", 0),
     Change(6, 6, "move", 12, "cached", "cached prefix of 8 tokens in register 12", 8, 3, f"{A} live"),
     Change(7, 6, "claim", 6, "live", f"{B} live", 0),
@@ -25,7 +25,7 @@ STORY = [
 def test_bars_and_edges_of_a_story_by_hand() -> None:
     (axes,) = viz.timeline(STORY).axes
     first, last = bounds(viz.holdings_over(STORY))
-    assert first == 2 - 0.5 and last == 10 + 0.5  # something began before, something goes on
+    assert first == 2 - 0.5 and last == 10 + 0.5  # a span began before, and a span goes on
     bars = {round(bar.get_y() + 0.36): (bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches}
     assert bars == {0: (2, 6), 1: (6, 10), 2: (first, 2), 3: (6, last)}
     assert [label.get_text() for label in axes.get_yticklabels()] == [
@@ -35,7 +35,7 @@ def test_bars_and_edges_of_a_story_by_hand() -> None:
     upright = [line for line in axes.lines if len(set(line.get_xdata())) == 1]
     edges = sorted((float(line.get_xdata()[0]), round(float(sum(line.get_ydata())) / 2)) for line in upright
                    if abs(line.get_ydata()[1] - line.get_ydata()[0]) < 1)  # fmt: skip
-    assert edges == [(2, 0), (2, 2), (6, 0), (6, 1), (6, 3), (10, 1)]  # none at an open end
+    assert edges == [(2, 0), (2, 2), (6, 0), (6, 1), (6, 3), (10, 1)]  # an open end has no edge
     joined = [line for line in upright if list(line.get_ydata()) == [0, 3]]
     assert len(joined) == 1 and joined[0].get_xdata()[0] == 6  # the move from register 3 to 12
 

@@ -1,4 +1,4 @@
-"""Pictures tell the truth: arithmetic against bytes counted one by one and real addresses, drawings by their parts."""
+"""Tests pictures of layouts and slots: their arithmetic against counted bytes and real addresses, and their parts."""
 
 import re
 import subprocess
@@ -28,12 +28,12 @@ LAYOUT = StateLayout(PLANES, 3)
 ORDERS = {"layer_major": LAYOUT, "slot_major": replace(LAYOUT, order="slot_major", alignment=64)}
 
 accesses = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 200), st.integers(0, 60)), max_size=12).map(
-    lambda found: [Block(*piece) for piece in found]
+    lambda pieces: [Block(*piece) for piece in pieces]
 )
 
 
 def bytes_of(pieces: list[Block]) -> set[tuple[int, int]]:
-    """Arena and address of every byte."""
+    """Returns (arena, address) of every byte of the pieces."""
     return {(piece.arena, byte) for piece in pieces for byte in range(piece.start, piece.start + piece.nbytes)}
 
 
@@ -60,7 +60,7 @@ def test_shares_of_pages_add_up(pieces: list[Block], page: int) -> None:
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_blocks_and_runs_lie_where_the_storage_has_them(order: str) -> None:
-    """Addresses of real tensors, from the first byte of their arena."""
+    """Blocks have the addresses of real tensors, counted from the first byte of their arena."""
     layout, slots, ids = ORDERS[order], 5, [4, 2]
     storage = Planes(layout, slots, Backend("reference"))
     bases = [arena.data_ptr() for arena in storage.arenas]
@@ -78,7 +78,7 @@ def test_blocks_and_runs_lie_where_the_storage_has_them(order: str) -> None:
     assert (
         len(whole) == len(ids) * len(layout.runs(slots)) and sum(p.nbytes for p in whole) == 2 * layout.bytes_per_slot
     )
-    assert bytes_of(viz.blocks(layout, slots, ids)) < bytes_of(whole)  # padding moves with a copy
+    assert bytes_of(viz.blocks(layout, slots, ids)) < bytes_of(whole)  # a copy also moves padding
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_bad_input_is_refused_with_the_numbers(call, message) -> None:
 
 
 def extents(axes, line: int) -> list[tuple[int, int]]:
-    """Start and width of the bars on a line, in the order they were drawn."""
+    """Returns (start, width) of the bars on a line, in the order in which they were drawn."""
     bars = [patch for patch in axes.patches if round(patch.get_y() + patch.get_height() / 2) == line]
     return [(round(bar.get_x()), round(bar.get_width())) for bar in bars]
 
@@ -135,9 +135,7 @@ def test_a_drawn_arena_has_every_block_and_marks_the_slots_asked_for() -> None:
         everything = viz.blocks(layout, slots, range(1, slots + 1))
         starts = {piece.start for piece in everything if piece.arena == number}
         assert starts <= {start for start, _ in drawn} and len(set(drawn)) == len(drawn)
-        assert (
-            sum(width for _, width in drawn) == layout.arena_bytes(slots)[number]
-        )  # the null slot and padding as well
+        assert sum(width for _, width in drawn) == layout.arena_bytes(slots)[number]  # null slot and padding too
     marked = {
         round(bar.get_x()) for bar in axes.patches if bar.get_linewidth() == 1.0 and round(bar.get_y() + 0.35) == 3
     }
@@ -163,7 +161,9 @@ def test_bars_have_their_lengths_and_values() -> None:
 
 
 def picture(**changes) -> Inspection:
-    """Seven slots: two of row a, one owned and marked free, one in hand, one leaked, one owned twice, one free."""
+    """Returns an inspection of seven slots: two of row a, one owned but marked free, one in hand, one leaked, one owned
+    twice, and one free.
+    """
     return replace(
         Inspection(
             capacity=7,
@@ -199,7 +199,7 @@ def test_a_drawing_shows_itself_as_the_same_svg_every_time() -> None:
     once, again = (viz.arena(ORDERS, 2, [1])._repr_svg_() for _ in range(2))
     assert once == again and "matplotlib.org" not in once.split("<svg")[1]
     assert ElementTree.fromstring(once).tag.endswith("svg")
-    assert ">ssm<" in once.replace("\n", "").replace(" ", "")  # text stays text
+    assert ">ssm<" in once.replace("\n", "").replace(" ", "")  # text is not drawn as paths
     dark = once.split("(prefers-color-scheme:dark){")[1].split("</style>")[0]
     style, drawn = {colour for colour in figure.DARK if f'"fill: {colour}"' in dark}, once.split("</style>")[-1]
     assert {"fill: #ffffff", "stroke: #000000", "stroke: #444444"} <= set(re.findall(r"(?:fill|stroke): #\w+", drawn))
@@ -207,7 +207,7 @@ def test_a_drawing_shows_itself_as_the_same_svg_every_time() -> None:
 
 
 def words(drawn) -> set[str]:
-    """The texts of a picture, as its SVG has them; a warning is an error."""
+    """Returns the texts in the SVG of a picture; fails on a warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         root = ElementTree.fromstring(drawn._repr_svg_())
@@ -269,7 +269,7 @@ def test_zero_has_no_bar_on_a_logarithmic_axis() -> None:
 
 
 def test_many_slots_are_drawn_without_names_on_a_page_of_limited_height() -> None:
-    """5000 slots, all live but every hundredth, at two moments: runs between the free ones are one bar each."""
+    """Of 5000 slots every hundredth is free and the others are live; a run of live slots is one bar."""
     capacity = 5000
     free = [False, *(slot % 100 == 0 for slot in range(1, capacity + 1))]
     held = [slot for slot in range(1, capacity + 1) if slot % 100]

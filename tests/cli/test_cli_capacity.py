@@ -17,7 +17,7 @@ from tests.support.command import Done, memstate
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "capacity.md").read_text()
-TABLED = ("qwen3_next", "nemotron_h", "falcon_h1", "kimi_linear", "lfm2", "falcon_mamba")  # the presets of two tables
+TABLED = ("qwen3_next", "nemotron_h", "falcon_h1", "kimi_linear", "lfm2", "falcon_mamba")  # presets of two tables
 CONTRACT = "bytes_per_slot slots arena_bytes max_requests_by_strategy recommendation"
 SMALL = ("qwen3_next", "--memory", "8GiB", "--context", "20k", "--concurrency", "3", "--every", "512")
 

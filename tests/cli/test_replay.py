@@ -81,12 +81,12 @@ def test_an_unknown_answer_has_tokens_of_its_own() -> None:
     ("trace", "expected"),
     [
         ([request(1, rest=9), request(1)], None),  # no filled block
-        ([request(1, answer=600), request(1, 2)], None),  # shorter than prompt and answer
+        ([request(1, answer=600), request(1, 2)], None),  # the second prompt is too short for the first and its answer
         ([request(1, answer=100), request(1, 2)], 0),
         ([request(9, 8), request(9, 1), request(9, 2, 3)], None),  # only a system prompt is shared
         ([request(1), request(1, 2), request(1, 3)], None),  # the second prompt has gone on from the first already
         ([request(1, answer=9), request(1, answer=9), request(1, 2)], 0),  # the second request repeats the first
-        ([request(1, 2), request(1, answer=9), request(1, 2, 3)], 0),  # the longest prompt counts
+        ([request(1, 2), request(1, answer=9), request(1, 2, 3)], 0),  # the longest earlier prompt counts
         ([parting(0, 1, answer=600), request(1, 2)], 0),  # a turn that parts needs no room for the whole answer
         # the first prompt parts 5 tokens before its end, so within block 2
         ([parting(5, 1, 2, answer=9), request(1, 3, 4, rest=9)], 0),
@@ -151,7 +151,7 @@ def test_a_branch_point_is_found_by_the_third_prompt() -> None:
 
 
 def test_the_last_token_of_a_prompt_is_computed_in_any_case() -> None:
-    assert run([request(1, 2)] * 2).block_hit_rate == 1 / 4  # the block with the last token misses
+    assert run([request(1, 2)] * 2).block_hit_rate == 1 / 4  # the block with the last token never hits
     assert run([request(1, 2, 3, rest=1)] * 2).block_hit_rate == 2 / 6
 
 

@@ -229,7 +229,7 @@ def layout_of(model: Any) -> ms.StateLayout:
 def test_a_model_says_on_slots_what_it_says_with_a_cache_of_its_own(
     backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """One prompt runs to 16 tokens and another ends; a third request goes on from the latter's snapshot of 8 tokens."""
+    """One prompt runs to 16 tokens and another ends; a third request goes on from the second's snapshot of 8 tokens."""
     kind = KINDS[name]
     model = kind.model(monkeypatch, backend.device, hidden_size=HIDDEN, num_hidden_layers=LAYERS, **kind.config)
     prompts, expected, clear = [[3, 1, 4], [15, 9, 2, 6, 5]], [[0], [0]], 0.0

@@ -71,7 +71,7 @@ def test_B79_every_split_is_made_of_every_other_bit_for_bit(name: str, generator
             sources = form.sources(rank)
             if name in BY_TRYING:
                 assert sources == fewest(layout, ranks, held(layout, to_ranks, rank))
-            needed = {source: dirty[ranks][source] for source in sources}  # only the named sources
+            needed = {source: dirty[ranks][source] for source in sources}  # without all other ranks
             there.append(resplit(form, rank, needed, shards[to_ranks][rank].size))
             assert there[-1].tobytes() == shards[to_ranks][rank].tobytes(), f"rank {rank}, {ranks} -> {to_ranks}"
         back = Resplit(layout, to_ranks, ranks)
@@ -220,9 +220,11 @@ def scaled(
 
 SCALES = [
     (scaled((4, 5, 6), (4, 1, 6)), True), (scaled((3, 8), (1, 8), WIDE, WIDE, axes=(1, 1)), True),
-    (scaled((8, 8), (1, 8), WIDE, WIDE, axes=(1, 1)), True), (scaled((4, 5), (1, 5), (), ()), True),  # both whole
+    # the second layout of this line: ranks hold values and scales whole
+    (scaled((8, 8), (1, 8), WIDE, WIDE, axes=(1, 1)), True), (scaled((4, 5), (1, 5), (), ()), True),
     (scaled((4, 5), (7,), HEAD, (), dtype=torch.float16), True), (scaled((4, 5), (7,), HEAD, (), of="y"), True),
-    (scaled((4, 5), (1, 5), HEAD, ()), False), (scaled((4, 5, 6), (4, 5, 1), HEAD, ()), False),  # whole scales
+    # ranks hold the scales whole, but cut the values
+    (scaled((4, 5), (1, 5), HEAD, ()), False), (scaled((4, 5, 6), (4, 5, 1), HEAD, ()), False),
     (scaled((4, 5), (4, 1), ()), False), (scaled((4, 5, 6), (4, 1, 7)), False), (scaled((4, 5), (4, 5)), False),
     (scaled((4, 4, 4), (4, 4, 1), axes=(0, 1)), False),  # ranks cut another axis of equal size
 ]  # fmt: skip

@@ -73,7 +73,10 @@ def settings(vectors: object) -> dict[str, Any]:
 
 
 def require(loop: Loop, vectors: object) -> None:
-    """Checks the copied states of a way: none; those that requests go on from; or these and one at each boundary."""
+    """Checks the number of copied states.
+
+    `two_slots` copies none, `with_snapshot` those from which requests go on, `in_place` also one at each boundary.
+    """
     copied = {two_slots: loop.copied == 0, with_snapshot: loop.copied == RESUMED, in_place: loop.copied > RESUMED}
     assert copied[vectors], loop.copied  # type: ignore[index]
     assert loop.null_written is (vectors is with_snapshot)

@@ -76,7 +76,8 @@ def test_a_model_whose_generate_does_not_ask_its_cache_goes_on_from_a_prompt(fam
                 answer = model.generate(IDS, **{cache.argument: cache}, **QUIET, **settings)
                 assert torch.equal(answer, model.generate(IDS, **QUIET, **settings)), settings
             cached = [16, 16]
-    with mst.StateCache(model, mem, prompt=IDS, prompt_mask=MASK) as cache:  # without memstate, it reads pads as tokens
+    # without memstate, these models read pads as tokens
+    with mst.StateCache(model, mem, prompt=IDS, prompt_mask=MASK) as cache:
         out = model.generate(IDS, **{cache.argument: cache}, **QUIET, attention_mask=MASK)
         assert out[0, 19:].tolist() == model.generate(IDS[:1, 5:], **QUIET)[0, 14:].tolist()
         turn = [*out[1].tolist(), *more[1].tolist()]

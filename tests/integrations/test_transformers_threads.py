@@ -306,7 +306,7 @@ def test_what_was_noted_and_raises_is_told_once(answers: list[list[int]]) -> Non
 
 
 def test_serve_reads_on_while_a_turn_waits_for_the_one_before(answers: list[list[int]]) -> None:
-    """Requests behind the waiting turn go first; `serve` reads as many as have room."""
+    """Requests behind the waiting turn go first; `serve` reads only as many of them as have room."""
     model = tiny("qwen3_next")
     mem = managed(model, max_requests=2)
     chat, read, ended = mem.sessions.open("chat"), list[int](), list[Any]()

@@ -107,7 +107,7 @@ def test_new_weights_at_the_same_path_find_nothing(make: Make, store: MemoryStor
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes())
     assert make(extra=extra).serve("b", PROMPT, 1) == 0
-    assert make(extra=extra).serve("c", PROMPT, 1) == 28  # the records of request b
+    assert make(extra=extra).serve("c", PROMPT, 1) == 28  # hits the records of request b
 
 
 def test_new_weights_of_an_adapter_at_the_same_path_find_nothing(

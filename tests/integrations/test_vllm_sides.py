@@ -348,7 +348,7 @@ def test_nothing_from_before_a_reset_is_found() -> None:
     assert case.side.matched(asked, 0) == 0
     case.save("c", [1, 2], [0, 3])
     case.side.cache.evict(9)
-    assert case.side.matched(case.request("d", 22), 0) == 8  # request c, computed after the reset
+    assert case.side.matched(case.request("d", 22), 0) == 8  # hits request c, computed after the reset
     assert Case(store=store).side.matched(asked, 0) == 20
 
 

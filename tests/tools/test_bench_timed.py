@@ -205,7 +205,7 @@ def test_a_failing_check_is_told_and_the_next_task_runs() -> None:
 
 
 class Slow(Clock):
-    """A clock that runs its `last` call and then gives up."""
+    """A clock that gives up on its call number `last`, after the call has run."""
 
     def __init__(self, last: int) -> None:
         self.left = last

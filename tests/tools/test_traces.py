@@ -427,7 +427,8 @@ def test_branches_start_together_and_the_task_goes_on_behind_them() -> None:
         later = [turn for turn in turns if turn.context[: len(stem)] == stem and turn not in inside]
         ends = [turn.at + making.FIRST_TOKEN_MS + making.TOKEN_MS * turn.answer for turn in inside]
         assert all(turn.at >= max(ends) for turn in later)
-        assert all(len(turn.context) >= len(stem) + len(group) for turn in later)  # plus a report each
+        # the next turn has a report of each branch
+        assert all(len(turn.context) >= len(stem) + len(group) for turn in later)
 
 
 def grouped(turns: list[Any]) -> dict[float, list[Any]]:

@@ -33,7 +33,7 @@ class PrefixStats(Shown):
         loaded: states that came back from host memory.
         evicted_states: states that left the cache: the sum of the six `gone_` figures.
         evicted_pages: pages that left the cache.
-        gone_superseded: states whose row or session had left a newer state.
+        gone_superseded: states whose row or session had left a newer state, or whose KV was forgotten.
         gone_room: states that the policy chose, because slots or registers were short.
         gone_pages: states that went with the KV pages of a leaf, because pages were short.
         gone_limit: states beyond `Prefix(most_states=)`.

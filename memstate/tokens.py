@@ -8,10 +8,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from memstate.checks import shown
 from memstate.errors import InvalidArgument
 
 BYTES = 8  # bytes of one token in a key; ids may be 64-bit hashes of images
 Tokens = Sequence[int] | npt.NDArray[np.integer]
+Keys = Sequence[int] | Sequence[bytes] | npt.NDArray[np.integer]
 
 
 class Prompt(NamedTuple):
@@ -69,6 +71,39 @@ def encode(tokens: Tokens) -> bytes:
     if given.dtype == np.uint64 and given.size and int(given.max()) >= 2**63:
         raise InvalidArgument(f"tokens: {given.max()} does not fit 64 bits with a sign")
     return given.astype(np.int64, copy=False).tobytes()
+
+
+def encode_keys(keys: Keys, page: int) -> bytes:
+    """Keys of blocks as bytes: each key takes the place of the tokens of a page. So a list of keys is a prompt.
+
+    Args:
+        keys: whole numbers from 0 on that fit 64 bits; or bytes, all of one width, at most as many as the tokens of a
+            page take.
+        page: tokens of a page.
+
+    Raises:
+        InvalidArgument: they are something else.
+
+    Example:
+        >>> encode_keys([1, 2], page=2) == encode([1, 0, 2, 0])
+        True
+    """
+    unit, given = page * BYTES, keys
+    try:
+        if not isinstance(given, list | tuple):
+            given = np.asarray(given)[:].tolist()
+        if given and isinstance(given[0], bytes):
+            (width,) = set(map(len, given))
+            # The width stands behind a key that leaves room, so no key is another one with zeros behind it.
+            fill = b"\0" * (unit - width - 1) + bytes([width % 256]) if width < unit else b""
+            key = fill.join(given) + fill
+        else:
+            key = b"".join([int.to_bytes(one, BYTES, "little").ljust(unit, b"\0") for one in given])
+    except (TypeError, ValueError, IndexError, OverflowError, RuntimeError):
+        key, given = b"?", ()
+    if len(key) != len(given) * unit:
+        raise InvalidArgument(f"keys={shown(keys)}: expected numbers below 2**64, or bytes of one width up to {unit}")
+    return key
 
 
 def common(one: bytes, other: bytes, unit: int, start: int = 0, offset: int = 0) -> int:

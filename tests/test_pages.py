@@ -248,3 +248,24 @@ def test_metrics() -> None:
     names: dict[str, Any] = {"mem": manager(backend="reference")}
     exec(part("docs/metrics.md", "from memstate import metrics").replace("9470", "0"), names)
     names["server"].close()
+
+
+# Your engine keeps its KV
+
+
+def test_the_page_on_own_blocks_has_the_calls_of_its_example() -> None:
+    page, example = "docs/own_blocks.md", (ROOT / "examples" / "own_blocks.py").read_text()
+    calls = part("docs/own_blocks.md", "# Start a request: as fa")
+    there = {plain(line) for line in example.splitlines()}
+    assert [line for line in calls.splitlines() if plain(line) and plain(line) not in there] == []
+    names: dict[str, Any] = {"ms": ms, "layout": LAYOUT, "BLOCK": 4, "tokens": [*range(9)], "cached": 4}
+    exec(part("docs/own_blocks.md", "mem = ms.StateManager("), names)
+    assert names["mem"].prefix.settings.keyed and not left_out(page)
+    names["mem"] = manager(prefix=ms.Prefix(), pages=ms.Pages(size=4))
+    exec(part("docs/own_blocks.md", "match = mem.match(tokens,"), names)
+    assert names["match"].kv_length == 4
+
+
+def plain(line: str) -> str:
+    """Returns a line of code without its comment, its indentation and `self`."""
+    return line.split("#")[0].strip().replace("self.", "")

@@ -9,7 +9,7 @@ from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 from memstate import logs
-from memstate.checks import counts, is_count, numbers_of, require_kind, require_salt, sequence
+from memstate.checks import counts, is_count, numbers_of, sequence
 from memstate.engine.world import Verbs, World
 from memstate.errors import ConfigurationError, InvalidArgument, OutOfPages, OutOfRows, OutOfSlots
 from memstate.kernels.tables import REGISTERS_PER_ROW
@@ -22,7 +22,7 @@ from memstate.requests.holdings import PUBLISHED
 from memstate.requests.marks import require_lengths
 from memstate.tiers.host.tier import Hit
 from memstate.tiers.prefetch.fetch import Fetch
-from memstate.tokens import BYTES, EMPTY, Prompt, Tokens, encode
+from memstate.tokens import BYTES, EMPTY, Prompt, Tokens
 
 PER_ROW = REGISTERS_PER_ROW
 Lack = OutOfRows | OutOfPages | OutOfSlots
@@ -133,30 +133,49 @@ class Admission(Verbs):
         """See `StateManager.snapshot_at`."""
         number = self._table.index(row)
         lease = self._cache.leases.get(number)
-        prompt = lease.prompt.tokens if lease and lease.given is not None else 0  # a fork may leave the prompt
+        # A fork may leave the prompt.
+        prompt = max(lease.prompt.tokens, lease.match.tokens) if lease and lease.given is not None else 0
         named = require_lengths(self._table.ids[number], lengths, self._pages.unit, prompt)
         self._marks.add(number, named, self._file.length(number), self._file.tracked_at[number])
 
-    def match(self, tokens: Tokens, salt: Hashable, session: Session | None) -> Match:
+    def match(self, request: Request) -> Match:
         """See `StateManager.match`."""
-        match, length = self._matched(Prompt(encode(tokens), require_salt(salt)), session)
+        if request.tokens is None and request.keys is None:
+            raise InvalidArgument("match what? Give tokens=[...], or keys=[...] and length=")
+        prompt = self._cache.names.prompt(request)
+        match, length = self._matched(prompt, request.session, self._extent(prompt, request))
         return match.instead(length) if length >= match.length and length else match
 
     def prefetch(self, tokens: Tokens, salt: Hashable, session: Session | None) -> Fetch:
         """See `StateManager.prefetch`."""
         if self._tiers is None:
             raise ConfigurationError("there is no storage to fetch from: build the manager with tiers=ms.Tiers(...)")
-        prompt = Prompt(encode(tokens), require_salt(salt))
+        prompt = self._cache.names.prompt(Request(None, tokens=tokens, salt=salt))
         match, length = self._matched(prompt, session)
         # With several ranks, host memory does not count: the other ranks can have other contents.
         own = match.host_length if self._tiers.settings.group is None else 0
         return self._tiers.prefetch(prompt, match, max(length, match.length, own))
 
-    def _matched(self, prompt: Prompt, session: Session | None) -> tuple[Match, int]:
+    def _extent(self, prompt: Prompt, request: Request) -> tuple[int, int] | None:
+        """Returns `extent` of `PrefixCache.match`; None if the manager keeps the KV.
+
+        Raises:
+            InvalidArgument: they contradict each other, or the manager keeps the KV.
+        """
+        if request.keys is None and request.reach is None:
+            return None
+        if request.session is not None or self._tiers is not None or self._pages.allocator.pages:
+            own = "session=" if request.session is not None else "tiers or Pages(count=)"
+            raise InvalidArgument(f"keys= or reach= with {own}: they say how much KV an engine keeps; leave them out")
+        return self._cache.names.extent(prompt, request.length, request.reach)
+
+    def _matched(
+        self, prompt: Prompt, session: Session | None, extent: tuple[int, int] | None = None
+    ) -> tuple[Match, int]:
         """Returns the match of a prompt in cache and host memory, and the length of the state that its session has."""
         if not self._cache.enabled:
             raise ConfigurationError("there is no prefix cache: build the manager with prefix=ms.Prefix()")
-        match = self._cache.match(prompt)
+        match = self._cache.match(prompt, extent=extent)
         length = self._sessions.find(self._sessions.get(session), prompt).length if session is not None else 0
         if self._tiers is not None and (hit := self._tiers.find(prompt, match, max(length, match.length))):
             match = replace(match, host_length=hit.length)
@@ -193,7 +212,7 @@ class Admission(Verbs):
         # Starts that need more than a row, pages and slots.
         special = [
             start for start in starts
-            if start.request.tokens is not None or start.source is not ZEROS or start.wanted
+            if start.match is not None or start.request.tokens is not None or start.source is not ZEROS or start.wanted
             or start.request.fetch is not None
         ]  # fmt: skip
         with self._admitting:
@@ -325,11 +344,12 @@ class Admission(Verbs):
                 self._reads(source)
             if self._cache.enabled or start.session is not None:  # for later comparisons of tokens with the prompt
                 lease = self._cache.leases[row] = start.lease or Lease(NO_NODE, start.prompt, NO_MATCH)
-                lease.given = start.request.tokens
+                lease.given = start.request.keys if start.request.tokens is None else start.request.tokens
             if start.lease is not None:
                 self._cache.use(start.lease)
             if start.wanted:
-                self._marks.start(row, start.wanted, source.length, len(start.prompt.key) // BYTES)
+                known = len(start.prompt.key) // BYTES if start.match is None else start.match.tokens
+                self._marks.start(row, start.wanted, source.length, known)
         if self._tiers is not None:
             self._tiers.admitted([start.request.fetch for start in special if start.request.fetch is not None])
         return self._table.handles(rows)
@@ -368,19 +388,19 @@ class Admission(Verbs):
     def _start_of(self, request: Request, below: bool, away: Collection[Session]) -> Start:
         if not isinstance(request, Request):
             raise InvalidArgument(f"{request!r} is no Request: admit([Request(id, ...), ...])")
-        prompt = EMPTY
-        if request.tokens is not None or request.salt is not None or request.kind is not None:
-            key = b"" if request.tokens is None else encode(request.tokens)
-            prompt = Prompt(key, require_salt(request.salt), require_kind(request.kind))
-        length = request.length
+        prompt, length, keys = EMPTY, request.length, request.keys
+        named = request.tokens is not None or keys is not None
+        if named or request.salt is not None or request.kind is not None or request.reach is not None:
+            prompt = self._cache.names.prompt(request)
         if length is None:
             length = len(prompt.key) // BYTES
         elif not is_count(length):
             raise InvalidArgument(f"request {request.id!r}: length={length!r}: expected a whole number from 0 on")
         wanted = []
         if not isinstance(request.snapshot_at, tuple) or request.snapshot_at:
-            named = require_lengths(request.id, request.snapshot_at, self._pages.unit, prompt.tokens)
-            wanted = [(at, "named") for at in named]
+            known = prompt.tokens if keys is None else length
+            lengths = require_lengths(request.id, request.snapshot_at, self._pages.unit, known)
+            wanted = [(at, "named") for at in lengths]
         if request.fetch is not None:
             if self._tiers is None:
                 raise InvalidArgument(
@@ -390,7 +410,7 @@ class Admission(Verbs):
         start = Start(request, length, prompt, wanted=wanted)
         if request.resume is not None:
             self._resume(start, request.resume)
-        elif request.tokens is not None:
+        elif named:
             self._look(start, below, away)
         elif request.session is not None:
             raise InvalidArgument(f"request {request.id!r}: a turn of a session needs tokens, to see where it goes on")
@@ -410,7 +430,8 @@ class Admission(Verbs):
         Adds the lengths at which the placement wants states to those that the request wants.
         """
         request, prompt = start.request, start.prompt
-        if not prompt.key:
+        extent = self._extent(prompt, request)
+        if not (prompt.key or extent):
             raise InvalidArgument(f"request {request.id!r}: no tokens; a prompt has at least one")
         if request.session is not None:
             session = self._sessions.get(request.session)
@@ -418,7 +439,7 @@ class Admission(Verbs):
             if request.session not in away:
                 start.session, start.source = session, self._sessions.find(session, prompt, start.shared)
         if self._cache.enabled:
-            start.match = match = self._cache.match(prompt)
+            start.match = match = self._cache.match(prompt, extent=extent)
             known = start.source.length
             if below and self._tiers is not None:
                 start.hit = self._tiers.offer(request.fetch, prompt, match, known)

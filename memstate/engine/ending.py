@@ -16,10 +16,11 @@ from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.requests.handles import Row, Snapshot
 from memstate.requests.holdings import PUBLISHED
 from memstate.requests.steps import Step
-from memstate.tokens import BYTES, Tokens, encode
+from memstate.tokens import BYTES, Keys, Tokens
 
 PER_ROW = REGISTERS_PER_ROW
 Keep = Literal["handle", "cache"]
+Named = Sequence[Tokens | Keys | None] | None  # tokens of each row, or its keys where the cache is keyed
 
 
 def require_keep(keep: Keep | None, tokens: object, lengths: object = None) -> None:
@@ -55,7 +56,7 @@ class Ending(Verbs):
         self,
         rows: Sequence[Row],
         keep: Keep | None,
-        tokens: Sequence[Tokens | None] | None,
+        tokens: Named,
         lengths: Sequence[int] | None,
     ) -> list[Snapshot | None]:
         """See `StateManager.end`."""
@@ -83,9 +84,7 @@ class Ending(Verbs):
                 self._promise(numbers, told, snapshots, before)
             return snapshots
 
-    def publish(
-        self, rows: Sequence[Row], keep: Keep, tokens: Sequence[Tokens | None] | None, strict: bool
-    ) -> list[Snapshot | None]:
+    def publish(self, rows: Sequence[Row], keep: Keep, tokens: Named, strict: bool) -> list[Snapshot | None]:
         """See `StateManager.publish`."""
         numbers = self._table.indices(rows)
         if self._file.undecided:
@@ -110,7 +109,7 @@ class Ending(Verbs):
                 self._promise(numbers, told, snapshots, before)
             return snapshots
 
-    def cancel(self, step: Step, keep: Keep | None, tokens: Sequence[Tokens | None] | None) -> list[Snapshot | None]:
+    def cancel(self, step: Step, keep: Keep | None, tokens: Named) -> list[Snapshot | None]:
         """See `StateManager.cancel`."""
         current = self._stepping.current(step).tolist()
         require_keep(keep, tokens)
@@ -144,7 +143,7 @@ class Ending(Verbs):
         """Notes the published length of each row, because the open step perhaps must still compute it."""
         self._stepping.promise(rows, told or [state.length if state else 0 for state in snapshots], before)
 
-    def _keys(self, tokens: Sequence[Tokens | None] | None, rows: Sequence[int]) -> list[bytes]:
+    def _keys(self, tokens: Named, rows: Sequence[int]) -> list[bytes]:
         """Returns the tokens of each row as a key. Requires that tokens and prompt of a row agree as far as both go.
 
         Args:
@@ -173,7 +172,7 @@ class Ending(Verbs):
                 self._require_continued(row, keys[-1])
         return keys
 
-    def _key(self, row: int, given: Tokens | None) -> bytes:
+    def _key(self, row: int, given: Tokens | Keys | None) -> bytes:
         """Returns the tokens of a row as a key. Without `given`, they are the prompt.
 
         If `given` is the object that the row was admitted with, only the tokens behind the prompt are encoded.
@@ -181,17 +180,18 @@ class Ending(Verbs):
         Raises:
             InvalidArgument: no tokens are given, and no prompt is known.
         """
-        lease = self._cache.leases.get(row)
-        key = lease.prompt.key if lease and (given is None or given is lease.given) else b""
-        if given is not None:
-            at = len(key) // BYTES
-            return key + encode(given[at:]) if 0 < at <= len(given) else encode(given)
-        if key:
-            return key
-        raise InvalidArgument(
-            f"row {row} (request {shown(self._table.ids[row])}): keep='cache' needs its tokens, and none are known: "
-            "give tokens=[...], or admit it with Request(tokens=) to a manager with a prefix cache"
-        )
+        lease, names = self._cache.leases.get(row), self._cache.names
+        if given is None and lease and lease.prompt.key:
+            return lease.prompt.key
+        if given is None:
+            word = names.word
+            raise InvalidArgument(
+                f"row {row} (request {shown(self._table.ids[row])}): keep='cache' needs its {word}, and none are "
+                f"known: give {word}=[...], or admit it with Request({word}=) to a manager with a prefix cache"
+            )
+        if names.keyed and lease:
+            return names.continued(lease.encoded or lease.prompt.key, given)
+        return names.continued(lease.prompt.key if lease and given is lease.given else b"", given)
 
     def _require_continued(self, row: int, key: bytes) -> None:
         """Requires tokens that agree with the row's prompt as far as both go. Otherwise matches find wrong states."""
@@ -199,8 +199,8 @@ class Ending(Verbs):
         prompt = lease.prompt.key if lease else key
         if key is not prompt and not (key.startswith(prompt) or prompt.startswith(key)):
             raise InvalidArgument(
-                f"row {row} (request {shown(self._table.ids[row])}): the tokens are not those of its prompt: hand over "
-                "all of them, from the first on"
+                f"row {row} (request {shown(self._table.ids[row])}): the {self._cache.names.word} are not those of its "
+                "prompt: hand over all of them, from the first on"
             )
 
     def _leave(
@@ -225,6 +225,7 @@ class Ending(Verbs):
         for row, most, key in zip(rows, known, keys, strict=True):
             n = min(most, len(key) // BYTES)
             length, lease = self._pages.floor(n), self._cache.leases[row]
+            lease.encoded = key if self._cache.names.keyed else b""
             prompt, end = lease.prompt._replace(key=key), length // size
             given.append((lease, prompt, end, self._pages.of(row, end), self._states_of(row, n, ended)))
         return self._cache.file(given)
@@ -322,12 +323,13 @@ class Ending(Verbs):
         Raises:
             InvalidArgument: the tokens of a row are too few.
         """
+        names = self._cache.names
         for row, n, key in zip(rows, known, keys, strict=True):
-            if len(key) // BYTES < n:
+            if len(key) // BYTES < (n // names.page * names.page if names.keyed else n):
                 raise InvalidArgument(
-                    f"row {row} (request {shown(self._table.ids[row])}): {len(key) // BYTES} tokens, and {n} are "
-                    "confirmed: give all of them as tokens=[...], also those that the answer leaves out. To keep only "
-                    "states of fewer tokens, name their lengths with lengths=[...]"
+                    f"row {row} (request {shown(self._table.ids[row])}): {'keys of ' * names.keyed}{len(key) // BYTES} "
+                    f"tokens, and {n} are confirmed: give all of them as {names.word}=[...], also those that the "
+                    "answer leaves out. To keep only states of fewer tokens, name their lengths with lengths=[...]"
                 )
 
     def _require_no_turns(self, rows: Sequence[int]) -> None:

@@ -39,7 +39,7 @@ from memstate.slots.journal import Journal
 from memstate.state.layout import StateLayout
 from memstate.stats import Stats
 from memstate.tiers import Fetch, Tiers
-from memstate.tokens import Tokens
+from memstate.tokens import Keys, Tokens
 
 NO_LIMIT = 2**31 - 1
 
@@ -150,6 +150,7 @@ class StateManager(NotCopied, Shown):
         self._admission, self._stepping, self._ending = parts.admission, parts.stepping, parts.ending
         self._holdings, self._dropping, self._debug = parts.holdings, parts.guard.changing("drop"), debug
         self._cache, self._learning = parts.cache, parts.guard.changing("settle")
+        self._names, self._forgetting = parts.cache.names, parts.guard.changing("forget")
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._require_free(name)
@@ -541,8 +542,9 @@ class StateManager(NotCopied, Shown):
             self._cache.learn()
 
     def cancel(
-        self, step: Step, keep: Keep | None = None, *, tokens: Sequence[Tokens | None] | None = None
-    ) -> list[Snapshot | None]:
+        self, step: Step, keep: Keep | None = None, *, tokens: Sequence[Tokens | None] | None = None,
+        keys: Sequence[Keys | None] | None = None,
+    ) -> list[Snapshot | None]:  # fmt: skip
         """Cancels a planned step whose forward never ran, and ends its rows.
 
         The rows end with the lengths that they had before the step. Their live states are lost, because the plan has
@@ -554,6 +556,7 @@ class StateManager(NotCopied, Shown):
             step: the newest step.
             keep: as for `end`. If the step stores no state of a row, the live state of the row can be kept, too.
             tokens: for each entry of the batch, its tokens or None, as for `end`. Longer states are not kept.
+            keys: for each entry of the batch, its keys or None, in place of `tokens`, as for `end`.
 
         Returns:
             One snapshot for each entry of the batch; None where nothing was published.
@@ -567,11 +570,11 @@ class StateManager(NotCopied, Shown):
         Syncs: no.
         """
         self._enter()
-        return self._ending.cancel(step, keep, tokens)
+        return self._ending.cancel(step, keep, self._names.of(tokens, keys))
 
     def end(
         self, rows: Sequence[Row], keep: Keep | None = None, *, tokens: Sequence[Tokens | None] | None = None,
-        lengths: Sequence[int] | None = None,
+        lengths: Sequence[int] | None = None, keys: Sequence[Keys | None] | None = None,
     ) -> list[Snapshot | None]:  # fmt: skip
         """Ends requests, also while a step is in flight. With `keep`, keeps the longest confirmed state of each.
 
@@ -588,6 +591,8 @@ class StateManager(NotCopied, Shown):
                 None for a request, stands for its prompt; a request that has decoded needs its tokens. If you give the
                 object that the request was admitted with, only the tokens behind the prompt are read.
             lengths: for each row, the largest length of a state to keep, or one number for all rows. None: no limit.
+            keys: with `Prefix(keyed=True)`, in place of `tokens`: the keys of all blocks that each request has filled.
+                None, or None for a request, stands for the keys that it was admitted with.
 
         Returns:
             One snapshot for each row, or None.
@@ -601,7 +606,8 @@ class StateManager(NotCopied, Shown):
         Syncs: no.
         """
         self._enter()
-        return self._ending.end(rows, keep, tokens, lengths)
+        named = tokens if keys is None and not self._names.keyed else self._names.of(tokens, keys)
+        return self._ending.end(rows, keep, named, lengths)
 
     def publish(
         self,
@@ -610,11 +616,13 @@ class StateManager(NotCopied, Shown):
         *,
         tokens: Sequence[Tokens | None] | None = None,
         strict: bool = False,
+        keys: Sequence[Keys | None] | None = None,
     ) -> list[Snapshot | None]:
         """Publishes the newest confirmed snapshot of each row. The rows continue to run.
 
         The slot of the snapshot moves from the row to a holder, and stays there until the snapshot is dropped. Any
-        number of requests can resume from the snapshot.
+        number of requests can resume from the snapshot. With `Redirect`, the state of a boundary becomes a snapshot at
+        the next plan; with the other strategies it is one when its step has settled.
 
         Args:
             rows: the requests.
@@ -623,6 +631,8 @@ class StateManager(NotCopied, Shown):
                 None for a request, stands for its prompt; a request that has decoded needs its tokens. If you give the
                 object that the request was admitted with, only the tokens behind the prompt are read.
             strict: whether to raise an error and publish nothing if a row has no snapshot, or no holder is free for it.
+            keys: with `Prefix(keyed=True)`, in place of `tokens`: the keys of the blocks that each row has filled, as
+                for `end`. Only new keys are read. States behind the last key stay with the row for later.
 
         Returns:
             One snapshot for each row; None if the row has no snapshot, or if no holder is free for it.
@@ -636,7 +646,7 @@ class StateManager(NotCopied, Shown):
         Syncs: no.
         """
         self._enter()
-        return self._ending.publish(rows, keep, tokens, strict)
+        return self._ending.publish(rows, keep, self._names.of(tokens, keys), strict)
 
     def drop(self, snapshots: Sequence[Snapshot | None]) -> None:
         """Ends the handles of snapshots, and frees their slots and pages.
@@ -660,7 +670,30 @@ class StateManager(NotCopied, Shown):
         with self._dropping:
             self._holdings.end(states, registers)
 
-    def match(self, tokens: Tokens, salt: Hashable = None, session: Session | None = None) -> Match:
+    def forget(self, keys: Keys) -> None:
+        """Says that your engine has given KV blocks away, with `Prefix(keyed=True)`: their states are evicted first.
+
+        Answers are right without this call, because a request names only blocks whose KV is there. Call it where the
+        engine takes a block with a key for other tokens. A state stays until its slot is needed. If its KV is computed
+        again before, requests find it again, and it counts as before. Longer states have keys of their own.
+
+        Args:
+            keys: the keys of the blocks. Keys without a state are skipped.
+
+        Raises:
+            InvalidArgument: something is no key, or the manager has no keyed cache; nothing changed.
+
+        Syncs: no.
+        """
+        self._enter()
+        encoded = self._names.encode(self._names.of(None, keys))
+        with self._forgetting:
+            self._cache.forget(encoded)
+
+    def match(
+        self, tokens: Tokens | None = None, salt: Hashable = None, session: Session | None = None, *,
+        keys: Keys | None = None, length: int | None = None, reach: int | None = None,
+    ) -> Match:  # fmt: skip
         """Returns how much of a prompt the prefix cache has, and why it does not have more. Changes nothing.
 
         The result says how many tokens a cached state covers, how many cached KV covers, and how many a state in host
@@ -670,16 +703,20 @@ class StateManager(NotCopied, Shown):
             tokens: the whole prompt.
             salt: the salt of the request.
             session: the session of the request. States that the session keeps count, too.
+            keys: with `Prefix(keyed=True)`, in place of `tokens`: the keys of the request.
+            length: with `keys`, the number of all tokens of the prompt.
+            reach: as for `Request`.
 
         Raises:
-            InvalidArgument: tokens or salt are not valid, or a turn of the session runs.
+            InvalidArgument: tokens, keys, reach or salt are not valid, or a turn of the session runs.
             StaleHandle: the session is closed.
             ConfigurationError: the manager has no prefix cache.
 
         Syncs: no.
         """
         self._enter()
-        return self._admission.match(tokens, salt, session)
+        asked = Request(None, length, tokens=tokens, salt=salt, session=session, keys=keys, reach=reach)
+        return self._admission.match(asked)
 
     def prefetch(self, tokens: Tokens, salt: Hashable = None, session: Session | None = None) -> Fetch:
         """Starts to read the states of a prompt from storage to host memory, where `match` and `admit` find them.

@@ -81,6 +81,8 @@ class World:
                 "no request of one page could start from it: give requests room for 2 pages or more (tokens= of "
                 "mst.manager), make pages smaller, or leave prefix out"
             )
+        if prefix is not None and prefix.keyed and (tiers is not None or (pages is not None and pages.count)):
+            raise ConfigurationError("Prefix(keyed=True) with tiers or Pages(count=): it is for engines that keep KV")
         if tiers is not None and prefix is None:
             raise ConfigurationError("tiers without a prefix cache: build the manager with prefix=ms.Prefix()")
         validate_layout(layout)

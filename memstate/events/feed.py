@@ -46,6 +46,8 @@ class Feed:
         cache: PrefixCache | None = getattr(mem, "prefix", None)
         if cache is None:
             raise ConfigurationError("events of a manager without a prefix cache: build it with prefix=ms.Prefix()")
+        if cache.settings.keyed:
+            raise ConfigurationError("events of Prefix(keyed=True): it knows no tokens; the engine tells of its blocks")
         if cache.watcher is not None:
             raise ConfigurationError("this prefix cache has a feed: close it first")
         self._cache, self._rank, self._size = cache, rank, cache.page_size

@@ -3,6 +3,7 @@
 tree       knows which prefixes have KV and which have a state
 policies/  decide which states and which KV to admit and to evict
 ranking    keeps nodes in the order of their ranks, for policies
+names      encodes tokens, or the keys of an engine's blocks
 match      is the result of a lookup: how far it reaches, and why no further
 contents   evicts states and pages
 cache      joins these with holders, pages and the command buffer

@@ -8,17 +8,20 @@ evict    states and pages make way, see `memstate.prefix.contents`
 path: rows and sessions that share its pages. The cache only records changes. It touches no tensor and submits nothing.
 """
 
+import logging
 import math
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
 
+from memstate import logs
 from memstate.checks import is_whole, shown
 from memstate.errors import InvalidArgument
 from memstate.prefix.contents import Contents
 from memstate.prefix.lease import NO_NODE, Lease
 from memstate.prefix.match import Match
+from memstate.prefix.names import Names
 from memstate.prefix.policies import Place
 from memstate.prefix.settings import Prefix
 from memstate.prefix.tree import Node
@@ -77,34 +80,43 @@ class PrefixCache(Contents):
         commands: Records the changes of owners.
         pages: KV pages of rows.
         holdings: Owners and readers of states.
+
+    Attributes:
+        names: What names prefixes here.
     """
 
     def __init__(self, settings: Prefix | None, commands: CommandBuffer, pages: PageTable, holdings: Holdings) -> None:
         self._commands, self._pages, self._holdings = commands, pages, holdings
+        self._told = logs.Repeats(logs.logger("prefix"))
+        self.names = Names(settings is not None and settings.keyed, pages.page_size)
         super().__init__(settings, TableKeeper(pages, holdings))
 
     def __repr__(self) -> str:
         held = f"{self.states} states, {self.tree.total_pages} pages in {self.tree.nodes} nodes"
         return "PrefixCache({}, {}, {})".format(held, *self._policies)
 
-    def match(self, prompt: Prompt, most: int | None = None) -> Match:
+    def match(self, prompt: Prompt, most: int | None = None, extent: tuple[int, int] | None = None) -> Match:
         """Looks a prompt up and changes nothing.
 
         Args:
             prompt: The prompt.
             most: Tokens that a hit may cover at most. None: all but the last.
+            extent: Where the caller keeps KV: the number of all tokens, and how far its KV reaches.
 
         Returns:
             The match: the deepest cached state, and the lengths to which states, KV and known tokens reach.
         """
-        size, known = self._pages.page_size, len(prompt.key) // BYTES
-        most = max(0, known - 1) if most is None else most
-        lookup = self.tree.find(prompt, min(most, known) // size)
-        stated = lookup.stated
-        length = stated.end * size if stated else 0
-        gone = lookup.evicted.end * size if lookup.evicted else length
+        size, named = self._pages.page_size, len(prompt.key) // BYTES
+        known, reach = extent or (named, named)
+        end = min(max(0, known - 1) if most is None else most, reach) // size
+        lookup = self.tree.find(prompt, end)
+        stated, evicted, kv = lookup.stated, lookup.evicted, lookup.kv
+        above = stated.end if stated else 0
+        if extent:  # the caller has KV up to here, whatever the tree knows
+            evicted, kv = next((node for node in lookup.known.path() if node.evicted and node.end > above), None), end
+        gone = evicted.end if evicted else above
         snapshot, remembered = stated.snapshot if stated else None, lookup.known.end * size
-        return Match(known, length, lookup.kv * size, gone, snapshot, found=lookup, known_length=remembered)
+        return Match(known, above * size, kv * size, gone * size, snapshot, found=lookup, known_length=remembered)
 
     def hold(self, match: Match, prompt: Prompt) -> Lease:
         """Leases the path of a match until `release`: eviction leaves its KV alone.
@@ -164,7 +176,8 @@ class PrefixCache(Contents):
             length: How many tokens they share.
         """
         if lease := self.leases.get(row):
-            prompt = lease.prompt.head(length)
+            # The key of a block that the rows share in part names other tokens in each.
+            prompt = lease.prompt.head(length - length % self.names.page if self.names.keyed else length)
             for other in others:
                 self.tree.lease(lease.node)
                 self.leases[other] = Lease(lease.node, prompt, lease.match, end=lease.end)
@@ -395,11 +408,37 @@ class PrefixCache(Contents):
         above = lookup.stated.end if lookup.stated is not None else 0
         if above == end:
             self._counts["duplicates"] += 1
+            if self.names.keyed and lookup.stated is not None:
+                self._superseded.pop(lookup.stated, None)  # the engine may have computed its KV again
             return lookup.stated
-        if not self.state_policy.admits(Place(end, above, kind)):
+        if not self.state_policy.admits(Place(end, above, kind)) or (self.by_key and self._named_twice(prompt, end)):
             self._counts["declined"] += 1
             return None
         return self._grow(prompt, end, pages, start)
+
+    def _named_twice(self, prompt: Prompt, end: int) -> bool:
+        """Returns whether the key of a block names another prefix as well. If so, neither keeps a state under it."""
+        key = prompt.key[(end - 1) * self._unit : end * self._unit]
+        others = [node for node in self.by_key.get(key, ()) if self.tree.salt(node) == prompt.salt]
+        for other in others:
+            why = "a key is at two places: it is no hash of all tokens up to its end, or keys= begin at another block"
+            self._told.event(logging.WARNING, "two prefixes", blocks=f"{other.end} {end}", why=why)
+            self._note_superseded(other)
+            if other.snapshot and not self._holdings.readers[other.snapshot.register]:
+                self._holdings.end([other.snapshot])
+                self.detach(other, "cleared")
+                self.drop_bare(other)
+        return bool(others)
+
+    def forget(self, key: bytes) -> None:
+        """Marks states as the first to evict, because the KV that goes with them is gone. Nothing is released.
+
+        Args:
+            key: Keys of blocks, encoded. Those of blocks without a state are skipped.
+        """
+        for at in range(0, len(key), self._unit):
+            for node in self.by_key.get(key[at : at + self._unit], ()):
+                self._note_superseded(node)
 
     def _supersede_decoded(self, lease: Lease, newer: Snapshot) -> None:
         """Marks the row's previous decoded state as superseded, unless another request has used it."""
@@ -438,6 +477,8 @@ class PrefixCache(Contents):
         """Notes the state of a node, whose holder belongs to the node already."""
         policy = self.state_policy  # makes the policy learn of earlier requests before the node changes
         node.snapshot, node.evicted, node.kind = state, False, prompt.kind
+        if self.names.keyed:
+            self.by_key.setdefault(node.key[-self._unit :], []).append(node)
         self._counts["inserted"] += 1
         policy.added(node, kind)
         if self.below:

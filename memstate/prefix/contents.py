@@ -117,6 +117,9 @@ class Contents(NotCopied, Shown):
         self._counts["gone_cleared"] += gone - self._counts["evicted_states"]
         self._counts["evicted_states"] = gone
         self._superseded: dict[Node, None] = {}  # in the order of eviction
+        self.by_key: dict[bytes, list[Node]] = {}  # key of the last block -> nodes with a state, one for each salt
+        for node in nodes if self.settings.keyed else ():
+            self.by_key.setdefault(node.key[-self._unit :], []).append(node)
         self._clearing = False
         self.state_policy.reset()
         self.page_policy.reset()
@@ -289,10 +292,19 @@ class Contents(NotCopied, Shown):
                 logs.event(LOG, logging.INFO, "evicted", why=why, tokens=snapshot.length, uses=node.uses)
             node.evicted = True
             self._superseded.pop(node, None)
+            if self.by_key:
+                self._unname(node)
             self._counts["evicted_states"] += 1
             self.state_policy.dropped(node)
             if self.watcher:
                 self.watcher.state_removed(node)
+
+    def _unname(self, node: Node) -> None:
+        """Removes a node that has lost its state from those that `forget` finds by key."""
+        key = node.key[-self._unit :]
+        self.by_key[key].remove(node)
+        if not self.by_key[key]:
+            del self.by_key[key]
 
     def drop_bare(self, node: Node | None) -> None:
         """Gives up the KV of a leaf without a state, unless the policy keeps it.

@@ -8,7 +8,7 @@ from memstate.prefix.match import Match
 from memstate.prefix.tree import Node
 from memstate.requests.handles import Snapshot
 from memstate.slots.registers import Longs
-from memstate.tokens import Prompt, Tokens
+from memstate.tokens import Keys, Prompt, Tokens
 
 NO_NODE = Node(None, b"")  # the path of a lease that shares nothing
 NO_MATCH = Match(0, 0, 0, 0)
@@ -96,6 +96,7 @@ class Lease:
         own: Node whose state this row filed -> how often this row used it.
         decoded: The last state beyond the prompt that this row filed.
         given: Tokens with which the row was admitted; they begin with the prompt. None: not known.
+        encoded: With keys: what the row has handed over so far, so that only new keys are encoded.
         end: Pages from the root that the path had when the lease began. The last node may have grown since, for
             another row.
     """
@@ -105,5 +106,6 @@ class Lease:
     match: Match
     own: dict[Node, int] = field(default_factory=dict)
     decoded: Snapshot | None = None
-    given: Tokens | None = None
+    given: Tokens | Keys | None = None
+    encoded: bytes = b""
     end: int = 0

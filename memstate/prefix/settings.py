@@ -18,6 +18,8 @@ class Prefix:
         most_states: Cached states at most, None for no limit but the slots.
         evict: Whether snapshots and marks of the next step may evict cached states. Requests always may.
         placement: The placement: at which lengths of their prompts requests keep states.
+        keyed: Whether states are found by the keys of an engine's own KV blocks, `Request(keys=)`, instead of tokens. A
+            block has as many tokens as a page.
 
     Raises:
         ConfigurationError: A setting has a wrong type or value.
@@ -33,6 +35,7 @@ class Prefix:
     most_states: int | None = None
     evict: bool = True
     placement: Placement = field(default_factory=Ends)
+    keyed: bool = False
 
     @property
     def of_pages(self) -> PagePolicy:
@@ -50,3 +53,4 @@ class Prefix:
         if self.most_states is not None and not is_count(self.most_states):
             raise ConfigurationError(f"most_states={self.most_states!r}: expected a whole number from 0 on, or None")
         require_switch("evict", self.evict)
+        require_switch("keyed", self.keyed)

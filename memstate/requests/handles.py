@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from memstate.errors import InvalidArgument
 from memstate.slots.registers import Ints, Longs
-from memstate.tokens import Tokens
+from memstate.tokens import Keys, Tokens
 
 _TABLES = count(1)
 ONE, LARGEST = np.int32(1), np.int32(2**31 - 1)
@@ -112,6 +112,12 @@ class Request:
         salt: None, str, bytes, int or a tuple of these. Equal tokens under different salts never match.
         session: the session that this request is the next turn of.
         fetch: the result of `prefetch` for this request. Several ranks start from the length that they agreed on.
+        keys: with `Prefix(keyed=True)`, in place of `tokens`: the keys of the whole blocks of the prompt, from the
+            first on, and `length`, the number of all its tokens. A key is a hash of everything up to the end of
+            its block: tokens, adapter and tenant. It is a whole number from 0 on, or bytes. The id of a block is no
+            key: it comes back with other tokens.
+        reach: for engines that keep their KV: the tokens from the start whose KV the engine has. The request starts
+            from no longer state. Default: all that `tokens` or `keys` name.
         kind: kind of the request, a text of at most 64 characters such as "chat", "tool" or "retrieval", or None. The
             default policy for states learns how often states of each kind are used again. It tells only the first 8
             kinds apart.
@@ -130,6 +136,8 @@ class Request:
     session: Session | None = None
     fetch: Any = field(default=None, repr=False, compare=False)
     kind: str | None = None
+    keys: Keys | None = field(default=None, repr=False, compare=False)
+    reach: int | None = None
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)

@@ -28,7 +28,7 @@ class Comparison(dict[str, Counter[str]]):
     tokens    tokens whose logits were compared
     states    states that were compared
     unknown   states of lengths that no step reached alone, so they were not compared
-    hits      prompt tokens that were not read, because the prefix cache or a session had a state
+    hits      tokens that were not read, because requests started from a state
     faults    faults that were injected
     """
 
@@ -136,6 +136,5 @@ def _serve(name: str, engine: Any, prompts: Sequence[Any], watch: Watch, draw: R
         first.add_note(f"compare: run {name}")
         raise first from error.__cause__ if first is error else error
     stats, counts = mem.stats(), watch.counts
-    counts["hits"] = stats.prefix.hit_tokens if stats.prefix else 0
     counts["faults"] = sum(vars(stats.chaos).values()) if stats.chaos else 0
     return counts + Counter(requests=len(prompts), aborted=len(aborted), parted=len(watch.parted))

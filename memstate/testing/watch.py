@@ -12,6 +12,7 @@ from torch import Tensor
 
 from memstate.engine.manager import StateManager
 from memstate.errors import InvalidArgument, LeakFound, MemstateError
+from memstate.requests.handles import Rows
 from memstate.requests.steps import Step
 
 State = dict[str, Tensor]  # name of a plane -> `layer ...`
@@ -81,6 +82,13 @@ class Watch:
 
         canary.fault = look
         ending._require_continued = partial(self._filed, ending._require_continued)  # type: ignore[method-assign]
+        mem._parts.admission.admit = partial(self._started, mem._parts.admission.admit)  # type: ignore[method-assign]
+
+    def _started(self, admit: Callable[[Any], Rows], requests: Any) -> Rows:
+        """Starts requests, and counts the tokens that they do not read."""
+        rows = admit(requests)
+        self.counts["hits"] += sum(self._mem.info(row).length for row in rows)
+        return rows
 
     def _look(self, step: Step, requests: dict[int, int]) -> None:
         """Compares the states in the slots of a step.
@@ -142,7 +150,8 @@ class Watch:
         """Runs before states of a row are filed under tokens. Tokens after the prompt must be those of the answer."""
         require(row, key)
         request, lease = self._mem._parts.table.ids[row], self._mem._parts.cache.leases.get(row)
-        if not self._alone and type(request) is int and lease and lease.prompt.key:
+        known = self._alone or self._mem._parts.cache.names.keyed  # of keys nobody knows the tokens
+        if not known and type(request) is int and lease and lease.prompt.key:
             prompt, new = self._prompt(request), np.frombuffer(key, np.int64)[lease.prompt.tokens :].tolist()
             answer = [token for token, _ in self.answers[prompt]]
             if new and not any(answer[at : at + len(new)] == new[: len(answer) - at] for at in range(len(answer))):

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import memstate as ms
-from memstate.engine import ending
 from memstate.kernels.dispatch import Backend
+from memstate.prefix import names
 from memstate.prefix.policies import Lru, LruPages
 from memstate.slots.journal import Change
 from memstate.tokens import Tokens, encode
@@ -194,10 +194,10 @@ def test_what_a_request_was_admitted_with_is_read_once(
     kind: Callable[[list[int]], Tokens], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mem, given, read = plain(), kind(T[:16]), list[int]()
-    monkeypatch.setattr(ending, "encode", lambda tokens: read.append(len(tokens)) or encode(tokens))
+    monkeypatch.setattr(names, "encode", lambda tokens: read.append(len(tokens)) or encode(tokens))
     for tokens in (given, kind(T[:16]), given):
         mem.end([read_by(mem, given)], keep="cache", tokens=[tokens])
-    assert read == [0, 16, 0] and mem.match([*T[:16], 1]).length == 16
+    assert read == [16, 0, 16, 16, 16, 0] and mem.match([*T[:16], 1]).length == 16
 
 
 def test_a_list_that_has_changed_since_its_admission_counts_behind_its_prompt() -> None:

@@ -1,0 +1,197 @@
+"""A small engine that keeps its own KV blocks and finds them by hashes. See docs/own_blocks.md.
+
+memstate keeps the states, and finds them by the same hashes.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Generator, Sequence
+from hashlib import blake2b
+
+import torch
+
+import memstate as ms
+
+BLOCK, WORDS, CHUNK = 4, 50, 12  # tokens in: a KV block, the vocabulary, a chunk
+STATE = ms.StateLayout((ms.Plane("ssm", (8,), torch.float32),), layers=2)
+EMBED = torch.randn(WORDS, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Blocks:
+    """The KV blocks of all requests. A free block keeps its KV and its key until it is taken for other tokens."""
+
+    def __init__(self, count: int, mem: ms.StateManager) -> None:
+        self.keys, self.users = list[bytes | None]([None] * count), [0] * count
+        self.free = OrderedDict.fromkeys(range(count))  # the first is taken next
+        self.by_key, self.mem = dict[bytes, int](), mem
+
+    def held(self, keys: Sequence[bytes]) -> list[int]:
+        """Returns the blocks of the first keys whose KV is there."""
+        blocks = list[int]()
+        for key in keys:
+            if key not in self.by_key:
+                break
+            blocks.append(self.by_key[key])
+        return blocks
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """Gives blocks one more user."""
+        for block in blocks:
+            self.free.pop(block, None)
+            self.users[block] += 1
+
+    def take(self) -> int:
+        """Returns a block for new tokens. Its old KV is gone."""
+        block, _ = self.free.popitem(last=False)
+        self.users[block], key = 1, self.keys[block]
+        if key is not None and self.by_key.get(key) == block:
+            del self.by_key[key]
+            self.mem.forget([key])  # without this KV its state is of no use: it is evicted first
+        self.keys[block] = None
+        return block
+
+    def fill(self, block: int, key: bytes) -> int:
+        """Notes that a block is full. Returns the block that its row reads: one with the same KV may be there."""
+        kept = self.by_key.setdefault(key, block)
+        if kept == block:
+            self.keys[block] = key
+        else:  # a hit was cut to its state, and this KV was computed twice
+            self.share([kept])
+            self.give([block], useful=0)
+        return kept
+
+    def give(self, blocks: Sequence[int], useful: int) -> None:
+        """Takes one user from blocks. Behind the first `useful` ones there is no state: their KV serves no request."""
+        for at in reversed(range(len(blocks))):
+            self.users[blocks[at]] -= 1
+            if not self.users[blocks[at]]:
+                self.free[blocks[at]] = None
+                self.free.move_to_end(blocks[at], last=at < useful)
+
+
+class Text:
+    """A request: all tokens so far, how many it will have, and the keys of its whole blocks."""
+
+    row: ms.Row  # while it runs
+
+    def __init__(self, number: int, prompt: Sequence[int], new: int) -> None:
+        self.number, self.tokens, self.goal = number, list(prompt), len(prompt) + new
+        self.keys, self.table = list[bytes](), list[int]()
+        self.hash()
+
+    def hash(self) -> None:
+        """Hashes the blocks that are whole. A key stands for all tokens up to the end of its block."""
+        while len(self.keys) < len(self.tokens) // BLOCK:
+            at = len(self.keys) * BLOCK
+            before = self.keys[-1] if self.keys else b""
+            self.keys.append(blake2b(before + bytes(self.tokens[at : at + BLOCK]), digest_size=16).digest())
+
+
+class Engine:
+    """Serves requests. Blocks are short at times: then the newest request goes back to the queue."""
+
+    def __init__(self, slots=24, max_requests=6, blocks=40, every=BLOCK, debug=False) -> None:
+        self.kv = torch.full((blocks, BLOCK, 8), torch.nan)
+        self.mem = ms.StateManager(
+            STATE, slots=slots, max_requests=max_requests, tracking=ms.Redirect(every=every), debug=debug,
+            pages=ms.Pages(size=BLOCK), prefix=ms.Prefix(keyed=True), forward=ms.Forward(grid=1),
+        )  # fmt: skip
+        self.blocks, self.waiting, self.running = Blocks(blocks, self.mem), deque[Text](), list[Text]()
+        self.hits = self.preempted = 0
+
+    def forward(self, step: ms.Step, fed: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Reads the tokens `fed` to each row. Returns the logits behind the last token of each."""
+        states, after = self.mem.planes["ssm"], {}
+        for entry, tokens in enumerate(fed):
+            table, state = self.running[entry].table, states[:, step.read[entry]].clone()
+            for offset, token in enumerate(tokens, 1):
+                at = int(step.before[entry]) + offset - 1
+                self.kv[table[at // BLOCK], at % BLOCK] = EMBED[token]
+                seen = self.kv[table].flatten(0, 1)[: at + 1]
+                state[0] = 0.9 * state[0] + EMBED[token]  # a layer with a state; then attention and another one
+                state[1] = 0.9 * state[1] + torch.softmax(seen @ state[0], 0) @ seen
+                after[entry, offset] = state.clone()
+            states[:, step.write[entry]] = state
+        for mark in range(step.marked):  # states inside the chunks
+            states[:, step.marks.slot[mark]] = after[int(step.marks.entry[mark]), int(step.marks.offset[mark])]
+        return torch.stack([EMBED @ after[entry, len(tokens)][1] for entry, tokens in enumerate(fed)])
+
+    def admit(self) -> None:
+        """Starts requests as long as there is room."""
+        while self.waiting:
+            text = self.waiting[0]
+            held = self.blocks.held(text.keys)
+            length, reach = len(text.tokens), len(held) * BLOCK
+            start = self.mem.match(keys=text.keys, length=length, reach=reach).length // BLOCK
+            shared = sum(block in self.blocks.free for block in held[:start])
+            if len(self.blocks.free) - shared < length // BLOCK + 1 - start:
+                return
+            try:
+                (text.row,) = self.mem.admit([ms.Request(text.number, keys=text.keys, length=length, reach=reach)])
+            except (ms.OutOfSlots, ms.OutOfRows):
+                return
+            start = self.mem.info(text.row).length // BLOCK
+            self.blocks.share(held[:start])
+            text.table = held[:start] + [self.blocks.take() for _ in range(length // BLOCK + 1 - start)]
+            self.hits += start * BLOCK
+            self.running.append(self.waiting.popleft())
+
+    def end(self, text: Text) -> None:
+        """Ends a request: first its row, then its blocks."""
+        keys = text.keys[: self.mem.info(text.row).length // BLOCK]
+        self.mem.end([text.row], keep="cache", keys=[keys])
+        state = self.mem.match(keys=keys, length=len(keys) * BLOCK + 1).length
+        self.blocks.give(text.table, useful=state // BLOCK)
+        text.table = []
+        self.running.remove(text)
+
+    def grow(self) -> None:
+        """Gives each running request the block of its next token. The newest requests make way."""
+        for text in [*self.running]:
+            while text in self.running and len(text.table) <= len(text.tokens) // BLOCK:
+                if self.blocks.free:
+                    text.table.append(self.blocks.take())
+                else:
+                    self.waiting.appendleft(newest := self.running[-1])
+                    self.end(newest)
+                    self.preempted += 1
+
+    def abort(self, number: int) -> None:
+        """Ends a request that waits or runs, also in the middle of its prompt."""
+        for text in [text for text in self.running if text.number == number]:
+            self.end(text)
+        self.waiting = deque(text for text in self.waiting if text.number != number)
+
+    def serve(self, texts: Sequence[Text]) -> Generator[tuple[int, int, torch.Tensor], bool, None]:
+        """Yields number, token and logits of each new token. If it is sent True, it aborts the request."""
+        mem = self.mem
+        self.waiting.extend(texts)
+        try:
+            while self.waiting or self.running:
+                self.grow()
+                self.admit()
+                rows = [text.row for text in self.running]
+                if not rows:
+                    raise MemoryError(f"{len(self.waiting)} requests wait, and none of them fits")
+                starts = [mem.info(row).length for row in rows]
+                goals = [at + mem.chunk(row, CHUNK) for at, row in zip(starts, rows, strict=True)]
+                fed = [text.tokens[at:to] for text, at, to in zip(self.running, starts, goals, strict=True)]
+                step = mem.plan(rows, [len(tokens) for tokens in fed])
+                logits = self.forward(step, fed)
+                mem.settle(step)
+                ends = step.after.tolist()
+                for text, at, end in zip(self.running, starts, ends, strict=True):
+                    for n in range(at // BLOCK, end // BLOCK):
+                        text.table[n] = self.blocks.fill(text.table[n], text.keys[n])
+                filled = [text.keys[: end // BLOCK] for text, end in zip(self.running, ends, strict=True)]
+                mem.publish(rows, keep="cache", keys=filled)
+                for text, end, scores in zip([*self.running], ends, logits, strict=True):
+                    if end < len(text.tokens) or text not in self.running:
+                        continue  # its prompt goes on, or it was aborted
+                    text.tokens.append(int(scores.argmax()))
+                    text.hash()
+                    abort = yield text.number, text.tokens[-1], scores
+                    if text in self.running and (abort or len(text.tokens) == text.goal):
+                        self.end(text)
+        finally:
+            for text in [*self.running]:  # also if the caller stops early, or an error comes
+                self.end(text)

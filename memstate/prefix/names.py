@@ -1,0 +1,117 @@
+"""Encodes what names a prefix: its tokens, or the keys that an engine has for its own KV blocks."""
+
+import logging
+from typing import Any
+
+from memstate import logs
+from memstate.checks import is_count, is_whole, require_kind, require_salt, shown
+from memstate.errors import InvalidArgument
+from memstate.requests.handles import Request
+from memstate.tokens import BYTES, Prompt, encode, encode_keys
+
+IDS = 2**24  # more blocks than an engine has; hashes of 64 bits are hardly ever so small
+
+
+class Names:
+    """The names of prefixes in one cache. A key stands for all tokens up to the end of its block.
+
+    Args:
+        keyed: Whether prefixes are named by keys, one for each page. Otherwise by tokens.
+        page: Tokens of a page.
+
+    Attributes:
+        word: "keys" or "tokens", for errors.
+
+    Example:
+        >>> names = Names(keyed=True, page=16)
+        >>> names.extent(names.prompt(Request("a", keys=[7, 9])), length=40, reach=None)
+        (40, 32)
+    """
+
+    def __init__(self, keyed: bool, page: int) -> None:
+        self.keyed, self.page, self.word = keyed, page, "keys" if keyed else "tokens"
+        self._looked = False  # whether the first keys have been compared with ids of blocks
+
+    def of(self, tokens: Any, keys: Any) -> Any:
+        """Returns what names prefixes in this cache, of what was given.
+
+        Args:
+            tokens: Tokens, or None.
+            keys: Keys, or None.
+
+        Raises:
+            InvalidArgument: The other one is given.
+        """
+        if (tokens if self.keyed else keys) is not None:
+            raise InvalidArgument(
+                f"{'tokens' if self.keyed else 'keys'}= with Prefix(keyed={self.keyed}): give {self.word}="
+            )
+        return keys if self.keyed else tokens
+
+    def encode(self, given: Any) -> bytes:
+        """Returns names as bytes: `BYTES` for each token that they stand for.
+
+        Raises:
+            InvalidArgument: They are no tokens, or no keys.
+        """
+        if not self.keyed:
+            return encode(given)
+        encoded = encode_keys(given, self.page)
+        if encoded and not self._looked:
+            self._looked = True
+            if all(is_whole(key) and key < IDS for key in given):
+                why = "ids of blocks come back with other tokens; a key is a hash of all tokens up to the block's end"
+                logs.event(logs.logger("prefix"), logging.WARNING, "keys like ids", keys=shown(given), why=why)
+        return encoded
+
+    def prompt(self, request: Request) -> Prompt:
+        """Returns the prompt of a request: its tokens or keys, its salt and its kind.
+
+        Args:
+            request: The request.
+
+        Raises:
+            InvalidArgument: They are not valid, or do not name prefixes in this cache.
+        """
+        tokens, keys, salt, kind = request.tokens, request.keys, request.salt, request.kind
+        given = self.of(tokens, keys) if self.keyed or keys is not None else tokens
+        key = b"" if given is None else self.encode(given) if self.keyed else encode(given)
+        return Prompt(key, salt if salt is None else require_salt(salt), kind if kind is None else require_kind(kind))
+
+    def extent(self, prompt: Prompt, length: int | None, reach: int | None) -> tuple[int, int]:
+        """Returns how many tokens a prompt has, and how far the KV of the caller reaches.
+
+        Args:
+            prompt: The prompt.
+            length: Number of all its tokens. With keys only.
+            reach: Tokens from the start whose KV the caller has. None: all that the prompt names.
+
+        Raises:
+            InvalidArgument: They do not fit each other.
+        """
+        named = prompt.tokens
+        if self.keyed and (not is_count(length) or length < max(1, named)):
+            raise InvalidArgument(f"keys of {named} tokens, length={shown(length)}: expected all tokens of the prompt")
+        if reach is not None and (not is_count(reach) or reach > named):
+            raise InvalidArgument(f"reach={shown(reach)}: expected a number of tokens up to the {named} that are named")
+        return length if self.keyed and length is not None else named, named if reach is None else reach
+
+    def continued(self, known: bytes, given: Any) -> bytes:
+        """Returns names as bytes, and encodes only those behind a part that is encoded already.
+
+        Args:
+            known: The encoded part. With keys it is only used if its last key is the one given at its place: that key
+                stands for all before it.
+            given: All names.
+
+        Raises:
+            InvalidArgument: They are no tokens, or no keys.
+        """
+        unit = self.page * BYTES if self.keyed else BYTES
+        had = len(known) // unit
+        if not 0 < had <= len(given):
+            return self.encode(given)
+        if not self.keyed:
+            return known + self.encode(given[had:])
+        tail = self.encode(given[had - 1 :])
+        return known + tail[unit:] if known.endswith(tail[:unit]) else self.encode(given)

@@ -1,0 +1,139 @@
+"""The example with blocks of its own: right in random traffic, and what its author could get wrong."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+
+import memstate as ms
+from memstate.testing import EngineDiffers, compare
+from tests.support import own_blocks
+from tests.support.engine_faults import Change
+from tests.support.own_blocks import Owned, own, prompts, served, texts, without_kv
+
+SEEDS = range(300)
+KEYS = "filled = [text.keys[: end // BLOCK] for"
+PUBLISH = 'mem.publish(rows, keep="cache", keys=filled)'
+
+
+def changed(*changes: Change) -> Any:
+    """Returns the engine of the example with other lines."""
+    source = own_blocks.PATH.read_text()
+    for old, new in changes:
+        assert source.count(old) == 1, old
+        source = source.replace(old, new)
+    there: dict[str, Any] = {"__name__": "changed"}
+    exec(source, there)
+    return there["Engine"]
+
+
+def comparable(kind: Any) -> Any:
+    """Returns an engine as `compare` takes one."""
+
+    class Compared(kind):  # type: ignore[misc]
+        def __init__(self, slots=24, max_requests=4, pages=60, every=own.BLOCK, host_slots=0, debug=False) -> None:
+            super().__init__(slots, max_requests, pages or 60, every, debug)
+
+        def serve(self, given: Any) -> Any:
+            return super().serve(texts([(list(tokens), 6) for tokens in given]))
+
+    return Compared
+
+
+@pytest.mark.sample(40)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_K6_random_traffic_gets_the_answers_of_the_uncached_run(seed: int) -> None:
+    draw = Random(seed)
+    engine = own.Engine(
+        slots=draw.choice([9, 14, 24]), max_requests=draw.choice([2, 4, 6]), blocks=draw.choice([26, 40, 60]),
+        every=draw.choice([4, 8]), debug=True,
+    )  # fmt: skip
+    assert list(served(engine, prompts(draw, 16), draw)) == []
+    engine.mem.audit().raise_if_leaking()
+    assert len(engine.blocks.free) == len(engine.blocks.keys) and not any(engine.blocks.users)
+    assert without_kv(engine)[1] <= 0.05 * engine.mem.prefix.states
+
+
+def test_hits_are_nine_tenths_of_those_where_memstate_keeps_the_pages() -> None:
+    hits = dict.fromkeys((own.Engine, Owned), 0)
+    for kind in hits:
+        for seed in range(10):
+            engine = kind(slots=20, max_requests=4, blocks=60)
+            for _ in engine.serve(texts(prompts(Random(seed), 24))):
+                pass
+            hits[kind] += engine.hits
+    assert hits[own.Engine] >= 0.9 * hits[Owned] > 0
+
+
+def test_compare_passes_the_example() -> None:
+    found = compare(comparable(own.Engine), [tokens for tokens, _ in prompts(Random(5), 6)])
+    assert found["together"]["hits"] and found["scarce"]["hits"] and not found["alone"]["hits"]
+
+
+SHIFTS = {
+    "on": (KEYS, "filled = [text.keys[1 : end // BLOCK] + [b'0' * 16] for"),
+    "back": (KEYS, "filled = [[b'0' * 16][: end // BLOCK] + text.keys[: max(0, end // BLOCK - 1)] for"),
+    "the last": (KEYS, "filled = [text.keys[: end // BLOCK][:-1] + [b'0' * 16] * (end // BLOCK > 0) for"),
+    "of another request": (KEYS, "filled = [self.running[0].keys[: end // BLOCK] for"),
+}
+
+
+@pytest.mark.parametrize("change", SHIFTS.values(), ids=SHIFTS)
+def test_keys_of_other_blocks_are_refused(change: Change) -> None:
+    engine = changed(change)(debug=True)
+    with pytest.raises(ms.InvalidArgument, match="the keys are not those of its prompt"):
+        list(engine.serve(texts(prompts(Random(1), 12))))
+
+
+class Back(own.Engine):  # type: ignore[misc]
+    """Gives memstate the key of the block before, in all calls."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        mem = self.mem
+        match, admit, publish, end = mem.match, mem.admit, mem.publish, mem.end
+        wrapped = {
+            "match": lambda keys, length, reach=None: match(keys=back(keys), length=length, reach=reach),
+            "admit": lambda requests: admit([replace(one, keys=back(one.keys)) for one in requests]),
+            "publish": lambda rows, keep, keys: publish(rows, keep, keys=[*map(back, keys)]),
+            "end": lambda rows, keep, keys: end(rows, keep, keys=[*map(back, keys)]),
+        }
+        for name, call in wrapped.items():
+            setattr(mem, name, call)
+
+
+def back(keys: Sequence[bytes]) -> list[bytes]:
+    """Returns as many keys, each at the next place."""
+    return [b"0" * 16, *keys[:-1]] if keys else []
+
+
+def test_keys_one_block_back_everywhere_are_found_by_compare_alone() -> None:
+    given = prompts(Random(1), 20)
+    assert list(served(Back(40, 4, 120), given))  # wrong answers, and no error
+    with pytest.raises(EngineDiffers, match="it is the state of prompt"):
+        compare(comparable(Back), [tokens for tokens, _ in given])
+
+
+def test_without_forget_answers_are_right(caplog: pytest.LogCaptureFixture) -> None:
+    draw, kind = Random(3), changed(("            self.mem.forget([key])", "            pass"))
+    engine = kind(slots=14, max_requests=4, blocks=40, debug=True)
+    assert list(served(engine, prompts(draw, 24), draw)) == []
+    assert without_kv(engine)[1] > 0 and not caplog.records  # states that serve nobody hold slots
+
+
+def test_keys_that_are_block_ids_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    ids = [
+        ("keys=text.keys, length=length, reach=reach).length", "keys=held, length=length, reach=reach).length"),
+        ("keys=text.keys, length=length, reach=reach)])", "keys=held, length=length, reach=reach)])"),
+        ("filled = [text.keys[: end // BLOCK] for", "filled = [text.table[: end // BLOCK] for"),
+        ('keep="cache", keys=[keys])', 'keep="cache", keys=[text.table[: len(keys)]])'),
+        ("state = self.mem.match(keys=keys,", "state = self.mem.match(keys=text.table[: len(keys)],"),
+        ("self.mem.forget([key])", "self.mem.forget([block])"),
+    ]
+    engine = changed(*ids)(24, 4, 40)
+    with caplog.at_level(logging.WARNING), pytest.raises(ms.InvalidArgument, match="keys are not those of its prompt"):
+        list(served(engine, prompts(Random(2), 24)))
+    assert caplog.records[0].getMessage().startswith("keys like ids keys='[0, 1")

@@ -1,0 +1,399 @@
+"""States under the keys of an engine's own KV blocks, and how far its KV reaches."""
+
+import logging
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import memstate as ms
+from memstate.events import Feed
+from memstate.tokens import encode_keys
+
+K = [2**40 + 1, 2**64 - 1, 2**40 + 3, 2**40 + 4, 2**40 + 5]
+LAYOUT = ms.StateLayout([ms.Plane("ssm", (4,), torch.float32)], layers=1)
+
+
+def manager(size: int = 4, slots: int = 8, **settings: Any) -> ms.StateManager:
+    """Returns a manager for an engine that keeps its KV in blocks of `size` tokens."""
+    settings = {"prefix": ms.Prefix(keyed=True), "pages": ms.Pages(size=size)} | settings
+    return ms.StateManager(
+        LAYOUT, slots=slots, max_requests=4, tracking=ms.Redirect(every=size), forward=ms.Forward(grid=1),
+        overlap=False, backend="reference", debug=True, **settings,
+    )  # fmt: skip
+
+
+def run(mem: ms.StateManager, row: ms.Row, tokens: int) -> None:
+    step = mem.plan([row], tokens)
+    for slot in (*step.write.tolist(), *step.marks.slot[: step.marked].tolist()):
+        mem.planes["ssm"][:, slot] = 1.0
+    mem.settle(step)
+
+
+def read(mem: ms.StateManager, keys: list[Any], length: int, **given: Any) -> ms.Row:
+    """Reads a prompt. `keys` are those of blocks with KV."""
+    (row,) = mem.admit([ms.Request("a", keys=keys, length=length, **given)])
+    run(mem, row, length - mem.info(row).length)
+    return row
+
+
+def filed(mem: ms.StateManager, keys: list[Any], **given: Any) -> None:
+    """Reads a prompt that ends a token behind its last whole block, and keeps its states."""
+    mem.end([read(mem, [], len(keys) * mem.pages.size + 1, **given)], keep="cache", keys=[keys])
+
+
+def found(mem: ms.StateManager, keys: list[Any], **given: Any) -> int:
+    """Returns the length of the longest state for keys of blocks with KV."""
+    return mem.match(keys=keys, length=100, **given).length
+
+
+def test_K1_a_request_starts_at_the_longest_state_of_the_blocks_that_are_there() -> None:
+    mem = manager()
+    filed(mem, K[:3])
+    assert mem.match(keys=K[:3], length=14).length == 12 and mem.match(keys=K[:2], length=14).length == 0
+    assert mem.match(keys=K[:3], length=12).length == 0  # the last token is computed in any case
+    match = mem.match(keys=K[:2], length=14)
+    assert (match.tokens, match.kv_length, match.reason) == (14, 8, "no_snapshot")
+    (row,) = mem.admit([ms.Request("b", keys=K[:3], length=21)])
+    assert mem.info(row).length == 12
+    stats = mem.stats().prefix
+    assert stats and (stats.prompt_tokens, stats.hit_tokens) == (13 + 21, 12)
+    mem.end([row])
+    mem.audit().raise_if_leaking()
+
+
+def test_reach_says_how_much_kv_there_is_and_keys_name_the_rest() -> None:
+    mem = manager()
+    filed(mem, K[:2])
+    match = mem.match(keys=K[:4], length=17, reach=8)
+    assert (match.length, match.kv_length) == (8, 8) and found(mem, K[:4], reach=7) == 0
+    (row,) = mem.admit([ms.Request("b", keys=K[:4], length=17, reach=0)])
+    run(mem, row, 17)
+    with pytest.raises(ms.InvalidArgument, match="keys are not those of its prompt"):
+        mem.publish([row], "cache", keys=[[*K[:2], K[4]]])
+    mem.end([row], keep="cache", keys=[K[:4]])
+    assert found(mem, K[:4]) == 16
+
+
+def test_marks_see_the_whole_prompt() -> None:
+    mem = manager(size=4, slots=12)
+    mem.end([read(mem, K[:1], 18, snapshot_at=[8])], keep="cache", keys=[K[:4]])  # a branch at 4, the end at 16
+    cache = mem.prefix
+    assert cache and sorted(node.end for node in cache.stated()) == [1, 2, 4]
+    (row,) = mem.admit([ms.Request("b", keys=[], length=18)])
+    mem.snapshot_at(row, [12, 40])  # 40 is behind the prompt
+    run(mem, row, 18)
+    mem.end([row], keep="cache", keys=[K[:4]])
+    assert sorted(node.end for node in cache.stated()) == [1, 2, 3, 4]
+
+
+def test_a_state_that_was_evicted_is_told_from_one_that_never_was() -> None:
+    mem = manager()
+    filed(mem, K[:2])
+    assert mem.prefix and mem.prefix.evict_states(1) == 1
+    match = mem.match(keys=K[:3], length=20)
+    assert (match.length, match.evicted_length, match.kv_length) == (0, 8, 12)
+
+
+def test_K2_what_is_forgotten_goes_first_and_comes_back_with_its_kv() -> None:
+    mem = manager(slots=4)
+    filed(mem, K[:1])
+    filed(mem, [2**50])
+    mem.forget([2**50, 2**51])
+    assert found(mem, [2**50]) == 4  # as long as its slot is not needed
+    (reader,) = mem.admit([ms.Request("r", keys=[2**50], length=9)])
+    mem.forget([2**50])
+    assert mem.prefix and mem.prefix.evict_states(2) == 1  # not the state that a first step is about to read
+    assert found(mem, [2**50]) == 4 and found(mem, K[:1]) == 0
+    mem.end([reader])
+    assert mem.prefix.superseded_states == 1 and mem.prefix.evict_states(1) == 1 and found(mem, [2**50]) == 0
+    mem.audit().raise_if_leaking()
+
+
+@pytest.mark.parametrize("again", ["used", "filed"])
+def test_a_forgotten_state_counts_as_before_once_its_kv_is_back(again: str) -> None:
+    mem = manager()
+    filed(mem, K[:1])
+    mem.forget(K)
+    assert mem.prefix and mem.prefix.superseded_states == 1
+    if again == "used":
+        mem.end(mem.admit([ms.Request("b", keys=K[:1], length=9)]))
+    else:
+        filed(mem, K[:1])
+    assert mem.prefix.superseded_states == 0
+
+
+def test_K2_forget_marks_a_key_under_every_salt() -> None:
+    mem = manager()
+    for salt in ("a", "b"):
+        filed(mem, K[:1], salt=salt)
+    assert found(mem, K[:1]) == 0 and found(mem, K[:1], salt="a") == 4
+    mem.forget(K[:1])
+    assert mem.prefix and mem.prefix.superseded_states == 2
+
+
+def test_recover_keeps_the_keys() -> None:
+    mem = manager()
+    filed(mem, K[:2])
+    mem.recover()
+    assert found(mem, K[:2]) == 8
+    mem.forget([K[1]])
+    assert mem.prefix and mem.prefix.superseded_states == 1
+    mem.prefix.clear()
+    mem.forget([K[1]])
+    assert mem.prefix.superseded_states == 0 and not mem.prefix.by_key
+
+
+def test_K3_keys_one_block_off_are_refused_by_a_row_that_started_warm() -> None:
+    mem = manager()
+    filed(mem, K[:3])
+    row = read(mem, K[:3], 18)
+    with pytest.raises(ms.InvalidArgument, match="the keys are not those of its prompt"):
+        mem.end([row], keep="cache", keys=[K[1:5]])
+    with pytest.raises(ms.InvalidArgument, match=r"keys of 12 tokens, and 18 are confirmed: give all of them as keys"):
+        mem.end([row], keep="cache", keys=[K[:3]])
+    mem.end([row], keep="cache", keys=[K[:4]])
+
+
+def test_publish_with_fewer_keys_keeps_the_longer_states_for_later() -> None:
+    mem = manager(slots=12)
+    row = read(mem, [], 13)
+    (first,) = mem.publish([row], "cache", keys=[K[:1]])
+    assert first is None and found(mem, K[:3]) == 0
+    (second,) = mem.publish([row], "cache", keys=[K[:3]])
+    assert second and second.length == 12
+    mem.end([row], keep="cache", keys=[K[:3]])
+
+
+def test_publish_encodes_only_keys_that_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    mem, seen = manager(slots=12), list[int]()
+    monkeypatch.setattr(
+        "memstate.prefix.names.encode_keys", lambda keys, page: seen.append(len(keys)) or encode_keys(keys, page)
+    )
+    row = read(mem, [], 13)
+    for n in (2, 2, 3):
+        mem.publish([row], "cache", keys=[K[:n]])
+    assert seen == [0, 2, 1, 2] and found(mem, K[:3]) == 12
+    other = read(mem, [], 9)
+    mem.publish([other], "cache", keys=[K[:1]])
+    mem.publish([other], "cache", keys=[[K[4], K[1]]])  # its last key is no longer at its place: all are encoded
+    assert seen[-3:] == [1, 2, 2]
+
+
+def test_a_fork_goes_on_with_blocks_of_its_own() -> None:
+    mem = manager(slots=12)
+    row = read(mem, [], 6)
+    (other,) = mem.fork(row, ["b"]).rows
+    for each in (row, other):
+        run(mem, each, 2)
+    mem.end([row], keep="cache", keys=[K[:2]])
+    mem.end([other], keep="cache", keys=[[K[0], K[4]]])
+    assert found(mem, K[:2]) == 8 == found(mem, [K[0], K[4]])
+
+
+def test_K3_a_key_at_two_places_finds_nothing_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    mem = manager(slots=12)
+    with caplog.at_level(logging.WARNING):
+        for first in (K[0], K[2], K[0], K[2]):
+            filed(mem, [first, K[1]])
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1 and told[0].startswith("two prefixes blocks=")
+    assert not any(found(mem, [first, K[1]]) for first in K)
+    mem.audit().raise_if_leaking()
+
+
+def test_a_key_at_two_places_waits_for_its_reader() -> None:
+    mem = manager(slots=12)
+    filed(mem, [K[0], K[1]])
+    (reader,) = mem.admit([ms.Request("r", keys=[K[0], K[1]], length=9)])
+    filed(mem, [K[2], K[1]])
+    assert mem.prefix and mem.prefix.superseded_states == 0  # a first step is about to read it
+    mem.end([reader])
+    assert mem.prefix.superseded_states == 1 and found(mem, [K[2], K[1]]) == 0
+
+
+def test_keys_that_look_like_ids_of_blocks_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        mem = manager()
+        mem.match(keys=[], length=9)
+        for _ in range(2):
+            mem.match(keys=[3, 1], length=9)
+        mem = manager()
+        mem.match(keys=[3, 2**60], length=9)
+        mem.match(keys=[b"\1"], length=9)
+    assert [record.getMessage()[:24] for record in caplog.records] == ["keys like ids keys='[3, "]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [tuple, np.uint64, torch.tensor, lambda keys: [key.to_bytes(8, "little") for key in keys]],
+    ids=["tuple", "numpy", "tensor", "bytes"],
+)
+def test_keys_come_in_any_sequence(kind: Any) -> None:
+    mem, keys = manager(), [2**40 + n for n in range(40)]  # enough for numpy
+    mem.end([read(mem, [], 161)], keep="cache", keys=[kind(keys)])
+    assert mem.match(keys=kind(keys), length=200).length == 160
+    assert found(mem, [*keys[:20], 1]) == 0
+
+
+def test_K4_wide_keys_are_whole() -> None:
+    page = 4
+    long, short = b"a" * 31 + b"b", b"a" * 31
+    assert len({encode_keys([key], page) for key in (long, short, short + b"\0", b"a" * 32)}) == 4
+    assert encode_keys([7], page) != encode_keys([b"\7"], page)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [[-1], [1.5], ["a"], [2**64], [b"a" * 33], b"abc", [b"x", 3], [b"x", b"yy"], 5, [[1]], [None], [0] * 40 + [-1]],
+)
+def test_K4_what_is_no_key_is_refused(keys: Any) -> None:
+    mem = manager()
+    with pytest.raises(ms.InvalidArgument, match="keys"):
+        mem.match(keys=keys, length=1000)
+    with pytest.raises(ms.InvalidArgument, match="keys"):
+        mem.forget(keys)
+    mem.audit().raise_if_leaking()
+
+
+REFUSED: dict[str, Any] = {
+    "tokens": ({"tokens": [1, 2]}, "tokens= with Prefix"),
+    "no length": ({"keys": K}, "keys of 20 tokens, length=None"),
+    "too short": ({"keys": K, "length": 19}, "keys of 20 tokens, length=19"),
+    "no token": ({"keys": [], "length": 0}, "length=0: expected all tokens"),
+    "reach": ({"keys": K, "length": 21, "reach": 21}, "reach=21: expected a number of tokens up to the 20"),
+    "no reach": ({"keys": K, "length": 21, "reach": -1}, "reach=-1: expected"),
+}
+
+
+@pytest.mark.parametrize(("given", "said"), REFUSED.values(), ids=REFUSED)
+def test_what_does_not_fit_a_keyed_cache_is_refused(given: Any, said: str) -> None:
+    mem = manager()
+    with pytest.raises(ms.InvalidArgument, match=said):
+        mem.admit([ms.Request("a", **given)])
+    with pytest.raises(ms.InvalidArgument, match=said):
+        mem.match(**given)
+    assert len(mem.rows) == 0
+    mem.audit().raise_if_leaking()
+
+
+def test_a_session_is_refused_with_keys_and_with_reach() -> None:
+    mem, tokens = manager(), manager(prefix=ms.Prefix())
+    for each, given in ((mem, {"keys": K[:1], "length": 9}), (tokens, {"tokens": [1] * 9, "reach": 4})):
+        session = each.sessions.open("s")
+        with pytest.raises(ms.InvalidArgument, match="with session=: they say how much KV"):
+            each.admit([ms.Request("a", session=session, **given)])
+        with pytest.raises(ms.InvalidArgument, match="with session=: they say how much KV"):
+            each.match(session=session, **given)
+
+
+def test_keys_are_refused_where_the_cache_is_not_keyed() -> None:
+    mem = manager(prefix=ms.Prefix())
+    (row,) = mem.admit([ms.Request("b", tokens=[1, 2])])
+    run(mem, row, 2)
+    calls = (
+        lambda: mem.admit([ms.Request("a", keys=K, length=30)]),
+        lambda: mem.match(keys=K, length=30),
+        lambda: mem.forget(K),
+        lambda: mem.publish([row], "cache", keys=[K]),
+        lambda: mem.end([row], keep="cache", keys=[K]),
+    )
+    for call in calls:
+        with pytest.raises(ms.InvalidArgument, match=r"keys= with Prefix\(keyed=False\)"):
+            call()
+    with pytest.raises(ms.InvalidArgument, match="match what"):
+        mem.match()
+    mem.end([row], keep="cache", tokens=[[1, 2]])
+
+
+def test_a_keyed_cache_needs_an_engine_that_keeps_its_kv() -> None:
+    for settings in ({"pages": ms.Pages(size=4, count=8, per_row=4)}, {"tiers": ms.Tiers("m", host_slots=4)}):
+        with pytest.raises(ms.ConfigurationError, match="with tiers or Pages"):
+            manager(**settings)
+    with pytest.raises(ms.ConfigurationError, match="the engine tells of its blocks"):
+        Feed(manager())
+
+
+def test_cancel_takes_keys() -> None:
+    mem = manager(slots=12)
+    row = read(mem, [], 9)
+    step = mem.plan([row], 1)
+    (state,) = mem.cancel(step, "cache", keys=[K[:2]])
+    assert state and state.length == 8 and found(mem, K[:2]) == 8
+
+
+# reach= with tokens
+
+
+def test_K1_a_request_starts_from_no_state_beyond_its_reach() -> None:
+    mem, text = manager(prefix=ms.Prefix(), slots=12), [*range(30)]
+    (row,) = mem.admit([ms.Request("a", tokens=text[:17], snapshot_at=[8])])
+    run(mem, row, 17)
+    mem.end([row], keep="cache", tokens=[text[:17]])
+    assert [mem.match(text, reach=reach).length for reach in (30, 16, 15, 8, 7, 0)] == [16, 16, 8, 8, 0, 0]
+    match = mem.match(text, reach=15)
+    assert (match.tokens, match.kv_length, match.lost["no_snapshot"]) == (30, 12, 4)
+    (row,) = mem.admit([ms.Request("b", tokens=text, reach=15)])
+    assert mem.info(row).length == 8
+    mem.end([row])
+
+
+def test_reach_is_refused_where_the_manager_keeps_the_kv() -> None:
+    for settings in (
+        {"prefix": ms.Prefix(), "pages": ms.Pages(size=4, count=8, per_row=4)},
+        {"prefix": ms.Prefix(), "tiers": ms.Tiers("m", host_slots=4)},
+    ):
+        with pytest.raises(ms.InvalidArgument, match=r"reach= with tiers or Pages"):
+            manager(**settings).admit([ms.Request("a", tokens=[1], reach=0)])
+
+
+def test_K5_two_managers_that_are_told_the_same_keys_stay_equal() -> None:
+    """A scheduler and its workers, or ranks: the calls travel, no tokens."""
+    both = manager(slots=9), manager(slots=9)
+    draw, rows = Random(7), dict[int, tuple[list[int], int]]()
+    trees = [[draw.getrandbits(60)] for _ in range(3)]
+    for number in range(400):
+        if rows and draw.random() < 0.5:
+            index = draw.choice([*rows])
+            keys, length = rows.pop(index)
+            for mem in both:
+                (row,) = (one for one in mem.rows if one.index == index)
+                run(mem, row, length - mem.info(row).length)
+                mem.end([row], keep="cache", keys=[keys])
+            continue
+        keys = [*draw.choice(trees), *(draw.getrandbits(60) for _ in range(draw.randrange(3)))]
+        trees[draw.randrange(3)] = keys[: draw.randrange(1, 6)]
+        length, held = len(keys) * 4 + draw.randrange(1, 4), draw.randrange(len(keys) + 1)
+        seen = []
+        for mem in both:
+            try:
+                (row,) = mem.admit([ms.Request(number, keys=keys, length=length, reach=held * 4)])
+                seen.append((row.index, mem.info(row).length))
+            except (ms.OutOfSlots, ms.OutOfRows) as error:
+                seen.append(str(error))
+            mem.forget(keys[:1] if number % 7 == 0 else [])
+        assert seen[0] == seen[1]
+        if isinstance(seen[0], tuple):
+            rows[seen[0][0]] = keys, length
+    assert both[0].stats().prefix == both[1].stats().prefix
+    for mem in both:
+        mem.end([*mem.rows])
+        mem.audit().raise_if_leaking()
+
+
+def test_keys_that_were_refused_leave_nothing() -> None:
+    mem = manager(slots=12)
+    row = read(mem, [], 13, reach=0)
+    mem.publish([row], "cache", keys=[K[:1]])
+    bad = [[K[4], K[3], K[1]], [K[0], -1], [K[0], K[2], 1.5]]
+    for keys in bad[1:]:
+        with pytest.raises(ms.InvalidArgument, match="keys="):
+            mem.publish([row], "cache", keys=[keys])
+    warm = mem.admit([ms.Request("b", keys=K[:3], length=13, reach=0)])
+    run(mem, warm[0], 13)
+    with pytest.raises(ms.InvalidArgument, match="not those of its prompt"):
+        mem.publish(warm, "cache", keys=[bad[0]])
+    assert [state and state.length for state in mem.publish(warm, "cache", keys=[[*K[:3]]])] == [12]
+    mem.end([row, *warm], keep="cache", keys=[K[:3], None])

@@ -1,0 +1,158 @@
+"""Random traffic for `examples/own_blocks.py`, and what its toy model says without any memory of the past."""
+
+import importlib.util
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import memstate as ms
+from tests.support.sources import ROOT
+
+PATH = ROOT / "examples" / "own_blocks.py"
+Prompts = list[tuple[list[int], int]]  # tokens, new tokens
+
+
+def module() -> Any:
+    """Returns the example, as its file is now."""
+    spec = importlib.util.spec_from_file_location("own_blocks", PATH)
+    assert spec and spec.loader
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+own = module()
+
+
+@lru_cache(maxsize=4096)
+def logits(tokens: tuple[int, ...]) -> Tensor:
+    """Returns the logits behind tokens, computed from the first token on."""
+    state = torch.zeros(2, 8)
+    seen = own.EMBED[list(tokens)]
+    for at, token in enumerate(tokens):
+        state[0] = 0.9 * state[0] + own.EMBED[token]
+        state[1] = 0.9 * state[1] + torch.softmax(seen[: at + 1] @ state[0], 0) @ seen[: at + 1]
+    return own.EMBED @ state[1]
+
+
+def prompts(draw: Random, n: int) -> Prompts:
+    """Returns prompts, many of which begin with the tokens of another or go on from one."""
+    bases = [[draw.randrange(1, own.WORDS) for _ in range(draw.randrange(8, 40))] for _ in range(4)]
+    given: Prompts = []
+    for _ in range(n):
+        start = draw.choice(bases)[: draw.randrange(1, 40)]
+        if given and draw.random() < 0.4:
+            start = draw.choice(given)[0][:60]
+        behind = [draw.randrange(1, own.WORDS) for _ in range(draw.randrange(1, 12))]
+        given.append((start + behind, draw.randrange(1, 14)))
+    return given
+
+
+def texts(given: Prompts) -> list[Any]:
+    """Returns the requests of the example for prompts."""
+    return [own.Text(number, tokens, new) for number, (tokens, new) in enumerate(given)]
+
+
+def served(engine: Any, given: Prompts, draw: Random | None = None) -> Iterator[str]:
+    """Serves prompts and yields what is wrong. Some are aborted, as the random numbers say.
+
+    Args:
+        engine: An engine of the example.
+        given: The prompts.
+        draw: Says which requests end early. None: none.
+    """
+    answers: dict[int, list[int]] = {number: [] for number in range(len(given))}
+    run = engine.serve(texts(given))
+    abort, cut = None, set[int]()
+    while True:
+        try:
+            number, token, scores = run.send(abort)
+        except StopIteration:
+            break
+        before = tuple(given[number][0] + answers[number])
+        if number in cut or not torch.equal(scores, logits(before)):
+            yield f"request {number} behind {len(before)} tokens"
+        answers[number].append(token)
+        abort = draw is not None and draw.random() < 0.02
+        if abort:
+            cut.add(number)
+        if draw is not None and draw.random() < 0.02:  # often one that reads its prompt, or waits
+            cut.add(other := draw.randrange(len(given)))
+            engine.abort(other)
+            abort = abort or None
+    for number, (_, new) in enumerate(given):
+        if number not in cut and len(answers[number]) != new:
+            yield f"request {number} has {len(answers[number])} tokens of {new}"
+
+
+def without_kv(engine: Any) -> tuple[int, int]:
+    """Returns how many cached states have no KV any more, and how many of these are not the first to go."""
+    cache, known = engine.mem.prefix, {ms_key(key) for key in engine.blocks.by_key}
+    dead = [node for node in cache.stated() if node.key[-own.BLOCK * 8 :] not in known]
+    first = set(cache.next_states(cache.superseded_states))
+    return len(dead), sum(node not in first for node in dead)
+
+
+def ms_key(key: bytes) -> bytes:
+    """Returns a key as the cache has it."""
+    from memstate.tokens import encode_keys
+
+    return encode_keys([key], own.BLOCK)
+
+
+class Owned(own.Engine):
+    """The same engine, where memstate keeps the pages and finds states by tokens."""
+
+    def __init__(self, slots: int, max_requests: int, blocks: int) -> None:
+        super().__init__(slots, max_requests, blocks)
+        self.mem.close()
+        self.kv = torch.full((blocks + 1, own.BLOCK, 8), torch.nan)
+        self.mem = ms.StateManager(
+            own.STATE, slots=slots, max_requests=max_requests, tracking=ms.Redirect(every=own.BLOCK),
+            pages=ms.Pages(size=own.BLOCK, count=blocks, per_row=30), prefix=ms.Prefix(), forward=ms.Forward(grid=1),
+        )  # fmt: skip
+        publish = self.mem.publish
+        self.mem.publish = lambda rows, keep, keys: publish(  # type: ignore[method-assign]
+            rows, keep, tokens=[text.tokens for text in self.running]
+        )
+        self.blocks.fill = lambda block, key: block
+
+    def forward(self, step: ms.Step, fed: Sequence[Sequence[int]]) -> Tensor:
+        """Reads tokens; the pages of rows are memstate's."""
+        for entry, text in enumerate(self.running):
+            text.table = self.mem.device.page_table[step.rows[entry]].long()
+        return super().forward(step, fed)
+
+    def admit(self) -> None:
+        """Starts requests as long as there is room."""
+        while self.waiting:
+            text = self.waiting[0]
+            room = (len(text.tokens) // own.BLOCK + 1) * own.BLOCK
+            try:
+                (text.row,) = self.mem.admit([ms.Request(text.number, tokens=text.tokens, length=room)])
+            except (ms.OutOfSlots, ms.OutOfRows, ms.OutOfPages):
+                return
+            text.table = [0] * 30
+            self.hits += self.mem.info(text.row).length
+            self.running.append(self.waiting.popleft())
+
+    def end(self, text: Any) -> None:
+        """Ends a request with its pages."""
+        self.mem.end([text.row], keep="cache", tokens=[text.tokens])
+        self.running.remove(text)
+
+    def grow(self) -> None:
+        """Gives each running request the page of its next token."""
+        for text in [*self.running]:
+            while text in self.running:
+                try:
+                    self.mem.extend([text.row], [len(text.tokens) + 1])
+                    break
+                except ms.OutOfPages:
+                    self.waiting.appendleft(self.running[-1])
+                    self.end(self.running[-1])
+                    self.preempted += 1

@@ -5,7 +5,7 @@ from typing import Any
 
 import memstate as ms
 
-# Each gets the manager, rows, an open step and snapshots.
+# name -> a call with the manager, rows, an open step and snapshots
 CALLS: dict[str, Callable[[Any, Sequence[ms.Row], Any, Sequence[ms.Snapshot | None]], object]] = {
     "admit": lambda mem, rows, step, kept: mem.admit([ms.Request("new", length=2)]),
     "fork": lambda mem, rows, step, kept: mem.fork(rows[0], ["x"]),

@@ -1,4 +1,4 @@
-"""How old requests and sessions are, and how long they stand still: in figures, inspections and the terminal."""
+"""Ages of requests and sessions, and how long they stand still: in figures, inspections and the terminal."""
 
 import io
 import json
@@ -22,7 +22,7 @@ LAYOUT = ms.StateLayout((ms.Plane("ssm", (4,), torch.float32),), layers=2)
 
 
 class Clock:
-    """A clock that counts who looks at it."""
+    """A clock that counts its calls."""
 
     def __init__(self) -> None:
         self.now, self.looks = 1000.0, 0
@@ -56,7 +56,7 @@ def step(mem: ms.StateManager, row: ms.Row, tokens: int = 1) -> None:
 
 
 def idle(mem: ms.StateManager) -> dict[str, float]:
-    """How long each request stands still, as an inspection has it."""
+    """Returns request id -> seconds without progress, as an inspection shows them."""
     return {row["id"]: row["idle"] for row in mem.inspect().rows}
 
 
@@ -86,7 +86,7 @@ def test_a_request_is_idle_while_its_length_stays(mem: ms.StateManager, clock: C
         mem.stats()
     assert idle(mem) == {"still": 30, "busy": 0} and mem.stats().idlest_row == 30
     mem.end([still])
-    admit(mem, "again")  # in the same row
+    admit(mem, "again")  # takes the row of "still"
     clock.now += 7
     assert idle(mem)["again"] == 0
 
@@ -109,8 +109,8 @@ def test_sessions_are_as_old_and_idle_as_they_say(mem: ms.StateManager, clock: C
     clock.now += 100
     row = admit(mem, "turn", session=one)
     clock.now += 10
-    found = {each["id"]: (each["age"], each["idle"]) for each in mem.inspect().sessions}
-    assert found == {"one": (110, 0), "two": (110, 110)} and oldest() == (110, 110)
+    ages = {each["id"]: (each["age"], each["idle"]) for each in mem.inspect().sessions}
+    assert ages == {"one": (110, 0), "two": (110, 110)} and oldest() == (110, 110)
     mem.recover()
     assert oldest() == (110, 110), "recovered sessions keep their ages"
     mem.sessions.close(two)
@@ -132,11 +132,11 @@ def test_the_ages_are_metrics_and_in_the_terminal(mem: ms.StateManager, clock: C
     registry = CollectorRegistry()
     registry.register(metrics.collector(mem))
     clock.now += 7200
-    found = summary(parse(generate_latest(registry).decode(), "here"))
-    ages = found["managers"][0]["ages"]
+    overview = summary(parse(generate_latest(registry).decode(), "here"))
+    ages = overview["managers"][0]["ages"]
     assert len(ages) == 4 and set(ages.values()) == {7200.0}
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(draw(found, "here"))
+    console.print(draw(overview, "here"))
     assert "request 2 h, standstill of one 2 h, session 2 h, idle session 2 h" in console.export_text()
 
 

@@ -43,7 +43,7 @@ def two(mem: ms.StateManager) -> list[ms.Row]:
 
 
 def stored(state: torch.Tensor) -> torch.Tensor:
-    """What a forward makes of states: every element is another one, and none is NaN."""
+    """Returns the new states that a forward computes: each element differs from the old one, and none is NaN."""
     if state.dtype == torch.bool:
         return ~state
     wide = state.to(torch.complex64 if state.is_complex() else torch.float64)
@@ -51,7 +51,7 @@ def stored(state: torch.Tensor) -> torch.Tensor:
 
 
 def forward(mem: ms.StateManager, step: Any, forgets: Skipped = lambda *store: False) -> None:
-    """One step of a model, slot by slot as a kernel does; slot 0 gets rubbish."""
+    """Runs one step of a model, slot by slot as a kernel does, and writes rubbish to slot 0."""
     vectors = [(name, getattr(step, name).long()) for name in ("write", "snapshot")]
     for name in mem.planes:
         for layer, plane in enumerate(mem.planes[name]):
@@ -69,7 +69,7 @@ def forgetting(vector: str, plane: str, layer: int) -> Skipped:
 
 
 def resumed(mem: ms.StateManager, **more: Any) -> list[ms.Row]:
-    """Two rows that go on from one snapshot: their first step reads it where it is, and writes another slot."""
+    """Starts two rows from one snapshot, which their first step reads directly, and returns them."""
     (row,) = mem.admit([ms.Request("first")])
     step = mem.plan([row], I)
     forward(mem, step)
@@ -81,13 +81,13 @@ def resumed(mem: ms.StateManager, **more: Any) -> list[ms.Row]:
 def fails(
     close: Callable[[], object], vector: str, plane: str, layer: int, match: str | None = None
 ) -> ms.ForwardFault:
-    """The fault that a call finds in a forward, which must be of this place and say so."""
+    """Requires that `close` raises a ForwardFault that names this vector, plane and layer, and returns it."""
     with pytest.raises(ms.ForwardFault, match=match) as error:
         close()
-    found = error.value
-    assert (found.vector, found.plane, found.layer) == (vector, plane, layer)
-    assert f"{plane!r}, layer {layer}" in str(found)
-    return found
+    fault = error.value
+    assert (fault.vector, fault.plane, fault.layer) == (vector, plane, layer)
+    assert f"{plane!r}, layer {layer}" in str(fault)
+    return fault
 
 
 SAYS = {
@@ -101,15 +101,16 @@ STORES = [(name, vector) for name in MAKERS for vector in SAYS if vector != "sna
 @pytest.mark.parametrize("plane", WRITTEN)
 @pytest.mark.parametrize(("name", "vector"), STORES)
 def test_a_forgotten_store_is_named(backend: Backend, name: str, vector: str, plane: str) -> None:
-    """Of a step that reads another slot than it writes, reaches a boundary and has marks; whichever call closes it."""
+    """The step reads another slot than it writes, reaches a boundary and has marks; `layer` chooses the call that
+    closes it."""
     mem, layer = manager(backend, MAKERS[name](), direct_hits=True, page_size=2, grid=1), WRITTEN.index(plane) % 3
     rows = resumed(mem, snapshot_at=[I + 2])
     step = mem.plan([None, *rows], I)
     forward(mem, step, forgetting(vector, plane, layer))
     close = (partial(mem.plan, rows), partial(mem.settle, step), partial(mem.submit, step))[layer]
-    found = fails(close, vector, plane, layer, SAYS[vector])
-    assert (found.rows, found.places, found.step) == ([row.index for row in rows], 2, step.serial)
-    mem.end(rows)  # the manager goes on, and says it once
+    fault = fails(close, vector, plane, layer, SAYS[vector])
+    assert (fault.rows, fault.places, fault.step) == ([row.index for row in rows], 2, step.serial)
+    mem.end(rows)  # a fault is reported once: later calls succeed
     mem.settle(step)
     scan(mem)
 
@@ -119,7 +120,7 @@ def test_a_forgotten_store_is_named(backend: Backend, name: str, vector: str, pl
 @pytest.mark.parametrize("order", ["layer_major", "slot_major"])
 @pytest.mark.parametrize("pad", [0, -1])
 def test_a_forward_that_stores_everything_passes(backend: Backend, name: str, order: Any, pad: int) -> None:
-    """Marks, direct hits, boundaries, chunks, padding, rows that end; slot 0 is not touched."""
+    """Runs marks, direct hits, boundaries, chunks, padding and rows that end; nothing touches slot 0."""
     layout = replace(LAYOUT, order=order)
     mem = manager(backend, MAKERS[name](), layout, direct_hits=True, page_size=2, grid=1, pad=pad, prefix=ms.Prefix())
     null = [block[:, 0].clone() for block in mem.planes.plane_map.blocks]
@@ -135,7 +136,7 @@ def test_a_forward_that_stores_everything_passes(backend: Backend, name: str, or
         at = [slot > 0 for slot in ahead.write.tolist()]
         assert at == [True, False, True]
         for block, was in zip(mem.planes.plane_map.blocks, null, strict=True):
-            assert torch.equal(block[:, 0], was)  # nothing of the canary gets there
+            assert torch.equal(block[:, 0], was)  # the canary is not written to the null slot
         marked, moved = marked + ahead.marked, moved + int((ahead.read != ahead.write).sum())
         forward(mem, ahead)
         null = [block[:, 0].clone() for block in mem.planes.plane_map.blocks]
@@ -149,7 +150,7 @@ def test_a_forward_that_stores_everything_passes(backend: Backend, name: str, or
 
 @pytest.mark.parametrize("slot", ["read", "write"])
 def test_an_in_place_kernel_under_redirect_is_named(backend: Backend, slot: str) -> None:
-    """Kernels that know one slot, while the manager was not told so."""
+    """Kernels that update one slot in place, under a manager without `Forward(in_place=True)`."""
     planes = ms.Plane("ssm", (2, 4), torch.float32), ms.Plane("conv", (8,), torch.bfloat16)
     mem = manager(backend, ms.Redirect(1), ms.StateLayout(planes, layers=2))
     rows = two(mem)
@@ -160,19 +161,20 @@ def test_an_in_place_kernel_under_redirect_is_named(backend: Backend, slot: str)
             state[at] = state[at] * 0.5 + 1
         if not t:
             mem.settle(step)
-    found = fails(lambda: mem.settle(step), slot, "ssm", 0, r"Forward\(in_place=True\)")
-    assert found.places == 8 * (1 + (slot == "read"))  # then `write` lacks them
+    fault = fails(lambda: mem.settle(step), slot, "ssm", 0, r"Forward\(in_place=True\)")
+    assert fault.places == 8 * (1 + (slot == "read"))  # a kernel that updates `read` stores nothing in `write`
     mem.end(rows)
     mem.settle(step)
 
 
 def test_a_kernel_that_shifts_its_window_in_place_is_named(backend: Backend) -> None:
-    """It moves what it finds in the slot to write: a part of the canary lies elsewhere then."""
+    """The kernel shifts what it finds in the slot to write, so that a part of the canary lies elsewhere."""
     mem = manager(backend, ms.Redirect(1), ms.StateLayout((ms.Plane("conv", (3, 4), torch.bfloat16),), layers=1))
     rows = mem.admit([ms.Request("a")])
     for t in range(2):
         step = mem.plan(rows)
-        state, at = mem.planes["conv"][0].view(torch.int16), step.write.long()  # as bits: see what the shift moves
+        # raw bits, so that the shift moves the canary unchanged
+        state, at = mem.planes["conv"][0].view(torch.int16), step.write.long()
         state[at] = torch.cat([state[at][..., 1:], torch.ones(1, 3, 1, device=at.device, dtype=torch.int16)], -1)
         if not t:
             mem.settle(step)
@@ -180,21 +182,21 @@ def test_a_kernel_that_shifts_its_window_in_place_is_named(backend: Backend) -> 
 
 
 def test_a_snapshot_that_the_forward_changes_is_named(backend: Backend) -> None:
-    """It stores the new state, and damages the old one besides: one byte of one layer."""
+    """The forward stores the new state, but also changes one byte of the old one."""
     mem = manager(backend, ms.Redirect(I))
     rows = resumed(mem)
     step = mem.plan(rows)
     forward(mem, step)
     block = mem.planes.of("bytes")[0].blocks[2]
     block[step.read[:1].long(), 17] ^= 1
-    found = fails(lambda: mem.settle(step), "read", "bytes", 2, r"store at step\.write, not at step\.read")
-    assert found.places == 2  # both rows read it
+    fault = fails(lambda: mem.settle(step), "read", "bytes", 2, r"store at step\.write, not at step\.read")
+    assert fault.places == 2  # both rows read the damaged snapshot
     mem.end(rows)
     mem.settle(step)
 
 
 def tailed(backend: Backend, tracking: ms.Tracking) -> tuple[ms.StateManager, list[ms.Row]]:
-    """A manager whose rows have tails, and two rows of I - 1 tokens, 2 of them in the tail."""
+    """Returns a manager whose rows have tails, and two rows of I - 1 tokens, 2 of them in the tail."""
     rings = ms.StateLayout((ms.Plane("k", (8,), torch.float32),), layers=1)
     mem = manager(backend, tracking, replace(LAYOUT, rows=rings), overlap=False, tail=3)
     rows = two(mem)
@@ -207,7 +209,8 @@ def tailed(backend: Backend, tracking: ms.Tracking) -> tuple[ms.StateManager, li
 
 @pytest.mark.parametrize("replays", [False, True])
 def test_a_step_of_drafts_alone_stores_nothing(backend: Backend, replays: bool) -> None:
-    """Where nothing is pending, not even in the slot that it reads; a row beside it folds its tokens in there."""
+    """A row without pending tokens stores nothing; the row beside it folds its pending tokens into the slot that it
+    reads."""
     mem, rows = tailed(backend, ms.NoTracking())
     mem.settle(mem.plan(rows[:1], 1))
     for stored, value, fault in (([1], 7, None), ([0, 1], 8, "read")):
@@ -228,7 +231,7 @@ def test_a_step_of_drafts_alone_stores_nothing(backend: Backend, replays: bool) 
 
 @pytest.mark.parametrize("name", ["redirect", "ping-pong"])
 def test_a_forward_that_does_not_store_what_it_folds_is_named(backend: Backend, name: str) -> None:
-    """Up to a boundary among the accepted tokens; under Redirect, the step behind it writes another slot."""
+    """The step folds tokens up to a boundary; under Redirect, the step after the boundary writes another slot."""
     mem, rows = tailed(backend, MAKERS[name]())
     mem.accept(step := mem.plan(rows, 3, drafts=3), [3, 3])
     step = mem.plan(rows, 3, drafts=3)
@@ -247,7 +250,7 @@ def test_a_forward_that_does_not_store_what_it_folds_is_named(backend: Backend, 
 
 @pytest.mark.parametrize("name", ["redirect", "ping-pong"])
 def test_a_replayed_step_is_looked_at(backend: Backend, name: str) -> None:
-    """`launch` fills the slots, and the first call after the plan tells."""
+    """`launch` writes the canary, and the first call after the plan reports the fault."""
     mem = manager(backend, MAKERS[name]())
     rows, forgotten = two(mem), []
 
@@ -267,7 +270,7 @@ def test_a_replayed_step_is_looked_at(backend: Backend, name: str) -> None:
 
 
 def test_a_step_is_not_looked_at_before_its_forward(backend: Backend) -> None:
-    """The step before is settled in the gap; other calls come there, too."""
+    """Calls between plan and forward, such as the settle of the step before, report no fault."""
     mem = manager(backend, ms.Redirect(1))
     rows = mem.admit([ms.Request("a")])
     before = mem.plan(rows)
@@ -284,7 +287,7 @@ def test_a_step_is_not_looked_at_before_its_forward(backend: Backend) -> None:
 
 
 def test_a_graph_with_nothing_to_fill_changes_no_byte(backend: Backend) -> None:
-    """Neither the null slot, which padding names, nor another."""
+    """Neither the null slot, which padding names, nor any other slot changes."""
     mem = manager(backend, ms.Redirect(I), page_size=2, grid=1)
     rows = mem.admit([ms.Request("a")])
     mem.submit()
@@ -295,7 +298,8 @@ def test_a_graph_with_nothing_to_fill_changes_no_byte(backend: Backend) -> None:
 
 
 def test_a_state_of_any_numbers_is_a_state(backend: Backend) -> None:
-    """Zeros, one number, NaN from NaN. All NaN from numbers looks as if it was computed from the canary."""
+    """Zeros, one number and NaN from NaN pass. NaN everywhere, from a state of numbers, looks computed from the
+    canary."""
     mem = manager(backend, ms.Redirect(1))
     rows = mem.admit([ms.Request("a")])
     for value, passes in ((0.0, True), (0.0, True), (-38.0, True), (nan, False), (nan, True), (1.0, True)):
@@ -318,16 +322,16 @@ GIVEN_UP: dict[str, Callable[[ms.StateManager, list[ms.Row], ms.Step], object]] 
 
 @pytest.mark.parametrize("how", GIVEN_UP)
 def test_a_row_that_ended_before_its_forward_is_nobody_s(backend: Backend, how: str) -> None:
-    """A forward that leaves out an aborted row, or fails; a step that is taken back."""
+    """A forward that leaves out an aborted row, or fails, and a step that is cancelled report no fault."""
     mem = manager(backend, ms.Redirect(I))
-    rows, replay = resumed(mem), (lambda: mem.launch(2)) if how == "recover" else None  # without a forward
+    rows, replay = resumed(mem), (lambda: mem.launch(2)) if how == "recover" else None  # this replay runs no forward
     GIVEN_UP[how](mem, rows, mem.plan(rows, replay=replay))
     mem.settle(mem.plan([None]))
     scan(mem)
 
 
 def test_a_snapshot_published_in_the_gap_is_looked_at(backend: Backend) -> None:
-    """The row has ended, but somebody relies on what its step was to store."""
+    """The row has ended, but its published snapshot needs the store of this step."""
     mem = manager(backend, ms.PingPong(I), overlap=False)
     rows = mem.admit([ms.Request("a")])
     step = mem.plan(rows, I)
@@ -342,7 +346,7 @@ def test_a_snapshot_published_in_the_gap_is_looked_at(backend: Backend) -> None:
 @every_strategy
 @pytest.mark.parametrize("grid", [None, 1])
 def test_what_launch_fills_waits_for_nothing(backend: Backend, name: str, grid: int | None) -> None:
-    """So a CUDA graph can hold it: nothing in it has a shape or a branch that the device decides."""
+    """A CUDA graph can hold the fill: none of its shapes and branches depends on values on the device."""
     mem, watch = manager(backend, MAKERS[name](), direct_hits=True, page_size=2, grid=grid), Watch()
     rows = resumed(mem)
     waits = {"nonzero", "_local_scalar_dense", "masked_select", "unique", "bincount", "equal", "item"}
@@ -358,7 +362,8 @@ def test_what_launch_fills_waits_for_nothing(backend: Backend, name: str, grid: 
 
 @every_strategy
 def test_without_debug_there_is_no_canary(backend: Backend, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No launch, no upload, no wait, and no code of it runs; with debug a step costs a wait at most."""
+    """Without debug, the canary runs no code; with debug, a step has the same launches and uploads, and at most one
+    wait."""
     counts: list[Mapping[str, int]] = []
     for debug in (True, False):
         if not debug:
@@ -371,7 +376,7 @@ def test_without_debug_there_is_no_canary(backend: Backend, name: str, monkeypat
             step = mem.plan(rows)
             forward(mem, step)
             mem.settle(step)
-        found = mem.backend.counts
-        assert found.syncs <= debug * (2 * I + 1)
-        counts.append({**found.launches, "uploads": found.uploads})
+        counted = mem.backend.counts
+        assert counted.syncs <= debug * (2 * I + 1)
+        counts.append({**counted.launches, "uploads": counted.uploads})
     assert counts[0] == counts[1]

@@ -1,4 +1,4 @@
-"""Planned bytes are the allocated ones: managers on torch's meta device have the tensors, and no memory."""
+"""Planned bytes equal allocated bytes: managers on torch's meta device have all tensors, but use no memory."""
 
 import gc
 import json
@@ -23,7 +23,7 @@ PLAIN = ms.StateLayout((ms.Plane("ssm", (64, 64), torch.float32),), layers=4)
 
 @pytest.fixture
 def poison() -> None:
-    """Tensors on the meta device have no bytes to poison."""
+    """Does nothing: tensors on the meta device have no bytes to poison."""
 
 
 @pytest.fixture(autouse=True)
@@ -32,8 +32,8 @@ def memory_of_a_large_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def storages(root: object, kind: str) -> dict[int, int]:
-    """The bytes of every storage on devices of a kind that an object reaches, by address of the storage."""
-    seen, todo, found = set[int](), [root], dict[int, int]()
+    """Returns address -> bytes of each storage that an object reaches, on devices of one kind."""
+    seen, todo, bytes_at = set[int](), [root], dict[int, int]()
     while todo:
         one = todo.pop()
         if id(one) in seen or isinstance(one, type | ModuleType | FunctionType | int | str | bytes | None):
@@ -41,10 +41,10 @@ def storages(root: object, kind: str) -> dict[int, int]:
         seen.add(id(one))
         if isinstance(one, torch.Tensor):
             if one.device.type == kind:
-                found[one.untyped_storage()._cdata] = one.untyped_storage().nbytes()
-        elif not (isinstance(one, list) and one and type(one[0]) is int):  # page lists
+                bytes_at[one.untyped_storage()._cdata] = one.untyped_storage().nbytes()
+        elif not (isinstance(one, list) and one and type(one[0]) is int):  # skips lists of page ids
             todo += gc.get_referents(one)
-    return found
+    return bytes_at
 
 
 def built(plan: Capacity, split: Split, **more: Any) -> ms.StateManager:
@@ -57,11 +57,12 @@ def kv_bytes(plan: Capacity, split: Split) -> int:
     return sum(torch.empty(size, dtype=torch.uint8, device="meta").nbytes for size in plan.kv.arena_bytes(split.pages))
 
 
-COARSE: dict[str, Any] = {"context": 16384, "every": 8192, "page_size": 8192}  # few pages, so that lists are short
+# few pages, so that the page lists are short
+COARSE: dict[str, Any] = {"context": 16384, "every": 8192, "page_size": 8192}
 
 
 def require_exact(plan: Capacity, strategy: str) -> None:
-    """Builds the manager of a split, and compares its tensors with the plan."""
+    """Builds the manager of a strategy's split, and compares the bytes of its tensors with the plan."""
     split = plan.of(strategy)
     assert split is not None and type(split.tracking) is STRATEGIES[strategy] and split.requests == plan.concurrency
     mem = built(plan, split)
@@ -141,7 +142,7 @@ def test_C1_a_layout_of_ones_own_is_planned_to_the_byte(order: Any) -> None:
 
 
 def test_C1_no_plan_has_more_than_int32_numbers() -> None:
-    """Memory for more requests than a register file numbers."""
+    """The memory would hold more requests than a register file can number."""
     tiny = ms.StateLayout((ms.Plane("s", (1,), torch.int8),), layers=1)
     plan = ms.capacity(tiny, 2**49, context=2**20, every=64, kv_bytes_per_token=1)
     cells = next(part.nbytes for part in plan.best.parts if "registers" in part.name) // 4
@@ -193,10 +194,10 @@ def test_C3_slots_of_a_request_are_those_that_a_manager_gives_it(overlap: bool) 
 
 
 def test_C3_a_prompt_keeps_as_many_marks_as_planned() -> None:
-    """The states that a prompt holds until they are published are in the plan, for as many prompts as are read."""
+    """The plan counts the states that a prompt holds until they are published, for `prefills` prompts at once."""
     given = {"context": 44, "page_size": 8, "placement": ms.Ends(every=16), "kv_bytes_per_token": 4}
     plan = ms.capacity(PLAIN, "4MiB", **given)
-    assert plan.marks == 3  # at 16, 32 and 40
+    assert plan.marks == 3  # marks at 16, 32 and 40
     mem = ms.StateManager(
         PLAIN, slots=8, max_requests=1, pages=ms.Pages(size=8), prefix=ms.Prefix(placement=ms.Ends(every=16)),
         forward=ms.Forward(grid=8),
@@ -208,7 +209,7 @@ def test_C3_a_prompt_keeps_as_many_marks_as_planned() -> None:
     assert all(each.best.slots - each.best.cached_states == 4 for each in (none, one, two))
     assert [each.best.cached_states % 3 for each in (none, one, two)] == [0, 0, 0]
     full = ms.capacity(PLAIN, one.memory, **given, prefills=9, concurrency=plan.concurrency)
-    assert full.best.cached_states == plan.best.cached_states < 3  # states at marks are no need
+    assert full.best.cached_states == plan.best.cached_states < 3  # a plan fits even without slots for marks
 
 
 def test_C3_what_fits_without_states_at_marks_fits_and_is_served() -> None:
@@ -231,7 +232,7 @@ def test_C3_what_fits_without_states_at_marks_fits_and_is_served() -> None:
 
 
 def test_a_stage_of_a_pipeline_has_the_states_and_kv_of_its_layers() -> None:
-    fields = CHECKPOINTS["qwen3_next"]  # each fourth layer attends
+    fields = CHECKPOINTS["qwen3_next"]  # every fourth layer is attention
     plans = [ms.capacity("qwen3_next", "20GiB", context="4k", layers=part) for part in (range(12), range(12, 48), None)]
     slots, pages = ([getattr(plan, name).bytes_per_slot for plan in plans] for name in ("layout", "kv"))
     assert (slots[0], pages[0]) == (slots[2] // 4, pages[2] // 4) and slots[0] + slots[1] == slots[2]
@@ -257,7 +258,7 @@ def test_a_stage_of_a_pipeline_has_the_states_and_kv_of_its_layers() -> None:
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_C4_a_snapshot_writes_the_bytes_that_are_planned(name: str, in_place: bool) -> None:
-    """With in-place kernels memstate writes them, and counts them; otherwise the forward does."""
+    """With in-place kernels memstate writes and counts these bytes; otherwise the forward writes them."""
     tracking = STRATEGIES[name](every=8)
     mem = ms.StateManager(
         PLAIN, slots=8, max_requests=1, tracking=tracking, pages=ms.Pages(size=8), forward=ms.Forward(in_place=in_place)
@@ -298,10 +299,10 @@ def test_C5_without_marks_a_conversation_keeps_one_state() -> None:
 
 def test_C5_what_the_recommendation_says_is_in_the_figures() -> None:
     plan = ms.capacity("qwen3_5", "141GB", context="64k", concurrency=8, ranks=4, host_memory="512GiB")
-    found, best = plan.to_json(), plan.best
-    assert json.loads(json.dumps(found)) == found
-    assert found["arena_bytes"] == sum(plan.layout.arena_bytes(best.slots)) == found["best"]["bytes_by_part"]["planes"]
-    assert f"{best.slots:,} slots and {best.pages:,} KV pages" in found["recommendation"] in " ".join(str(plan).split())
+    facts, best = plan.to_json(), plan.best
+    assert json.loads(json.dumps(facts)) == facts
+    assert facts["arena_bytes"] == sum(plan.layout.arena_bytes(best.slots)) == facts["best"]["bytes_by_part"]["planes"]
+    assert f"{best.slots:,} slots and {best.pages:,} KV pages" in facts["recommendation"] in " ".join(str(plan).split())
     assert best.host and f"{best.host.states:,} states" in str(plan)
     assert plan._repr_html_().count("<table>") == 3
 

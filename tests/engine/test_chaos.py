@@ -33,12 +33,12 @@ def told(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 
 def lines(log: pytest.LogCaptureFixture) -> list[str]:
-    """What was logged of faults."""
+    """Returns the logged lines about faults."""
     return [record.getMessage() for record in log.records if record.levelno == logging.INFO]
 
 
 def require_logged(log: pytest.LogCaptureFixture, counted: ChaosStats) -> None:
-    """Every fault that was counted is a line, with a number of its own; lines after the count are more faults."""
+    """Requires a numbered line for each counted fault; lines after the count are later faults."""
     logged, kinds = lines(log), asdict(counted)
     assert [line.partition(",")[0] for line in logged] == [f"fault {n}" for n in range(1, len(logged) + 1)]
     for kind, n in kinds.items():
@@ -54,7 +54,8 @@ def require_logged(log: pytest.LogCaptureFixture, counted: ChaosStats) -> None:
 def test_an_engine_computes_the_same_under_any_chaos(
     seed: int, strategy: str, tmp_path: Path, told: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every token, logit and state is the uncached run's, nothing leaks, and storage holds only right records."""
+    """Every token, logit and state equals that of the uncached run, nothing leaks, and the store holds only right
+    records."""
     room = {"slots": 8, "host_slots": 12, "storage": "file", "storage_path": tmp_path, "sessions": seed % 3}
     met = Counter[str]()
     for again in range(2):
@@ -86,7 +87,7 @@ def test_a_refused_mark_costs_a_state_and_nothing_else(strategy: str, told: pyte
     at = Server(CPU, strategy, every=64, chaos=Chaos(claims=1.0))
     row = at.start(T[:12])
     at.prefill(row, publish=False)
-    at.run([row])  # its plan finds the state of 12 tokens
+    at.run([row])  # the plan of this step would keep the state of 12 tokens
     stats = at.mem.stats()
     assert not at.states() and stats.refused == 1 and stats.degraded == 0 and stats.chaos == ChaosStats(claims=1)
     require_logged(told, stats.chaos)
@@ -150,7 +151,7 @@ def test_a_delayed_poll_moves_nothing(told: pytest.LogCaptureFixture) -> None:
 
 
 class Kept(MemoryStore):
-    """A store that remembers what passed through."""
+    """A store that records the calls that reach it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,7 +169,7 @@ def buffers(*values: int) -> list[Any]:
 
 
 def outcome(store: Store, call: str, names: Sequence[str], *more: Any) -> Any:
-    """What a call answers, or "raises"."""
+    """Returns the answer of a call, or "raises"."""
     try:
         return getattr(store, call)(names, *more)
     except OSError:
@@ -192,7 +193,7 @@ def test_a_store_without_faults_passes_everything_through() -> None:
 
 
 def test_a_store_that_always_fails_says_so_of_one_name_or_of_the_call() -> None:
-    """Of three names one is answered wrongly, or the call raises. What was not touched is answered as it is."""
+    """Each call answers wrongly for one of three names, or raises. The other names are answered as without faults."""
     inner, faults = Kept(), Faults(Chaos(seed=1, store_fails=1.0))
     store, names = FaultyStore(inner, faults), list("abc")
     inner.put(names, buffers(1, 2, 3))
@@ -261,7 +262,7 @@ def test_the_environment_names_faults(told: pytest.LogCaptureFixture) -> None:
     assert [record.levelname for record in told.records] == ["WARNING"] and "on purpose" in told.messages[0]
 
 
-REFUSED: list[tuple[str | dict[str, Any], str]] = [  # of the environment, of Chaos(...)
+REFUSED: list[tuple[str | dict[str, Any], str]] = [  # the variable or the arguments of Chaos, and the message
     ("claims=2", "claims=2.0: expected a probability from 0 to 1"),
     ("claims", "could not convert string to float: ''"),
     ("seed=1.5", "invalid literal"),

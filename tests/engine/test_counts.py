@@ -1,6 +1,6 @@
-"""What a scheduler step costs: counted launches are real, nothing else reaches the device, and nothing waits for it.
+"""Costs of a scheduler step: its counted launches are all that reaches the device, and nothing waits for the device.
 
-And what bookkeeping costs in device memory.
+Also the cost of bookkeeping in device memory.
 """
 
 import pytest
@@ -23,7 +23,7 @@ names = pytest.mark.parametrize("tracking", STRATEGIES, ids=lambda t: type(t).__
 
 @pytest.fixture
 def poison() -> None:
-    """Not here, where whatever reaches the device is counted."""
+    """Does nothing: poison would count as work of the device."""
 
 
 def manager(backend: Backend, tracking: ms.Tracking, rows: int, **more: object) -> ms.StateManager:
@@ -34,13 +34,13 @@ def manager(backend: Backend, tracking: ms.Tracking, rows: int, **more: object) 
 
 
 def running(mem: ms.StateManager, n: int) -> Rows:
-    """Requests with a snapshot behind them: a prefill to the first boundary and a decode step, all submitted."""
+    """Returns requests after a prefill to the first boundary and one decode step, all submitted."""
     rows = mem.admit([Request(i, length=8) for i in range(n)])
     for tokens in (4, 1):
         mem.settle(mem.plan(rows, tokens))
     mem.submit()
     if mem.backend.device.type == "cuda":
-        torch.cuda.synchronize()  # no upload is still on its way: a full ring would be waited for
+        torch.cuda.synchronize()  # ends all uploads: the ring of upload buffers is empty
     mem.backend.counts.reset()
     return rows
 
@@ -54,7 +54,7 @@ def cost(mem: ms.StateManager) -> tuple[int, dict[str, int], int]:
     ("tracking", "n"), [*((t, 1) for t in STRATEGIES), (PingPong(every=4), 256), (Redirect(every=4), 256)], ids=repr
 )
 def test_any_mix_is_one_upload_and_two_launches(backend: Backend, tracking: ms.Tracking, n: int) -> None:
-    """Publishes, releases, aborts, retractions, admissions into the freed rows, a hit and pages: one batch."""
+    """Publishes, releases, aborts, retractions, admissions into freed rows, a hit and pages all travel in one batch."""
     mem = manager(backend, tracking, n)
     rows = running(mem, n)
     snapshots = mem.publish(rows[: n // 4])
@@ -65,7 +65,7 @@ def test_any_mix_is_one_upload_and_two_launches(backend: Backend, tracking: ms.T
     more = mem.admit([Request(f"new {i}", length=12, snapshot_at=[8]) for i in range(n - n // 4)])
     mem.admit([Request("back", length=12, resume=kept[-1])] if kept else [Request("fresh")])
     mem.extend(more[: n // 2], [16] * (n // 2))
-    for _ in range(2):  # the second time nothing is left
+    for _ in range(2):  # the second submit sends nothing
         mem.submit()
         assert cost(mem) == (1, {"ownership": 1, "run_data": 1}, 0)
     scan(mem)
@@ -89,9 +89,9 @@ def test_hits_cost_the_same_for_one_and_for_many(backend: Backend, direct: bool)
 
 @names
 def test_a_decode_step_is_one_plan_and_a_settle_launches_nothing(backend: Backend, tracking: ms.Tracking) -> None:
-    """Off the boundaries, at them, with finished rows: never a copy, never a wait.
+    """Steps off and at boundaries, with finished rows: never a copy, never a wait.
 
-    Only a lane that a settle has released takes an upload and a launch more, in the plan behind it.
+    A lane that a settle releases costs one more upload and launch, in the next plan.
     """
     mem = manager(backend, tracking, 4)
     rows = running(mem, 4)
@@ -117,10 +117,10 @@ def test_a_decode_step_is_one_plan_and_a_settle_launches_nothing(backend: Backen
 
 @names
 def test_T20_a_steady_step_with_drafts_is_one_launch(backend: Backend, tracking: ms.Tracking) -> None:
-    """Whatever is accepted: the numbers are one small upload, or nothing if the sampler has written them."""
+    """Holds for any accepted numbers: they take one small upload, or none if the sampler has written them."""
     rings = ms.StateLayout([Plane("s_x", (11, 4), torch.float32)], layers=1)
     layout = ms.StateLayout(LAYOUT.planes, layers=1, rows=rings)
-    tracking = type(tracking)(every=64)  # a boundary may release a lane, with the next packet
+    tracking = type(tracking)(every=64)  # no step reaches a boundary: that could release a lane
     mem = on(backend, layout, slots=12, max_requests=3, tracking=tracking, overlap=False, tail=4)
     rows = running(mem, 3)
     mem.accept(mem.plan(rows, 4, drafts=3), [1, 2, 3])
@@ -144,14 +144,14 @@ def test_B4_nothing_to_do_costs_nothing(backend: Backend) -> None:
     assert tuple(mem.admit([])) == ()
     mem.end([])
     mem.drop([])
-    mem.extend(rows, [4, 4])  # pages that they have
+    mem.extend(rows, [4, 4])  # the rows have these pages already
     mem.extend([], [])
     mem.submit()
     assert cost(mem) == (0, {}, 0)
 
 
 def busy(mem: ms.StateManager) -> None:
-    """Everything a decode loop does, with hits, snapshots, retraction, a cancelled step and slots in hand."""
+    """Does everything that a decode loop does, with hits, snapshots, retraction, a cancelled step and claimed slots."""
     rows = mem.admit([Request(i, length=8) for i in range(4)])
     for tokens in (4, 1, 1, 1, 1, 1):
         mem.extend(rows, [mem.info(row).length + 4 for row in rows])
@@ -174,7 +174,7 @@ def test_launches_and_uploads_are_counted_and_nothing_else_reaches_the_device(
 ) -> None:
     mem, watch = manager(backend, tracking, 4), Watch()
     with real_launches(monkeypatch) as seen:
-        busy(mem)  # what is made once is made
+        busy(mem)  # creates what is created only once
     assert len(seen) == (0 if backend.name == "reference" else mem.backend.counts.total_launches)
     assert mem.backend.counts.total_launches > 10
     mem.recover(keep=False)
@@ -183,7 +183,7 @@ def test_launches_and_uploads_are_counted_and_nothing_else_reaches_the_device(
     with watch:
         busy(mem)
     assert dict(watch.seen) == {}
-    assert (mem.backend.counts.syncs, mem.stats().upload_waits) == (0, 0)  # nothing waits for the device
+    assert (mem.backend.counts.syncs, mem.stats().upload_waits) == (0, 0)
     scan(mem)
 
 
@@ -197,7 +197,7 @@ def test_B9_handing_out_what_a_group_holds_reaches_no_device(backend: Backend) -
 
 
 def bookkeeping(backend: Backend, slots: int, rows: int) -> int:
-    """Device bytes besides states and page table, from the tensors themselves."""
+    """Returns the device bytes besides states and page table, summed over the tensors."""
     mem = on(backend, LAYOUT, slots=slots, max_requests=rows, max_batch=8)
     file, allocator = inside.registers(mem), mem.pool.allocator
     assert file.nbytes == file.cells.nbytes + allocator.bitmap.nbytes + allocator.counters.nbytes
@@ -205,8 +205,8 @@ def bookkeeping(backend: Backend, slots: int, rows: int) -> int:
 
 
 def test_bookkeeping_is_at_most_64_bytes_a_slot_and_64_a_row(backend: Backend) -> None:
-    """Difference quotients: what 4000 more slots, or rows, add; as many snapshots can be kept as there are slots."""
+    """Measures the bytes that 4000 more slots, or 4000 more rows, add. Every slot can hold a snapshot."""
     start = bookkeeping(backend, 1000, 1000)
     assert 8 < (bookkeeping(backend, 5000, 1000) - start) / 4000 <= 64
     assert 24 <= (bookkeeping(backend, 1000, 5000) - start) / 4000 <= 64
-    assert start <= 1000 * 64 + 1000 * 64 + 4096  # a constant of a few columns rounded up, no hidden table
+    assert start <= 1000 * 64 + 1000 * 64 + 4096  # 4096: columns are rounded up

@@ -1,4 +1,4 @@
-"""A manager in an engine's memory: an arena of states and KV, whose other bytes never change; sleep and wake."""
+"""A manager in an engine's memory: bytes beside its planes never change; sleep and wake."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ SLOTS = 10
 
 
 def others(engine: Engine) -> torch.Tensor:
-    """All bytes of an engine that are not the planes'."""
+    """Returns all bytes of an engine's memory that belong to no plane."""
     own = [torch.zeros(memory.shape, dtype=torch.bool) for memory in engine.memory]
     for (name, _), (memory, offset, stride) in engine.places.items():
         for slot in range(engine.slots + 1):
@@ -61,8 +61,8 @@ def test_sleep_keeps_who_owns_what_and_the_bytes(backend: Backend, name: str) ->
     loop.mem.device.sleep()
     assert all(arena.untyped_storage().nbytes() == 0 for arena in loop.mem.planes.arenas)
     stats = loop.mem.stats()
-    for call in CALLS.keys() - {"close", "device.wake", "info", "pool.release", "pool.check"}:  # which need no bytes
-        if not call.startswith(("prefix", "tiers", "match")):  # which this manager has not
+    for call in CALLS.keys() - {"close", "device.wake", "info", "pool.release", "pool.check"}:  # these need no bytes
+        if not call.startswith(("prefix", "tiers", "match")):  # this manager has none of them
             with pytest.raises(ms.Asleep, match="wake"):
                 CALLS[call](loop.mem, rows, None, kept)
     assert loop.mem.stats() == stats
@@ -96,7 +96,7 @@ PLAIN = StateLayout((Plane("ssm", (4,), torch.float32),), layers=1)
 
 
 def test_memory_is_touched_only_when_it_is_taken(backend: Backend) -> None:
-    """Slot 0 of an engine's tensors becomes zero with a construction that succeeds, not with one that is refused."""
+    """A construction that succeeds sets slot 0 of an engine's tensors to zero; a refused one changes nothing."""
     tensor = torch.full((1, 5, 4), 7.0, device=backend.device)
     with pytest.raises(ms.LayoutMismatch, match=r"5 entries .* expected 10: the null slot and 9 slots"):
         on(backend, PLAIN, slots=9, max_requests=1, tensors={"ssm": tensor})

@@ -1,6 +1,6 @@
-"""Between the plan of a step and its forward: whatever is called there, no slot that the step names changes owners.
+"""Between the plan of a step and its forward, no call changes the owner of a slot that the step names.
 
-The states here are numbers, so that a state of another request shows.
+Each state is filled with one number, so that the state of another request is noticed.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,13 +26,13 @@ GARBAGE = 1000.0
 
 @pytest.fixture(autouse=True)
 def slow_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slots are on their way until somebody waits for them: no test may need a device that is fast."""
+    """Makes slot ids arrive only when a test waits for them, as on a slow device."""
     wait, waited = Readback.wait, WeakSet[Readback]()
 
     def waiting(self: Readback) -> object:
-        found = wait(self)
+        slots = wait(self)
         waited.add(self)
-        return found
+        return slots
 
     monkeypatch.setattr(Readback, "wait", waiting)
     monkeypatch.setattr(Readback, "ready", property(lambda self: self in waited))
@@ -43,14 +43,14 @@ def manager(backend: Backend, name: str = "redirect", slots: int = 4, **settings
 
 
 def forward(mem: ms.StateManager, step: ms.Step, more: float = 1.0) -> None:
-    """A step of a model: each state becomes larger by `more`; the null slot is scrubbed."""
+    """Runs one step of a model: each state grows by `more`, and the null slot is set to zero."""
     for state in mem.planes["s"]:
         state[step.write] = state[step.snapshot] = state[step.read] + more
     mem.device.scrub_null()
 
 
 def run(mem: ms.StateManager, rows: Sequence[ms.Row], tokens: int = 1, more: float = 1.0) -> None:
-    """A whole step."""
+    """Plans, computes and settles a step."""
     step = mem.plan(rows, tokens)
     forward(mem, step, more)
     mem.settle(step)
@@ -66,14 +66,14 @@ def live(mem: ms.StateManager, row: ms.Row) -> int:
 
 
 def given_up(mem: ms.StateManager, *more: str) -> tuple[ms.Step, ms.Row, *tuple[ms.Row, ...]]:
-    """A step in the gap whose row is aborted, that row, and rows that were admitted beside it."""
+    """Returns an open step, its row, which is aborted, and the rows that were admitted beside it."""
     a, *others = mem.admit([ms.Request(name) for name in ("a", *more)])
     step = mem.plan([a])
     mem.end([a])
     return step, a, *others
 
 
-# What a caller may do in the gap that sends something, or looks at the device.
+# name -> a call in the gap that sends a packet or looks at the device
 CALLS: dict[str, Callable[[ms.StateManager, Sequence[ms.Row]], object]] = {
     "nothing": lambda mem, rows: None, "submit": lambda mem, rows: mem.submit(),
     "read_slots": lambda mem, rows: mem.device.read_slots(rows), "check": lambda mem, rows: mem.device.check(),
@@ -111,7 +111,7 @@ def test_G1_a_row_given_up_in_the_gap_keeps_its_slot_until_the_forward(backend: 
     scan(mem)
 
 
-# What closes a step, so that its forward is in stream order; without overlap there is no plan before the settle.
+# name -> a call that closes a step, whose forward has been launched; without overlap, settle comes before the next plan
 CLOSES: dict[str, Callable[[ms.StateManager, ms.Step, ms.Row], object]] = {
     "plan": lambda mem, step, row: mem.plan([row]), "settle": lambda mem, step, row: mem.settle(step),
     "settle in turn": lambda mem, step, row: mem.settle(step), "cancel": lambda mem, step, row: mem.cancel(step),
@@ -121,7 +121,7 @@ CLOSES: dict[str, Callable[[ms.StateManager, ms.Step, ms.Row], object]] = {
 
 @pytest.mark.parametrize("how", CLOSES)
 def test_G1_what_waits_is_sent_once_the_forward_is_in_order(backend: Backend, how: str) -> None:
-    """A server that waits for a state from elsewhere needs no other call to get the ids that it asked for."""
+    """A server that waits for slot ids gets them when the step closes, without another call."""
     mem = manager(backend, slots=2, overlap=how != "settle in turn")
     step, a, b = given_up(mem, "b")
     mem.submit()
@@ -224,7 +224,7 @@ def test_a_step_is_not_cancelled_once_what_it_computes_was_published(backend: Ba
     second = mem.plan([b])
     (snapshot,) = mem.publish([b])
     assert snapshot and snapshot.length == int(second.before[0]) == 4
-    mem.cancel(second)  # nothing that it computes was handed out
+    mem.cancel(second)  # nothing that this step computes was published
     scan(mem)
     (b,) = mem.admit([ms.Request("b")])
     third = mem.plan([b], 1)
@@ -233,7 +233,7 @@ def test_a_step_is_not_cancelled_once_what_it_computes_was_published(backend: Ba
         mem.cancel(third)
 
 
-# Below the device.
+# tiers
 
 ONE = whole(1)
 
@@ -278,11 +278,12 @@ def test_a_fork_that_copies_a_page_is_refused_while_changes_wait(backend: Backen
 
 @pytest.mark.parametrize("name", ["ping-pong", "lazy", "redirect"])
 def test_a_snapshot_published_in_the_gap_is_used_behind_the_forward(backend: Backend, name: str) -> None:
-    """The step writes it (ping-pong, lazy), or reads it (redirect): whoever is given its slot comes later."""
+    """The open step writes the snapshot (ping-pong, lazy) or reads it (redirect); the slot's next owner uses it
+    later."""
     mem = manager(backend, name, slots=9, direct_hits=False)
     (a,) = mem.admit([ms.Request("a")])
     step = mem.plan([a], 4)
-    if name == "redirect":  # the snapshot of a boundary is the slot that the step behind it reads
+    if name == "redirect":  # here the snapshot is the slot that the next step reads
         forward(mem, step, 4.0)
         mem.settle(step)
         step = mem.plan([a], 1)
@@ -304,9 +305,8 @@ def test_a_snapshot_published_in_the_gap_is_used_behind_the_forward(backend: Bac
 
 @pytest.mark.parametrize("cleared", [False, True], ids=["", "cleared"])
 def test_kv_that_the_forward_has_still_to_write_does_not_go_down(cleared: bool) -> None:
-    """x completes a page in the step in flight and offers it to the cache; y has a state of the same tokens, which is
-    filed under x's page and then evicted.
-    """
+    """x fills a page in the open step and publishes it; y's state of the same tokens lies on this page and is
+    evicted."""
     at = Tiered(Backend("reference"), "none", prefix=ms.Prefix())
     x, y = at.admit(ms.Request("x", tokens=[*ONE, 1]), ms.Request("y", tokens=[*ONE, 1]))
     at.run([x, y], 4, publish=False)

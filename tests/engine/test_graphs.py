@@ -1,4 +1,4 @@
-"""Whole steps captured as CUDA graphs, one a batch size: ownership, plan and forward. A twin runs them eagerly."""
+"""Whole steps (ownership, plan, forward) in CUDA graphs, one for each batch size, compared with eager steps."""
 
 from collections.abc import Iterator, Sequence
 
@@ -30,22 +30,19 @@ LAYOUT = ms.StateLayout(
 
 @pytest.fixture(autouse=True)
 def poison() -> Iterator[None]:
-    """Of fresh memory alone: which bytes a step changes is compared, and slots that a graph frees would be filled late.
-
-    They are noticed when the other manager sends a packet.
-    """
+    """Poisons fresh memory only: slots that a graph frees would be poisoned later, while a test compares bytes."""
     with fresh_memory():
         yield
 
 
 @pytest.fixture
 def backend() -> Backend:
-    """The compiled kernels alone: nothing else can be captured."""
+    """Returns the backend of compiled kernels, the only one that can be captured."""
     return Backend("cuda", torch.device("cuda"))
 
 
 class Inputs:
-    """What a forward reads besides states, at fixed addresses: `batch token ...` each, and weights."""
+    """Inputs of a forward besides states, `batch token ...` each, and weights; all at fixed addresses."""
 
     def __init__(self, batch: int, device: torch.device, generator: torch.Generator) -> None:
         self._generator = generator
@@ -64,7 +61,8 @@ class Inputs:
         self.a = -torch.rand(HEADS, generator=generator).to(device)
 
     def draw(self) -> None:
-        """New values in place. Keys have a norm below 1, decays are negative and gates in 0..1: states stay bounded."""
+        """Draws new values in place. Keys have a norm below 1, decays are negative and gates in 0..1: states stay
+        bounded."""
         for name, tensor in self.named.items():
             values = torch.rand(tensor.shape, generator=self._generator)
             values = values - 0.5 if name in ("x", "v", "u", "c", "q") else -values if name == "decay" else values
@@ -81,7 +79,7 @@ class Forward:
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def eager(self, step: ms.Step | StepRecord) -> None:
-        """Allocates nothing, so that a graph owns no memory."""
+        """Launches the kernels of all layers. Allocates nothing, so that a graph owns no memory."""
         batch = step.rows.numel()
         i = {name: tensor[:batch] for name, tensor in self.inputs.named.items()}
         where = {"read": step.read, "write": step.write, "snapshot": step.snapshot, "tokens": step.tokens}
@@ -95,17 +93,18 @@ class Forward:
             )
 
     def plan(self, rows: Sequence[ms.Row | None], tokens: int | Sequence[int] = 1) -> ms.Step:
-        """A step with everything in the graph of its batch size, which is captured before its first replay."""
+        """Plans a step whose launches are all in the graph of its batch size; captures the graph before its first
+        replay."""
         batch = len(rows)
         if batch not in self.graphs:
             self.graphs[batch] = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graphs[batch]):  # refuses whatever waits for the device, and runs nothing
+            with torch.cuda.graph(self.graphs[batch]):  # a capture runs nothing, and refuses what waits for the device
                 self.eager(self.mem.launch(batch))
         return self.mem.plan(rows, tokens, replay=self.graphs[batch].replay)
 
 
 def build(tracking: ms.Tracking, batch: int, backend: Backend, inputs: Inputs) -> Forward:
-    """A manager in rubbish, warmed up, and its forward."""
+    """Returns the forward of a warmed-up manager whose slots hold rubbish."""
     mem = ms.StateManager(
         LAYOUT, slots=4 * batch + 8, max_requests=batch + 1, max_batch=batch, tracking=tracking,
         backend=backend.name, device=backend.device,
@@ -124,7 +123,7 @@ def build(tracking: ms.Tracking, batch: int, backend: Backend, inputs: Inputs) -
 
 
 def check_changed_only(before: list[Tensor], mem: ms.StateManager, step: ms.Step) -> None:
-    """No byte differs outside the slots that the step writes; what it writes is no rubbish."""
+    """Requires that only slots that the step writes have changed, and that these are finite."""
     written = torch.cat([step.write, step.snapshot]).unique().long()
     written = written[written > 0]
     for was, now in zip(before, mem.planes.plane_map.blocks, strict=True):
@@ -135,16 +134,16 @@ def check_changed_only(before: list[Tensor], mem: ms.StateManager, step: ms.Step
 
 
 def test_one_manager_replays_graphs_of_every_batch_size(backend: Backend, generator: torch.Generator) -> None:
-    """Five graphs that share the vectors, in any order: the bits of eager steps, and no launch of their own.
+    """Five graphs share the step's vectors and run in any order: they give the bits of eager steps, without launches.
 
-    All but the last rows are padding in the larger ones. `tests/proof/gpu/graphs.py` goes on for hundreds of steps
-    whose slots change hands, under every strategy.
+    In the larger batches, all entries but the last are padding. `tests/proof/gpu/graphs.py` goes on for hundreds of
+    steps whose slots change hands, under every strategy.
     """
     inputs, order = Inputs(max(BATCHES), backend.device, generator), (*BATCHES, *reversed(BATCHES), *BATCHES)
     replayed, eager = (build(ms.Redirect(4), max(BATCHES), backend, inputs) for _ in range(2))
     rows = [forward.mem.admit([ms.Request(i) for i in range(2)]) for forward in (replayed, eager)]
     for forward in (replayed, eager):
-        forward.mem.submit()  # or the first step would fill the slots of both rows with zeros
+        forward.mem.submit()  # otherwise the first step would zero the slots of both rows
     launched, planned = backend.counts.total_launches, replayed.mem.backend.counts.launches["plan"]
     for batch in order:
         inputs.draw()
@@ -160,12 +159,13 @@ def test_one_manager_replays_graphs_of_every_batch_size(backend: Backend, genera
         replayed.mem.settle(steps[0])
         eager.mem.settle(steps[1])
     assert set(replayed.graphs) == set(BATCHES)
-    assert backend.counts.total_launches - launched == (len(order) + len(BATCHES)) * 3 * LAYERS  # eager, and captured
+    # eager steps, and captures
+    assert backend.counts.total_launches - launched == (len(order) + len(BATCHES)) * 3 * LAYERS
     assert replayed.mem.backend.counts.launches["plan"] - planned == len(BATCHES)
 
 
 def test_captures_and_other_streams_are_refused(backend: Backend, generator: torch.Generator) -> None:
-    """What `tests/engine/test_streams.py` shows on fake devices."""
+    """Checks on a GPU what `tests/engine/test_streams.py` checks on fake devices."""
     forward = build(ms.Redirect(4), 1, backend, Inputs(1, backend.device, generator))
     mem = forward.mem
     step, side = mem.plan([None]), torch.cuda.Stream()

@@ -1,4 +1,4 @@
-"""A manager guards itself: its close in debug mode, copies of it, its attributes, its settings, tensors of autograd."""
+"""Guards of a manager: leaks found by close, refused copies, fixed attributes, wrong settings, tensors of autograd."""
 
 import copy
 import pickle
@@ -46,7 +46,7 @@ def test_close_in_debug_mode_finds_leaks_after_it_has_closed(made: Callable[...,
         mem.prefetch([1, 2, 3])
     mem.pool.release(ids)
     mem.settle(mem.plan([row]))  # requests continue
-    mem.close()  # and what runs is no leak
+    mem.close()  # a running request is no leak
 
 
 @pytest.mark.parametrize("call", [lambda mem: mem.close(), lambda mem: mem.device.wake()], ids=["close", "wake"])
@@ -132,7 +132,7 @@ def test_tensors_that_require_grad_are_refused_where_they_are_written() -> None:
             call()
     assert (tensor == 7).all()
     manager(tensors={"ssm": tensor.detach()})
-    planes.scatter("ssm", ids, torch.ones(1, 2, 4, requires_grad=True))  # which is only read
+    planes.scatter("ssm", ids, torch.ones(1, 2, 4, requires_grad=True))  # scatter only reads this tensor
     assert planes["ssm"][0, 1:3].tolist() == [[1.0] * 4] * 2 and not planes["ssm"].requires_grad
 
 
@@ -153,11 +153,11 @@ def test_settings_of_the_wrong_kind_are_refused(settings: dict[str, Any]) -> Non
 def test_a_tuned_file_that_cannot_be_read_is_found_at_construction(
     backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not in the first launch, when the packet with its zeros has been taken and would be lost."""
+    """The first launch would find it too late: the packet with its zeros has been taken by then, and would be lost."""
     (tmp_path / tuned.file_name(tuned.device_name(backend.device))).write_text("{")
     monkeypatch.setenv("MEMSTATE_TUNED", str(tmp_path))
     tuned.forget()
-    launches = backend.name != "reference"  # which could be tuned
+    launches = backend.name != "reference"  # only kernels can be tuned
     with pytest.raises(ValueError, match=str(tmp_path)) if launches else nullcontext():
         Loop(backend, ms.Redirect(4))
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""A manager over planes of rows, planes with a grid, and planes that start as something else than zeros."""
+"""A manager over planes of rows, planes with a grid, and planes whose fresh value is not zero."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def manager(backend: Backend, **settings: object) -> ms.StateManager:
 
 
 def forward(mem: ms.StateManager, step: ms.Step, amount: float = 1.0) -> None:
-    """Adds to the state and to the row of each entry."""
+    """Adds `amount` to the state and to the row's memory of each entry."""
     for row, read, write, snapshot in zip(
         step.rows.tolist(), step.read.tolist(), step.write.tolist(), step.snapshot.tolist(), strict=True
     ):
@@ -32,9 +32,9 @@ def forward(mem: ms.StateManager, step: ms.Step, amount: float = 1.0) -> None:
 
 
 def tail(mem: ms.StateManager, row: ms.Row) -> float:
-    found = mem.planes.rows["tail"][:, row.index].unique()
-    assert len(found) == 1
-    return float(found)
+    values = mem.planes.rows["tail"][:, row.index].unique()
+    assert len(values) == 1
+    return float(values)
 
 
 @pytest.mark.parametrize("tracking", STRATEGIES, ids=repr)
@@ -70,14 +70,14 @@ def test_B81_a_row_that_a_coming_forward_uses_is_fresh_only_after_it(backend: Ba
     mem.end([a])
     (b,) = mem.admit([ms.Request("b")])
     assert b.index == row
-    forward(mem, open_step)  # of "a"; the row is its own until then
+    forward(mem, open_step)  # the forward of "a", which uses the row until now
     assert mem.planes.rows["tail"][:, row].unique().tolist() == [0.0]
     mem.plan([b])
     assert mem.planes.rows["tail"][:, row].unique().tolist() == [-1.0]
 
 
 def test_B81_a_fork_of_a_row_that_has_just_begun_is_fresh(backend: Backend) -> None:
-    """Data of one packet moves in no fixed order: the fork waits for another packet."""
+    """The data of one packet moves in no fixed order, so the fork waits for another packet."""
     mem = manager(backend)
     mem.planes.rows["tail"].fill_(7.0)
     (a,) = mem.admit([ms.Request("a")])
@@ -98,13 +98,13 @@ def test_B81_reorder_copies_rows_before_one_that_ends_is_used_again(backend: Bac
     mem.settle(step)
     for number, row in enumerate(rows):
         mem.planes.rows["tail"][:, row.index] = 10.0 * number
-    found = mem.reorder(rows, [1, 1, 2, 2])
+    reordered = mem.reorder(rows, [1, 1, 2, 2])
     mem.submit()
-    assert [tail(mem, row) for row in found.rows] == [10.0, 10.0, 20.0, 20.0]
+    assert [tail(mem, row) for row in reordered.rows] == [10.0, 10.0, 20.0, 20.0]
 
 
 def test_counts_of_a_step_with_and_without_rows(backend: Backend) -> None:
-    """A packet that starts rows takes one launch more. Any other step takes as many as without planes of rows."""
+    """A packet that starts rows takes one more launch than without planes of rows; every other step takes no more."""
     plain = ms.StateLayout(LAYOUT.planes, LAYOUT.layers)
     counted = []
     for layout in (plain, LAYOUT):
@@ -154,7 +154,7 @@ def test_the_memory_of_rows_sleeps_and_wakes(backend: Backend) -> None:
 
 
 def test_B80_lengths_of_kept_states_keep_to_the_grid(backend: Backend) -> None:
-    """Pages of 2 tokens, and a plane that stands alone at multiples of 4."""
+    """Pages hold 2 tokens, and a plane is whole only at multiples of 4 tokens."""
     pages = ms.Pages(size=2, count=40, per_row=12)
     mem = manager(backend, pages=pages, prefix=ms.Prefix(), forward=ms.Forward(grid=1))
     with pytest.raises(ms.ConfigurationError, match="every=6 is no multiple of 4"):
@@ -162,13 +162,13 @@ def test_B80_lengths_of_kept_states_keep_to_the_grid(backend: Backend) -> None:
     (a,) = mem.admit([ms.Request("a", tokens=range(15), snapshot_at=[7])])
     assert mem.chunk(a, 7) == 4
     step = mem.plan([a], [15])
-    assert step.marks.offset[: int(step.marks.count)].tolist() == [4, 12]  # the last whole pages would be at 6 and 14
+    assert step.marks.offset[: int(step.marks.count)].tolist() == [4, 12]  # without the plane's grid: 6 and 14
     mem.settle(step)
     mem.end([a], keep="cache", tokens=[list(range(15))])
     match = mem.match([*range(15), 20])
     assert (match.length, match.kv_length) == (12, 14)
     (b,) = mem.admit([ms.Request("b", tokens=[*range(14), 30, 31])])
-    assert mem.info(b).length == 12  # the branch point at 14 is no length of a state
+    assert mem.info(b).length == 12  # no state can stand at the branch point 14
     step = mem.plan([b], [4])
     assert int(step.marks.count) == 0
     mem.settle(step)
@@ -176,7 +176,7 @@ def test_B80_lengths_of_kept_states_keep_to_the_grid(backend: Backend) -> None:
     assert snapshot is not None and snapshot.length == 16
     mem.drop([snapshot])
     (c,) = mem.admit([ms.Request("c", length=6)])
-    mem.settle(mem.plan([c], [6]))  # whole pages, but no multiple of the grid
+    mem.settle(mem.plan([c], [6]))  # 6 fills whole pages, but is no multiple of 4
     assert mem.end([c], keep="handle") == [None]
 
 
@@ -187,7 +187,7 @@ def test_B80_sessions_keep_to_the_grid(backend: Backend) -> None:
     mem.settle(mem.plan([a], [6]))
     mem.end([a], keep="cache", tokens=[list(range(6))])
     (b,) = mem.admit([ms.Request("b", tokens=range(8), session=session)])
-    assert mem.info(b).length == 4  # of 6 tokens, whose state is not whole: the prefix cache has one of 4
+    assert mem.info(b).length == 4  # no whole state of 6 tokens was kept; the prefix cache has one of 4
     mem.settle(mem.plan([b], [4]))
     mem.end([b], keep="cache", tokens=[list(range(8))])
     (c,) = mem.admit([ms.Request("c", tokens=range(9), session=session)])

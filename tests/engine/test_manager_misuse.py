@@ -16,7 +16,7 @@ pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every ba
 
 
 class Stage:
-    """Two rows in flight, one that is gone, and a snapshot kept beside one that was dropped."""
+    """Two running rows, one ended row, one kept snapshot and one dropped snapshot."""
 
     def __init__(self, backend: Backend) -> None:
         self.loop = Loop(backend, ms.PingPong(4), rows=4, pages=40, page_size=2, pages_per_row=8)
@@ -49,7 +49,7 @@ class Stage:
 
 
 Misuse = Callable[[Stage], object]
-Cases = dict[str, tuple[str, Misuse]]  # name -> what the error says, so that nothing else is the reason; the call
+Cases = dict[str, tuple[str, Misuse]]  # name -> (pattern of the message, so that no other error passes; the call)
 MISUSE: Cases = {
     "a row twice": (r"named twice in the batch: row 1, entries \[0, 1\]", lambda s: s.mem.plan([s.row, s.row])),
     "a number for a row": ("2 is no row: use the handles", lambda s: s.mem.plan([s.row, 2])),
@@ -105,7 +105,7 @@ MISUSE |= {  # arguments of the wrong kind
     "finished elsewhere": ("device='meta'", lambda s: s.mem.settle(s.first, torch.ones(2, device="meta"))),
     "finished numbers": ("expected 2 times True or False", lambda s: s.mem.settle(s.first, [0.5, 0.5])),
 }
-MISUSE |= {  # where a state goes
+MISUSE |= {  # arguments that say where a state goes
     "keep a state": ("keep='state': expected None, 'handle' or 'cache'", lambda s: s.mem.end([s.row], keep="state")),
     "keep True": ("keep=True: expected None", lambda s: s.mem.end([s.row], keep=True)),
     "tokens and nothing kept": (
@@ -115,7 +115,7 @@ MISUSE |= {  # where a state goes
     "lengths and nothing kept": ("lengths= without keep=", lambda s: s.mem.end([s.row], lengths=[4])),
     "publish nothing": ("keep=None: publish keeps states", lambda s: s.mem.publish([s.row], keep=None)),
 }  # fmt: skip
-STALE: Cases = {  # handles that have ended
+STALE: Cases = {  # ended handles
     "a row that is gone": ("request 'c' was ended", lambda s: s.mem.plan([s.row, s.gone])),
     "settling twice": ("it was settled, accepted or cancelled", lambda s: s.mem.settle(s.old)),
     "cancelling what is settled": ("it was settled, accepted or cancelled", lambda s: s.mem.cancel(s.old)),
@@ -124,7 +124,7 @@ STALE: Cases = {  # handles that have ended
     "dropping what is dropped": ("snapshot in register 15", lambda s: s.mem.drop([s.kept, s.dropped])),
     "resuming what is dropped": ("snapshot in register 15", lambda s: s.mem.admit([ms.Request("d", resume=s.dropped)])),
 }
-NO_CACHE: Cases = {  # what a manager without a prefix cache cannot do
+NO_CACHE: Cases = {  # calls that need a prefix cache
     "the cache that is none": ("needs a prefix cache", lambda s: s.mem.end([s.row], keep="cache", tokens=[[1]])),
 }
 
@@ -160,7 +160,7 @@ def test_G1_steps_are_settled_in_order_and_at_most_two_are_open(backend: Backend
 
 @pytest.mark.parametrize("how", ["steps", "an arrival", "drafts"])
 def test_G1_a_length_beyond_int32_is_refused(backend: Backend, how: str) -> None:
-    """By steps that are each small enough."""
+    """Each step alone is small enough; their sum is not."""
     loop = Loop(backend, ms.NoTracking(4), overlap=False, tail=2 * (how == "drafts"))
     (row,) = loop.admit()
     if how == "steps":
@@ -178,7 +178,7 @@ def test_G1_a_length_beyond_int32_is_refused(backend: Backend, how: str) -> None
 
 
 def test_generations_wrap_around(backend: Backend) -> None:
-    """A row reused 2^31 times: its generation starts anew at 0, and the handle of before is stale."""
+    """After 2^31 uses of a row, its generation starts again at 0, and the older handle is stale."""
     loop = Loop(backend, ms.Redirect(4))
     mem = loop.mem
     owners.table(mem).generation[:] = 2**31 - 2

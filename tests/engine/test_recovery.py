@@ -1,4 +1,4 @@
-"""Calls that an exception ends in the middle are noticed; `reset` and `recover` put the manager right."""
+"""Calls that an exception interrupts are noticed; `reset` and `recover` make the manager usable again."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +39,7 @@ T = list(range(8))
 
 @pytest.fixture(autouse=True)
 def ends_in_its_own_way() -> Iterator[None]:
-    """What these tests make does not end as others do; each looks at what is left."""
+    """Skips the common audit after a test: each test here checks what is left."""
     yield
     Made.now = []
 
@@ -50,7 +50,7 @@ def plain() -> Backend:
 
 
 def interrupted(mem: ms.StateManager, rows: Sequence[ms.Row], error: BaseException | None = None) -> None:
-    """A plan ends between the host's copy and the device's."""
+    """Interrupts a plan after the host has counted the step, and before the device runs it."""
     at_the_device = mock.patch.object(RegisterFile, "plan", side_effect=error or MemoryError("no memory"))
     with at_the_device, pytest.raises((MemoryError, KeyboardInterrupt, ms.MemstateError)):
         mem.plan(rows)
@@ -73,7 +73,7 @@ def test_every_call_says_that_an_earlier_one_was_interrupted(name: str, plain: B
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt(), ms.OutOfSlots(1, 0)], ids=repr)
 def test_a_length_that_is_one_step_too_long_is_never_used(error: BaseException, keep: bool, plain: Backend) -> None:
-    """Without the guard the next release published a state under the length of a step that never ran."""
+    """Without the guard, the next release would publish a state under the length of a step that never ran."""
     at = Server(plain)
     row = at.start(T)
     at.prefill(row, publish=False)
@@ -111,7 +111,7 @@ def test_what_was_published_stays_and_serves(plain: Backend) -> None:
 
 
 def test_a_snapshot_that_was_not_sent_is_lost() -> None:
-    """Its register holds another state of the same length on the device."""
+    """On the device, the snapshot's register still holds another state of the same length."""
     at = Server(Backend("reference"), prefix=False, snapshots=1, pages=0)
     mem = at.mem
     rows = [at.start(tokens) for tokens in (T, T[::-1])]
@@ -124,7 +124,7 @@ def test_a_snapshot_that_was_not_sent_is_lost() -> None:
     mem.drop([first])
     (snap,) = mem.publish(rows[1:])
     assert first is not None and snap is not None and (first.register, first.length) == (snap.register, snap.length)
-    assert inside.registers(mem).table.labels[snap.register] == 8  # of the first state
+    assert inside.registers(mem).table.labels[snap.register] == 8  # still that of the first state
     with pytest.raises(MemoryError), mock.patch.object(PageTable, "extend", side_effect=MemoryError):
         mem.extend([other], [1])
     kept = mem.recover()
@@ -137,15 +137,15 @@ def test_a_snapshot_that_was_not_sent_is_lost() -> None:
 
 @pytest.mark.parametrize("pages", [60, 0])
 def test_states_whose_bytes_were_not_loaded_are_not_kept(pages: int, plain: Backend) -> None:
-    """The registers have labels on the device, and pages are in the tree; no byte has come."""
+    """The registers have labels on the device and the pages are in the tree, but no byte was loaded."""
     at = Tiered(plain, pages=pages)
     at.cache_prompts(whole(1))
     at.give_up(pages=pages)
     with pytest.raises(MemoryError), mock.patch.object(Transfers, "into", side_effect=MemoryError):
         at.mem.admit([ms.Request("a", tokens=[*whole(1), 1])])
     kept = at.mem.recover()
-    found = at.mem.match([*whole(1), 1])
-    assert (kept.cached, found.length) == (0, 0) and (not pages or found.kv_length == 0)
+    match = at.mem.match([*whole(1), 1])
+    assert (kept.cached, match.length) == (0, 0) and (not pages or match.kv_length == 0)
     at.look(idle=True)
     assert at.turn([*whole(1), 1]) == 0
 
@@ -156,7 +156,7 @@ def test_kv_that_the_open_step_must_still_write_is_not_kept(when: str, plain: Ba
     row = at.start(range(15))
     at.prefill(row, publish=False)
     at.mem.extend([row], [16])
-    step = at.mem.plan([row])  # its forward completes a page, and never runs
+    step = at.mem.plan([row])  # the forward would complete a page, but never runs
     tokens = [[*at.text[row]][:16]]
     if when == "before":
         at.mem.publish([row], keep="cache", tokens=tokens)
@@ -221,7 +221,7 @@ def test_back_pressure_that_a_policy_raises_is_no_back_pressure(plain: Backend) 
     (row,) = at.mem.admit([ms.Request("b", tokens=[*T, 1])])
     step = at.mem.plan([row], 1)
     with mock.patch.object(Lru, "used", Shy.used), pytest.raises(ms.OutOfSlots):
-        at.mem.settle(step)  # while the forward runs, policies learn of new requests
+        at.mem.settle(step)  # settle tells policies of new requests
     with pytest.raises(ms.Broken, match="settle"):
         at.mem.poll()
     assert at.mem.recover().ended == ["b"]
@@ -270,7 +270,7 @@ def test_work_whose_job_was_lost_never_begins_after_a_drain() -> None:
 
 @pytest.mark.parametrize("call", ["recover", "close"])
 def test_no_thread_waits_for_a_lock_that_an_interrupt_left(call: str, tmp_path: Path, plain: Backend) -> None:
-    """Exceptions at the points of the standard library's threads that polls run through, on entering and leaving."""
+    """Raises at each point in the standard library's thread code that a poll passes, on entry and on exit."""
     points = count(1)
     while True:
         at = Tiered(plain, tiers={"store": ms.FileStore(tmp_path / str(at_point)), "threads": 2, "write": "through"}
@@ -303,7 +303,7 @@ def test_no_thread_waits_for_a_lock_that_an_interrupt_left(call: str, tmp_path: 
 
 
 def test_work_that_stays_in_the_queue_of_an_executor_that_raised_never_begins(plain: Backend) -> None:
-    """As where no thread can be started: the queue has the work, and a thread runs it later."""
+    """The queue holds work of a submit that raised, as if no thread could be started; a thread runs the work later."""
     jobs, done = ByHand(), list[int]()
     submit, workers = jobs.submit, Workers(jobs)
 
@@ -333,7 +333,7 @@ def test_an_executor_that_throws_work_away_is_not_waited_for(call: str, tmp_path
 
 @pytest.mark.parametrize("why", ["waiting work fills it", "the interrupted call took it"])
 def test_a_published_snapshot_keeps_only_pages_that_are_sure(why: str, plain: Backend) -> None:
-    """Its register is sure, and its handle holds the page. Without the KV of that page the state is of no use."""
+    """The snapshot's register is sure, but not the KV of its page, without which the state is of no use."""
     at = Server(plain, prefix=False)
     mem, rows = at.mem, [at.start(T), at.start(T[::-1]), at.start([*T, 1])]
     for row in rows:
@@ -346,7 +346,7 @@ def test_a_published_snapshot_keeps_only_pages_that_are_sure(why: str, plain: Ba
     if why == "waiting work fills it":
         mem.extend(rows[2:], [mem.info(rows[2]).length + 1])
         mem.plan(rows[2:])
-        mem.end(rows[2:])  # waits for the forward, and so does what comes behind it
+        mem.end(rows[2:])  # this release waits for the forward, and so do later changes
         inside.commands(mem).then(Action(lambda: None, pages=unsure.pages[1:]))
     else:
         with pytest.raises(MemoryError), mem._parts.guard.changing("extend"):
@@ -363,7 +363,7 @@ def test_a_published_snapshot_keeps_only_pages_that_are_sure(why: str, plain: Ba
 
 
 def test_an_idle_session_whose_pages_are_unsure_is_empty_after_a_recover(plain: Backend) -> None:
-    """Its states are sure, and would be read with KV that never came."""
+    """The session's states are sure, but would be read with KV that never came."""
     at = Server(plain, prefix=False)
     chats = [at.mem.sessions.open(name) for name in "ab"]
     for chat, tokens in zip(chats, (T, T[::-1]), strict=True):
@@ -392,14 +392,14 @@ def test_a_close_that_was_interrupted_can_be_repeated(plain: Backend) -> None:
 
 
 class Planted:
-    """A scene, and what one of its counts is made wrong in, as an interrupted call could."""
+    """A scene with its tables, in which a test makes one count wrong, as an interrupted call could."""
 
     def __init__(self, at: Scene) -> None:
         self.at, self.mem, self.cache = at, at.mem, at.cache
         self.node = next(node for _, node in at.cache.tree.walk() if node.snapshot)
         self.pages, self.holders, self.table = owners.kv_pages(at.mem), owners.holdings(at.mem), owners.table(at.mem)
         self.register = 3 * at.first.index
-        self.empty = self.table._free[0]  # a row that nobody has
+        self.empty = self.table._free[0]  # a free row
 
     @property
     def snap(self) -> ms.Snapshot:
@@ -457,7 +457,7 @@ def test_an_audit_names_the_count_that_is_wrong(what: str) -> None:
 
 
 def test_a_state_whose_load_an_exception_ends_is_nobody_s() -> None:
-    """The load waits for a forward behind the claim of its slot, which has been sent."""
+    """The claim of the slot has been sent; the load waits for a forward."""
     layout = ms.StateLayout((ms.Plane("fold", (2,), torch.float32),), layers=1)
     tiers = ms.Tiers("m", host_slots=4, executor=AtOnce())
     mem = ms.StateManager(
@@ -476,7 +476,7 @@ def test_a_state_whose_load_an_exception_ends_is_nobody_s() -> None:
     (row,) = mem.admit([ms.Request("b")])
     mem.settle(mem.plan([row], [8]))
     step = mem.plan([row], [4])
-    mem.end([row])  # waits, and all that comes after it
+    mem.end([row])  # this release waits for the forward, and so do later changes
     (row,) = mem.admit([ms.Request("a", tokens=[*prompt, 1])])
     assert mem.info(row).length == 28
     with mock.patch.object(Transfers, "into", side_effect=MemoryError), pytest.raises(MemoryError):

@@ -1,7 +1,7 @@
-"""One upload and one graph a step: a recorded sequence of launches serves every step of its batch size.
+"""One upload and one graph for each step: a recorded sequence of launches serves every step of its batch size.
 
-The graph of these tests keeps the arguments of the launches of one step, and calls the operations again with just
-these. So whatever changes from step to step must come through the packet or the columns on the device.
+`Graph` records the launches of one step with their arguments, and repeats them. So whatever changes from step to
+step must come through the packet or the columns on the device.
 """
 
 import random
@@ -24,7 +24,7 @@ STRATEGIES = [ms.NoTracking(4), ms.PingPong(4), ms.LazyPingPong(4), ms.Redirect(
 
 
 class Graph:
-    """The launches of one step, recorded where it is replayed first."""
+    """The launches of one step, recorded in the first replay and repeated in later ones."""
 
     def __init__(self, mem: ms.StateManager, batch: int) -> None:
         self.mem, self.batch, self.forwards = mem, batch, 0
@@ -67,7 +67,7 @@ class Graph:
 
 
 def forward(mem: ms.StateManager, step: Any) -> None:
-    """Each state becomes a function of the one before; the plane that is written in part is written in place."""
+    """Computes each state from the one before; the plane `ring` is written only in part, in place."""
     read, write, snapshot = (column.long() for column in (step.read, step.write, step.snapshot))
     plane = mem.planes["ssm"]
     new = (plane[:, read] * 1.5 + read[None, :, None, None].sign()) % 7
@@ -100,7 +100,7 @@ class Twins:
             call(which, mem)
 
     def turn(self, name: int) -> None:
-        """Requests come, go, and resume; the same for both."""
+        """Starts, ends or resumes a request, the same one in both managers."""
         pick, at = self.rng.random(), self.rng.randrange(5)
         resume = self.rng.random() < 0.5
 
@@ -191,7 +191,7 @@ Pair = tuple[ms.StateManager, ms.Rows]
 
 @pytest.fixture
 def pair(backend: Backend) -> Pair:
-    """A manager with two rows."""
+    """A manager and its two rows."""
     mem = on(backend, LAYOUT, slots=8, max_requests=3)
     return mem, mem.admit([ms.Request("a"), ms.Request("b")])
 
@@ -238,7 +238,7 @@ def fails() -> None:
     ("replay", "said"),
     [
         (lambda mem: fails(), "CUDA error"), (lambda mem: mem.launch(3), "replay of a step with batch=2"),
-        (lambda mem: None, r"did not launch it: .* launch\(2\)"),  # such as a graph of the forward alone
+        (lambda mem: None, r"did not launch it: .* launch\(2\)"),  # a graph that holds the forward alone does this
     ],
 )  # fmt: skip
 def test_an_error_in_the_replay_breaks_the_manager_until_it_recovers(pair: Pair, replay: Any, said: str) -> None:
@@ -256,7 +256,7 @@ def test_an_error_in_the_replay_breaks_the_manager_until_it_recovers(pair: Pair,
 
 
 def test_the_graph_of_another_batch_changes_no_state(pair: Pair) -> None:
-    """Planted: the graph of two entries for a batch of three, or of nothing. States stay, and an audit tells."""
+    """Replays a graph of two entries, or nothing, for a batch of three: states stay, and an audit finds it."""
     mem, rows = pair
     small = Graph(mem, 2)
     mem.settle(mem.plan(rows, replay=small.replay))

@@ -1,4 +1,4 @@
-"""What a salt may be: values that never meet in the cache or in digests, and values that no door lets in."""
+"""Values of salts: allowed values never meet in the cache or in digests, and other values are refused everywhere."""
 
 from collections import namedtuple
 from collections.abc import Callable, Hashable
@@ -38,7 +38,7 @@ ALIKE: list[Hashable] = [
 
 
 class Odd(str):
-    """Equals everything."""
+    """A text that equals everything."""
 
     def __eq__(self, other: object) -> bool:
         return True
@@ -48,7 +48,7 @@ class Odd(str):
 
 
 class Silent:
-    """Has no text."""
+    """An object whose text raises."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no text")
@@ -124,7 +124,8 @@ def test_values_are_shown_as_far_as_they_can_be() -> None:
 
 
 def test_parts_of_a_salt_are_counted_not_followed_for_ever() -> None:
-    """Tuples that share their parts are looked at part by part, up to a limit; so is the text of their refusal."""
+    """Parts that tuples share are counted again each time, up to a limit; the text of the refusal is limited as
+    well."""
     assert require_salt(tuple(range(999))) == tuple(range(999))
     shared: tuple[object, ...] = ("x",) * 10
     for _ in range(7):

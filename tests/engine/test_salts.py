@@ -1,4 +1,4 @@
-"""Salts on the device: whatever requests do, tenants with the same tokens never meet, and each finds its own."""
+"""Salts on the device: tenants with the same tokens never share a state, and each finds its own."""
 
 from array import array
 from collections.abc import Hashable
@@ -27,7 +27,7 @@ def test_admission_and_match_find_what_its_own_salt_has(mine: Hashable, other: H
 def test_what_a_row_leaves_goes_under_its_salt(mine: Hashable, other: Hashable, how: str) -> None:
     house = House()
     row = house.start(T[:12], mine)
-    house.run(row, 9)  # a step beyond the state, which a running row can give then
+    house.run(row, 9)  # one step beyond the state, so that the running row can publish it
     if how == "cancel":
         house.mem.cancel(house.step(row, 12), keep="cache", tokens=[T[:8]])
     else:
@@ -48,13 +48,13 @@ def test_a_turn_after_an_abort_goes_on_under_its_own_salt(mine: Hashable, other:
         assert house.turn(16, salt, session=session) == start
     row = house.start(T[:24], other, session=session)
     house.run(row, 20)
-    house.mem.end([row])  # of another salt: nothing is left, to either
+    house.mem.end([row])  # this turn had another salt: the session keeps no state of either
     assert house.starts(24, mine, session=session) == 0
 
 
 @two_tenants
 def test_a_turn_supersedes_what_its_own_salt_left(mine: Hashable, other: Hashable) -> None:
-    """A state of a turn that was aborted is the session's newest, until a later turn of its salt has a longer one."""
+    """The state of an aborted turn is the session's newest, until a later turn of the same salt has a longer one."""
     for salt in (other, mine):
         house = House(prefix=ms.Prefix(Lru(), LruPages()))
         cache = house.mem.prefix
@@ -99,7 +99,7 @@ def test_the_tree_has_a_root_for_each_salt(mine: Hashable, other: Hashable) -> N
 
 @two_tenants
 def test_what_is_remembered_of_a_prompt_is_remembered_under_its_salt(mine: Hashable, other: Hashable) -> None:
-    """KV is gone, and a policy that learns knows the place still: for one tenant, whoever else asks."""
+    """A policy that learns still knows the place of evicted KV, but only for requests of the same salt."""
     policy = ReturnRate()
     house = House(prefix=ms.Prefix(policy))
     house.turn(8, mine)

@@ -1,4 +1,4 @@
-"""One pool, two ways to own a slot, in hand and in a register: neither may stumble over what the other recorded."""
+"""Slots held by id and slots in registers share one pool: changes of one kind do not disturb the other."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def requests(n: int) -> list[Request]:
 
 
 def test_B1_a_claim_in_hand_can_use_what_a_recorded_release_frees(mem: StateManager) -> None:
-    """The release is counted when it is recorded, so the slots it promises must be there."""
+    """A release is counted when it is recorded, so the claim must get the slots that it frees."""
     rows = mem.admit(requests(4))
     mem.submit()
     mem.end(rows)
@@ -53,7 +53,7 @@ def test_B1_a_claim_in_hand_does_not_take_what_is_recorded_for_a_row(mem: StateM
 
 
 def test_B5_a_claim_that_reconciles_keeps_what_is_recorded(mem: StateManager) -> None:
-    """The claim has to ask the device for the count, which does not know yet of the rows just admitted."""
+    """The claim asks the device for its count, which lacks the rows that were just admitted."""
     ids = mem.pool.claim(2)
     mem.pool.release(ids[:1])
     mem.pool.release(ids[:1])
@@ -74,7 +74,7 @@ def test_B6_ids_that_free_nothing_make_no_room_for_an_admission(mem: StateManage
 
 
 def test_B5_a_double_release_makes_no_room_for_a_snapshot(mem: StateManager) -> None:
-    """Full pool, a boundary, a phantom free slot: the host must not believe in a snapshot that the device refused."""
+    """The pool is full but seems to have a free slot: the host must not count a snapshot that the device refused."""
     ids = mem.pool.claim(1)
     mem.pool.release(ids)
     mem.pool.release(ids)
@@ -90,7 +90,7 @@ def test_B5_a_double_release_makes_no_room_for_a_snapshot(mem: StateManager) -> 
 
 
 def test_B5_the_reserve_counts_real_slots(backend: Backend) -> None:
-    """Three slots are reserved; phantom ones must not count towards them on one side only."""
+    """Three slots are reserved; releases of slot 0 must not count towards them on one side only."""
     mem = on(backend, LAYOUT, slots=4, max_requests=2, tracking=Redirect(every=4), reserve=3)
     mem.pool.release([0, 0, 0])
     rows = mem.admit(requests(1))
@@ -100,7 +100,7 @@ def test_B5_the_reserve_counts_real_slots(backend: Backend) -> None:
 
 
 def test_live_slots_and_lengths_are_views_by_row(backend: Backend) -> None:
-    """For an engine that looks the slots of its rows up itself: one address, 0 where there is no request."""
+    """An engine can look up the slots of its rows: the view keeps its address, and has 0 where there is no request."""
     mem = on(backend, LAYOUT, slots=6, max_requests=3, tracking=Redirect(every=2))
     at = mem.device.live_slots.data_ptr()
     rows = mem.admit([Request("a"), Request("b")])
@@ -116,7 +116,7 @@ def test_live_slots_and_lengths_are_views_by_row(backend: Backend) -> None:
 
 
 def test_the_order_of_record_is_kept_for_many_registers_too(backend: Backend) -> None:
-    """More than a loop looks at: moves of what was moved, and copies of what is given up and taken again."""
+    """Many registers are moved twice, or copied, released and claimed again in one packet."""
     n, layout = 12, ms.StateLayout((ms.Plane("s", (4,), torch.float32),), layers=1)
     allocator, storage = SlotAllocator(3 * n, backend), Planes(layout, 3 * n, backend)
     file = RegisterFile(allocator, n, 3 * n)
@@ -136,11 +136,11 @@ def test_the_order_of_record_is_kept_for_many_registers_too(backend: Backend) ->
     file.labels[one] = np.arange(10, 10 + n)
 
     buffer.move(two, one)
-    buffer.move(one, two[::-1])  # in the other order
+    buffer.move(one, two[::-1])  # in reverse order
     buffer.claim(three)
     buffer.copy(three, one)
     buffer.release(one)
-    buffer.claim(two, zeroed=two)  # in the slots that were released
+    buffer.claim(two, zeroed=two)  # gets the slots that were just released
     buffer.submit()
 
     expected = np.arange(n)[::-1]
@@ -153,7 +153,7 @@ def test_the_order_of_record_is_kept_for_many_registers_too(backend: Backend) ->
 
 @pytest.mark.parametrize("gone", ["nothing", "a snapshot"])
 def test_slots_released_by_id_are_counted_before_the_packet_of_a_step(backend: Backend, gone: str) -> None:
-    """The device's count, read while changes of owners are on their way in the step's own packet, would lack them."""
+    """A count that is read from the device now would lack the changes in the step's own packet."""
     mem = on(backend, LAYOUT, slots=8, max_requests=4, tracking=Redirect(every=4))
     rows = mem.admit(requests(2))
     mem.settle(mem.plan(rows, 4))

@@ -19,7 +19,7 @@ GIB = 2**30
 HUGE = 10**9
 PLAIN = ms.StateLayout((ms.Plane("ssm", (4,), torch.float32),), layers=1)
 WIDE = ms.StateLayout((ms.Plane("ssm", (2**40,), torch.float32),), layers=1)
-LONG = ms.StateLayout(PLAIN.planes, layers=1, rows=WIDE)  # with memory of rows
+LONG = ms.StateLayout(PLAIN.planes, layers=1, rows=WIDE)  # its rows have memory
 GIVEN = {"ssm": torch.zeros(1, 9, 4)}
 CPU = ms.Backend("reference")
 SMALL: dict[str, Any] = {"slots": 8, "max_requests": 2, "backend": "reference"}
@@ -32,7 +32,7 @@ def sixteen_gib(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def nothing_big(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fails the test on an allocation: torch's by their functions, the others by their peak."""
+    """Fails the test if torch or numpy allocate, or if the traced memory of Python grows by 1 MiB."""
 
     def refused(name: str) -> Callable[..., Any]:
         def call(*given: Any, **named: Any) -> Any:
@@ -101,7 +101,7 @@ def test_what_cannot_fit_is_refused_before_anything_is_allocated(case: str, noth
 
 
 def test_a_gpu_has_its_own_memory_and_the_host_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device has room for what the host has not, and the other way round."""
+    """Slots must fit in the memory of the device, and page lists in the memory of the host."""
     room = {"cuda": 80 * GIB, "cpu": 4 * GIB}
     monkeypatch.setattr(sizes, "memory", lambda device: room[device.type])
     layout = ms.StateLayout((ms.Plane("ssm", (2**20,), torch.float32),), layers=1)
@@ -112,7 +112,7 @@ def test_a_gpu_has_its_own_memory_and_the_host_its_own(monkeypatch: pytest.Monke
     require_fit(layout, slots=10_000, **given)
     with pytest.raises(ms.ConfigurationError, match=r"on cuda.*lower slots"):
         require_fit(layout, slots=40_000, **given)
-    require_fit(layout, slots=40_000, **given | {"given": True})  # memory of the engine
+    require_fit(layout, slots=40_000, **given | {"given": True})  # the engine provides the memory
     with pytest.raises(ms.ConfigurationError, match=r"on the host.*page lists 4800000000 bytes.*lower Pages\(count=\)"):
         require_fit(layout, slots=8, **given | {"pages": ms.Pages(count=10**8, size=1, per_row=1)})
 
@@ -155,17 +155,17 @@ GROUPS: dict[str, tuple[str, list[str], dict[str, str], int | None]] = {
 def test_a_container_has_the_least_limit_of_its_groups(
     case: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The host has what the container may use."""
+    """Of the host's memory, only what the container may use counts."""
     groups, mounts, files, expected = GROUPS[case]
     told = {"proc/self/cgroup": groups, "proc/self/mountinfo": "\n".join(mounts)}
     told |= {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
     for name, text in told.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{text}\n")
-    found = container.limit(tmp_path)
-    assert found >= 2**63 - 4096 if expected is None else found == expected
+    least = container.limit(tmp_path)
+    assert least >= 2**63 - 4096 if expected is None else least == expected
     monkeypatch.undo()
-    monkeypatch.setattr(container, "limit", lambda: found)
+    monkeypatch.setattr(container, "limit", lambda: least)
     monkeypatch.setattr("os.sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**20}[name])
     assert sizes.memory(torch.device("cpu")) == (expected or 2**32)
     if expected:

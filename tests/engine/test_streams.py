@@ -1,4 +1,4 @@
-"""Devices and streams, on devices that are none: see `tests/support/fake_cuda.py`."""
+"""Devices and streams, on the fake devices of `tests/support/fake_cuda.py`."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ PAGE, EVERY = 2, 4
 
 @pytest.fixture
 def poison() -> None:
-    """Not here: it reads the device, so that the host would wait."""
+    """Does nothing: poison reads the device, so that the host would wait."""
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def manager(device: str = "cuda:1", **settings: object) -> ms.StateManager:
 
 
 def tiered(device: str = "cuda:1") -> ms.StateManager:
-    """With a prefix cache, and host memory below it that takes states as soon as they are cached."""
+    """Returns a manager with a prefix cache and host memory, which takes states as soon as they are cached."""
     kv = ms.Planes(KV, 24, ms.Backend("reference", device))
     tiers = ms.Tiers(model="toy", host_slots=8, host_pages=24, kv=kv, write="through")
     return manager(
@@ -45,13 +45,13 @@ def tiered(device: str = "cuda:1") -> ms.StateManager:
 
 
 def forward(mem: ms.StateManager, step: ms.Step) -> None:
-    """Counts tokens."""
+    """Adds the tokens of the step to each state."""
     for state in mem.planes["s"]:
         state[step.write] = state[step.read] + step.tokens[:, None]
 
 
 def serve(mem: ms.StateManager, tokens: Sequence[int], answer: int = 3) -> ms.Row:
-    """One request from its admission to the step that is not settled yet."""
+    """Serves a request until its answer is complete, and returns its row."""
     (row,) = mem.admit([ms.Request(str(tokens), tokens=tokens, length=len(tokens) + answer)])
     while (length := mem.info(row).length) < len(tokens) + answer:
         step = mem.plan([row], min(mem.info(row).next_boundary, len(tokens) + answer) - length)
@@ -61,7 +61,7 @@ def serve(mem: ms.StateManager, tokens: Sequence[int], answer: int = 3) -> ms.Ro
 
 
 def end(mem: ms.StateManager, prompt: Sequence[int]) -> None:
-    """Serves a request, and keeps states of its prompt alone."""
+    """Serves a request, and keeps only states of its prompt."""
     mem.end([serve(mem, prompt)], keep="cache", lengths=[len(prompt)], tokens=[[*prompt, 90, 91, 92]])
 
 
@@ -73,7 +73,7 @@ def devices(work: Sequence[Work]) -> set[int]:
 
 
 def test_every_launch_and_copy_is_on_the_device_of_the_states(cuda: FakeCuda) -> None:
-    """Device 0 is current all the time."""
+    """Device 0 is the current device all the time."""
     mem = manager(debug=True)
     ms.warm_up(mem)
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
@@ -84,9 +84,9 @@ def test_every_launch_and_copy_is_on_the_device_of_the_states(cuda: FakeCuda) ->
     ids = mem.pool.claim(2)
     mem.pool.copy(ids[:1], ids[1:])
     mem.pool.release(ids)
-    found = mem.device.read_slots(rows)
-    assert not found.ready
-    assert len(set(found.wait().tolist())) == 2 and found.ready
+    slots = mem.device.read_slots(rows)
+    assert not slots.ready
+    assert len(set(slots.wait().tolist())) == 2 and slots.ready
     kept = mem.publish(rows)
     mem.end(rows)
     mem.drop(kept)
@@ -104,7 +104,7 @@ def test_every_launch_and_copy_is_on_the_device_of_the_states(cuda: FakeCuda) ->
 
 
 def test_the_tiers_stay_on_the_device_of_the_states(cuda: FakeCuda) -> None:
-    """States and KV go down, are forgotten above and come up again; what reads them waits for them."""
+    """States and KV are saved, evicted from the cache and loaded again; each reader waits for the load."""
     mem = tiered()
     prompt = list(range(2 * EVERY))
     end(mem, prompt)
@@ -149,7 +149,8 @@ on_its_stream = pytest.mark.parametrize("name", [name for name in CALLS if name 
 
 
 def open_step(mem: ms.StateManager) -> tuple[ms.Rows, ms.Step, Sequence[ms.Snapshot | None]]:
-    """A cached state, running requests with a published snapshot, and a step whose forward was launched."""
+    """Returns rows, a step of them whose forward was launched, and their snapshots; a state of another prompt is
+    cached."""
     prompt = list(range(EVERY))
     end(mem, prompt)
     rows = mem.admit([ms.Request("a", length=12), ms.Request("b", length=12)])
@@ -164,7 +165,7 @@ def open_step(mem: ms.StateManager) -> tuple[ms.Rows, ms.Step, Sequence[ms.Snaps
 
 
 def figures(mem: ms.StateManager) -> object:
-    """What the host keeps."""
+    """Returns the counts and tables of the host."""
     file, table = inside.registers(mem), owners.table(mem)
     host = (file.held, file.labels, file.tracked, table.confirmed, mem._parts.log.times(table), table.used)
     return mem.stats(), [array.tolist() for array in host], len(inside.commands(mem).queue), mem._parts.stepping.open
@@ -195,7 +196,7 @@ def test_a_call_inside_a_capture_is_refused_and_changes_nothing(cuda: FakeCuda, 
     assert (figures(mem), cuda.work) == (before, work)
     if name not in ("device.wake", "close"):
         mem.prefix.evict_states(0)  # type: ignore[union-attr]
-        with cuda.capture(cuda.new_stream(0)):  # another device's
+        with cuda.capture(cuda.new_stream(0)):  # a capture on another device
             mem.submit()
 
 
@@ -236,7 +237,7 @@ def test_a_new_stream_comes_behind_the_old_one(cuda: FakeCuda) -> None:
     last, new = cuda.work[-1], cuda.new_stream(1)
     mem.device.use_stream(new)  # type: ignore[arg-type]
     with pytest.raises(ms.InvalidArgument, match="use_stream"):
-        mem.settle(step)  # it does not make the stream current
+        mem.settle(step)  # use_stream does not make the stream current
     with torch.cuda.stream(new):
         mem.settle(step)
         mem.plan(rows[:1])
@@ -273,7 +274,7 @@ def test_a_cpu_has_no_streams_to_ask_for(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_stream_whose_handle_is_known_is_not_asked_for_again(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where torch has handles of streams, a step asks for them alone, and another stream is still refused."""
+    """Where torch gives stream handles, a step asks for the handle alone, and still refuses another stream."""
     asked: list[torch.device] = []
 
     def ask(device: torch.device) -> Any:
@@ -299,7 +300,7 @@ def test_a_stream_whose_handle_is_known_is_not_asked_for_again(cuda: FakeCuda, m
 def test_an_id_reaches_the_host_after_every_earlier_forward(
     cuda: FakeCuda, tracking: ms.Tracking, beside: bool
 ) -> None:
-    """Whatever the host sends to a network card then, no forward that was launched before can touch it."""
+    """Once the host knows an id, a network card may write to its slot: no earlier forward can touch the slot."""
     mem, main = manager(tracking=tracking), cuda.current_stream(1)
     side = cuda.new_stream(1) if beside else main
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
@@ -313,10 +314,10 @@ def test_an_id_reaches_the_host_after_every_earlier_forward(
         mem.submit(step)
         mem.settle(step)
         if t % EVERY == EVERY - 1:
-            (new,) = mem.admit([ms.Request(t)])  # into slots of others
-            found = mem.device.read_slots([new, rows[0]])
+            (new,) = mem.admit([ms.Request(t)])  # may get slots that other rows had
+            slots = mem.device.read_slots([new, rows[0]])
             assert not any(cuda.host.get(work.stream, 0) >= work.number for work in forwards[-1:])
-            assert len(found.wait()) == 2
+            assert len(slots.wait()) == 2
             copied = cuda.given("copy_")[-1]
             assert all(cuda.host[work.stream] >= work.number for work in (*forwards, copied))
             assert all(copied.behind(work) for work in forwards)
@@ -325,7 +326,8 @@ def test_an_id_reaches_the_host_after_every_earlier_forward(
 
 @pytest.mark.parametrize("waits", [True, False], ids=["by events", "without the second wait"])
 def test_a_forward_beside_keeps_its_records_by_events(cuda: FakeCuda, waits: bool) -> None:
-    """The loop of the guide: plan and forward wait for each other, so that no record is written under a reader."""
+    """In the loop of the guide, plan and forward wait for each other, so that no record is overwritten while it is
+    read."""
     mem, main, side = manager(), cuda.current_stream(1), cuda.new_stream(1)
     rows = mem.admit([ms.Request("a")])
     forwards: list[Work] = []
@@ -343,7 +345,7 @@ def test_a_forward_beside_keeps_its_records_by_events(cuda: FakeCuda, waits: boo
 
 
 def test_what_sleep_keeps_is_what_the_last_forward_wrote(cuda: FakeCuda) -> None:
-    """Also where that forward runs beside, and no event says so."""
+    """Holds also if this forward runs on another stream and no event says so."""
     mem, side = manager(), cuda.new_stream(1)
     mem.plan(mem.admit([ms.Request("a")]))
     with torch.cuda.stream(side):

@@ -1,4 +1,4 @@
-"""Rows with tails: whatever is guessed, accepted, kept and forked, a state has the bits of plain decode."""
+"""Rows with tails: for any drafts, accepted tokens, kept states and forks, a state has the bits of plain decode."""
 
 from dataclasses import replace
 
@@ -50,7 +50,7 @@ def test_T15_other_kernels_keep_the_drafts_themselves(
 ) -> None:
     """Rows need no rings: a step of drafts alone stores nothing, and steps of 0 tokens store what was accepted.
 
-    The states after each draft are kept in slots of the pool, of which one is copied.
+    The caller keeps the state after each draft in a slot of the pool, and copies one of these slots.
     """
     settings = {"slots": 17, "max_requests": 3, "tracking": STRATEGIES[strategy], "overlap": False}
     plain, forward = ms.StateLayout(layout(4).planes, layers=1), ms.Forward(tail=4, in_place=in_place)
@@ -59,7 +59,7 @@ def test_T15_other_kernels_keep_the_drafts_themselves(
     plane, chosen = mem.planes["ssm"][0], mem.pool.claim(3)
 
     def commit(step: ms.Step) -> None:
-        """Brings the state of `read` to `write`, and what memstate does not copy to `snapshot`."""
+        """Advances the states of `read` into `write`, and into `snapshot` where memstate does not copy it."""
         for text, n in enumerate(step.cursor.store.tolist()):
             if n > 0:
                 old, new = known(text, int(step.cursor.label[text])), known(text, int(step.cursor.label[text]) + n)
@@ -97,8 +97,8 @@ def test_T15_other_kernels_keep_the_drafts_themselves(
 def test_T15_windows_that_begin_at_the_state_are_committed_once(
     backend: Backend, generator: torch.Generator, model: Model, strategy: str
 ) -> None:
-    """All plans of no tokens come first. One launch brings the slot of a row to the last of them, and keeps the state
-    of the one that stops at a boundary in a second slot."""
+    """All plans of 0 tokens come first. One launch then brings a row's slot to the last plan, and stores the state at a
+    boundary in a second slot."""
     settings = {"slots": 17, "max_requests": 3, "tracking": STRATEGIES[strategy], "overlap": False}
     mem = on(backend, ms.StateLayout(layout(4).planes, layers=1), **settings, forward=ms.Forward(tail=4))
     rows, kept, plane = mem.admit([ms.Request(text) for text in range(3)]), 0, mem.planes["ssm"][0]
@@ -107,7 +107,7 @@ def test_T15_windows_that_begin_at_the_state_are_committed_once(
         return model.states[text, length - 1]
 
     def commit(slots: Tensor, accept: Tensor, tracked: Tensor, steps: Tensor, before: list[int]) -> None:
-        """As FlashInfer's, which replays its window: its first tokens are those behind the state in the slot."""
+        """Replays a window as FlashInfer does: the first token of the window follows the state in the slot."""
         for text, slot in enumerate(slots.tolist()):
             assert same_bits(plane[slot], known(text, before[text]))
             if tracked[text] > 0 and 0 <= steps[text] < accept[text]:
@@ -161,7 +161,7 @@ def test_T2_a_fork_has_the_pending_tokens_of_its_row(backend: Backend) -> None:
     ids=["a row", "short", "descending", "of no token"],
 )
 def test_T19_nodes_that_are_no_path_are_named(backend: Backend, nodes: list[list[int]], told: str) -> None:
-    """The last three in debug mode, which asks the device; and nothing moves."""
+    """Only debug mode, which asks the device, finds the last three. Nothing moves."""
     mem = on(backend, layout(4), slots=8, max_requests=2, tracking=ms.NoTracking(), overlap=False, tail=4, debug=True)
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
     mem.settle(mem.plan(rows, 3))
@@ -178,7 +178,7 @@ def test_T19_nodes_that_are_no_path_are_named(backend: Backend, nodes: list[list
 
 @pytest.mark.parametrize("late", [False, True])
 def test_T10_a_state_that_a_mark_has_taken_is_still_to_copy(backend: Backend, late: bool) -> None:
-    """The mark at the end of a chunk takes the slot in the plan of the next step, which then reads it from there."""
+    """The next plan moves the slot to the mark at the end of the chunk, and its step reads the state from there."""
     mem = on(backend, layout(4), slots=6, max_requests=2, tracking=ms.Redirect(every=8), overlap=late, tail=4)
     row, other = mem.admit([ms.Request("a", snapshot_at=[5]), ms.Request("b")])
     mem.settle(mem.plan([row], 5))
@@ -193,7 +193,7 @@ def test_T10_a_state_that_a_mark_has_taken_is_still_to_copy(backend: Backend, la
 
 @pytest.mark.parametrize("late", [False, True])
 def test_T17_debug_mode_compares_what_was_written_with_what_accept_gets(backend: Backend, late: bool) -> None:
-    """Also of rows that end: their tokens behind the end are left out by `end`."""
+    """Rows that end are compared as well: `end` itself leaves out tokens behind the end."""
     settings = {"slots": 6, "max_requests": 2, "tracking": ms.PingPong(every=4), "overlap": True, "tail": 4}
     mem = on(backend, ms.StateLayout(layout(4).planes, layers=1), **settings, debug=True)
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
@@ -210,7 +210,7 @@ def test_T17_debug_mode_compares_what_was_written_with_what_accept_gets(backend:
 
 
 def test_T16_each_step_says_what_it_defers(backend: Backend) -> None:
-    """The batch is the same, so nothing else is sent."""
+    """The batch stays the same, so only `defer` changes from step to step."""
     mem = on(backend, layout(4), slots=2, max_requests=1, tracking=ms.NoTracking(), overlap=False, tail=4)
     (row,) = mem.admit([ms.Request("a")])
     for defer, store in ((3, -1), (0, 2), (2, -1), (8, -1), (3, 3)):
@@ -221,7 +221,7 @@ def test_T16_each_step_says_what_it_defers(backend: Backend) -> None:
 
 @pytest.mark.parametrize("between", ["other rows", "a cancelled step", "nothing"])
 def test_T17_whatever_is_planned_before_the_accept(backend: Backend, between: str) -> None:
-    """The vector on the device is the next plan's then. A sampler that writes what cannot be is told in time."""
+    """The next plan overwrites `accepted` on the device. It refuses impossible numbers of a sampler before that."""
     settings = {"slots": 6, "max_requests": 2, "tracking": ms.NoTracking(), "overlap": True, "tail": 4}
     mem = on(backend, ms.StateLayout(layout(4).planes, layers=1), **settings, debug=True)
     a, b = mem.admit([ms.Request("a"), ms.Request("b")])
@@ -247,7 +247,7 @@ def test_T17_whatever_is_planned_before_the_accept(backend: Backend, between: st
 
 
 def test_T10_an_open_mark_goes_before_a_late_step_folds(backend: Backend) -> None:
-    """Its state stands at 13, and the device moves it on before the host knows how far."""
+    """The state stands at 13, and the device folds more tokens before the host knows how many."""
     settings = {"slots": 6, "max_requests": 2, "tracking": ms.NoTracking(), "overlap": True, "tail": 4}
     mem = on(backend, layout(4), **settings)
     (row,) = mem.admit([ms.Request("a", snapshot_at=[16])])
@@ -268,7 +268,7 @@ def test_T10_an_open_mark_goes_before_a_late_step_folds(backend: Backend) -> Non
 def test_T16_a_deferred_step_stores_a_state_now_and_then(
     backend: Backend, generator: torch.Generator, model: Model, strategy: str, overlap: bool
 ) -> None:
-    """Every third token, and at a boundary, every eighth; NoTracking has none."""
+    """It stores after every third token, and at boundaries, every eighth token; NoTracking has no boundaries."""
     mem = on(backend, layout(2), slots=6, max_requests=1, tracking=STRATEGIES[strategy], overlap=overlap, tail=2)
     for defer in (5, -1, "2", True, 1.0):
         with pytest.raises(ms.InvalidArgument, match=f"defer={defer!r}: expected a whole number of tokens from 0 to 4"):
@@ -287,7 +287,7 @@ def test_T16_a_deferred_step_stores_a_state_now_and_then(
     for step in steps:
         mem.settle(step)
     assert (mem.info(row).length, mem.info(row).pending) == (20, 20 - stored[-1])
-    step = mem.plan([row], 0, defer=3)  # which reads no token, and so waits for none
+    step = mem.plan([row], 0, defer=3)  # a plan of 0 tokens defers nothing
     model.forward(mem, step, [[]])
     mem.settle(step)
     (state,) = mem.end([row], keep="handle")
@@ -301,7 +301,7 @@ def test_T16_a_deferred_step_stores_a_state_now_and_then(
 def test_B33_a_boundary_that_accepted_tokens_cross_is_kept(
     backend: Backend, strategy: ms.Tracking, before: int, accepted: int, kept: int | None
 ) -> None:
-    """Where they stay below it there is no snapshot, and where they start on it none of theirs."""
+    """Accepted tokens that stay below a boundary, or start on it, add no snapshot."""
     mem = on(backend, layout(9), slots=4, max_requests=1, tracking=strategy, overlap=False, tail=9)
     (row,) = mem.admit([ms.Request("a")])
     mem.settle(mem.plan([row], before))
@@ -320,7 +320,7 @@ def test_B33_a_boundary_that_accepted_tokens_cross_is_kept(
 def test_T14_states_that_memstate_copies_are_those_of_plain_decode(
     backend: Backend, generator: torch.Generator, model: Model, strategy: str, overlap: bool, partly: bool
 ) -> None:
-    """As of kernels that update one slot, or of planes that a step writes only in part."""
+    """memstate copies for kernels that update one slot, and for planes that a step writes only in part."""
     forward = ms.Forward(tail=4, in_place=not partly)
     planes = [replace(plane, rewritten_each_step=not partly) for plane in layout(4).planes]
     settings = {"slots": 14, "max_requests": 5, "max_batch": 6, "tracking": STRATEGIES[strategy]}
@@ -333,12 +333,12 @@ def test_T14_states_that_memstate_copies_are_those_of_plain_decode(
 def test_T3_a_boundary_among_accepted_tokens_is_kept(
     backend: Backend, generator: torch.Generator, strategy: str, tail: int
 ) -> None:
-    """Whatever is accepted on the way, the newest boundary is there as soon as the step behind it has stored it."""
+    """For any accepted numbers, the newest boundary can be published once the step behind it has stored its state."""
     mem = on(backend, layout(tail), slots=6, max_requests=1, tracking=STRATEGIES[strategy], overlap=False, tail=tail)
     (row,) = mem.admit([ms.Request("a")])
     for n in (5, 1):
         mem.settle(mem.plan([row], n))
-    length, found = 6, set[int]()
+    length, lengths = 6, set[int]()
     while length < 100:
         step = mem.plan([row], tail, drafts=tail)
         labels = step.label
@@ -348,9 +348,9 @@ def test_T3_a_boundary_among_accepted_tokens_is_kept(
         length += accepted
         (state,) = mem.publish([row], keep="handle")
         if state is not None:
-            found.add(state.length)
+            lengths.add(state.length)
             mem.drop([state])
-    assert found >= set(range(8, 88, 8)) and all(at % 8 == 0 for at in found)
+    assert lengths >= set(range(8, 88, 8)) and all(at % 8 == 0 for at in lengths)
 
 
 def test_T4_refuses_what_no_step_with_drafts_can_be(backend: Backend) -> None:
@@ -393,7 +393,7 @@ def test_T5_refuses_settings_that_have_no_tails(backend: Backend) -> None:
 
 
 def test_T7_a_row_whose_length_is_not_told_yet_waits_for_it(backend: Backend) -> None:
-    """Between the plan of a step and the accept of the one before: what is refused, what is counted, what is freed."""
+    """Between a plan and the accept of the step before: which calls are refused, what is counted and what is freed."""
     mem = on(backend, layout(4), slots=6, max_requests=3, tracking=ms.Redirect(every=4), overlap=True, tail=4)
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
     mem.settle(mem.plan(rows, 3))
@@ -422,7 +422,8 @@ def test_T7_a_row_whose_length_is_not_told_yet_waits_for_it(backend: Backend) ->
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_T8_a_row_that_reads_no_token_folds_its_tail(backend: Backend, overlap: bool) -> None:
-    """A turn that ends amid its accepted tokens leaves the state of its last one, and that at a boundary among them."""
+    """A turn that ends amid accepted tokens leaves the state of its last token, and the state at a boundary among
+    them."""
     mem = on(backend, layout(4), slots=6, max_requests=3, tracking=ms.Redirect(every=8), overlap=overlap, tail=4)
     a, b = mem.admit([ms.Request("a"), ms.Request("b")])
     mem.settle(mem.plan([a, b], [5, 3]))
@@ -444,9 +445,10 @@ def test_T8_a_row_that_reads_no_token_folds_its_tail(backend: Backend, overlap: 
 @pytest.mark.parametrize("accepted", [0, 4])
 @pytest.mark.parametrize("others", [0, 2])
 def test_T9_a_late_step_holds_slots_back_and_returns_them(backend: Backend, accepted: int, others: int) -> None:
-    """The row stands at a boundary: whether it is kept depends on the tokens that the host does not know yet.
+    """The row stands at a boundary. Whether its state is kept depends on accepted tokens that the host does not know
+    yet.
 
-    Requests that come in between take what the reserve leaves to them; the device has chosen before.
+    Requests that come in between get only slots beyond the reserve; the device has chosen before.
     """
     mem = on(backend, layout(4), slots=4, max_requests=4, tracking=ms.Redirect(every=4), reserve=2, tail=4)
     (row,) = mem.admit([ms.Request("a")])
@@ -454,7 +456,7 @@ def test_T9_a_late_step_holds_slots_back_and_returns_them(backend: Backend, acce
     first = mem.plan([row], 4, drafts=4)
     first.accepted.fill_(accepted)
     mem.plan([row], 4, drafts=4)
-    assert mem.free_slots == 2  # of three
+    assert mem.free_slots == 2  # of 3; one is held back
     mem.admit([ms.Request(i) for i in range(others)])
     mem.accept(first, [accepted], written=True)
     assert mem.free_slots == 3 - others - (accepted > 0) and mem.stats().snapshots == (accepted > 0)
@@ -462,7 +464,7 @@ def test_T9_a_late_step_holds_slots_back_and_returns_them(backend: Backend, acce
 
 
 def test_T9_a_request_finds_nothing_of_the_one_before_it(backend: Backend) -> None:
-    """A row ends with tokens that are pending, not told, or counted by the device alone."""
+    """A row ends while tokens are pending, not yet told to the host, or counted by the device alone."""
     mem = on(backend, layout(4), slots=6, max_requests=2, tracking=ms.NoTracking(), overlap=True, tail=4)
     (other,) = mem.admit([ms.Request("other")])
     for told in ("accepted", "not told", "dead"):
@@ -487,7 +489,7 @@ def test_T9_a_request_finds_nothing_of_the_one_before_it(backend: Backend) -> No
 
 
 def test_T7_a_step_behind_a_cancelled_one_is_counted_already(backend: Backend) -> None:
-    """The plan of the cancelled step has counted what `step.accepted` said, and has put its own vectors there."""
+    """The plan of the cancelled step has counted the numbers in `step.accepted`, and has overwritten them."""
     mem = on(backend, layout(4), slots=6, max_requests=2, tracking=ms.NoTracking(), overlap=True, tail=4)
     a, b = mem.admit([ms.Request("a"), ms.Request("b")])
     first = mem.plan([a, None], 4, drafts=3)
@@ -503,7 +505,7 @@ def test_T7_a_step_behind_a_cancelled_one_is_counted_already(backend: Backend) -
 
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_T7_an_accept_confirms_the_step_behind_it(backend: Backend, drafts: int) -> None:
-    """As a settle does: all that is certain of it, unless the row has ended before."""
+    """Like a settle, an accept confirms the certain tokens of the next step, unless the row has ended before."""
     mem = on(backend, layout(4), slots=6, max_requests=2, tracking=ms.NoTracking(), overlap=True, tail=4)
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
     first = mem.plan(rows, 4, drafts=drafts)
@@ -516,7 +518,7 @@ def test_T7_an_accept_confirms_the_step_behind_it(backend: Backend, drafts: int)
 
 
 def test_T4_a_row_that_has_ended_needs_no_accepted_tokens(backend: Backend) -> None:
-    """An engine that aborts a request between verify and accept has no tokens of it."""
+    """An engine that aborts a request between verify and accept does not know its accepted tokens."""
     mem = on(backend, layout(4), slots=4, max_requests=2, tracking=ms.NoTracking(), overlap=False, tail=4)
     a, b = mem.admit([ms.Request("a"), ms.Request("b")])
     step = mem.plan([a, b], [4, 2], drafts=[3, 1])
@@ -530,7 +532,7 @@ def test_T4_a_row_that_has_ended_needs_no_accepted_tokens(backend: Backend) -> N
 
 @pytest.mark.parametrize("accepted", [0, 4])
 def test_T9_a_late_step_and_a_count_that_is_read_from_the_device(backend: Backend, accepted: int) -> None:
-    """The count has what the device has claimed for the step, before the host knows how much that is."""
+    """The device's count includes its claims for the step, before the host knows how many these are."""
     mem = on(backend, layout(4), slots=6, max_requests=1, tracking=ms.Redirect(every=4), overlap=True, tail=4)
     (row,) = mem.admit([ms.Request("a")])
     mem.settle(mem.plan([row], 4))
@@ -559,7 +561,7 @@ def test_T2_debug_mode_knows_what_a_step_with_drafts_stores(
 
 @pytest.mark.parametrize("late", [False, True])
 def test_T2_debug_mode_sees_a_fold_that_is_not_stored(backend: Backend, late: bool) -> None:
-    """The row turns at a boundary, and its pending tokens go to the new slot; also where the host is told later."""
+    """At a boundary, the pending tokens go to the row's new slot, even if the host is told their number later."""
     settings = {"slots": 6, "max_requests": 1, "tracking": ms.Redirect(every=4), "tail": 4}
     mem = on(backend, layout(4), **settings, overlap=late, debug=True)
     (row,) = mem.admit([ms.Request("a")])
@@ -580,7 +582,7 @@ def test_T2_debug_mode_sees_a_fold_that_is_not_stored(backend: Backend, late: bo
 def test_T9_a_state_that_the_forward_must_copy_is_not_there_before_it(
     backend: Backend, strategy: str, tokens: int, drafts: int
 ) -> None:
-    """The first step of a row stores the state that it reads from elsewhere, with no token more."""
+    """The first step of a resumed row copies the snapshot's state to the row's slot, and adds no token."""
     settings = {"slots": 8, "max_requests": 2, "tracking": STRATEGIES[strategy], "tail": 4, "direct_hits": True}
     mem = on(backend, layout(4), **settings, overlap=False)
     (row,) = mem.admit([ms.Request("a")])
@@ -605,7 +607,7 @@ def test_T9_a_state_that_the_forward_must_copy_is_not_there_before_it(
 def test_T2_a_state_at_a_mark_has_its_length(
     backend: Backend, generator: torch.Generator, model: Model, strategy: str, grid: int | None
 ) -> None:
-    """Where a step ends at a mark and its tokens stay in the tail, no state stands there."""
+    """If a step ends at a mark but its tokens stay in the tail, no state is kept at this mark."""
     settings = {"slots": 12, "max_requests": 1, "tracking": STRATEGIES[strategy], "tail": 4, "overlap": False}
     for marks in ([6], [5, 6], [4, 6, 7]):
         mem = on(backend, layout(4), **settings, grid=grid)
@@ -623,7 +625,8 @@ def test_T2_a_state_at_a_mark_has_its_length(
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_T2_guesses_of_a_row_count_in_a_packed_batch(backend: Backend, strategy: str) -> None:
-    """A grid that counts from the start of the packed batch: the chunk behind them begins at its token 4, not 1."""
+    """The grid counts from the start of the packed batch, so b's chunk begins at token 4, behind a's drafts, not at
+    1."""
     settings = {"slots": 12, "max_requests": 2, "tracking": STRATEGIES[strategy], "tail": 4, "overlap": False}
     mem = on(backend, layout(4), **settings, grid=4, packed=True)
     a, b = mem.admit([ms.Request("a"), ms.Request("b", snapshot_at=[8])])
@@ -632,7 +635,7 @@ def test_T2_guesses_of_a_row_count_in_a_packed_batch(backend: Backend, strategy:
 
 
 def kept_at(mem: ms.StateManager, length: int) -> ms.Snapshot:
-    """A state of so many tokens."""
+    """Returns a snapshot of this length."""
     (row,) = mem.admit([ms.Request("first")])
     mem.settle(mem.plan([row], length))
     (state,) = mem.end([row], keep="handle")
@@ -641,7 +644,7 @@ def kept_at(mem: ms.StateManager, length: int) -> ms.Snapshot:
 
 
 def test_T10_a_state_that_its_step_has_still_to_copy_is_not_there_without_it(backend: Backend) -> None:
-    """The first step behind a snapshot, without a token in the state: it stores under the same length."""
+    """The first step after a snapshot folds no token, so it stores the state under the same length."""
     mem = on(backend, layout(4), slots=6, max_requests=2, tracking=ms.Redirect(every=8), overlap=False, tail=4)
     state = kept_at(mem, 5)
     rows = mem.admit([ms.Request("a", resume=state)])
@@ -669,7 +672,8 @@ def test_T11_no_state_arrives_in_a_row_with_tokens_in_its_tail(backend: Backend)
 def test_T12_the_end_of_a_step_that_goes_to_the_tail_is_no_mark(
     backend: Backend, grid: int | None, packed: bool, kept: int
 ) -> None:
-    """Its state is in no slot, so one before it is kept. Packed, tokens of other rows count, rejected ones too."""
+    """No slot holds the state at this end, so an earlier one is kept. Packed, rejected tokens of other rows count
+    too."""
     mem = on(
         backend, layout(4), slots=9, max_requests=2, tracking=ms.Redirect(every=64), overlap=False, tail=4, grid=grid,
         packed=packed,
@@ -687,7 +691,7 @@ def test_T12_the_end_of_a_step_that_goes_to_the_tail_is_no_mark(
 
 @pytest.mark.parametrize("column", ["pending", "newest"])
 def test_T13_an_audit_finds_tails_that_host_and_device_count_otherwise(backend: Backend, column: str) -> None:
-    """Before and behind each call of a step, and where a row has ended."""
+    """Audits run before and after each call of a step, and where a row has ended."""
     settings = {"slots": 6, "max_requests": 2, "max_batch": 3, "tracking": ms.NoTracking(), "overlap": False}
     mem = on(backend, layout(4), **settings, tail=4)
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
@@ -705,7 +709,8 @@ def test_T13_an_audit_finds_tails_that_host_and_device_count_otherwise(backend: 
 
 
 def test_T13_an_audit_asks_for_nothing_in_the_tail_of_a_row_that_has_ended(backend: Backend) -> None:
-    """It ended in the step before; the device counts what its next one has put there, the host does not."""
+    """The row ended in the step before. The device counts tokens that the next step put in its tail, the host does
+    not."""
     mem = on(backend, layout(4), slots=6, max_requests=2, tracking=ms.NoTracking(), overlap=True, tail=4)
     a, b = mem.admit([ms.Request("a"), ms.Request("b")])
     first = mem.plan([a, b], 1)
@@ -722,7 +727,7 @@ def test_T13_an_audit_asks_for_nothing_in_the_tail_of_a_row_that_has_ended(backe
 
 
 def test_T8_a_picture_names_the_registers_of_a_late_step(backend: Backend) -> None:
-    """As those of other rows, also the one that the device alone knows of."""
+    """The picture also names the lane that only the device knows of."""
     mem = on(backend, layout(4), slots=6, max_requests=2, tracking=ms.Redirect(every=4), overlap=True, tail=4)
     (row,) = mem.admit([ms.Request("a")])
     mem.settle(mem.plan([row], 4))
@@ -735,7 +740,7 @@ def test_T8_a_picture_names_the_registers_of_a_late_step(backend: Backend) -> No
 @pytest.mark.parametrize("accepted", range(5))
 @pytest.mark.parametrize("strategy", list(STRATEGIES)[1:])
 def test_T9_slots_that_are_missing_are_known_before_a_late_step(backend: Backend, strategy: str, accepted: int) -> None:
-    """The row has a snapshot, and stands a token before the next boundary, at it, or behind it: nobody knows."""
+    """The row has a snapshot. Nobody knows whether it stands a token before the next boundary, at it, or behind it."""
     settings = {"slots": 5, "max_requests": 1, "tracking": STRATEGIES[strategy], "tail": 4, "overlap": True}
     mem = on(backend, layout(4), **settings)
     (row,) = mem.admit([ms.Request("a")])

@@ -37,7 +37,7 @@ def test_warm_up_changes_nothing_in_the_middle_of_a_run(backend: Backend, tracki
     mem.device.check()
 
 
-# -- which kernels are compiled, by the keys under which Triton looks for them --------------------------------------
+# -- compiled kernels, by the keys under which Triton stores them ---------------------------------------------------
 
 LAYERS = {"conv", "gated_delta", "selective"}  # kernels of the caller's forward
 MANAGER = {
@@ -54,12 +54,12 @@ def recorded() -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", warm_runs.KINDS)
 def test_nothing_is_compiled_after_warm_up(recorded: dict[str, Any], name: str) -> None:
-    """Serving, eviction, loads, prefetch, sessions, forks, speculation, sleep, slots by id and handover."""
-    found = recorded[name]
-    assert isinstance(found, dict), found
-    new = {kernel: sorted(set(keys) - set(found["warm"].get(kernel, ()))) for kernel, keys in found["served"].items()}
+    """Covers serving, eviction, loads, prefetch, sessions, forks, speculation, sleep, slots by id and handover."""
+    run = recorded[name]
+    assert isinstance(run, dict), run
+    new = {kernel: sorted(set(keys) - set(run["warm"].get(kernel, ()))) for kernel, keys in run["served"].items()}
     assert {kernel: keys for kernel, keys in new.items() if keys} == {}
-    assert not found.get("handed over"), "records are moved by the host"
+    assert not run.get("handed over"), "records are moved by the host"
 
 
 def test_the_managers_above_reach_every_kernel(recorded: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Servers of these tests end empty."""
+"""Requires that the servers of these tests end empty."""
 
 from tests.support.endings import pytest_pyfunc_call
 

@@ -1,4 +1,4 @@
-"""At which lengths the default placement keeps states, and where the turns of chats then start."""
+"""Lengths at which the default placement keeps states, and where the turns of chats then start."""
 
 import random
 from math import lcm
@@ -13,7 +13,7 @@ from memstate.prefix.placement import Ends
 from memstate.prefix.policies import Lru, LruPages
 from tests.support.prefill import Prefill
 
-CASES: dict[str, Any] = {  # tokens, length, KV, evicted, page, `Ends`: lengths with their kinds
+CASES: dict[str, Any] = {  # tokens, length, KV length, evicted tokens, page size, placement, expected: length -> kind
     "a new prompt": (29, 0, 0, 0, 8, Ends(None), {24: "prompt"}),
     "whole pages": (24, 0, 0, 0, 8, Ends(None), {16: "prompt"}),
     "one page": (8, 0, 0, 0, 8, Ends(None), {}),
@@ -38,8 +38,8 @@ CASES: dict[str, Any] = {  # tokens, length, KV, evicted, page, `Ends`: lengths 
 @pytest.mark.parametrize("case", CASES)
 def test_M15_states_are_placed_at_ends_branch_points_and_now_and_then(case: str) -> None:
     tokens, length, kv, evicted, page, ends, expected = CASES[case]
-    found = ends.marks(Match(tokens, length, kv, evicted), page)
-    assert {at: kind for at, kind in sorted(found.items()) if at > length} == expected and min(found) >= 0
+    marks = ends.marks(Match(tokens, length, kv, evicted), page)
+    assert {at: kind for at, kind in sorted(marks.items()) if at > length} == expected and min(marks) >= 0
 
 
 @pytest.mark.parametrize("name", ["every", "spare"])
@@ -50,23 +50,24 @@ def test_what_is_no_number_of_tokens_is_refused(name: str) -> None:
 
 
 def chat(at: Prefill, seed: int, tail: int) -> list[tuple[int, int]]:
-    """Five turns that each part from the last prompt `tail` tokens before its end; where they part, and start."""
-    draw, found = random.Random(seed), list[tuple[int, int]]()
+    """Returns where each of five turns parts from the last prompt, `tail` tokens before its end, and where it
+    starts."""
+    draw, turns = random.Random(seed), list[tuple[int, int]]()
     text, parting = [draw.randrange(50) for _ in range(20)], 0
     for turn in range(5):
         text += [draw.randrange(50) for _ in range(draw.randrange(1, 15))]
-        prompt = [*text, *(90 + n for n in range(tail))]  # what the template puts in front of an answer with thoughts
-        found.append((parting, at.turn(prompt, goal=2)))
+        prompt = [*text, *(90 + n for n in range(tail))]  # the template puts these before an answer with thoughts
+        turns.append((parting, at.turn(prompt, goal=2)))
         parting = len(text)
-        text += [60 + turn, *(draw.randrange(50) for _ in range(draw.randrange(12)))]  # the answer without them
-    return found
+        text += [60 + turn, *(draw.randrange(50) for _ in range(draw.randrange(12)))]  # the answer without thoughts
+    return turns
 
 
 @pytest.mark.sample(interpreter=0)
 @pytest.mark.parametrize("gives", ["ends", "1", "8", "8 packed"])
 def test_M15_turns_that_leave_the_end_of_a_prompt_out_start_near_where_they_part(gives: str, backend: Backend) -> None:
-    """Prompts end with 5 tokens that the next turn has not. The same prompt again loses little."""
-    far = dict.fromkeys((1, 5, 8), 0)  # turns that start too early
+    """Prompts end with 5 tokens that the next turn lacks. A repeated prompt still starts near its end."""
+    far = dict.fromkeys((1, 5, 8), 0)  # spare -> number of turns that start too early
     for spare in far:
         for page, seed in ((4, 1), (8, 2), (16, 3)):
             prefix = ms.Prefix(Lru(), LruPages(), placement=Ends(spare=spare))

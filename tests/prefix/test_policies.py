@@ -1,4 +1,4 @@
-"""Policies of the prefix cache by hand: who goes first after what happened. Trees are real, the cache is left out."""
+"""Policies of the prefix cache: the order of eviction after given events, on real trees without a cache."""
 
 import random
 from array import array
@@ -18,7 +18,7 @@ from memstate.tokens import BYTES, Prompt, encode
 
 
 class Forest:
-    """A tree of one page a block, with states by name, told to a policy as the cache tells it."""
+    """A tree with named states, and a policy that is told of each change as the cache tells it."""
 
     def __init__(self, policy: StatePolicy, **states: Sequence[int]) -> None:
         self.policy, self.tree = policy, Tree(BYTES)
@@ -42,7 +42,7 @@ class Forest:
         self.policy.dropped(self.named.pop(name))
 
     def order(self) -> str:
-        """Names, the first to go first."""
+        """Returns the names in order of eviction."""
         names = {node: name for name, node in self.named.items()}
         return " ".join(names[node] for node in self.policy.victims())
 
@@ -64,7 +64,7 @@ def test_a_use_refreshes_what_was_used_and_not_what_leads_to_it() -> None:
 
 @pytest.mark.parametrize("make", [Lru, FlopAware, ReturnRate])
 def test_a_look_at_what_comes_next_changes_nothing(make: Callable[[], StatePolicy], generator: torch.Generator) -> None:
-    """However often one of two asks, both evict the same. Right after an eviction it sees the same order."""
+    """Only one of two equal policies is asked for its order between events, but both evict the same states."""
     looking, blind = Forest(make()), Forest(make())
     chance = random.Random(generator.initial_seed())
     for name in range(120):
@@ -110,9 +110,10 @@ def test_pages_of_an_inner_run_are_as_recent_as_what_was_below_it() -> None:
 
 
 def test_flop_aware_by_hand() -> None:
-    """(last use - oldest) / span + alpha x saved / most saved; what two continuations share goes last."""
+    """Ranks by (last use - oldest) / span + alpha * saved / most saved; a state shared by two continuations goes
+    last."""
     orders = {0.0: "a c b d", 0.5: "a c d b", 1.5: "c a d b", 5.0: "d c a b"}
-    # last used at 1..4, so recency 0, 1/3, 2/3, 1; saved 4, 2, 6, 1 of 6
+    # a, c, b, d: recency 0, 1/3, 2/3, 1, and 4, 2, 6, 1 pages saved, of at most 6
     for alpha, order in orders.items():
         forest = Forest(FlopAware(alpha), a=A, c=C, b=B, d=D)
         assert forest.order() == order, alpha
@@ -120,7 +121,7 @@ def test_flop_aware_by_hand() -> None:
 
 def test_flop_aware_keeps_what_two_share() -> None:
     forest = Forest(FlopAware(0.0), a=A, c=C, b=B)
-    assert forest.order() == "a c b"  # one continuation is nobody's reason to stay
+    assert forest.order() == "a c b"  # one continuation does not protect a
     forest.add("x", *A, 99)
     assert forest.order() == "c b x a"
     forest.use("c")
@@ -129,7 +130,7 @@ def test_flop_aware_keeps_what_two_share() -> None:
 
 
 def test_flop_aware_counts_compute_from_the_state_above() -> None:
-    """B from 4 to 10 pages, the long one from 0 to 7."""
+    """B computes pages 4 to 10, and l computes pages 0 to 7."""
     forest = Forest(FlopAware(1000.0), b=B, l=(40, 41, 42, 43, 44, 45, 46), c=C)
     above, _ = forest.tree.insert(Prompt(encode(A), None), array("q", A))
     above.snapshot = Snapshot(9, 0, 4)
@@ -143,7 +144,7 @@ def test_which_kinds_of_states_are_admitted(policy: StatePolicy) -> None:
 
 
 def taught(rates: ReturnRates, kind: int, returns: float, n: int = 400, age: int = 0, growth: int = 0) -> None:
-    """n states reach an age, of which a share is asked for then; those that are not reach the ages behind it too."""
+    """Lets n states reach an age, at which a share of them is asked for; the others reach all later ages too."""
     for at in range(n):
         back = at < returns * n
         for reached in range(age + 1 if back else AGES):
@@ -153,7 +154,7 @@ def taught(rates: ReturnRates, kind: int, returns: float, n: int = 400, age: int
 
 
 def index(rates: ReturnRates, kind: int, age: int) -> float:
-    """The rate of a growth that nothing was seen of: nothing but the kind and the age count."""
+    """Returns the rate for a growth without data, so that only kind and age count."""
     return rates.rate(kind, age, 1)
 
 
@@ -163,7 +164,8 @@ def test_what_a_conversation_has_passed_is_of_a_class_of_its_own() -> None:
     prompt = bench.add("prompt", *range(10))
     assert prompt.worth.kind == 0
     answer = bench.add("answer", *range(11), kind="end")
-    assert (prompt.worth.kind, answer.worth.kind) == (PASSED, 0)  # both of the first turn, and only one goes on
+    # both are of the first turn, and only the answer goes on
+    assert (prompt.worth.kind, answer.worth.kind) == (PASSED, 0)
     policy.asked(answer, 14)
     assert answer.worth.kind == USED
     turn = bench.add("turn", *range(14))
@@ -181,7 +183,7 @@ def test_the_class_of_each_kind(kind: str, expected: int) -> None:
 
 
 def test_hazards_are_what_was_counted() -> None:
-    """Of those that reach an age a share returns in it: chance / requests held, half of the width for who returns."""
+    """A rate is the share that returns / the requests for which states are held (half of the width if one returns)."""
     for age, share in ((0, 0.5), (3, 0.25), (7, 0.9)):
         rates = ReturnRates(2, 2, 2)
         taught(rates, 0, share, 40_000, age)
@@ -191,7 +193,7 @@ def test_hazards_are_what_was_counted() -> None:
         assert index(rates, 0, age) == pytest.approx(learned, rel=0.01) != before
     assert index(rates, 0, 0) == pytest.approx(
         0.9 / (64 + 64 * 0.55), rel=0.01
-    )  # waiting pays: 64 requests, then age 7
+    )  # the best horizon is 64 requests, and then age 7
 
 
 def test_states_that_are_in_an_age_still_count_half() -> None:
@@ -219,12 +221,12 @@ def test_a_kind_that_knows_little_takes_the_figures_of_all_that_lend_theirs() ->
     taught(own, 0, 0.8, 4000)
     taught(own, 2, 0.0, 4000)
     own.update()
-    assert index(own, 2, 0) < 0.05 * index(own, 0, 0)  # its own figures outweigh what is lent
+    assert index(own, 2, 0) < 0.05 * index(own, 0, 0)  # own figures outweigh lent ones
 
 
 def test_what_goes_far_beyond_the_state_returns_as_it_was_seen_to() -> None:
     rates = ReturnRates(1, 1, 3)
-    for _ in range(2):  # how many are expected is counted by what was concluded before
+    for _ in range(2):  # the second round is weighed by what was learned in the first
         rates.fade(0.0)
         for growth, share in ((0, 0.1), (2, 0.7)):
             taught(rates, 0, share, 2000, growth=growth)
@@ -249,7 +251,7 @@ def test_conclusions_are_drawn_when_told_and_fade_when_told() -> None:
 
 
 def test_rates_are_the_best_over_all_horizons() -> None:
-    """Against all horizons, one after the other, with the chances that were counted."""
+    """Compares each rate with the best over all horizons, computed one by one from the same chances."""
     draw, rates, n = random.Random("horizons"), ReturnRates(1, 1, 2), 20_000
     chances, left = [draw.choice((0.02, 0.1, 0.5)) for _ in range(10)], n
     for age, chance in enumerate(chances):
@@ -260,7 +262,7 @@ def test_rates_are_the_best_over_all_horizons() -> None:
                 rates.asked(0, age, 0)
         left -= back
     for _ in range(left):
-        rates.enter(0, len(chances), 0)  # they have outlived the last of these ages
+        rates.enter(0, len(chances), 0)  # these outlive the last age
     rates.update()
     hazards = [(chance, width) for chance, width in zip(chances, WIDTHS, strict=False)]
     for age in range(10):
@@ -270,17 +272,17 @@ def test_rates_are_the_best_over_all_horizons() -> None:
             alive *= 1 - chance
             best = max(best, (1 - alive) / waited)
         assert index(rates, 0, age) == pytest.approx(best, rel=0.05), age
-    assert n > SHRINKAGE * 100  # or what was counted would not outweigh what is assumed
+    assert n > SHRINKAGE * 100  # enough to outweigh the prior
 
 
 class Prompts:
-    """Prompts that share nothing, each of so many pages, and a tree for them."""
+    """A tree of prompts that share no token; a call adds a prompt."""
 
     def __init__(self) -> None:
         self.tree, self.serial = Tree(BYTES), 0
 
     def __call__(self, pages: int, above: Node | None = None) -> Node:
-        """A new node with a state that no policy knows of; above: what it goes on from."""
+        """Returns a new node with a state that no policy knows of, below the node `above`."""
         self.serial += 1
         key = b"".join(step.key for step in reversed(list(above.path()))) if above else b""
         key += encode([1000 * self.serial + i for i in range(pages)])
@@ -291,10 +293,8 @@ class Prompts:
 
 @pytest.mark.parametrize("returning", ["branch", "prompt"])
 def test_return_rates_are_learned_by_kind(returning: str) -> None:
-    """Of two kinds one always comes back and the other never does: 64 requests later, the other one goes first.
-
-    Before, it is the older one.
-    """
+    """One of two kinds always returns. After 64 requests, the other kind is evicted first; before, the older state
+    is."""
     policy, prompt = ReturnRate(), Prompts()
     never = "prompt" if returning == "branch" else "branch"
 
@@ -316,7 +316,7 @@ def test_return_rates_are_learned_by_kind(returning: str) -> None:
 
 @pytest.mark.parametrize(("returning", "never"), [("chat", "search"), ("search", None), (None, "chat")])
 def test_return_rates_are_learned_by_the_kind_of_the_request(returning: str | None, never: str | None) -> None:
-    """Ends of prompts alone: those of one kind always come back, the others never do."""
+    """All states are ends of prompts. Those of one kind of requests always return, the others never do."""
     policy, prompt = ReturnRate(), Prompts()
 
     def added(kind: str | None) -> Node:
@@ -336,18 +336,18 @@ def test_return_rates_are_learned_by_the_kind_of_the_request(returning: str | No
 
 def test_the_first_eight_kinds_of_requests_have_classes_of_their_own() -> None:
     policy, prompt = ReturnRate(), Prompts()
-    found = []
+    classes = []
     for kind in (None, *"abcdefghij", None, "b"):
         node = prompt(9)
         node.kind = kind
         policy.added(node, "prompt")
-        found.append(node.worth.kind)
-    assert found[0] == found[9] == found[10] == found[11] == 0 and found[12] == found[2]
-    assert len(set(found)) == 9 and len(policy.rates._seen) == CLASSES + 8 * POOLED
+        classes.append(node.worth.kind)
+    assert classes[0] == classes[9] == classes[10] == classes[11] == 0 and classes[12] == classes[2]
+    assert len(set(classes)) == 9 and len(policy.rates._seen) == CLASSES + 8 * POOLED
 
 
 def test_a_state_inherits_the_requests_of_those_given_up_below_it() -> None:
-    """Two of the same length and age; what goes on from one of them was given up, and will be asked for there."""
+    """Two states have the same length and age. States below one were given up, so their requests will come to it."""
     policy, prompt = ReturnRate(), Prompts()
     first, second = prompt(9), prompt(9)
     below = [prompt(2, first), prompt(2, first)]
@@ -360,5 +360,5 @@ def test_a_state_inherits_the_requests_of_those_given_up_below_it() -> None:
     assert list(policy.victims()) == [second, first]
     assert policy.value(first.worth) == pytest.approx(3 * policy.value(second.worth))
     for node in below:
-        policy.added(node, "prompt")  # it serves itself again
+        policy.added(node, "prompt")  # the lower state serves its requests again
     assert policy.value(first.worth) == pytest.approx(policy.value(second.worth))

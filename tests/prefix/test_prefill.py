@@ -1,6 +1,6 @@
-"""Prompts in chunks of any number of tokens: states at marks inside them, and everything else as without a cache.
+"""Prompts in chunks of any size: states at marks inside them, and everything else as without a cache.
 
-`Prefill` compares each state with the fold of its tokens, and KV with the tokens themselves. Pages of 4 tokens.
+`Prefill` compares each state with the fold of its tokens, and KV with the tokens themselves. Pages hold 4 tokens.
 """
 
 import random
@@ -22,7 +22,7 @@ from tests.support.planes import both_orders, every_snapshot, every_strategy
 from tests.support.prefill import GIVES, Prefill
 from tests.support.serving import PAGE, TRACKING, written
 
-pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF only the reference runs
 
 T = [7 * n % 50 for n in range(120)]
 CHUNKS = (1, 3, 7, 8, 9, 1000)
@@ -36,7 +36,7 @@ def server(
 
 
 def serve(at: Prefill, most: int, obey: bool, goal: int = 2) -> list[int]:
-    """Four prompts with one beginning, two of them at once, then the first again; returns where each one started."""
+    """Serves four prompts with one beginning, two at once, then the first again; returns where each started."""
     prompts = [[*T[:17], *[60 + n] * tail] for n, tail in enumerate((5, 14, 10, 2))]
     starts, rows = list[int](), dict[ms.Row, list[int]]()
     for batch in (prompts[:2], prompts[2:3], prompts[3:], prompts[:1]):
@@ -44,7 +44,7 @@ def serve(at: Prefill, most: int, obey: bool, goal: int = 2) -> list[int]:
             rows[at.start(tokens)] = tokens
             starts.append(at.mem.info(list(rows)[-1]).length)
             if n == 0 and len(batch) > 1:
-                at.go(list(rows), most, obey)  # so that one decodes while the other is in its prompt
+                at.go(list(rows), most, obey)  # so that one row decodes while the other reads its prompt
         while rows:
             going = [row for row, tokens in rows.items() if len(at.text[row]) < len(tokens) + goal]
             if going:
@@ -63,9 +63,10 @@ def serve(at: Prefill, most: int, obey: bool, goal: int = 2) -> list[int]:
 @both_orders
 @every_strategy
 def test_M3_answers_and_states_are_those_of_an_uncached_run(name: str, overlap: bool, backend: Backend) -> None:
-    """Whatever the chunks, the grid and the placement. Half of the runs go beyond what a forward without a grid needs.
+    """Holds for any chunks, grid and placement. Half of the runs ignore the chunk ends that a forward without a grid
+    needs.
 
-    All runs together meet each size of a chunk with each grid.
+    All runs together combine each chunk size with each grid.
     """
     placements, strategy = (None, Ends(8), Nowhere()), list(TRACKING).index(name)
     for n, gives in enumerate(GIVES):
@@ -82,12 +83,12 @@ def test_M3_answers_and_states_are_those_of_an_uncached_run(name: str, overlap: 
 
 @every_strategy
 def test_M10_a_plan_with_any_number_of_marks_is_one_upload_and_two_launches(name: str, backend: Backend) -> None:
-    """Changes of owners and the plan, nothing after the forward. Without a grid a copy comes with the next plan."""
+    """A plan launches ownership and plan, and nothing after the forward. Without a grid, the next plan also copies."""
     for gives in ("1", "4", "ends"):
         at = server(backend, name, gives, Whole(PAGE), slots=60, rows=3, pages=120)
         rows = at.admit(*(ms.Request(n, tokens=[n, *T[: 39 + n]]) for n in range(3)))
         at.mem.submit()
-        counts, stored = at.mem.backend.counts, gives != "ends" and name != "redirect"  # the end as well
+        counts, stored = at.mem.backend.counts, gives != "ends" and name != "redirect"  # the state at the end as well
         for end in (40, 41):
             at.mem.extend(rows, [end] * 3)
             counts.reset()
@@ -95,7 +96,7 @@ def test_M10_a_plan_with_any_number_of_marks_is_one_upload_and_two_launches(name
             inside = 0 if name == "none" or gives == "ends" or end > 40 else 9 + stored
             left = 0 if name == "none" or end == 40 or stored else 1
             assert step.marked == 3 * inside and counts.uploads <= 1 and counts.syncs == 0
-            owned = {"ownership": 1} if inside or end == 41 else {}  # a page more at 41
+            owned = {"ownership": 1} if inside or end == 41 else {}  # at 41, each row needs another page
             copied = {"run_data": 1} if left and name != "redirect" else {}
             assert counts.launches == {"plan": 1} | owned | copied, (gives, end)
             counts.reset()
@@ -109,7 +110,7 @@ def test_M10_a_plan_with_any_number_of_marks_is_one_upload_and_two_launches(name
 @pytest.mark.parametrize("gives", ["1", "4", "ends", "in place"])
 @every_snapshot
 def test_M15_the_same_prompt_of_whole_pages_hits_all_but_its_last_page(name: str, gives: str, backend: Backend) -> None:
-    """At once. A prompt that goes on from there starts a page before it, and the next such prompt behind all of it."""
+    """The second request hits already. A longer prompt then starts one page before that end, and the next one at it."""
 
     def started(tokens: list[int]) -> int:
         row = at.start(tokens)
@@ -130,11 +131,11 @@ def test_M15_the_same_prompt_of_whole_pages_hits_all_but_its_last_page(name: str
     at.empty()
 
 
-# -- the lengths of the issue ---------------------------------------------------------------------------
+# -- long prompts ---------------------------------------------------------------------------------------
 
 
 def long_prompt(backend: Backend, name: str, **more: object) -> Prefill:
-    """Pages of 64, KV of the caller's, a decode cadence of 256, and chunks of flash-linear-attention."""
+    """Returns a server with pages of 64 tokens, KV of the caller, `every` of 256, and flash-linear-attention's grid."""
     settings = {"every": 256, "page": 64, "pages": 0, "slots": 12}
     return Prefill(backend, name, "1", **(settings | {"grid": 64, "prefix": ms.Prefix()} | more))
 
@@ -162,7 +163,7 @@ def test_M16_a_prompt_of_8_000_tokens_is_one_forward_and_leaves_three_states_at_
     at.mem.end([again])
 
 
-TURNS = {  # strategy, page, every: least start of the next turn after a prompt of 30 and an answer of 21 tokens
+TURNS = {  # strategy, page size, every, least start of the next turn after a prompt of 30 and an answer of 21 tokens
     "pages of one token": ("ping-pong", 1, 64, 50),
     "Redirect with the cadence of a page": ("redirect", 4, 4, 48),
     "a longer cadence": ("lazy", 4, 16, 48 - 16 + 1),
@@ -192,7 +193,7 @@ def test_M21_the_next_turn_starts_at_the_newest_state_of_whole_pages(case: str, 
     at.empty()
 
 
-CASES = {  # page, settings, prompt, chunk, lengths of the states that it leaves
+CASES = {  # page size, settings, tokens of the prompt, most tokens of a chunk, lengths of the kept states
     "300 tokens, a grid of 64": (64, {"grid": 64}, 300, 1000, [256]),
     "63 tokens": (4, {"grid": 64}, 63, 1000, []),
     "pages of 128": (128, {"grid": 64}, 200, 1000, [128]),
@@ -214,13 +215,13 @@ def test_M4_states_inside_chunks_equal_those_of_runs_that_end_there(case: str, b
         assert not at.planes.wrong({at.slot(snapshot.register): tuple(text[:length])})
 
 
-# -- what happens between plan and settle ---------------------------------------------------------------
+# -- between plan and settle ----------------------------------------------------------------------------
 
 
 @both_orders
 @every_snapshot
 def test_M5_no_mark_is_found_before_its_step_is_settled(name: str, overlap: bool, backend: Backend) -> None:
-    """A step that is cancelled leaves nothing of its own, and what was kept before it stays with the row."""
+    """A cancelled step leaves no state; states that were kept before it stay with the row."""
     at = server(backend, name, "1", Ends(8), overlap=overlap)
     row = at.start(T[:40])
     at.go([row], 17)
@@ -253,7 +254,7 @@ def test_M6_a_row_that_ends_hands_out_its_marks_or_gives_them_back(name: str, ho
         second = at.step([row], 5) if flying else None
         kept = owners.marks(at.mem).kept[row.index]
         assert [one.length for one in kept] == [8, 16]
-        if how == "finish" and second:  # the first step has said the last token, the second is dead
+        if how == "finish" and second:  # the first step gave the last token, so the second is dead
             at.mem.settle(first, [True])
             at.mem.end([row], keep="cache", tokens=[T[:18]])
         elif how in ("cache", "finish"):
@@ -289,7 +290,7 @@ def test_M7_the_newest_mark_is_handed_out_as_a_snapshot(name: str, backend: Back
 
 @pytest.mark.parametrize("told", [False, True])
 def test_M12_a_state_that_its_row_goes_on_from_outlives_its_eviction(backend: Backend, told: bool) -> None:
-    """Published and evicted between the forward and the settle of its step. Under Redirect the row reads it there."""
+    """The state is published and evicted between forward and settle; under Redirect, the row still reads it."""
     at = server(backend, "redirect", "ends", Ends(8))
     row = at.start(T[:20])
     step = at.step_to([row], [8])
@@ -336,7 +337,7 @@ def test_M14_a_turn_leaves_the_state_at_its_end_to_its_session(name: str, backen
 @pytest.mark.parametrize("parent", ["at a mark", "behind one", "after its publication"])
 @every_snapshot
 def test_M13_forks_and_their_row_go_on_from_a_mark(name: str, parent: str, backend: Backend) -> None:
-    """The marks stay with the row; under Redirect it and its forks read the state that is kept."""
+    """The marks stay with the row; under Redirect, the row and its forks read the kept state directly."""
     for gives in ("ends", "1"):
         for first in (0, 1):
             at = server(backend, name, gives, Whole(8), overlap=False, pages=200)
@@ -363,19 +364,19 @@ def test_M13_forks_and_their_row_go_on_from_a_mark(name: str, parent: str, backe
             at.empty()
 
 
-# -- where slots are short ------------------------------------------------------------------------------
+# -- too few slots --------------------------------------------------------------------------------------
 
 
 @every_snapshot
 def test_M8_marks_without_a_slot_are_given_up_and_counted(name: str, backend: Backend) -> None:
-    """Named lengths first, then the prompt's end; tokens are right in any case, and no slot leaks."""
+    """Lengths that the request names come first, then the prompt's end. Tokens stay right, and no slot leaks."""
     needs = {"ping-pong": 3, "lazy": 2, "redirect": 1}[name]
     for spare, lengths in ((0, []), (1, [12]), (2, [12, 28]), (3, [12, 24, 28]), (4, [12, 16, 24, 28])):
         at = server(backend, name, "1", Ends(8), slots=needs + spare, rows=1, overlap=True)
         (row,) = at.admit(ms.Request("a", tokens=T[:30], snapshot_at=[12]))
         at.mem.settle(at.step_to([row], [30]))
         refused = at.mem.stats().refused
-        assert refused == 5 - spare  # of 8, 12, 16, 24, 28
+        assert refused == 5 - spare  # of marks at 8, 12, 16, 24, 28
         at.publish([row])
         assert sorted(at.states()) == lengths and at.mem.free_slots == 0
         at.run([row], 1, publish=False)
@@ -388,11 +389,11 @@ def test_M9_marks_leave_the_reserve(backend: Backend) -> None:
     at = server(backend, "redirect", "1", Ends(8), slots=5, reserve=2)
     row = at.start(T[:23])
     at.mem.settle(at.step_to([row], [23]))
-    assert (at.mem.stats().refused, at.mem.free_slots) == (1, 2)  # of 8, 16, 20
+    assert (at.mem.stats().refused, at.mem.free_slots) == (1, 2)  # of marks at 8, 16, 20
     at.end([row])
 
 
-# -- what else looks at marks ---------------------------------------------------------------------------
+# -- other calls with marks -----------------------------------------------------------------------------
 
 
 def test_lengths_of_a_request_may_be_an_array(backend: Backend) -> None:
@@ -407,11 +408,11 @@ def test_lengths_of_a_request_may_be_an_array(backend: Backend) -> None:
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_M18_an_interrupted_plan_leaves_no_mark(keep: bool, backend: Backend) -> None:
-    """Of states at marks the published ones stay; those of the row, and of the step that never ran, go."""
+    """Published states at marks stay; states of the row, and of the step that never ran, are lost."""
     at = server(backend, "redirect", "1", Ends(8), overlap=False)
     row = at.start(T[:40])
     at.run([row], 17)  # 8 and 16 are published
-    at.run([row], 9, publish=False)  # 24 is the row's
+    at.run([row], 9, publish=False)  # 24 stays with the row
     at.mem.extend([row], [40])
     with mock.patch.object(RegisterFile, "plan", side_effect=MemoryError), pytest.raises(MemoryError):
         at.mem.plan([row], 14)
@@ -423,7 +424,7 @@ def test_M18_an_interrupted_plan_leaves_no_mark(keep: bool, backend: Backend) ->
 
 
 def test_M19_named_lengths_and_those_of_a_placement_are_kept_once(backend: Backend) -> None:
-    """What the prompt's match covers is there already; lengths beyond the prompt are no marks."""
+    """Lengths that the match covers are kept already; lengths beyond the prompt are no marks."""
     at = server(backend, "redirect", "1")
     assert at.turn(T[:18], most=1000) == 0
     (row,) = at.admit(ms.Request("a", tokens=T[:26], snapshot_at=[8, 16, 23, 24, 25, 27, 28, 200]))
@@ -438,7 +439,7 @@ def test_M19_named_lengths_and_those_of_a_placement_are_kept_once(backend: Backe
 
 
 def test_B29a_lengths_beyond_a_prompt_that_is_known_are_ignored(backend: Backend) -> None:
-    """With a row that reads, too. What a row or a fork goes on with is not known, so there each length may come."""
+    """Where the tokens are not known, as in a fork or without a prompt, any length may be reached."""
     for placement in (Nowhere(), None):
         for tokens, lengths in ((T[:10], {8}), (None, {8, 12})):
             prefix = ms.Prefix(placement=placement) if placement else None
@@ -455,7 +456,7 @@ def test_B29a_lengths_beyond_a_prompt_that_is_known_are_ignored(backend: Backend
 
 
 def ask(at: Prefill, rows: list[ms.Row], budgets: Sequence[int], draw: random.Random) -> None:
-    """Serves rows in chunks that the manager is asked for, two tokens beyond their prompts; some rows are forked."""
+    """Serves rows in the chunks that `mem.chunk` gives, two tokens beyond their prompts; forks some of them."""
     goal = {row: len(at.text[row]) + 2 for row in rows}
     while going := [row for row in rows if len(at.text[row]) < goal[row]]:
         lengths = [at.mem.info(row).length for row in going]
@@ -478,9 +479,9 @@ def ask(at: Prefill, rows: list[ms.Row], budgets: Sequence[int], draw: random.Ra
 
 @pytest.mark.parametrize("seed", range(60))
 def test_M22_a_loop_that_asks_for_its_chunks_loses_no_state(seed: int, backend: Backend) -> None:
-    """Any grid, page, strategy and budget, with rows that decode in front of prompts, and prompts that share a batch.
+    """Draws grid, page size, strategy and budgets; rows decode in front of prompts, and prompts share a batch.
 
-    The same prompt then starts at its last whole page; on a grid of its own chunks, less than a page and a grid before.
+    A repeated prompt starts at its last whole page; on a grid of its own chunks, less than a page and a grid before.
     """
     draw = random.Random(seed)
     page, grid = draw.choice((1, 2, 4, 5, 8)), draw.choice((None, 1, 2, 3, 4, 8, 12, 16))
@@ -511,18 +512,18 @@ def test_M22_a_loop_that_asks_for_its_chunks_loses_no_state(seed: int, backend: 
 
 @every_strategy
 def test_M11_next_boundary_says_where_a_chunk_should_end(name: str, backend: Backend) -> None:
-    """At each mark without a grid and with one of the packed batch. With one of the row's chunk nowhere in the prompt.
+    """Without a grid, or with one of the packed batch, each mark; with one of the row's chunk, none inside the prompt.
 
-    Beyond the prompt at each multiple of `every`.
+    Beyond the prompt, each multiple of `every`.
     """
     stops = [8, 20, 32]
     for gives, seen in (("ends", stops), ("8 packed", stops), ("1 packed", [32]), ("1", [32]), ("8", [32])):
         at = server(backend, name, gives, every=16)
         (row,) = at.admit(ms.Request("a", tokens=T[:22], snapshot_at=[8]))
-        found = list[int]()
+        boundaries = list[int]()
         while at.mem.info(row).length < 32:
-            found.append(at.mem.info(row).next_boundary)
+            boundaries.append(at.mem.info(row).next_boundary)
             at.run([row], 1000, publish=False)
         marks = seen if name != "none" or seen == [32] else [8, 32]
-        assert sorted(set(found)) == marks, gives
+        assert sorted(set(boundaries)) == marks, gives
         at.mem.end([row])

@@ -1,6 +1,6 @@
-"""What the prefix cache keeps, finds and gives up, down to the bytes. Pages of 4 tokens; snapshots where requests ask.
+"""The prefix cache keeps, finds and evicts the right states and pages, down to the bytes.
 
-A request of whole pages that ends with its prompt leaves one state, at the end (`Whole`): `turn(T[:8])`.
+Pages hold 4 tokens. A turn of whole pages, such as `turn(T[:8])`, leaves one state, at its end (placement `Whole`).
 """
 
 from collections.abc import Callable, Hashable
@@ -19,7 +19,7 @@ from memstate.tokens import Tokens, encode
 from tests.support.planes import every_strategy
 from tests.support.serving import Server
 
-pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF only the reference runs
 
 
 T = [7 * n % 50 for n in range(60)]
@@ -31,7 +31,7 @@ def server(backend: Backend, name: str = "redirect", tombstones: bool = True, **
     return Server(backend, name, **(SIZES | {"prefix": prefix} | more))  # type: ignore[arg-type]
 
 
-def found(at: Server, tokens: list[int], salt: Hashable = None) -> tuple[int, int, dict[str, int], str]:
+def matched(at: Server, tokens: list[int], salt: Hashable = None) -> tuple[int, int, dict[str, int], str]:
     match = at.mem.match(tokens, salt)
     assert sum(match.lost.values()) + match.length == match.tokens == len(tokens)
     assert (match.snapshot.length if match.snapshot else 0) == match.length <= match.evicted_length <= match.kv_length
@@ -59,9 +59,9 @@ def test_B43_a_state_is_never_split(backend: Backend) -> None:
     at = server(backend, "none")
     assert at.turn(T[:16]) == 0
     slot = at.slot(at.states()[16].register)
-    assert at.turn([*T[:8], *[99] * 4]) == 0  # parts from it in the middle
+    assert at.turn([*T[:8], *[99] * 4]) == 0  # parts in the middle of the first prompt
     at.look(idle=True)
-    assert found(at, [*T[:8], 1, 2])[:2] == (0, 8) and found(at, [*T[:16], 1])[:2] == (16, 16)
+    assert matched(at, [*T[:8], 1, 2])[:2] == (0, 8) and matched(at, [*T[:16], 1])[:2] == (16, 16)
     assert at.slot(at.states_by_prefix()[tuple(T[:16])].register) == slot and at.cache.tree.nodes == 3
     assert at.turn([*T[:16], 1]) == 16
 
@@ -71,11 +71,11 @@ def test_B44_a_tombstone_is_revived(name: str, backend: Backend) -> None:
     at = server(backend, name)
     at.turn(T[:8])
     assert at.cache.evict_states(1) == 1 and at.mem.free_slots == 12
-    assert found(at, T[:9]) == (0, 8, {"no_sharing": 1, "evicted": 8}, "evicted")
+    assert matched(at, T[:9]) == (0, 8, {"no_sharing": 1, "evicted": 8}, "evicted")
     at.look(idle=True)
     pages = sorted(page for _, node in at.cache.tree.walk() for page in node.pages)
-    assert at.turn(T[:8]) == 0  # whose branch point is at 4: it could not have gone on from all of it
-    assert found(at, T[:9]) == (8, 8, {"no_sharing": 1}, "no_sharing")
+    assert at.turn(T[:8]) == 0  # at most 4 of 8 tokens can be a hit, so the branch point is at 4
+    assert matched(at, T[:9]) == (8, 8, {"no_sharing": 1}, "no_sharing")
     assert sorted(page for _, node in at.cache.tree.walk() for page in node.pages) == pages
     assert set(at.states()) == ({8} if name == "none" else {4, 8}) and at.mem.free_pages == 22
     assert at.turn(T[:9]) == 8
@@ -85,26 +85,26 @@ def test_B45_a_leaf_that_loses_its_kv_loses_its_state(backend: Backend) -> None:
     at = server(backend)
     at.turn(T[:8])
     at.turn(T[:16])
-    assert at.cache.evict_pages(1) == 2  # both pages of the leaf, whose parent stays
+    assert at.cache.evict_pages(1) == 2  # both pages of the leaf; its parent stays
     at.look(idle=True)
-    assert found(at, T[:17])[:2] == (8, 8) and at.mem.free_slots == 11
+    assert matched(at, T[:17])[:2] == (8, 8) and at.mem.free_slots == 11
     assert at.cache.evict_pages(9) == 2 and not at.cache.tree.roots and at.mem.free_slots == 12
 
 
 def test_B47_the_deepest_state_and_why_it_is_not_deeper(backend: Backend) -> None:
     at = server(backend, "none")
     prompt = [*T[:15], *[99] * 5]
-    assert found(at, prompt) == (0, 0, {"no_sharing": 20}, "no_sharing")
-    assert [at.turn(T[:4]), at.turn(T[:8]), at.turn(T[:14])] == [0, 4, 8]  # the last leaves KV alone
-    assert found(at, prompt) == (8, 12, {"no_sharing": 8, "no_snapshot": 4}, "no_snapshot")
+    assert matched(at, prompt) == (0, 0, {"no_sharing": 20}, "no_sharing")
+    assert [at.turn(T[:4]), at.turn(T[:8]), at.turn(T[:14])] == [0, 4, 8]  # the last turn leaves only KV
+    assert matched(at, prompt) == (8, 12, {"no_sharing": 8, "no_snapshot": 4}, "no_snapshot")
     assert str(at.mem.match(prompt)) == "8 of 20 tokens by state, 12 by KV (8 no sharing, 4 no snapshot)"
     assert at.turn(T[:5]) == 4 and at.cache.evict_states(1) == 1
-    assert found(at, prompt) == (4, 12, {"no_sharing": 8, "evicted": 4, "no_snapshot": 4}, "evicted")
+    assert matched(at, prompt) == (4, 12, {"no_sharing": 8, "evicted": 4, "no_snapshot": 4}, "evicted")
     assert at.cache.evict_states(1) == 1
-    assert found(at, prompt) == (0, 12, {"no_sharing": 8, "evicted": 8, "no_snapshot": 4}, "evicted")
+    assert matched(at, prompt) == (0, 12, {"no_sharing": 8, "evicted": 8, "no_snapshot": 4}, "evicted")
     before = at.mem.stats()
-    for length in range(1, 16):  # the last token is computed in any case, and pages are whole
-        assert found(at, T[:length])[:2] == (0, min(12, (length - 1) // 4 * 4))
+    for length in range(1, 16):  # a match leaves out the last token, and has whole pages
+        assert matched(at, T[:length])[:2] == (0, min(12, (length - 1) // 4 * 4))
     assert at.mem.stats() == before
 
 
@@ -113,9 +113,9 @@ def test_B48_a_hit_refreshes_only_the_state_it_uses(backend: Backend) -> None:
     for end in (4, 8, 12):
         at.turn(T[:end])
     at.turn([99] * 8)
-    assert at.turn(T[:13]) == 12  # used: 12, and not 4 and 8 on the way to it
+    assert at.turn(T[:13]) == 12  # uses the state at 12, not those at 4 and 8
     for tokens in (T[:5], T[:9]):
-        at.mem.match(tokens)  # a look is no use
+        at.mem.match(tokens)  # a match is no use
     assert at.cache.evict_states(3) == 3
     assert set(at.states_by_prefix()) == {tuple(T[:12])}
 
@@ -126,14 +126,14 @@ def test_B53_equal_tokens_under_different_salts_never_match(name: str, backend: 
     at = server(backend, name)
     assert at.turn(T[:8], salt="a") == 0
     for salt in ("b", None, "", ("a",), 1):
-        assert found(at, T[:9], salt) == (0, 0, {"no_sharing": 9}, "no_sharing")
+        assert matched(at, T[:9], salt) == (0, 0, {"no_sharing": 9}, "no_sharing")
     assert at.turn(T[:16], salt="b") == 0
-    row = at.start([*T[:8], 5, 6], salt="b")  # KV of its own salt, and no state there
+    row = at.start([*T[:8], 5, 6], salt="b")  # its salt has KV there, but no state
     assert (at.mem.info(row).length, at.mem.info(row).next_boundary) == (0, 64 if name == "none" else 8)
     at.prefill(row)
     at.run([row])
-    assert found(at, T[:9], "a")[:2] == (8, 8) and found(at, T[:17], "a")[:2] == (8, 8)
-    assert found(at, [*T[:8], 1], "b")[0] == (0 if name == "none" else 8)  # the branch point's
+    assert matched(at, T[:9], "a")[:2] == (8, 8) and matched(at, T[:17], "a")[:2] == (8, 8)
+    assert matched(at, [*T[:8], 1], "b")[0] == (0 if name == "none" else 8)  # that of the branch point
     at.mem.end([row], keep="cache", tokens=[at.text[row]])
     assert at.turn([*T[:8], 5, 6], salt="a") == 8
     assert {salt for salt, _ in at.cache.tree.walk()} == {"a", "b"}
@@ -141,7 +141,7 @@ def test_B53_equal_tokens_under_different_salts_never_match(name: str, backend: 
 
 @pytest.mark.parametrize("call", ["publish", "end", "cancel"])
 def test_tokens_that_are_not_the_rows_are_refused(call: str, backend: Backend) -> None:
-    """A state would be found under what it does not stand for."""
+    """Otherwise a state would be found under tokens that it does not stand for."""
     at = server(backend)
     row = at.start(T[:9])
     at.run([row], publish=False)
@@ -158,12 +158,12 @@ def test_tokens_that_are_not_the_rows_are_refused(call: str, backend: Backend) -
     if step:
         at.mem.cancel(step, keep="cache", tokens=[T[:9]])
     else:
-        at.end([row])  # all of them, and what came after
+        at.end([row])  # with all its tokens
     assert at.mem.match(T[:9]).kv_length == 8
 
 
 def test_a_prompt_need_not_be_handed_over_again(backend: Backend) -> None:
-    """Not while it is read, nor where a request ends with it."""
+    """Neither while it is read, nor where a request ends with it."""
     sides = server(backend), server(backend)
     for side, again in zip(sides, (False, True), strict=True):
         row = side.start(T[:18])
@@ -171,7 +171,7 @@ def test_a_prompt_need_not_be_handed_over_again(backend: Backend) -> None:
             side.mem.settle(side.step_to([row], [end]))
             side.mem.publish([row], keep="cache", tokens=[T[:18]] if again else [None] if end == 8 else None)
         side.mem.end([row], keep="cache", tokens=[T[:18]] if again else None)
-    assert found(sides[0], T[:24]) == found(sides[1], T[:24]) and found(sides[0], T[:24])[0] == 16
+    assert matched(sides[0], T[:24]) == matched(sides[1], T[:24]) and matched(sides[0], T[:24])[0] == 16
     assert sides[0].mem.stats() == sides[1].mem.stats()
 
 
@@ -183,7 +183,7 @@ def plain() -> ms.StateManager:
 
 
 def read_by(mem: ms.StateManager, tokens: Tokens, length: int = 16) -> ms.Row:
-    """A row that has read its prompt."""
+    """Returns a row that has read its prompt."""
     (row,) = mem.admit([ms.Request("a", tokens=tokens, length=16)])
     mem.settle(mem.plan([row], length - mem.info(row).length))
     return row
@@ -205,7 +205,7 @@ def test_a_list_that_has_changed_since_its_admission_counts_behind_its_prompt() 
     row = read_by(mem, given)
     given[:] = [99] * 12 + T[12:16]
     mem.end([row], keep="cache", tokens=[given])
-    assert mem.match([*T[:16], 1]).length == 16  # the first twelve as they were read at admission
+    assert mem.match([*T[:16], 1]).length == 16  # the first twelve tokens are those of the admission
     row = read_by(mem, given)
     del given[8:]
     with pytest.raises(ms.InvalidArgument, match="8 tokens, and 16 are confirmed"):
@@ -240,7 +240,7 @@ def test_one_page_that_a_handle_has_too_is_no_room(backend: Backend) -> None:
     assert handle and list(handle.pages) == [page for _, node in at.cache.tree.walk() for page in node.pages]
     before = (replace(at.mem.stats(), short_of_pages=1), at.cache.tree.total_pages)
     with pytest.raises(ms.OutOfPages):
-        at.mem.admit([ms.Request("b", length=28)])  # seven pages, six are free
+        at.mem.admit([ms.Request("b", length=28)])  # needs seven pages, six are free
     stats, total = before
     assert (at.mem.stats(), at.cache.tree.total_pages) == (replace(stats, short_of_pages=1), total)
     at.mem.drop([handle])
@@ -262,7 +262,8 @@ def test_the_journal_names_every_change_of_owners(backend: Backend) -> None:
     assert told == [("claim", live, 0, 0), ("move", kept.register, live, 8), ("release", kept.register, 0, 8)]
     assert changes[0].owner == changes[1].source_owner == f"row {row.index} (request 'of 8') live"
     assert str(kept.register) in changes[2].owner
-    assert [change.submit for change in changes] == [1, 2, 2] and at.mem.stats().packets == 1  # the next packet
+    # move and release share the next packet
+    assert [change.submit for change in changes] == [1, 2, 2] and at.mem.stats().packets == 1
     for n in range(60):
         at.mem.end([at.start([n])])
     assert len(at.mem.journal.changes) == 50 and at.mem.journal.changes[-1].serial == 3 + 2 * 60

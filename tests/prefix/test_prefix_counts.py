@@ -1,4 +1,4 @@
-"""What a scheduler step with a prefix cache costs: one submit and one upload for everything, and no wait."""
+"""Costs of a scheduler step with a prefix cache: one submit and one upload for everything, and no wait."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.support import inside
 from tests.support.build import build
 from tests.support.scan import scan_registers
 
-pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF only the reference runs
 
 
 LAYOUT = ms.StateLayout([ms.Plane("s", (4,), torch.float32)], layers=1)
@@ -26,7 +26,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 @pytest.fixture
 def poison() -> None:
-    """Not here, where whatever reaches the device is counted."""
+    """Does nothing: poison would count as work of the device."""
 
 
 def prompt(n: int, length: int = 14) -> list[int]:
@@ -45,7 +45,7 @@ def text(mem: ms.StateManager, row: ms.Row, first: int) -> list[int]:
 
 
 def prefilled(mem: ms.StateManager, numbers: range, length: int = 14) -> ms.Rows:
-    """Requests that have computed their prompts, with snapshots on the way."""
+    """Returns requests that have read their prompts, with snapshots on the way."""
     rows = mem.admit([ms.Request(n, tokens=prompt(n, length)) for n in numbers])
     while mem.info(rows[0]).length < length:
         mem.extend(rows, [20] * len(rows))
@@ -57,10 +57,10 @@ def prefilled(mem: ms.StateManager, numbers: range, length: int = 14) -> ms.Rows
 @pytest.mark.parametrize("n", [1, 12])
 @every_kind
 def test_any_mix_with_a_cache_is_one_submit(kind: str, n: int, backend: Backend) -> None:
-    """Ends of all sorts with publication, looks, hits, insertions, evictions of states and pages, a plan."""
+    """Mixes ends with and without publication, matches, hits, insertions, evictions of states and pages, and a plan."""
     mem = manager(backend, kind, n)
     assert mem.prefix
-    length = 12 if kind == "none" else 14  # a state at the end is all that there is
+    length = 12 if kind == "none" else 14  # without tracking, the only state is at the end
     for numbers in (range(n), range(n, 2 * n)):
         mem.end(
             prefilled(mem, numbers, length), keep="cache", lengths=[12] * n, tokens=[prompt(i, length) for i in numbers]

@@ -1,6 +1,6 @@
-"""Hits: a state is read directly or copied, is nobody's prey meanwhile, and stays what it was. Refusals change nothing.
+"""Hits: a state is read directly or copied, is not evicted meanwhile, and keeps its bytes. Refusals change nothing.
 
-Pages of 4 tokens; every prompt of whole pages leaves one state, at its end (`Whole`).
+Pages hold 4 tokens; every prompt of whole pages leaves one state, at its end (placement `Whole`).
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from tests.support import owners
 from tests.support.held import held
 from tests.support.serving import Server
 
-pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF only the reference runs
 
 
 X, Y, Z, W = ([100 * n + i for i in range(8)] for n in range(1, 5))
@@ -29,7 +29,7 @@ hits = pytest.mark.parametrize(
 def server(
     backend: Backend, name: str, direct: bool, states: Sequence[list[int]], spare: int = 0, **more: Any
 ) -> Server:
-    """A pool that is full of these states, oldest first, but for `spare` slots."""
+    """Returns a server whose pool holds these states, oldest first, and `spare` free slots."""
     settings = {"every": 64, "rows": 4, "pages": 30, "prefix": ms.Prefix(states=Lru(), pages=LruPages())} | more
     at = Server(backend, name, whole=True, direct_hits=direct, slots=len(states) + spare, overlap=False, **settings)
     for tokens in states:
@@ -57,7 +57,8 @@ def test_B50_the_source_of_a_hit_is_not_evicted_for_it(name: str, direct: bool, 
     row = at.start([*X, 5, 6])  # X is the oldest
     assert at.mem.info(row).length == 8
     kept = (X, Z) if needs == 1 else (X, Z, W)
-    assert set(at.states_by_prefix()) == {tuple(tokens) for tokens in kept}  # exactly what was missing went
+    # only as many states were evicted as slots were missing
+    assert set(at.states_by_prefix()) == {tuple(tokens) for tokens in kept}
     for _ in range(3):
         at.run([row], publish=False)
         at.look()
@@ -69,7 +70,7 @@ def test_B50_a_row_given_up_before_its_first_step_lets_go(backend: Backend) -> N
     at = server(backend, "redirect", True, [X, Y], spare=2)
     row, other = at.admit(ms.Request("a", tokens=[*X, 1]), ms.Request("b", tokens=[*X, 2]))
     at.mem.end([row])
-    assert at.cache.evict_states(9) == 1 and owners.pinned(at.mem)  # Y alone
+    assert at.cache.evict_states(9) == 1 and owners.pinned(at.mem)  # only Y is evictable
     at.mem.end([other], keep="cache", tokens=[[*X, 2]])
     assert not owners.pinned(at.mem) and at.cache.evictable_states == 1
     at.look(idle=True)
@@ -90,9 +91,9 @@ REFUSALS: dict[str, tuple[type[ms.MemstateError], list[list[int]]]] = {
 @hits
 @pytest.mark.parametrize("what", REFUSALS)
 def test_B50_a_refusal_gives_pin_and_lease_and_slot_back(what: str, name: str, direct: bool, backend: Backend) -> None:
-    """Nothing is evicted either, where that could not have been enough."""
+    """Nothing is evicted if even that would free too little."""
     error, prompts = REFUSALS[what]
-    spare = 2 * per_request(name)  # for one more than the row that runs
+    spare = 2 * per_request(name)  # for the running row and one more
     at = server(backend, name, direct, [X, Y, Z], spare=spare, pages=24, rows=6)
     running = at.start([*Z, 5])
     at.run([running], publish=False)
@@ -104,7 +105,7 @@ def test_B50_a_refusal_gives_pin_and_lease_and_slot_back(what: str, name: str, d
     free = {"rows": 5, "slots": per_request(name), "pages": 24 - 6 - 1}[what]
     assert caught.value.requested > caught.value.free == free  # type: ignore[attr-defined]
     assert not owners.pinned(at.mem) and at.cache.evictable_states == 3
-    row = at.start(prompts[0])  # one of them alone fits
+    row = at.start(prompts[0])  # one request alone fits
     assert at.mem.info(row).length == 8
     at.run([row, running], publish=False)
 
@@ -119,7 +120,7 @@ def test_B46_a_pinned_state_is_never_evicted_and_pins_balance(direct: bool, back
         with pytest.raises(ms.MemstateError):
             at.mem.plan(bad)  # type: ignore[arg-type]
         assert owners.pinned(at.mem) == ([pinned] if direct else [])
-    with pytest.raises(ms.OutOfSlots) as caught:  # what is read cannot be evicted
+    with pytest.raises(ms.OutOfSlots) as caught:  # a state that is being read cannot be evicted
         at.mem.admit([ms.Request(n, tokens=[n]) for n in range(2 if direct else 3)])
     assert caught.value.evictable == (1 if direct else 2)
     for snap in at.states_by_prefix().values():

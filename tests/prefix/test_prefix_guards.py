@@ -1,4 +1,4 @@
-"""Doors of the prefix cache: what isolates, what is refused by name, what is bounded, and whom the journal names."""
+"""Guards of the prefix cache: faulty policies and placements, wrong settings, bounds and interrupted calls."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -31,14 +31,14 @@ def manager(**settings: Any) -> ms.StateManager:
 
 
 def run(mem: ms.StateManager, row: ms.Row, tokens: list[int]) -> None:
-    """Prefill to the end of the tokens, and a boundary at their end confirmed."""
+    """Runs a row to the end of the tokens, and so confirms a boundary there."""
     mem.extend([row], [len(tokens)])
     while (done := mem.info(row).length) < len(tokens):
         mem.settle(mem.plan([row], min(mem.info(row).next_boundary, len(tokens)) - done))
 
 
 class Moody(Lru):
-    """A policy of somebody's, with a fault."""
+    """A policy that raises in one chosen method."""
 
     raises = ""
 
@@ -81,29 +81,31 @@ def test_G1_after_a_policy_that_raises_recover_leaves_nothing_half_done(where: s
 
 
 class Odd(ms.prefix.placement.Placement):
-    """A placement of somebody's, with a fault."""
+    """A placement that returns a given answer, or raises."""
 
-    def __init__(self, found: Any) -> None:
-        self.found = found
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
 
     def marks(self, match: ms.Match, page_size: int) -> Any:
-        return self.found() if callable(self.found) else self.found
+        return self.answer() if callable(self.answer) else self.answer
 
 
 def test_M23_a_placement_is_heard_before_anything_changes() -> None:
-    """What is not a dict of lengths and kinds is refused; what it raises itself comes through. The manager goes on."""
+    """An answer that is no dict length -> kind is refused; the placement's own errors pass through. The manager goes
+    on."""
     placement = Odd({})
     mem = manager(prefix=ms.Prefix(Lru(), placement=placement), ends=True)
     before = mem.stats()
     for wrong in (None, [(8, "a")], {"8": "a"}, {8.0: "a"}, {True: "a"}, {9: "a"}, {8: 1}, {8: ["a"]}, {8: None}):
-        placement.found = wrong
+        placement.answer = wrong
         with pytest.raises(ms.InvalidArgument, match=r"returned .*multiples of 4.*\{64: 'prompt'\}"):
             mem.admit([ms.Request("a", tokens=T)])
-    placement.found = lambda: 1 // 0
+    placement.answer = lambda: 1 // 0
     with pytest.raises(ZeroDivisionError):
         mem.admit([ms.Request("a", tokens=T)])
     assert mem.stats() == before
-    placement.found = {-3: "a", 0: "a", 8: "mine", len(T) + 1: "a"}  # the others are ignored
+    # only 8 lies in the prompt; the others are ignored
+    placement.answer = {-3: "a", 0: "a", 8: "mine", len(T) + 1: "a"}
     (row,) = mem.admit([ms.Request("a", tokens=T)])
     run(mem, row, T)
     mem.end([row], keep="cache", tokens=[T])
@@ -129,7 +131,7 @@ def test_M23_a_policy_that_raises_at_an_admission_changes_nothing() -> None:
 
 
 class Meddling(Lru):
-    """Recovers and closes a manager from inside its calls, once."""
+    """A policy that recovers and closes a manager from inside its calls, once."""
 
     mem: ms.StateManager | None = None
     said = ""
@@ -151,7 +153,7 @@ class Meddling(Lru):
 
 
 class MeddlingPages(LruPages):
-    """The same, asked for pages."""
+    """A policy of pages that does the same."""
 
     def __init__(self, policy: Meddling) -> None:
         super().__init__()
@@ -249,12 +251,12 @@ def test_a_leaf_that_grew_for_another_row_is_not_the_path_of_the_first() -> None
         mem.publish([row], keep="cache", tokens=[tokens])
     assert mem.prefix and mem.prefix.tree.nodes == 3
     for tokens, row in ((one, first), (other, second)):
-        found = mem.prefix.match(Prompt(encode([*tokens, 1]), None)).found
-        assert found and mem.prefix.tree.pages_to(found.reach)[2:] == owners.row_pages(mem).of(row.index)[2:]
+        node = mem.prefix.match(Prompt(encode([*tokens, 1]), None)).found
+        assert node and mem.prefix.tree.pages_to(node.reach)[2:] == owners.row_pages(mem).of(row.index)[2:]
 
 
 class Listener(Lru):
-    """Notes what it hears."""
+    """A policy that notes its calls."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []
@@ -281,7 +283,7 @@ def test_policies_learn_while_the_forward_runs_and_before_they_are_asked() -> No
     assert policy.heard == []
     mem.settle(step)
     assert policy.heard == ["asked 2"]
-    mem.end([row], keep="cache", tokens=[T[:8]])  # the end of a state is a use
+    mem.end([row], keep="cache", tokens=[T[:8]])  # a row that ends at a state uses the state
     assert policy.heard == ["asked 2", "used"]
     (row,) = mem.admit([ms.Request("b", tokens=T[:13])])
     mem.end([row])
@@ -292,12 +294,13 @@ def test_policies_learn_while_the_forward_runs_and_before_they_are_asked() -> No
 def test_policies_never_know_of_more_than_64_requests_too_few() -> None:
     policy = Listener()
     mem = manager(prefix=ms.Prefix(states=policy), slots=200, max_requests=200, pages=200)
-    mem.admit([ms.Request(at, tokens=T[:3]) for at in range(200)])  # the next call would begin with what they are
+    # the next call would tell the policy of the last ones
+    mem.admit([ms.Request(at, tokens=T[:3]) for at in range(200)])
     assert len(policy.heard) >= 200 - 64
 
 
 class Interrupted(ReturnRate):
-    """Is interrupted in the middle of what it learns."""
+    """A policy that is interrupted while it learns."""
 
     planted = False
 
@@ -325,7 +328,7 @@ def test_a_policy_that_is_interrupted_while_it_learns_breaks_the_manager() -> No
 
 
 def test_figures_add_up_wherever_a_request_that_hits_is_interrupted() -> None:
-    """At each point of each function of the cache."""
+    """Interrupts the request at each point of each function of the cache."""
 
     def admitted(tracer: Tracer) -> ms.StateManager:
         mem = manager()
@@ -340,9 +343,9 @@ def test_figures_add_up_wherever_a_request_that_hits_is_interrupted() -> None:
     admitted(count)
     for at in range(1, count.count + 1):
         tracer = Tracer(at, KeyboardInterrupt())
-        found = admitted(tracer).stats().prefix
-        lost = found.lost_no_sharing + found.lost_evicted + found.lost_no_snapshot
-        assert found.hit_tokens + lost == found.prompt_tokens, tracer.place
+        figures = admitted(tracer).stats().prefix
+        lost = figures.lost_no_sharing + figures.lost_evicted + figures.lost_no_snapshot
+        assert figures.hit_tokens + lost == figures.prompt_tokens, tracer.place
         places.add(tracer.place.split()[1])
     assert {"use", "match", "hear"} <= places
 
@@ -363,7 +366,7 @@ def test_a_state_that_a_request_takes_over_is_ranked_no_more() -> None:
 
 
 def test_a_state_comes_from_below_while_policies_have_still_to_learn() -> None:
-    """With the kind of its request; the leaf that it comes to is one that an earlier request has reached."""
+    """The state has the kind of its request, and comes to a leaf that an earlier request has reached."""
     layout = ms.StateLayout([ms.Plane("kv", (4,), torch.int64)], layers=1)
     kv = ms.Planes(layout, 40, Backend("reference", torch.device("cpu")))
     mem = manager(

@@ -1,6 +1,6 @@
-"""B51 and B52: with a prefix cache, and packed with others, a request has the states and tokens that it has alone.
+"""B51 and B52: a request that hits the cache, or shares a batch, has the states and tokens that it has alone.
 
-`tests/proof/stateful` does the same at random, down to the bytes.
+`tests/proof/stateful` tests the same with random calls, down to the bytes.
 """
 
 from itertools import product
@@ -15,7 +15,7 @@ from tests.support.planes import every_strategy, fold
 from tests.support.serving import EVERY, PAGE, Server
 from tests.support.ways import every_strategy_and_order
 
-pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF only the reference runs
 
 
 CHUNK = 6
@@ -30,7 +30,7 @@ def server(backend: Backend, name: str, overlap: bool = True, cache: bool = True
 
 @every_strategy
 def test_B51_every_length_around_pages_chunks_and_boundaries(name: str, backend: Backend) -> None:
-    """Each prompt after each other one that shares its beginning, with room for everything."""
+    """Serves prompts of each length that begin alike, one after the other, with room for everything."""
     lengths = LENGTHS if backend.name == "reference" else [EVERY - 1, EVERY, 2 * EVERY + 1]
     at = server(backend, name, slots=60, pages=200)
     for length, goal in product(lengths, (1, 2)):
@@ -46,7 +46,7 @@ def test_B51_every_length_around_pages_chunks_and_boundaries(name: str, backend:
 def test_B52_prompts_packed_into_one_batch_have_the_states_they_have_alone(
     name: str, overlap: bool, backend: Backend
 ) -> None:
-    """With a hit or without, equal prompts and different ones, chunks of different lengths, padding between them."""
+    """The batch mixes hits and misses, equal and different prompts, chunks of different lengths, and padding."""
     at = server(backend, name, overlap, slots=20)
     first = BASES[0]
     at.turn(first[:16])

@@ -1,4 +1,4 @@
-"""Where the cache cannot give what a request lacks, it gives nothing, and the request has taken nothing."""
+"""Refused requests: a cache that cannot free enough evicts nothing, and the request has taken nothing."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from tests.support import owners
 from tests.support.held import held
 from tests.support.serving import Server
 
-pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF only the reference runs
 
 
 T = list(range(100, 116))
@@ -31,7 +31,7 @@ def figures(at: Server) -> object:
 
 
 class Mean(Lru):
-    """Offers nothing."""
+    """A policy that offers nothing."""
 
     def victims(self) -> Iterator[Node]:
         return iter(())
@@ -49,7 +49,7 @@ def test_states_that_a_policy_does_not_offer_make_way_oldest_first(backend: Back
 
 
 class Twice(Lru):
-    """Offers each state twice."""
+    """A policy that offers each state twice."""
 
     def victims(self) -> Iterator[Node]:
         return (node for node in super().victims() for _ in range(2))
@@ -67,7 +67,7 @@ def test_a_state_that_a_policy_offers_twice_is_evicted_once(backend: Backend) ->
 
 def test_what_needs_a_cache_says_so_where_there_is_none(backend: Backend) -> None:
     at = Server(backend, prefix=False)
-    row = at.start(T[:5])  # tokens alone are no harm
+    row = at.start(T[:5])  # tokens are allowed without a cache
     step = at.step([row], run=False)
     for call in (
         lambda: at.mem.match(T),
@@ -95,7 +95,8 @@ def test_a_salt_or_a_snapshot_that_cannot_be_meant_changes_nothing(backend: Back
         lambda: at.mem.drop([cached]),
         lambda: at.mem.admit([ms.Request("a", tokens=T[:9]), ms.Request("b", tokens=T, length=-1)]),
         lambda: at.mem.admit([ms.Request("a", tokens=T[:9]), ms.Request("b", tokens=T, snapshot_at=[-3])]),
-        lambda: at.mem.admit([ms.Request("a", tokens=T[:9]), ms.Request("b", length=4 * 41)]),  # wider than a row
+        # more pages than a row has
+        lambda: at.mem.admit([ms.Request("a", tokens=T[:9]), ms.Request("b", length=4 * 41)]),
     ):
         with pytest.raises(ms.InvalidArgument):
             call()
@@ -103,7 +104,8 @@ def test_a_salt_or_a_snapshot_that_cannot_be_meant_changes_nothing(backend: Back
 
 
 def test_tokens_that_end_before_the_confirmed_ones_are_refused() -> None:
-    """They would find no state, and nobody would notice. Who means fewer says so with a length."""
+    """Otherwise no state would be found, and nobody would notice. A caller that wants a shorter state names its
+    length."""
     at = server(Backend("reference"))
     row = at.start(T[:9])
     at.prefill(row, publish=False)
@@ -117,7 +119,7 @@ def test_tokens_that_end_before_the_confirmed_ones_are_refused() -> None:
 
 @pytest.mark.parametrize("call", ["end", "publish"])
 def test_of_a_fork_only_the_tokens_that_it_shares_are_known(call: str) -> None:
-    """It may go on with other tokens than those of the prompt in which it was made."""
+    """The fork may go on with other tokens than the prompt of its row."""
     at = server(Backend("reference"))
     row = at.start(T[:10])
     at.mem.settle(at.step_to([row], [4]))
@@ -145,7 +147,7 @@ def test_a_session_is_told_all_tokens() -> None:
 
 
 def test_a_hit_is_not_locked_whose_state_has_another_owner_by_now() -> None:
-    """The engine uses the id of the state again, and the cache gets it for another prompt."""
+    """The engine has reused the id of the state, which the cache now has for another prompt."""
     cache = PrefixPart(2)
     cache.insert([1, 2, 3, 4], [10, 11], 7)
     hit = cache.match([1, 2, 3, 4, 5])

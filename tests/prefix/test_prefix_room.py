@@ -1,6 +1,6 @@
-"""Who gives way to whom: requests before snapshots that are due, both before what is cached, and never more than lacks.
+"""Who gets room first: requests, then due snapshots, then cached states; no more is evicted than lacks.
 
-Pages of 4 tokens; every prompt of whole pages leaves one state, at its end (`Whole`).
+Pages hold 4 tokens; every prompt of whole pages leaves one state, at its end (placement `Whole`).
 """
 
 from typing import Any
@@ -15,14 +15,14 @@ from tests.support.planes import every_snapshot
 from tests.support.serving import Server
 from tests.support.talks import Talks
 
-pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF only the reference runs
 
 
 PROMPTS = [[100 * n + i for i in range(8)] for n in range(1, 7)]
 
 
 def server(backend: Backend, name: str, spare: int, cached: int = 3, every: int = 64, **more: Any) -> Server:
-    """A pool with `cached` states, oldest first, and `spare` free slots."""
+    """Returns a server whose pool holds `cached` states, oldest first, and `spare` free slots."""
     prefix = {key: more.pop(key) for key in ("most_states", "evict") if key in more}
     settings = {"prefix": ms.Prefix(states=Lru(), pages=LruPages(), **prefix), "pages": 30, "rows": 4} | more
     at = Server(backend, name, whole=True, slots=cached + spare, every=every, **settings)
@@ -36,7 +36,7 @@ def server(backend: Backend, name: str, spare: int, cached: int = 3, every: int 
 
 
 def cached(at: Server) -> list[int]:
-    """Which prompts are still here."""
+    """Returns the numbers of the prompts whose states are still cached."""
     return [n for n, tokens in enumerate(PROMPTS) if tuple(tokens) in at.states_by_prefix()]
 
 
@@ -45,16 +45,16 @@ NEEDS = {"none": 1, "ping-pong": 3, "lazy": 2, "redirect": 1}
 
 def test_pages_come_from_the_leaves_that_were_followed_least_recently(backend: Backend) -> None:
     at = server(backend, "redirect", spare=6, pages=10)
-    at.mem.match(PROMPTS[0])  # a look is no use
+    at.mem.match(PROMPTS[0])  # a match is no use
     assert at.turn([*PROMPTS[0], 1], publish=False) == 8
-    row = at.start(range(500, 517))  # 5 pages, 4 are free
+    row = at.start(range(500, 517))  # needs 5 pages, 4 are free
     assert cached(at) == [0, 2] and at.mem.free_pages == 1
     at.mem.extend([row], [20])
     assert cached(at) == [0, 2]
-    at.mem.extend([row], [28])  # two more, one is free
+    at.mem.extend([row], [28])  # needs two more pages, one is free
     assert cached(at) == [0] and at.mem.free_pages == 1
     with pytest.raises(ms.OutOfPages):
-        at.mem.extend([row], [44])  # 4 more; 3 could be had
+        at.mem.extend([row], [44])  # needs 4 more pages; only 3 could be freed
     assert cached(at) == [0] and at.mem.free_pages == 1
     at.look()
     hit = at.start([*PROMPTS[0], *range(3)])  # shares two pages, which its lease keeps
@@ -68,7 +68,7 @@ def test_pages_come_from_the_leaves_that_were_followed_least_recently(backend: B
 def test_B24a_one_cached_state_goes_for_the_snapshot_that_is_due(name: str, backend: Backend) -> None:
     at = server(backend, name, spare=NEEDS[name], every=8)
     row = at.start([9] * 3)
-    while at.mem.info(row).length < 17:  # without publishing: both lanes are filled, or the one is
+    while at.mem.info(row).length < 17:  # nothing is published, so every lane is filled
         before = cached(at)
         at.run([row], publish=False)
         gone = len(before) - len(cached(at))
@@ -98,7 +98,7 @@ def test_B24b_nothing_cached_goes_where_that_is_not_wanted(evict: bool, backend:
 def test_a_step_without_a_boundary_does_not_ask_what_a_full_pool_lacks(
     name: str, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cache keeps the pool full. Only a step that can take snapshots counts them."""
+    """A cache keeps the pool full, so only steps that can take snapshots count the missing slots."""
     needs = NEEDS[name]
     at = server(backend, name, spare=needs, every=8)
     (row,) = at.admit(ms.Request("a", tokens=[900], length=20))
@@ -117,7 +117,7 @@ def test_a_step_without_a_boundary_does_not_ask_what_a_full_pool_lacks(
 
 
 def test_a_node_stays_while_a_register_is_freed_for_its_state(backend: Backend) -> None:
-    """The only register is that of a state below it; once that has gone, nothing else would keep the node."""
+    """The only register holds the state of a lower node; once it is evicted, nothing else would keep the upper node."""
     talks = Talks(backend, "none", overlap=False, slots=6, pages=0, pages_per_row=0, snapshots=1)
     talks.run(row := talks.turn([1, 2, 3, 4]), [1, 2, 3, 4])
     talks.whole([1, 2, 3, 4, 5, 6, 7, 8])

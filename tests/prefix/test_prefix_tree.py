@@ -1,7 +1,4 @@
-"""The radix tree alone, beside dictionaries of every single prefix; the ranking, beside one that is sorted.
-
-A hollow node is remembered, and its KV is gone.
-"""
+"""The radix tree and the ranking, each compared with plain dictionaries."""
 
 import random
 from array import array
@@ -18,7 +15,7 @@ from memstate.requests.handles import Snapshot
 from memstate.tokens import Prompt, encode
 
 UNIT = 16  # bytes of a page of two tokens
-PAGES = [encode(page) for page in ((0, 0), (0, 1), (1, 0))]  # two of them agree in half
+PAGES = [encode(page) for page in ((0, 0), (0, 1), (1, 0))]  # the first two begin with the same token
 Prefix = tuple[Hashable, bytes]
 
 
@@ -27,7 +24,7 @@ def below(node: Node) -> bytes:
 
 
 class Naive:
-    """A tree, and beside it the page of every single prefix, the prefixes with a state, and those that had one."""
+    """A tree, and as its model the page and the state of each prefix, and the prefixes that have lost their states."""
 
     def __init__(self) -> None:
         self.tree = Tree(UNIT)
@@ -39,17 +36,17 @@ class Naive:
         self.next = count(1)
 
     def prefixes(self, key: bytes, salt: Hashable) -> list[Prefix]:
-        """Shortest first."""
+        """Returns the prefixes of a key in whole pages, shortest first."""
         return [(salt, key[:end]) for end in range(UNIT, len(key) + 1, UNIT)]
 
     def insert(self, key: bytes, salt: Hashable, at: int) -> Node:
-        """at: where a second look begins, as an insert with a state in the middle does it."""
+        """Inserts a key, in a second call from page `at` on, as an insert with a state in the middle does."""
         mine = [next(self.next) for _ in range(len(key) // UNIT)]
         there = [prefix in self.pages for prefix in self.prefixes(key, salt)]
         start = (
             self.tree.insert(Prompt(key[: at * UNIT], salt), array("q", mine[:at]))[0] if 0 < at < len(mine) else None
         )
-        longer = Prompt(key + PAGES[at % len(PAGES)], salt)  # of which so many pages are meant
+        longer = Prompt(key + PAGES[at % len(PAGES)], salt)  # only the pages of `key` are inserted
         node, had = self.tree.insert(longer, array("q", [*mine, 0]), start, len(mine))
         assert had == max(sum(there), at if start else 0) and there == sorted(there, reverse=True)
         for prefix, page in zip(self.prefixes(key, salt), mine, strict=True):
@@ -73,7 +70,7 @@ class Naive:
             node.snapshot, node.evicted = None, True
 
     def empty(self, node: Node, salt: Hashable, at: int) -> None:
-        """Takes KV from the end of a node below which there is none."""
+        """Removes KV at the end of a node that has no KV below it."""
         if node.carriers or node.leases or node.ghost:
             return
         self.evict(node, salt)
@@ -99,7 +96,7 @@ class Naive:
         assert len(nodes) == tree.nodes == len({id(node) for _, node in nodes})
         assert tree.total_pages == len(self.pages) == sum(len(node.pages) for _, node in nodes)
         assert tree.ghost_pages == len(self.ghost)
-        assert set(tree.roots) == {salt for salt, _ in [*self.pages, *self.ghost]}  # empty roots vanish
+        assert set(tree.roots) == {salt for salt, _ in [*self.pages, *self.ghost]}  # a root without nodes is removed
         for memory in (0, len(self.ghost) // 2, len(self.ghost)):
             node = tree.forgettable(memory)
             assert (node is None) == (len(self.ghost) <= memory) and (node is None or not node.children)
@@ -120,32 +117,33 @@ class Naive:
         assert tree.leased_pages == sum(leased.values())
 
     def find(self, key: bytes, salt: Hashable) -> None:
-        found, prefixes = self.tree.find(Prompt(key, salt)), self.prefixes(key, salt)
+        hit, prefixes = self.tree.find(Prompt(key, salt)), self.prefixes(key, salt)
         there = [prefix for prefix in prefixes if prefix in self.pages]
         known = [prefix for prefix in prefixes if prefix in self.pages or prefix in self.ghost]
         stated = [prefix for prefix in there if prefix in self.states]
         reach = len(stated[-1][1]) if stated else 0
         gone = [prefix for prefix in there if prefix in self.evicted and len(prefix[1]) > reach]
-        assert found.kv == len(there)
-        assert (found.stated.snapshot if found.stated else None) == (self.states[stated[-1]] if stated else None)
-        assert (below(found.evicted) if found.evicted else None) == (gone[-1][1] if gone else None)
+        assert hit.kv == len(there)
+        assert (hit.stated.snapshot if hit.stated else None) == (self.states[stated[-1]] if stated else None)
+        assert (below(hit.evicted) if hit.evicted else None) == (gone[-1][1] if gone else None)
+        # the node in which the longest of the prefixes ends
         for node, prefix in (
             (self.entered(key, salt), known),
-            (found.reach, there),
-        ):  # the node that the last of them lies in
+            (hit.reach, there),
+        ):
             path = below(node)
             assert path.startswith(prefix[-1][1] if prefix else b"") and not (path and not prefix)
             assert len(path) - len(node.key) < len(prefix[-1][1] if prefix else b" ")
-        assert key.startswith(below(found.known))
+        assert key.startswith(below(hit.known))
         for end in range(len(prefixes)) if salt in self.tree.roots else ():
             assert self.tree.find(Prompt(key, salt), end) == self.tree.find(Prompt(key[: end * UNIT], salt))
         for start in self.leases:
             if self.tree.salt(start) == salt and start.end and key.startswith(below(start)):
                 further = self.tree.find(Prompt(key, salt), None, start)
-                assert further._replace(evicted=None) == found._replace(evicted=None)
+                assert further._replace(evicted=None) == hit._replace(evicted=None)
 
     def entered(self, key: bytes, salt: Hashable) -> Node:
-        """The deepest node that a key goes into."""
+        """Returns the deepest node that a key leads into."""
         known = self.tree.find(Prompt(key, salt)).known
         at = known.end * self.tree.page
         return known.children.get(key[at : at + self.tree.page], known)
@@ -181,7 +179,7 @@ def test_the_tree_is_a_dictionary_of_prefixes(calls: list[tuple[str, list[bytes]
         elif action == "remove" and not node.is_root:
             naive.remove(node, salt)
         naive.check()
-        for cut in (0, 1, 8, 15):  # a page filled in part is no page
+        for cut in (0, 1, 8, 15):  # a page that is filled in part is not found
             naive.find(key[: len(key) - cut], salt)
     for lease in naive.leases:
         naive.tree.unlease(lease)
@@ -224,8 +222,8 @@ def test_B43_the_upper_part_of_a_split_node_has_no_state_and_the_lower_one_keeps
     assert (upper.snapshot, upper.evicted, upper.uses, upper.leases, [*upper.pages]) == (None, False, 0, 1, [1, 2])
     assert (node.snapshot, node.uses, node.leases, [*node.pages], node.end) == (snapshot, 3, 1, [3, 4], 4)
     assert ([*other.pages], other.leases, tree.leased_pages, tree.nodes) == ([13], 0, 4, 3)
-    found = tree.find(Prompt(key_of(1, 2, 3, 4, 9), "salt"))
-    assert found.stated is node and list(tree.pages_to(node)) == [1, 2, 3, 4]
+    hit = tree.find(Prompt(key_of(1, 2, 3, 4, 9), "salt"))
+    assert hit.stated is node and list(tree.pages_to(node)) == [1, 2, 3, 4]
     assert tree.find(Prompt(key_of(1, 2, 3), "salt")).stated is None
 
 
@@ -249,11 +247,11 @@ def test_the_ranking_is_a_sorted_dictionary(moves: list[tuple[str, int, int]], s
         elif move == "remove":
             ranking.remove(node)
             naive.pop(node, None)
-        else:  # a look that stops early, with or without taking what it saw
-            for seen, found in enumerate(ranking.ascending()):
+        else:  # an iteration that stops early; "eat" removes some of its nodes
+            for seen, ranked in enumerate(ranking.ascending()):
                 if move == "eat" and chance.random() < 0.5:
-                    ranking.remove(found)
-                    del naive[found]
+                    ranking.remove(ranked)
+                    del naive[ranked]
                 if seen >= which:
                     break
         assert len([*ranking]) == len(naive) and all((node in ranking) == (node in naive) for node in nodes)
@@ -273,7 +271,7 @@ def test_the_ranking_does_not_keep_what_is_old() -> None:
 
 @pytest.mark.parametrize("placed", [1, 10, 200])
 def test_a_node_placed_during_a_look_comes_once_more_and_others_once(placed: int) -> None:
-    """As when a leaf is given up and what led to it becomes one."""
+    """For example, a leaf is removed during the iteration, and its parent becomes a leaf."""
     nodes, ranking = [Node(None, b"") for _ in range(6)], Ranking()
     for rank, node in enumerate(nodes[:5]):
         ranking.place(node, rank)

@@ -1,6 +1,6 @@
-"""Snapshots that a request asks for itself: where KV reached and no state did, and at the end of its prompt.
+"""Snapshots that a request takes of its own prompt: at the branch point, and at the end.
 
-Pages of 4 tokens. `boundaries` are the lengths at which a prefill without any limit stops.
+Pages hold 4 tokens. `boundaries` returns the lengths at which a prefill without any limit stops.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from tests.support import owners
 from tests.support.planes import both_orders, every_snapshot
 from tests.support.serving import Server
 
-pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF only the reference runs
 
 
 T = [7 * n % 50 for n in range(60)]
@@ -27,18 +27,18 @@ def server(backend: Backend, name: str, policy: Lru | None = None, **more: objec
 
 
 def kv_of(at: Server, tokens: list[int]) -> None:
-    """Leaves the KV of whole pages, and no state."""
+    """Caches the KV of whole pages, and no state."""
     row = at.start(tokens)
     at.prefill(row, publish=False)
     at.publish([row])
     at.mem.end([row])
     at.cache.evict_states(99)
     for _, node in at.cache.tree.walk():
-        node.evicted = False  # as if there had never been one
+        node.evicted = False  # as if the node had never had a state
 
 
 def boundaries(at: Server, row: ms.Row) -> list[int]:
-    """Prefills, publishing after each step, and one token more; returns where the steps of the prompt ended."""
+    """Reads the prompt and one more token, publishing after each step; returns where the steps of the prompt ended."""
     prompt, seen = len(at.text[row]), []
     while at.mem.info(row).length < prompt:
         at.run([row])
@@ -74,7 +74,7 @@ def test_kinds_that_are_no_short_words(backend: Backend, kind: Any) -> None:
     at.look()
 
 
-CASES = {  # every, tokens whose KV is there, prompt: where its prefill stops, and the states that it leaves
+CASES = {  # every, tokens with cached KV, tokens of the prompt, where its steps end, lengths of its states
     "both": (64, 9, 22, [8, 20, 22], [8, 20]),
     "both, chunks at multiples": (8, 13, 22, [8, 12, 16, 20, 22], [8, 12, 16, 20]),
     "the branch point on a multiple": (8, 9, 22, [8, 16, 20, 22], [8, 16, 20]),
@@ -107,7 +107,7 @@ def test_B49_junction_and_prompt_end_are_both_taken(name: str, overlap: bool, ba
 
 
 class Picky(Lru):
-    """Keeps one kind of states."""
+    """A policy that keeps one kind of states."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ def test_a_row_that_reads_keeps_states_where_another_prompt_parts(name: str, bac
     at.run([row], 6)
     with pytest.raises(ms.InvalidArgument, match=r"snapshot_at=\[-4\]: expected lengths in tokens"):
         at.mem.snapshot_at(row, [-4])
-    at.mem.snapshot_at(row, np.array([7, 15, 20]))  # the first too late
+    at.mem.snapshot_at(row, np.array([7, 15, 20]))  # 7 is too late: the row has passed 4, the page boundary before it
     assert boundaries(at, row) == [12, 20, 28, 30]
     for tokens, length in (([*T[:12], 1], 12), ([*T[:23], 1], 20), ([*T[:11], 1], 0)):
         assert at.mem.match(tokens).length == length

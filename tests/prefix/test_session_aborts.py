@@ -1,4 +1,4 @@
-"""Turns that do not come to their end, and what sleep and reset leave of sessions."""
+"""Sessions after aborted turns, after sleep and after recover."""
 
 import pytest
 
@@ -9,18 +9,18 @@ from tests.support.planes import every_strategy
 from tests.support.talks import TEXT, Talks, row_holds_nothing, told
 from tests.support.ways import every_strategy_and_order
 
-pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF only the reference runs
 
 
 def real_labels(talks: Talks, row: ms.Row, most: int) -> list[int]:
-    """What a row's registers stand for on the device, up to a length, longest first."""
+    """Returns the labels of a row's registers on the device, up to a length, longest first."""
     talks.mem.submit()
     return sorted((label for part in range(3) if 0 < (label := talks.label(row, part)) <= most), reverse=True)
 
 
 @every_strategy_and_order
 def test_B71_an_aborted_turn_goes_back_to_where_it_began(backend: Backend, name: str, overlap: bool) -> None:
-    """As far as a register still has a state of then; what the turn computed is nobody's."""
+    """The session gets back the older states that registers still hold; what the turn computed is lost."""
     talks, _, session = told(backend, name, overlap, cache=False)
     one_step = {"none": [], "ping-pong": [8, 4] if overlap else [8]}.get(name, [8])
     for steps, settled in (
@@ -72,7 +72,7 @@ def test_B70_sleep_keeps_idle_sessions_and_reset_voids_them(backend: Backend, na
 
 @every_strategy
 def test_B71_a_page_filled_in_part_that_somebody_else_has_is_not_gone_on_in(backend: Backend, name: str) -> None:
-    """The state of 9 tokens would write behind them, in a page that is no longer the row's alone."""
+    """A turn from the state of 9 tokens would write to a page that has another owner too."""
     talks, _, session = told(backend, name, cache=False, first=9)
     older = talks.kept(session)[1:]
     row = talks.turn(TEXT, session)

@@ -1,4 +1,7 @@
-"""Forked sessions: a conversation goes on in two ways from one state. I = 4, pages of 2 tokens."""
+"""Forked sessions: a conversation goes on in two ways from one state.
+
+Snapshots every 4 tokens, pages of 2.
+"""
 
 from random import Random
 
@@ -10,11 +13,11 @@ from tests.support.planes import every_strategy
 from tests.support.talks import TEXT, Talks, told
 from tests.support.ways import every_way_and_cache, with_and_without_cache
 
-pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF only the reference runs
 
 
 def forked(talks: Talks, session: ms.Session, name: str = "twin") -> ms.Session:
-    """Forks a session, and copies the KV of the page that is filled in part."""
+    """Forks a session, copies the KV of the page that is filled in part, and returns the fork."""
     free, pages = talks.mem.free_slots, talks.mem.free_pages
     twin, copies = talks.mem.sessions.fork(session, name)
     for new, old in copies:
@@ -37,7 +40,7 @@ def test_S13_both_go_on_from_one_state_and_neither_sees_what_the_other_says(
         before = mem.stats().copied_bytes
         assert talks.whole([*TEXT[:first], 50, 51, 52, 53], session if turns[0] == "a" else twin) == first
         assert talks.whole([*TEXT[:first], 60, 61, 62], twin if turns[0] == "a" else session) == first
-        assert name != "redirect" or mem.stats().copied_bytes == before  # others read copies in any case
+        assert name != "redirect" or mem.stats().copied_bytes == before  # other strategies copy anyway
         assert talks.whole([*TEXT[:first], 60, 61, 62, 1], twin if turns[0] == "a" else session) == first + 3
         assert talks.whole([*TEXT[:first], 50, 51, 52, 53, 1], session if turns[0] == "a" else twin) == first + 4
 
@@ -145,7 +148,7 @@ def test_S13_forks_at_random_have_their_own_states_and_nothing_is_lost(backend: 
                 for row, one in zip(rows, two, strict=True):
                     talks.fed[row] = texts[one][: talks.mem.info(row).length]
                 talks.look()
-                talks.mem.end(rows)  # aborted: they go on from where they stood, as far as it is still there
+                talks.mem.end(rows)  # aborted: the sessions keep the older states that registers still hold
             case "recover" if random.random() < 0.3:
                 talks.mem.recover()
         talks.look()

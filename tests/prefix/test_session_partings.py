@@ -1,4 +1,7 @@
-"""Turns that part from the last answer: what a session keeps then, and what six chats hit. I = 4, pages of 2 tokens."""
+"""Turns that part from the last answer: states that a session keeps then, and hits of six chats.
+
+Snapshots every 4 tokens, pages of 2.
+"""
 
 from functools import cache
 from typing import Any
@@ -13,7 +16,7 @@ from tests.support.chats import TOOLS, Template, Words, agent, chat, interleaved
 from tests.support.talks import TEXT, Talks
 from tests.support.ways import with_and_without_cache
 
-pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF only the reference runs
 
 ASKED, ANSWER = TEXT[:5], list(range(50, 58))
 Talk = list[tuple[list[int], list[int]]]
@@ -21,7 +24,7 @@ Talk = list[tuple[list[int], list[int]]]
 
 @cache
 def rendered(name: str, thinks: bool, agents: bool) -> list[Talk]:
-    """Six conversations under two system prompts, as tokens."""
+    """Returns six conversations under two system prompts, as tokens."""
     template, told = Template(name, Words()), [system(0), system(1)]
     if agents:
         turns = [agent(("agent", n), told=told[n % 2], thinks=thinks) for n in range(6)]
@@ -30,7 +33,7 @@ def rendered(name: str, thinks: bool, agents: bool) -> list[Talk]:
 
 
 def hits(talks: list[Talk], slots: int, sessions: bool, every: int = 16) -> int:
-    """Prompt tokens that are not computed, where six clients take turns. The forward computes nothing."""
+    """Returns how many prompt tokens hit where six clients take turns. The forward computes nothing."""
     turns = [turn for talk in talks for turn in talk]
     longest, pages = max(len(p) + len(a) for p, a in turns), sum(len(p) + len(a) for p, a in turns) // 16 + 200
     mem = ms.StateManager(
@@ -40,18 +43,18 @@ def hits(talks: list[Talk], slots: int, sessions: bool, every: int = 16) -> int:
     )  # fmt: skip
     for op in OPS:
         setattr(mem.backend, op, lambda *_: None)
-    opened, found = [mem.sessions.open(n) if sessions else None for n in range(6)], 0
+    opened, hit = [mem.sessions.open(n) if sessions else None for n in range(6)], 0
     for n, (prompt, answer) in interleaved(talks):
         tokens = prompt + answer
         (row,) = mem.admit([ms.Request(n, tokens=prompt, length=len(tokens), session=opened[n])])
         at = mem.info(row).length
-        found += at
+        hit += at
         while at < len(tokens):
             chunk = mem.chunk(row, len(prompt) - at) if at < len(prompt) else min(16 - at % 16, len(tokens) - at)
             mem.settle(mem.plan([row], chunk if at < len(prompt) else [chunk]))
             at = mem.info(row).length
         mem.end([row], keep="cache", tokens=[tokens])
-    return found
+    return hit
 
 
 def part_of(talks: list[Talk]) -> float:
@@ -60,10 +63,11 @@ def part_of(talks: list[Talk]) -> float:
 
 @pytest.mark.parametrize(("name", "thinks"), [("opens", True), ("thinks", True), ("shut", True), ("thinks", False)])
 def test_S14_six_chats_that_drop_thoughts_hit_at_least_as_with_a_cache_alone(name: str, thinks: bool) -> None:
-    """Of 16 slots. Prompts part 0 to 4 tokens before the last one's end; 40 % hit where sessions keep the answers."""
+    """The pool has 16 slots. Prompts part 0 to 4 tokens before the last one's end; 40 % would hit if answers were
+    kept."""
     talks = rendered(name, thinks, agents=False)
-    found = hits(talks, 16, sessions=True)
-    assert found * part_of(talks) > 0.65 and found >= hits(talks, 16, sessions=False)
+    hit = hits(talks, 16, sessions=True)
+    assert hit * part_of(talks) > 0.65 and hit >= hits(talks, 16, sessions=False)
 
 
 @pytest.mark.parametrize("slots", [16, 20, 30])
@@ -77,7 +81,7 @@ def test_S14_prompts_that_part_a_page_early_hit_at_least_as_with_a_cache_alone(s
     [
         (False, "plain", False, {16: 39_829, 20: 39_829, 30: 40_181}),
         (True, "plain", False, {16: 318_157, 20: 318_157, 30: 318_509}),
-        (True, "loops", True, {20: 253_648, 30: 257_632}),  # 245 152 and 247 664 if its first prompts are superseded
+        (True, "loops", True, {20: 253_648, 30: 257_632}),  # 245 152 and 247 664 if the first prompts were superseded
     ],
     ids=["chats", "agents", "thoughts for a loop"],
 )
@@ -91,21 +95,21 @@ def test_S14_what_goes_on_from_its_answers_hits_them(
 @pytest.mark.parametrize(
     ("name", "slots", "sessions", "gain"),
     [
-        ("plain", 24, False, 3_264),  # answers come back as they were
+        ("plain", 24, False, 3_264),  # prompts repeat the answers unchanged
         ("plain", 24, True, 0),  # a session keeps the end of an answer, at any length
-        ("loops", 12, True, -4_417),  # it takes a slot, and the answer loses its thoughts
+        ("loops", 12, True, -4_417),  # the state takes a slot, and prompts lack the answer's thoughts
     ],
 )
 def test_states_at_each_page_of_answers_pay_where_no_session_keeps_their_ends(
     name: str, slots: int, sessions: bool, gain: int
 ) -> None:
-    """What docs/transformers.md advises, beside the default cadence of 256."""
+    """Compares the cadence that docs/transformers.md advises with the default of 256."""
     talks = rendered(name, name == "loops", agents=name == "loops")
     assert hits(talks, slots, sessions) - hits(talks, slots, sessions, every=256) == gain
 
 
 def answered(backend: Backend, turns: int = 1, **more: Any) -> tuple[Talks, ms.Session, list[int]]:
-    """A session whose turns have parted, all but the first; and its last prompt."""
+    """Returns chats, a session all of whose turns but the first have parted, and its last prompt."""
     talks = Talks(backend, "redirect", overlap=False, **more)
     session, prompt = talks.mem.sessions.open("a"), list(ASKED)
     for turn in range(turns):
@@ -120,7 +124,7 @@ def parted(talks: Talks, session: ms.Session) -> int:
 
 
 def test_S14_after_two_partings_the_cache_keeps_what_a_turn_leaves(backend: Backend) -> None:
-    """The state that the turn started from stays, and so does that of its prompt; the rest goes first."""
+    """The states at the start of the turn and at the end of its prompt stay; the others are evicted first."""
     talks, session, prompt = answered(backend, 2)
     assert parted(talks, session) == 1 and talks.kept(session)[0] == 17 and talks.cached() == [4, 8]
     assert talks.whole([*prompt, 91, 91, 91, 91, *ANSWER], session, prompt=13) == 8
@@ -140,7 +144,7 @@ def test_S14_a_turn_that_goes_on_ends_it(backend: Backend) -> None:
 @pytest.mark.parametrize("turns", [2, 3])
 @pytest.mark.parametrize("how", ["again", "shorter", "aborted"])
 def test_S14_a_turn_without_a_word_of_its_own_is_neither(backend: Backend, how: str, turns: int) -> None:
-    """The same prompt again, its beginning, or one whose turn was aborted before: the client wants another answer."""
+    """The same prompt, its beginning, or a prompt after an aborted turn: the client wants another answer."""
     talks, session, prompt = answered(backend, turns)
     if how == "aborted":
         talks.mem.end([talks.turn([*prompt, *ANSWER[:1], 7, 8], session)])
@@ -153,18 +157,18 @@ def test_S14_a_turn_without_a_word_of_its_own_is_neither(backend: Backend, how: 
 
 
 def test_S14_turns_without_an_answer_go_on_from_their_prompt(backend: Backend) -> None:
-    """Such as those of a classifier, whose one token no step reads."""
+    """For example, a classifier answers with one token, which no step reads."""
     talks, session, prompt = answered(backend, 3)
     talks.whole([*prompt, 7, 8], session)
     assert parted(talks, session) == 3
     talks.whole([*prompt, 7, 8], session)
-    assert parted(talks, session) == 3  # the same again
+    assert parted(talks, session) == 3  # the same prompt again
     assert talks.whole([*prompt, 7, 8, 9], session) == 14 and parted(talks, session) == 0
     assert talks.whole([*prompt, 7, 8, 9, 10], session) == len(prompt) + 3
 
 
 def test_S14_an_aborted_turn_gives_back_what_it_began_with(backend: Backend) -> None:
-    """Its row has taken the cached state over, because slots are short, and nobody else has it."""
+    """Slots are short, so the row has taken over the cached state, which then has no other owner."""
     talks, session, prompt = answered(backend, 3, slots=4)
     talks.mem.prefix.evict_states(talks.mem.prefix.states - 1)  # type: ignore[union-attr]
     (left,) = talks.cached()
@@ -178,7 +182,7 @@ def test_S14_an_aborted_turn_gives_back_what_it_began_with(backend: Backend) -> 
 
 
 def test_S14_a_session_forgets_states_that_were_evicted(backend: Backend) -> None:
-    """Also while one parting alone says too little, and turns say nothing new."""
+    """Also while a single parting decides nothing, and turns bring no new tokens."""
     talks, session, prompt = answered(backend, 2)
     for shorter in (0, 2, 4):
         talks.whole(prompt[: len(prompt) - shorter], session)
@@ -192,7 +196,7 @@ def test_S14_a_session_forgets_states_that_were_evicted(backend: Backend) -> Non
 def test_S14_a_turn_parts_where_no_state_of_the_answer_serves_it(
     backend: Backend, same: int, expected: tuple[int, int]
 ) -> None:
-    """Some answers begin with the same mark whatever they say; some end with tokens that come back otherwise."""
+    """Some answers always begin with the same token; some end with tokens that the next prompt changes."""
     talks, session, prompt = answered(backend, 2)
     last = [token + 10 for token in ANSWER]
     start = talks.whole([*prompt, *last[:same], 7, 8], session)
@@ -206,7 +210,7 @@ def test_S14_a_session_keeps_all_where_nothing_else_would(backend: Backend, cach
 
 
 def test_S14_one_parting_alone_supersedes_nothing(backend: Backend) -> None:
-    """It may be an edit: what makes way then goes by the policy, answer and prompt alike."""
+    """A single parting may be an edit, so the policy ranks the states of answers and prompts alike."""
     talks, session, _ = answered(backend, 2, slots=6)
     talks.mem._parts.room.give_way(owners.session(talks.mem, session))
     assert talks.cached() == [4, 8, 16] and talks.mem.prefix.superseded_states == 0  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""A refusal costs nobody anything: what is called room can be had, and where it cannot, nothing has gone."""
+"""Refusals take nothing from anybody, and pages that count as room can be evicted."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -25,7 +25,7 @@ def manager(prefix: ms.Prefix, **settings: Any) -> ms.StateManager:
 
 
 def prefill(mem: ms.StateManager, row: ms.Row, tokens: list[int]) -> None:
-    """To the end of the tokens, or as far as there are pages."""
+    """Reads the tokens to their end, or as far as there are pages."""
     while (done := mem.info(row).length) < len(tokens):
         end = min(mem.info(row).next_boundary, len(tokens))
         mem.extend([row], [end])
@@ -40,19 +40,19 @@ def turn(mem: ms.StateManager, tokens: list[int], session: ms.Session | None = N
 
 
 def nobody_is_on_what_is_gone(mem: ms.StateManager) -> bool:
-    """No lease keeps a node without KV: what is evicted is nobody's."""
+    """Returns whether no lease keeps a node without KV."""
     assert mem.prefix
     return not any(node.leases for _, node in mem.prefix.tree.walk() if node.ghost)
 
 
 def room(mem: ms.StateManager) -> int:
-    """The most pages that the cache says it could free."""
+    """Returns the most pages that the cache says it could free."""
     assert mem.prefix
     return max((n for n in range(1, PAGES + 1) if mem.prefix.can_evict(n)), default=0)
 
 
 class Twice(LruPages):
-    """Offers each leaf twice, as a policy may that looks at some again."""
+    """A policy that offers each leaf twice."""
 
     def victims(self) -> Iterator[Node]:
         for node in super().victims():
@@ -69,14 +69,14 @@ def test_B17_a_leaf_that_a_policy_offers_twice_is_room_once() -> None:
     mem.publish([row], keep="cache", tokens=[T])
     assert mem.end([row], keep="handle") != [None]  # this snapshot has the pages too
     before = held(mem)
-    assert (mem.free_pages, room(mem)) == (1, 1)  # a request wants three
+    assert (mem.free_pages, room(mem)) == (1, 1)  # the request below needs three
     with pytest.raises(ms.OutOfPages):
         mem.admit([ms.Request("other", tokens=range(50, 62))])
     assert held(mem) == before and nobody_is_on_what_is_gone(mem)
 
 
 def test_leaves_whose_pages_others_have_too_hide_no_room_behind_them() -> None:
-    """A page under two salts is free once both are gone, and the trunk once a branch is that frees nothing."""
+    """A page under two salts is free after both leaves; a trunk can be evicted even if its branch has freed nothing."""
     mem = manager(ms.Prefix(states=ReturnRate()), pages=6)
     (row,) = mem.admit([ms.Request("a", tokens=T, salt="a")])
     prefill(mem, row, T)
@@ -93,7 +93,7 @@ def test_leaves_whose_pages_others_have_too_hide_no_room_behind_them() -> None:
 
 
 class Shy(LruPages):
-    """Offers nothing."""
+    """A policy that offers nothing."""
 
     def victims(self) -> Iterator[Node]:
         return iter(())
@@ -104,7 +104,7 @@ def test_leaves_that_a_policy_does_not_offer_are_room() -> None:
     turn(mem, T)
     turn(mem, [*T[:8], 77, 78, 79, 80])
     assert mem.prefix and mem.free_pages == 3 and room(mem) == 5
-    assert mem.prefix.evict_pages(2) == 2 and mem.prefix.tree.total_pages == 3  # children before what leads to them
+    assert mem.prefix.evict_pages(2) == 2 and mem.prefix.tree.total_pages == 3  # children before their parents
     mem.end(mem.admit([ms.Request("a", length=8 * SIZE)]))
 
 

@@ -1,4 +1,7 @@
-"""While a client waits for a tool: a session that makes way sooner, later or at once. I = 4, pages of 2 tokens."""
+"""Sessions whose client waits for a tool: they make way sooner, later or at once.
+
+Snapshots every 4 tokens, pages of 2.
+"""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,12 +19,12 @@ from tests.support.planes import every_strategy
 from tests.support.talks import TEXT, Talks
 from tests.support.ways import with_and_without_cache
 
-pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF only the reference runs
 
 
 @with_and_without_cache
 def test_S15_a_priority_that_is_set_counts_at_once(backend: Backend, cache: bool) -> None:
-    """And what is not given stays."""
+    """A setting that is not given stays."""
     talks = Talks(backend, "none", cache=cache, slots=3, sessions=ms.SessionLimits(share=1.0))
     sessions = talked(talks, *"abc", ttl=[60, None, None])
     talks.mem.sessions.set(sessions[0], priority=1)
@@ -47,7 +50,7 @@ def test_S15_a_time_to_live_that_is_set_counts_from_the_last_turn(backend: Backe
         clock.now = now
         mem.poll()
         assert left(talks, sessions) == there
-    mem.sessions.set(sessions[1], ttl=99)  # as long as it is idle
+    mem.sessions.set(sessions[1], ttl=99)  # it has been idle for exactly 99
     mem.poll()
     assert left(talks, sessions) == [False, True, False]
     mem.sessions.set(sessions[1], ttl=0)
@@ -92,7 +95,7 @@ def test_S15_numbers_that_are_not_valid_change_nothing(backend: Backend) -> None
 @every_strategy
 @pytest.mark.parametrize("waiting", [False, True], ids=["", "forward waits"])
 def test_S16_a_session_rests_in_the_cache_and_goes_on_from_there(backend: Backend, name: str, waiting: bool) -> None:
-    """It has not made way for anybody, so nobody counts that; a second rest finds nothing."""
+    """A rest does not count as making way; a second rest finds nothing."""
     talks = Talks(backend, name, overlap=False)
     (session,) = talked(talks, "a")
     kept = talks.kept(session)
@@ -130,7 +133,7 @@ def test_S16_a_session_without_states_stays_as_it_is(backend: Backend) -> None:
 
 
 def test_S16_one_that_has_expired_leaves_nothing(backend: Backend) -> None:
-    """As the next poll would do."""
+    """The next poll would do the same."""
     clock = Clock()
     talks = Talks(backend, "redirect", sessions=ms.SessionLimits(clock=clock))
     (session,) = talked(talks, "a", ttl=[5])
@@ -155,7 +158,7 @@ def test_S16_a_fork_keeps_the_state_that_it_shares(backend: Backend, name: str) 
 
 
 def test_S16_wherever_a_rest_is_interrupted_no_state_has_two_owners(backend: Backend) -> None:
-    """At each point where a session lets go what it shares with a fork; then recover."""
+    """Interrupts at each point where a session releases what it shares with a fork, and then recovers."""
 
     class Seen(Tracer):
         points: ClassVar[list[str]] = []
@@ -185,7 +188,8 @@ def test_S16_wherever_a_rest_is_interrupted_no_state_has_two_owners(backend: Bac
 
 
 def test_S16_where_the_answer_fills_no_page_the_end_of_the_prompt_goes_last_again(backend: Backend) -> None:
-    """While the session kept a newer state, it was the first to go. Now that one is gone."""
+    """While the session kept a newer state, the state at the prompt's end was the first to go; after the rest it is
+    not."""
     talks = Talks(backend, "redirect", sessions=ms.SessionLimits(per_session=1))
     cache, session = talks.mem.prefix, talks.mem.sessions.open("a")
     for length, prompt in ((7, 5), (15, 13)):

@@ -1,4 +1,7 @@
-"""Idle sessions make way: what goes first, what is found again, and what a refusal leaves. I = 4, pages of 2 tokens."""
+"""Idle sessions make way: which goes first, what is found again, and what a refusal leaves.
+
+Snapshots every 4 tokens, pages of 2.
+"""
 
 from typing import Any
 
@@ -13,18 +16,18 @@ from tests.support.planes import every_strategy
 from tests.support.talks import TEXT, Talks, counts
 from tests.support.ways import with_and_without_cache
 
-pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF only the reference runs
 
-SLOTS = {"none": 1, "ping-pong": 3, "lazy": 2, "redirect": 2}  # that a request with a snapshot takes
+SLOTS = {"none": 1, "ping-pong": 3, "lazy": 2, "redirect": 2}  # strategy -> slots of a request with a snapshot
 
 
 def other(n: int, length: int = 9) -> list[int]:
-    """Tokens of another conversation."""
+    """Returns tokens of another conversation."""
     return [100 * n + at for at in range(length)]
 
 
 def talked(talks: Talks, *names: Any, **how: Any) -> list[ms.Session]:
-    """Sessions that have had a turn of 9 tokens each, one after the other: a prompt of 1 and an answer."""
+    """Returns sessions that have had one turn of 9 tokens each, one after the other: a prompt of 1 and an answer."""
     sessions = []
     for n, name in enumerate(names, 1):
         sessions.append(talks.mem.sessions.open(name, **{key: value[n - 1] for key, value in how.items()}))
@@ -33,7 +36,7 @@ def talked(talks: Talks, *names: Any, **how: Any) -> list[ms.Session]:
 
 
 def left(talks: Talks, sessions: list[ms.Session]) -> list[bool]:
-    """Which sessions still keep states."""
+    """Returns for each session whether it still keeps states."""
     return [bool(talks.kept(session)) for session in sessions]
 
 
@@ -41,7 +44,7 @@ def left(talks: Talks, sessions: list[ms.Session]) -> list[bool]:
 @every_strategy
 @with_and_without_cache
 def test_S1_idle_sessions_refuse_no_request(backend: Backend, name: str, cache: bool) -> None:
-    """As many sessions as there is room for, then requests that take all of it: all are admitted."""
+    """Sessions fill the pool, then requests need all of it: all requests are admitted."""
     few = backend.name != "reference"
     talks = Talks(backend, name, cache=cache, slots=(1 if few else 3) * SLOTS[name], pages=24)
     sessions = talked(talks, *("ab" if few else "abcdef"))
@@ -83,7 +86,7 @@ def test_S2_the_least_recently_used_of_the_lowest_priority_goes_first(
 @pytest.mark.parametrize("scarce", [{"slots": 4}, {"pages": 12}], ids=["slots", "pages"])
 @with_and_without_cache
 def test_S2_a_session_makes_no_way_for_its_own_turn(backend: Backend, cache: bool, scarce: dict[str, int]) -> None:
-    """The other one does, although it was used later."""
+    """The other session makes way, although it was used later."""
     talks = Talks(backend, "ping-pong", cache=cache, sessions=ms.SessionLimits(per_session=1), **scarce)
     first, second = talked(talks, *"ab")
     elsewhere = talks.mem.pool.claim(1)
@@ -97,7 +100,7 @@ def test_S2_a_session_makes_no_way_for_its_own_turn(backend: Backend, cache: boo
 
 @pytest.mark.parametrize("slots", [6, 9])
 def test_S12_marks_and_states_of_older_turns_cost_no_session_its_state(backend: Backend, slots: int) -> None:
-    """Six sessions take turns, and each keeps one state: the ends of their prompts find room or they do not."""
+    """Six sessions take turns, and each keeps one state, whether or not the ends of their prompts find room."""
     talks = Talks(
         backend, "redirect", slots=slots, ends=True, sessions=ms.SessionLimits(per_session=1), rows=2,
         prefix=ms.Prefix(ms.policies.Lru()),
@@ -115,7 +118,7 @@ def test_S12_marks_and_states_of_older_turns_cost_no_session_its_state(backend: 
 
 @with_and_without_cache
 def test_S3_what_an_idle_session_gave_up_is_found_by_its_tokens(backend: Backend, cache: bool) -> None:
-    """States of whole pages, in the prefix cache while it keeps them; without one the next turn starts from zero."""
+    """The prefix cache has its states of whole pages; without a cache, the next turn starts from zero."""
     talks = Talks(backend, "lazy", cache=cache, slots=4)
     (session,) = talked(talks, "a")
     assert talks.kept(session) == [9, 8]
@@ -146,7 +149,7 @@ def test_S3_a_state_that_was_being_handed_over_has_one_owner_after_recover(
 
 
 def test_S4_sessions_beyond_their_share_go_before_cached_states(backend: Backend) -> None:
-    """With a share of all, the cache is evicted first; with none, the sessions are."""
+    """With share=1, cached states are evicted first; with share=0, the sessions are."""
     for share, kept, cached in ((1.0, True, 0), (0.0, False, 8)):
         talks = Talks(backend, "none", slots=2, sessions=ms.SessionLimits(share=share))
         talks.whole(other(2, 8), prompt=1)
@@ -242,7 +245,7 @@ def test_S8_a_session_closed_during_a_turn_closes_at_its_end(backend: Backend, c
 
 
 def test_S9_a_refusal_takes_nothing_from_idle_sessions(backend: Backend) -> None:
-    """Neither slots nor pages can be had: even with all of them it would not be enough."""
+    """Even all slots or all pages of the idle sessions would not be enough."""
     for cache in (True, False):
         talks = Talks(backend, "none", cache=cache, slots=4, pages=20, rows=8)
         sessions = talked(talks, *"ab")
@@ -292,7 +295,7 @@ def test_S1_making_way_takes_no_upload_and_no_launch_of_its_own(backend: Backend
 
 
 def test_a_path_that_goes_while_room_is_made_is_no_lease_of_the_refused_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn that goes on from the cache gives up the session's path until it has room. Others may take its KV."""
+    """A turn that starts from the cache releases the session's path while it makes room, and others may take its KV."""
     talks = Talks(Backend("reference"), "redirect")
     mem, text = talks.mem, list(range(1, 12))
     session = mem.sessions.open("chat")

@@ -1,4 +1,7 @@
-"""Sessions: what a turn leaves to the next, and what that one goes on from. I = 4, pages of 2 tokens."""
+"""Sessions: what a turn leaves to the next turn, and from which state that turn goes on.
+
+Snapshots every 4 tokens, pages of 2.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,14 +16,14 @@ from tests.support.planes import both_orders, every_strategy
 from tests.support.talks import TEXT, Talks, counts, row_holds_nothing, told
 from tests.support.ways import every_strategy_and_order, every_way_and_cache, with_and_without_cache
 
-pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF only the reference runs
 
 
 @every_way_and_cache
 def test_B69_a_turn_that_ends_moves_everything_to_the_session(
     backend: Backend, name: str, overlap: bool, cache: bool
 ) -> None:
-    """The states at marks of its prompt go to the cache, if there is one."""
+    """States at marks of the prompt go to the cache, if there is one."""
     talks, mem, session = told(backend, name, overlap, cache)
     row = talks.turn(TEXT[:9], session, snapshot_at=[6])
     talks.run(row, TEXT[:9])
@@ -42,7 +45,7 @@ def test_B69_a_turn_that_ends_moves_everything_to_the_session(
 def test_B73_the_next_turn_goes_on_where_the_last_one_ended(
     backend: Backend, name: str, overlap: bool, cache: bool
 ) -> None:
-    """By moves alone: no byte is copied or zeroed, no slot changes, and pages stay."""
+    """The turn takes moves only: no byte is copied or zeroed, no slot changes, and pages stay."""
     talks, mem, session = told(backend, name, overlap, cache)
     assert talks.whole(TEXT[:7], session) == 0
     moved, spent = mem.stats(), mem.backend.counts.launches.copy()
@@ -66,7 +69,7 @@ def test_B73_the_next_turn_goes_on_where_the_last_one_ended(
         ([*TEXT[:8], 50, 51], {"none": 0, "ping-pong": 8, "lazy": 8, "redirect": 8}),
         ([*TEXT[:6], 50, 51], {"none": 0, "ping-pong": 4, "lazy": 4, "redirect": 4}),
         ([50, *TEXT[1:]], {"none": 0, "ping-pong": 0, "lazy": 0, "redirect": 0}),
-        (TEXT[:9], {"none": 0, "ping-pong": 8, "lazy": 8, "redirect": 8}),  # its last token is computed in any case
+        (TEXT[:9], {"none": 0, "ping-pong": 8, "lazy": 8, "redirect": 8}),  # the last token is always computed
         (TEXT[:8], {"none": 0, "ping-pong": 4, "lazy": 4, "redirect": 4}),
         (TEXT[:10], dict.fromkeys(["none", "ping-pong", "lazy", "redirect"], 9)),
     ],
@@ -75,7 +78,7 @@ def test_B73_the_next_turn_goes_on_where_the_last_one_ended(
 def test_B73_an_edited_history_goes_on_from_an_older_state(
     backend: Backend, name: str, text: list[int], expected: dict[str, int]
 ) -> None:
-    """What is longer than the two have in common is given up; a state of the cache may be left, at a mark."""
+    """States beyond the tokens that both have in common are released; a cached state at a mark may be left."""
     talks, _, session = told(backend, name, first=9)
     assert talks.kept(session) == [9] and talks.cached() == ([] if name == "none" else [4, 8])
     assert talks.whole(text, session) == expected[name]
@@ -108,7 +111,7 @@ def test_B73_two_turns_at_once_are_refused(backend: Backend, overlap: bool, cach
 @pytest.mark.sample(interpreter=1)
 @every_strategy_and_order
 def test_B72_a_session_can_be_closed_whenever_no_turn_runs(backend: Backend, name: str, overlap: bool) -> None:
-    """Before its first turn, with all it can hold, with what a dead step left, with nothing: it gives back that."""
+    """A session gives back all that it holds: before its first turn, after turns, after a dead step, or nothing."""
     talks = Talks(backend, name, overlap)
     mem = talks.mem
     for turns in ([], [7], [7, 9], [3], [1]):
@@ -155,7 +158,7 @@ def test_G1_misuse_is_refused_and_changes_nothing(backend: Backend, case: str) -
 
 
 def idle(backend: Backend, cache: bool = False, **settings: object) -> tuple[Talks, ms.Session]:
-    """A session of 9 tokens between two turns."""
+    """Returns a session of 9 tokens between two turns."""
     talks, _, session = told(backend, "none", True, cache, first=9, **settings)
     return talks, session
 
@@ -172,7 +175,7 @@ def test_B19_a_session_of_another_manager_is_stale(backend: Backend) -> None:
 def test_G1_tokens_of_a_turn_that_are_not_its_prompt_are_refused(
     backend: Backend, wrong: list[int], call: str, cache: bool
 ) -> None:
-    """The whole prompt counts, not only what the turn began with."""
+    """The whole prompt is compared, not only the tokens from which the turn began."""
     talks, session = idle(backend, cache)
     mem, row = talks.mem, talks.turn(TEXT, session)
     step = talks.feed([row], [TEXT[9:10]], run=False)
@@ -197,5 +200,5 @@ def test_B73_a_prompt_that_its_caller_changes_stands_for_what_was_read(backend: 
     assert talks.whole([50] * 4 + [51], session) == 0
     row = talks.turn(TEXT[:4], session)
     talks.run(row, TEXT[:4])
-    mem.end([row], keep="cache")  # nothing was decoded: its prompt is known
+    mem.end([row], keep="cache")  # nothing was decoded, and the prompt is known
     assert talks.whole(TEXT[:5], session) == 4

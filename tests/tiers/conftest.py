@@ -1,4 +1,4 @@
-"""Fixtures of the tests of tiers, whose servers end empty."""
+"""Fixtures of the tests of tiers; the servers of these tests must end empty."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ __all__ = ["late", "plain", "pytest_pyfunc_call", "store"]
 
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> list[Late]:
-    """Managers built in this test get transfers that take their time: those of states, then those of KV."""
+    """Gives managers of this test late transfers; returns these, those of states first, then those of KV."""
     monkeypatch.setattr(Late, "made", [])
     monkeypatch.setattr("memstate.tiers.manager.Transfers", Late)
     return Late.made
@@ -22,7 +22,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> list[Late]:
 
 @pytest.fixture
 def plain() -> Backend:
-    """The reference: where many scenarios are more to the point than many backends."""
+    """The reference backend, for tests that need many scenarios rather than many backends."""
     return Backend("reference")
 
 

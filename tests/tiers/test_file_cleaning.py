@@ -1,4 +1,4 @@
-"""Room for records in files: the least recently used go, no lock is held meanwhile, and what is written then stays."""
+"""Eviction in a file store: the least recently used records go, no lock is held, and records written meanwhile stay."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ CALLS = ("open", "stat", "fstat", "scandir", "unlink", "close", "mkdir", "replac
 
 
 def full(path: Path, capacity: int | None, n: int, apart: int = 1) -> FileStore:
-    """A store with n records of 100 bytes, the first of them longest unused, whatever its capacity."""
+    """Returns a store with n records of 100 bytes, the first longest unused, whatever its capacity."""
     FileStore(path).put(keys(f"n{k}" for k in range(n)), [record(k) for k in range(n)])
     store = FileStore(path, capacity)
     for k in range(n):
@@ -27,7 +27,7 @@ def full(path: Path, capacity: int | None, n: int, apart: int = 1) -> FileStore:
 
 
 def hook(monkeypatch: pytest.MonkeyPatch, call: str, work: Callable[..., object]) -> None:
-    """Does something ahead of each call of the system."""
+    """Does `work` before each call of a function of `os`."""
     real = getattr(os, call)
 
     def hooked(*arguments: Any, **settings: Any) -> Any:
@@ -38,7 +38,7 @@ def hook(monkeypatch: pytest.MonkeyPatch, call: str, work: Callable[..., object]
 
 
 def in_time(work: Callable[[], object]) -> bool:
-    """Whether another thread can do something now, in less than for ever."""
+    """Returns whether another thread finishes some work within 10 seconds."""
     done: list[object] = []
     thread = threading.Thread(target=lambda: done.append(work()), daemon=True)
     thread.start()
@@ -51,11 +51,11 @@ def used(store: FileStore) -> int:
 
 
 def free(store: FileStore) -> bool:
-    """Whether nobody has the lock of the store."""
-    found = store.folder._room.acquire(blocking=False)
-    if found:
+    """Returns whether nobody holds the lock of the store."""
+    acquired = store.folder._room.acquire(blocking=False)
+    if acquired:
         store.folder._room.release()
-    return bool(found)
+    return bool(acquired)
 
 
 @pytest.mark.parametrize("capacity", [None, 3200])
@@ -75,7 +75,7 @@ def test_no_lock_is_held_while_the_system_works(capacity: int | None, tmp_path: 
 def test_others_go_on_while_the_folder_is_looked_through(
     capacity: int | None, turn: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Records written meanwhile are counted once, whether they were met or not."""
+    """Records written meanwhile are counted once, whether the scan has met them or not."""
     store = full(tmp_path, capacity, 40)
     store.clean()
     turns = iter(range(1000))
@@ -95,12 +95,13 @@ def test_others_go_on_while_the_folder_is_looked_through(
     assert went == [True] and holds(store, "new", record(1)) and store.evicted == 0
     if capacity:
         count = store.folder._used
-        assert count is not None and used(store) <= count <= used(store) + 100  # n8 may have been met before it went
+        # the scan may have met n8 before it was discarded
+        assert count is not None and used(store) <= count <= used(store) + 100
 
 
 def test_a_record_written_during_a_clean_up_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has the name of one that is about to be deleted, and even its time of use."""
-    store = full(tmp_path, 16_000, 320)  # 170 must go, and after 161 there is room for one more
+    """The record has the name and the time of use of one that is about to be deleted."""
+    store = full(tmp_path, 16_000, 320)  # 170 records must go; after 161, one more fits
     deleted: list[str] = []
     again: list[str] = []
 
@@ -123,7 +124,8 @@ def test_a_record_written_during_a_clean_up_stays(tmp_path: Path, monkeypatch: p
     store.clean()
     assert len(again) == 1 and holds(store, again[0], record(9)) and store.evicted == 169
     assert store.exists(keys(oldest)) == [word == again[0] for word in oldest]
-    assert used(store) == 15_100 and store.folder._used == 15_200 and not store.faults  # one was discarded
+    # the discarded record is still counted
+    assert used(store) == 15_100 and store.folder._used == 15_200 and not store.faults
 
 
 def test_a_record_used_during_a_clean_up_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +133,7 @@ def test_a_record_used_during_a_clean_up_stays(tmp_path: Path, monkeypatch: pyte
     met: list[str] = []
 
     def work(name: str) -> None:
-        if name in names and not met:  # looked at, and used before it would be deleted
+        if name in names and not met:  # the scan has seen the record, which is used before it would be deleted
             met.append(name)
             os.utime(next(path for path in files(store) if path.name == name))
 
@@ -142,7 +144,7 @@ def test_a_record_used_during_a_clean_up_stays(tmp_path: Path, monkeypatch: pyte
 
 
 def reserves(store: FileStore, word: str, size: int, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether a record gets its room without waiting for it."""
+    """Returns whether a record gets its room without waiting."""
     ready: list[bool] = []
     with monkeypatch.context() as patch:
         patch.setattr(store.folder._room, "wait_for", lambda asked: ready.append(asked()))
@@ -151,7 +153,7 @@ def reserves(store: FileStore, word: str, size: int, monkeypatch: pytest.MonkeyP
 
 
 def test_who_writes_what_is_leaving_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the new record would go for the old one; who writes another one does not wait."""
+    """Otherwise the new record would be deleted as the old one. Writers of other names do not wait."""
     store = full(tmp_path, None, 4)
     store.folder.capacity = 400
     asked: list[tuple[str, bool]] = []
@@ -160,7 +162,7 @@ def test_who_writes_what_is_leaving_waits(tmp_path: Path, monkeypatch: pytest.Mo
     def unlink(name: str, **where: Any) -> None:
         real(name, **where)
         if name == key("n0"):
-            store.folder._used = 0  # there is room for all
+            store.folder._used = 0  # there is room for every record
             asked.extend((word, reserves(store, word, 10, monkeypatch)) for word in ("n0", "other"))
 
     monkeypatch.setattr(os, "unlink", unlink)
@@ -183,11 +185,12 @@ def test_a_clean_up_that_fails_stops_nobody(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("apart", [1, 0], ids=["", "all used at the same time"])
 def test_the_least_recently_used_go_first_and_no_more_than_must(apart: int, tmp_path: Path) -> None:
     store = full(tmp_path, 3200, 32, apart)
-    assert holds(store, "n0", record(0))  # used
-    assert put(store, "n1", record(1)) is DONE  # used
+    assert holds(store, "n0", record(0))  # a read is a use
+    assert put(store, "n1", record(1)) is DONE  # a repeated write is a use
     assert put(store, "new", record(99)) is DONE
     there = store.exists(keys(f"n{k}" for k in range(32)))
-    assert there == [True] * 2 + [False] * 3 + [True] * 27 or not apart  # a sixteenth is 2 records, and one for the new
+    # 2 records (a sixteenth), and one for the new record
+    assert there == [True] * 2 + [False] * 3 + [True] * 27 or not apart
     assert store.evicted == there.count(False) == 3 and holds(store, "new", record(99)) and not store.faults
 
 
@@ -203,7 +206,7 @@ def test_the_capacity_is_never_exceeded(capacity: int, tmp_path: Path) -> None:
 
 
 def test_a_full_store_is_looked_through_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not for every record: once for a sixteenth of the capacity, however long it goes on."""
+    """The store scans its folder once for each sixteenth of its capacity, not for every record."""
     store, looks = FileStore(tmp_path, capacity=64 * 100), []
     real = store.folder._look
     monkeypatch.setattr(store.folder, "_look", lambda: (looks.append(store.folder._cleaning), real())[1])
@@ -267,11 +270,11 @@ def test_what_the_dead_left_is_deleted(capacity: int | None, tmp_path: Path) -> 
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(bytes(5000))
     os.utime(left[0], (OLD, OLD))
-    put(first, "c", record(2))  # has looked already
+    put(first, "c", record(2))  # this store has scanned the folder already
     assert left[0].exists()
     second = FileStore(tmp_path, capacity)
     put(second, "d", record(3))
-    assert not left[0].exists() and left[1].exists()  # somebody may be writing the other
+    assert not left[0].exists() and left[1].exists()  # the other file is recent: somebody may be writing it
     os.utime(left[1], (OLD, OLD))
     first.clean()
     assert not left[1].exists() and first.exists(keys(["a", "c", "d"])) == [True] * 3

@@ -1,4 +1,4 @@
-"""Records in files are whole or not there, whoever dies and however many write at once."""
+"""Records in files are whole or missing, even if a process dies or many write at once."""
 
 import os
 import random
@@ -19,7 +19,7 @@ CALLS = ("stat", "fstat", "open", "mkdir", "fchmod", "write", "fsync", "close", 
 
 
 def dies_at(call: int, work: Callable[[], object]) -> Callable[[], None]:
-    """The work, in a process that ends without a word before its n-th call of the system; writes take 37 bytes."""
+    """Returns the work for a process that exits before its n-th call of `os`; each write takes 37 bytes."""
 
     def run() -> None:
         left = [call]
@@ -60,12 +60,12 @@ def test_B67_a_process_killed_at_any_call_loses_that_record_alone(before: str, d
             os.truncate(place(store, "a"), 50)
         status = ended(in_child(dies_at(call, lambda store=store: put(store, "a", record(0)))))
         assert status in (0, 77)
-        reader = FileStore(folder)  # another process, as far as this one knows
-        outcome, found = get(reader, "a")
+        reader = FileStore(folder)  # a new store, as in another process
+        outcome, body = get(reader, "a")
         assert (
             outcome in {"nothing": (MISSING, DONE), "a damaged record": (DAMAGED, DONE), "the record": (DONE,)}[before]
         )
-        assert outcome is not DONE or found.tobytes() == record(0).tobytes()
+        assert outcome is not DONE or body.tobytes() == record(0).tobytes()
         assert holds(reader, "other", record(1))
         seen.add(outcome)
         for path in files(reader):
@@ -89,7 +89,7 @@ def quick_switches() -> Iterator[None]:
 
 @pytest.mark.usefixtures("quick_switches")
 def test_many_threads(tmp_path: Path) -> None:
-    """A store that is always too full, and names that everybody wants: what is found is right."""
+    """Threads use the same names in a store that is always too full; every record that they read is right."""
     store, trouble, done = FileStore(tmp_path, capacity=2000), [], [0] * 8
 
     def work(who: int) -> None:

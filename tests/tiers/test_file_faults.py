@@ -1,4 +1,4 @@
-"""Records in files on a system that refuses: each fault costs the record that it met, and is counted."""
+"""A file store whose system calls fail: a fault costs the record that met it, and is counted."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ MISSING, DONE, DAMAGED, FAILED = Outcome
 
 
 def is_file(descriptor: int) -> bool:
-    """No folder, which is only looked into."""
+    """Returns whether a descriptor is a file, not a folder."""
     return stat.S_ISREG(os.stat(descriptor).st_mode)
 
 
@@ -27,12 +27,12 @@ def is_file(descriptor: int) -> bool:
 @pytest.mark.parametrize("call", ["open", "write", "fsync", "close", "replace"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EIO, errno.EROFS, errno.EDQUOT])
 def test_a_refused_write_leaves_nothing(call: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The third record of five, at each call of its writing."""
+    """One of the calls that write the third record of five fails."""
     store = FileStore(tmp_path, durable=True)
     names, data = keys([f"n{n}" for n in range(5)]), [record(n) for n in range(5)]
     for name in names:
         place(store, name).parent.mkdir(exist_ok=True)
-    turn = 2 * 2 if call == "fsync" else 2  # a file and a folder each
+    turn = 2 * 2 if call == "fsync" else 2  # each record flushes a file and a folder
     calls = iter(range(1000))
     with monkeypatch.context() as patch:
         counts = {"open": lambda path, *_: path.endswith(".tmp"), "close": is_file}.get(call, lambda *_: True)
@@ -46,7 +46,7 @@ def test_a_refused_write_leaves_nothing(call: str, code: int, tmp_path: Path, mo
 
 
 def test_a_disk_that_fills_up_in_the_middle(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Written in parts, each of them the last."""
+    """The disk takes at most 7 bytes in a write, until it is full."""
     real, room = os.write, [0]
 
     def write(descriptor: int, data: memoryview) -> int:
@@ -81,7 +81,7 @@ def test_a_refused_read_fails_alone(call: str, code: int, store: FileStore, monk
 
 
 def in_parts(monkeypatch: pytest.MonkeyPatch, before: Callable[[int], object]) -> list[int]:
-    """Reads of a record give three bytes at a time; what they give. before: done ahead of every second read."""
+    """Makes reads give three bytes at a time, after `before` in every second read; returns the sizes of the reads."""
     real, reads = os.readv, []
 
     def readv(file: int, views: Sequence[memoryview]) -> int:
@@ -109,7 +109,7 @@ def test_B67_a_record_that_is_cut_while_it_is_read(left: int, store: FileStore, 
 
 def test_a_record_evicted_while_it_is_read_comes_whole(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
     put(store, "a", record(0))
-    os.utime(place(store, "a"), (OLD, OLD))  # its use would be noted
+    os.utime(place(store, "a"), (OLD, OLD))  # so old that a read notes its use
     in_parts(monkeypatch, lambda file: place(store, "a").unlink(missing_ok=True))
     assert holds(store, "a", record(0)) and not store.faults
 
@@ -121,7 +121,7 @@ def test_a_folder_that_vanishes_and_comes_back(store: FileStore) -> None:
     assert store.exists(keys(["a"])) == [False] and get(store, "a")[0] is MISSING
     store.discard(keys(["a"]))
     store.clean()
-    assert not store.folder.path.exists()  # what is no longer mounted is not written past
+    assert not store.folder.path.exists()  # no folder is made in place of one that is not mounted
     away.rename(store.folder.path)
     assert holds(store, "a", record(0)) and put(store, "b", record(1)) is DONE
     assert store.faults == {"ENOENT": 1}

@@ -1,4 +1,4 @@
-"""A storage folder that is not only ours: no link is followed at any level, and what is foreign stays as it is."""
+"""A storage folder with files of others: no link is followed at any level, and foreign files stay as they are."""
 
 import os
 import socket
@@ -25,7 +25,7 @@ STALE = ".1-0123456789abcdef.tmp"
 
 @pytest.fixture
 def away(tmp_path: Path) -> Path:
-    """A folder elsewhere with what a store would delete: a record long not used, and what a dead process left."""
+    """A folder elsewhere with files that a store would delete: an old record, and a file that a dead process left."""
     folder = tmp_path / "away"
     folder.mkdir(0o700)
     for name in (key("a"), STALE):
@@ -34,7 +34,7 @@ def away(tmp_path: Path) -> Path:
 
 
 def old(path: Path, size: int) -> Path:
-    """Makes a file that was long not used."""
+    """Makes a file that was last used long ago."""
     path.parent.mkdir(0o700, exist_ok=True)
     path.write_bytes(bytes(size))
     os.utime(path, (OLD, OLD))
@@ -42,22 +42,22 @@ def old(path: Path, size: int) -> Path:
 
 
 def link(path: Path, kind: str, away: Path) -> None:
-    """Makes a link; a file behind it is a record long not used."""
+    """Makes a link to a folder, to an old record, to nothing or to itself."""
     targets = {"folder": away, "file": away / key("a"), "dangling": away / "nothing", "loop": path}
     path.symlink_to(targets[kind])
 
 
 def look(folder: Path) -> dict[str, tuple[Any, ...]]:
-    """Everything below a folder, with what would change where somebody touched it."""
-    found = {path: path.lstat() for path in [folder, *sorted(folder.rglob("*"))]}
+    """Returns path -> the figures that change if somebody touches the file, for everything below a folder."""
+    stats = {path: path.lstat() for path in [folder, *sorted(folder.rglob("*"))]}
     return {
         str(path): (was.st_ino, was.st_mode, was.st_uid, was.st_size, was.st_mtime_ns, was.st_nlink)
-        for path, was in found.items()
+        for path, was in stats.items()
     }
 
 
 def refuses_all(store: FileStore, fault: str) -> None:
-    """Every call for a record, which must fail or find nothing, and be counted."""
+    """Requires that each call for a record fails or finds nothing, and that the faults are counted."""
     assert store.exists(keys(["a"])) == [False]
     assert get(store, "a")[0] is FAILED
     assert put(store, "a", record(0)) is FAILED
@@ -108,13 +108,13 @@ def test_what_is_no_folder_is_refused(where: str, kind: str, shared: bool, away:
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("kind", LINKS)
 def test_a_shard_that_becomes_a_link(kind: str, shared: bool, away: Path, tmp_path: Path) -> None:
-    """Nothing behind it is found, read, written or deleted, and the other records have their turn."""
+    """Nothing behind the link is found, read, written or deleted; other records are served."""
     store = FileStore(tmp_path / "store", capacity=100, shared=shared)
     put(store, "b", record(1))
     link(tmp_path / "store" / shard("a"), kind, away)
     before = look(away)
     refuses_all(store, "ENOTDIR")
-    assert store.put(keys(["a", "c"]), [record(0), record(2)]) == [FAILED, DONE]  # which evicts one
+    assert store.put(keys(["a", "c"]), [record(0), record(2)]) == [FAILED, DONE]  # the write of c evicts b
     assert store.exists(keys(["b", "c"])) == [False, True] and look(away) == before and store.evicted == 1
 
 
@@ -125,16 +125,16 @@ def test_a_record_that_is_a_link(kind: str, away: Path, tmp_path: Path) -> None:
     link(place(store, "a"), kind, away)
     before = look(away)
     assert store.exists(keys(["a"])) == [False] and get(store, "a")[0] is FAILED
-    assert put(store, "b", record(1)) is DONE and put(store, "c", record(2)) is DONE  # makes room
+    assert put(store, "b", record(1)) is DONE and put(store, "c", record(2)) is DONE  # the second evicts the first
     store.clean()
     assert place(store, "a").is_symlink() and store.evicted == 1
-    assert put(store, "a", record(0)) is DONE and holds(store, "a", record(0))  # its name is the store's
+    assert put(store, "a", record(0)) is DONE and holds(store, "a", record(0))  # a write replaces the link
     assert look(away) == before and store.faults == {"ELOOP": 1}
 
 
 @pytest.mark.parametrize("kind", LINKS)
 def test_a_temporary_file_that_is_a_link(kind: str, away: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    """Neither cleaned away nor written through, should anybody guess its name."""
+    """A clean-up does not delete the link, and a write does not follow it, even if its name is guessed."""
     store = FileStore(tmp_path / "store")
     put(store, "a", record(0))
     path = place(store, "a").with_name(STALE)
@@ -151,7 +151,7 @@ def test_a_temporary_file_that_is_a_link(kind: str, away: Path, tmp_path: Path, 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "socket"])
 def test_what_is_no_file_is_no_record(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not waited for, not counted and not deleted."""
+    """The store neither waits for it nor counts or deletes it."""
     store = FileStore(tmp_path, capacity=100)
     path = place(store, "a")
     path.parent.mkdir(0o700)
@@ -175,7 +175,7 @@ def test_what_is_no_file_is_no_record(kind: str, tmp_path: Path, monkeypatch: py
 
 
 def test_a_second_name_of_a_foreign_file(tmp_path: Path) -> None:
-    """Under the name of a record it may go; neither its bytes nor its times are changed."""
+    """The store may remove the name of the record, but changes neither the bytes nor the times of the file."""
     mine = tmp_path / "mine"
     store = FileStore(tmp_path / "store", capacity=200)
     place(store, "a").parent.mkdir(0o700)
@@ -199,11 +199,12 @@ FOREIGN += [DIGEST, f"kv-{DIGEST[1:]}", f"kv-{DIGEST}0", f"kv-{DIGEST.upper()}",
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_foreign_names_are_left_alone(name: str, tmp_path: Path) -> None:
-    """In the folder and in shards: not counted, so that nobody must go for them, and not deleted."""
+    """Foreign files in the folder and in shards are not counted, so that no record is evicted for them, and not
+    deleted."""
     store = FileStore(tmp_path / "store", capacity=1600)
     put(store, "a", record(0))
     os.utime(place(store, "a"), (OLD + 1, OLD + 1))
-    mine = f"records-{zlib.crc32(name.encode()) % 256:02x}"  # where it would lie if it were a record
+    mine = f"records-{zlib.crc32(name.encode()) % 256:02x}"  # the shard of a record of this name
     folders = [tmp_path / "store" / folder for folder in ("", "records-00", shard("a"), mine)]
     foreign = {}
     for folder in folders:
@@ -212,8 +213,8 @@ def test_foreign_names_are_left_alone(name: str, tmp_path: Path) -> None:
     other = FileStore(tmp_path / "store", capacity=1600)
     assert other.put(keys(f"n{n}" for n in range(15)), [record(n) for n in range(15)]) == [DONE] * 15
     other.clean()
-    assert other.exists(keys(["a"])) == [True] and other.evicted == 0  # 1600 bytes of records, as many as there may be
-    assert put(other, "new", record(1)) is DONE and other.evicted == 2  # one for it, and a sixteenth
+    assert other.exists(keys(["a"])) == [True] and other.evicted == 0  # 1600 bytes of records are the whole capacity
+    assert put(other, "new", record(1)) is DONE and other.evicted == 2  # one for the new record, and a sixteenth
     assert {path: path.stat() for path in foreign} == foreign and len(foreign) >= 2 and not other.faults
 
 
@@ -221,9 +222,9 @@ def another_owns(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
     """Makes the system say that files belong to another user, whoever runs the tests."""
     theirs = {path.stat().st_ino for path in paths}
 
-    def told(found: os.stat_result) -> Any:
-        values = {name: getattr(found, name) for name in dir(found) if name.startswith("st_")}
-        return SimpleNamespace(**values | {"st_uid": found.st_uid + 1}) if found.st_ino in theirs else found
+    def told(status: os.stat_result) -> Any:
+        values = {name: getattr(status, name) for name in dir(status) if name.startswith("st_")}
+        return SimpleNamespace(**values | {"st_uid": status.st_uid + 1}) if status.st_ino in theirs else status
 
     def patched(real: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *arguments, **settings: told(real(*arguments, **settings))
@@ -245,7 +246,7 @@ def another_owns(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
 
 
 def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also by the superuser: its owner could make up states."""
+    """The superuser refuses it as well: its owner could make up states."""
     folder = tmp_path / "store"
     put(FileStore(folder), "a", record(0))
     for path in (folder, folder / shard("a")):
@@ -267,8 +268,9 @@ def test_a_record_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert get(store, "a", 150)[0] is FAILED and get(store, "a", 100)[0] is FAILED and store.faults == {"EPERM": 2}
         assert store.put(keys(["b", "c"]), [record(1), record(2)]) == [DONE] * 2
         store.clean()
-        assert store.evicted == 0 and all(path.stat().st_mtime == OLD for path in theirs)  # not counted
-        assert put(store, "a", record(3)) is DONE  # its name is the store's: it is not read, but replaced
+        # files of others are not counted
+        assert store.evicted == 0 and all(path.stat().st_mtime == OLD for path in theirs)
+        assert put(store, "a", record(3)) is DONE  # a write replaces the file, and does not read it
     assert holds(store, "a", record(3))
 
 
@@ -328,7 +330,7 @@ def umask(mask: int) -> Iterator[None]:
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o077, 0o177], ids=oct)
 @pytest.mark.parametrize("shared", [False, True])
 def test_what_is_made_is_for_this_user_alone(shared: bool, mask: int, tmp_path: Path) -> None:
-    tmp_path.chmod(0o2777)  # whose group new folders would take over
+    tmp_path.chmod(0o2777)  # new folders would take over its group
     with umask(mask):
         store = FileStore(tmp_path / "store", shared=shared)
         put(store, "a", record(0))

@@ -1,4 +1,4 @@
-"""Records in files: what was put comes back, and whatever else lies in its place does no harm."""
+"""Records in files: what was put comes back, and other files in place of a record do no harm."""
 
 import os
 import random
@@ -42,7 +42,7 @@ def test_a_record_that_is_there_stays(store: FileStore) -> None:
     os.utime(place(store, "a"), old)
     assert put(store, "a", record(1)) is DONE
     assert place(store, "a").stat().st_ino == inode and holds(store, "a", record(0))
-    assert place(store, "a").stat().st_mtime > OLD  # put again is used again
+    assert place(store, "a").stat().st_mtime > OLD  # a repeated put counts as a use
 
 
 def test_a_use_is_noted_once_a_minute(store: FileStore) -> None:
@@ -84,7 +84,7 @@ def test_durable_flushes_before_and_after_the_name(durable: bool, tmp_path: Path
 
 @pytest.mark.parametrize("durable", [False, True])
 def test_durable_flushes_every_folder_that_has_a_new_name(durable: bool, tmp_path: Path, monkeypatch: Any) -> None:
-    """Behind the last name that it gets. A folder that another process has just made counts as new."""
+    """A folder is flushed after the last name that it gets. One that another process has just made counts as new."""
     calls: list[tuple[str, Path]] = []
     mkdir, fsync = os.mkdir, os.fsync
 
@@ -115,7 +115,7 @@ def test_B67_a_truncated_record_is_a_miss_and_makes_room(store: FileStore) -> No
         assert get(store, "a")[0] is DAMAGED
         assert get(store, "a")[0] is MISSING
     place(store, "a").write_bytes(bytes(99))
-    assert put(store, "a", record(0)) is DONE and holds(store, "a", record(0))  # without a read before
+    assert put(store, "a", record(0)) is DONE and holds(store, "a", record(0))  # no read has removed it before
     assert not store.faults
 
 
@@ -128,8 +128,8 @@ def test_B67_every_damaged_byte_of_a_file_is_found(store: FileStore) -> None:
         damaged = bytearray(whole.tobytes())
         damaged[at] ^= random.Random(at).randrange(1, 256)
         place(store, name).write_bytes(damaged)
-        outcome, found = get(store, name, FORM.nbytes)
-        assert outcome is DONE and FORM.flaw(found, KEY, 64) in FLAWS
+        outcome, body = get(store, name, FORM.nbytes)
+        assert outcome is DONE and FORM.flaw(body, KEY, 64) in FLAWS
     store.discard(keys([name]))
     assert put(store, name, whole) is DONE
     assert FORM.flaw(get(store, name, FORM.nbytes)[1], KEY, 64) == ""

@@ -1,4 +1,4 @@
-"""What a Mooncake store asks of its client, and makes of the answers; needs neither the package nor a master."""
+"""Calls of a Mooncake store to its client, and outcomes of the answers; needs neither the package nor a master."""
 
 import os
 import re
@@ -26,7 +26,7 @@ NAME = fresh()
 
 
 class Scripted:
-    """A client whose answers are given, and which notes what it is asked."""
+    """A client that gives prepared answers, and notes its calls."""
 
     def __init__(self, codes: Sequence[int] = (), size: int = -704, health: int = 0) -> None:
         self.codes, self.removed = list(codes), list[str]()
@@ -73,7 +73,7 @@ def test_what_codes_mean(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("size", "outcome", "removed", "fault"),
-    [(9, DAMAGED, 1, ""), (8, FAILED, 0, "INVALID_PARAMS"),  # of the right size, and refused all the same
+    [(9, DAMAGED, 1, ""), (8, FAILED, 0, "INVALID_PARAMS"),  # right size, but refused
      (-704, MISSING, 0, ""), (-900, FAILED, 0, "RPC_FAIL")],
 )  # fmt: skip
 def test_a_read_that_is_refused(monkeypatch: Any, size: int, outcome: Outcome, removed: int, fault: str) -> None:
@@ -96,7 +96,7 @@ def test_a_client_without_a_master_is_not_asked(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("codes", "there", "faults"),
     [([1, 0, -704, -900], [True, False, False, False], {"RPC_FAIL": 1}),
-     ([0, -900, -900], [False] * 3, {"RPC_FAIL": 2}),  # one answer is enough to know that somebody answers
+     ([0, -900, -900], [False] * 3, {"RPC_FAIL": 2}),  # one answer shows that a master answers
      ([-704, -710, 0], [False] * 3, {}), ([-900, -901, -900], None, {"RPC_FAIL": 2, "RPC_TIMEOUT": 1}),
      ([-12345], None, {"-12345": 1})],
 )  # fmt: skip
@@ -129,7 +129,7 @@ def test_closing_waits_for_calls_in_progress(monkeypatch: pytest.MonkeyPatch) ->
         assert call.result(PATIENCE_S) == [DONE]
         closing.result(PATIENCE_S)
     assert client.closed.is_set()
-    store.close()  # closes nothing twice
+    store.close()  # a second close does nothing
     store.discard([NAME])
     assert store.get([NAME], buffers) == [FAILED] and set(store.faults) == {"CLOSED"}
     with pytest.raises(OSError, match="CLOSED"):
@@ -161,7 +161,7 @@ def test_settings_that_cannot_be_meant(name: str, value: Any) -> None:
 
 
 class Module(ModuleType):
-    """Mooncake's module with a client that notes how it is set up, and under which time limits."""
+    """Mooncake's module with a client that notes its settings, and the time limits at that moment."""
 
     LIMITS = ("MC_RPC_TIMEOUT_MS", "MC_RPC_CONNECT_TIMEOUT_MS")
 
@@ -179,14 +179,14 @@ class Module(ModuleType):
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> Module:
-    found = Module()
-    monkeypatch.setitem(sys.modules, "mooncake.store", found)
-    return found
+    fake = Module()
+    monkeypatch.setitem(sys.modules, "mooncake.store", fake)
+    return fake
 
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    """Where somebody listens."""
+    """The address of a socket that accepts connections."""
     with socket.create_server((HOST, 0)) as server:
         yield f"{HOST}:{server.getsockname()[1]}"
 
@@ -225,7 +225,7 @@ def test_addresses_where_nobody_answers_are_named(module: Module, address: str) 
 
 
 def test_a_process_is_reached_where_it_reaches_its_master(module: Module, address: str) -> None:
-    """Masters that the client looks up are not tried before."""
+    """A master that the client looks up, as with etcd, is not contacted before."""
     MooncakeStore(Mooncake("etcd://nowhere:1", "me"))
     assert module.asked[0][-1] == "etcd://nowhere:1"
     MooncakeStore(Mooncake(address))

@@ -1,4 +1,4 @@
-"""What becomes of records when a real Mooncake store is full, or loses a process or its master."""
+"""Records of a real Mooncake store that is full, or that loses a process or its master."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -22,9 +22,9 @@ def test_a_full_store_refuses_and_evicts(generator: torch.Generator) -> None:
         assert set(outcomes) == {DONE, FAILED}
         assert rig.store.faults == {"NO_SPACE": outcomes.count(FAILED)}
         for name, outcome in zip(names, outcomes, strict=True):
-            found = rig.store.get([name], rig.buffers(1))[0]
-            assert found in ((DONE, MISSING) if outcome is DONE else (MISSING,))
-            assert found is MISSING or rig.holds(wanted, 1)
+            read = rig.store.get([name], rig.buffers(1))[0]
+            assert read in ((DONE, MISSING) if outcome is DONE else (MISSING,))
+            assert read is MISSING or rig.holds(wanted, 1)
         until(lambda: rig.store.put([fresh()], rig.buffers(0)) == [DONE], "nothing is evicted")
         rig.store.close()
 
@@ -39,7 +39,7 @@ def test_a_process_that_leaves_takes_its_records_along(generator: torch.Generato
         assert rig.holds(wanted, 0)
         keeper.store.close()
         assert rig.store.get([name], rig.buffers(0)) == [MISSING]
-        assert rig.store.put([name], rig.buffers(0)) == [FAILED]  # nobody gives memory
+        assert rig.store.put([name], rig.buffers(0)) == [FAILED]  # no process provides memory
         rig.store.close()
 
 
@@ -81,7 +81,7 @@ def test_a_master_that_is_killed_and_comes_back(generator: torch.Generator) -> N
             other.communicate()
             rig.store.close()
 
-    with ThreadPoolExecutor(2) as pool:  # at once: it is mostly waiting
+    with ThreadPoolExecutor(2) as pool:  # both at once: they mostly wait
         list(pool.map(story, [False, True]))
 
 

@@ -1,4 +1,4 @@
-"""Records in a real Mooncake store on loopback: whole or not at all, and the same for every process."""
+"""Records in a real Mooncake store on loopback: whole or missing, and the same for every process."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -66,7 +66,7 @@ def test_names_may_come_twice_and_every_letter_of_them_counts(rig: Rig, generato
     wanted = rig.fill(generator, *range(7))
     assert rig.store.put([*names, names[5]], rig.buffers(*range(7), 5)) == [DONE] * 8
     rig.fill(generator, 0)
-    assert rig.store.put(names[:1], rig.buffers(0)) == [DONE]  # a second put is done, and the bytes stay
+    assert rig.store.put(names[:1], rig.buffers(0)) == [DONE]  # a second put succeeds, and changes no byte
     assert rig.store.get([*names, names[5]], rig.buffers(*range(7, 15))) == [DONE] * 8
     assert rig.holds([*wanted, wanted[5]], *range(7, 15))
     rig.store.discard(names)
@@ -78,13 +78,13 @@ def test_memory_is_registered_once(rig: Rig) -> None:
     rig.store.register(torch.empty(0, dtype=torch.uint8))
     more = torch.empty(2 * SIZE, dtype=torch.uint8)
     rig.store.register(more[:SIZE])
-    with pytest.raises(OSError, match="INVALID_PARAMS"):  # half of it is known
+    with pytest.raises(OSError, match="INVALID_PARAMS"):  # half of the memory is registered already
         rig.store.register(more)
 
 
 @pytest.mark.parametrize(
     "bad",
-    [np.zeros(4, np.uint8),  # nobody registered it
+    [np.zeros(4, np.uint8),  # not registered
      np.zeros((2, 2), np.uint8), np.zeros(4, np.int16), np.zeros(8, np.uint8)[::2]],
 )  # fmt: skip
 def test_buffers_that_cannot_be_meant(rig: Rig, bad: Any) -> None:
@@ -120,7 +120,8 @@ def test_two_processes_see_each_others_records(rig: Rig, generator: torch.Genera
     assert rig.store.get([theirs], rig.buffers(1)) == [DONE]
     assert rig.holds([wanted[0] ^ 90], 1)
     reader.communicate()
-    assert rig.store.get([theirs], rig.buffers(2)) == [DONE]  # it gave no memory: what it wrote is in this process
+    # the reader gave no memory, so its record lies in this process
+    assert rig.store.get([theirs], rig.buffers(2)) == [DONE]
 
 
 def test_a_master_that_is_not_there_is_named(master: Master) -> None:

@@ -1,4 +1,4 @@
-"""States as records: round trips of every layout, bit for bit, through memory in which every other byte must stay."""
+"""States packed into records and back: bit for bit, in every layout, and no other byte changes."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ each_form = pytest.mark.parametrize("form", FORMS)
 
 
 def round_trip(storage: Planes, generator: torch.Generator) -> None:
-    """Slots 1 and 3 to records 2 and 0, from there to slots 4 and 2; nothing else changes."""
+    """Packs slots 1 and 3 into records 2 and 0, and unpacks these into slots 4 and 2; nothing else changes."""
     packing = Packing(storage)
     records, before = Records(packing, generator), [body(storage, slot) for slot in range(5)]
     packing.pack(None, ids(storage, 1, 3), ids(storage, 2, 0), records.bodies)
@@ -42,7 +42,7 @@ def test_B66_round_trip_of_every_preset(backend: Backend, generator: torch.Gener
 def test_B66_round_trip_of_every_layout(
     backend: Backend, generator: torch.Generator, planes: list[Plane], order: Order
 ) -> None:
-    """Empty planes, odd sizes, several tiles; alignments of the arenas mean nothing to a record."""
+    """Covers empty planes, odd sizes and several tiles; a record does not depend on the alignment of the arenas."""
     storage = filled(StateLayout(planes, 2, order, alignment=64), 4, backend, generator)
     round_trip(storage, generator)
     assert Packing(storage).layout == StateLayout(planes, 2, "slot_major", alignment=16)
@@ -51,7 +51,7 @@ def test_B66_round_trip_of_every_layout(
 @each_form
 @pytest.mark.parametrize("unit", [16, 4, 1])
 def test_B66_round_trip_in_given_memory(backend: Backend, generator: torch.Generator, form: str, unit: int) -> None:
-    """Planes of an engine, one tensor each or one a layer, with foreign bytes around every block."""
+    """Packs planes of an engine, one tensor for each plane or layer, with foreign bytes around every block."""
     planes = [Plane("a", (3 * unit,), torch.int8), Plane("b", (unit, 5), torch.uint8), Plane("no", (0,), torch.int8)]
     engine = Engine(StateLayout(planes, 3), 4, backend, generator, form, unit=unit)
     storage = engine.storage()
@@ -91,7 +91,7 @@ def test_misfits_are_named(backend: Backend, generator: torch.Generator) -> None
 
 @each_order
 def test_tables_follow_addresses(backend: Backend, generator: torch.Generator, order: Order) -> None:
-    """While asleep nothing moves; awake the same table holds the addresses of now."""
+    """Calls are refused while asleep; after waking, the same table holds the new addresses."""
     storage = filled(StateLayout(SMALL, 2, order), 4, backend, generator)
     packing = Packing(storage)
     records, table = Records(packing, generator), inside.record_table(packing).map.tiles
@@ -103,7 +103,7 @@ def test_tables_follow_addresses(backend: Backend, generator: torch.Generator, o
     with pytest.raises(Asleep):
         Packing(storage)
     records.check()
-    table.zero_()  # as good as addresses that have moved
+    table.zero_()  # as if the addresses had changed
     storage.wake()
     assert inside.record_table(packing).map.tiles is table and torch.equal(table[:, 1:], rows[:, 1:])
     round_trip(storage, generator)
@@ -113,7 +113,7 @@ def test_tables_follow_addresses(backend: Backend, generator: torch.Generator, o
 
 
 def test_memory_that_comes_back_less_aligned_is_refused(backend: Backend) -> None:
-    """Half of the bytes that the launch of records moves at a time; those of copies move 4 anyway."""
+    """The new alignment is half of the bytes that packing moves at a time; copies move 4 bytes anyway."""
     big = torch.zeros(400, dtype=torch.uint8, device=backend.device)
     tensor = torch.empty(0, dtype=torch.uint8, device=backend.device)
     tensor.set_(big.untyped_storage(), 0, (1, 3, 16), (48, 16, 1))

@@ -1,4 +1,4 @@
-"""States as records with int8 planes: round trips of presets to half a step of the scale; all else exactly."""
+"""States packed into records with int8 planes: back within half a step of the scale, other planes exactly."""
 
 import random
 
@@ -18,7 +18,7 @@ from tests.support.build import build
 from tests.support.packed import Records, body_mask, filled, ids, toy
 from tests.support.serving import PAGE
 
-# The axis of values, in the ssm plane of each preset that has one: `head key value`, `head dim state`, `channel state`.
+# preset -> axis of values in its ssm plane: `head key value`, `head dim state` or `channel state`
 AXES = dict.fromkeys(("qwen3_next", "qwen3_5", "kimi_linear"), 2)
 AXES |= dict.fromkeys(("nemotron_h", "falcon_h1", "granite_hybrid", "bamba", "codestral_mamba"), 1)
 AXES |= dict.fromkeys(("mamba", "falcon_mamba"), 1)
@@ -29,7 +29,7 @@ TWO = StateLayout(
 
 
 def numbers(storage: Planes, generator: torch.Generator, names: tuple[str, ...] = ("ssm",)) -> Planes:
-    """The storage with random numbers instead of random bytes in planes of floats."""
+    """Returns the storage with random numbers instead of random bytes in its planes of floats."""
     for name in names:
         for plane in storage[name]:
             plane.copy_(torch.randn(plane.shape, generator=generator))
@@ -37,12 +37,12 @@ def numbers(storage: Planes, generator: torch.Generator, names: tuple[str, ...] 
 
 
 def step(x: Tensor, axis: int) -> Tensor:
-    """The scale of values `layer ...`, float64."""
+    """Returns the scale of values `layer ...`, in float64."""
     return x.double().abs().amax(axis + 1, keepdim=True) / 127
 
 
 def layers_of(storage: Planes, name: str, slot: int) -> Tensor:
-    """A plane of a slot, `layer ...`, on the host."""
+    """Returns a plane of a slot, `layer ...`, on the host."""
     return torch.stack([plane[slot] for plane in storage[name]]).cpu()
 
 
@@ -55,7 +55,7 @@ def same_bytes(left: Tensor, right: Tensor) -> bool:
 def test_B66_int8_round_trip_of_every_preset(
     backend: Backend, generator: torch.Generator, name: str, order: Order
 ) -> None:
-    """Slot 1 to a record and on to slot 3: conv bit for bit, ssm within one step of the scale, indeed half of one."""
+    """Moves slot 1 to a record and on to slot 3: conv stays bit for bit, ssm within half a step of the scale."""
     for dtype in DTYPES[:2] if order == "slot_major" else DTYPES[::2]:
         storage = numbers(filled(toy(name, order, ssm_dtype=dtype), 3, backend, generator), generator)
         packing, axis = Packing(storage, {"ssm": AXES[name]}), AXES[name]
@@ -65,17 +65,17 @@ def test_B66_int8_round_trip_of_every_preset(
         outside = torch.ones(records.expected.shape, dtype=torch.bool)
         start = int(records.bodies.storage_offset())
         outside[2, start : start + packing.nbytes] = ~body_mask(packing)
-        assert torch.equal(records.whole.cpu()[outside], records.expected[outside])  # nothing but payload was written
+        assert torch.equal(records.whole.cpu()[outside], records.expected[outside])  # only the body was written
         kept = records.whole.clone()
         packing.unpack(None, ids(storage, 3), ids(storage, 2), records.bodies)
         assert torch.equal(records.whole, kept)
         for slot in range(3):
             assert all(same_bytes(layers_of(storage, plane, slot), was) for plane, was in before[slot].items())
         assert same_bytes(layers_of(storage, "conv", 3), before[1]["conv"])
-        x, found = before[1]["ssm"].double(), layers_of(storage, "ssm", 3).double()
+        x, restored = before[1]["ssm"].double(), layers_of(storage, "ssm", 3).double()
         half_a_digit = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}[dtype]
-        bound = step(x, axis) * (0.5 + 2**-16) + found.abs() * half_a_digit + 2.0**-25
-        assert ((x - found).abs() <= bound).all() and not torch.equal(x, found)
+        bound = step(x, axis) * (0.5 + 2**-16) + restored.abs() * half_a_digit + 2.0**-25
+        assert ((x - restored).abs() <= bound).all() and not torch.equal(x, restored)
 
 
 def test_the_body_has_values_and_scales_in_place_of_the_plane(backend: Backend, generator: torch.Generator) -> None:
@@ -92,21 +92,21 @@ def test_the_body_has_values_and_scales_in_place_of_the_plane(backend: Backend, 
     for row in layout.table():
         for layer in range(3):
             start = row.offset + layer * row.layer_stride
-            found = records.bodies[1, start : start + row.payload].cpu().clone().view(row.dtype).view(row.shape)
+            part = records.bodies[1, start : start + row.payload].cpu().clone().view(row.dtype).view(row.shape)
             x = layers_of(storage, row.name.removesuffix(".scale"), 2)[layer]
             if row.name == "ssm.scale":
-                assert torch.equal(found, x.abs().amax(2, keepdim=True) / 127)  # exactly, in float32
+                assert torch.equal(part, x.abs().amax(2, keepdim=True) / 127)  # exactly, in float32
             elif row.name == "ssm":
-                assert torch.equal(found, (x / (x.abs().amax(2, keepdim=True) / 127)).round().to(torch.int8))
+                assert torch.equal(part, (x / (x.abs().amax(2, keepdim=True) / 127)).round().to(torch.int8))
             else:
-                assert same_bytes(found, x)
+                assert same_bytes(part, x)
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_B79_a_plane_with_layers_of_its_own_is_int8_beside_others(
     backend: Backend, generator: torch.Generator, order: Order
 ) -> None:
-    """Slot 1 to a record and on to slot 3; int8 has the layers of the plane, and what is exact stays so."""
+    """Moves slot 1 to a record and on to slot 3: the int8 plane keeps its layers, and the other plane its bytes."""
     planes = [Plane("ssm", (2, 3, 5), torch.float32, layers=3, fill=1.5), Plane("ids", (3,), torch.int16, fill=-1)]
     storage = numbers(filled(StateLayout(planes, 2, order), 3, backend, generator), generator)
     packing = Packing(storage, {"ssm": 2})
@@ -159,7 +159,7 @@ LAYOUT = ms.StateLayout((ms.Plane("ssm", (2, 3, 16), torch.float32), ms.Plane("c
 
 
 def value(tokens: list[int], backend: Backend) -> tuple[Tensor, Tensor]:
-    """The state of a prefix: `layer head key value`, and a window that is to stay exact."""
+    """Returns the state of a prefix, `layer head key value`, and a window that must stay exact."""
     generator = torch.Generator().manual_seed(hash(tuple(tokens)) % 2**31)
     scales = 10.0 ** torch.randint(-3, 4, (2, 2, 3, 1), generator=generator)
     ssm = torch.randn(2, 2, 3, 16, generator=generator) * scales
@@ -168,7 +168,7 @@ def value(tokens: list[int], backend: Backend) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.sample(None, interpreter=1)
 def test_B66_int8_states_come_back_within_half_a_step(backend: Backend) -> None:
-    """What a step reads is the state of its prompt, within half a step of each row's scale; the window is exact."""
+    """A step reads the state of its prompt within half a step of each row's scale, and the window exactly."""
     rng = random.Random(0)
     prompts = [[rng.randrange(1000) for _ in range(2 * PAGE + 1)] for _ in range(3)]
     mem = build(

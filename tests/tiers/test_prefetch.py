@@ -1,4 +1,4 @@
-"""Prefetch, one rank on virtual time: what is asked, claimed, read, kept and given back."""
+"""Prefetch of one rank on virtual time: what is asked for, claimed, read, kept and given back."""
 
 import pytest
 
@@ -26,7 +26,8 @@ def test_B54_what_lacks_less_than_the_threshold_is_given_up_at_once(tokens: int,
 
 
 def test_a_gap_ends_what_storage_is_asked_for() -> None:
-    """40 pages: 10 on the device, 5 in host memory, then storage, with a gap at page 33: chunks of 8 from page 15."""
+    """Of 40 pages, 10 are on the device, 5 in host memory, the rest in storage but page 33; chunks of 8 begin at page
+    15."""
     rig, keys = Rig(Prefetch(stop="wait_complete", chunk=8)), digests("a", 80)
     rig.host(keys, range(10, 15))
     rig.stock(keys, [*range(33), *range(34, 80)], [16 * n for n in (5, 30, 33, 34, 70)])
@@ -35,7 +36,7 @@ def test_a_gap_ends_what_storage_is_asked_for() -> None:
     assert outcome(rig, fetch, keys, 10) == ("complete", 33 * 16)
     asked = {call: rig.store.asked(call) for call in ("exists", "get")}
     assert [n.split("-")[1] for n in asked["exists"] if n.startswith("kv")] == [key.hex() for key in keys[15:39]]
-    # States: ends that gain 256 tokens, where KV reaches: 16 to 33.
+    # states are asked for at pages 16 to 33: they gain 256 tokens, and KV reaches them
     assert sum(name.startswith("state") for name in asked["exists"]) == 33 - 15
     assert sorted(name.split("-")[0] for name in asked["get"]) == ["kv"] * (33 - 15) + ["state"]
 
@@ -45,7 +46,7 @@ def test_a_gap_ends_what_storage_is_asked_for() -> None:
     [(511, 0, 496), (512, 0, 512), (300, 200, 496), (5000, 0, 992)],
 )
 def test_B55_a_hit_is_truncated_to_the_pages_that_host_memory_has(tokens_free: int, filled: int, length: int) -> None:
-    """filled: tokens of others, which can be evicted."""
+    """`filled` tokens of host memory belong to other prompts, and can be evicted."""
     case = Case(rig={"kv": (tokens_free + filled) // PAGE}, others=(range(filled // PAGE),))
     case.rig.clock.advance(1)
     case.rig.prefetcher.poll()
@@ -57,7 +58,7 @@ def test_B55_a_hit_is_truncated_to_the_pages_that_host_memory_has(tokens_free: i
 
 @pytest.mark.parametrize(("tokens_free", "ends"), [(255, range(16, 993, 16)), (600, [992])])
 def test_B56_truncated_below_the_threshold_gives_everything_up(tokens_free: int, ends: range | list[int]) -> None:
-    """The last: pages for 592 tokens, and no state before 992."""
+    """The second case has pages for 592 tokens, and no state before 992."""
     case = Case(rig={"kv": tokens_free // PAGE}, ends=ends)
     assert case.end() == ("no_room", 0)
     assert all(cache.pool.free == cache.pool.records for cache in case.rig.caches)
@@ -66,14 +67,14 @@ def test_B56_truncated_below_the_threshold_gives_everything_up(tokens_free: int,
 
 @pytest.mark.parametrize(("free", "filled", "evicted"), [(61, 20, 1), (10, 40, 40)])
 def test_B57_eviction_asks_for_the_shortfall_only(free: int, filled: int, evicted: int) -> None:
-    """The second is truncated: to what there is after one eviction, with no second one."""
+    """The second case is truncated to the room after one eviction; there is no second eviction."""
     case = Case(rig={"kv": free + filled}, others=(range(filled),))
     assert case.end() == ("complete", min(62, free + filled) * 16) and case.rig.kv.evicted == evicted
     assert [key in case.rig.kv for key in case.others[:filled]] == [False] * evicted + [True] * (filled - evicted)
 
 
 def test_B57_what_a_prefetch_relies_on_is_not_evicted_for_it() -> None:
-    """20 pages of the prompt itself are the least recently used of 40."""
+    """The 20 least recently used of the 40 pages in host memory belong to the prompt itself."""
     case = Case(rig={"kv": 62}, kv=range(20, 62), ends=[992], here=(range(20),), others=(range(40),))
     assert case.end() == ("complete", 992) and case.rig.kv.evicted == 40
 
@@ -103,7 +104,7 @@ def test_B58_over_the_limit_nothing_is_allocated() -> None:
 def test_S10_of_a_prompt_above_the_limit_the_longest_start_that_fits_is_fetched(
     limit: int, covered: int, fetched: int, end: int
 ) -> None:
-    """In whole pages, and not more than the limit; where that gains less than the threshold, nothing."""
+    """The start has whole pages, and at most the limit. If it gains less than the threshold, nothing is fetched."""
     rig, keys = Rig(Prefetch(threshold=250, limit=limit, stop="wait_complete")), digests("a", 62)
     rig.stock(keys, ALL, [496, 992])
     fetch = rig.start(1000, keys, covered=covered, kv_pages=covered // PAGE)
@@ -163,13 +164,13 @@ def test_B68_the_reserve_holds_where_records_are_being_copied() -> None:
 
 
 def test_B62_a_state_stands_for_the_length_that_it_is_filed_under() -> None:
-    """Truncated to 600 tokens: the state at 592 it is, though those at 608 and 992 are nearer to what was asked."""
+    """Truncated to 600 tokens, the prefetch takes the state at 592; states at 608 and 992 are too long."""
     case = Case(rig={"kv": 600 // PAGE}, ends=[256, 592, 608, 992])
     assert case.end() == ("complete", 592)
     (entry,) = case.rig.states.entries()
-    assert (entry.key, entry.length, entry.fetched) == (case.keys[36], 592, True)  # its bytes: see Rig.check
+    assert (entry.key, entry.length, entry.fetched) == (case.keys[36], 592, True)  # Rig.check compares its bytes
     lengths = [entry.length for entry in case.rig.kv.entries()]
-    assert lengths == [16 * n for n in range(37, 0, -1)]  # the first goes last
+    assert lengths == [16 * n for n in range(37, 0, -1)]  # the first page of the prompt goes last
 
 
 def test_B64_a_state_comes_back_to_kv_that_is_on_the_device() -> None:
@@ -184,7 +185,7 @@ def test_B64_kv_comes_back_to_a_state_that_is_in_host_memory() -> None:
 
 
 def test_what_host_memory_has_no_longer_ends_the_reach() -> None:
-    """Page 20 was in host memory when storage was asked, so that nobody knows whether storage has it."""
+    """Page 20 was in host memory when storage was asked, so nobody knows whether storage has this page."""
     case = Case(ends=[320, 992], here=([20],))
     case.rig.kv.drop(case.here[0])
     assert case.end() == ("complete", 320)

@@ -1,6 +1,4 @@
-"""Random programs of prefetches beside a model of the rules: after every operation the same outcomes, the same host
-memory, the same figures.
-"""
+"""Random prefetches compared with a model of the rules: outcomes, host memory and figures after every operation."""
 
 import os
 import random
@@ -19,13 +17,13 @@ from tests.support.sampling import PROOF
 from tests.support.shelves import Item, Shelf
 from tests.support.virtual import ByHand, MemoryStore, Together
 
-PAGE, MOST = 4, 12  # tokens; pages of a prompt
+PAGE, MOST = 4, 12  # tokens of a page, most pages of a prompt
 NAMES = {"kv": KV.name, "state": STATE.name}
 FAULTS = ("vanished", "half", "garbage", "denied", "raises")
 
 
 class Names:
-    """A store as the model asks it, by kind and key."""
+    """The records and faults of a store by kind and key, as the model asks for them."""
 
     forgetful = False
 
@@ -44,7 +42,7 @@ class Names:
 
 
 class Program:
-    """Ranks with their models, and operations drawn from a seed: each is done to the library and to the model."""
+    """Ranks and their models, with operations drawn from a seed: each is done in the library and in the model."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
@@ -128,7 +126,7 @@ class Program:
         rank.now += seconds
 
     def host(self) -> None:
-        """The device gives something to host memory, or host memory gives something up."""
+        """Adds a record to host memory, or evicts some."""
         real, model = self.any_cache()
         if self.rng.random() < 0.3:
             n = self.rng.randrange(4)
@@ -145,7 +143,7 @@ class Program:
             model.add(keys[page], rows[0])
 
     def write(self) -> None:
-        """A record in host memory is being written to storage, or that ends."""
+        """Begins to write a record of host memory to storage, or ends such a write."""
         real, model = self.any_cache()
         if self.writing and self.rng.random() < 0.5:
             self.written()
@@ -163,7 +161,7 @@ class Program:
         Shelf.pin([item], -1)
 
     def storage(self) -> None:
-        """Records come and go; calls fail."""
+        """Adds or removes records of the store, or makes its calls fail."""
         rng, (rig, _) = self.rng, self.rng.choice(self.ranks)
         keys, page = rng.choice(self.prompts), rng.randrange(MOST)
         what = rng.choice(["put", "put", "put", "lose", "fault", "mend", "mend", "break"])

@@ -1,4 +1,4 @@
-"""Prefetches of several ranks in one process: the same decisions in the same polls, whatever one of them lacks."""
+"""Prefetches of several ranks in one process: all decide alike in the same polls, whatever one rank lacks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,9 +19,9 @@ EVERY = range(16, 1025, 16)
 
 
 class Ranks:
-    """Ranks that run the same scheduler: what one does all of them do, one after the other.
+    """Ranks that run the same scheduler: each call is made on all of them, one after the other.
 
-    given: what a rank has for itself, after what all have.
+    `all_have` has settings of every rank, `given` those of single ranks.
     """
 
     def __init__(self, *given: dict[str, Any], **all_have: Any) -> None:
@@ -29,7 +29,7 @@ class Ranks:
         self.rigs = [Rig(ranks=together.of(rank), **all_have | own) for rank, own in enumerate(given)]
         self.keys = [digests(f"rank {rank}", 64) for rank in range(len(given))]
         self.fetches: list[list[Fetch]] = []  # by start, then by rank
-        self.ended: list[list[int]] = [[] for _ in given]  # in which poll each one's prefetches ended
+        self.ended: list[list[int]] = [[] for _ in given]  # by rank: the polls in which its prefetches ended
         self.polls = 0
 
     def stock(self, *states: Any, kv: int = 64) -> None:
@@ -41,7 +41,7 @@ class Ranks:
         return self.fetches[-1]
 
     def poll(self, ready: bool = False) -> None:
-        """One iteration of every rank's scheduler. ready: each would like to admit its requests."""
+        """Runs one iteration of every rank's scheduler; with `ready`, each rank first asks to admit its requests."""
         self.polls += 1
         for rank, rig in enumerate(self.rigs):
             for fetches in self.fetches if ready else ():
@@ -57,7 +57,7 @@ class Ranks:
             self.poll()
 
     def check(self, *outcomes: str, length: int) -> None:
-        """How the last prefetch ended on each rank; all of them at once, with the same contents."""
+        """Requires these outcomes of the last prefetch, in the same poll and with the same contents on all ranks."""
         for rig in self.rigs:
             rig.check()
         assert [fetch.outcome for fetch in self.fetches[-1]] == list(outcomes)
@@ -73,7 +73,7 @@ class Ranks:
      ([[240, 512], [240, 768]], 0)],
 )  # fmt: skip
 def test_B63_ranks_agree_on_a_length_that_all_of_them_have(states: list[list[int]], length: int) -> None:
-    """Never on the shortest of their longest hits: of the first ranks one has no state at 768."""
+    """They do not agree on the shortest of the longest hits: in the first case this is 768, which one rank lacks."""
     ranks = Ranks(*[{}] * len(states), settings=WAIT)
     ranks.stock(*states)
     ranks.start()
@@ -88,7 +88,7 @@ def test_B63_ranks_agree_on_a_length_that_all_of_them_have(states: list[list[int
 
 @pytest.mark.parametrize("polls", [1, 4, 11])
 def test_B61_one_rank_that_wants_an_end_is_enough(polls: int) -> None:
-    """Clocks differ: the timeout is over on one rank alone. Two polls later it is over for all."""
+    """The timeout ends on one rank only, because clocks differ; two polls later it ends on all ranks."""
     settings = Prefetch(stop="timeout", timeout=1000.0, timeout_per_page=0.0, chunk=CHUNK)
     ranks = Ranks({}, {}, {}, settings=settings, workers=1)
     ranks.stock(*[[1024]] * 3)
@@ -97,12 +97,12 @@ def test_B61_one_rank_that_wants_an_end_is_enough(polls: int) -> None:
     ranks.fetches[0][1].began -= 1000.0
     ranks.poll(ready=True)
     ranks.run(3)
-    whole = polls >= 10  # the last chunk comes before the others have heard of it
+    whole = polls >= 10  # the last chunk arrives before the other ranks hear of the timeout
     ranks.check(*["complete" if whole else "stopped"] * 3, length=1024 if whole else 0)
 
 
 def test_many_prefetches_take_turns_in_exchanges_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Room for two of nine prefetches in a round; two whose storage never answers keep nobody out."""
+    """A round has room for two of nine prefetches. Two whose storage never answers do not block the others."""
     monkeypatch.setattr(rounds, "WORDS", 2 + 2 * 3)
     ranks = Ranks({}, {}, settings=WAIT, kv=600, states=20, workers=8, latency=iter([1e9] * 4 + [1.0] * 999).__next__)
     ranks.stock([*EVERY], [*EVERY])
@@ -121,7 +121,7 @@ def test_many_prefetches_take_turns_in_exchanges_of_one_size(monkeypatch: pytest
 
 
 class Broken:
-    """A group of two that falls apart: when words are sent, or when they are waited for."""
+    """A group of two ranks that fails when words are sent, or when they are waited for."""
 
     done, left = False, 3
 
@@ -160,7 +160,7 @@ def test_a_lost_group_gives_everything_back_and_says_so_once(when: str) -> None:
 
 
 def told(*rigs: Rig) -> None:
-    """The next poll says that ranks differ, and gives everything back."""
+    """Requires that the next poll of each rank reports a difference, and gives everything back."""
     for rig in rigs:
         with pytest.raises(AgreementLost, match="they started or cancelled different prefetches"):
             rig.prefetcher.poll()
@@ -182,7 +182,7 @@ def both(rig: Rig, keys: list[bytes]) -> list[Fetch]:
 
 @pytest.mark.parametrize("name", DIFFERENCES)
 def test_ranks_whose_prefetches_differ_in_one_thing_are_told(name: str) -> None:
-    """With the numbers alone: sizes that differ would be the end of the process under gloo."""
+    """Only the numbers in the messages differ: under gloo, messages of other sizes would end the process."""
     ranks = Ranks({}, {}, settings=WAIT)
     for rig, keys, start in zip(ranks.rigs, ranks.keys, (both, DIFFERENCES[name]), strict=True):
         start(rig, keys)
@@ -191,9 +191,9 @@ def test_ranks_whose_prefetches_differ_in_one_thing_are_told(name: str) -> None:
 
 
 class Beside:
-    """A group of two. The other rank sends the same words, except for one bit of its check.
+    """A group of two ranks, the other of which sends the same words, except for one bit of its check.
 
-    lacks: whether the other rank lacks this bit, or is alone to have it.
+    `lacks` says whether the other rank lacks this bit or adds it.
     """
 
     done = True
@@ -214,7 +214,7 @@ class Beside:
 
 @pytest.mark.parametrize("lacks", [False, True])
 def test_each_word_of_a_check_counts(lacks: bool) -> None:
-    """One word alone misses the difference where one check has all bits of the other."""
+    """A single word would miss the difference if one check has all bits of the other."""
     rig, keys = Rig(WAIT, ranks=Beside(lacks)), digests("a", 64)
     rig.start(1024, keys)
     rig.prefetcher.poll()

@@ -1,6 +1,4 @@
-"""Prefetches that do not end by themselves, or whose storage does not do what it should: what arrived is kept or given
-back, whatever the moment.
-"""
+"""Prefetches that are stopped, or whose storage fails: what has arrived is kept or given back at any moment."""
 
 import logging
 from collections.abc import Sequence
@@ -27,9 +25,9 @@ BEST = Prefetch(stop="best_effort", chunk=CHUNK)
 
 
 def stocked(settings: Prefetch, stated: bool = False, **sizes: object) -> tuple[Rig, list[bytes], Fetch]:
-    """A prompt of 62 pages in storage, and a prefetch that has asked: the first read begins.
+    """Returns a rig, the keys of 62 pages in storage, and a prefetch of them, whose first read begins.
 
-    stated: all states are in host memory, so KV alone is read; otherwise storage has those at 496 and 992.
+    With `stated`, host memory has all states, so only KV is read; otherwise storage has the states at 496 and 992.
     """
     rig, keys = Rig(settings, states=62 if stated else 4, **sizes), digests("a", 62)  # type: ignore[arg-type]
     rig.stock(keys, range(62), ENDS)
@@ -42,11 +40,11 @@ def stocked(settings: Prefetch, stated: bool = False, **sizes: object) -> tuple[
 
 
 def waiting(rig: Rig) -> int:
-    """Records that were given back while a thread writes to them."""
+    """Returns the number of records that were given back while a thread writes to them."""
     return sum(cache.pool.records - cache.pool.free - cache.pool.claimed for cache in rig.caches)
 
 
-# With one worker a second brings the answer, the next one the state, and each after that 8 pages.
+# With one worker, the first second brings the answer, the next one the state, and each later one 8 pages.
 @pytest.mark.parametrize(
     ("stated", "seconds", "expected"),
     [(True, 0, ("stopped", 0)), (True, 3, ("partial", 384)), (True, 8, ("complete", 992)), (False, 8, ("stopped", 0)),
@@ -86,7 +84,7 @@ def test_a_prefetch_that_was_stopped_says_so_in_the_log(
 ) -> None:
     caplog.set_level(logging.INFO, "memstate.tiers")
     rig, keys, fetch = stocked(settings, stated=True, workers=1)
-    rig.clock.advance(1.0)  # reads 8 pages, and 1.62 s are over
+    rig.clock.advance(1.0)  # 8 pages are read, and the timeout of 1.62 s is over
     assert rig.prefetcher.ready(fetch)
     assert outcome(rig, fetch, keys) == ("partial", CHUNK * 16)
     (said,) = [one for one in caplog.records if one.getMessage().startswith("prefetch ended")]
@@ -123,7 +121,7 @@ def test_a_loop_waits_for_an_answer_of_storage_and_no_longer(monkeypatch: pytest
         mem.tiers.wait(fetch)
         assert gate.is_set() or 0.1 <= now[0] - before < 0.11
     assert waits >= 9 and fetch.outcome == "missed"
-    mem.tiers.wait(fetch)  # at once
+    mem.tiers.wait(fetch)  # returns at once
     with pytest.raises(InvalidArgument, match="not what this manager"):
         mem.tiers.wait(None)  # type: ignore[arg-type]
     mem.close()
@@ -147,7 +145,7 @@ def test_B65_an_abort_at_any_moment_returns_everything(half_seconds: int) -> Non
 
 
 def test_B65_records_that_a_thread_still_writes_to_are_nobody_elses() -> None:
-    """The cancelled prefetch writes late; its successor gets other records meanwhile, and those when they are free."""
+    """The cancelled prefetch writes late. Its successor gets other records meanwhile, and these when they are free."""
     rig, _, fetch = stocked(WAIT, kv=70, workers=2, latency=iter([1.0, 50.0, 50.0] + [1.0] * 99).__next__)
     rig.prefetcher.cancel(fetch)
     assert waiting(rig) == CHUNK + 1
@@ -200,7 +198,7 @@ def test_B62_a_state_that_does_not_come_is_not_attached(fault: str) -> None:
 
 
 def test_B62_a_state_of_another_length_is_foreign() -> None:
-    """Under its name lies a sound record that stands for less."""
+    """The record under the state's name is sound, but stands for fewer tokens."""
     rig, keys, fetch = stocked(WAIT)
     rig.store.records[STATE.name(keys[61])] = record(STATE, keys[61], 976)
     rig.run()

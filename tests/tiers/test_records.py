@@ -1,4 +1,4 @@
-"""Records: sealed bytes are what docs/record-format.md says, and whatever is wrong with them is found."""
+"""Records: sealed bytes follow docs/record-format.md, and every damage is found."""
 
 import random
 import re
@@ -57,7 +57,7 @@ def sealed(form: RecordFormat, seed: int = 0, key: bytes = KEY, length: int = LE
 
 
 def payload(form: RecordFormat) -> np.ndarray[Any, Any]:
-    """Which bytes of a record hold elements of a plane, by adding up block after block."""
+    """Returns which bytes of a record hold elements of a plane, added up block after block."""
     marks, at = np.zeros(form.nbytes, bool), form.header_bytes
     for plane, _ in in_order(form.layout):
         marks[at : at + plane.nbytes] = True
@@ -73,7 +73,7 @@ def number(record: Bytes, at: int, size: int) -> int:
 @every_layout
 @pytest.mark.parametrize("kind", ["state", "kv"])
 def test_record_is_what_the_document_says(kind: Any, layout: StateLayout) -> None:
-    """Every byte, from the document's numbers alone."""
+    """Checks every byte with the numbers of the document alone."""
     form = RecordFormat(kind, layout, PRINT)
     before = garbage(form.nbytes)
     record = sealed(form)
@@ -132,7 +132,7 @@ def test_B67_every_truncation_is_found() -> None:
     record = sealed(STATE)
     for size in range(STATE.nbytes):
         assert STATE.flaw(record[:size], KEY, LENGTH) == "truncated"
-        half = garbage(STATE.nbytes, 1)  # the rest of the buffer holds whatever lay there
+        half = garbage(STATE.nbytes, 1)  # the rest of the buffer has older bytes
         half[:size] = record[:size]
         assert STATE.flaw(half, KEY, LENGTH) in FLAWS
         half[size:] = 0
@@ -150,7 +150,7 @@ def test_B67_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_B67_foreign_records_are_refused() -> None:
-    """Sound records of something else, each in one thing."""
+    """Each record is sound, but has another key, length, kind or fingerprint."""
     record = sealed(STATE)
     assert STATE.flaw(record, KEY[::-1], LENGTH) == "foreign"
     assert STATE.flaw(record, KEY[:31], LENGTH) == "foreign"
@@ -160,7 +160,7 @@ def test_B67_foreign_records_are_refused() -> None:
 
 
 def test_B67_records_of_other_planes_are_foreign() -> None:
-    """As many bytes in all, split otherwise: by planes, and by a header of another size."""
+    """The records have equal sizes, but other planes, or a header of another size."""
     shapes = {"layers": (16, 1, 3), "planes": (16, 3, 1), "short": (512, 1, 1), "long": (16, 24, 1)}
     forms = {}
     for name, (nbytes, planes, layers) in shapes.items():

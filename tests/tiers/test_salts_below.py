@@ -1,4 +1,4 @@
-"""Salts below the device: in host memory, in storage and between ranks tenants never meet either."""
+"""Salts in the tiers: tenants never share states in host memory, in storage or between ranks."""
 
 from collections.abc import Hashable, Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.support.splits import TOKENS, Model
 from tests.support.tenants import NOTHING, PAGE, House, T, two_tenants
 from tests.support.virtual import MemoryStore
 
-BELOW = (0, 0, 0, 8)  # of what has gone down
+BELOW = (0, 0, 0, 8)  # the match of a state that only host memory has
 
 
 @pytest.mark.parametrize("write", ["through", "back", "selective"])
@@ -36,7 +36,7 @@ def test_host_memory_gives_what_its_own_salt_has(mine: Hashable, other: Hashable
 
 @two_tenants
 def test_storage_gives_what_its_own_salt_has(mine: Hashable, other: Hashable) -> None:
-    """Written by one process and fetched by another."""
+    """One process writes the state, and another one fetches it."""
     store = MemoryStore()
     first = House(tiers={"store": store})
     first.turn(8, mine)
@@ -50,7 +50,7 @@ def test_storage_gives_what_its_own_salt_has(mine: Hashable, other: Hashable) ->
 
 @pytest.fixture
 def rank(monkeypatch: pytest.MonkeyPatch) -> House:
-    """A rank of two, whose fellow always agrees."""
+    """One of two ranks, the other of which always agrees."""
     monkeypatch.setattr(manager, "Ranks", lambda group: None)
     return House(tiers={"rank": 0, "ranks": 2, "group": object()})
 
@@ -84,7 +84,7 @@ def test_digests_are_of_one_salt(mine: Hashable, other: Hashable) -> None:
 
 @two_tenants
 def test_nodes_and_prompts_have_the_digests_of_their_salt(mine: Hashable, other: Hashable) -> None:
-    """As a name in storage says: computed from the tokens, or from what a node of the tree remembers."""
+    """Digests are the same whether they are computed from the tokens or from a node of the tree."""
     house = House(tiers={})
     host, cache = house.mem.tiers.host, house.mem.prefix  # type: ignore[union-attr]
     assert cache is not None

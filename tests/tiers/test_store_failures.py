@@ -1,4 +1,4 @@
-"""What a store cannot do reaches the operator: its reason in the log and in the figures, and no flood of lines."""
+"""Failures of a store: their reasons are in the log and in the figures, without a flood of lines."""
 
 import errno
 import logging
@@ -22,7 +22,7 @@ Told = Callable[[str], list[dict[str, Any]]]
 
 @pytest.fixture
 def told(caplog: pytest.LogCaptureFixture) -> Told:
-    """Returns the fields of the warnings with a name."""
+    """A function that returns the fields of all warnings of a name."""
     caplog.set_level(logging.WARNING, "memstate")
     return lambda name: [
         {key: value for key, value in fields.items() if key != "event"}
@@ -40,7 +40,7 @@ def full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def served(store: Any, prompts: int, clock: Clock | None = None) -> Tiered:
-    """A server that has tried to write the states and pages of so many prompts, one after the other."""
+    """Returns a server that has tried to write the states and pages of some prompts, one after the other."""
     at = Tiered(CPU, slots=6, tiers={"store": store, "clock": clock or Clock()})
     for n in range(prompts):
         write(at, n)
@@ -55,7 +55,7 @@ def write(at: Tiered, n: int) -> None:
 
 
 def samples(at: Tiered, name: str) -> dict[tuple[str, ...], float]:
-    """A metric's values by its own labels."""
+    """Returns the values of a metric by its own labels."""
     (family,) = (each for each in metrics.collector(at.mem).collect() if f"{each.name}_total" == name)
     return {
         tuple(value for label, value in sample.labels.items() if label not in ("manager", "rank")): sample.value

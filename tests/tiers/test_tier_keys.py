@@ -1,4 +1,4 @@
-"""Keys of prefixes: the same in every process, never the same for two things."""
+"""Keys of prefixes: equal in every process, and different for different prefixes."""
 
 import random
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def tokens(n: int, seed: int) -> bytes:
 
 
 def test_values_are_those_of_every_other_process() -> None:
-    """Written down once: whoever changes them gives up everything that storage holds."""
+    """These values are fixed: with others, everything in storage would be lost."""
     assert KEYS.fingerprint.hex() == "4ac088215539508cd7617a602fe921a3391aa7c1999c8715846ef3bd9cb7fd98"
     digests = KEYS.of(Prompt(encode_tokens(range(9)), ("tenant", 7, None, 1, b"\xff", -129)))
     assert [digest.hex() for digest in digests] == [
@@ -41,12 +41,12 @@ def test_a_digest_stands_for_all_tokens_before_it() -> None:
     assert len(set(whole)) == 8
     for n in range(33):
         assert KEYS.of(Prompt(key[: n * 8], None)) == whole[: n // 4]
-    for changed in range(len(key)):  # one bit anywhere: this page and all after it
+    for changed in range(len(key)):  # one bit anywhere changes the digests of this page and of all after it
         other = bytearray(key)
         other[changed] ^= 1
-        found = KEYS.of(Prompt(bytes(other), None))
+        digests = KEYS.of(Prompt(bytes(other), None))
         page = changed // 32
-        assert found[:page] == whole[:page] and not set(found[page:]) & set(whole)
+        assert digests[:page] == whole[:page] and not set(digests[page:]) & set(whole)
 
 
 @pytest.mark.parametrize("known", range(10))

@@ -1,7 +1,7 @@
-"""What going down and coming up costs: submits, uploads, launches, and no wait for the device.
+"""Costs of saves and loads: submits, uploads and launches, and no wait for the device.
 
-A transfer of so many records is one upload and one launch for as many as staging has room for; coming up, one upload
-in all. Staging of KV has room for all pages here.
+A save takes one upload and one launch for each batch that fits in staging, a load one upload in all. Staging of KV has
+room for all pages here.
 """
 
 import pytest
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.sample
 
 
 class Spent:
-    """What was spent since the last look."""
+    """A count of what was spent since its last call."""
 
     def __init__(self, at: Tiered) -> None:
         self.at = at
@@ -24,7 +24,7 @@ class Spent:
         self()
 
     def __call__(self) -> tuple[int, int, dict[str, int]]:
-        """Submits, uploads, launches by name."""
+        """Returns submits, uploads, and launches by name."""
         counts, submits = self.at.mem.backend.counts, self.at.mem.stats().packets
         assert counts.syncs == 0 and self.at.mem.stats().upload_waits == 0
         spent = submits - getattr(self, "_submits", 0), counts.uploads, dict(counts.launches)
@@ -35,11 +35,11 @@ class Spent:
 
 @pytest.fixture
 def poison() -> None:
-    """Not here, where whatever reaches the device is counted."""
+    """Does nothing: poison would count as work of the device."""
 
 
 def cached(backend: Backend, n: int, write: str, staging: int) -> tuple[Tiered, Spent]:
-    """A manager with n states of two pages each."""
+    """Returns a manager with n cached states of two pages each, and the count of what it spends."""
     tiers = {"write": write, "staging": staging, "host_slots": 32, "host_pages": 64}
     at = Tiered(backend, slots=40, rows=10, pages=60, tiers=tiers)
     rows = at.admit(*[ms.Request(i, tokens=whole(i + 1)) for i in range(n)])
@@ -87,7 +87,7 @@ def test_a_poll_that_writes_through_and_an_admission_of_hits(n: int, staging: in
 
 
 def busy(at: Tiered) -> None:
-    """Down, up, down again, with ends of all sorts."""
+    """Saves states, loads them and saves them again, with ends of all kinds."""
     unchecked()
     first = 1 + 10 * len(at.known)
     prompts = [whole(first + i) for i in range(3)]
@@ -109,9 +109,9 @@ def busy(at: Tiered) -> None:
 
 @pytest.mark.parametrize("write", ["through", "back"])
 def test_nothing_but_launches_uploads_and_copies_reaches_the_device(write: str, backend: Backend) -> None:
-    """Copies between staging and host memory, one for each batch."""
+    """The copies are between staging and host memory, one for each batch."""
     at = Tiered(backend, slots=12, tiers={"write": write})
-    busy(at)  # what is made once is made
+    busy(at)  # creates what is created only once
     watch = Watch()
     rings = [ring for each in at.below.host.sets for ring in each.transfers._rings]
     watch.let_pass(at.mem, *rings)

@@ -1,4 +1,4 @@
-"""Storage that is slow, fails or is closed, and prefetches that end early: a hit is lost, and nothing stays taken."""
+"""Slow, failing or closed storage, and prefetches that end early: a hit is lost, but no record stays taken."""
 
 import threading
 from pathlib import Path
@@ -26,7 +26,7 @@ def virtual(backend: Backend, store: MemoryStore, executor: ByHand | None = None
 
 
 def test_a_storage_that_never_answers_leaves_host_memory_evictable(plain: Backend) -> None:
-    """At most a quarter of the records of each kind are pinned by writes, and one at least."""
+    """Writes pin at most a quarter of the records of each kind, and at least one."""
     for slots, pages, of_states, of_pages in ((8, 40, 2, 10), (2, 8, 1, 2)):
         jobs, store = ByHand(), MemoryStore()
         at = virtual(plain, store, jobs, tiers={"host_slots": slots, "host_pages": pages})
@@ -77,7 +77,7 @@ def test_writes_that_take_seconds_hold_nobody_up(plain: Backend) -> None:
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_flush_and_close_end(broken: bool, plain: Backend, tmp_path: Path) -> None:
-    """All that is cached is in the store then, unless that is broken; and no thread is left."""
+    """After them, the store has all that was cached, unless it is broken, and no thread is left."""
     store, threads = MemoryStore(), set(threading.enumerate())
     store.broken = broken
     at = Tiered(plain, slots=12, tiers={"store": store, "write": "back", "threads": 1})
@@ -105,7 +105,7 @@ def test_a_closed_manager_goes_on_without_tiers(plain: Backend) -> None:
 
 
 def test_kv_that_sleeps_is_not_filed(plain: Backend) -> None:
-    """The engine's KV is not put to sleep by the manager; what cannot be packed is not there."""
+    """The manager does not put the engine's KV to sleep; a state whose KV cannot be packed is not filed."""
     store = MemoryStore()
     at = Tiered(plain, tiers={"store": store, "write": "back"})
     at.cache_prompts(whole(1))

@@ -1,4 +1,4 @@
-"""Hits in host memory: what comes up, once for all who ask, and what every request then reads."""
+"""Hits in host memory: records are loaded once for all requests, and every request reads the right state."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def test_staging_of_any_size_carries_the_same_bytes(name: str, staging: int, pla
 
 
 def test_hits_through_the_kernels(backend: Backend) -> None:
-    """Both strategies of starting: reading the state where it is, and copying it."""
+    """Covers both starts: a direct read of the state, and a copy."""
     for name, staging in (("redirect", 1), ("lazy", 2)):
         at = below(backend, name, tiers={"staging": staging})
         assert at.turn([*ONE, 1], goal=2) == 8

@@ -1,4 +1,4 @@
-"""Bytes that take their time: nothing reads them before they are there, nothing takes their records meanwhile."""
+"""Late transfers: nothing reads their bytes before they arrive, and nothing takes their records meanwhile."""
 
 import pytest
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.sample
 ONE = whole(1)
 
 
-TWO = (ONE, whole(2, 3))  # what only host memory has
+TWO = (ONE, whole(2, 3))  # prompts that only host memory has
 
 
 @every_order_and_strategy
@@ -23,7 +23,7 @@ def test_nothing_reads_a_state_before_it_is_there(name: str, overlap: bool, late
     rows = at.admit(*[ms.Request(n, tokens=[*ONE, n]) for n in range(2)])
     states, kv = late
     assert len(states.unread("into")) == len(kv.unread("into")) == 1
-    at.run([*rows, None], publish=False)  # reads what came, and checks it
+    at.run([*rows, None], publish=False)  # reads and checks the loaded states
     assert not states.unread("into") and not kv.unread("into")
     at.mem.poll()
     assert at.below.host.loads, "the host has not heard of it"
@@ -35,7 +35,7 @@ def test_nothing_reads_a_state_before_it_is_there(name: str, overlap: bool, late
 
 @every_strategy
 def test_a_request_that_ends_at_once_leaves_its_load_to_itself(name: str, late: list[Late], plain: Backend) -> None:
-    """The record stays in use until the bytes have arrived; the state is a cached one, and right."""
+    """The record stays in use until its bytes have arrived; the loaded state is cached, and right."""
     at = below(plain, name, *TWO)
     row = at.start([*ONE, 1])
     at.mem.end([row])
@@ -74,8 +74,8 @@ def test_whatever_is_on_its_way_arrives_first(ending: str, late: list[Late], pla
     at = below(plain, "redirect", *TWO, slots=12)
     at.cache_prompts(whole(3))
     at.mem.submit()
-    at.mem.poll()  # on its way down
-    at.mem.end([at.start([*ONE, 1])])  # on its way up
+    at.mem.poll()  # the save is on its way
+    at.mem.end([at.start([*ONE, 1])])  # the load is on its way
     assert [len(late[0].flying(kind)) for kind in ("out", "into")] == [1, 1]
     if ending == "sleep":
         at.mem.device.sleep()

@@ -1,4 +1,4 @@
-"""What a manager with tiers goes through: resets, clears, sleep and wake, ends, threads."""
+"""Managers with tiers through resets, clears, sleep and wake, ends and threads."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_a_reset_empties_host_memory_and_leaves_storage(name: str, plain: Backen
 def test_host_memory_outlives_sleep(name: str, keep: bool, plain: Backend) -> None:
     at = below(plain, name, *BOTH, **ONE_GONE)
     at.give_up()
-    row = at.start([*ONE, 1]) if keep else None  # on its way up
+    row = at.start([*ONE, 1]) if keep else None  # its load is on its way
     at.mem.submit()
     at.mem.device.sleep(keep=keep)
     for call in (at.mem.poll, lambda: at.mem.match([*ONE, 1]), lambda: at.mem.prefetch([*ONE, 1])):
@@ -58,7 +58,7 @@ def test_host_memory_outlives_sleep(name: str, keep: bool, plain: Backend) -> No
 
 
 def test_states_are_written_for_good_once_nothing_is_pending(plain: Backend) -> None:
-    """KV first: whoever finds the state finds the rest too."""
+    """KV is written first, so that a reader that finds the state also finds its KV."""
     store = MemoryStore()
     at = Tiered(plain, slots=12, tiers={"store": store})
     at.cache_prompts(T[:16])
@@ -74,7 +74,7 @@ def test_states_are_written_for_good_once_nothing_is_pending(plain: Backend) -> 
 
 @pytest.mark.parametrize("call", ["flush", "close"])
 def test_a_manager_that_sleeps_gives_nothing_to_host_memory(call: str, plain: Backend) -> None:
-    """Refused before anything is filed under a key, or not needed: no record of a state that was never copied."""
+    """The call is refused before a record is filed for a state that was never copied."""
     at = Tiered(plain, slots=6, tiers={"write": "back"})
     at.cache_prompts(ONE)
     at.mem.device.sleep()
@@ -85,7 +85,7 @@ def test_a_manager_that_sleeps_gives_nothing_to_host_memory(call: str, plain: Ba
 
 
 def test_flushing_more_than_host_memory_holds_writes_all_of_it(plain: Backend) -> None:
-    """In turns: what storage has by now makes room for the rest."""
+    """Records are written in turns: those that storage has make room for the rest."""
     store = MemoryStore()
     at = Tiered(plain, slots=8, tiers={"store": store, "write": "back", "host_slots": 2, "host_pages": 4})
     at.cache_prompts(*(whole(n) for n in range(1, 6)))

@@ -1,4 +1,4 @@
-"""Several ranks over tiers of their own start every request from the same length, whatever each of them has lost."""
+"""Several ranks with their own tiers start every request from the same length, whatever each rank has lost."""
 
 import json
 from collections.abc import Iterator
@@ -26,9 +26,7 @@ PROMPT = [*whole(1, 4), 7]
 
 
 def lives(ranks: int, folder: Path) -> list[list[dict[str, Any]]]:
-    """What each rank said of other settings, and did in its two lives; how a prefetch ended then, on all ranks but the
-    last, which went away.
-    """
+    """Returns the lines of each rank: a refusal of settings, two lives and, but for the last, the end of a prefetch."""
     outputs = run_ranks("tests.support.tiers_rank", ranks, folder)
     lines = [[json.loads(line) for line in out.splitlines() if line.startswith("{")] for out, _ in outputs]
     assert [len(each) for each in lines] == [4] * (ranks - 1) + [3], "\n".join(error for _, error in outputs)
@@ -38,15 +36,15 @@ def lives(ranks: int, folder: Path) -> list[list[dict[str, Any]]]:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_start_alike_with_host_memory_and_storage_that_differ(ranks: int, tmp_path: Path) -> None:
-    found = lives(ranks, tmp_path)
-    print(found[0])
+    printed = lives(ranks, tmp_path)
+    print(printed[0])
     said = f"slots: 6 on rank 0, 7 on rank {', '.join(map(str, range(1, ranks)))}; "
-    assert all(said in rank[0]["refused"] for rank in found)
+    assert all(said in rank[0]["refused"] for rank in printed)
     for life in (1, 2):
-        assert all(rank[life]["starts"] == found[0][life]["starts"] for rank in found)
-        assert any(start for start, _ in found[0][life]["starts"])
-    assert found[0][2]["stored"] > 0  # the second life begins with an empty device
-    assert [rank[3] for rank in found[:-1]] == [{"outcome": "lost"}] * (ranks - 1)
+        assert all(rank[life]["starts"] == printed[0][life]["starts"] for rank in printed)
+        assert any(start for start, _ in printed[0][life]["starts"])
+    assert printed[0][2]["stored"] > 0  # the second life begins with an empty device
+    assert [rank[3] for rank in printed[:-1]] == [{"outcome": "lost"}] * (ranks - 1)
 
 
 def test_ranks_without_a_group_are_refused() -> None:
@@ -54,11 +52,11 @@ def test_ranks_without_a_group_are_refused() -> None:
         manager.Ranks()
 
 
-# -- what ranks must have alike ---------------------------------------------------------------------
+# -- settings that ranks must share -----------------------------------------------------------------
 
 
 class Mine(ms.policies.Lru):
-    """A policy of the user's own, whose repr says where it lies."""
+    """A policy of the user's own, whose repr has its address."""
 
     def __init__(self, alpha: float = 1.0) -> None:
         super().__init__()
@@ -69,7 +67,7 @@ class Mine(ms.policies.Lru):
 
 
 class Line:
-    """What ranks tell each other. Here they come one after the other: the first one hears itself twice."""
+    """The exchange of ranks that come one after the other: the first one hears itself twice."""
 
     def __init__(self) -> None:
         self.told: list[dict[str, Any]] = []
@@ -102,7 +100,7 @@ def ranked(rank: int, settings: dict[str, Any], below: dict[str, Any]) -> ms.Sta
 
 
 def second(line: pytest.MonkeyPatch, settings: dict[str, Any], below: dict[str, Any]) -> tuple[Line, ms.StateManager]:
-    """The second of two ranks, which has settings of its own."""
+    """Returns the exchange, and the second of two ranks, which has settings of its own."""
     ranks = Line()
     line.setattr(manager, "Ranks", lambda group: ranks)
     ranked(0, {}, {})
@@ -133,13 +131,13 @@ def second(line: pytest.MonkeyPatch, settings: dict[str, Any], below: dict[str, 
 def test_ranks_of_other_settings_are_refused_and_told_which(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], below: dict[str, Any], says: str
 ) -> None:
-    """Else they part in silence: each decides by its own settings what to evict and to keep."""
+    """Otherwise the ranks would part in silence: each decides by its own settings what to evict and to keep."""
     with pytest.raises(ms.ConfigurationError, match=says):
         second(monkeypatch, settings, below)
 
 
 def test_ranks_may_differ_in_what_they_agree_on_or_decide_nothing_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit of prefetches comes from host memory: the smallest counts."""
+    """Host memory gives the limit of prefetches; the smallest of all ranks counts."""
     below = {"host_slots": 30, "write": "back", "staging": 3, "threads": 1, "reserve": 0.5, "store": MemoryStore()}
     settings = {"slots": np.int64(8), "debug": True, "journal": 5}
     ranks, mem = second(monkeypatch, settings, below)
@@ -149,7 +147,7 @@ def test_ranks_may_differ_in_what_they_agree_on_or_decide_nothing_by(monkeypatch
 
 
 def test_a_place_that_two_ranks_take_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each would write the records of the other, and read them."""
+    """Otherwise each rank would write and read the records of the other."""
     ranks = Line()
     monkeypatch.setattr(ranks, "gather", lambda text: [text, text])
     monkeypatch.setattr(manager, "Ranks", lambda group: ranks)
@@ -164,7 +162,7 @@ def test_the_text_of_a_setting_is_alike_in_every_process() -> None:
 
 @pytest.fixture
 def keyed(monkeypatch: pytest.MonkeyPatch, plain: Backend) -> Tiered:
-    """A rank of two, whose fellow always agrees; a prompt of four pages and one token has gone down."""
+    """One of two ranks, the other of which always agrees; host memory has a prompt of four pages and one token."""
     monkeypatch.setattr(manager, "Ranks", lambda group: None)
     at = Tiered(plain, tiers={"rank": 0, "ranks": 2, "group": object()}, every=PAGE)
     at._keys = Keys(fingerprint("toy", LAYOUT, KV, at.page, 0, 2), at.page)
@@ -191,7 +189,7 @@ def test_host_memory_without_an_agreement_is_not_used(keyed: Tiered) -> None:
     at.give_up(pages=60)
     row = at.hit(0, PROMPT)
     at.mem.end([row])
-    at.below.cancel(at.fetch(PROMPT))  # and keeps nothing
+    at.below.cancel(at.fetch(PROMPT))  # the cancelled prefetch keeps nothing
 
 
 def test_the_prefetch_of_another_prompt_or_manager_is_refused(keyed: Tiered) -> None:
@@ -219,7 +217,7 @@ def test_the_prefetch_of_another_prompt_or_manager_is_refused(keyed: Tiered) -> 
 
 
 def test_kv_that_the_device_lost_meanwhile_is_not_taken_for_granted(keyed: Tiered) -> None:
-    """It was not fetched, because the device had it then: every rank sees that alike, and starts without."""
+    """The KV was not fetched, because the device had it. Every rank sees that it is gone, and starts without it."""
     at = keyed
     fetch = at.fetch(PROMPT)
     assert fetch.kv_pages == 4 and fetch.length == 4 * PAGE
@@ -244,7 +242,7 @@ def test_what_was_agreed_on_is_nothing_once_a_record_is_gone(keyed: Tiered) -> N
 
 @pytest.fixture
 def stocked(plain: Backend, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tiered]:
-    """A rank whose fellow always agrees, with room for one prompt in host memory; two lie in storage."""
+    """One of two ranks, the other of which always agrees; host memory has room for one prompt, and storage has two."""
     monkeypatch.setattr(manager, "Ranks", lambda group: None)
     place = {"rank": 0, "ranks": 2, "group": object(), "store": MemoryStore()}
     keys = Keys(fingerprint("toy", LAYOUT, KV, PAGE, 0, 2), PAGE)

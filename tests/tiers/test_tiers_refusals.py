@@ -1,4 +1,4 @@
-"""What is refused changes nothing, here or in host memory; salts keep prompts apart; settings and their errors."""
+"""Refused calls change nothing, here or in host memory; settings of tiers that are refused."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,7 @@ ONE = whole(1)
 
 
 class Five:
-    """A store that cannot be told of memory."""
+    """A store without `register`."""
 
     exists = get = put = discard = close = lambda self: None
 

@@ -1,4 +1,4 @@
-"""Host memory under conversations, and host memory that is too small or held by others."""
+"""Sessions above host memory, also if host memory is too small or pinned."""
 
 import pytest
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.sample
 
 
 def check(at: Tiered) -> None:
-    """As `look`, where sessions hold slots and pages too."""
+    """Checks what `look` checks, where sessions hold slots and pages too."""
     at.mem.submit()
     assert scan_registers(inside.registers(at.mem)).problems + row_problems(at.mem) == []
     at.mem.audit().raise_if_leaking()
@@ -23,11 +23,11 @@ def check(at: Tiered) -> None:
 
 
 def test_a_prompt_s_own_pages_do_not_make_room_for_it(plain: Backend) -> None:
-    """Two of its pages are there, a third does not fit: none of the two goes for it."""
+    """Host memory has two pages of the prompt; a third does not fit, and takes the place of neither."""
     at = Tiered(plain, slots=8, tiers={"host_slots": 2, "host_pages": 2, "write": "back"})
     at.pass_down(T[:8])
     at.cache_prompts(T[:12])
-    settle(at)  # what came up is no longer pinned for that
+    settle(at)  # loaded records are no longer pinned
     at.give_up(pages=60)
     assert at.keeps_pages() == {tuple(T[:4]), tuple(T[:8])} and at.tiers.refused == 1
     assert at.turn([*T[:12], 1], publish=False) == 8
@@ -38,7 +38,7 @@ def test_a_prompt_s_own_pages_do_not_make_room_for_it(plain: Backend) -> None:
 def test_S7_an_idle_session_s_state_goes_down_for_a_request_and_comes_up_by_its_tokens(
     name: str, write: str, plain: Backend
 ) -> None:
-    """Of three sessions on little room, each finds its state again: in its session, on the device or below."""
+    """Each of three sessions with little room finds its state again: in the session, in the cache or in host memory."""
     at = Tiered(plain, name, slots=NEEDS[name] + 1, tiers={"write": write})
     sessions = [at.mem.sessions.open(n) for n in range(1, 4)]
     for n, session in enumerate(sessions, 1):
@@ -61,7 +61,7 @@ def test_S7_an_idle_session_s_state_goes_down_for_a_request_and_comes_up_by_its_
 def test_S16_a_session_that_rests_travels_down_and_its_turn_or_a_prefetch_brings_it_back(
     name: str, write: str, stored: bool, plain: Backend, store: FileStore
 ) -> None:
-    """Others take the room meanwhile."""
+    """Other requests take the room of the session meanwhile."""
     at = Tiered(plain, name, slots=NEEDS[name] + 1, tiers={"write": write, "store": store if stored else None})
     session = at.mem.sessions.open("agent")
     at.cache_prompts(whole(1), session=session)

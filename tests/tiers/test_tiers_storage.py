@@ -1,4 +1,4 @@
-"""Storage under a manager: another process goes on from it, and no fault of it does more than lose a hit."""
+"""Storage under a manager: another process goes on from its records, and a fault at most loses a hit."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def test_another_process_goes_on_from_files(name: str, overlap: bool, plain: Bac
 @pytest.mark.parametrize("other", [{"model": "other"}, {"salt": "b"}, {"page": True}])
 def test_records_of_others_are_never_found(other: dict[str, object], plain: Backend, tmp_path: Path) -> None:
     filled(plain, FileStore(tmp_path), ONE)
-    settings = {"page": 8, "pages": 0} if "page" in other else {}  # the KV planes of this harness are of pages of 4
+    settings = {"page": 8, "pages": 0} if "page" in other else {}  # the KV planes here have pages of 4 tokens
     tiers = {"store": FileStore(tmp_path), "model": other.get("model", "toy")}
     at = Tiered(plain, slots=6, tiers=tiers, **settings)  # type: ignore[arg-type]
     fetch = at.fetch([*ONE, *whole(2)], other.get("salt"))
@@ -86,7 +86,7 @@ def test_B67_a_record_that_is_no_good_is_a_miss(kind: str, fault: str, plain: Ba
 def test_S10_a_manager_limits_prefetches_by_its_host_memory(
     write: str, tokens: int, plain: Backend, tmp_path: Path
 ) -> None:
-    """Of 40 pages of host memory 20 count where it copies the 60 of the device: 0.8 of that is for prefetches."""
+    """Of 40 pages of host memory, 20 count if it copies the device's 60 pages; prefetches get 0.8 of what counts."""
     settings = {"store": FileStore(tmp_path), "prefetch": ms.Prefetch(threshold=4, stop="wait_complete")}
     at = Tiered(plain, slots=14, tiers=settings | {"write": write})
     assert at.mem.prefetch(T[:150]).tokens == tokens

@@ -1,4 +1,4 @@
-"""What goes down never holds up the stream of the steps, on devices that are none: see `tests/support/fake_cuda.py`.
+"""Saves never make the work stream wait, on the fake devices of `tests/support/fake_cuda.py`.
 
 The streams that copy to the host lag behind: they do their work when the test says so, or when somebody waits for them.
 """
@@ -28,7 +28,7 @@ BURST = 64
 
 @pytest.fixture
 def poison() -> None:
-    """Not here: it reads the device, so that the host would wait."""
+    """Does nothing: poison reads the device, so that the host would wait."""
 
 
 @pytest.fixture
@@ -75,11 +75,11 @@ class Burst:
 
     @property
     def waits(self) -> int:
-        """How often the stream of the steps was made to wait."""
+        """How often the work stream was made to wait."""
         return self.cuda.waits.count(self.main)
 
     def evict(self, n: int = BURST) -> None:
-        """Evicts states; their slots and pages have other bytes right behind."""
+        """Evicts states, and overwrites their slots and pages right after."""
         if n:
             assert self.mem.prefix.evict_states(n) == n  # type: ignore[union-attr]
         self.mem.submit()
@@ -87,23 +87,23 @@ class Burst:
         self.kv["k"].fill_(-1)
 
     def land(self) -> None:
-        """All copies arrive."""
+        """Lets all copies arrive."""
         self.cuda.synchronize(1)
         self.mem.poll()
 
     def kept(self) -> set[int]:
-        """The states that host memory has, whose bytes must be right, and all KV up to them."""
-        found = set()
+        """Returns the numbers of the states in host memory, whose bytes must be right, as must all KV up to them."""
+        numbers = set()
         for node, number in self.number.items():
             digests = self.mem.tiers.keys.of_node(self.host.tree, node)
             if (entry := self.host.states.get(digests[-1])) is None:
                 continue
-            found.add(number)
+            numbers.add(number)
             assert set(body(self.host.states.pool, entry.record, torch.float32)) == {float(number)}
             for at, digest in enumerate(digests):
                 page = self.host.kv.get(digest)  # type: ignore[union-attr]
                 assert set(body(self.host.kv.pool, page.record, torch.int64)) == {1000 * number + at}  # type: ignore[union-attr]
-        return found
+        return numbers
 
 
 def body(pool: RecordPool, record: int, dtype: torch.dtype) -> list[float]:
@@ -113,7 +113,7 @@ def body(pool: RecordPool, record: int, dtype: torch.dtype) -> list[float]:
 
 @pytest.mark.parametrize("staging", [1, 2, BURST])
 def test_an_eviction_of_64_states_adds_no_wait(cuda: FakeCuda, staging: int) -> None:
-    """What finds staging is saved, and the rest is lost and counted. Here KV finds staging always."""
+    """States that find room in staging are saved, the others are lost and counted. KV always finds room here."""
     at = Burst(cuda, staging=staging)
     at.evict()
     assert at.waits == 0
@@ -125,7 +125,7 @@ def test_an_eviction_of_64_states_adds_no_wait(cuda: FakeCuda, staging: int) -> 
 
 def test_staging_is_free_again_when_the_host_hears_of_it(cuda: FakeCuda) -> None:
     at = Burst(cuda, n=8, staging=2)
-    for arrived, saved, lost in ((0, 2, 0), (0, 2, 2), (1, 4, 2)):  # what leaves together is one copy
+    for arrived, saved, lost in ((0, 2, 0), (0, 2, 2), (1, 4, 2)):  # states that are saved together are one copy
         cuda.advance(at.down[0], arrived)
         at.evict(2)
         assert (at.stats.states_out, at.stats.unstaged, at.waits) == (saved, lost, 0)
@@ -135,7 +135,7 @@ def test_a_save_that_waits_for_a_forward_keeps_its_staging(cuda: FakeCuda) -> No
     at = Burst(cuda, n=5, over=False, staging=2)
     at.mem.extend(at.rows[:1], [2 * PAGE])
     step = at.mem.plan(at.rows[:1], 1)
-    at.mem.end(at.rows[:1])  # waits for the forward, and so does all that follows
+    at.mem.end(at.rows[:1])  # this release waits for the forward, and so do later changes
     at.mem.end(at.rows[1:], keep="cache", tokens=at.prompts[1:])
     for lost in (0, 2):
         assert at.mem.prefix.evict_states(2) == 2  # type: ignore[union-attr]
@@ -148,7 +148,7 @@ def test_a_save_that_waits_for_a_forward_keeps_its_staging(cuda: FakeCuda) -> No
 
 
 def test_states_go_down_before_their_eviction(cuda: FakeCuda) -> None:
-    """With every poll as many as staging has room for; then a burst finds them all in host memory."""
+    """Each poll saves as many states as fit in staging; a later burst finds them in host memory."""
     at = Burst(cuda, staging=4, ahead=16)
     for poll in range(1, 9):
         at.mem.poll()
@@ -168,7 +168,8 @@ def test_states_go_down_before_their_eviction(cuda: FakeCuda) -> None:
 def test_states_go_ahead_only_while_slots_are_short(
     cuda: FakeCuda, write: str, ahead: int, free: int, ahead_of_time: int
 ) -> None:
-    """While fewer are free than `ahead`, and none twice. States without a hit are not worth it under "selective"."""
+    """States are saved while fewer than `ahead` slots are free, none twice; under "selective", only states with a
+    hit."""
     at = Burst(cuda, n=16, write=write, ahead=ahead, staging=16)
     at.evict(free - at.mem.free_slots)
     out = at.stats.states_out
@@ -178,15 +179,15 @@ def test_states_go_ahead_only_while_slots_are_short(
 
 
 def test_the_default_is_a_sixteenth_of_host_memory(cuda: FakeCuda) -> None:
-    found = []
+    defaults = []
     for host_slots, write in ((15, "back"), (40, "back"), (40, "selective"), (40, "through"), (5000, "back")):
         at = Burst(cuda, n=2, host_slots=host_slots, write=write, ahead=None)
-        found.append(at.mem.tiers._ahead)  # type: ignore[union-attr]
-    assert found == [0, 2, 2, 0, 64]
+        defaults.append(at.mem.tiers._ahead)  # type: ignore[union-attr]
+    assert defaults == [0, 2, 2, 0, 64]
 
 
 def test_what_is_due_waits_for_staging_and_nothing_waits_for_it(cuda: FakeCuda) -> None:
-    """A poll writes through as many states as staging has room for. In the end all are there."""
+    """A poll writes through as many states as fit in staging; in the end all are saved."""
     at = Burst(cuda, write="through", staging=4)
     polls = 0
     while len(at.mem.tiers._due):  # type: ignore[union-attr]
@@ -203,7 +204,7 @@ def test_what_is_due_waits_for_staging_and_nothing_waits_for_it(cuda: FakeCuda) 
 
 
 def test_kv_beyond_staging_goes_down_in_several_polls(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt of 8 pages with staging for 3 of them; its state comes last. Without a poll an eviction loses it."""
+    """Staging has room for 3 of a prompt's 8 pages, and the state comes last. Without polls, an eviction loses it."""
     monkeypatch.setattr("memstate.tiers.sizing.KV_STAGING", 0)
     for polls, saved in ((((3, 0), (6, 0), (8, 1), (8, 1)), {1}), ((), set())):
         at = Burst(cuda, n=1, pages=8, write="through", staging=3)
@@ -252,7 +253,7 @@ def test_a_load_waits_for_bytes_that_are_still_leaving(cuda: FakeCuda) -> None:
 
 
 def moved(cuda: FakeCuda, records: Sequence[int], staging: int) -> tuple[list[str], list[str]]:
-    """What the streams are given to move pages 1.. to these records, and into other pages again; bytes are checked."""
+    """Returns the work of both streams for pages 1.. to these records and into other pages again; checks the bytes."""
     planes = Planes(KV, 2 * len(records), ms.Backend("reference", DEVICE))
     pool = RecordPool(256, planes.layout.bytes_per_slot + 64)
     transfers = Transfers(Packing(planes), pool, staging)
@@ -275,7 +276,8 @@ SCATTERED = [(7 * i) % 256 for i in range(64)]
 
 
 RUNS = {n: list(range(0, 2 * n, 2)) for n in (COPIES, COPIES + 1)}
-MOVES: list[tuple[list[int], int, int, list[str], list[str]]] = [  # records, staging, LARGE, out, in
+# records, staging, LARGE, work of the save, work of the load
+MOVES: list[tuple[list[int], int, int, list[str], list[str]]] = [
     (list(range(9, 73)), 64, 2**23, ["copy_"], ["copy_", "unpack_slots"]),
     ([*range(30), *range(40, 74)], 64, 2**23, ["copy_"] * 2, ["copy_", "copy_", "unpack_slots"]),
     (SCATTERED, 64, 2**23, ["pack_slots"], ["unpack_slots"]),
@@ -291,14 +293,14 @@ def test_a_batch_is_one_launch_or_a_few_copies(
     cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, records: list[int], staging: int, large: int, out: list[str],
     into: list[str],
 ) -> None:  # fmt: skip
-    """A few runs of neighbours are as many copies, more of them one launch. Large records are copied in any case."""
+    """Each of a few runs of neighbours is one copy; more runs are one launch. Large records are copied in any case."""
     monkeypatch.setattr("memstate.tiers.host.transfers.LARGE", large)
     assert moved(cuda, records, staging) == (out, into)
 
 
 @pytest.mark.parametrize("turn", range(2))
 def test_no_staged_record_is_overwritten_on_its_way(cuda: FakeCuda, generator: torch.Generator, turn: int) -> None:
-    """Batches of any size that fit, to neighbours and scattered, while copies lag behind at random."""
+    """Moves batches of any size that fit, to neighbours and scattered, while copies lag behind at random."""
 
     def chance(n: int) -> int:
         return int(torch.randint(n, (), generator=generator))
@@ -323,13 +325,13 @@ def test_no_staged_record_is_overwritten_on_its_way(cuda: FakeCuda, generator: t
         cuda.advance(down, chance(4))
     assert main not in cuda.waits
     cuda.synchronize(1)
-    found = sorted(int(body(pool, record, torch.int64)[0]) for record in records[:100])
-    assert found == list(range(1, 101))
+    numbers = sorted(int(body(pool, record, torch.int64)[0]) for record in records[:100])
+    assert numbers == list(range(1, 101))
 
 
 @pytest.mark.parametrize("policy", [ms.policies.ReturnRate, ms.policies.Lru])
 def test_states_go_ahead_before_the_first_eviction(policy: type[ms.policies.StatePolicy]) -> None:
-    """A policy that ranks at evictions only must still say what comes next."""
+    """A policy that ranks only at evictions must still say which states come next."""
     layout = ms.StateLayout(planes=(ms.Plane("ssm", (4,), torch.float32),), layers=1)
     mem = ms.StateManager(
         layout, slots=20, max_requests=20, tracking=ms.Redirect(8), pages=ms.Pages(size=4),

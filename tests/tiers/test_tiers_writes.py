@@ -1,4 +1,4 @@
-"""When states go to host memory, under each policy, and that what goes there is what was cached."""
+"""When each write policy saves states to host memory, and that the saved bytes are those that were cached."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_through_copies_a_state_once_it_is_sent_and_never_again(name: str, backe
 def test_through_saves_what_is_evicted_before_its_turn(name: str, overlap: bool, plain: Backend) -> None:
     at = make(plain, name, "through", overlap=overlap)
     at.cache_prompts(ONE, TWO, poll=False)
-    at.cache.evict_states(1)  # nothing is sent, no poll has been
+    at.cache.evict_states(1)  # before any submit and any poll
     assert at.moved == (1, 0, 2, 0) and at.keeps() == {ONE}
     settle(at)
     assert at.moved == (2, 0, 5, 0) and at.keeps() == {ONE, TWO}
@@ -59,7 +59,7 @@ def test_back_copies_when_the_device_gives_up(name: str, overlap: bool, plain: B
     at.give_up(1)
     assert at.moved == (1, 0, 3, 0) and at.keeps() == {TWO}
     at.look(idle=True)
-    at.give_up(0, pages=99)  # leaves and their states
+    at.give_up(0, pages=99)  # evicts leaves with their states
     assert ONE in at.keeps() and at.mem.free_pages == 60
 
 
@@ -99,7 +99,7 @@ def test_a_state_that_is_published_and_evicted_in_one_packet_is_saved(name: str,
 
 
 def test_kv_goes_down_at_once_although_its_state_waits_for_a_forward(plain: Backend) -> None:
-    """Its pages may be given to others before the forward is launched."""
+    """The state's pages may get other owners before the forward is launched."""
     at = make(
         plain, "redirect", "back", every=PAGE, prefix=ms.Prefix(Lru(), LruPages(), placement=Nowhere()), ends=True
     )
@@ -107,7 +107,7 @@ def test_kv_goes_down_at_once_although_its_state_waits_for_a_forward(plain: Back
     while at.mem.info(row).length < 2 * PAGE:
         at.run([row], publish=False)
     text = at.text[row]
-    step = at.step([row], run=False)  # its plan keeps the state of an answer in a lane, which the packet moves on
+    step = at.step([row], run=False)  # the plan keeps a state in a lane, which the packet moves on
     at.note(text)
     at.mem.publish([row], keep="cache", tokens=[text[: 2 * PAGE]])
     assert at.cache.evict_states(1) == 1 and at.moved == (0, 0, 2, 0)
@@ -121,7 +121,7 @@ def test_kv_goes_down_at_once_although_its_state_waits_for_a_forward(plain: Back
 
 
 def test_kv_of_the_caller_stays_the_caller_s(backend: Backend) -> None:
-    """States alone, under every policy; hits need no KV."""
+    """Only states are saved, under every policy; hits need no KV."""
     for write in ("through", "back"):
         at = Tiered(backend, pages=0, slots=6, every=64, tiers={"write": write})
         at.cache_prompts(ONE, TWO)

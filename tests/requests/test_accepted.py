@@ -1,4 +1,4 @@
-"""Tokens accepted together, and memory that is never what a fresh slot should hold."""
+"""Snapshots at boundaries among accepted tokens, and states that depend on no old memory."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def test_B33_accepted_tokens_that_cross_a_multiple_leave_a_snapshot_of_it(
     taken = mem.stats().snapshots
     fold(mem, row, accepted)
     if before == 256 and not isinstance(tracking, ms.Redirect):
-        assert mem.stats().snapshots == taken == 1  # at 256 already: 256 -> 257 is no boundary
+        assert mem.stats().snapshots == taken == 1  # the snapshot of 256 was taken before; 257 is no boundary
     (snapshot,) = mem.publish([row])
     assert (snapshot and snapshot.length) == stands_for
     if snapshot:
@@ -67,7 +67,7 @@ def test_G4_no_answer_depends_on_fresh_or_freed_memory(backend: Backend, trackin
         assert (mem.planes["ssm"][:, slot] == 8).all()
         mem.drop([snapshot])
         mem.submit()
-        mem.planes["ssm"].fill_(torch.nan)  # everything is free, and rubbish
+        mem.planes["ssm"].fill_(torch.nan)  # every slot is free, and gets rubbish
     scan(mem)
 
 
@@ -77,7 +77,8 @@ TAILED = ms.StateLayout((ms.Plane("ssm", (2,), torch.float32),), layers=1, rows=
 
 @pytest.mark.parametrize("tracking", [ms.PingPong(4), ms.LazyPingPong(4)], ids=repr)
 def test_T9_a_lane_of_a_late_step_is_nobody_elses_before_its_forward(backend: Backend, tracking: ms.Tracking) -> None:
-    """Its snapshot is published and dropped between the accept of the step before and its own forward."""
+    """The late step's snapshot is published and dropped after the accept of the step before, and before its own
+    forward."""
     mem = on(backend, TAILED, slots=5, max_requests=6, tracking=tracking, forward=ms.Forward(tail=3))
     (row,) = mem.admit([ms.Request("a")])
     mem.settle(mem.plan([row], 3))
@@ -89,7 +90,8 @@ def test_T9_a_lane_of_a_late_step_is_nobody_elses_before_its_forward(backend: Ba
     snapshots = mem.publish([row])
     assert snapshots != [None]
     mem.drop(snapshots)
-    others = mem.admit([ms.Request(f"b{n}") for n in range(mem.free_slots // 2)])  # live and a lane
+    # each takes two slots: live and a lane
+    others = mem.admit([ms.Request(f"b{n}") for n in range(mem.free_slots // 2)])
     mem.submit()
     mem.planes["ssm"][0, slots] = 777.0  # the forward of the late step
     mem.settle(late)

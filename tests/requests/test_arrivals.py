@@ -1,4 +1,4 @@
-"""Rows whose state is computed elsewhere: when it may arrive, and in whose row."""
+"""States that are computed elsewhere: when they may arrive, and in which rows."""
 
 import pytest
 

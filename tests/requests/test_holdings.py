@@ -1,4 +1,4 @@
-"""Who has each holder: changes in one place, asked of the owners by few, and kept while somebody reads."""
+"""Owners of holders: kept in one table, compared with the owners by few calls, and unchanged while a row reads."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def manager(backend: Backend, **more: object) -> ms.StateManager:
 
 
 def published(mem: ms.StateManager, value: float = 5.0) -> ms.Snapshot:
-    """A snapshot of three tokens, whose bytes are of this value."""
+    """Returns a snapshot of three tokens, whose bytes have this value."""
     rows = mem.admit([ms.Request("a")])
     step = mem.plan(rows, [3])
     mem.planes["ssm"][0][step.write.long()] = value
@@ -46,7 +46,7 @@ def test_a_snapshot_that_is_dropped_stays_until_its_last_reader_has_read_it(back
 
 
 def test_all_owners_are_asked_by_audit_inspect_and_recover_alone() -> None:
-    """A walk over all of them takes long."""
+    """A walk over all owners takes long."""
     mem, asked = manager(Backend("reference", torch.device("cpu"))), list[None]()
     recount = mem._reports._recount
     walk = recount.walk

@@ -1,6 +1,6 @@
-"""Which states of prompts a step keeps, by the host's rules alone.
+"""The host's rules of marks: which states of prompts a step keeps.
 
-A wanted length moves down to what the forward can give, never to what was kept before, and only for a page of tokens.
+A wanted length is rounded down to a length that the forward can store, at least one page beyond the last kept state.
 """
 
 from types import SimpleNamespace
@@ -20,14 +20,14 @@ def marks(page: int = 1, grid: int = 0, packed: bool = False, direct_hits: bool 
 
 
 def due(of: Marks, *chunks: tuple[int, int], rows: list[int] | None = None) -> list[tuple[int, int]]:
-    """Row and length of each mark of one step; chunks: for each row its length before the step and after it."""
-    found = of.due(np.array(rows or range(1, len(chunks) + 1)), *(np.array(side) for side in zip(*chunks, strict=True)))
-    assert all(mark.length == chunks[mark.entry][0] + mark.offset for mark in found)
-    return [(mark.row, mark.length) for mark in found]
+    """Returns row and length of each mark of one step; a chunk is a row's length before the step and after it."""
+    kept = of.due(np.array(rows or range(1, len(chunks) + 1)), *(np.array(side) for side in zip(*chunks, strict=True)))
+    assert all(mark.length == chunks[mark.entry][0] + mark.offset for mark in kept)
+    return [(mark.row, mark.length) for mark in kept]
 
 
 CASES: dict[str, tuple[dict[str, Any], list[int], list[tuple[int, int]], list[list[int]]]] = {
-    # settings, wanted, chunks, lengths that each of the steps keeps
+    # settings, wanted lengths, chunks of the steps, lengths that each step keeps
     "300 tokens, a grid of 64": ({"page": 1, "grid": 64}, [300], [(0, 300), (300, 301)], [[], [300]]),
     "299 of 300": ({"page": 64, "grid": 64}, [256], [(0, 300)], [[256]]),
     "300 are no whole pages": ({"page": 4, "grid": 64}, [296], [(0, 300)], [[256]]),
@@ -67,12 +67,12 @@ def test_lengths_that_are_asked_for_later_join_those_that_are_wanted() -> None:
     assert of._coming[1].wanted == [(12, "named"), (16, "prompt")]
     assert [due(of, chunk) for chunk in ((8, 12), (12, 16), (16, 18))] == [[(1, 8)], [(1, 12)], [(1, 16)]]
     of.add(1, [16], length=18, prompt=18)  # too late
-    of.add(2, [8], length=3, prompt=9)  # a row that wanted nothing
+    of.add(2, [8], length=3, prompt=9)  # this row has wanted nothing so far
     assert 1 not in of._coming and of.chunk(2, 3, 9, 9) == 8
 
 
 def test_M22_chunks_end_at_marks_where_the_grid_may_begin_anywhere() -> None:
-    """A grid of the packed batch, except that of every token."""
+    """Chunks end at marks without a grid, and with a grid of the packed batch above 1."""
     for grid, packed, end in ((0, False, 12), (1, False, 20), (8, False, 20), (1, True, 20), (8, True, 12)):
         of = marks(page=4, grid=grid, packed=packed)
         of.start(1, [(12, "named"), (16, "prompt")], 0, prompt=20)
@@ -81,27 +81,28 @@ def test_M22_chunks_end_at_marks_where_the_grid_may_begin_anywhere() -> None:
 
 
 def test_M2_multiples_count_from_the_start_of_the_packed_batch() -> None:
-    """Rows of 100 and 600 tokens: what the second has at 512 of its own lies off the grid of 256."""
+    """Of rows of 100 and 600 tokens, the second's length 512 is off the packed batch's grid of 256."""
     for packed, second in ((True, 412), (False, 512)):
         of = marks(page=4, grid=256, packed=packed)
         of.start(2, [(512, "branch")], 0)
         assert due(of, (0, 100), (0, 600)) == [(2, second)]
-    for page, found in ((1, [Mark(2, 2, 255, 295, "branch")]), (5, [Mark(2, 2, 255, 295, "branch")]), (4, [])):
+    for page, expected in ((1, [Mark(2, 2, 255, 295, "branch")]), (5, [Mark(2, 2, 255, 295, "branch")]), (4, [])):
         of = marks(page, grid=256, packed=True)
         of.start(2, [(512, "branch")], 40)
         # padding takes no token of the batch, a row that decodes takes one
-        assert of.due(np.array([0, 1, 2]), np.array([0, 300, 40]), np.array([0, 301, 540])) == found
+        assert of.due(np.array([0, 1, 2]), np.array([0, 300, 40]), np.array([0, 301, 540])) == expected
 
 
 def test_M17_drafts_alone_keep_the_state_before_them_and_none_inside() -> None:
     of = marks()
     of.start(1, [(3, "named"), (5, "named"), (9, "named")], 0)
     assert due(of, (0, 3)) == []
-    assert due(of, (3, 3)) == [(1, 3)]  # of drafts alone, `after` is `before`
+    assert due(of, (3, 3)) == [(1, 3)]  # in a step of drafts alone, `after` equals `before`
     assert due(of, (7, 9)) == [] and due(of, (9, 9)) == [(1, 9)] and due(of, (9, 9)) == []
 
 
-CHUNKS = {  # settings, wanted, chunks of at most so many tokens, lengths that are kept, by chunk() and without it
+# settings, wanted lengths, tokens of the prompt, most tokens of a chunk, lengths kept with chunk(), without it
+CHUNKS = {
     "a budget that is no page": ({"page": 16, "grid": 64}, [6992], 7000, 2047, [6992], [1984]),
     "a budget below a page": ({"page": 16, "grid": 64}, [992], 1000, 7, [944, 960, 976, 992], []),
     "a budget below the grid": ({"page": 16, "grid": 64}, [992], 1000, 16, [992], [992]),
@@ -129,7 +130,7 @@ def test_M22_chunks_that_keep_to_whole_pages_lose_no_state(case: str, obey: bool
 
 
 def test_M8_the_most_valuable_marks_find_room() -> None:
-    """By kind, then the longer one; they stay in the order of the batch, and the others are counted."""
+    """Marks are ranked by kind, then by length. Chosen ones keep the order of the batch; the others are counted."""
     of = marks()
     kinds = ["every", "prompt", "branch", "again", "named", "prompt", "named"]
     given = [Mark(entry, entry + 1, 8 * entry, 8 * entry, kind) for entry, kind in enumerate(kinds)]
@@ -169,8 +170,8 @@ def test_a_state_that_arrives_at_a_wanted_length_is_kept() -> None:
 def test_B29a_lengths_of_a_request_are_rounded_down_and_end_with_its_prompt(
     given: Any, prompt: int, expected: list[int]
 ) -> None:
-    found = require_lengths("a", given, 8, prompt)
-    assert found == expected and all(type(at) is int for at in found)
+    lengths = require_lengths("a", given, 8, prompt)
+    assert lengths == expected and all(type(at) is int for at in lengths)
 
 
 @pytest.mark.parametrize("prompt", [0, 4])

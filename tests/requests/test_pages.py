@@ -1,4 +1,4 @@
-"""KV pages: lowest page first, shared by count, and the device's table in step with the host."""
+"""KV pages: the lowest free page comes first, shared pages are counted, and the device's table follows the host."""
 
 import random
 from collections import Counter
@@ -32,7 +32,7 @@ def table(mem: ms.StateManager) -> list[list[int]]:
 
 
 def published(mem: ms.StateManager, name: str, length: int, room: int) -> Snapshot:
-    """A snapshot at `length` tokens of a request that has pages for `room`."""
+    """Returns a snapshot at `length` tokens of a request that has pages for `room`."""
     (row,) = mem.admit([Request(name, length=room)])
     for _ in range(length // 4):
         mem.settle(mem.plan([row], 4))
@@ -101,7 +101,7 @@ def test_a_snapshot_keeps_the_pages_of_its_tokens(backend: Backend) -> None:
 
 
 def test_the_pages_of_a_row_reused_are_its_own(backend: Backend) -> None:
-    """Long before, short after: nothing of the old row's pages may be read behind the new ones."""
+    """A short request follows a long one: no page of the old row may be read behind the new ones."""
     mem = manager(backend)
     rows = mem.admit([Request("long", length=20), Request("other", length=8)])
     mem.end(rows[:1])

@@ -1,4 +1,4 @@
-"""A reorder of many rows: what nobody names makes room for the forks of the others, in one packet."""
+"""Reorders of many rows: rows that nobody names make room for forks of the others, in one packet."""
 
 from random import Random
 
@@ -29,7 +29,7 @@ def test_every_row_goes_on_from_the_one_that_it_was(backend: Backend, name: str)
     loop.advance(rows, 3)
     for _ in range(8):
         rows = reordered(loop, rows, [random.randrange(4) for _ in rows])
-        if random.random() < 0.7:  # else a reorder of rows that have not read what they share
+        if random.random() < 0.7:  # otherwise the next reorder finds rows that have not read their shared state
             loop.advance(rows, random.randrange(1, 4))
         scan(loop.mem)
     loop.advance(rows)
@@ -47,15 +47,16 @@ def test_rows_that_nobody_names_make_room_for_the_forks(backend: Backend) -> Non
     fork = loop.mem.reorder(rows, [1, 1, 1])
     assert fork.rows[0] == rows[1]
     assert [loop.mem.info(row).length for row in fork.rows] == [3] * 3
-    assert (loop.mem.free_slots, loop.mem.free_pages) == (0, 2)  # three to write and one to read; a page is shared
+    # three slots to write and one to read; a page is shared
+    assert (loop.mem.free_slots, loop.mem.free_pages) == (0, 2)
     loop.mem.submit()
     old = loop.mem.device.page_table[rows[1].index, 1]
     new = [int(loop.mem.device.page_table[row.index, 1]) for row in fork.rows[1:]]
     assert fork.page_copies == [(page, int(old)) for page in new]
     with pytest.raises(ms.StaleHandle):
         loop.mem.info(rows[0])
-    found = loop.mem.reorder(fork.rows, [2, 2, 0])  # before they have stepped: the shared state has its own slot
-    assert found.rows[0] == fork.rows[2]
+    again = loop.mem.reorder(fork.rows, [2, 2, 0])  # before their first step, the shared state has a slot of its own
+    assert again.rows[0] == fork.rows[2]
     scan(loop.mem)
 
 

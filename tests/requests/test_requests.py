@@ -26,7 +26,7 @@ LAYOUT = ms.StateLayout([ms.Plane("s", (4,), torch.float32)], layers=2)
 
 
 def manager(backend: Backend, **settings) -> StateManager:  # type: ignore[no-untyped-def]
-    """Four slots, three rows, pages; every byte of every state is NaN before anything is admitted."""
+    """Returns a manager of four slots, three rows and pages; every byte of every state is NaN before any admission."""
     given = {"slots": 4, "max_requests": 3, "tracking": Redirect(every=4)} | settings
     paged = {"pages": 8, "page_size": 4, "pages_per_row": 4}
     mem = build(LAYOUT, device=backend.device, backend=backend.name, **(paged | given))
@@ -41,7 +41,7 @@ def named(n: int, length: int = 0, **more: int) -> list[Request]:
 
 
 def picture(mem: StateManager) -> tuple[object, ...]:
-    """Everything that a refused call must leave alone, what is recorded included. Only refusals are counted."""
+    """Returns all that a refused call must not change, recorded changes included; only refusals are counted."""
     file = inside.registers(mem)
     device = (file.cells.tolist(), mem.pool.allocator.bitmap.tolist(), mem.pool.allocator.counters.tolist())
     host = [array.tolist() for array in (file.held, file.labels, file.tracked, file.source)]
@@ -55,7 +55,7 @@ def picture(mem: StateManager) -> tuple[object, ...]:
         owners.holdings(mem).evictable("snapshot"),
     )
     figures = dataclasses.asdict(mem.stats())
-    moves = ("short_of_", "oldest_", "idlest_")  # refused calls count, and time goes on
+    moves = ("short_of_", "oldest_", "idlest_")  # refusals are counted, and time goes on
     stats = {name: n for name, n in figures.items() if not name.startswith(moves)}
     return device, host, table, numbers, recorded(inside.commands(mem)), stats
 
@@ -78,7 +78,7 @@ def test_B12_a_table_of_n_has_rows_1_to_n(backend: Backend, preallocated: int) -
     "tracking", [ms.NoTracking(every=4), ms.PingPong(every=4), ms.LazyPingPong(every=4), Redirect(every=4)]
 )
 def test_B12a_the_null_row_stays_zero_through_every_table(backend: Backend, tracking) -> None:  # type: ignore[no-untyped-def]
-    """Row 0 -> register -> slot -> bytes and row 0 -> page, after batches with padding and of nothing but padding."""
+    """Checks registers, slot, bytes and pages of row 0, after batches with padding and of padding alone."""
     mem = manager(backend, slots=9, preallocated=1, tracking=tracking)
     rows = mem.admit(named(2, length=16, snapshot_at=[8]))
     for batch, tokens in (([None, rows[0], None, rows[1]], 4), ([None, None], 1), ([None, rows[0], rows[1]], 1)):
@@ -140,7 +140,7 @@ def test_B13_tables_are_sized_by_rows_not_by_slots(backend: Backend) -> None:
     assert owners.table(mem).claim([f"r{i}" for i in range(64)]) == list(range(1, 65))
 
 
-# What is said, settings, and what the last request asks for.
+# what is missing -> (message, settings, arguments of the last request)
 SHORT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "slots": ("^3 slots requested, 2 free", {"slots": 2}, {}),
     "slots for the lanes": ("^9 slots requested, 8 free", {"slots": 8, "tracking": ms.PingPong(every=4)}, {}),
@@ -161,7 +161,7 @@ SHORT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("missing", SHORT)
 def test_B17_an_admission_that_lacks_something_changes_nothing(backend: Backend, missing: str) -> None:
-    """Two good requests and one that asks for too much, or for what cannot be: none of them gets anything."""
+    """Two requests are good, and one asks for too much or is invalid: none of them gets anything."""
     told, settings, asked = SHORT[missing]
     mem = manager(backend, **settings)
     before = picture(mem)
@@ -169,7 +169,7 @@ def test_B17_an_admission_that_lacks_something_changes_nothing(backend: Backend,
         mem.admit([*named(2, length=8), Request("last", **({"length": 8} | asked))])
     assert picture(mem) == before
     scan(mem)
-    assert len(mem.admit(named(2, length=8))) == 2  # the good ones alone can be had
+    assert len(mem.admit(named(2, length=8))) == 2  # the good requests alone are admitted
     scan(mem)
 
 
@@ -247,7 +247,7 @@ def test_rows_that_a_caller_has_lost_are_found_again(backend: Backend) -> None:
     mem = manager(backend)
     assert len(mem.rows) == 0
     (first,) = mem.admit(named(1, 4))
-    mem.admit(named(2, 4))  # whose result is lost
+    mem.admit(named(2, 4))  # the caller loses these handles
     assert first == mem.rows[0] and [row.index for row in mem.rows] == [1, 2, 3]
     mem.end([first])
     step = mem.plan(mem.rows)

@@ -1,4 +1,4 @@
-"""Batch handles: what they are made of, which parts of them there are, and what they refuse."""
+"""Batch handles (`Rows`): their parts and sums, plans of them, and what they refuse."""
 
 import copy
 import pickle
@@ -40,7 +40,7 @@ def test_what_is_no_place_in_a_batch_is_refused(mem: ms.StateManager, at: object
 def test_a_batch_is_planned_settled_and_released_as_it_is(mem: ms.StateManager) -> None:
     rows = admitted(mem)
     mem.settle(mem.plan(rows, 3), [False, True, False, False])
-    mem.settle(mem.plan(rows[[0, 2]] + rows[1:2] + rows[1:2]))  # the finished one is padding, however often it comes
+    mem.settle(mem.plan(rows[[0, 2]] + rows[1:2] + rows[1:2]))  # the finished row is padding, however often it is named
     assert [mem.info(row).length for row in rows] == [4, 3, 4, 3]
     with pytest.raises(ms.InvalidArgument, match="named twice"):
         mem.plan(rows[[0, 0]])
@@ -64,7 +64,7 @@ def test_what_only_equals_the_number_of_a_row_is_no_row(mem: ms.StateManager, in
 
 
 def test_a_batch_has_the_tokens_that_were_named_for_it(mem: ms.StateManager) -> None:
-    """What is known of the batch before serves only one of as many rows, with as many tokens."""
+    """The tokens of the batch before are used again only for as many rows, with as many tokens each."""
     a, b, c = admitted(mem, 3)
     for rows, tokens, expected in (
         ([a, None], 1, [1, 0]), ([a, b], 1, [1, 1]), ([a, b], 3, [3, 3]), ([a, b, c], 3, [3, 3, 3]),

@@ -1,4 +1,4 @@
-"""The host predicts what a boundary will claim: drop that many snapshots and none goes without."""
+"""`shortfall` predicts the slots that boundaries lack: a caller that drops as many snapshots loses none that is due."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ EVERY = 4
 
 
 def crowded(backend: Backend, tracking: ms.Tracking, slots: int) -> tuple[ms.StateManager, ms.Rows]:
-    """Two running requests one step before both claim, and snapshots in the slots that no admission can use."""
+    """Returns two running requests one step before both claim, and snapshots in the slots that no admission can use."""
     mem = on(backend, LAYOUT, slots=slots, max_requests=8, tracking=tracking)
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
     for _ in range(EVERY if isinstance(tracking, ms.Redirect) else 2 * EVERY - 1):

@@ -1,4 +1,4 @@
-"""When a snapshot is taken, what it holds and what it costs, strategy by strategy. Lengths from 0, I = 4."""
+"""When each strategy takes a snapshot, what the snapshot holds, and what it costs. Lengths count from 0; I is 4."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,8 @@ from tests.support.scan import scan
 
 pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
 
-ADMISSION = {"none": (1, 1), "ping-pong": (3, 2), "lazy": (2, 2), "redirect": (1, 1)}  # with overlap, in turn
+# slots at admission: with overlap, without
+ADMISSION = {"none": (1, 1), "ping-pong": (3, 2), "lazy": (2, 2), "redirect": (1, 1)}
 AT_MOST = {"none": 1, "ping-pong": 3, "lazy": 3, "redirect": 2}
 
 
@@ -54,7 +55,7 @@ def test_B20_a_fresh_state_is_zero_and_a_resumed_one_is_not_zeroed(name: str, di
     loop.mem.submit()
     assert loop.holds(loop.slot(row), row, 0)
     zeroed = loop.mem.stats().zeroed_bytes
-    assert zeroed == LAYOUT.bytes_per_slot  # lanes are written whole before they are read
+    assert zeroed == LAYOUT.bytes_per_slot  # lanes are not zeroed: they are written whole before they are read
     loop.advance([row], 5)
     (snap,) = loop.mem.end([row], keep="handle")
     assert snap
@@ -90,7 +91,7 @@ def test_B22_ping_pong_alternates_and_touches_lanes_at_boundaries_only(backend: 
     loop, row = running(backend, ms.PingPong(I))
     loop.mem.submit()
     lanes = [loop.slot(row, 1), loop.slot(row, 2)]
-    for length, lane in ((4, 0), (8, 1), (12, 0), (16, 1)):  # label 0 first, then the smaller label
+    for length, lane in ((4, 0), (8, 1), (12, 0), (16, 1)):  # label 0 comes first, then the smaller label
         before = [block[:, lanes].clone() for block in loop.mem.planes.plane_map.blocks]
         loop.advance([row], 3)
         blocks = loop.mem.planes.plane_map.blocks
@@ -107,7 +108,7 @@ def test_B22_ping_pong_alternates_and_touches_lanes_at_boundaries_only(backend: 
 @every_snapshot
 def test_B29a_a_wanted_length_is_a_boundary_once(name: str, backend: Backend) -> None:
     loop = Loop(backend, MAKERS[name]())
-    (row,) = loop.admit(ms.Request("junction", snapshot_at=[6]))  # pages of one token: it is taken exactly there
+    (row,) = loop.admit(ms.Request("junction", snapshot_at=[6]))  # pages hold one token, so the mark is exactly at 6
     taken = []
     for length in range(1, 10):
         assert loop.mem.info(row).next_boundary == next(n for n in (4, 6, 8, 12) if n >= length)
@@ -117,7 +118,7 @@ def test_B29a_a_wanted_length_is_a_boundary_once(name: str, backend: Backend) ->
             taken.append(snap.length)
             assert loop.holds(loop.node(snap), row, snap.length)
     stats = loop.mem.stats()
-    assert taken == [4, 6, 8] and stats.snapshots == 2 and stats.published == 3  # the named one needs no lane
+    assert taken == [4, 6, 8] and stats.snapshots == 2 and stats.published == 3  # the state at 6 needs no lane
     assert stats.copied_bytes == (0 if name == "redirect" else loop.mem.layout.bytes_per_slot)
     loop.mem.end([row])
     assert stats.held_by_snapshots == 3 and loop.mem.free_slots == 16 - 3
@@ -153,7 +154,7 @@ def test_B23_lazy_holds_two_lanes_from_a_boundary_to_the_settle_after_it(overlap
 @pytest.mark.parametrize("dead", [True, False])
 def test_B25_an_overwritten_lane_counts_only_if_its_step_was_real(dead: bool, backend: Backend) -> None:
     loop, row = running(backend, ms.LazyPingPong(I), 6, slots=2)
-    steps = [loop.step([row]), loop.step([row])]  # to 7, and to 8, the second boundary: overwrites the snapshot of 4
+    steps = [loop.step([row]), loop.step([row])]  # to 7 and 8; the second boundary, 8, overwrites the snapshot of 4
     assert loop.labels(row)[0] == 8 and loop.holds(loop.slot(row, 1), row, 8)
     loop.mem.settle(steps[0], [dead])
     if not dead:
@@ -170,7 +171,7 @@ def test_B30_a_row_that_is_at_no_boundary_claims_nothing(backend: Backend) -> No
     loop = Loop(backend, ms.LazyPingPong(I), slots=8)
     decoding, filling, waiting = loop.admit(*[ms.Request(name) for name in ("decodes", "prefills", "waits")])
     loop.advance([decoding, waiting], 7)
-    loop.mem.settle(loop.step([filling], 4))  # its first snapshot, in the lane it was admitted with
+    loop.mem.settle(loop.step([filling], 4))  # takes its first snapshot, in the lane that it was admitted with
     assert (loop.mem.info(decoding).length, loop.mem.info(waiting).length, loop.mem.free_slots) == (7, 7, 2)
     step = loop.step([filling, decoding], [3, 1])
     assert loop.mem.free_slots == 1
@@ -204,9 +205,9 @@ def test_B32_redirect_snapshots_without_moving_a_byte(backend: Backend) -> None:
 def test_B36a_redirect_takes_no_snapshot_of_what_it_was_given(direct: bool, overlap: bool, backend: Backend) -> None:
     loop, row = running(backend, ms.Redirect(I), direct_hits=direct, overlap=overlap)
     loop.mem.settle(loop.step([row]))
-    assert loop.slot(row, 1) == 0  # length 0 is a multiple of I
+    assert loop.slot(row, 1) == 0  # length 0 is a multiple of I, but no boundary
     loop.advance([row], 4)
-    (snap,) = loop.mem.end([row], keep="handle", lengths=[4])  # the lane: live stands for 5 tokens
+    (snap,) = loop.mem.end([row], keep="handle", lengths=[4])  # the lane's state; live stands for 5 tokens
     assert snap and snap.length == 4
     (again,) = loop.admit(ms.Request("again", resume=snap))
     loop.fed[again] = loop.fed[row][:4]

@@ -1,4 +1,4 @@
-"""How requests end and what they leave: overlap, dead steps, abort, retract, publish, cancel. Lengths from 0, I = 4."""
+"""How requests end and what they leave: overlap, dead steps, abort, retract, publish, cancel. I is 4."""
 
 import pytest
 
@@ -11,11 +11,11 @@ pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every ba
 
 
 def all_free(loop: Loop) -> bool:
-    """Whether every slot and page is free and nothing is held anywhere, by an independent scan."""
-    found = scan(loop.mem)
+    """Returns whether an independent scan finds every slot and page free, and nothing held."""
+    seen = scan(loop.mem)
     loop.mem.audit().raise_if_leaking()
     loop.mem.device.check()
-    return found.slots == {} and len(found.free) == loop.mem.free_slots == loop.mem.stats().capacity
+    return seen.slots == {} and len(seen.free) == loop.mem.free_slots == loop.mem.stats().capacity
 
 
 @every_snapshot
@@ -25,7 +25,7 @@ def test_B26_overlap_loses_nothing_and_overwrites_nothing_published(name: str, b
     kept: list[tuple[ms.Snapshot, ms.Row]] = []
     last = loop.step(rows)
     for _ in range(4 * I):
-        step = loop.step(rows)  # before the results of the last are known
+        step = loop.step(rows)  # planned before the last step is settled
         loop.mem.settle(last)
         assert all(loop.mem.info(row).confirmed == loop.mem.info(row).length for row in rows)
         kept += [(snap, row) for snap, row in zip(loop.mem.publish(rows), rows, strict=True) if snap]
@@ -47,7 +47,7 @@ def test_B27_B28_a_dead_step_leaves_the_newest_snapshot_that_is_real(
 ) -> None:
     """The request ends before its first boundary, with a dead step at a boundary, or with one behind it.
 
-    late: a loop that releases after the results of the dead step gets what a loop that releases at once gets.
+    With `late`, the row ends after the dead step is settled, and gives the same state as one that ends at once.
     """
     loop, row = running(backend, MAKERS[name](), length)
     last, dead = loop.step([row]), loop.step([row])
@@ -81,7 +81,8 @@ def test_B28_nothing_shorter_than_a_page_is_published(name: str, backend: Backen
 @both_orders
 @pytest.mark.parametrize("how", ["abort", "retract"])
 def test_B29_a_request_can_end_at_any_point(name: str, overlap: bool, how: str, backend: Backend) -> None:
-    """Before the first submit, after every plan and every settle: all of it comes back, and starts clean again."""
+    """It ends before the first submit, or after any plan or settle: all slots come back, and the rows start clean
+    again."""
     loop = Loop(backend, MAKERS[name](), slots=8, rows=2, overlap=overlap, pages=14, page_size=2, pages_per_row=6)
     order = ["plan", *["plan", "settle"] * 9] if overlap else ["plan", "settle"] * 9
     for point in range(len(order) + 1) if backend.name == "reference" else (0, 9, 16):
@@ -147,17 +148,17 @@ def test_B34_a_key_below_the_newest_snapshot(name: str, expected: int | None, ov
 @every_strategy
 @pytest.mark.parametrize("length", [6, 7, 8])
 def test_B36b_a_cancelled_step_leaves_no_label(name: str, length: int, overlap: bool, backend: Backend) -> None:
-    """The step from `length` never runs; what stood for `length` or less is still worth publishing."""
+    """The step from `length` never runs, but states of `length` or fewer tokens can be published."""
     loop = Loop(backend, MAKERS[name](), overlap=overlap)
     row, other = loop.admit(ms.Request("a"), ms.Request("b"))
     loop.advance([row, other], 2)
     loop.advance([row], length - 2)
     snap, padding, second = loop.mem.cancel(loop.step([row, None, other], run=False), keep="handle")
-    assert padding is None and second is None  # its live state says 3, and only 2 tokens were ever folded
+    assert padding is None and second is None  # its live label is 3, but only 2 tokens were folded
     assert snap is None or loop.holds(loop.node(snap), row, snap.length)
     kept = None if name == "none" else 8 if length == 8 else 4
     if name == "ping-pong" and not overlap and length == 7:
-        kept = None  # its only lane was to be overwritten
+        kept = None  # the cancelled step was to overwrite the only lane
     assert (snap and snap.length) == kept
     for handle in (row, other):
         with pytest.raises(ms.StaleHandle):

@@ -1,4 +1,4 @@
-"""SlotAllocator: slots in hand. What it hands out, what it refuses, what it counts, and what misuse cannot break."""
+"""SlotAllocator: claims and releases of slots by id, refusals, counts, and misuse that breaks nothing."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ SIZES = (1, 31, 32, 33, 63, 64, 1000)
 
 
 def picture(allocator: SlotAllocator) -> tuple[object, ...]:
-    """Everything a refused call must leave alone."""
+    """Returns all that a refused call must not change."""
     counts = allocator.backend.counts
     return allocator.bitmap.tolist(), allocator.counters.tolist(), allocator.free, dict(counts.launches), counts.uploads
 
@@ -50,24 +50,24 @@ def test_G1_a_pool_that_cannot_be_is_refused() -> None:
 
 
 def test_B5_double_releases_are_counted_and_told_once(backend: Backend) -> None:
-    """In one call, and over several."""
+    """Double releases come in one call, and over several calls."""
     allocator = SlotAllocator(40, backend)
     ids = allocator.claim(35)
     allocator.release(torch.cat([ids[33:35], ids[33:34], ids[33:34]]))
-    with pytest.raises(DoubleRelease) as found:
+    with pytest.raises(DoubleRelease) as error:
         allocator.check()
-    assert (found.value.count, found.value.offender) == (2, 34)
+    assert (error.value.count, error.value.offender) == (2, 34)
     for _ in range(3):
         allocator.release(ids[4:6])
-    with pytest.raises(DoubleRelease) as found:
+    with pytest.raises(DoubleRelease) as error:
         allocator.check()
-    assert (found.value.count, found.value.offender) == (4, 5)
+    assert (error.value.count, error.value.offender) == (4, 5)
     allocator.check()
     allocator.release([6, 99])
-    with pytest.raises(DoubleRelease) as found:
+    with pytest.raises(DoubleRelease) as error:
         allocator.check()
-    assert (found.value.count, found.value.offender) == (1, 6)
-    assert found.value.counts == {"double_release": 1, "out_of_range": 1}
+    assert (error.value.count, error.value.offender) == (1, 6)
+    assert error.value.counts == {"double_release": 1, "out_of_range": 1}
     scan_bitmap(allocator, [slot for slot in range(1, 34) if slot not in (5, 6)])
 
 
@@ -79,7 +79,7 @@ def test_B6_null_and_negative_ids_are_no_slots(backend: Backend, ids: object) ->
     with pytest.raises(OutOfSlots):
         allocator.claim(1)
     assert allocator.free == 0
-    allocator.check()  # no fault either
+    allocator.check()  # the device has no fault either
     scan_bitmap(allocator, held)
 
 
@@ -99,7 +99,7 @@ def test_B6_null_and_negative_ids_are_no_slots(backend: Backend, ids: object) ->
     ids=["int64", "uint8", "int16", "cpu", "numpy", "list", "tuple", "transposed", "strided"],
 )
 def test_B7_ids_in_any_integer_form_are_understood(backend: Backend, form) -> None:  # type: ignore[no-untyped-def]
-    """A single id as well; ids that are on the device already are not uploaded."""
+    """A single id is understood too; ids that are on the device already are not uploaded."""
     allocator = SlotAllocator(8, backend)
     ids = allocator.claim(8)
     allocator.release(ids[7])
@@ -149,8 +149,8 @@ def test_B2_ids_of_64_bits(backend: Backend) -> None:
     allocator = SlotAllocator(5, backend, dtype=torch.int64)
     ids = allocator.claim(2)
     with allocator.group(2) as group:
-        found = [ids, group.held, group.claim(1), allocator.claim(0)]
-    assert [(each.dtype, each.tolist()) for each in found] == [
+        claims = [ids, group.held, group.claim(1), allocator.claim(0)]
+    assert [(each.dtype, each.tolist()) for each in claims] == [
         (torch.int64, [1, 2]), (torch.int64, [3, 4]), (torch.int64, [3]), (torch.int64, []),
     ]  # fmt: skip
     allocator.release(ids)
@@ -164,7 +164,7 @@ def test_B5_the_count_follows_the_device_without_waiting(backend: Backend) -> No
     ids = allocator.claim(4)
     allocator.follow()
     assert backend.counts.uploads == backend.counts.syncs == 0
-    allocator.release([int(ids[0]), 7, 0, -1, 9])  # one is owned
+    allocator.release([int(ids[0]), 7, 0, -1, 9])  # only the first is owned
     assert allocator.free == 9
     allocator.follow()
     if backend.device.type == "cuda":
@@ -178,7 +178,7 @@ def test_B5_the_count_follows_the_device_without_waiting(backend: Backend) -> No
 
 
 def test_B5_claims_that_never_wait(backend: Backend) -> None:
-    """A wrong release makes a claim short: the null slot comes in place of a second owner."""
+    """A wrong release makes a later claim short: it gets the null slot, not a slot that has an owner."""
     allocator = SlotAllocator(2, backend, verify=False)
     first = allocator.claim(2)
     allocator.release(first[:1])
@@ -191,7 +191,7 @@ def test_B5_claims_that_never_wait(backend: Backend) -> None:
 
 
 def test_G1_a_short_claim_on_the_device_is_a_fault_that_check_raises(backend: Backend) -> None:
-    """The host's count prevents it; a caller of the operation who asks for too much must not go unnoticed."""
+    """The count of the host prevents this; a direct call of the operation that asks for too much must be noticed."""
     allocator = SlotAllocator(3, backend)
     assert backend.claim(allocator.bitmap, 5, allocator.counters).tolist() == [1, 2, 3, 0, 0]
     with pytest.raises(DeviceFault, match="claim short"):

@@ -1,4 +1,4 @@
-"""The audit names what is wrong and nothing else, while requests run; an independent scan of the tensors agrees."""
+"""Audits name what is wrong and nothing else, while requests run; an independent scan of the tensors agrees."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ def manager(backend: Backend, slots: int = 20, **more) -> ms.StateManager:  # ty
 
 
 def busy(mem: ms.StateManager) -> None:
-    """Alice in row 1 and Carol in row 3, each with a snapshot, Carol's published; row 2 is free again."""
+    """Runs Alice in row 1 and Carol in row 3, each with a snapshot, Carol's published; row 2 is free again."""
     rows = mem.admit([Request("alice"), Request("bob"), Request("carol")])
     for tokens in (4, 1):
         mem.settle(mem.plan(rows, tokens))
@@ -39,12 +39,12 @@ def problems(mem: ms.StateManager) -> list[str]:
     return scan_registers(inside.registers(mem), assert_clean=False).problems
 
 
-def nothing_but(report: AuditReport, **found: object) -> None:
-    """The report names what is given and nothing else."""
+def nothing_but(report: AuditReport, **faults: object) -> None:
+    """Requires that a report has these faults and no others."""
     empty = {"leaked": [], "double_owned": {}, "owned_but_free": {}, "foreign": [], "lost": [], "null_slot_free": False}
-    assert {name: getattr(report, name) for name in empty} == empty | found
-    assert report.clean is (not found)
-    if found:
+    assert {name: getattr(report, name) for name in empty} == empty | faults
+    assert report.clean is (not faults)
+    if faults:
         with pytest.raises(LeakFound):
             report.raise_if_leaking()
     else:
@@ -66,7 +66,8 @@ def test_B77_open_groups_are_no_leaks(backend: Backend) -> None:
 
 
 def test_G3_a_slot_where_the_host_believes_there_is_none_is_lost_to_everyone(backend: Backend) -> None:
-    """One owner, so neither leaked nor shared; but nobody will ever release it: the report may not be clean."""
+    """The slot has one owner, so it is neither leaked nor shared. But nobody will release it, so the report is not
+    clean."""
     mem = manager(backend)
     busy(mem)
     inside.registers(mem).table.slots[13] = mem.pool.claim(1)[0]
@@ -83,8 +84,8 @@ def free_in_the_bitmap(mem: ms.StateManager) -> None:
     mem.pool.allocator.bitmap[:1].bitwise_or_(1)
 
 
-# What somebody does, mostly to registers, and what the audit has to say of it. Alice has slots 4 and 1 in the registers
-# 3 and 4, Carol slot 6 in 9, and the snapshot slot 3 in 15.
+# name -> (register -> the slot that is written to it, or a call; what the audit reports). Alice has slots 4 and 1 in
+# registers 3 and 4, Carol slot 6 in register 9, and the snapshot slot 3 in register 15.
 FAULTS: dict[str, tuple[dict[int, int] | Callable[[ms.StateManager], None], dict[str, object]]] = {
     "emptied": ({3: 0}, {"leaked": [4], "lost": [ALICE]}),  # what `memstate demo --plant-leak` does
     "in two registers": ({4: 6}, {"leaked": [1], "double_owned": {6: [LANE, CAROL]}}),
@@ -101,19 +102,19 @@ FAULTS: dict[str, tuple[dict[int, int] | Callable[[ms.StateManager], None], dict
 def test_B75_B76_what_is_wrong_is_named_with_its_owners_and_nothing_else(backend: Backend, fault: str) -> None:
     mem = manager(backend)
     busy(mem)
-    act, found = FAULTS[fault]
+    act, faults = FAULTS[fault]
     if callable(act):
         act(mem)
     else:
         for register, slot in act.items():
             inside.registers(mem).table.slots[register] = slot
-    nothing_but(mem.audit(), **found)
+    nothing_but(mem.audit(), **faults)
     assert problems(mem) != []
 
 
 @pytest.mark.sample(interpreter=1)
 def test_reference_and_kernel_see_the_same_picture(backend: Backend) -> None:
-    """Everything planted at once, read by both."""
+    """Reference and kernel read the same planted faults."""
     pictures = []
     for name, device in ((backend.name, backend.device), ("reference", torch.device("cpu"))):
         mem = manager(Backend(name, device))
@@ -139,13 +140,13 @@ def test_an_audit_is_one_launch_after_one_submit(backend: Backend) -> None:
 
 
 def test_a_wrong_summary_is_named(backend: Backend) -> None:
-    """Of 3000 slots: words 94 to 96 of the bitmap say which of its words 0 to 93 are not 0."""
+    """In a bitmap of 3000 slots, words 94 to 96 say which of the words 0 to 93 are not 0."""
     file = RegisterFile(SlotAllocator(3_000, backend), rows=1, snapshots=0)
     assert audit(inspect(file, {})).clean
     file.allocator.bitmap[[94, 96]] = torch.tensor([0, 1], dtype=torch.int32, device=backend.device)
-    found = inspect(file, {})
-    report = audit(found)
-    assert found.summary == [94, 96] and report.summary == [(1, 0, 1023), (1, 2048, 3000)] and not report.clean
+    seen = inspect(file, {})
+    report = audit(seen)
+    assert seen.summary == [94, 96] and report.summary == [(1, 0, 1023), (1, 2048, 3000)] and not report.clean
     assert str(report).splitlines()[1:] == [
         "level 1 of the bitmap's summary is wrong for slots 0..1023",
         "level 1 of the bitmap's summary is wrong for slots 2048..3000",

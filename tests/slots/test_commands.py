@@ -1,4 +1,4 @@
-"""The command buffer: the order of record is the order of effect, whatever it does with phases and early submits."""
+"""The command buffer: changes take effect in the order of their record, whatever its phases and early submits."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def bench(backend: Backend) -> Bench:
 
 
 class Oracle:
-    """What registers hold, one operation after the other: register -> (content, label); content None is undefined."""
+    """A model that applies one operation after the other: register -> (content, label); content None is undefined."""
 
     def __init__(self) -> None:
         self.held: dict[int, tuple[float | None, int]] = {}
@@ -51,7 +51,7 @@ class Oracle:
             self.cells.update(((register - 3) % CELLS, value) for register, value in zip(to, of, strict=False))
 
 
-# Targets and sources in pairs; operations on targets alone leave the sources out.
+# Pairs of target and source; operations on targets alone leave the sources out.
 pairs = st.lists(
     st.tuples(st.sampled_from(USABLE), st.sampled_from(USABLE)), max_size=2, unique_by=(lambda p: p[0], lambda p: p[1])
 )
@@ -60,8 +60,8 @@ scripts = st.lists(st.tuples(kinds, pairs), max_size=20)
 
 
 def test_B36c_order_of_record_is_order_of_effect(backend: Backend) -> None:
-    """Registers, labels, bytes and counts are those of doing one thing after the other, the host knows them at every
-    moment, and what is refused leaves no trace."""
+    """Registers, labels, bytes and counts are those of one operation after the other, the host knows them at every
+    moment, and a refused operation leaves no trace."""
 
     quick = backend.name == "reference"  # elsewhere a failure is not worth the time it takes to make it small
 
@@ -116,8 +116,8 @@ def test_B36c_chains_of_moves(bench: Bench) -> None:
     bench.buffer.claim([3])
     bench.buffer.move([10, 4], [9, 3])
     bench.buffer.submit()
-    found = scan_registers(bench.file)
-    assert found.labels == {10: 1, 4: 0}
+    seen = scan_registers(bench.file)
+    assert seen.labels == {10: 1, 4: 0}
     assert bench.content(10) == 1.0
 
 
@@ -131,7 +131,7 @@ def test_B36c_the_last_value_written_to_a_cell_wins_also_within_one_call(bench: 
     bench.buffer.write([cell, cell], [7, 8])
     bench.buffer.submit()
     assert bench.file.table.tracked.tolist() == [0, 8, 6]
-    bench.buffer.write([cell, cell + 1] * 100, [*range(200)])  # many
+    bench.buffer.write([cell, cell + 1] * 100, [*range(200)])  # many values
     bench.buffer.submit()
     assert bench.file.table.tracked.tolist() == [0, 198, 199]
 

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every ba
 
 
 class Interrupted(Exception):
-    """What goes wrong inside a group."""
+    """An error inside a group."""
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_B9_what_a_group_cannot_give_is_refused(allocator: SlotAllocator) -> Non
 
 
 def test_B9_reset_inside_voids_the_group(allocator: SlotAllocator) -> None:
-    """Its slots belong to others after the reset: the end of the group must not give them away."""
+    """After the reset, the group's slots belong to others: the end of the group must not release them."""
     with allocator.group(6) as group:
         group.claim(1)
         allocator.reset()
@@ -62,17 +62,17 @@ def test_B9_reset_inside_voids_the_group(allocator: SlotAllocator) -> None:
 def test_B9_direct_claim_uses_what_the_group_holds(allocator: SlotAllocator) -> None:
     with allocator.group(8) as group:
         mine = group.claim(1).tolist()
-        mine += allocator.claim(2).tolist()  # these were free
+        mine += allocator.claim(2).tolist()  # free slots come first
         assert mine == [1, 9, 10]
-        mine += allocator.claim(3).tolist()  # these are the group's
-        mine += group.claim(4).tolist()  # what the direct claim left
+        mine += allocator.claim(3).tolist()  # then slots of the group
+        mine += group.claim(4).tolist()  # the rest of the group
         assert sorted(mine) == list(range(1, 11))
     scan_bitmap(allocator, mine)
     allocator.check()
 
 
 def test_B9_double_releases_inside_do_not_feed_the_group(allocator: SlotAllocator) -> None:
-    """A phantom free slot on the host must not become slot 0 in someone's hand."""
+    """A slot that only the host believes free must not become slot 0 in a caller's hand."""
     with allocator.group(8) as group:
         mine = group.claim(8).tolist()
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""The file of an inspection: `load` gives back what `save` wrote and refuses all else by name; `save` is atomic."""
+"""Files of inspections: `load` returns what `save` wrote and refuses all else by name; `save` is atomic."""
 
 import json
 import os
@@ -32,7 +32,7 @@ Tree = dict[str, Any]
 
 @cache
 def busy() -> Inspection:
-    """A manager with everything that a file can hold: rows, a cache, sessions, ids in an open group, and a journal."""
+    """Returns the inspection of a manager with rows, a cache, sessions, ids in an open group, and a journal."""
     mem = build(
         LAYOUT, slots=12, max_requests=3, snapshots=8, page_size=4, journal=9,
         tracking=ms.Redirect(8), prefix=ms.Prefix(states=Lru()), tiers=ms.Tiers("toy", 4),
@@ -52,9 +52,9 @@ def busy() -> Inspection:
 
 
 def tree() -> Tree:
-    """What `save` writes, as JSON reads it."""
-    found: Tree = json.loads(json.dumps(vars(busy())))
-    return {"format": module.FORMAT, **found}
+    """Returns what `save` writes, as JSON reads it."""
+    content: Tree = json.loads(json.dumps(vars(busy())))
+    return {"format": module.FORMAT, **content}
 
 
 def stored(folder: Path, content: Any) -> Path:
@@ -64,7 +64,7 @@ def stored(folder: Path, content: Any) -> Path:
 
 
 def refusal(path: Path) -> str:
-    """What is said of a file that is refused: one line that can be read and names the file."""
+    """Returns the message of a refused file, which must be one printable line that names the file."""
     with pytest.raises(ms.InvalidArgument, match="not an inspection") as caught:
         Inspection.load(path)
     text = str(caught.value)
@@ -73,24 +73,22 @@ def refusal(path: Path) -> str:
 
 
 def test_the_inspection_of_these_tests_has_everything(tmp_path: Path) -> None:
-    found = busy()
-    empty = [name for name, value in vars(found).items() if value in ([], {})]
+    seen = busy()
+    empty = [name for name, value in vars(seen).items() if value in ([], {})]
     assert (
-        empty == ["summary", "faults"]
-        and any(node["register"] for node in found.prefix)
-        and found.sessions[0]["states"]
+        empty == ["summary", "faults"] and any(node["register"] for node in seen.prefix) and seen.sessions[0]["states"]
     )
-    found.save(tmp_path / "x")
-    assert Inspection.load(tmp_path / "x") == found
+    seen.save(tmp_path / "x")
+    assert Inspection.load(tmp_path / "x") == seen
 
 
 GONE = object()
 Path_ = tuple[str | int, ...]
 
 
-def changed(found: Any, path: Path_, value: object) -> Any:
-    """A tree with another value at a place, or without it; an index one past the end of a list appends."""
-    inner = found
+def changed(content: Any, path: Path_, value: object) -> Any:
+    """Returns a tree with another value at a place, or without the place; an index at the end of a list appends."""
+    inner = content
     for part in path[:-1]:
         inner = inner[part]
     if value is GONE:
@@ -99,13 +97,13 @@ def changed(found: Any, path: Path_, value: object) -> Any:
         inner.append(value)
     else:
         inner[path[-1]] = value
-    return found
+    return content
 
 
 def undrawn() -> Iterator[tuple[Path_, object, str]]:
-    """A place, a value there with which nothing can be drawn, and what is said of it."""
-    found = busy()
-    held, last = str(next(iter(found.names))), len(found.slots)
+    """Yields a place, a value there with which nothing can be drawn, and a part of the refusal."""
+    seen = busy()
+    held, last = str(next(iter(seen.names))), len(seen.slots)
     values: dict[Path_, list[object]] = {
         ("capacity",): [True, -1, 0, 12.0, "12", None, [12], 2**31, 13, GONE], ("format",): [[], None, GONE],
         ("owners", 3): [GONE], ("owners",): [None], ("free", 0): [GONE], ("free", 13): [True], ("free", 3): ["x"],
@@ -146,7 +144,7 @@ def test_a_number_that_is_too_large_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_a_page_cannot_show_is_one_named_error(tmp_path: Path) -> None:
-    """The drawing of `load` is short: the page shows each row and each node."""
+    """`load` tries only a short drawing, but the page shows each row and each node."""
     more = [dict(tree()["rows"][0], row=at, id=f"r{at}") for at in range(12)]
     for path, value in (
         (("rows",), [*more, {"row": 3}]), (("prefix", 0, "end"), GONE), (("rows", 0, "id"), 5),
@@ -154,7 +152,7 @@ def test_what_a_page_cannot_show_is_one_named_error(tmp_path: Path) -> None:
     ):  # fmt: skip
         seen = Inspection.load(stored(tmp_path, changed(tree(), path, value)))
         if path == ("summary",):
-            assert page(seen)  # what an older file does not have is empty
+            assert page(seen)  # an older file has no summary
             continue
         with pytest.raises(ms.InvalidArgument, match=r"^page: the inspection cannot be drawn: \w+\(") as caught:
             page(seen)
@@ -188,9 +186,9 @@ def test_large_files_are_refused_before_they_are_read(tmp_path: Path, monkeypatc
     assert f"it has more than {size - 1} bytes" in refusal(path)
     monkeypatch.undo()
     with open(path, "wb") as file:
-        file.truncate(1 << 40)  # a hole: no machine could read it
+        file.truncate(1 << 40)  # a sparse file, too large to read
     assert f"it has more than {module.LARGEST} bytes" in refusal(path)
-    if os.path.exists("/dev/zero"):  # has no size
+    if os.path.exists("/dev/zero"):  # a file without a size
         refusal(Path("/dev/zero"))
 
 
@@ -203,9 +201,9 @@ def test_a_foreign_slot_of_a_faulty_device_is_kept_for_the_audit(tmp_path: Path,
     assert len(viz.holdings(read)) == read.capacity
 
 
-def places(found: Any, path: Path_ = ()) -> list[Path_]:
-    """Every place of a tree, but the whole of it."""
-    inner = found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list) else ()
+def places(content: Any, path: Path_ = ()) -> list[Path_]:
+    """Returns every place of a tree, except its root."""
+    inner = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
     return [place for key, value in inner for place in ((*path, key), *places(value, (*path, key)))]
 
 
@@ -220,20 +218,20 @@ VALUES = st.one_of(
 
 
 def loads_whole_or_refuses(path: Path) -> bool:
-    """Whether it was loaded: then it is saved as what it was, and the page shows it or refuses it by name."""
+    """Returns whether a file loads; then its saved form is the same, and the page shows it or refuses it by name."""
     try:
-        found = Inspection.load(path)
+        seen = Inspection.load(path)
     except ms.InvalidArgument as error:
         assert "\n" not in str(error) and str(path.name) in str(error)
         return False
     again = path.with_suffix(".again")
-    found.save(again)
-    assert Inspection.load(again) == found
+    seen.save(again)
+    assert Inspection.load(again) == seen
     Inspection.load(again).save(path)
     assert path.read_bytes() == again.read_bytes()
-    assert len(viz.holdings(found)) == found.capacity and found.sheet()
+    assert len(viz.holdings(seen)) == seen.capacity and seen.sheet()
     with suppress(ms.InvalidArgument):
-        page(found)
+        page(seen)
     return True
 
 
@@ -243,12 +241,12 @@ FUZZ = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCh
 @FUZZ
 @given(data=st.data())
 def test_a_changed_tree_loads_whole_or_is_refused(tmp_path: Path, data: st.DataObject) -> None:
-    found = tree()
-    for path, value in data.draw(st.lists(st.tuples(st.sampled_from(places(found)), VALUES), min_size=1, max_size=3)):
+    content = tree()
+    for path, value in data.draw(st.lists(st.tuples(st.sampled_from(places(content)), VALUES), min_size=1, max_size=3)):
         with suppress(LookupError, TypeError):  # an earlier change took the place away
-            changed(found, path, value)
+            changed(content, path, value)
     path = tmp_path / "x.json"
-    path.write_text(json.dumps(found))
+    path.write_text(json.dumps(content))
     loads_whole_or_refuses(path)
 
 

@@ -1,4 +1,4 @@
-"""Misuse of the command buffer raises a named error and changes nothing: no register, no count, no packet to be."""
+"""Misuse of the command buffer raises a named error and changes nothing: no register, no count, no record."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ def bench(backend: Backend) -> Bench:
 
 
 Misuse = Callable[[CommandBuffer], None]
-# What is said, and what is refused so. The registers 3, 9 and 11 hold a slot.
+# message -> calls that are refused with it; registers 3, 9 and 11 hold a slot
 MISUSE: dict[str, list[Misuse]] = {
     r"^(claim|move): register \d holds a slot already": [lambda b: b.claim([4, 3]), lambda b: b.move([9], [3])],
     r"^4 slots requested, 3 free": [lambda b: b.claim([4, 5, 7, 8])],
@@ -34,7 +34,7 @@ def test_G1_misuse_raises_and_changes_nothing(bench: Bench, told: str) -> None:
     bench.fill(3, 1.0, 1)
     bench.fill(9, 2.0, 2)
     bench.fill(11, 3.0, 3)
-    bench.buffer.release([11])  # recorded and not sent: an early submit would show
+    bench.buffer.release([11])  # recorded and not sent, so that an early submit would be noticed
     bench.buffer.claim([11])
     before = bench.observe()
     for misuse in MISUSE[told]:
@@ -48,7 +48,7 @@ def test_G1_misuse_raises_and_changes_nothing(bench: Bench, told: str) -> None:
 @pytest.mark.parametrize("operation", ["claim", "release", "copy", "move", "write"])
 def test_B3_B4_recording_nothing_sends_nothing(bench: Bench, operation: str) -> None:
     perform(bench, operation, [], [])
-    bench.buffer.release([3])  # empty, so nothing to give back
+    bench.buffer.release([3])  # register 3 is empty
     bench.buffer.submit()
     counts = bench.allocator.backend.counts
     assert (counts.total_launches, counts.uploads) == (0, 0)

@@ -1,4 +1,4 @@
-"""Marks from the host to the forward: one upload with the batch, slots of registers that the same packet claims."""
+"""Marks from the host to the forward: one upload with the batch, and slots of registers that the same packet claims."""
 
 import numpy as np
 import pytest
@@ -34,8 +34,8 @@ class Host:
         self.buffer.launch_changes()
         rules = Rules(Strategy.NONE, 0, EVERY, False)
         self.file.plan(self.buffer.step, self.log.record(2), self.log.marks, rules)
-        found = torch.stack(self.log.marks[1:], 1)[: int(self.log.marks.count)]
-        return [list(map(int, mark)) for mark in found.tolist()]
+        columns = torch.stack(self.log.marks[1:], 1)[: int(self.log.marks.count)]
+        return [list(map(int, mark)) for mark in columns.tolist()]
 
     def slot(self, holder: int) -> int:
         return int(self.file.table.slots[self.first + holder])
@@ -45,12 +45,12 @@ def test_marks_get_the_slots_that_their_packet_claims(backend: Backend) -> None:
     host = Host(backend)
     holders = [host.first, host.first + 1, host.first + 4]
     host.buffer.claim(holders)
-    found = host.step((0, 4, holders[0]), (0, 8, holders[1]), (1, 3, holders[2]))
-    assert found == [[0, 4, host.slot(0)], [0, 8, host.slot(1)], [1, 3, host.slot(4)]]
-    assert len({slot for *_, slot in found} - {0}) == 3
+    marks = host.step((0, 4, holders[0]), (0, 8, holders[1]), (1, 3, holders[2]))
+    assert marks == [[0, 4, host.slot(0)], [0, 8, host.slot(1)], [1, 3, host.slot(4)]]
+    assert len({slot for *_, slot in marks} - {0}) == 3
     addresses = [column.data_ptr() for column in host.log.marks]
     assert host.step() == [] and host.step((1, 2, holders[0]), (1, 3, host.first + 5)) == [
-        [1, 2, found[0][2]],
+        [1, 2, marks[0][2]],
         [1, 3, 0],
     ]
     assert [column.data_ptr() for column in host.log.marks] == addresses

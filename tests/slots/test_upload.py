@@ -15,11 +15,11 @@ from memstate.slots.upload import RING, UploadRing
 
 
 class LaggingStream:
-    """Copies happen when the stream gets to them, out of what the host buffer holds then."""
+    """A stream that copies when it gets there, with the bytes that the host buffer has then."""
 
     def __init__(self) -> None:
         self.queue: list[tuple[torch.Tensor, list[int]]] = []
-        self.kept: list[Target] = []  # device buffers that torch must not give away before this stream is done
+        self.kept: list[Target] = []  # device buffers that torch must not reuse before this stream is done
         self.done = self.queued = self.waits = 0
 
     def advance(self, until: int) -> None:
@@ -53,7 +53,7 @@ class Target:
 
 
 class FakeTorch:
-    """What the ring asks of torch, answered without a device: pinned memory, device memory, events."""
+    """The parts of torch that the ring uses, without a device: pinned memory, device memory, events."""
 
     int32 = torch.int32
 
@@ -129,7 +129,8 @@ def test_growth_leaves_copies_in_flight_alone(ring: UploadRing, stream: LaggingS
 def test_no_packet_is_lost_on_a_stream_of_any_speed(
     ring: UploadRing, stream: LaggingStream, generator: torch.Generator, turn: int
 ) -> None:
-    """Random sizes, now and then larger than all before, on a stream that stalls and catches up at random."""
+    """Sends packets of random sizes, now and then larger than all before, to a stream that stalls and catches up at
+    random."""
     rng = random.Random(generator.initial_seed() + turn)
     total = 0
     for value in range(60):

@@ -20,7 +20,7 @@ SALTS: tuple[Hashable, ...] = (None, "a", b"a", 1, ("a", 1))
 
 
 def manager(pages: int = 40, below: int = 0, **given: object) -> ms.StateManager:
-    """pages: 0 where KV is the caller's; below: states that host memory holds."""
+    """Returns a manager; `pages` is 0 if the caller keeps KV, `below` is the number of states in host memory."""
     owned = {"pages": pages, "pages_per_row": 16} if pages else {}
     if below:
         kv = ms.Planes(LAYOUT, pages, ms.Backend("reference")) if pages else None
@@ -37,7 +37,7 @@ def serve(mem: ms.StateManager, prompt: list[int], salt: Hashable = None) -> Non
 
 
 def read(feed: Feed, index: Index) -> list[object]:
-    """What has happened, over the wire and into an index."""
+    """Takes the newest events through their wire format into an index, and returns them."""
     batch = feed.take()
     if batch is None:
         return []
@@ -46,10 +46,10 @@ def read(feed: Feed, index: Index) -> list[object]:
 
 
 def told(index: Index) -> dict[tuple[str | None, bytes], set[int]]:
-    """Tag and tokens of each block -> its groups, as an index has them."""
+    """Returns tag and tokens of each block -> its groups, as an index has them."""
     blocks = index._workers["w"]
     ends: dict[object, tuple[str | None, bytes]] = {}
-    for (above, tokens), block in blocks._next.items():  # blocks come behind the block before them
+    for (above, tokens), block in blocks._next.items():  # a block comes after its parent
         tag, before = (above[0], b"") if isinstance(above, tuple) else ends[above]
         ends[block] = tag, before + tokens
     assert set(ends) == set(blocks._groups)
@@ -57,18 +57,18 @@ def told(index: Index) -> dict[tuple[str | None, bytes], set[int]]:
 
 
 def held(mem: ms.StateManager) -> dict[tuple[str | None, bytes], set[int]]:
-    """The same, as the cache has them."""
-    found: dict[tuple[str | None, bytes], set[int]] = {}
+    """Returns tag and tokens of each block -> its groups, as the cache has them."""
+    groups: dict[tuple[str | None, bytes], set[int]] = {}
     for salt, node in mem.prefix.tree.walk():
         if node.ghost:
             continue
         key = b"".join(step.key for step in list(node.path())[::-1])
         unit = PAGE * BYTES
         for end in range(len(key) - len(node.key) + unit, len(key) + 1, unit):
-            found.setdefault((salt_tag(salt), key[:end]), set()).add(KV)
+            groups.setdefault((salt_tag(salt), key[:end]), set()).add(KV)
         if node.snapshot is not None:
-            found[salt_tag(salt), key].add(STATES)
-    return found
+            groups[salt_tag(salt), key].add(STATES)
+    return groups
 
 
 def test_the_first_batch_is_a_snapshot_and_nothing_is_told_twice() -> None:
@@ -97,7 +97,7 @@ def test_events_of_one_prompt() -> None:
     assert kv.cache_salt == state.cache_salt == salt_tag("a")
     serve(mem, list(range(16)), salt="a")
     more = [event for event in read(feed, index) if isinstance(event, BlockStored) and event.group_idx == KV]
-    assert [event.token_ids for event in more] == [list(range(8, 16))]  # what is new, behind what was there
+    assert [event.token_ids for event in more] == [list(range(8, 16))]  # only the new pages
     assert more[0].parent_block_hash == kv.block_hashes[-1]
     mem.prefix.clear()
     removed = [event for event in read(feed, index) if isinstance(event, BlockRemoved)]
@@ -106,19 +106,19 @@ def test_events_of_one_prompt() -> None:
 
 
 def test_all_groups_that_are_read_must_have_a_block() -> None:
-    """As of a model with full attention and windows."""
+    """For example, a model has full attention and windows."""
     index = Index()
     for group, blocks in ((0, [1, 2, 3]), (1, [1, 2])):
         tokens = [5] * (2 * len(blocks))
         index.apply("w", Batch(0.0, [BlockStored(blocks, None, tokens, 2, group_idx=group)]))
     assert index.find([5] * 9) == [("w", 4, 4)]
-    assert index.find([5] * 4) == [("w", 2, 2)]  # the last token is computed in any case
-    index.apply("w", Batch(0.0, [BlockRemoved([1])]))  # of all groups
+    assert index.find([5] * 4) == [("w", 2, 2)]  # a hit leaves out the last token
+    index.apply("w", Batch(0.0, [BlockRemoved([1])]))  # the block goes from all groups
     assert index.find([5] * 9) == []
 
 
 def test_without_a_state_nothing_is_resumed() -> None:
-    """Also where a reader has seen no state yet."""
+    """Holds also if the index has seen no state yet."""
     index = Index()
     read(Feed(manager()), index)
     index.apply("w", Batch(0.0, [BlockStored([1], None, [5] * PAGE, PAGE, group_idx=KV)]))
@@ -135,7 +135,7 @@ def test_tenants_with_equal_tokens_are_told_apart() -> None:
     read(feed, index)
     assert [index.find(prompt, salt)[0].length for salt in SALTS] == [8] * len(SALTS)
     assert len(index._workers["w"]._groups) == 2 * len(SALTS)
-    assert not any(salt in str(index._workers["w"]._next) for salt in ("'a'", "b'a'"))  # no salt is told
+    assert not any(salt in str(index._workers["w"]._next) for salt in ("'a'", "b'a'"))  # no salt is in an event
 
 
 def test_refusals() -> None:
@@ -151,7 +151,7 @@ def test_refusals() -> None:
 
 @pytest.fixture(params=range(12))
 def draw(request: pytest.FixtureRequest) -> Iterator[Random]:
-    """Random choices."""
+    """A source of random choices."""
     yield Random(request.param)
 
 

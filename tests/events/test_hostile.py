@@ -1,6 +1,6 @@
-"""Readers and workers that are strangers: what one call does for them is bounded, and a good reader gets everything.
+"""Hostile readers and workers: what one call does for them is bounded, and a good reader gets everything.
 
-Each test counts at real sockets on loopback. None looks at a clock.
+Tests count at real sockets on loopback, and look at no clock.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,11 +18,11 @@ from memstate.events.wire import END, pack
 from tests.events.test_feed import manager, serve
 from tests.events.test_subscriber import ANY, Pair, until
 
-FRAMES, BATCHES, BYTES = 256, 128, 1 << 20  # that a call reads, sends, and sends
+FRAMES, BATCHES, BYTES = 256, 128, 1 << 20  # most frames that a call reads, most batches and most bytes that it sends
 
 
 class Told:
-    """A feed with batches of one size, snapshots too."""
+    """A feed whose batches and snapshots have one size."""
 
     def __init__(self, size: int) -> None:
         self.size, self.whole, self.more, self.snapshots = size, True, False, 0
@@ -41,7 +41,7 @@ class Told:
 
 
 class Counted:
-    """The socket of questions, which counts what goes through it since `begin`."""
+    """The socket of questions, with counts of what went through it since `begin`."""
 
     def __init__(self, socket: Any) -> None:
         self._socket, self.sent = socket, dict[bytes, list[bytes]]()
@@ -54,9 +54,9 @@ class Counted:
         self.frames = self.read = self.batches = self.bytes = 0
 
     def recv(self, *given: Any, **more: Any) -> Any:
-        found = self._socket.recv(*given, **more)
-        self.frames, self.read = self.frames + 1, self.read + len(found)
-        return found
+        frame = self._socket.recv(*given, **more)
+        self.frames, self.read = self.frames + 1, self.read + len(frame)
+        return frame
 
     def send_multipart(self, frames: Any, *given: Any, **more: Any) -> Any:
         self._socket.send_multipart(frames, *given, **more)
@@ -65,7 +65,7 @@ class Counted:
 
 
 class Rig:
-    """A publisher that has told so many batches, and readers of any kind."""
+    """A publisher that has published some batches, and its readers."""
 
     def __init__(self, batches: int, size: int = 10, keep: int = 10_000) -> None:
         self.told = Told(size)
@@ -86,7 +86,7 @@ class Rig:
         return made
 
     def tell(self, batches: int) -> None:
-        """Publishes batches while nobody has asked."""
+        """Publishes batches while no reader has asked."""
         for _ in range(batches):
             self.told.more = True
             self.events.publish()
@@ -101,19 +101,19 @@ class Rig:
         assert self.router.bytes <= BYTES + self.told.size + 100  # one batch may go beyond
 
     def answer(self, reader: Any) -> list[int]:
-        """The numbers that a reader gets, up to the end of its answer."""
-        found: list[bytes] = []
+        """Returns the numbers of the batches that a reader gets, up to the end of its answer."""
+        received: list[bytes] = []
 
         def receive() -> None:
             self.call()
-            while reader.poll(0) and END not in found:
-                found.append(reader.recv_multipart()[-2])
+            while reader.poll(0) and END not in received:
+                received.append(reader.recv_multipart()[-2])
 
-        until(lambda: END in found, receive)
-        return [int.from_bytes(number, "big") for number in found[:-1]]
+        until(lambda: END in received, receive)
+        return [int.from_bytes(number, "big") for number in received[:-1]]
 
     def serves(self, numbers: Sequence[int], number: int = 0) -> Any:
-        """A reader that asks gets these."""
+        """Requires that a reader that asks gets these numbers, and returns the reader."""
         reader = self.reader()
         ask(reader, number)
         assert self.answer(reader) == list(numbers)
@@ -127,7 +127,7 @@ class Rig:
 
 @pytest.fixture
 def make() -> Iterator[Callable[..., Rig]]:
-    """Rigs that are closed at the end."""
+    """A maker of rigs, which are closed at the end."""
     with ExitStack() as stack:
         yield lambda *given, **more: stack.enter_context(closing(Rig(*given, **more)))
 
@@ -142,7 +142,7 @@ def test_a_join_is_answered_over_several_calls(make: Callable[..., Rig], batches
 
 
 def test_a_hundred_unread_questions_are_one_answer(make: Callable[..., Rig]) -> None:
-    """And another reader is answered beside it."""
+    """Another reader is answered as well."""
     rig = make(500)
     greedy = rig.reader(RCVHWM=1)
     for _ in range(100):
@@ -150,7 +150,7 @@ def test_a_hundred_unread_questions_are_one_answer(make: Callable[..., Rig]) -> 
     until(lambda: len(rig.router.sent) == 1, rig.call)
     rig.serves(range(500))
     first = rig.router.sent[next(iter(rig.router.sent))]
-    assert len(first) <= 3 * 501  # the answer begins anew with the questions that come while it is under way
+    assert len(first) <= 3 * 501  # questions that come during the answer begin it anew
 
 
 @pytest.mark.parametrize("wrong", [[b"", b"short"], [b"alone"], [b"", bytes(8), b"more"], [b"", b"x" * 1000]])
@@ -196,7 +196,7 @@ def test_who_sends_a_giant_message_is_disconnected(make: Callable[..., Rig]) -> 
 
 
 def test_a_reader_that_does_not_read_is_sent_no_more_than_waits_for_it(make: Callable[..., Rig]) -> None:
-    """The rest of its answer waits for it, and takes no memory. Another reader is answered meanwhile."""
+    """The rest of the answer waits for the reader, and takes no memory. Another reader is answered meanwhile."""
     rig = make(400, 1 << 17)
     silent = rig.reader(RCVHWM=1, RCVBUF=1 << 16)
     ask(silent)
@@ -205,7 +205,7 @@ def test_a_reader_that_does_not_read_is_sent_no_more_than_waits_for_it(make: Cal
     for _ in range(400):
         rig.call()
     (most,) = (len(sent) for sent in rig.router.sent.values() if sent[-1] != END)
-    assert most < 300  # of 50 MiB; what waits in the sockets of the system is its own
+    assert most < 300  # of 50 MiB; these wait in the sockets of the system
     assert rig.answer(silent) == list(range(400))
 
 
@@ -219,13 +219,13 @@ def test_a_reader_that_has_gone_is_forgotten(make: Callable[..., Rig]) -> None:
 
 
 def test_old_questions_cost_one_snapshot_while_it_is_kept(make: Callable[..., Rig]) -> None:
-    """A snapshot takes a walk over the whole cache."""
+    """A snapshot needs a walk over the whole cache."""
     rig = make(10, keep=4)
     reader = rig.reader()
     for asked in range(3):
         ask(reader, asked)
-        found = rig.answer(reader)
-        assert found[0] == 10 and rig.told.snapshots == 2
+        numbers = rig.answer(reader)
+        assert numbers[0] == 10 and rig.told.snapshots == 2
     rig.tell(4)
     ask(reader)
     assert rig.answer(reader)[0] == 15 and rig.told.snapshots == 3
@@ -238,7 +238,7 @@ def test_a_question_for_what_is_to_come_is_answered_by_the_end(make: Callable[..
 
 @pytest.mark.parametrize("keep", [3, 10_000])
 def test_a_late_reader_is_whole_although_each_call_sends_one_batch(keep: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the loop goes on: its batches overtake the answer, and with few that are kept a snapshot replaces it."""
+    """New batches overtake the answer; if few batches are kept, a snapshot replaces the answer."""
     monkeypatch.setattr(sending, "ANSWERS", 1)
     with closing(Pair(keep=keep)) as pair:
         for n in range(8):
@@ -260,7 +260,7 @@ def batch(number: int, size: int = 0) -> bytes:
 
 
 class Looked(dict[int, Any]):
-    """What a subscriber holds, which counts the entries that are looked through."""
+    """Held batches, with a count of the entries that are looked through."""
 
     seen = 0
 
@@ -320,9 +320,9 @@ def test_a_call_takes_in_a_part_of_what_a_worker_sends(worker: Pair, monkeypatch
 
 
 def test_batches_that_are_lost_behind_an_answer_are_asked_for_again(worker: Pair) -> None:
-    """The answer has brought the index further, so nothing is forgotten."""
+    """The answer has advanced the index, so nothing is forgotten."""
     worker.send(3, batch(3))
     until(lambda: worker.source.asked == 1, worker.subscriber.poll)
-    worker.subscriber._take("w", worker.source, (1).to_bytes(8, "big"), batch(1))  # of the answer
+    worker.subscriber._take("w", worker.source, (1).to_bytes(8, "big"), batch(1))  # a batch of the answer
     until(lambda: worker.source.asked == 2, worker.turn)
     assert worker.index.find([1] * 5)

@@ -1,4 +1,4 @@
-"""What an index does with events that nobody should send: it forgets no more than they say, and answers."""
+"""Wrong events in an index: it forgets no more than they say, and still answers."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ STORED = {"type": "BlockStored", "block_hashes": [1], "parent_block_hash": None,
 
 
 def told(*events: Any) -> Index:
-    """An index of one worker."""
+    """Returns an index with these events of one worker."""
     index = Index()
     index.apply("w", Batch(0.0, list(events)))
     return index
@@ -32,7 +32,7 @@ def test_a_block_that_is_told_again_with_other_tokens() -> None:
 
 
 def test_a_block_stays_while_another_medium_has_it() -> None:
-    """Engines tell of blocks in host memory, too."""
+    """Engines report blocks in host memory too."""
     index = told(BlockStored([1], None, [5, 6], 2), BlockStored([1], None, [5, 6], 2, medium="CPU"))
     index.apply("w", Batch(0.0, [BlockRemoved([1], medium="GPU")]))
     assert index.find([5, 6, 9]) == [("w", 2, 2)]
@@ -41,7 +41,7 @@ def test_a_block_stays_while_another_medium_has_it() -> None:
     index.apply("w", Batch(0.0, [BlockRemoved([1], medium="CPU")]))
     assert index.find([5, 6, 9]) == []
     index = told(BlockStored([1], None, [5, 6], 2), BlockStored([1], None, [5, 6], 2, medium="CPU"))
-    index.apply("w", Batch(0.0, [BlockRemoved([1], medium=None)]))  # from everywhere
+    index.apply("w", Batch(0.0, [BlockRemoved([1], medium=None)]))  # from every medium
     assert index.find([5, 6, 9]) == []
 
 
@@ -61,14 +61,14 @@ def test_what_means_nothing_is_no_batch(payload: bytes) -> None:
 
 
 def test_unknown_fields_are_left_out() -> None:
-    """Those of another version."""
+    """Another version may send other fields."""
     batch = unpack(encoded(STORED | {"session_id": "s"}, {"type": "AllBlocksCleared"}))
     assert batch.data_parallel_rank == 3
     assert [type(each) for each in batch.events] == [BlockStored, AllBlocksCleared]
 
 
 def drawn(draw: Random) -> dict[str, Any]:
-    """An event of the right shape that may mean anything."""
+    """Returns an event of the right shape with random values."""
     return {
         "type": draw.choice(["BlockStored", "BlockStored", "BlockRemoved", "AllBlocksCleared"]),
         "block_hashes": [draw.randrange(6) for _ in range(draw.randrange(4))],

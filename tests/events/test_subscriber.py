@@ -16,7 +16,7 @@ ANY = "tcp://127.0.0.1:0"
 
 
 def until(done: Callable[[], bool], work: Callable[[], object]) -> None:
-    """Works until it is done; messages take their time."""
+    """Calls `work` until `done` says so, for at most 30 seconds."""
     end = time.monotonic() + 30
     while not done():
         work()
@@ -41,7 +41,7 @@ class Pair:
         self.subscriber.poll()
 
     def begin_again(self) -> None:
-        """Another manager publishes where this one did."""
+        """Closes the publisher, and lets another manager publish at its address."""
         self.events.close()
         self.mem = manager()
         serve(self.mem, [2] * 8)
@@ -55,7 +55,7 @@ class Pair:
 
     @property
     def source(self) -> Any:
-        """What the subscriber has of the worker."""
+        """The subscriber's record of the worker."""
         return self.subscriber._sources["w"]
 
     def send(self, number: int, payload: bytes) -> None:
@@ -72,7 +72,7 @@ class Pair:
 
 @pytest.fixture
 def make() -> Iterator[Callable[..., Pair]]:
-    """Pairs that are closed at the end."""
+    """A maker of pairs, which are closed at the end."""
     with ExitStack() as stack:
         yield lambda **given: stack.enter_context(closing(Pair(**given)))
 
@@ -94,13 +94,13 @@ def test_a_gap_is_filled_by_the_missing_batches(make: Callable[..., Pair]) -> No
     serve(pair.mem, [1] * 8)
     pair.events.publish()
     until(lambda: bool(pair.source.sub.poll(0)), lambda: None)
-    pair.source.sub.recv_multipart()  # lost on its way
+    pair.source.sub.recv_multipart()  # this message is lost
     serve(pair.mem, [2] * 8)
     until(lambda: pair.knows([1] * 8) and pair.knows([2] * 8), pair.turn)
 
 
 def test_a_gap_that_nobody_can_fill_forgets_what_came_before(make: Callable[..., Pair]) -> None:
-    """As with a publisher that keeps too little and sends no snapshots."""
+    """For example, a publisher keeps too few batches, and sends no snapshot."""
     pair = make()
     pair.listen()
     until(lambda: pair.index.workers == ("w",), pair.turn)
@@ -113,7 +113,7 @@ def test_a_gap_that_nobody_can_fill_forgets_what_came_before(make: Callable[...,
 def test_a_reader_that_cannot_ask_learns_what_it_hears(make: Callable[..., Pair]) -> None:
     pair = make(replay=None)
     serve(pair.mem, [1] * 8)
-    pair.events.publish()  # to nobody
+    pair.events.publish()  # nobody listens yet
     pair.listen()
 
     def more() -> None:
@@ -139,7 +139,7 @@ def test_a_worker_that_begins_again(make: Callable[..., Pair]) -> None:
 
 
 def test_what_a_worker_told_before_it_began_again_is_not_heard_behind_it(make: Callable[..., Pair]) -> None:
-    """Its last batches wait in the socket while nobody polls, and have higher numbers than the new ones."""
+    """The worker's last batches wait in the socket while nobody polls, and have higher numbers than the new ones."""
     pair = make()
     pair.listen()
     until(lambda: pair.index.workers == ("w",), pair.turn)
@@ -148,7 +148,7 @@ def test_what_a_worker_told_before_it_began_again_is_not_heard_behind_it(make: C
         pair.events.publish()
     until(lambda: bool(pair.source.sub.poll(0)), lambda: None)
     pair.begin_again()
-    time.sleep(0.3)  # it connects again by itself, unless the reader does
+    time.sleep(0.3)  # time in which the socket would connect again by itself
     until(lambda: pair.knows([2] * 8), pair.turn)
     serve(pair.mem, [1] * 8)
     until(lambda: pair.knows([1] * 8), pair.turn)
@@ -197,7 +197,7 @@ def test_the_worker_that_goes_furthest_comes_first_and_one_that_is_removed_is_fo
 ) -> None:
     first, *_ = pairs = [make() for _ in range(4)]
     for number, pair in enumerate(pairs):
-        for prompt in (list(range(8 * (number + 1))), [90 + number] * 8):  # each begins as the next
+        for prompt in (list(range(8 * (number + 1))), [90 + number] * 8):  # each first prompt begins the next one
             serve(pair.mem, prompt)
         first.subscriber.add(f"worker {number}", pair.events.endpoint, pair.events.replay)
 
@@ -215,9 +215,9 @@ def test_the_worker_that_goes_furthest_comes_first_and_one_that_is_removed_is_fo
 
 
 def test_every_batch_behind_a_gap_is_applied_in_order() -> None:
-    """5 and 6 follow each other; 9 lies behind a second gap, and what came before that is not certain any more."""
+    """Batches 5 and 6 follow each other; 9 lies behind a second gap, so blocks from before it are forgotten."""
     with closing(Subscriber(Index())) as subscriber:
-        subscriber.add("w", "tcp://127.0.0.1:9")  # nobody is there, and none is asked again
+        subscriber.add("w", "tcp://127.0.0.1:9")  # nobody listens there, so nothing is asked for again
         source = subscriber._sources["w"]
         for n in (9, 6, 5):
             batch = pack(Batch(0.0, [BlockStored([n], None, [n, n], 2)]))

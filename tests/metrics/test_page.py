@@ -1,4 +1,4 @@
-"""The dashboard and docs/metrics.md name figures that exist, with the labels that they have, and leave none out."""
+"""The dashboard and docs/metrics.md name only figures and labels that exist, and leave no figure out."""
 
 import json
 import re
@@ -15,7 +15,7 @@ ROW = re.compile(r"^\| `(memstate_\w+)` \| (\w+) \| ([^|]*)\| ", re.MULTILINE)
 
 
 def exposed(figure: Figure) -> list[str]:
-    """The names that queries use."""
+    """Returns the names by which queries use a figure."""
     endings = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("_total",), "gauge": ("",)}
     return [f"{figure.name}{ending}" for ending in endings[figure.kind]]
 
@@ -31,7 +31,7 @@ WORDS = {
 
 
 def problems(query: str) -> Iterator[str]:
-    """What a PromQL query names that does not exist: metrics, labels, functions; and brackets without a pair."""
+    """Yields the metrics, labels and functions in a PromQL query that do not exist, and brackets without a pair."""
     bare = re.sub(r'"[^"]*"', '""', query)  # values of labels
     bare = re.sub(r"\[[^\]]*\]", "", bare)  # durations
     if any(bare.count(a) != bare.count(b) for a, b in ("()", "{}")):
@@ -70,8 +70,8 @@ def test_O4_the_page_has_a_line_for_every_figure() -> None:
 
 def test_queries_of_the_page_name_figures_that_exist() -> None:
     blocks = re.findall(r"^ *```promql\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE)
-    found = [line.strip() for block in blocks for line in block.splitlines() if line.strip()]
-    alerts = [re.sub(r" > \d+$", "", query) for query in found]
+    queries = [line.strip() for block in blocks for line in block.splitlines() if line.strip()]
+    alerts = [re.sub(r" > \d+$", "", query) for query in queries]
     assert len(alerts) >= 10 and {query: list(problems(query)) for query in alerts if list(problems(query))} == {}
     prose = re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL)
     inline = set(re.findall(r"`(memstate_\w+)", prose))

@@ -1,4 +1,4 @@
-"""Figures through Prometheus's official client: over HTTP, from several managers, and each field of the figures."""
+"""Figures through Prometheus's official client: over HTTP, from several managers, with every field."""
 
 import sys
 from collections import defaultdict
@@ -24,7 +24,7 @@ from tests.support.metered import get, manager, turn
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers look more often whether they are to end."""
+    """Makes servers check more often whether they shall end."""
     monkeypatch.setattr(BaseServer.serve_forever, "__defaults__", (0.01,))
 
 
@@ -33,52 +33,52 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def scraped(url: str) -> tuple[Samples, dict[str, str]]:
-    """The samples at a URL, and the kind of each metric, as the official parser sees them."""
+    """Returns the samples at a URL, and the kind of each metric, as the official parser reads them."""
     families = list(text_string_to_metric_families(get(url)))
     kinds = {family.name: family.type for family in families}
     assert len(kinds) == len(families), "a metric twice"
     samples = [sample for family in families for sample in family.samples]
-    found = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
-    assert len(found) == len(samples), "a sample twice"
-    return found, kinds
+    by_labels = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
+    assert len(by_labels) == len(samples), "a sample twice"
+    return by_labels, kinds
 
 
-def values(found: Samples, name: str, label: str, manager: str = "main") -> dict[str, float]:
-    return {dict(has)[label]: value for (of, has), value in found.items() if of == name and ("manager", manager) in has}
+def values(samples: Samples, name: str, label: str, manager: str = "main") -> dict[str, float]:
+    return {dict(has)[label]: n for (of, has), n in samples.items() if of == name and ("manager", manager) in has}
 
 
 def test_a_scrape_over_http_has_every_figure_and_the_official_parser_reads_it() -> None:
-    mem = manager(below=True, debug=True)  # which refuses other threads
+    mem = manager(below=True, debug=True)  # debug mode refuses other threads
     ms.testing.Faults(ms.testing.Chaos(seed=3, admissions=0.1)).inject(mem)
     with metrics.serve(mem, 0, tenant=str, steps=True) as server:
         talk = mem.sessions.open("talk")
         for who in range(8):
-            with suppress(ms.OutOfSlots):  # chaos
+            with suppress(ms.OutOfSlots):  # chaos refuses some
                 turn(mem, who % 5, "a" if who % 2 else "b", session=talk if who == 3 else None)
         mem.prefetch([9] * 20)
         mem.poll()
-        found, kinds = scraped(server.url)
+        samples, kinds = scraped(server.url)
         stats = mem.stats()
     assert stats.prefix and stats.tiers and stats.tiers.prefetch
-    # KV is elsewhere; no flaw, no failure
+    # no samples: KV is the caller's, and there is no flaw and no failure
     kinds_left_out = ("pages", "tenant_pages", "storage_flaws", "storage_failures")
     silent = {f"memstate_{name}" for name in kinds_left_out}
     assert {figure.name for figure in FIGURES} - kinds.keys() <= silent
     assert {name: kind for name, kind in kinds.items() if kind == "unknown"} == {}
     assert all(kinds[figure.name] == figure.kind for figure in FIGURES if figure.name in kinds)
     assert all(figure.help.endswith(".") for figure in FIGURES)
-    slots = values(found, "memstate_slots", "owner")
+    slots = values(samples, "memstate_slots", "owner")
     assert sum(slots.values()) == stats.capacity and slots["free"] == stats.free
     assert slots["cached"] == stats.prefix.states and slots["session"] == stats.held_by_sessions == 1
-    lost = values(found, "memstate_lost_tokens_total", "reason")
-    hit, asked = (found[f"memstate_{name}_tokens_total", MAIN] for name in ("hit", "prompt"))
+    lost = values(samples, "memstate_lost_tokens_total", "reason")
+    hit, asked = (samples[f"memstate_{name}_tokens_total", MAIN] for name in ("hit", "prompt"))
     assert hit + sum(lost.values()) == asked == stats.prefix.prompt_tokens
-    buckets = values(found, "memstate_step_host_seconds_bucket", "le")
+    buckets = values(samples, "memstate_step_host_seconds_bucket", "le")
     counts = [count for _, count in sorted((float(bound), count) for bound, count in buckets.items())]
     assert len(counts) == len(BOUNDS) + 1 and counts == sorted(counts)
-    assert found["memstate_step_host_seconds_count", MAIN] == buckets["+Inf"] == mem._parts.stepping._log._serial
-    assert {"plan", "settle", "admit", "poll"} <= values(found, "memstate_call_seconds_total", "call").keys()
-    assert set(values(found, "memstate_tenant_slots", "tenant")) >= {"a", "b"}
+    assert samples["memstate_step_host_seconds_count", MAIN] == buckets["+Inf"] == mem._parts.stepping._log._serial
+    assert {"plan", "settle", "admit", "poll"} <= values(samples, "memstate_call_seconds_total", "call").keys()
+    assert set(values(samples, "memstate_tenant_slots", "tenant")) >= {"a", "b"}
 
 
 class Noted:
@@ -100,7 +100,7 @@ def test_O4_every_field_of_the_figures_is_exported() -> None:
     seen: dict[type, set[str]] = defaultdict(set)
     for figure in FIGURES:
         figure.read(Noted(reading, seen))  # type: ignore[arg-type]
-    sums = {"evicted_states"}  # of the reasons
+    sums = {"evicted_states"}  # the sum of all reasons
     for record in (Stats, PrefixStats, TierStats, PrefetchStats, ChaosStats):
         assert {each.name for each in fields(record)} - seen[record] - sums == set()
 
@@ -110,13 +110,13 @@ def test_several_managers_share_a_scrape_and_one_that_is_gone_leaves_it(monkeypa
     turn(both["target"], 1)
     with metrics.serve(both, 0) as server:
         (gone,) = [source for name, source in server._collector._sources.items() if name == "draft"]
-        found, _ = scraped(server.url)
-        assert sum(values(found, "memstate_slots", "owner", "target").values()) == 12
-        assert sum(values(found, "memstate_slots", "owner", "draft").values()) == 5
+        samples, _ = scraped(server.url)
+        assert sum(values(samples, "memstate_slots", "owner", "target").values()) == 12
+        assert sum(values(samples, "memstate_slots", "owner", "draft").values()) == 5
         monkeypatch.setattr(gone, "_mem", lambda: None)
-        found, _ = scraped(server.url)
-        assert not values(found, "memstate_slots", "owner", "draft")
-        assert values(found, "memstate_slots", "owner", "target")
+        samples, _ = scraped(server.url)
+        assert not values(samples, "memstate_slots", "owner", "draft")
+        assert values(samples, "memstate_slots", "owner", "target")
 
 
 def test_a_rank_is_that_of_the_tiers() -> None:
@@ -128,10 +128,10 @@ def test_a_rank_is_that_of_the_tiers() -> None:
 
 def test_a_collector_goes_into_any_registry_once() -> None:
     mem = manager()
-    found = metrics.registry(mem)
-    assert found.get_sample_value("memstate_claims_total", {"manager": "main", "rank": "0"}) == 0
+    registry = metrics.registry(mem)
+    assert registry.get_sample_value("memstate_claims_total", {"manager": "main", "rank": "0"}) == 0
     with pytest.raises(ValueError, match="Duplicated timeseries"):
-        found.register(metrics.collector(mem))
+        registry.register(metrics.collector(mem))
     assert not [name for name in REGISTRY._names_to_collectors if name.startswith("memstate")]
 
 
@@ -145,7 +145,7 @@ def test_a_closed_server_leaves_port_and_calls_free() -> None:
             metrics.serve(mem, server.port)
     assert type(mem) is ms.StateManager
     with metrics.serve(mem, server.port, steps=True) as other:
-        server.close()  # has ended, and ends nothing of the other
+        server.close()  # has ended already, and does not end the other server
         turn(mem, 1)
         assert scraped(other.url)[0]["memstate_step_host_seconds_count", MAIN] > 0
 
@@ -176,12 +176,12 @@ def test_a_wrong_argument_is_refused_and_nothing_is_timed(call: Callable[[Any], 
 def test_a_tenant_that_fails_costs_no_figure(caplog: pytest.LogCaptureFixture) -> None:
     names: dict[object, Callable[[], Any]] = {"fails": lambda: 1 / 0, "number": lambda: 7, "odd": lambda: '\ud800"\n'}
     mem = manager(slots=20)
-    turn(mem, 1, "fails")  # also before the export begins
+    turn(mem, 1, "fails")  # a state from before the export
     with metrics.serve(mem, 0, tenant=lambda salt: names[salt]()) as server:
         turn(mem, 2, "number")
         turn(mem, 3, "odd")
-        found, _ = scraped(server.url)
-    assert values(found, "memstate_tenant_slots", "tenant") == {"unknown": 1, "7": 1, '\\ud800"\n': 1}
+        samples, _ = scraped(server.url)
+    assert values(samples, "memstate_tenant_slots", "tenant") == {"unknown": 1, "7": 1, '\\ud800"\n': 1}
     (event,) = [record.memstate for record in caplog.records if hasattr(record, "memstate")]
     assert event == {"event": "tenant failed", "why": "ZeroDivisionError"}, "the salt stays here"
 

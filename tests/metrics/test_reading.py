@@ -21,7 +21,7 @@ from tests.support.metered import manager, turn
 
 
 def wrong(stats: Stats) -> list[str]:
-    """What cannot be true at any moment between two calls."""
+    """Returns the names of conditions that do not hold, but should at every moment between two calls."""
     prefix = stats.prefix
     held = stats.held_by_live + stats.held_by_lanes + stats.held_by_snapshots + stats.held_by_sessions
     gone = sum(n for name, n in vars(prefix).items() if name.startswith("gone_"))
@@ -40,7 +40,7 @@ def wrong(stats: Stats) -> list[str]:
 
 @contextmanager
 def hammered(look: Callable[[], object], n: int = 2) -> Iterator[None]:
-    """Threads that look again and again while the block runs. What they raise is raised at the end."""
+    """Lets threads look again and again while the block runs, and raises their errors at its end."""
     over, interval = threading.Event(), sys.getswitchinterval()
 
     def run() -> None:
@@ -74,7 +74,7 @@ def test_O1_a_scrape_never_sees_half_a_call() -> None:
     with hammered(look):
         for who in range(25):
             turn(mem, who % 9, f"tenant {who % 3}")
-            time.sleep(0.001)  # as long as a forward of a toy takes: readers need a moment between two calls
+            time.sleep(0.001)  # about a forward of a toy: readers need a moment between two calls
     assert seen == [] and 0.0 in fresh
     mem.audit().raise_if_leaking()
 
@@ -86,7 +86,7 @@ def test_a_look_that_a_call_disturbs_is_repeated(stumbles: bool) -> None:
     def look() -> int:
         looks.append(len(looks))
         if len(looks) == 1:
-            with guard.changing("plan"):  # a whole call comes between
+            with guard.changing("plan"):  # a whole call happens during the look
                 pass
             if stumbles:
                 raise RuntimeError("dictionary changed size during iteration")
@@ -105,7 +105,7 @@ def test_O1_inside_of_a_long_call_the_last_figures_come_with_their_age(monkeypat
     mem = manager()
     source = Source(mem, None, 1, False)
     with mem._parts.guard.changing("plan"):
-        mem.pool.allocator.free -= 5  # half done
+        mem.pool.allocator.free -= 5  # as in the middle of a plan
         reading = source.read()
         assert reading is not None and reading.age > 0 and reading.stats.free == 12
         mem.pool.allocator.free += 5
@@ -134,7 +134,7 @@ def test_a_reading_keeps_no_manager_alive() -> None:
     source = Source(mem, str, 1, True)
     turn(mem, 1)
     assert source.read() is not None
-    gc.disable()  # the memory of the states is free at once
+    gc.disable()  # the states are freed at once, without the collector
     try:
         del mem
         assert source.read() is None
@@ -157,7 +157,7 @@ def test_a_walk_that_fits_nowhere_leaves_the_other_figures_new(monkeypatch: pyte
 
 
 def test_a_late_reader_takes_no_older_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Readers come one after the other, or the last figures could be those of the slower one."""
+    """Readers take turns; otherwise, the last figures could be those of the slower reader."""
     mem = manager()
     source, inside = Source(mem, None, 1, False), list[int]()
     own = Source._look
@@ -166,9 +166,9 @@ def test_a_late_reader_takes_no_older_figures(monkeypatch: pytest.MonkeyPatch) -
         inside.append(1)
         time.sleep(0.001)
         assert len(inside) == 1
-        found = own(self, mem)
+        figures = own(self, mem)
         inside.clear()
-        return found
+        return figures
 
     monkeypatch.setattr(Source, "_look", look)
     with hammered(source.read, 3):

@@ -1,4 +1,4 @@
-"""Host time of steps: nothing is added where it is off, and every step counts where it is on."""
+"""Host time of steps: while it is off, steps make no further call; while it is on, every step counts."""
 
 import sys
 from collections import Counter
@@ -15,7 +15,7 @@ from tests.support.metered import manager, turn
 
 
 def called(call: Callable[[], object]) -> Counter[str]:
-    """Calls of functions, Python's and others, that a call makes."""
+    """Returns the calls of Python and C functions that a call makes."""
     seen: Counter[str] = Counter()
 
     def note(frame: Any, event: str, of: Any) -> None:
@@ -33,15 +33,15 @@ def called(call: Callable[[], object]) -> Counter[str]:
 
 
 def step_of(mem: ms.StateManager) -> Counter[str]:
-    """Calls that a decode step makes, behind the first steps, which fill caches."""
+    """Returns the calls that a decode step makes, after first steps that fill caches."""
     rows = mem.admit([ms.Request("a")])
     mem.extend(rows, [8])
     for _ in range(3):
         mem.settle(mem.plan(rows))
-    found = called(lambda: mem.settle(mem.plan(rows)))
+    calls = called(lambda: mem.settle(mem.plan(rows)))
     mem.end(rows)
     mem.submit()
-    return found
+    return calls
 
 
 def test_O3_a_step_makes_no_call_more_unless_it_is_timed() -> None:
@@ -62,7 +62,7 @@ def test_O3_a_step_makes_no_call_more_unless_it_is_timed() -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time in seconds, to set by hand."""
+    """The time in seconds, which a test sets."""
     now = [0.0]
     monkeypatch.setattr(steps, "perf_counter", lambda: now[0])
     return now
@@ -72,7 +72,7 @@ def test_a_step_is_all_calls_up_to_its_plan(clock: list[float]) -> None:
     mem = manager(slots=2, prefix=None, pages=None)
 
     class Slow(ms.StateManager):
-        """Calls that take as long as they say."""
+        """A manager whose calls take fixed times."""
 
         def admit(self, requests: Any) -> Any:
             clock[0] += 3e-3
@@ -95,12 +95,12 @@ def test_a_step_is_all_calls_up_to_its_plan(clock: list[float]) -> None:
     mem.settle(mem.plan(rows))  # 10 us and 30 us
     with pytest.raises(ms.OutOfSlots):
         mem.admit([ms.Request(n) for n in range(2)])
-    found = read()
-    assert {call: round(seconds, 9) for call, seconds in found.seconds.items()} == {
+    times = read()
+    assert {call: round(seconds, 9) for call, seconds in times.seconds.items()} == {
         "plan": 6e-5, "settle": 2e-5, "admit": 6e-3,
     }  # fmt: skip
-    assert round(found.total, 9) == 3.07e-3
-    counts = {bound: n for bound, n in zip((*steps.BOUNDS, "more"), found.buckets, strict=True) if n}
+    assert round(times.total, 9) == 3.07e-3
+    counts = {bound: n for bound, n in zip((*steps.BOUNDS, "more"), times.buckets, strict=True) if n}
     assert counts == {5e-5: 1, 3.2e-3: 1}, "the time of the forward counts nowhere"
     clock[0] += 1.0
     mem.plan(rows)  # the refused admission counts in the step that follows
@@ -109,7 +109,7 @@ def test_a_step_is_all_calls_up_to_its_plan(clock: list[float]) -> None:
     stop()
     assert type(mem) is Slow
     again = steps.start(mem)
-    stop()  # is over, and ends no other
+    stop()  # a second stop does not end the new timing
     mem.cancel(mem.plan(rows))
     assert sum(again.read().buckets) == 1 and sum(read().buckets) == 3
     again.stop()

@@ -1,4 +1,4 @@
-"""What tenants hold: every slot and page counts for one of them, and few of them have names."""
+"""Slots and pages of tenants: each counts for one tenant, and only the largest tenants have names."""
 
 from collections.abc import Hashable
 
@@ -10,12 +10,12 @@ from tests.support.metered import PAGE, manager, turn
 
 
 def all_of(mem: ms.StateManager, most: int = 99) -> dict[str, tuple[int, int, int]]:
-    """What each tenant holds; all slots and pages that are held must be among it."""
-    found = holdings(mem, str, most)
+    """Returns slots, pages and tokens of each tenant; all slots and pages that are held must be among these."""
+    by_tenant = holdings(mem, str, most)
     stats = mem.stats()
-    assert sum(each.slots for each in found.values()) == stats.capacity - stats.free
-    assert sum(each.pages for each in found.values()) == stats.pages - stats.pages_free
-    return {name: (each.slots, each.pages, each.tokens) for name, each in found.items()}
+    assert sum(each.slots for each in by_tenant.values()) == stats.capacity - stats.free
+    assert sum(each.pages for each in by_tenant.values()) == stats.pages - stats.pages_free
+    return {name: (each.slots, each.pages, each.tokens) for name, each in by_tenant.items()}
 
 
 def test_cached_states_running_requests_and_sessions_count_for_their_salt() -> None:
@@ -23,7 +23,7 @@ def test_cached_states_running_requests_and_sessions_count_for_their_salt() -> N
     assert all_of(mem) == {}
     turn(mem, 1, "a")
     assert all_of(mem) == {"a": (1, 3, 12)}
-    turn(mem, 1, "b")  # the same tokens, pages of its own
+    turn(mem, 1, "b")  # the same tokens, in pages of its own
     assert all_of(mem) == {"a": (1, 3, 12), "b": (1, 3, 12)}
     rows = mem.admit([ms.Request("runs", tokens=[1000 + at for at in range(12)] + [7] * 5, salt="b")])
     assert mem.info(rows[0]).length == 12
@@ -77,9 +77,9 @@ def test_only_the_largest_have_names(most: int) -> None:
             turn(mem, 10 * who + n, f"t{who}")
     whole = holdings(mem, str, 99)
     assert [(name, held.slots) for name, held in whole.items()] == [(f"t{who}", 5 - who) for who in range(5)]
-    found = all_of(mem, most)
-    assert list(found) == [f"t{who}" for who in range(min(most, 5))] + [OTHER] * (most < 5)
-    assert sum(tokens for _, _, tokens in found.values()) == sum(held.tokens for held in whole.values()) == 15 * 12
+    named = all_of(mem, most)
+    assert list(named) == [f"t{who}" for who in range(min(most, 5))] + [OTHER] * (most < 5)
+    assert sum(tokens for _, _, tokens in named.values()) == sum(held.tokens for held in whole.values()) == 15 * 12
 
 
 def test_a_tenant_with_most_of_the_pages_is_among_the_largest() -> None:

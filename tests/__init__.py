@@ -1,6 +1,6 @@
-"""Tests, and what they share. A package, so that none that is installed under this name can stand in for it.
+"""The tests and their helpers: a package, so that no installed package of this name takes its place.
 
-The tools are those of the checkout, whether they are installed or not.
+The tools come from the checkout, whether they are installed or not.
 """
 
 import sys

@@ -37,18 +37,18 @@ KERNEL_BACKEND = pytest.param("cuda", marks=pytest.mark.gpu) if CUDA else "inter
 
 
 def pytest_collection() -> None:
-    """Lets the garbage collector rest: it would look at thousands of tests again and again, and find nothing."""
+    """Disables the garbage collector, which would scan thousands of collected tests again and again."""
     gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Keeps what was collected, modules and tests, out of the garbage collector's sight from now on."""
+    """Enables the garbage collector again, which from now on leaves out the collected modules and tests."""
     gc.enable()
     gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what only a full run has, unless a test is named."""
+    """Leaves out tests that only a full run has, unless the command names a test."""
     if PROOF or any("::" in argument for argument in config.args):
         return
     skipped = left_out(items)
@@ -57,14 +57,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Says in the log what was skipped and which versions ran; a header would be hidden by -q."""
+    """Writes what was skipped and which versions ran at the end, because -q hides a header."""
     skips.pytest_terminal_summary(terminalreporter)
-    found = []
+    versions = []
     for name in ("torch", "triton", "transformers"):
         with suppress(PackageNotFoundError):
-            found.append(f"{name} {version(name)}")
+            versions.append(f"{name} {version(name)}")
     python = f"Python {platform.python_version()}"
-    terminalreporter.write_line(", ".join(("tried with " + python, f"memstate {memstate.__version__}", *found)))
+    terminalreporter.write_line(", ".join(("tried with " + python, f"memstate {memstate.__version__}", *versions)))
 
 
 @pytest.fixture(params=["reference", KERNEL_BACKEND])
@@ -75,7 +75,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 @pytest.fixture
 def generator() -> torch.Generator:
-    """Fresh random inputs, repeatable when a test fails: the seed is in the test's output."""
+    """A generator with a fresh seed, which is in the test's output, so that a failure can be repeated."""
     seed = int(os.environ.get("MEMSTATE_SEED", torch.seed() % 2**31))
     print(f"MEMSTATE_SEED={seed}")
     return torch.Generator().manual_seed(seed)
@@ -83,12 +83,12 @@ def generator() -> torch.Generator:
 
 @pytest.fixture(autouse=True)
 def kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels that are launched without a look at their arguments get what they were compiled for."""
+    """Requires that kernels that are launched without checks get the arguments that they were compiled for."""
     alike.hold(monkeypatch)
 
 
 @pytest.fixture(autouse=True)
 def poison(monkeypatch: pytest.MonkeyPatch) -> Iterator[Freed]:
-    """Fresh memory and freed slots hold rubbish in every test."""
+    """Fills fresh memory and freed slots with rubbish in every test."""
     with fresh_memory():
         yield Freed(monkeypatch)

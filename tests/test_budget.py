@@ -1,4 +1,4 @@
-"""The size of the project against tests/budget.txt: above a bar fails, and so does far below it."""
+"""Compares the size of the project with tests/budget.txt: a size above its bar fails, and so does one far below."""
 
 import ast
 from collections.abc import Callable, Iterator, Mapping
@@ -21,18 +21,18 @@ MEASURES: dict[str, Callable[[], Mapping[str, int]]] = {
 
 @pytest.fixture(autouse=True)
 def kept() -> None:
-    """In place of the one of all tests: what looks at calls would be counted with them."""
+    """Replaces the fixture of all tests, whose checks of calls would be counted as frames."""
 
 
 @pytest.fixture(autouse=True)
 def poison() -> None:
-    """In place of the one of all tests, for the same reason."""
+    """Replaces the fixture of all tests, for the same reason."""
 
 
 @pytest.mark.parametrize("what", MEASURES)
 def test_the_project_keeps_its_budget(what: str) -> None:
-    found = complaints(what, bars(FILE.read_text("utf-8")), MEASURES[what]())
-    assert found == [], "\n".join(["tests/budget.txt:", *found])
+    faults = complaints(what, bars(FILE.read_text("utf-8")), MEASURES[what]())
+    assert faults == [], "\n".join(["tests/budget.txt:", *faults])
 
 
 def test_every_bar_has_a_measure() -> None:
@@ -57,8 +57,8 @@ def test_every_bar_has_a_measure() -> None:
 )
 def test_a_budget_is_kept_from_both_sides(what: str, measured: dict[str, int], said: str) -> None:
     budget = [Bar("lines", "kernels", 1000, "why not"), Bar("frames", "admit", 40, "a cache")]
-    found = complaints(what, budget, measured)
-    assert len(found) == bool(said) and said in "".join(found)
+    faults = complaints(what, budget, measured)
+    assert len(faults) == bool(said) and said in "".join(faults)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Which modules ask a backend for which operations, read from the source: nobody hands out slots past the allocator."""
+"""Modules and the operations of a backend that they call, read from the source: few modules hand out slots."""
 
 import re
 
@@ -22,18 +22,18 @@ ALLOWED = {(module, op) for modules, ops in CALLERS.items() for op in ops.split(
 ASKS = re.compile(rf"backend(?:\([^()]*\))?\.({'|'.join(OPS)})\b", re.IGNORECASE)
 
 
-def found(pattern: re.Pattern[str]) -> set[tuple[str, str]]:
-    """Modules but the kernels (`tiers.keys` for memstate/tiers/keys.py), and what they name."""
+def named(pattern: re.Pattern[str]) -> set[tuple[str, str]]:
+    """Returns (module, word) of each match outside the kernels; memstate/tiers/keys.py is the module `tiers.keys`."""
     paths = [*sources("memstate"), *sources("tools")]
     texts = {".".join(path.with_suffix("").parts[1:]): (ROOT / path).read_text() for path in paths}
     return {(name, word) for name, text in texts.items() for word in pattern.findall(text)}
 
 
 def test_operations_are_asked_for_where_they_belong() -> None:
-    assert sorted(found(ASKS) - ALLOWED) == []
-    assert {op for _, op in found(ASKS)} == set(OPS), "an operation has no caller"
+    assert sorted(named(ASKS) - ALLOWED) == []
+    assert {op for _, op in named(ASKS)} == set(OPS), "an operation has no caller"
 
 
 def test_bits_and_counts_of_free_slots_are_not_changed_by_hand() -> None:
-    touched = {name for name, _ in found(re.compile(r"\w\.(bitmap|counters)\b"))}
+    touched = {name for name, _ in named(re.compile(r"\w\.(bitmap|counters)\b"))}
     assert touched <= {"slots.allocator", "slots.registers"}

@@ -32,11 +32,11 @@ RIGHT: dict[str, Sequence[Change]] = {
 
 @pytest.mark.parametrize("changes", RIGHT.values(), ids=RIGHT)
 def test_an_engine_that_is_right_passes(changes: Sequence[Change]) -> None:
-    found = compare(engine(EXAMPLE, *changes), CHATS)
-    assert [run["requests"] for run in found.values()] == [4, 8, 8]
-    assert all(run["states"] > run["tokens"] > run["unknown"] == 0 for run in found.values())
-    assert found["together"]["hits"] and found["scarce"]["hits"] and not found["alone"]["hits"]
-    assert found["scarce"]["aborted"] and found["scarce"]["faults"]
+    runs = compare(engine(EXAMPLE, *changes), CHATS)
+    assert [run["requests"] for run in runs.values()] == [4, 8, 8]
+    assert all(run["states"] > run["tokens"] > run["unknown"] == 0 for run in runs.values())
+    assert runs["together"]["hits"] and runs["scarce"]["hits"] and not runs["alone"]["hits"]
+    assert runs["scarce"]["aborted"] and runs["scarce"]["faults"]
 
 
 def test_an_engine_that_plans_ahead_passes() -> None:
@@ -59,7 +59,8 @@ def test_a_difference_says_where_it_is() -> None:
 
 
 def test_rounding_needs_a_tolerance() -> None:
-    rounds = ("more[:, None], 0.5 * state", "more[:, None], (0.5 + 1e-9 * len(fed)) * state")  # otherwise in each batch
+    # rounds otherwise in each batch
+    rounds = ("more[:, None], 0.5 * state", "more[:, None], (0.5 + 1e-9 * len(fed)) * state")
     with pytest.raises(EngineDiffers, match="plane 'ssm', layer 0"):
         compare(engine(AHEAD, rounds), PROMPTS)
     assert compare(engine(AHEAD, rounds), PROMPTS, rtol=1e-6)["scarce"]["parted"] == 0
@@ -130,7 +131,7 @@ def test_an_engine_must_hand_debug_on() -> None:
 
 
 def lines(text: str) -> list[str]:
-    """The lines of a text that are not empty."""
+    """Returns the lines of a text that are not empty."""
     return list(filter(None, text.splitlines()))
 
 

@@ -1,4 +1,4 @@
-"""Documents that must not drift from the code: examples run, behaviours have tests, links lead somewhere."""
+"""Compares documents with the code: examples run, behaviours have tests, links lead somewhere."""
 
 import json
 import os
@@ -31,7 +31,7 @@ LINKED = sorted(
 BLOCK = re.compile(r"```python\n(import .*?)```(?:\s*```text\n(.*?)```)?", re.DOTALL)  # other blocks are fragments
 NUMBER = re.compile(r"[A-Z]\d+[a-z]?")
 
-# Runs every program of a list in a namespace of its own, and prints what each of them printed.
+# Runs every program of a list in a namespace of its own, and prints the outputs as one list.
 RUNNER = """
 import contextlib, io, json, sys
 
@@ -49,7 +49,7 @@ def test_examples_run_and_print_what_the_page_says(tmp_path: Path) -> None:
     blocks = [(page, *block) for page in PAGES for block in BLOCK.findall((ROOT / page).read_text())]
     assert {page for page, _, _ in blocks} == set(PAGES)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    environment.pop("TRITON_INTERPRET", None)  # as a reader would run it
+    environment.pop("TRITON_INTERPRET", None)  # a reader's shell does not set it
     done = subprocess.run(
         [sys.executable, "-c", RUNNER],
         input=json.dumps([code for _, code, _ in blocks]),
@@ -57,12 +57,12 @@ def test_examples_run_and_print_what_the_page_says(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
-    for (page, code, output), found in zip(blocks, printed, strict=True):
-        assert found.strip() == output.strip(), f"{page}:\n{code}"
+    for (page, code, output), text in zip(blocks, printed, strict=True):
+        assert text.strip() == output.strip(), f"{page}:\n{code}"
 
 
 def numbers_of_tests() -> set[str]:
-    """Numbers of behaviours in the names of tests, read from the sources: `test_B3_B4_...` has two."""
+    """Returns the numbers of behaviours in the names of tests, read from the sources: `test_B3_B4_...` has two."""
     names = {name for path in ROOT.glob("tests/**/*.py") for name in re.findall(r"def test_(\w+)", path.read_text())}
     return {part for name in names for part in name.split("_") if NUMBER.fullmatch(part)}
 
@@ -77,7 +77,7 @@ def test_behaviours_and_tests_have_the_same_numbers() -> None:
 
 
 def anchors(text: str) -> set[str]:
-    """What a link into a page can name: its headings, as GitHub turns them into anchors."""
+    """Returns the anchors that links into a page can name: its headings, as GitHub turns them into anchors."""
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -114,7 +114,7 @@ def test_no_page_installs_the_package_of_another_project() -> None:
 
 
 def test_paths_of_the_architecture_exist() -> None:
-    """Files that ARCHITECTURE names in code font: from the root, from memstate/, or from tests/."""
+    """Looks for files that ARCHITECTURE names in code font, from the root and from memstate/."""
     text = re.sub(r"```.*?```", "", (ROOT / "ARCHITECTURE.md").read_text(), flags=re.DOTALL)
     named = set(re.findall(r"`((?:\w+/)+(?:\w+\.\w+)?)`", text)) - {"integrations/"}
     examples = {"kernels/x.py", "kernels/reference/x.py", "tests/kernels/test_x.py"}

@@ -10,7 +10,7 @@ LIBRARY = Path(__file__).parent.parent / "memstate"
 
 
 def with_examples() -> list[str]:
-    """Modules of the library, kernels included, that have an example."""
+    """Returns the modules of the library, kernels included, that have an example."""
     paths = [LIBRARY / "kernels" / "dispatch.py", *LIBRARY.rglob("*.py")]  # rglob does not follow the link
     names = {path: path.relative_to(LIBRARY.parent).with_suffix("").parts for path in paths}
     return sorted(

@@ -1,4 +1,4 @@
-"""Every symptom of docs/faq.md is made to happen, and cured as the page says. Each test is named as its anchor."""
+"""Makes every symptom of docs/faq.md happen, and cures it as the page says. Each test has the name of its anchor."""
 
 import gc
 import re
@@ -46,9 +46,9 @@ def serve(mem: ms.StateManager, prompt: list[int], session: Any = None, answer: 
 
 
 def test_every_symptom_of_the_page_is_made() -> None:
-    found = re.findall(r"^## .+$", (ROOT / "docs" / "faq.md").read_text(), re.MULTILINE)
+    headings = re.findall(r"^## .+$", (ROOT / "docs" / "faq.md").read_text(), re.MULTILINE)
     made = {name.removeprefix("test_").replace("_", "-") for name in globals() if name.startswith("test_")}
-    assert made - {"every-symptom-of-the-page-is-made"} == anchors("\n".join(found))
+    assert made - {"every-symptom-of-the-page-is-made"} == anchors("\n".join(headings))
 
 
 def test_memstate_has_no_attribute_statemanager(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_free_slots_stay_low_though_nothing_runs() -> None:
 def test_slots_leak_but_device_memory_is_flat() -> None:
     mem = manager()
     planes, free = mem.planes["ssm"].data_ptr(), mem.free_slots
-    mem.admit([ms.Request("a")])  # never ends
+    mem.admit([ms.Request("a")])  # this request never ends
     assert (mem.planes["ssm"].data_ptr(), mem.free_slots) == (planes, free - 1)
 
 
@@ -204,7 +204,7 @@ def test_a_cuda_graph_computes_with_old_inputs_or_wrong_slots() -> None:
     mem, seen, fixed = manager(tracking=ms.Redirect(every=1)), [], []
     rows, inputs = mem.admit([ms.Request("a")]), torch.zeros(1)
 
-    def replay() -> None:  # stands for a graph: what it reads when it is captured is `fixed`
+    def replay() -> None:  # stands for a graph: `fixed` has the slots that it was captured with
         vectors = mem.launch(1)
         fixed.append(fixed[0] if fixed else vectors.write.tolist())
         seen.append((inputs.item(), fixed[-1] == vectors.write.tolist()))
@@ -248,7 +248,7 @@ def test_nan_in_the_states_with_debugtrue() -> None:
         for _ in range(3):
             step = mem.plan(rows)
             for state in mem.planes["ssm"]:
-                state[step.write] += 1  # this kernel knows one slot
+                state[step.write] += 1  # this kernel reads and writes one slot
             if mem.planes["ssm"].isnan().any():
                 with pytest.raises(ms.ForwardFault, match="in_place=True"):
                     mem.settle(step)
@@ -261,18 +261,18 @@ def test_nan_in_the_states_with_debugtrue() -> None:
 
 def test_answers_differ_after_a_hit() -> None:
     def states(debug: bool) -> list[float]:
-        mem, found = caching(tracking=ms.PingPong(every=4), debug=debug), []
+        mem, values = caching(tracking=ms.PingPong(every=4), debug=debug), []
         mem.planes["ssm"].zero_()
         for prompt in ([1], [1, 0, 0, 0, 0]):
             rows = mem.admit([ms.Request("r", tokens=prompt)])
             for _ in range(6 - mem.info(rows[0]).length):
                 step = mem.plan(rows)
                 for state in mem.planes["ssm"]:
-                    state[step.write] = state[step.read] + 1  # not to step.snapshot
+                    state[step.write] = state[step.read] + 1  # nothing is stored at step.snapshot
                 mem.settle(step)
-            found.append(mem.planes["ssm"][0, step.write].mean().item())
+            values.append(mem.planes["ssm"][0, step.write].mean().item())
             mem.end(rows, keep="cache", tokens=[[1, 0, 0, 0, 0, 0]])
-        return found
+        return values
 
     assert states(debug=False) == [6, 2]  # both should be 6
     with pytest.raises(ms.ForwardFault, match="plane 'ssm', layer 0, of row 1"):
@@ -334,13 +334,13 @@ def test_the_next_turn_computes_the_answer_again() -> None:
 
 
 def test_each_turn_of_a_chat_computes_the_last_one_again() -> None:
-    """Two tokens behind the messages, as a template of a thinking model has them, that no later prompt has."""
+    """The template of a thinking model puts two tokens behind the messages, which no later prompt has."""
     starts = {spare: list[int]() for spare in (1, 2)}
-    for spare, found in starts.items():
+    for spare, lengths in starts.items():
         mem, told = caching(prefix=ms.Prefix(placement=ms.Ends(spare=spare))), PROMPT[:11]
         for turn in range(3):
             prompt = [*told, 7, 8]
-            found.append(serve(mem, prompt, answer=4))
+            lengths.append(serve(mem, prompt, answer=4))
             told = [*told, *range(200 + 10 * turn, 208 + 10 * turn)]  # the answer without its thoughts, and a question
         assert bool(mem.stats().prefix.lost_no_snapshot) == (spare == 1)
     assert starts == {1: [0, 0, 8], 2: [0, 8, 16]}

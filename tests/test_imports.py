@@ -1,4 +1,4 @@
-"""Who may import whom: read from the source, so that nothing has to run.
+"""Imports that each module may have, read from the source, so that nothing has to run.
 
 Every rule is a function of one module's source, and is tried on sources that break it. `memstate_tools`, the programs
 beside the library, may import all of it; nothing of the library imports them.
@@ -40,25 +40,25 @@ LAYERS = (
 RANK = {name: rank for rank, names in enumerate(LAYERS) for folder in names for name in folder.split()}
 
 APART = {"state": "slots", "slots": "state"}  # one allocator can serve the planes of two models
-# Plain data, and where the bits of a bitmap and the words of a packet lie; no more.
+# layer that only draws -> modules that it may import: plain data, and the places of bits and words
 VIEWS = {
     "viz": (
         "viz.", "slots.inspect.", "slots.journal.", "slots.audit.", "state.layout.", "stats.", "kernels.levels.",
         "kernels.tables.", "checks.", "errors.", "lazy.", "sheet.", "sizes.",
     )
 }  # fmt: skip
-SHOWING = "sheet"  # what objects of every layer inherit to show themselves: it loads `viz` when one is shown
+SHOWING = "sheet"  # a base of objects in every layer; it loads `viz` when an object is shown
 
-# The others are reached through a Backend.
+# Kernel modules that the library may import; a Backend reaches the others.
 OPEN_KERNEL_MODULES = ("dispatch", "rules", "tables", "levels", "catalog", "tuned", "warps")
 
 Rule = Callable[[str, ast.Module], list[str]]
 
 
 def module_name(path: Path) -> str:
-    """`tiers.keys` for memstate/tiers/keys.py, `tiers` for its __init__, "" for memstate/__init__.py.
+    """Returns the name of a module: `tiers.keys` for memstate/tiers/keys.py, `tiers` for its __init__, "" for memstate.
 
-    Of the tools it is the whole name, `memstate_tools.tune.grid`.
+    The tools have whole names, such as `memstate_tools.tune.grid`.
     """
     parts = path.with_suffix("").parts
     parts = parts if parts[0] == "kernels" else parts[1:]
@@ -66,13 +66,13 @@ def module_name(path: Path) -> str:
 
 
 def modules(folder: str) -> dict[str, ast.Module]:
-    """Every module of the library, of the kernels, or of the tools, by name."""
+    """Returns name -> source of every module of the library, of the kernels, or of the tools."""
     return {module_name(path): tree for path, tree in sources(folder).items()}
 
 
 @cache
 def imported(tree: ast.AST) -> Sequence[str]:
-    """Dotted names that a module imports, wherever the statement stands; a relative import shows as dots."""
+    """Returns dotted names that a module imports, wherever the statement stands; a relative import shows as dots."""
     return tuple(_imported(tree))
 
 
@@ -83,70 +83,70 @@ def _imported(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             yield from (f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Constant) and str(node.value).startswith("memstate.kernels."):
-            yield str(node.value)  # handed to import_module
+            yield str(node.value)  # an argument of import_module
 
 
 def layer(target: str) -> str:
-    """The folder, or the file beside the folders, that a dotted name belongs to."""
+    """Returns the folder, or the file beside the folders, that a dotted name belongs to."""
     name = f"{target}.".split(".")[1]
     return name if name in RANK else PACKAGE
 
 
 def direction(name: str, tree: ast.Module) -> list[str]:
-    """Imports of a layer below in the list, or of one that this one must not know."""
-    own, found = name.split(".")[0] or PACKAGE, []
+    """Returns imports of layers that come later in the list, or that this module must not know."""
+    own, faults = name.split(".")[0] or PACKAGE, []
     if own not in RANK:
         return [f"{name}: not in LAYERS; say where it goes"]
     for target in imported(tree):
         if target.startswith("."):
-            found.append(f"{name}: relative import of {target}")
+            faults.append(f"{name}: relative import of {target}")
         if target.split(".")[0] == TOOLS:
-            found.append(f"{name} imports {target}: the tools stand beside the library")
+            faults.append(f"{name} imports {target}: the tools stand beside the library")
         if target.split(".")[0] != "memstate":
             continue
         other, short = layer(target), f"{target}.".removeprefix("memstate.")
         if RANK[other] > RANK[own] and (name, other) != (SHOWING, "viz"):
-            found.append(f"{name} imports {target}, which is a layer above it")
+            faults.append(f"{name} imports {target}, which is a layer above it")
         if own in VIEWS and not short.startswith(VIEWS[own]):
-            found.append(f"{name} imports {target}; a view reads plain data and nothing else")
+            faults.append(f"{name} imports {target}; a view reads plain data and nothing else")
         if other == APART.get(own):
-            found.append(f"{name} imports {target}: slots and the bytes in them do not know each other")
-    return found
+            faults.append(f"{name} imports {target}: slots and the bytes in them do not know each other")
+    return faults
 
 
 def of_the_tools(name: str, tree: ast.Module) -> list[str]:
-    """Imports of the tools that are relative, or lead into the tests."""
+    """Returns imports of the tools that are relative, or lead into the tests."""
     roots = {"", "tests"}
     return [f"{name} imports {target}" for target in imported(tree) if target.split(".")[0] in roots]
 
 
 def early(name: str, tree: ast.Module) -> list[str]:
-    """Imports of pictures that run before an object is shown."""
-    found = [target for node in tree.body if not isinstance(node, ast.ClassDef) for target in imported(node)]
-    return [f"{name} imports {target} too early" for target in found if name == SHOWING and "memstate.viz" in target]
+    """Returns imports of pictures that run before an object is shown."""
+    targets = [target for node in tree.body if not isinstance(node, ast.ClassDef) for target in imported(node)]
+    return [f"{name} imports {target} too early" for target in targets if name == SHOWING and "memstate.viz" in target]
 
 
 def kernel_direction(name: str, tree: ast.Module) -> list[str]:
-    """Kernels import kernels alone; the references never import the kernels that they are compared with."""
-    found = []
+    """Returns imports of kernels from outside the kernels, and imports of references from their own kernels."""
+    faults = []
     twins = tuple(f"memstate.kernels.{module}." for module in OPS.values())
     for target in (f"{target}." for target in imported(tree)):
         if target.startswith((".", "memstate.")) and not target.startswith("memstate.kernels."):
-            found.append(f"{name} imports {target}")
+            faults.append(f"{name} imports {target}")
         if name.startswith("kernels.reference") and target.startswith(("triton.", *twins)):
-            found.append(f"{name} imports {target}")
-    return found
+            faults.append(f"{name} imports {target}")
+    return faults
 
 
 def past_the_dispatcher(name: str, tree: ast.Module) -> list[str]:
-    """Imports of kernels: the library reaches them through a backend, which chooses and counts."""
+    """Returns imports of kernels, which the library reaches through a backend that chooses and counts."""
     parts = [target.split(".") for target in imported(tree)]
     kernels = [part[2] for part in parts if part[:2] == ["memstate", "kernels"] and len(part) > 2]
     return [f"{name} imports the kernels of {module}" for module in kernels if module not in OPEN_KERNEL_MODULES]
 
 
 def cycle(trees: dict[str, ast.Module]) -> list[str]:
-    """The names of modules that import each other in a circle."""
+    """Returns the names of modules that import each other in a circle."""
     graph: dict[str, set[str]] = {name: set() for name in trees}
     for name, tree in trees.items():
         for target in imported(tree) if name != SHOWING else ():  # its imports run late: see `early`

@@ -1,4 +1,4 @@
-"""Events of the log: one for each thing that is counted, one line each, and nothing unless it is asked for."""
+"""Events of the log: one line for each thing that is counted, and no line unless logging is configured."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ CPU = Backend("reference")
 
 @pytest.fixture
 def told(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[dict[str, Any]]]:
-    """Returns the fields of the events with a name."""
+    """A function that returns the fields of the events of a name."""
     caplog.set_level(logging.INFO, "memstate")
     return lambda name: [
         {key: value for key, value in fields.items() if key != "event"}
@@ -31,7 +31,7 @@ def told(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[dict[str, Any
 
 
 def served(prompts: int, **settings: Any) -> Server:
-    """A server whose cache has states of 8 tokens."""
+    """Returns a server whose cache has states of 8 tokens."""
     prefix = ms.Prefix(states=Lru(), pages=LruPages(), **settings.pop("prefix", {}))
     at = Server(CPU, "redirect", every=64, prefix=prefix, **{"pages": 30, "whole": True, **settings})
     for n in range(prompts):
@@ -114,15 +114,15 @@ def test_degradations_refusals_and_interrupted_calls_are_events(told: Callable[[
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """The lines since the last call."""
+    """A function that returns the lines since its last call."""
     caplog.set_level(logging.INFO, "memstate")
 
-    def found() -> list[str]:
+    def new_lines() -> list[str]:
         texts = [record.getMessage() for record in caplog.records]
         caplog.clear()
         return texts
 
-    return found
+    return new_lines
 
 
 def test_what_repeats_is_one_line_a_minute(lines: Callable[[], list[str]]) -> None:
@@ -137,10 +137,10 @@ def test_what_repeats_is_one_line_a_minute(lines: Callable[[], list[str]]) -> No
     repeats.write_due()
     assert lines() == ["failed why='E' n=5 at=3 times=2"]
     repeats.event(logging.INFO, "failed", why="E", n=4, at=4)
-    repeats.event(logging.INFO, "failed", why="F", n=8)  # nothing for a minute: a new one
+    repeats.event(logging.INFO, "failed", why="F", n=8)  # no repeat for a minute, so this is a new line
     assert lines() == ["failed why='F' n=8"]
     now[0] = 120.0
-    repeats.event(logging.INFO, "failed", why="E", n=1, at=5)  # the next of its kind says it, too
+    repeats.event(logging.INFO, "failed", why="E", n=1, at=5)  # the next event of the kind writes the sum too
     assert lines() == ["failed why='E' n=5 at=5 times=2"]
     repeats.event(logging.INFO, "failed", why="E", n=7, at=6)
     repeats.write_due(float("inf"))
@@ -189,7 +189,8 @@ def test_what_storage_and_host_memory_lose_is_an_event(told: Callable[[str], lis
     at.mem.poll()
     at.drain()
     failed = told("write failed")
-    assert at.tiers.write_failed > sum(each["records"] for each in failed) > 0  # the rest is a line in a minute
+    # one more line within a minute has the rest
+    assert at.tiers.write_failed > sum(each["records"] for each in failed) > 0
     assert {each["why"] for each in failed} == {"OSError('disk is full')"}
     late = at.mem.prefetch([*whole(2), 1])
     at.note([*whole(2), 1])
@@ -204,7 +205,7 @@ def test_what_storage_and_host_memory_lose_is_an_event(told: Callable[[str], lis
 
 
 def test_a_prefetch_of_a_request_without_tokens_is_late_too() -> None:
-    """The request names nothing else: the prefetch is told all the same, as what ranks agreed on for it ends here."""
+    """The request names only its prefetch, which is late all the same: what ranks agreed on for it ends here."""
     at = Tiered(CPU, slots=6, tiers={"store": MemoryStore(), "host_slots": 2})
     fetch = at.mem.prefetch([*whole(2), 1])
     open_still = not fetch.done
@@ -216,7 +217,7 @@ def test_O6_nothing_is_written_unless_logging_is_configured(capfd: pytest.Captur
     log = logs.logger("quiet")
     assert logs.logger("quiet") is log and len(log.handlers) == 1
     root = logging.getLogger()
-    before, root.handlers = root.handlers, []  # pytest's own
+    before, root.handlers = root.handlers, []  # pytest's handlers
     try:
         logs.event(log, logging.ERROR, "interrupted", call="plan")
     finally:
@@ -255,8 +256,8 @@ def test_every_line_is_json_and_ascii() -> None:
     }
     line = logs.JsonFormatter().format(record)
     assert line.isascii() and len(line.splitlines()) == 1
-    found = json.loads(line, parse_constant=lambda name: pytest.fail(name))
-    assert {key: found[key] for key in ("seconds", "rate", "why", "n")} == {
+    fields = json.loads(line, parse_constant=lambda name: pytest.fail(name))
+    assert {key: fields[key] for key in ("seconds", "rate", "why", "n")} == {
         "seconds": "nan", "rate": "-inf", "why": "\udcff\u2028é", "n": "b'\\n'",
     }  # fmt: skip
 
@@ -273,11 +274,11 @@ def test_an_event_is_one_line_of_json_and_of_text(caplog: pytest.LogCaptureFixtu
     assert [record.getMessage() for record in caplog.records[:2]] == ["evicted why='a\\nb' tokens=8", "bare"]
     lines = [logs.JsonFormatter().format(record) for record in caplog.records]
     assert all("\n" not in line for line in lines)
-    found = [json.loads(line) for line in lines]
-    assert found[0] | {"time": 0} == {
+    events = [json.loads(line) for line in lines]
+    assert events[0] | {"time": 0} == {
         "time": 0, "level": "INFO", "logger": "memstate.x", "event": "evicted", "why": "a\nb", "tokens": 8,
     }  # fmt: skip
-    assert found[2]["message"] == "fault 3" and "ValueError: no" in found[3]["exception"]
+    assert events[2]["message"] == "fault 3" and "ValueError: no" in events[3]["exception"]
 
 
 def test_a_state_that_no_chunk_came_near_is_told_once(told: Callable[[str], list[dict[str, Any]]]) -> None:

@@ -1,4 +1,4 @@
-"""Every block of Python on the pages of docs/ runs: programs as they are, parts of programs with what they leave out.
+"""Runs every block of Python on the pages of docs/: programs as they are, parts with the names that they leave out.
 
 Programs begin with `import`; `tests/test_docs.py` runs those of the guide. Parts run here, on fake CUDA devices where
 they need streams or graphs.
@@ -31,12 +31,12 @@ LAYOUT = ms.StateLayout([ms.Plane("ssm", (2, 8, 8), torch.float32)], layers=2)
 
 
 def blocks(page: str) -> list[str]:
-    """The blocks of Python on a page."""
+    """Returns the blocks of Python on a page."""
     return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
 
 
 def part(page: str, begins: str) -> str:
-    """The block of a page that begins so."""
+    """Returns the one block of a page that begins with this text."""
     (block,) = (block for block in blocks(page) if block.startswith(begins))
     return block
 
@@ -52,7 +52,7 @@ def manager(**settings: Any) -> ms.StateManager:
 
 
 def left_out(page: str) -> list[str]:
-    """The first lines of blocks that no test runs: neither as a program nor as a part that a test here asks for."""
+    """Returns the first lines of blocks that no test runs, neither as a program nor as a part that a test names."""
     programs = {code for code, _ in BLOCK.findall((ROOT / page).read_text())} if page in PAGES else set()
     first = {block: block.splitlines()[0] for block in blocks(page) if block not in programs}
     return [line for line in first.values() if f'part("{page}", "{line[:24]}' not in Path(__file__).read_text()]
@@ -78,7 +78,7 @@ def test_layouts() -> None:
 
 
 class Graph:
-    """Stands for a CUDA graph: launches that were captured, which a replay repeats."""
+    """A stand-in for a CUDA graph, whose replay repeats the captured launches."""
 
     def __init__(self) -> None:
         self.launches: list[Any] = []
@@ -186,11 +186,11 @@ def test_placements_and_chunks() -> None:
     mem = manager(pages=ms.Pages(size=4), prefix=ms.Prefix(placement=names["Halves"]()))
     names |= {"mem": mem, "row": mem.admit([ms.Request("r", tokens=range(32))])[0], "budget": 30}
     exec(part("docs/prefill.md", "tokens = mem.chunk(row, budget)"), names)
-    assert names["tokens"] == 16  # without a grid up to the mark in the middle
+    assert names["tokens"] == 16  # without a grid, the chunk ends at the mark in the middle
 
 
 def chunk_with_marks(grid: int) -> dict[str, Any]:
-    """A step of 8 tokens that keeps the state after 4, and what a forward over it knows."""
+    """Returns the names that a forward knows in a step of 8 tokens, which keeps the state after 4."""
     conv = ms.Plane("conv", (3, 8), torch.float32)
     layout = ms.StateLayout([ms.Plane("ssm", (2, 4, 4), torch.float32), conv], layers=1)
     settings: dict[str, Any] = {"pages": ms.Pages(size=4), "prefix": ms.Prefix(), "forward": ms.Forward(grid=grid)}
@@ -219,7 +219,7 @@ def test_states_at_marks_come_out_of_a_chunked_kernel() -> None:
     names |= {"cu_seqlens": torch.tensor([0, 8], dtype=torch.int32)}
     names |= {"first_piece": torch.tensor([0, 2], dtype=torch.int32)}
     exec(part("docs/prefill.md", "if step.marked:").replace("chunk=64", "chunk=4"), names)
-    assert planes["ssm"][0, names["slot"]].tolist() == names["h"][0, 1].tolist()  # before the second piece
+    assert planes["ssm"][0, names["slot"]].tolist() == names["h"][0, 1].tolist()  # the state before the second piece
     assert planes["conv"][0, names["slot"]].tolist() == names["inputs"][0, 1:4].tolist()
 
 

@@ -1,4 +1,4 @@
-"""What the process has set for torch changes nothing: default device, default dtype, inference mode, no gradients."""
+"""Settings of torch in the process change nothing: default device, default dtype, inference mode, no gradients."""
 
 import ast
 import gc
@@ -22,19 +22,20 @@ from tests.support.op_case import Maker
 from tests.support.planes import LAYOUT
 from tests.support.sources import sources
 
-# Factories of torch that take from the process what they are not told; the last one cannot be told.
+# functions of torch whose defaults come from the process; `Tensor`, the last one, has no arguments for them
 FACTORIES = {
     "arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "frombuffer", "full", "linspace", "logspace",
     "ones", "rand", "randint", "randn", "randperm", "range", "scalar_tensor", "tensor", "zeros", "Tensor",
 }  # fmt: skip
-OF_VALUES = {"arange", "as_tensor", "asarray", "randint", "randperm", "tensor"}  # have the dtype of what they are given
+# these take their dtype from their values
+OF_VALUES = {"arange", "as_tensor", "asarray", "randint", "randperm", "tensor"}
 WORK = ("admit from host memory", "read_slots", "fork", "publish", "wake", "recover")
 Mode = Callable[[], AbstractContextManager[object]]
 
 
 @contextmanager
 def set_by(device: str, dtype: torch.dtype) -> Iterator[None]:
-    """A process with a default device and a default dtype of its own."""
+    """Gives the process a default device and a default dtype of its own."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -51,17 +52,17 @@ every_scene = pytest.mark.parametrize("name", SCENES)
 
 
 def untold(tree: ast.AST) -> list[str]:
-    """Calls of factories that leave the device, or the dtype of what has no values, to the process."""
-    found = []
+    """Returns calls of factories that leave the device to the process, or the dtype where no values give it."""
+    lines = []
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name("torch"), attr=name)) if name in FACTORIES:
                 wanted = {"device"} if name in OF_VALUES else {"device", "dtype"}
                 if not wanted <= {keyword.arg for keyword in node.keywords}:
-                    found.append(f"{node.lineno}: {ast.unparse(node)}")
+                    lines.append(f"{node.lineno}: {ast.unparse(node)}")
             case ast.ImportFrom(module="torch", names=names):
-                found += [f"{node.lineno}: {each.name}" for each in names if each.name in FACTORIES - {"Tensor"}]
-    return found
+                lines += [f"{node.lineno}: {each.name}" for each in names if each.name in FACTORIES - {"Tensor"}]
+    return lines
 
 
 @pytest.mark.parametrize("folder", ["memstate", "kernels", "tools"])
@@ -82,7 +83,7 @@ def test_a_factory_that_names_no_device_is_found(source: str) -> None:
 
 
 def work(scene: Scene) -> list[Any]:
-    """Makes calls one after the other. Returns what registers and planes hold behind each of them."""
+    """Makes calls one after the other; returns what registers and planes hold after each of them."""
     kept, mem = list[Any](), scene.mem
     for call in WORK:
         calls(scene)[call]()()
@@ -92,7 +93,7 @@ def work(scene: Scene) -> list[Any]:
 
 
 def served(name: str, built: Mode, worked: Mode, ended: Mode) -> list[Any]:
-    """Builds a scene, works and finishes, each in its mode. Every state in it is held against its tokens."""
+    """Builds a scene, works and finishes, each in its mode; the scene compares every state with its tokens."""
     with built():
         scene = Scene(*SCENES[name])
     with worked():
@@ -126,10 +127,10 @@ def test_nothing_that_is_made_in_inference_mode_is_kept() -> None:
     with torch.inference_mode():
         scene = Scene(*SCENES["redirect with tails"])
         work(scene)
-    host._same_memory.cache_clear()  # keeps the arguments of the last launches
+    host._same_memory.cache_clear()  # the cache has the arguments of the last launches
     own = [id(one) for one in (scene.by_id, *scene.planes.weights.values())]
-    found = [one for one in gc.get_objects() if type(one) is torch.Tensor and one.is_inference()]
-    assert [one.shape for one in found if id(one) not in own] == [], "kept, and cannot be changed outside"
+    tensors = [one for one in gc.get_objects() if type(one) is torch.Tensor and one.is_inference()]
+    assert [one.shape for one in tensors if id(one) not in own] == [], "kept, and cannot be changed outside"
     scene.finish()
 
 

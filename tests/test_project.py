@@ -1,4 +1,4 @@
-"""Files around the code that name what the code has: workflows, the citation, the changelog, the metadata."""
+"""Files that repeat facts of the code: workflows, the citation, the changelog, the metadata."""
 
 import os
 import re
@@ -20,7 +20,7 @@ PYTHONS = re.findall(r"Python :: (3\.\d+)", "\n".join(METADATA["classifiers"]))
 
 
 def read(name: str) -> Any:
-    """A file in YAML."""
+    """Returns the content of a YAML file."""
     return yaml.safe_load((ROOT / name).read_text())
 
 

@@ -24,7 +24,7 @@ pytest.importorskip("mkdocs", reason="the extra `docs` is not installed")
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
-# Talks to the worker as the page does: 0 sets it up, 2 asks.
+# Talks to the worker as the page does: message 0 sets it up, message 2 asks.
 ASK = """async ([script, index, questions]) => {
     const worker = new Worker(script)
     const answer = message => new Promise(resolve => {
@@ -57,7 +57,7 @@ class Page(HTMLParser):
 
 
 def test_site(tmp_path: Path) -> None:
-    """One test, because the build takes most of the time."""
+    """All checks are in one test, because the build takes most of the time."""
     assert built(tmp_path) == [], "warnings"
     pages = {path: Page(path.read_text()) for path in tmp_path.rglob("*.html")}
     assert sorted(unnamed({anchor for page in pages.values() for anchor in page.anchors})) == []
@@ -76,13 +76,13 @@ def test_site(tmp_path: Path) -> None:
     assert [answer for answers in QUESTIONS.values() for answer in answers if answer not in places] == []
     if not CHROMIUM:
         pytest.skip("no chromium, chromium-browser or google-chrome on the path: the search is not asked")
-    found = {question: shown(pages) for question, pages in asked(tmp_path, index).items()}
-    missed = [question for question, answers in QUESTIONS.items() if not found[question] & {*answers}]
+    hits = {question: shown(pages) for question, pages in asked(tmp_path, index).items()}
+    missed = [question for question, answers in QUESTIONS.items() if not hits[question] & {*answers}]
     assert len(QUESTIONS) == 68 and len(missed) <= 6, missed
 
 
 def asked(site: Path, index: Any) -> Any:
-    """The first three pages that the worker behind the search box finds for each question, each with its sections."""
+    """Returns the first three pages that the search worker finds for each question, each with its sections."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[test]'")
     (worker,) = site.glob("assets/javascripts/workers/search.*.js")
     with playwright.sync_playwright() as driver:
@@ -98,25 +98,26 @@ def asked(site: Path, index: Any) -> Any:
 
 
 def shown(pages: Any) -> set[str]:
-    """What the box shows of these pages before a click on `more`: the page, and the sections that fit best."""
-    found = [(hit, hits[0]["score"]) for hits in pages for hit in hits]
-    return {hit["location"] for hit, best in found if "#" not in hit["location"] or hit["score"] >= best}
+    """Returns what the box shows of these pages before a click on `more`: the page, and the sections that fit best."""
+    scored = [(hit, hits[0]["score"]) for hits in pages for hit in hits]
+    return {hit["location"] for hit, best in scored if "#" not in hit["location"] or hit["score"] >= best}
 
 
 def there(link: str, page: Path) -> bool:
-    """Whether a page can load a file of the site."""
+    """Returns whether a page can load a file of the site."""
     return not link or link.startswith("/") or (page.parent / link.split("?")[0].split("#")[0]).exists()
 
 
 def built(folder: Path) -> list[str]:
-    """Builds the site as `make docs` does and returns the warnings; without what only takes time."""
+    """Builds the site as `make docs` does, without parts that only take time, and returns the warnings."""
     config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder))
-    config.plugins["mkdocstrings"].config.handlers["python"]["options"]["separate_signature"] = False  # runs ruff
+    # True would run ruff
+    config.plugins["mkdocstrings"].config.handlers["python"]["options"]["separate_signature"] = False
     warnings: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("mkdocs").addHandler(handler)
-    gc.disable()  # a fifth of the time
+    gc.disable()  # saves a fifth of the time
     try:
         config.plugins.on_startup(command="build", dirty=False)
         build(config)
@@ -127,7 +128,7 @@ def built(folder: Path) -> list[str]:
 
 
 def unnamed(anchors: set[str]) -> Iterator[str]:
-    """Public names that stand neither under their package nor under one around it."""
+    """Yields public names that have an anchor neither under their package nor under one around it."""
     for package, name in exported():
         parts = package.split(".")
         if not {".".join([*parts[:depth], name]) for depth in range(1, len(parts) + 1)} & anchors:
@@ -135,7 +136,7 @@ def unnamed(anchors: set[str]) -> Iterator[str]:
 
 
 def exported() -> Iterator[tuple[str, str]]:
-    """Every package of the library and of the tools with the names in its `__all__`."""
+    """Yields (package, name) for each name in `__all__` of every package of the library and of the tools."""
     yield from (("memstate", name) for name in memstate.__all__ if name != "__version__")
     for path in [*(ROOT / "memstate").rglob("*/__init__.py"), *TOOLS.rglob("*/__init__.py")]:
         home = TOOLS if path.is_relative_to(TOOLS) else ROOT

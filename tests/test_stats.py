@@ -1,4 +1,4 @@
-"""Figures of a manager: what stands for the parts that it does not have."""
+"""Figures of parts that a manager does not have."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""The table of strategies and features: every cell is used here with bytes that say whose they are."""
+"""The table of strategies and features: every cell is used here, with bytes that differ from row to row."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,7 +22,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "strategies.md"
 
 
 def check(loop: Loop, rows: Sequence[ms.Row]) -> None:
-    """States and snapshots of rows hold what was fed, nothing leaks, and a snapshot was taken unless none ever is."""
+    """Requires right states and snapshots of rows, no leak, and a snapshot of each row if the strategy takes any."""
     for row in rows:
         assert loop.holds(loop.slot(row), row, loop.mem.info(row).length)
         assert loop.mem.info(row).slots <= loop.mem.tracking.most_slots(loop.mem.overlap)
@@ -37,7 +37,7 @@ def check(loop: Loop, rows: Sequence[ms.Row]) -> None:
 
 
 def advance(loop: Loop, rows: Sequence[ms.Row | None], tokens: Sequence[int | list[int]]) -> None:
-    """Steps of so many tokens, each settled at once or, with overlap, after the next has been planned."""
+    """Runs steps of these tokens, each settled at once or, with overlap, after the plan of the next."""
     flight: list[ms.Step] = []
     for n in tokens:
         flight.append(loop.step(rows, n))
@@ -118,7 +118,7 @@ def in_place(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:
 
 
 def ring(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:
-    """A plane of the last inputs with a cursor: a step writes one cell, a snapshot needs the others as well."""
+    """The plane keeps the last inputs and a cursor: a step writes one cell, a snapshot needs the others as well."""
     layout = ms.StateLayout((ms.Plane("ring", (I,), torch.int64, rewritten_each_step=False),), 1)
     mem = ms.StateManager(
         layout, slots=6, max_requests=1, tracking=tracking, device=backend.device, backend=backend.name, overlap=overlap
@@ -173,7 +173,7 @@ USES: dict[str, Callable[[Backend, ms.Tracking, bool], None]] = {
 def test_every_cell_works(backend: Backend, feature: Feature, name: str, overlap: bool) -> None:
     made = cell(MAKERS[name](), feature, overlap)
     USES[feature.name](backend, MAKERS[name](), overlap)
-    boundaries = name != "none" and (feature.name, name) != ("sessions", "redirect")  # there live itself is published
+    boundaries = name != "none" and (feature.name, name) != ("sessions", "redirect")  # this cell publishes live itself
     assert (made.snapshots > 0) == boundaries
     marks = 2 * (feature.name == "prompts in one chunk")
     assert 1 <= made.most <= MAKERS[name]().most_slots(overlap) + marks

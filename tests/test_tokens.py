@@ -1,4 +1,4 @@
-"""Tokens as keys: whatever holds whole numbers gives the same bytes, anything else is refused by name."""
+"""Tokens as keys: every form of whole numbers gives the same bytes, and anything else is refused by name."""
 
 import random
 from array import array
@@ -36,7 +36,7 @@ FORMS: dict[str, Callable[[list[int]], Any]] = {
 
 
 def spelled(tokens: list[int]) -> bytes:
-    """One token after the other."""
+    """Returns the bytes of the tokens, one after the other."""
     return b"".join(token.to_bytes(BYTES, "little", signed=True) for token in tokens)
 
 
@@ -56,7 +56,7 @@ def test_a_key_is_the_tokens_eight_bytes_each(tokens: list[int]) -> None:
 def test_the_form_of_tokens_does_not_matter(form: str, tokens: list[int]) -> None:
     given_tokens = FORMS[form](tokens)
     assert encode(given_tokens) == spelled(tokens)
-    assert list(given_tokens) == tokens  # and nothing was done to it
+    assert list(given_tokens) == tokens  # encode has not changed it
 
 
 REFUSED: dict[str, Any] = {
@@ -110,7 +110,7 @@ def test_every_door_for_tokens_refuses_and_changes_nothing(what: str) -> None:
     with pytest.raises(ms.InvalidArgument, match=r"^tokens: .*expected whole numbers"):
         mem.cancel(step, keep="cache", tokens=[bad])
     mem.settle(step)
-    for tokens in ([], [[1], [2]], [1]):  # one sequence a row
+    for tokens in ([], [[1], [2]], [1]):  # each row needs one sequence
         with pytest.raises(ms.InvalidArgument, match=r"^tokens\b"):
             mem.publish([row], keep="cache", tokens=tokens)  # type: ignore[arg-type]
     with pytest.raises(ms.InvalidArgument, match="no tokens"):
@@ -120,7 +120,7 @@ def test_every_door_for_tokens_refuses_and_changes_nothing(what: str) -> None:
 
 
 def test_tokens_of_a_request_are_read_at_once() -> None:
-    """A buffer that the caller fills anew afterwards is nobody's key."""
+    """A key does not change if the caller fills its buffer anew."""
     buffer = np.arange(6)
     key = encode(buffer)
     buffer[:] = 0

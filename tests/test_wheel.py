@@ -1,4 +1,4 @@
-"""What is installed: the files of the package are in it, nothing else is, and the examples run on it."""
+"""The wheel: it has the files of the package and nothing else, and the examples run on it."""
 
 import json
 import os
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def run(*command: str, cwd: Path, path: str = "") -> subprocess.CompletedProcess[str]:
-    """Runs Python in a folder, with another one before what is installed."""
+    """Runs Python in a folder, with the packages of `path` before the installed ones."""
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TRITON_INTERPRET")}
     return subprocess.run(
         [sys.executable, *command], cwd=cwd, env=env | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
@@ -35,7 +35,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(built: Path) -> ZipFile:
-    """The wheel."""
     (path,) = built.glob("*.whl")
     return ZipFile(path)
 
@@ -51,15 +50,15 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
 
 
 def files(*kinds: str) -> set[str]:
-    """The files of the package in the checkout, by their names in the package."""
+    """Returns the files of the package in the checkout, by their names in the package."""
     folders = {"memstate": ROOT / "memstate", "memstate/kernels": ROOT / "kernels"}  # rglob does not follow the link
-    found = {
+    paths = {
         f"{name}/{path.relative_to(folder).as_posix()}"
         for name, folder in folders.items()
         for path in folder.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    return {name for name in found if not kinds or name.endswith(kinds)}
+    return {name for name in paths if not kinds or name.endswith(kinds)}
 
 
 def test_wheel_contains_every_file_of_the_package_and_nothing_else(wheel: ZipFile) -> None:
@@ -73,7 +72,7 @@ def test_wheel_contains_every_file_of_the_package_and_nothing_else(wheel: ZipFil
         ".html",
         ".css",
         ".js",
-    }  # .json: tuned
+    }  # .json: tuned settings of devices
     assert not [name for name in names if "test" in Path(name).name or "memstate_tools" in name]
 
 
@@ -90,7 +89,7 @@ def test_wheel_of_the_tools_contains_their_files_alone(tools: ZipFile) -> None:
 
 
 def test_installed_tools_are_commands_of_memstate(wheel: ZipFile, tools: ZipFile, tmp_path: Path) -> None:
-    """And their second processes find both packages."""
+    """Processes that these commands start find both packages too."""
     for archive in (wheel, tools):
         archive.extractall(tmp_path)
     done = run("-P", "-m", "memstate", "bench", "launches", "--json", "-", cwd=tmp_path, path=str(tmp_path))
@@ -101,21 +100,16 @@ def test_installed_tools_are_commands_of_memstate(wheel: ZipFile, tools: ZipFile
 from memstate_tools.worker import run_module
 print(*next(run_module("where", interpret=False)))"""
     done = run("-P", "-c", code, str(tmp_path), cwd=tmp_path.parent)
-    assert len(found := done.stdout.split()) == 2, done.stderr
-    assert all(Path(file).is_relative_to(tmp_path) for file in found), found
+    assert len(places := done.stdout.split()) == 2, done.stderr
+    assert all(Path(file).is_relative_to(tmp_path) for file in places), places
 
 
 def test_examples_run_outside_the_checkout_on_an_unpacked_wheel(wheel: ZipFile, tmp_path: Path) -> None:
-    """And the inspector's page is made with it."""
+    """The wheel makes the inspector's page, too."""
     if find_spec("transformers") is None:  # an import would take seconds
         pytest.skip("Transformers is not installed")
     there = {path.stem for path in (ROOT / "examples").glob("*.py")}
-    assert there == {
-        *EXAMPLES,
-        "sglang_pool",
-        "engine",
-        "own_blocks",
-    }  # they run where SGLang is, and in tests/test_compare.py
+    assert there == {*EXAMPLES, "sglang_pool", "engine"}  # one needs SGLang, the other runs in tests/test_compare.py
     script = str(ROOT / "tests" / "support" / "installed.py")
     installed = tmp_path / "unpacked"
     wheel.extractall(installed)
@@ -141,7 +135,7 @@ def test_sdist_contains_files_where_the_checkout_has_a_link(built: Path) -> None
     assert all(member.isfile() for member in members.values())
 
 
-# Where another project's package called memstate puts its files; two of ours lie there as well.
+# Files of another project's package called memstate; two files of ours have the same names.
 THEIRS = ("__init__", "backends/__init__", "constants", "exceptions", "integrations/__init__", "storage")
 IMPORTS = (
     "import memstate",
@@ -163,7 +157,7 @@ def test_the_distribution_has_a_name_of_its_own(built: Path, wheel: ZipFile) -> 
 
 @pytest.mark.parametrize("replaced", [False, True])
 def test_files_of_another_package_of_this_name_are_refused(replaced: bool, wheel: ZipFile, tmp_path: Path) -> None:
-    """In either order of installation: the later one has replaced files of the earlier one."""
+    """Covers both orders of installation: the later package has replaced files of the earlier one."""
     wheel.extractall(tmp_path)
     assert run("-c", IMPORTS[0], cwd=tmp_path, path=str(tmp_path)).returncode == 0
     for name in THEIRS:

@@ -101,8 +101,7 @@ STORES = [(name, vector) for name in MAKERS for vector in SAYS if vector != "sna
 @pytest.mark.parametrize("plane", WRITTEN)
 @pytest.mark.parametrize(("name", "vector"), STORES)
 def test_a_forgotten_store_is_named(backend: Backend, name: str, vector: str, plane: str) -> None:
-    """The step reads another slot than it writes, reaches a boundary and has marks; `layer` chooses the call that
-    closes it."""
+    """The step reads another slot than it writes, is at a boundary and has marks; `layer` chooses the next call."""
     mem, layer = manager(backend, MAKERS[name](), direct_hits=True, page_size=2, grid=1), WRITTEN.index(plane) % 3
     rows = resumed(mem, snapshot_at=[I + 2])
     step = mem.plan([None, *rows], I)
@@ -209,8 +208,7 @@ def tailed(backend: Backend, tracking: ms.Tracking) -> tuple[ms.StateManager, li
 
 @pytest.mark.parametrize("replays", [False, True])
 def test_a_step_of_drafts_alone_stores_nothing(backend: Backend, replays: bool) -> None:
-    """A row without pending tokens stores nothing; the row beside it folds its pending tokens into the slot that it
-    reads."""
+    """A row without pending tokens stores nothing; the row beside it folds its tokens into the slot of `read`."""
     mem, rows = tailed(backend, ms.NoTracking())
     mem.settle(mem.plan(rows[:1], 1))
     for stored, value, fault in (([1], 7, None), ([0, 1], 8, "read")):
@@ -298,8 +296,7 @@ def test_a_graph_with_nothing_to_fill_changes_no_byte(backend: Backend) -> None:
 
 
 def test_a_state_of_any_numbers_is_a_state(backend: Backend) -> None:
-    """Zeros, one number and NaN from NaN pass. NaN everywhere, from a state of numbers, looks computed from the
-    canary."""
+    """Zeros, one number, and NaN from NaN pass. A state of NaN from numbers looks computed from the canary."""
     mem = manager(backend, ms.Redirect(1))
     rows = mem.admit([ms.Request("a")])
     for value, passes in ((0.0, True), (0.0, True), (-38.0, True), (nan, False), (nan, True), (1.0, True)):
@@ -362,8 +359,7 @@ def test_what_launch_fills_waits_for_nothing(backend: Backend, name: str, grid: 
 
 @every_strategy
 def test_without_debug_there_is_no_canary(backend: Backend, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without debug, the canary runs no code; with debug, a step has the same launches and uploads, and at most one
-    wait."""
+    """Without debug, no code of the canary runs; with debug, a step has no further launch, and waits at most once."""
     counts: list[Mapping[str, int]] = []
     for debug in (True, False):
         if not debug:

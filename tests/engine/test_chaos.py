@@ -54,8 +54,7 @@ def require_logged(log: pytest.LogCaptureFixture, counted: ChaosStats) -> None:
 def test_an_engine_computes_the_same_under_any_chaos(
     seed: int, strategy: str, tmp_path: Path, told: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every token, logit and state equals that of the uncached run, nothing leaks, and the store holds only right
-    records."""
+    """Tokens, logits and states equal those of the uncached run, nothing leaks, and all records are right."""
     room = {"slots": 8, "host_slots": 12, "storage": "file", "storage_path": tmp_path, "sessions": seed % 3}
     met = Counter[str]()
     for again in range(2):

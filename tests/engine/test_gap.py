@@ -278,8 +278,7 @@ def test_a_fork_that_copies_a_page_is_refused_while_changes_wait(backend: Backen
 
 @pytest.mark.parametrize("name", ["ping-pong", "lazy", "redirect"])
 def test_a_snapshot_published_in_the_gap_is_used_behind_the_forward(backend: Backend, name: str) -> None:
-    """The open step writes the snapshot (ping-pong, lazy) or reads it (redirect); the slot's next owner uses it
-    later."""
+    """The open step writes the snapshot (ping-pong, lazy) or reads it (redirect); the slot's next owner comes later."""
     mem = manager(backend, name, slots=9, direct_hits=False)
     (a,) = mem.admit([ms.Request("a")])
     step = mem.plan([a], 4)
@@ -305,8 +304,7 @@ def test_a_snapshot_published_in_the_gap_is_used_behind_the_forward(backend: Bac
 
 @pytest.mark.parametrize("cleared", [False, True], ids=["", "cleared"])
 def test_kv_that_the_forward_has_still_to_write_does_not_go_down(cleared: bool) -> None:
-    """x fills a page in the open step and publishes it; y's state of the same tokens lies on this page and is
-    evicted."""
+    """x fills a page in the open step and publishes it; y's state of the same tokens lies there, and is evicted."""
     at = Tiered(Backend("reference"), "none", prefix=ms.Prefix())
     x, y = at.admit(ms.Request("x", tokens=[*ONE, 1]), ms.Request("y", tokens=[*ONE, 1]))
     at.run([x, y], 4, publish=False)

@@ -61,8 +61,7 @@ class Inputs:
         self.a = -torch.rand(HEADS, generator=generator).to(device)
 
     def draw(self) -> None:
-        """Draws new values in place. Keys have a norm below 1, decays are negative and gates in 0..1: states stay
-        bounded."""
+        """Draws new values in place. Norms of keys, decays and gates are such that states stay bounded."""
         for name, tensor in self.named.items():
             values = torch.rand(tensor.shape, generator=self._generator)
             values = values - 0.5 if name in ("x", "v", "u", "c", "q") else -values if name == "decay" else values
@@ -93,8 +92,7 @@ class Forward:
             )
 
     def plan(self, rows: Sequence[ms.Row | None], tokens: int | Sequence[int] = 1) -> ms.Step:
-        """Plans a step whose launches are all in the graph of its batch size; captures the graph before its first
-        replay."""
+        """Plans a step whose launches are all in the graph of its batch size; captures a graph that is missing."""
         batch = len(rows)
         if batch not in self.graphs:
             self.graphs[batch] = torch.cuda.CUDAGraph()

@@ -124,8 +124,7 @@ def test_values_are_shown_as_far_as_they_can_be() -> None:
 
 
 def test_parts_of_a_salt_are_counted_not_followed_for_ever() -> None:
-    """Parts that tuples share are counted again each time, up to a limit; the text of the refusal is limited as
-    well."""
+    """Parts that tuples share are counted each time, up to a limit, which also holds for the text of the refusal."""
     assert require_salt(tuple(range(999))) == tuple(range(999))
     shared: tuple[object, ...] = ("x",) * 10
     for _ in range(7):

@@ -149,8 +149,7 @@ on_its_stream = pytest.mark.parametrize("name", [name for name in CALLS if name 
 
 
 def open_step(mem: ms.StateManager) -> tuple[ms.Rows, ms.Step, Sequence[ms.Snapshot | None]]:
-    """Returns rows, a step of them whose forward was launched, and their snapshots; a state of another prompt is
-    cached."""
+    """Returns rows, a step of them whose forward was launched, and their snapshots; another prompt is cached."""
     prompt = list(range(EVERY))
     end(mem, prompt)
     rows = mem.admit([ms.Request("a", length=12), ms.Request("b", length=12)])
@@ -326,8 +325,7 @@ def test_an_id_reaches_the_host_after_every_earlier_forward(
 
 @pytest.mark.parametrize("waits", [True, False], ids=["by events", "without the second wait"])
 def test_a_forward_beside_keeps_its_records_by_events(cuda: FakeCuda, waits: bool) -> None:
-    """In the loop of the guide, plan and forward wait for each other, so that no record is overwritten while it is
-    read."""
+    """In the loop of the guide, plan and forward wait for each other, so no record is overwritten while it is read."""
     mem, main, side = manager(), cuda.current_stream(1), cuda.new_stream(1)
     rows = mem.admit([ms.Request("a")])
     forwards: list[Work] = []

@@ -97,8 +97,7 @@ def test_T15_other_kernels_keep_the_drafts_themselves(
 def test_T15_windows_that_begin_at_the_state_are_committed_once(
     backend: Backend, generator: torch.Generator, model: Model, strategy: str
 ) -> None:
-    """All plans of 0 tokens come first. One launch then brings a row's slot to the last plan, and stores the state at a
-    boundary in a second slot."""
+    """One launch brings a row's slot to the last plan of 0 tokens, and stores a boundary's state in a second slot."""
     settings = {"slots": 17, "max_requests": 3, "tracking": STRATEGIES[strategy], "overlap": False}
     mem = on(backend, ms.StateLayout(layout(4).planes, layers=1), **settings, forward=ms.Forward(tail=4))
     rows, kept, plane = mem.admit([ms.Request(text) for text in range(3)]), 0, mem.planes["ssm"][0]
@@ -422,8 +421,7 @@ def test_T7_a_row_whose_length_is_not_told_yet_waits_for_it(backend: Backend) ->
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_T8_a_row_that_reads_no_token_folds_its_tail(backend: Backend, overlap: bool) -> None:
-    """A turn that ends amid accepted tokens leaves the state of its last token, and the state at a boundary among
-    them."""
+    """A turn that ends amid accepted tokens leaves the state of its last token, and that of a boundary among them."""
     mem = on(backend, layout(4), slots=6, max_requests=3, tracking=ms.Redirect(every=8), overlap=overlap, tail=4)
     a, b = mem.admit([ms.Request("a"), ms.Request("b")])
     mem.settle(mem.plan([a, b], [5, 3]))
@@ -625,8 +623,7 @@ def test_T2_a_state_at_a_mark_has_its_length(
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_T2_guesses_of_a_row_count_in_a_packed_batch(backend: Backend, strategy: str) -> None:
-    """The grid counts from the start of the packed batch, so b's chunk begins at token 4, behind a's drafts, not at
-    1."""
+    """The grid counts from the start of the packed batch: b's chunk begins at token 4, behind the drafts of a."""
     settings = {"slots": 12, "max_requests": 2, "tracking": STRATEGIES[strategy], "tail": 4, "overlap": False}
     mem = on(backend, layout(4), **settings, grid=4, packed=True)
     a, b = mem.admit([ms.Request("a"), ms.Request("b", snapshot_at=[8])])
@@ -672,8 +669,7 @@ def test_T11_no_state_arrives_in_a_row_with_tokens_in_its_tail(backend: Backend)
 def test_T12_the_end_of_a_step_that_goes_to_the_tail_is_no_mark(
     backend: Backend, grid: int | None, packed: bool, kept: int
 ) -> None:
-    """No slot holds the state at this end, so an earlier one is kept. Packed, rejected tokens of other rows count
-    too."""
+    """No slot holds the state at this end, so an earlier one is kept. Packed, rejected tokens of other rows count."""
     mem = on(
         backend, layout(4), slots=9, max_requests=2, tracking=ms.Redirect(every=64), overlap=False, tail=4, grid=grid,
         packed=packed,
@@ -709,8 +705,7 @@ def test_T13_an_audit_finds_tails_that_host_and_device_count_otherwise(backend: 
 
 
 def test_T13_an_audit_asks_for_nothing_in_the_tail_of_a_row_that_has_ended(backend: Backend) -> None:
-    """The row ended in the step before. The device counts tokens that the next step put in its tail, the host does
-    not."""
+    """The row ended in the step before. Only the device counts tokens that the next step has put in its tail."""
     mem = on(backend, layout(4), slots=6, max_requests=2, tracking=ms.NoTracking(), overlap=True, tail=4)
     a, b = mem.admit([ms.Request("a"), ms.Request("b")])
     first = mem.plan([a, b], 1)

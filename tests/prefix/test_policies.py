@@ -110,8 +110,7 @@ def test_pages_of_an_inner_run_are_as_recent_as_what_was_below_it() -> None:
 
 
 def test_flop_aware_by_hand() -> None:
-    """Ranks by (last use - oldest) / span + alpha * saved / most saved; a state shared by two continuations goes
-    last."""
+    """Ranks by (last use - oldest) / span + alpha * saved / most saved; a state of two continuations goes last."""
     orders = {0.0: "a c b d", 0.5: "a c d b", 1.5: "c a d b", 5.0: "d c a b"}
     # a, c, b, d: recency 0, 1/3, 2/3, 1, and 4, 2, 6, 1 pages saved, of at most 6
     for alpha, order in orders.items():
@@ -293,8 +292,7 @@ class Prompts:
 
 @pytest.mark.parametrize("returning", ["branch", "prompt"])
 def test_return_rates_are_learned_by_kind(returning: str) -> None:
-    """One of two kinds always returns. After 64 requests, the other kind is evicted first; before, the older state
-    is."""
+    """One of two kinds always returns. The older state is evicted first, but after 64 requests the other kind is."""
     policy, prompt = ReturnRate(), Prompts()
     never = "prompt" if returning == "branch" else "branch"
 

@@ -91,8 +91,7 @@ class Odd(ms.prefix.placement.Placement):
 
 
 def test_M23_a_placement_is_heard_before_anything_changes() -> None:
-    """An answer that is no dict length -> kind is refused; the placement's own errors pass through. The manager goes
-    on."""
+    """An answer that is no dict length -> kind is refused; errors of the placement itself pass through."""
     placement = Odd({})
     mem = manager(prefix=ms.Prefix(Lru(), placement=placement), ends=True)
     before = mem.stats()

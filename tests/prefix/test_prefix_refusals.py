@@ -104,8 +104,7 @@ def test_a_salt_or_a_snapshot_that_cannot_be_meant_changes_nothing(backend: Back
 
 
 def test_tokens_that_end_before_the_confirmed_ones_are_refused() -> None:
-    """Otherwise no state would be found, and nobody would notice. A caller that wants a shorter state names its
-    length."""
+    """Otherwise no state would be found, and nobody would notice. A caller can name a shorter length instead."""
     at = server(Backend("reference"))
     row = at.start(T[:9])
     at.prefill(row, publish=False)

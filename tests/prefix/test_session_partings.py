@@ -63,8 +63,7 @@ def part_of(talks: list[Talk]) -> float:
 
 @pytest.mark.parametrize(("name", "thinks"), [("opens", True), ("thinks", True), ("shut", True), ("thinks", False)])
 def test_S14_six_chats_that_drop_thoughts_hit_at_least_as_with_a_cache_alone(name: str, thinks: bool) -> None:
-    """The pool has 16 slots. Prompts part 0 to 4 tokens before the last one's end; 40 % would hit if answers were
-    kept."""
+    """Prompts part 0 to 4 tokens before the end of the last one; only 40 % would hit if sessions kept the answers."""
     talks = rendered(name, thinks, agents=False)
     hit = hits(talks, 16, sessions=True)
     assert hit * part_of(talks) > 0.65 and hit >= hits(talks, 16, sessions=False)

@@ -188,8 +188,7 @@ def test_S16_wherever_a_rest_is_interrupted_no_state_has_two_owners(backend: Bac
 
 
 def test_S16_where_the_answer_fills_no_page_the_end_of_the_prompt_goes_last_again(backend: Backend) -> None:
-    """While the session kept a newer state, the state at the prompt's end was the first to go; after the rest it is
-    not."""
+    """While the session kept a newer state, that at the prompt's end was the first to go; a rest ends this."""
     talks = Talks(backend, "redirect", sessions=ms.SessionLimits(per_session=1))
     cache, session = talks.mem.prefix, talks.mem.sessions.open("a")
     for length, prompt in ((7, 5), (15, 13)):

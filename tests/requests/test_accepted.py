@@ -77,8 +77,7 @@ TAILED = ms.StateLayout((ms.Plane("ssm", (2,), torch.float32),), layers=1, rows=
 
 @pytest.mark.parametrize("tracking", [ms.PingPong(4), ms.LazyPingPong(4)], ids=repr)
 def test_T9_a_lane_of_a_late_step_is_nobody_elses_before_its_forward(backend: Backend, tracking: ms.Tracking) -> None:
-    """The late step's snapshot is published and dropped after the accept of the step before, and before its own
-    forward."""
+    """The late step's snapshot is published and dropped before its forward, after the accept of the step before."""
     mem = on(backend, TAILED, slots=5, max_requests=6, tracking=tracking, forward=ms.Forward(tail=3))
     (row,) = mem.admit([ms.Request("a")])
     mem.settle(mem.plan([row], 3))

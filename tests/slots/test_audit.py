@@ -66,8 +66,7 @@ def test_B77_open_groups_are_no_leaks(backend: Backend) -> None:
 
 
 def test_G3_a_slot_where_the_host_believes_there_is_none_is_lost_to_everyone(backend: Backend) -> None:
-    """The slot has one owner, so it is neither leaked nor shared. But nobody will release it, so the report is not
-    clean."""
+    """The slot has one owner, so it is neither leaked nor shared; but nobody will release it, so it is lost."""
     mem = manager(backend)
     busy(mem)
     inside.registers(mem).table.slots[13] = mem.pool.claim(1)[0]

@@ -60,8 +60,7 @@ scripts = st.lists(st.tuples(kinds, pairs), max_size=20)
 
 
 def test_B36c_order_of_record_is_order_of_effect(backend: Backend) -> None:
-    """Registers, labels, bytes and counts are those of one operation after the other, the host knows them at every
-    moment, and a refused operation leaves no trace."""
+    """Registers, labels, bytes and counts are those of one operation after the other, and the host knows them."""
 
     quick = backend.name == "reference"  # elsewhere a failure is not worth the time it takes to make it small
 

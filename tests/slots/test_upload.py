@@ -129,8 +129,7 @@ def test_growth_leaves_copies_in_flight_alone(ring: UploadRing, stream: LaggingS
 def test_no_packet_is_lost_on_a_stream_of_any_speed(
     ring: UploadRing, stream: LaggingStream, generator: torch.Generator, turn: int
 ) -> None:
-    """Sends packets of random sizes, now and then larger than all before, to a stream that stalls and catches up at
-    random."""
+    """Packets of random sizes, now and then larger than all before, go to a stream that stalls and catches up."""
     rng = random.Random(generator.initial_seed() + turn)
     total = 0
     for value in range(60):

@@ -199,8 +199,7 @@ FOREIGN += [DIGEST, f"kv-{DIGEST[1:]}", f"kv-{DIGEST}0", f"kv-{DIGEST.upper()}",
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_foreign_names_are_left_alone(name: str, tmp_path: Path) -> None:
-    """Foreign files in the folder and in shards are not counted, so that no record is evicted for them, and not
-    deleted."""
+    """Foreign files in the folder and in shards are neither deleted nor counted, so they evict no record."""
     store = FileStore(tmp_path / "store", capacity=1600)
     put(store, "a", record(0))
     os.utime(place(store, "a"), (OLD + 1, OLD + 1))

@@ -168,8 +168,7 @@ def test_states_go_down_before_their_eviction(cuda: FakeCuda) -> None:
 def test_states_go_ahead_only_while_slots_are_short(
     cuda: FakeCuda, write: str, ahead: int, free: int, ahead_of_time: int
 ) -> None:
-    """States are saved while fewer than `ahead` slots are free, none twice; under "selective", only states with a
-    hit."""
+    """Polls save states while fewer than `ahead` slots are free; "selective" saves only states with a hit."""
     at = Burst(cuda, n=16, write=write, ahead=ahead, staging=16)
     at.evict(free - at.mem.free_slots)
     out = at.stats.states_out

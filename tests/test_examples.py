@@ -11,7 +11,8 @@ LIBRARY = Path(__file__).parent.parent / "memstate"
 
 def with_examples() -> list[str]:
     """Returns the modules of the library, kernels included, that have an example."""
-    paths = [LIBRARY / "kernels" / "dispatch.py", *LIBRARY.rglob("*.py")]  # rglob does not follow the link
+    # rglob does not follow the link memstate/kernels
+    paths = [LIBRARY / "kernels" / "dispatch.py", *LIBRARY.rglob("*.py")]
     names = {path: path.relative_to(LIBRARY.parent).with_suffix("").parts for path in paths}
     return sorted(
         {".".join(name).removesuffix(".__init__") for path, name in names.items() if ">>> " in path.read_text()}

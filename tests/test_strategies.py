@@ -173,7 +173,7 @@ USES: dict[str, Callable[[Backend, ms.Tracking, bool], None]] = {
 def test_every_cell_works(backend: Backend, feature: Feature, name: str, overlap: bool) -> None:
     made = cell(MAKERS[name](), feature, overlap)
     USES[feature.name](backend, MAKERS[name](), overlap)
-    boundaries = name != "none" and (feature.name, name) != ("sessions", "redirect")  # this cell publishes live itself
+    boundaries = name != "none" and (feature.name, name) != ("sessions", "redirect")  # a session publishes live itself
     assert (made.snapshots > 0) == boundaries
     marks = 2 * (feature.name == "prompts in one chunk")
     assert 1 <= made.most <= MAKERS[name]().most_slots(overlap) + marks

@@ -1,4 +1,4 @@
-"""What `memstate.testing` gives to the tests of engines; its faults are in tests/engine/test_chaos.py."""
+"""Clocks and stores that `memstate.testing` gives to engines' tests; its faults are in tests/engine/test_chaos.py."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The public calls of a manager, for tests of what refuses all of them."""
+"""The public calls of a manager, for tests in which all of them are refused."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -121,7 +121,7 @@ def test_sessions_are_as_old_and_idle_as_they_say(mem: ms.StateManager, clock: C
     clock.now += 3
     assert oldest() == (113, 3)
     row = admit(mem, "last", session=one)
-    mem.sessions.close(one)  # at the end of its turn
+    mem.sessions.close(one)  # takes effect when its turn ends
     mem.end([row])
     assert oldest() == (0, 0) and not mem.audit().faults
 

@@ -18,7 +18,7 @@ from tests.support.planes import MAKERS, I, every_strategy
 from tests.support.scan import scan
 from tests.support.watch import Watch
 
-pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
+pytestmark = pytest.mark.sample(interpreter=0)  # tests host code, which is the same on every backend
 
 KINDS = {
     "long": ((3,), torch.int64), "ssm": ((2, 4), torch.float32), "conv": ((6, 3), torch.bfloat16),
@@ -101,7 +101,7 @@ STORES = [(name, vector) for name in MAKERS for vector in SAYS if vector != "sna
 @pytest.mark.parametrize("plane", WRITTEN)
 @pytest.mark.parametrize(("name", "vector"), STORES)
 def test_a_forgotten_store_is_named(backend: Backend, name: str, vector: str, plane: str) -> None:
-    """The step reads another slot than it writes, is at a boundary and has marks; `layer` chooses the next call."""
+    """The step writes another slot than it reads, is at a boundary and has marks; any call that closes it tells."""
     mem, layer = manager(backend, MAKERS[name](), direct_hits=True, page_size=2, grid=1), WRITTEN.index(plane) % 3
     rows = resumed(mem, snapshot_at=[I + 2])
     step = mem.plan([None, *rows], I)
@@ -296,7 +296,7 @@ def test_a_graph_with_nothing_to_fill_changes_no_byte(backend: Backend) -> None:
 
 
 def test_a_state_of_any_numbers_is_a_state(backend: Backend) -> None:
-    """Zeros, one number, and NaN from NaN pass. A state of NaN from numbers looks computed from the canary."""
+    """Zeros, one number, and NaN from NaN pass; NaN from numbers fails, since it seems computed from the canary."""
     mem = manager(backend, ms.Redirect(1))
     rows = mem.admit([ms.Request("a")])
     for value, passes in ((0.0, True), (0.0, True), (-38.0, True), (nan, False), (nan, True), (1.0, True)):

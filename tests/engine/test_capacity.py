@@ -171,7 +171,8 @@ def test_C2_tiers_allocate_what_is_planned_on_the_device_and_on_the_host(name: s
         planes = None
         if plan.kv is not None:
             planes = ms.Planes(plan.kv, split.pages, ms.Backend("reference", "meta"))
-        mem = built(plan, split, tiers=ms.Tiers("m", host_slots=split.host.states, kv=planes))  # pages in proportion
+        # host pages are in proportion to host slots
+        mem = built(plan, split, tiers=ms.Tiers("m", host_slots=split.host.states, kv=planes))
         assert sum(storages(mem, "meta").values()) == split.nbytes
         stats = mem.stats().tiers
         assert (stats.host_bytes, stats.host_state_records) == (split.host.nbytes, split.host.states)

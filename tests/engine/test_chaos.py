@@ -38,7 +38,7 @@ def lines(log: pytest.LogCaptureFixture) -> list[str]:
 
 
 def require_logged(log: pytest.LogCaptureFixture, counted: ChaosStats) -> None:
-    """Requires a numbered line for each counted fault; lines after the count are later faults."""
+    """Requires a numbered line for each counted fault; further lines are of faults after the count."""
     logged, kinds = lines(log), asdict(counted)
     assert [line.partition(",")[0] for line in logged] == [f"fault {n}" for n in range(1, len(logged) + 1)]
     for kind, n in kinds.items():

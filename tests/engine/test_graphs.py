@@ -157,7 +157,7 @@ def test_one_manager_replays_graphs_of_every_batch_size(backend: Backend, genera
         replayed.mem.settle(steps[0])
         eager.mem.settle(steps[1])
     assert set(replayed.graphs) == set(BATCHES)
-    # eager steps, and captures
+    # launches of eager steps and of captures
     assert backend.counts.total_launches - launched == (len(order) + len(BATCHES)) * 3 * LAYERS
     assert replayed.mem.backend.counts.launches["plan"] - planned == len(BATCHES)
 

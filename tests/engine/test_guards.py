@@ -153,7 +153,7 @@ def test_settings_of_the_wrong_kind_are_refused(settings: dict[str, Any]) -> Non
 def test_a_tuned_file_that_cannot_be_read_is_found_at_construction(
     backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first launch would find it too late: the packet with its zeros has been taken by then, and would be lost."""
+    """The first launch would find the fault too late: the packet with its zeros has been taken, and would be lost."""
     (tmp_path / tuned.file_name(tuned.device_name(backend.device))).write_text("{")
     monkeypatch.setenv("MEMSTATE_TUNED", str(tmp_path))
     tuned.forget()

@@ -8,7 +8,7 @@ from tests.support.loops import InPlace
 from tests.support.planes import MAKERS, I, both_orders, every_snapshot
 from tests.support.scan import scan
 
-pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
+pytestmark = pytest.mark.sample(interpreter=0)  # tests host code, which is the same on every backend
 
 
 @every_snapshot

@@ -12,7 +12,7 @@ from tests.support import inside, owners
 from tests.support.planes import Loop
 from tests.support.scan import scan
 
-pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
+pytestmark = pytest.mark.sample(interpreter=0)  # tests host code, which is the same on every backend
 
 
 class Stage:

@@ -124,7 +124,7 @@ def test_a_snapshot_that_was_not_sent_is_lost() -> None:
     mem.drop([first])
     (snap,) = mem.publish(rows[1:])
     assert first is not None and snap is not None and (first.register, first.length) == (snap.register, snap.length)
-    assert inside.registers(mem).table.labels[snap.register] == 8  # still that of the first state
+    assert inside.registers(mem).table.labels[snap.register] == 8  # still the label of the first state
     with pytest.raises(MemoryError), mock.patch.object(PageTable, "extend", side_effect=MemoryError):
         mem.extend([other], [1])
     kept = mem.recover()
@@ -303,7 +303,7 @@ def test_no_thread_waits_for_a_lock_that_an_interrupt_left(call: str, tmp_path: 
 
 
 def test_work_that_stays_in_the_queue_of_an_executor_that_raised_never_begins(plain: Backend) -> None:
-    """The queue holds work of a submit that raised, as if no thread could be started; a thread runs the work later."""
+    """An executor raises but keeps the work in its queue, where a thread finds it later; the work must not begin."""
     jobs, done = ByHand(), list[int]()
     submit, workers = jobs.submit, Workers(jobs)
 

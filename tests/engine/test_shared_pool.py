@@ -18,7 +18,7 @@ from tests.support.build import on
 from tests.support.command_bench import require_unordered
 from tests.support.scan import scan, scan_registers
 
-pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
+pytestmark = pytest.mark.sample(interpreter=0)  # tests host code, which is the same on every backend
 
 LAYOUT = StateLayout([Plane("s", (4,), torch.float32)], layers=1)
 
@@ -90,7 +90,7 @@ def test_B5_a_double_release_makes_no_room_for_a_snapshot(mem: StateManager) -> 
 
 
 def test_B5_the_reserve_counts_real_slots(backend: Backend) -> None:
-    """Three slots are reserved; releases of slot 0 must not count towards them on one side only."""
+    """Three slots are reserved; host and device must count releases of slot 0 alike."""
     mem = on(backend, LAYOUT, slots=4, max_requests=2, tracking=Redirect(every=4), reserve=3)
     mem.pool.release([0, 0, 0])
     rows = mem.admit(requests(1))

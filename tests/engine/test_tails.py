@@ -160,7 +160,7 @@ def test_T2_a_fork_has_the_pending_tokens_of_its_row(backend: Backend) -> None:
     ids=["a row", "short", "descending", "of no token"],
 )
 def test_T19_nodes_that_are_no_path_are_named(backend: Backend, nodes: list[list[int]], told: str) -> None:
-    """Only debug mode, which asks the device, finds the last three. Nothing moves."""
+    """Only debug mode, which asks the device, finds the last three cases. Nothing moves."""
     mem = on(backend, layout(4), slots=8, max_requests=2, tracking=ms.NoTracking(), overlap=False, tail=4, debug=True)
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
     mem.settle(mem.plan(rows, 3))
@@ -192,7 +192,7 @@ def test_T10_a_state_that_a_mark_has_taken_is_still_to_copy(backend: Backend, la
 
 @pytest.mark.parametrize("late", [False, True])
 def test_T17_debug_mode_compares_what_was_written_with_what_accept_gets(backend: Backend, late: bool) -> None:
-    """Rows that end are compared as well: `end` itself leaves out tokens behind the end."""
+    """A row that ends needs its whole number as well; `end` leaves out the tokens behind its end."""
     settings = {"slots": 6, "max_requests": 2, "tracking": ms.PingPong(every=4), "overlap": True, "tail": 4}
     mem = on(backend, ms.StateLayout(layout(4).planes, layers=1), **settings, debug=True)
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
@@ -267,7 +267,7 @@ def test_T10_an_open_mark_goes_before_a_late_step_folds(backend: Backend) -> Non
 def test_T16_a_deferred_step_stores_a_state_now_and_then(
     backend: Backend, generator: torch.Generator, model: Model, strategy: str, overlap: bool
 ) -> None:
-    """It stores after every third token, and at boundaries, every eighth token; NoTracking has no boundaries."""
+    """States are stored after every third token, and at boundaries, every eighth token, which NoTracking has not."""
     mem = on(backend, layout(2), slots=6, max_requests=1, tracking=STRATEGIES[strategy], overlap=overlap, tail=2)
     for defer in (5, -1, "2", True, 1.0):
         with pytest.raises(ms.InvalidArgument, match=f"defer={defer!r}: expected a whole number of tokens from 0 to 4"):
@@ -332,7 +332,7 @@ def test_T14_states_that_memstate_copies_are_those_of_plain_decode(
 def test_T3_a_boundary_among_accepted_tokens_is_kept(
     backend: Backend, generator: torch.Generator, strategy: str, tail: int
 ) -> None:
-    """For any accepted numbers, the newest boundary can be published once the step behind it has stored its state."""
+    """For any accepted numbers, the state of the newest boundary can be published after the step behind it."""
     mem = on(backend, layout(tail), slots=6, max_requests=1, tracking=STRATEGIES[strategy], overlap=False, tail=tail)
     (row,) = mem.admit([ms.Request("a")])
     for n in (5, 1):
@@ -669,7 +669,7 @@ def test_T11_no_state_arrives_in_a_row_with_tokens_in_its_tail(backend: Backend)
 def test_T12_the_end_of_a_step_that_goes_to_the_tail_is_no_mark(
     backend: Backend, grid: int | None, packed: bool, kept: int
 ) -> None:
-    """No slot holds the state at this end, so an earlier one is kept. Packed, rejected tokens of other rows count."""
+    """No slot holds the state at this end, so an earlier one is kept. In a packed batch, tokens of all rows count."""
     mem = on(
         backend, layout(4), slots=9, max_requests=2, tracking=ms.Redirect(every=64), overlap=False, tail=4, grid=grid,
         packed=packed,

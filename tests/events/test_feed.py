@@ -113,7 +113,7 @@ def test_all_groups_that_are_read_must_have_a_block() -> None:
         index.apply("w", Batch(0.0, [BlockStored(blocks, None, tokens, 2, group_idx=group)]))
     assert index.find([5] * 9) == [("w", 4, 4)]
     assert index.find([5] * 4) == [("w", 2, 2)]  # a hit leaves out the last token
-    index.apply("w", Batch(0.0, [BlockRemoved([1])]))  # the block goes from all groups
+    index.apply("w", Batch(0.0, [BlockRemoved([1])]))  # removes the block from all groups
     assert index.find([5] * 9) == []
 
 

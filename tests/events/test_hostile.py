@@ -150,7 +150,7 @@ def test_a_hundred_unread_questions_are_one_answer(make: Callable[..., Rig]) -> 
     until(lambda: len(rig.router.sent) == 1, rig.call)
     rig.serves(range(500))
     first = rig.router.sent[next(iter(rig.router.sent))]
-    assert len(first) <= 3 * 501  # questions that come during the answer begin it anew
+    assert len(first) <= 3 * 501  # a question during the answer begins the answer anew
 
 
 @pytest.mark.parametrize("wrong", [[b"", b"short"], [b"alone"], [b"", bytes(8), b"more"], [b"", b"x" * 1000]])
@@ -205,7 +205,7 @@ def test_a_reader_that_does_not_read_is_sent_no_more_than_waits_for_it(make: Cal
     for _ in range(400):
         rig.call()
     (most,) = (len(sent) for sent in rig.router.sent.values() if sent[-1] != END)
-    assert most < 300  # of 50 MiB; these wait in the sockets of the system
+    assert most < 300  # of 400 batches; these wait in the sockets of the system
     assert rig.answer(silent) == list(range(400))
 
 

@@ -125,7 +125,7 @@ def test_a_reader_that_cannot_ask_learns_what_it_hears(make: Callable[..., Pair]
     assert pair.index.find([1] * 9) == []
     pair.mem.recover(keep=False)
     serve(pair.mem, [3] * 8)
-    until(lambda: pair.knows([3] * 8), pair.turn)  # from a snapshot
+    until(lambda: pair.knows([3] * 8), pair.turn)  # the reader learns it from a snapshot
 
 
 def test_a_worker_that_begins_again(make: Callable[..., Pair]) -> None:

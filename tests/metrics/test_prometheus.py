@@ -145,7 +145,7 @@ def test_a_closed_server_leaves_port_and_calls_free() -> None:
             metrics.serve(mem, server.port)
     assert type(mem) is ms.StateManager
     with metrics.serve(mem, server.port, steps=True) as other:
-        server.close()  # has ended already, and does not end the other server
+        server.close()  # this server has ended already, and does not end the other one
         turn(mem, 1)
         assert scraped(other.url)[0]["memstate_step_host_seconds_count", MAIN] > 0
 
@@ -207,7 +207,7 @@ def test_a_missing_client_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_O2_a_scrape_asks_nothing_of_the_device() -> None:
     mem = manager(below=True)
     turn(mem, 1)
-    mem.admit([ms.Request("waits", tokens=[1, 2, 3])])  # a packet that is not sent
+    mem.admit([ms.Request("waits", tokens=[1, 2, 3])])  # leaves a packet that is not sent
     registry = CollectorRegistry()
     before = mem.stats()
     registry.register(metrics.collector(mem, tenant=str, steps=True))

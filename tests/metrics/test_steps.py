@@ -47,7 +47,7 @@ def step_of(mem: ms.StateManager) -> Counter[str]:
 def test_O3_a_step_makes_no_call_more_unless_it_is_timed() -> None:
     plain = step_of(manager())
     mem = manager()
-    made = metrics.collector(mem, tenant=str)  # exported, not timed
+    made = metrics.collector(mem, tenant=str)  # the figures are exported, the steps not timed
     list(made.collect())
     assert step_of(mem) == plain and plain.total() > 20
     timed = metrics.collector(mem, steps=True)

@@ -163,7 +163,7 @@ def test_what_a_conversation_has_passed_is_of_a_class_of_its_own() -> None:
     prompt = bench.add("prompt", *range(10))
     assert prompt.worth.kind == 0
     answer = bench.add("answer", *range(11), kind="end")
-    # both are of the first turn, and only the answer goes on
+    # the conversation goes on from the answer, so it has passed the prompt
     assert (prompt.worth.kind, answer.worth.kind) == (PASSED, 0)
     policy.asked(answer, 14)
     assert answer.worth.kind == USED

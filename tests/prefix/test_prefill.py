@@ -63,8 +63,7 @@ def serve(at: Prefill, most: int, obey: bool, goal: int = 2) -> list[int]:
 @both_orders
 @every_strategy
 def test_M3_answers_and_states_are_those_of_an_uncached_run(name: str, overlap: bool, backend: Backend) -> None:
-    """Holds for any chunks, grid and placement. Half of the runs ignore the chunk ends that a forward without a grid
-    needs.
+    """Holds for any chunks, grid and placement. Half of the runs ignore the chunk ends that the manager proposes.
 
     All runs together combine each chunk size with each grid.
     """
@@ -88,7 +87,8 @@ def test_M10_a_plan_with_any_number_of_marks_is_one_upload_and_two_launches(name
         at = server(backend, name, gives, Whole(PAGE), slots=60, rows=3, pages=120)
         rows = at.admit(*(ms.Request(n, tokens=[n, *T[: 39 + n]]) for n in range(3)))
         at.mem.submit()
-        counts, stored = at.mem.backend.counts, gives != "ends" and name != "redirect"  # the state at the end as well
+        # `stored` says whether the forward stores the state at the end too
+        counts, stored = at.mem.backend.counts, gives != "ends" and name != "redirect"
         for end in (40, 41):
             at.mem.extend(rows, [end] * 3)
             counts.reset()
@@ -512,9 +512,9 @@ def test_M22_a_loop_that_asks_for_its_chunks_loses_no_state(seed: int, backend: 
 
 @every_strategy
 def test_M11_next_boundary_says_where_a_chunk_should_end(name: str, backend: Backend) -> None:
-    """Without a grid, or with one of the packed batch, each mark; with one of the row's chunk, none inside the prompt.
+    """Boundaries are all marks without a grid or with that of the packed batch, none with that of the chunk.
 
-    Beyond the prompt, each multiple of `every`.
+    Beyond the prompt, each multiple of `every` is a boundary.
     """
     stops = [8, 20, 32]
     for gives, seen in (("ends", stops), ("8 packed", stops), ("1 packed", [32]), ("1", [32]), ("8", [32])):

@@ -133,7 +133,7 @@ def test_B53_equal_tokens_under_different_salts_never_match(name: str, backend: 
     at.prefill(row)
     at.run([row])
     assert matched(at, T[:9], "a")[:2] == (8, 8) and matched(at, T[:17], "a")[:2] == (8, 8)
-    assert matched(at, [*T[:8], 1], "b")[0] == (0 if name == "none" else 8)  # that of the branch point
+    assert matched(at, [*T[:8], 1], "b")[0] == (0 if name == "none" else 8)  # the state of the branch point
     at.mem.end([row], keep="cache", tokens=[at.text[row]])
     assert at.turn([*T[:8], 5, 6], salt="a") == 8
     assert {salt for salt, _ in at.cache.tree.walk()} == {"a", "b"}
@@ -163,7 +163,7 @@ def test_tokens_that_are_not_the_rows_are_refused(call: str, backend: Backend) -
 
 
 def test_a_prompt_need_not_be_handed_over_again(backend: Backend) -> None:
-    """Neither while it is read, nor where a request ends with it."""
+    """A publish while the prompt is read needs no tokens, and neither does an end right behind it."""
     sides = server(backend), server(backend)
     for side, again in zip(sides, (False, True), strict=True):
         row = side.start(T[:18])

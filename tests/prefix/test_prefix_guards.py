@@ -152,7 +152,7 @@ class Meddling(Lru):
 
 
 class MeddlingPages(LruPages):
-    """A policy of pages that does the same."""
+    """A policy of pages that calls `meddle` of a policy of states."""
 
     def __init__(self, policy: Meddling) -> None:
         super().__init__()
@@ -293,7 +293,7 @@ def test_policies_learn_while_the_forward_runs_and_before_they_are_asked() -> No
 def test_policies_never_know_of_more_than_64_requests_too_few() -> None:
     policy = Listener()
     mem = manager(prefix=ms.Prefix(states=policy), slots=200, max_requests=200, pages=200)
-    # the next call would tell the policy of the last ones
+    # the policy learns of the last requests with the next call
     mem.admit([ms.Request(at, tokens=T[:3]) for at in range(200)])
     assert len(policy.heard) >= 200 - 64
 

@@ -67,7 +67,7 @@ def test_B17_a_leaf_that_a_policy_offers_twice_is_room_once() -> None:
     (row,) = mem.admit([ms.Request("a", tokens=T)])
     prefill(mem, row, T)
     mem.publish([row], keep="cache", tokens=[T])
-    assert mem.end([row], keep="handle") != [None]  # this snapshot has the pages too
+    assert mem.end([row], keep="handle") != [None]  # this snapshot holds the pages too
     before = held(mem)
     assert (mem.free_pages, room(mem)) == (1, 1)  # the request below needs three
     with pytest.raises(ms.OutOfPages):

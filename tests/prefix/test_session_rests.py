@@ -50,7 +50,7 @@ def test_S15_a_time_to_live_that_is_set_counts_from_the_last_turn(backend: Backe
         clock.now = now
         mem.poll()
         assert left(talks, sessions) == there
-    mem.sessions.set(sessions[1], ttl=99)  # it has been idle for exactly 99
+    mem.sessions.set(sessions[1], ttl=99)  # exactly its idle time, so it stays
     mem.poll()
     assert left(talks, sessions) == [False, True, False]
     mem.sessions.set(sessions[1], ttl=0)
@@ -133,7 +133,7 @@ def test_S16_a_session_without_states_stays_as_it_is(backend: Backend) -> None:
 
 
 def test_S16_one_that_has_expired_leaves_nothing(backend: Backend) -> None:
-    """The next poll would do the same."""
+    """A rest empties the session, as the next poll would do."""
     clock = Clock()
     talks = Talks(backend, "redirect", sessions=ms.SessionLimits(clock=clock))
     (session,) = talked(talks, "a", ttl=[5])
@@ -188,7 +188,7 @@ def test_S16_wherever_a_rest_is_interrupted_no_state_has_two_owners(backend: Bac
 
 
 def test_S16_where_the_answer_fills_no_page_the_end_of_the_prompt_goes_last_again(backend: Backend) -> None:
-    """While the session kept a newer state, that at the prompt's end was the first to go; a rest ends this."""
+    """While the session kept a newer state, the prompt's state was the first to go; after a rest it is not."""
     talks = Talks(backend, "redirect", sessions=ms.SessionLimits(per_session=1))
     cache, session = talks.mem.prefix, talks.mem.sessions.open("a")
     for length, prompt in ((7, 5), (15, 13)):

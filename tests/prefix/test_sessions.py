@@ -111,7 +111,7 @@ def test_B73_two_turns_at_once_are_refused(backend: Backend, overlap: bool, cach
 @pytest.mark.sample(interpreter=1)
 @every_strategy_and_order
 def test_B72_a_session_can_be_closed_whenever_no_turn_runs(backend: Backend, name: str, overlap: bool) -> None:
-    """A session gives back all that it holds: before its first turn, after turns, after a dead step, or nothing."""
+    """A session gives back all that it holds, even if it holds nothing, before its first turn or after a dead step."""
     talks = Talks(backend, name, overlap)
     mem = talks.mem
     for turns in ([], [7], [7, 9], [3], [1]):

@@ -7,7 +7,7 @@ from memstate.kernels.dispatch import Backend
 from tests.support.planes import I, Loop
 from tests.support.scan import scan
 
-pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
+pytestmark = pytest.mark.sample(interpreter=0)  # tests host code, which is the same on every backend
 
 
 def test_an_arrival_that_makes_no_sense_is_refused(backend: Backend) -> None:

@@ -66,7 +66,7 @@ def test_lengths_that_are_asked_for_later_join_those_that_are_wanted() -> None:
     of.add(1, [4, 8, 12, 16], length=8, prompt=18)
     assert of._coming[1].wanted == [(12, "named"), (16, "prompt")]
     assert [due(of, chunk) for chunk in ((8, 12), (12, 16), (16, 18))] == [[(1, 8)], [(1, 12)], [(1, 16)]]
-    of.add(1, [16], length=18, prompt=18)  # too late
+    of.add(1, [16], length=18, prompt=18)  # the row has passed 16
     of.add(2, [8], length=3, prompt=9)  # this row has wanted nothing so far
     assert 1 not in of._coming and of.chunk(2, 3, 9, 9) == 8
 

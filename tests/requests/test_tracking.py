@@ -11,7 +11,7 @@ from memstate.kernels.tables import Count
 from tests.support.planes import LAYOUT, MAKERS, I, Loop, both_orders, every_snapshot, every_strategy, running
 from tests.support.scan import scan
 
-pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
+pytestmark = pytest.mark.sample(interpreter=0)  # tests host code, which is the same on every backend
 
 # slots at admission: with overlap, without
 ADMISSION = {"none": (1, 1), "ping-pong": (3, 2), "lazy": (2, 2), "redirect": (1, 1)}
@@ -91,7 +91,7 @@ def test_B22_ping_pong_alternates_and_touches_lanes_at_boundaries_only(backend: 
     loop, row = running(backend, ms.PingPong(I))
     loop.mem.submit()
     lanes = [loop.slot(row, 1), loop.slot(row, 2)]
-    for length, lane in ((4, 0), (8, 1), (12, 0), (16, 1)):  # label 0 comes first, then the smaller label
+    for length, lane in ((4, 0), (8, 1), (12, 0), (16, 1)):  # the plan prefers label 0, then the smaller label
         before = [block[:, lanes].clone() for block in loop.mem.planes.plane_map.blocks]
         loop.advance([row], 3)
         blocks = loop.mem.planes.plane_map.blocks
@@ -171,7 +171,7 @@ def test_B30_a_row_that_is_at_no_boundary_claims_nothing(backend: Backend) -> No
     loop = Loop(backend, ms.LazyPingPong(I), slots=8)
     decoding, filling, waiting = loop.admit(*[ms.Request(name) for name in ("decodes", "prefills", "waits")])
     loop.advance([decoding, waiting], 7)
-    loop.mem.settle(loop.step([filling], 4))  # takes its first snapshot, in the lane that it was admitted with
+    loop.mem.settle(loop.step([filling], 4))  # the row takes its first snapshot in the lane of its admission
     assert (loop.mem.info(decoding).length, loop.mem.info(waiting).length, loop.mem.free_slots) == (7, 7, 2)
     step = loop.step([filling, decoding], [3, 1])
     assert loop.mem.free_slots == 1

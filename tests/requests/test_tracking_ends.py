@@ -7,7 +7,7 @@ from memstate.kernels.dispatch import Backend
 from tests.support.planes import MAKERS, I, Loop, both_orders, every_snapshot, every_strategy, running
 from tests.support.scan import scan
 
-pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
+pytestmark = pytest.mark.sample(interpreter=0)  # tests host code, which is the same on every backend
 
 
 def all_free(loop: Loop) -> bool:
@@ -81,7 +81,7 @@ def test_B28_nothing_shorter_than_a_page_is_published(name: str, backend: Backen
 @both_orders
 @pytest.mark.parametrize("how", ["abort", "retract"])
 def test_B29_a_request_can_end_at_any_point(name: str, overlap: bool, how: str, backend: Backend) -> None:
-    """It ends before the first submit, or after any plan or settle: all slots come back, and rows start clean again."""
+    """A row ends before the first submit or after any plan or settle: all slots come back, and new rows start clean."""
     loop = Loop(backend, MAKERS[name](), slots=8, rows=2, overlap=overlap, pages=14, page_size=2, pages_per_row=6)
     order = ["plan", *["plan", "settle"] * 9] if overlap else ["plan", "settle"] * 9
     for point in range(len(order) + 1) if backend.name == "reference" else (0, 9, 16):

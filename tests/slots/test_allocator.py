@@ -8,7 +8,7 @@ from memstate import DeviceFault, DoubleRelease, InvalidArgument, OutOfSlots, Sl
 from memstate.kernels.dispatch import Backend
 from tests.support.scan import scan_bitmap
 
-pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
+pytestmark = pytest.mark.sample(interpreter=0)  # tests host code, which is the same on every backend
 SIZES = (1, 31, 32, 33, 63, 64, 1000)
 
 
@@ -142,7 +142,7 @@ def test_B1_none_instead_of_an_error(backend: Backend) -> None:
     assert picture(allocator) == before
     with pytest.raises(InvalidArgument, match=r"^claim\(-1\)"):
         allocator.claim(-1, or_none=True)
-    allocator.check()  # no call was left in the middle
+    allocator.check()  # the refused call was not left in the middle
 
 
 def test_B2_ids_of_64_bits(backend: Backend) -> None:
@@ -171,7 +171,7 @@ def test_B5_the_count_follows_the_device_without_waiting(backend: Backend) -> No
         torch.cuda.synchronize()
         allocator.follow()
     assert (allocator.free, allocator.unconfirmed, backend.counts.syncs) == (5, 0, 0)
-    assert allocator.claim(5).tolist() == [1, 5, 6, 7, 8]  # and no confirmation is asked for
+    assert allocator.claim(5).tolist() == [1, 5, 6, 7, 8]  # the claim asks for no confirmation
     assert backend.counts.syncs == 0
     with pytest.raises(DoubleRelease):
         allocator.check()

@@ -8,7 +8,7 @@ from tests.support import owners
 from tests.support.planes import every_snapshot, every_strategy
 from tests.support.talks import TEXT, Talks
 
-pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
+pytestmark = pytest.mark.sample(interpreter=0)  # tests host code, which is the same on every backend
 OTHER = [70 + token for token in TEXT]
 
 

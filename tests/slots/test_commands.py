@@ -1,4 +1,4 @@
-"""The command buffer: changes take effect in the order of their record, whatever its phases and early submits."""
+"""The command buffer: changes take effect in the order in which they are recorded, despite phases and early submits."""
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ scripts = st.lists(st.tuples(kinds, pairs), max_size=20)
 def test_B36c_order_of_record_is_order_of_effect(backend: Backend) -> None:
     """Registers, labels, bytes and counts are those of one operation after the other, and the host knows them."""
 
-    quick = backend.name == "reference"  # elsewhere a failure is not worth the time it takes to make it small
+    quick = backend.name == "reference"  # elsewhere, to shrink a failure takes too long
 
     @given(start=st.sets(st.sampled_from(USABLE), max_size=5), script=scripts, early=st.sets(st.integers(0, 19)))
     @settings(max_examples=120 if quick else 5, deadline=None, phases=set(Phase) - (set() if quick else {Phase.shrink}))

@@ -6,7 +6,7 @@ from memstate import InvalidArgument, OutOfSlots, SlotAllocator
 from memstate.kernels.dispatch import Backend
 from tests.support.scan import scan_bitmap
 
-pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
+pytestmark = pytest.mark.sample(interpreter=0)  # tests host code, which is the same on every backend
 
 
 class Interrupted(Exception):
@@ -39,8 +39,8 @@ def test_B9_what_a_group_cannot_give_is_refused(allocator: SlotAllocator) -> Non
                 group.claim(n)  # type: ignore[arg-type]
         assert group.left == 4
     with pytest.raises(OutOfSlots):
-        group.claim(1)  # closed
-    group.give_back()  # a second time changes nothing
+        group.claim(1)  # the group is closed
+    group.give_back()  # a second call changes nothing
     assert allocator.open_groups == []
     scan_bitmap(allocator, [])
     allocator.check()

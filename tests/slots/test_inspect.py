@@ -243,7 +243,7 @@ FUZZ = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCh
 def test_a_changed_tree_loads_whole_or_is_refused(tmp_path: Path, data: st.DataObject) -> None:
     content = tree()
     for path, value in data.draw(st.lists(st.tuples(st.sampled_from(places(content)), VALUES), min_size=1, max_size=3)):
-        with suppress(LookupError, TypeError):  # an earlier change took the place away
+        with suppress(LookupError, TypeError):  # an earlier change has removed this place
             changed(content, path, value)
     path = tmp_path / "x.json"
     path.write_text(json.dumps(content))

@@ -124,7 +124,7 @@ def test_a_record_written_during_a_clean_up_stays(tmp_path: Path, monkeypatch: p
     store.clean()
     assert len(again) == 1 and holds(store, again[0], record(9)) and store.evicted == 169
     assert store.exists(keys(oldest)) == [word == again[0] for word in oldest]
-    # the discarded record is still counted
+    # `_used` still counts the discarded record
     assert used(store) == 15_100 and store.folder._used == 15_200 and not store.faults
 
 
@@ -153,7 +153,7 @@ def reserves(store: FileStore, word: str, size: int, monkeypatch: pytest.MonkeyP
 
 
 def test_who_writes_what_is_leaving_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the new record would be deleted as the old one. Writers of other names do not wait."""
+    """Otherwise the eviction of the old record would delete the new one. Writers of other names do not wait."""
     store = full(tmp_path, None, 4)
     store.folder.capacity = 400
     asked: list[tuple[str, bool]] = []
@@ -213,7 +213,7 @@ def test_a_full_store_is_looked_through_now_and_then(tmp_path: Path, monkeypatch
     for n in range(400):
         put(store, f"n{n}", record(n))
     assert 400 // 5 <= len(looks) <= 400 // 4 + 1
-    assert all(looks)  # one thread at a time
+    assert all(looks)  # only one thread scans at a time
 
 
 def test_a_record_beyond_the_capacity_costs_nobody_his_place(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_a_refused_read_fails_alone(call: str, code: int, store: FileStore, monk
     buffers = [np.empty(100, np.uint8) for _ in names]
     assert store.get(names, buffers) == [DONE, FAILED, DONE]
     assert store.faults == {errno.errorcode[code]: 1}
-    assert holds(store, "b", data[1])  # nothing was deleted
+    assert holds(store, "b", data[1])  # the failed read has deleted nothing
 
 
 def in_parts(monkeypatch: pytest.MonkeyPatch, before: Callable[[int], object]) -> list[int]:

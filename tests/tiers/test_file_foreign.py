@@ -125,7 +125,7 @@ def test_a_record_that_is_a_link(kind: str, away: Path, tmp_path: Path) -> None:
     link(place(store, "a"), kind, away)
     before = look(away)
     assert store.exists(keys(["a"])) == [False] and get(store, "a")[0] is FAILED
-    assert put(store, "b", record(1)) is DONE and put(store, "c", record(2)) is DONE  # the second evicts the first
+    assert put(store, "b", record(1)) is DONE and put(store, "c", record(2)) is DONE  # c evicts b
     store.clean()
     assert place(store, "a").is_symlink() and store.evicted == 1
     assert put(store, "a", record(0)) is DONE and holds(store, "a", record(0))  # a write replaces the link
@@ -151,7 +151,7 @@ def test_a_temporary_file_that_is_a_link(kind: str, away: Path, tmp_path: Path, 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "socket"])
 def test_what_is_no_file_is_no_record(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store neither waits for it nor counts or deletes it."""
+    """The store does not wait for such a name, count it or delete it."""
     store = FileStore(tmp_path, capacity=100)
     path = place(store, "a")
     path.parent.mkdir(0o700)
@@ -245,7 +245,7 @@ def another_owns(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
 
 
 def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The superuser refuses it as well: its owner could make up states."""
+    """It is refused even for the superuser, because its owner could make up states."""
     folder = tmp_path / "store"
     put(FileStore(folder), "a", record(0))
     for path in (folder, folder / shard("a")):

@@ -115,7 +115,8 @@ def test_B67_a_truncated_record_is_a_miss_and_makes_room(store: FileStore) -> No
         assert get(store, "a")[0] is DAMAGED
         assert get(store, "a")[0] is MISSING
     place(store, "a").write_bytes(bytes(99))
-    assert put(store, "a", record(0)) is DONE and holds(store, "a", record(0))  # no read has removed it before
+    # no read has removed the damaged file before
+    assert put(store, "a", record(0)) is DONE and holds(store, "a", record(0))
     assert not store.faults
 
 

@@ -95,7 +95,7 @@ def test_the_body_has_values_and_scales_in_place_of_the_plane(backend: Backend, 
             part = records.bodies[1, start : start + row.payload].cpu().clone().view(row.dtype).view(row.shape)
             x = layers_of(storage, row.name.removesuffix(".scale"), 2)[layer]
             if row.name == "ssm.scale":
-                assert torch.equal(part, x.abs().amax(2, keepdim=True) / 127)  # exactly, in float32
+                assert torch.equal(part, x.abs().amax(2, keepdim=True) / 127)  # scales are exact, in float32
             elif row.name == "ssm":
                 assert torch.equal(part, (x / (x.abs().amax(2, keepdim=True) / 127)).round().to(torch.int8))
             else:

@@ -26,7 +26,7 @@ def test_B54_what_lacks_less_than_the_threshold_is_given_up_at_once(tokens: int,
 
 
 def test_a_gap_ends_what_storage_is_asked_for() -> None:
-    """Of 40 pages, 10 are on the device, 5 in host memory, the others but page 33 in storage; chunks have 8 pages."""
+    """Of 80 pages, 10 are on the device, 5 in host memory, the others but page 33 in storage; chunks have 8 pages."""
     rig, keys = Rig(Prefetch(stop="wait_complete", chunk=8)), digests("a", 80)
     rig.host(keys, range(10, 15))
     rig.stock(keys, [*range(33), *range(34, 80)], [16 * n for n in (5, 30, 33, 34, 70)])

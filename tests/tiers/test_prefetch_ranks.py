@@ -73,7 +73,7 @@ class Ranks:
      ([[240, 512], [240, 768]], 0)],
 )  # fmt: skip
 def test_B63_ranks_agree_on_a_length_that_all_of_them_have(states: list[list[int]], length: int) -> None:
-    """They do not agree on the shortest of the longest hits: in the first case this is 768, which one rank lacks."""
+    """Ranks do not agree on the shortest of their longest hits: in the first case this is 768, which one rank lacks."""
     ranks = Ranks(*[{}] * len(states), settings=WAIT)
     ranks.stock(*states)
     ranks.start()

@@ -104,7 +104,7 @@ def test_a_loop_waits_for_an_answer_of_storage_and_no_longer(monkeypatch: pytest
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
-        if now[0] > 1.0:  # the tenth wait or so
+        if now[0] > 1.0:  # after about ten waits
             gate.set()
             real.sleep(seconds)  # lets the threads run
 

@@ -77,7 +77,7 @@ def test_writes_that_take_seconds_hold_nobody_up(plain: Backend) -> None:
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_flush_and_close_end(broken: bool, plain: Backend, tmp_path: Path) -> None:
-    """After them, the store has all that was cached, unless it is broken, and no thread is left."""
+    """Afterwards the store has all that was cached, unless the store is broken, and no thread is left."""
     store, threads = MemoryStore(), set(threading.enumerate())
     store.broken = broken
     at = Tiered(plain, slots=12, tiers={"store": store, "write": "back", "threads": 1})

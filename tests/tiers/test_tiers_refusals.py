@@ -1,4 +1,4 @@
-"""Refused calls change nothing, here or in host memory; settings of tiers that are refused."""
+"""Refused calls change nothing, on the device or in host memory; wrong settings of tiers are refused."""
 
 from collections.abc import Callable
 

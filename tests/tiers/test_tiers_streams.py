@@ -92,7 +92,7 @@ class Burst:
         self.mem.poll()
 
     def kept(self) -> set[int]:
-        """Returns the numbers of the states in host memory, whose bytes must be right, as must all KV up to them."""
+        """Returns the numbers of the states in host memory, after a check of their bytes and of all KV up to them."""
         numbers = set()
         for node, number in self.number.items():
             digests = self.mem.tiers.keys.of_node(self.host.tree, node)
@@ -252,7 +252,7 @@ def test_a_load_waits_for_bytes_that_are_still_leaving(cuda: FakeCuda) -> None:
 
 
 def moved(cuda: FakeCuda, records: Sequence[int], staging: int) -> tuple[list[str], list[str]]:
-    """Returns the work of both streams for pages 1.. to these records and into other pages again; checks the bytes."""
+    """Moves pages 1.. to records and into other pages again, checks the bytes, and returns the work of both streams."""
     planes = Planes(KV, 2 * len(records), ms.Backend("reference", DEVICE))
     pool = RecordPool(256, planes.layout.bytes_per_slot + 64)
     transfers = Transfers(Packing(planes), pool, staging)
@@ -268,7 +268,7 @@ def moved(cuda: FakeCuda, records: Sequence[int], staging: int) -> tuple[list[st
     for page, record in zip(pages, records, strict=True):
         assert set(body(pool, record, torch.int64)) == {page}
         assert (planes["k"][:, page + len(pages)] == page).all()
-    return out, into[1:]  # the first is the upload
+    return out, into[1:]  # the first work is the upload
 
 
 SCATTERED = [(7 * i) % 256 for i in range(64)]

@@ -5,7 +5,7 @@ import re
 from memstate.kernels.dispatch import OPS
 from tests.support.sources import ROOT, sources
 
-# claim, ownership and plan hand out slots.
+# The operations claim, ownership and plan hand out slots.
 MODEL = (
     "memstate_tools.demo.mixers", "memstate_tools.bench.forward", "memstate_tools.workload",
     "integrations.transformers.on_slots",

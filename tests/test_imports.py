@@ -149,7 +149,7 @@ def cycle(trees: dict[str, ast.Module]) -> list[str]:
     """Returns the names of modules that import each other in a circle."""
     graph: dict[str, set[str]] = {name: set() for name in trees}
     for name, tree in trees.items():
-        for target in imported(tree) if name != SHOWING else ():  # its imports run late: see `early`
+        for target in imported(tree) if name != SHOWING else ():  # imports of `sheet` run late: see `early`
             root, *parts = target.split(".")
             if root == TOOLS:
                 parts.insert(0, root)

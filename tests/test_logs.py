@@ -87,7 +87,7 @@ def test_degradations_refusals_and_interrupted_calls_are_events(told: Callable[[
     mem.extend(rows[:1], [8])
     mem.settle(mem.plan(rows[:1], 8))
     mem.extend(rows[:1], [9])
-    mem.settle(mem.plan(rows[:1]))  # at a boundary, and no slot is free
+    mem.settle(mem.plan(rows[:1]))  # the row is at a boundary, and no slot is free
     assert mem.stats().degraded == 1
     assert told("degraded") == [{"refused": 1, "free": 0, "reserve": 0, "limit": 2**31 - 1}]
     for error, call in (

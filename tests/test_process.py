@@ -27,7 +27,7 @@ FACTORIES = {
     "arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "frombuffer", "full", "linspace", "logspace",
     "ones", "rand", "randint", "randn", "randperm", "range", "scalar_tensor", "tensor", "zeros", "Tensor",
 }  # fmt: skip
-# these take their dtype from their values
+# functions that take their dtype from their values
 OF_VALUES = {"arange", "as_tensor", "asarray", "randint", "randperm", "tensor"}
 WORK = ("admit from host memory", "read_slots", "fork", "publish", "wake", "recover")
 Mode = Callable[[], AbstractContextManager[object]]

@@ -109,7 +109,7 @@ def test_examples_run_outside_the_checkout_on_an_unpacked_wheel(wheel: ZipFile, 
     if find_spec("transformers") is None:  # an import would take seconds
         pytest.skip("Transformers is not installed")
     there = {path.stem for path in (ROOT / "examples").glob("*.py")}
-    assert there == {*EXAMPLES, "sglang_pool", "engine"}  # one needs SGLang, the other runs in tests/test_compare.py
+    assert there == {*EXAMPLES, "sglang_pool", "engine"}  # sglang_pool needs SGLang, tests/test_compare.py runs engine
     script = str(ROOT / "tests" / "support" / "installed.py")
     installed = tmp_path / "unpacked"
     wheel.extractall(installed)

@@ -117,7 +117,7 @@ def test_a_decode_step_is_one_plan_and_a_settle_launches_nothing(backend: Backen
 
 @names
 def test_T20_a_steady_step_with_drafts_is_one_launch(backend: Backend, tracking: ms.Tracking) -> None:
-    """Holds for any accepted numbers: they take one small upload, or none if the sampler has written them."""
+    """Numbers of accepted tokens take one small upload, or none if the sampler has written them."""
     rings = ms.StateLayout([Plane("s_x", (11, 4), torch.float32)], layers=1)
     layout = ms.StateLayout(LAYOUT.planes, layers=1, rows=rings)
     tracking = type(tracking)(every=64)  # no step reaches a boundary: that could release a lane
@@ -174,7 +174,7 @@ def test_launches_and_uploads_are_counted_and_nothing_else_reaches_the_device(
 ) -> None:
     mem, watch = manager(backend, tracking, 4), Watch()
     with real_launches(monkeypatch) as seen:
-        busy(mem)  # creates what is created only once
+        busy(mem)  # a first run creates what later runs use again
     assert len(seen) == (0 if backend.name == "reference" else mem.backend.counts.total_launches)
     assert mem.backend.counts.total_launches > 10
     mem.recover(keep=False)

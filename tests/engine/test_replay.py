@@ -238,7 +238,7 @@ def fails() -> None:
     ("replay", "said"),
     [
         (lambda mem: fails(), "CUDA error"), (lambda mem: mem.launch(3), "replay of a step with batch=2"),
-        (lambda mem: None, r"did not launch it: .* launch\(2\)"),  # a graph that holds the forward alone does this
+        (lambda mem: None, r"did not launch it: .* launch\(2\)"),  # like a graph that holds only the forward
     ],
 )  # fmt: skip
 def test_an_error_in_the_replay_breaks_the_manager_until_it_recovers(pair: Pair, replay: Any, said: str) -> None:

@@ -20,7 +20,7 @@ from tests.support.splits import TOKENS, Model
 from tests.support.tenants import NOTHING, PAGE, House, T
 from tests.support.virtual import MemoryStore
 
-HUGE = 10**5000  # of more digits than Python prints
+HUGE = 10**5000  # a number with more digits than Python prints
 
 
 def nested(depth: int, value: Hashable = 1) -> Hashable:

@@ -343,7 +343,7 @@ def test_a_forward_beside_keeps_its_records_by_events(cuda: FakeCuda, waits: boo
 
 
 def test_what_sleep_keeps_is_what_the_last_forward_wrote(cuda: FakeCuda) -> None:
-    """Holds also if this forward runs on another stream and no event says so."""
+    """Sleep waits for a forward on another stream, too, even if no event says so."""
     mem, side = manager(), cuda.new_stream(1)
     mem.plan(mem.admit([ms.Request("a")]))
     with torch.cuda.stream(side):

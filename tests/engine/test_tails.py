@@ -454,7 +454,7 @@ def test_T9_a_late_step_holds_slots_back_and_returns_them(backend: Backend, acce
     first = mem.plan([row], 4, drafts=4)
     first.accepted.fill_(accepted)
     mem.plan([row], 4, drafts=4)
-    assert mem.free_slots == 2  # of 3; one is held back
+    assert mem.free_slots == 2  # one of 3 slots is held back
     mem.admit([ms.Request(i) for i in range(others)])
     mem.accept(first, [accepted], written=True)
     assert mem.free_slots == 3 - others - (accepted > 0) and mem.stats().snapshots == (accepted > 0)
@@ -735,7 +735,7 @@ def test_T8_a_picture_names_the_registers_of_a_late_step(backend: Backend) -> No
 @pytest.mark.parametrize("accepted", range(5))
 @pytest.mark.parametrize("strategy", list(STRATEGIES)[1:])
 def test_T9_slots_that_are_missing_are_known_before_a_late_step(backend: Backend, strategy: str, accepted: int) -> None:
-    """The row has a snapshot. Nobody knows whether it stands a token before the next boundary, at it, or behind it."""
+    """The row has a snapshot, and an unknown length: a token before the next boundary, at it, or behind it."""
     settings = {"slots": 5, "max_requests": 1, "tracking": STRATEGIES[strategy], "tail": 4, "overlap": True}
     mem = on(backend, layout(4), **settings)
     (row,) = mem.admit([ms.Request("a")])

@@ -118,7 +118,7 @@ def test_all_groups_that_are_read_must_have_a_block() -> None:
 
 
 def test_without_a_state_nothing_is_resumed() -> None:
-    """Holds also if the index has seen no state yet."""
+    """An index that has seen no state yet resumes nothing either."""
     index = Index()
     read(Feed(manager()), index)
     index.apply("w", Batch(0.0, [BlockStored([1], None, [5] * PAGE, PAGE, group_idx=KV)]))

@@ -205,7 +205,7 @@ def test_a_reader_that_does_not_read_is_sent_no_more_than_waits_for_it(make: Cal
     for _ in range(400):
         rig.call()
     (most,) = (len(sent) for sent in rig.router.sent.values() if sent[-1] != END)
-    assert most < 300  # of 400 batches; these wait in the sockets of the system
+    assert most < 300  # of 400 batches; the sent ones wait in the sockets of the system
     assert rig.answer(silent) == list(range(400))
 
 

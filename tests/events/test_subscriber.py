@@ -47,7 +47,7 @@ class Pair:
         serve(self.mem, [2] * 8)
 
         def begin() -> None:
-            with suppress(ConfigurationError):  # the port is free a moment later
+            with suppress(ConfigurationError):  # the port becomes free a moment after the close
                 self.events = Publisher(self.mem, self.events.endpoint, self.events.replay)
                 self.events.publish()
 

@@ -50,7 +50,7 @@ def test_what_is_no_number_of_tokens_is_refused(name: str) -> None:
 
 
 def chat(at: Prefill, seed: int, tail: int) -> list[tuple[int, int]]:
-    """Returns of five turns where they part, `tail` tokens before the last prompt's end, and where they start."""
+    """Returns for five turns where they part, `tail` tokens before the last prompt's end, and where they start."""
     draw, turns = random.Random(seed), list[tuple[int, int]]()
     text, parting = [draw.randrange(50) for _ in range(20)], 0
     for turn in range(5):

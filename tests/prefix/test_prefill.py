@@ -63,7 +63,7 @@ def serve(at: Prefill, most: int, obey: bool, goal: int = 2) -> list[int]:
 @both_orders
 @every_strategy
 def test_M3_answers_and_states_are_those_of_an_uncached_run(name: str, overlap: bool, backend: Backend) -> None:
-    """Holds for any chunks, grid and placement. Half of the runs ignore the chunk ends that the manager proposes.
+    """Runs differ in chunks, grid and placement. Half of them ignore the chunk ends that the manager proposes.
 
     All runs together combine each chunk size with each grid.
     """

@@ -158,7 +158,7 @@ def test_tokens_that_are_not_the_rows_are_refused(call: str, backend: Backend) -
     if step:
         at.mem.cancel(step, keep="cache", tokens=[T[:9]])
     else:
-        at.end([row])  # with all its tokens
+        at.end([row])  # the row ends with all its tokens
     assert at.mem.match(T[:9]).kv_length == 8
 
 

@@ -181,7 +181,7 @@ def test_S14_an_aborted_turn_gives_back_what_it_began_with(backend: Backend) -> 
 
 
 def test_S14_a_session_forgets_states_that_were_evicted(backend: Backend) -> None:
-    """Holds also while a single parting decides nothing, and turns bring no new tokens."""
+    """A session forgets them even while a single parting decides nothing, and turns bring no new tokens."""
     talks, session, prompt = answered(backend, 2)
     for shorter in (0, 2, 4):
         talks.whole(prompt[: len(prompt) - shorter], session)

@@ -18,7 +18,7 @@ def test_D30_pad_is_null_or_minus_one(pad: object) -> None:
 @pytest.mark.parametrize("pad", [0, -1])
 @every_strategy
 def test_D30_pad_stands_where_there_is_no_slot(name: str, pad: int, backend: Backend) -> None:
-    """It stands in padding and for rows without a snapshot, takes no extra launch, and changes no slot."""
+    """`pad` stands in padding and for rows without a snapshot, takes no extra launch, and changes no slot."""
     mem = on(backend, LAYOUT, slots=12, max_requests=3, max_batch=4, tracking=TRACKING[name](2), pad=pad)
     a, b = mem.admit([ms.Request("a"), ms.Request("b")])
     mem.submit()

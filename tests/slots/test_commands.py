@@ -62,7 +62,7 @@ scripts = st.lists(st.tuples(kinds, pairs), max_size=20)
 def test_B36c_order_of_record_is_order_of_effect(backend: Backend) -> None:
     """Registers, labels, bytes and counts are those of one operation after the other, and the host knows them."""
 
-    quick = backend.name == "reference"  # elsewhere, to shrink a failure takes too long
+    quick = backend.name == "reference"  # on other backends, shrinking a failure takes too long
 
     @given(start=st.sets(st.sampled_from(USABLE), max_size=5), script=scripts, early=st.sets(st.integers(0, 19)))
     @settings(max_examples=120 if quick else 5, deadline=None, phases=set(Phase) - (set() if quick else {Phase.shrink}))

@@ -213,7 +213,7 @@ def test_foreign_names_are_left_alone(name: str, tmp_path: Path) -> None:
     assert other.put(keys(f"n{n}" for n in range(15)), [record(n) for n in range(15)]) == [DONE] * 15
     other.clean()
     assert other.exists(keys(["a"])) == [True] and other.evicted == 0  # 1600 bytes of records are the whole capacity
-    assert put(other, "new", record(1)) is DONE and other.evicted == 2  # one for the new record, and a sixteenth
+    assert put(other, "new", record(1)) is DONE and other.evicted == 2  # room for the new record, and a sixteenth
     assert {path: path.stat() for path in foreign} == foreign and len(foreign) >= 2 and not other.faults
 
 
@@ -245,7 +245,7 @@ def another_owns(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
 
 
 def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused even for the superuser, because its owner could make up states."""
+    """Even a superuser refuses the folder, because its owner could make up states."""
     folder = tmp_path / "store"
     put(FileStore(folder), "a", record(0))
     for path in (folder, folder / shard("a")):

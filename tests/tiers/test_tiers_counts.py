@@ -111,7 +111,7 @@ def busy(at: Tiered) -> None:
 def test_nothing_but_launches_uploads_and_copies_reaches_the_device(write: str, backend: Backend) -> None:
     """The copies are between staging and host memory, one for each batch."""
     at = Tiered(backend, slots=12, tiers={"write": write})
-    busy(at)  # creates what is created only once
+    busy(at)  # a first run creates what later runs use again
     watch = Watch()
     rings = [ring for each in at.below.host.sets for ring in each.transfers._rings]
     watch.let_pass(at.mem, *rings)

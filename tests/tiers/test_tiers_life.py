@@ -37,7 +37,7 @@ def test_a_reset_empties_host_memory_and_leaves_storage(name: str, plain: Backen
 def test_host_memory_outlives_sleep(name: str, keep: bool, plain: Backend) -> None:
     at = below(plain, name, *BOTH, **ONE_GONE)
     at.give_up()
-    row = at.start([*ONE, 1]) if keep else None  # its load is on its way
+    row = at.start([*ONE, 1]) if keep else None  # the load of the row is on its way
     at.mem.submit()
     at.mem.device.sleep(keep=keep)
     for call in (at.mem.poll, lambda: at.mem.match([*ONE, 1]), lambda: at.mem.prefetch([*ONE, 1])):

@@ -89,7 +89,7 @@ def test_a_state_that_is_published_and_evicted_in_one_packet_is_saved(name: str,
     submits = at.mem.stats().packets
     assert bool(inside.commands(at.mem).queue) and at.cache.evict_states(1) == 1
     assert at.mem.stats().packets == submits + 1, "the move goes first, and nothing else is needed"
-    rows = at.admit(*[ms.Request(i, tokens=[50 + i]) for i in range(4)])  # one of these gets its slot
+    rows = at.admit(*[ms.Request(i, tokens=[50 + i]) for i in range(4)])  # one of these gets the slot of ONE
     at.run(rows, publish=False)
     assert at.keeps() == {ONE}
     at.look()

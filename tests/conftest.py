@@ -27,7 +27,7 @@ from tests.support.sampling import PROOF, left_out  # noqa: E402
 if not CUDA:
     try:
         from tests.support.quick_interpreter import install
-    except ImportError:  # without Triton
+    except ImportError:  # Triton is not installed
         pass
     else:
         install()

@@ -257,10 +257,10 @@ KILLED = """
 import os, signal, sys
 from memstate.slots.inspect import Inspection
 from memstate.viz.inspector import page
-found = Inspection.load(sys.argv[1])
+seen = Inspection.load(sys.argv[1])
 os.replace = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
-found.faults.extend(["more"] * 10_000)
-found.save(sys.argv[1])
+seen.faults.extend(["more"] * 10_000)
+seen.save(sys.argv[1])
 """
 
 

@@ -109,7 +109,8 @@ def test_examples_run_outside_the_checkout_on_an_unpacked_wheel(wheel: ZipFile, 
     if find_spec("transformers") is None:  # an import would take seconds
         pytest.skip("Transformers is not installed")
     there = {path.stem for path in (ROOT / "examples").glob("*.py")}
-    assert there == {*EXAMPLES, "sglang_pool", "engine"}  # sglang_pool needs SGLang, tests/test_compare.py runs engine
+    # sglang_pool needs SGLang. Tests of their own run the two engines.
+    assert there == {*EXAMPLES, "sglang_pool", "engine", "own_blocks"}
     script = str(ROOT / "tests" / "support" / "installed.py")
     installed = tmp_path / "unpacked"
     wheel.extractall(installed)

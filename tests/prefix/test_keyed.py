@@ -397,3 +397,20 @@ def test_keys_that_were_refused_leave_nothing() -> None:
         mem.publish(warm, "cache", keys=[bad[0]])
     assert [state and state.length for state in mem.publish(warm, "cache", keys=[[*K[:3]]])] == [12]
     mem.end([row, *warm], keep="cache", keys=[K[:3], None])
+
+
+def test_keys_cost_no_launch_and_no_upload() -> None:
+    def counts(keyed: bool) -> Any:
+        mem = manager(slots=12, prefix=ms.Prefix(keyed=keyed))
+        for length in (13, 17, 9):
+            text = [*range(length)]
+            asked = {"keys": K[: length // 4], "length": length} if keyed else {"tokens": text}
+            (row,) = mem.admit([ms.Request("a", **asked)])
+            run(mem, row, length - mem.info(row).length)
+            run(mem, row, 1)
+            named: Any = {"keys": [K[: (length + 1) // 4]]} if keyed else {"tokens": [[*text, 7]]}
+            mem.publish([row], "cache", **named)
+            mem.end([row], keep="cache", **named)
+        return vars(mem.backend.counts)
+
+    assert counts(keyed=True) == counts(keyed=False)

@@ -78,7 +78,7 @@ def test_salts_that_look_alike_do_not_meet(tiers: dict[str, object] | None) -> N
     assert len(set(ALIKE)) == len(ALIKE) and all(require_salt(salt) is salt for salt in ALIKE)
     house = House(tiers=tiers, slots=64)
     for salt in ALIKE:
-        assert house.found(5, salt) == NOTHING and house.turn(4, salt) == 0
+        assert house.matched(5, salt) == NOTHING and house.turn(4, salt) == 0
     assert [house.starts(5, salt) for salt in ALIKE] == [4] * len(ALIKE)
     house.idle()
 
@@ -92,7 +92,7 @@ def test_equal_salts_are_one_whoever_made_them() -> None:
     house = House(tiers={})
     house.turn(8, ("ten", (1, b"ant")))
     again = ("".join(["t", "en"]), (int("1"), bytes(bytearray(b"ant"))))
-    assert house.found(9, again) == (8, 8, 8, 0) and encode(again) == encode(("ten", (1, b"ant")))
+    assert house.matched(9, again) == (8, 8, 8, 0) and encode(again) == encode(("ten", (1, b"ant")))
 
 
 DOORS: dict[str, Callable[[House, Any], object]] = {

@@ -16,7 +16,7 @@ from tests.support.tenants import NOTHING, PAGE, House, T, two_tenants
 def test_admission_and_match_find_what_its_own_salt_has(mine: Hashable, other: Hashable) -> None:
     house = House()
     assert house.turn(8, mine) == 0
-    assert house.found(9, other) == NOTHING and house.found(9, mine) == (8, 8, 8, 0)
+    assert house.matched(9, other) == NOTHING and house.matched(9, mine) == (8, 8, 8, 0)
     assert house.starts(9, other) == 0 and house.starts(9, mine) == 8
     assert house.turn(8, other) == 0 and house.starts(9, other) == 8, "of equal tokens each has bytes of its own"
     house.idle()
@@ -32,7 +32,7 @@ def test_what_a_row_leaves_goes_under_its_salt(mine: Hashable, other: Hashable, 
         house.mem.cancel(house.step(row, 12), keep="cache", tokens=[T[:8]])
     else:
         getattr(house.mem, how)([row], keep="cache", tokens=[T[:9]])
-    assert house.found(9, other) == NOTHING and house.found(9, mine) == (8, 8, 8, 0)
+    assert house.matched(9, other) == NOTHING and house.matched(9, mine) == (8, 8, 8, 0)
     assert house.starts(12, other) == 0 and house.starts(12, mine) == 8, "also where the request comes back"
 
 
@@ -77,7 +77,7 @@ def test_what_recover_keeps_stays_under_its_salt(mine: Hashable, other: Hashable
     house.turn(12, mine, session=session)
     house.mem.submit()
     house.mem.recover()
-    assert house.found(9, other) == NOTHING and house.found(9, mine) == (8, 8, 8, 0)
+    assert house.matched(9, other) == NOTHING and house.matched(9, mine) == (8, 8, 8, 0)
     assert house.mem.match(T[:16], other, session).length == 0
     assert house.mem.match(T[:16], mine, session).length == 12
     assert house.starts(9, other) == 0 and house.starts(9, mine) == 8

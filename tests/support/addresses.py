@@ -1,4 +1,4 @@
-"""The bytes that a launch may touch, those that it touched, and where two of its programs are in each other's way."""
+"""The bytes that a launch may touch and has touched, and conflicts between its programs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ class Stray(Exception):
 
 
 def spans(tensor: Tensor) -> Bytes:
-    """Exactly the bytes that a tensor views, `range 2`: where each range starts, and where it ends."""
+    """Returns exactly the bytes that a tensor views, as ranges, `range 2`: start and end of each."""
     start, size = tensor.data_ptr(), tensor.element_size()
     if tensor.numel() == 0:
         return NOTHING.reshape(0, 2)
@@ -33,7 +33,7 @@ def spans(tensor: Tensor) -> Bytes:
 
 
 class Spans:
-    """The bytes of several tensors. Those of two tensors that lie side by side are not one range."""
+    """The bytes of several tensors. Two tensors side by side in memory stay two ranges."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         ranges = sorted(map(tuple, np.concatenate([NOTHING.reshape(0, 2), *map(spans, tensors)]).tolist()))
@@ -46,24 +46,25 @@ class Spans:
         self.starts, self.ends = np.array(merged, np.int64).reshape(-1, 2).T
 
     def hold(self, at: Bytes, size: int) -> NDArray[np.bool_]:
-        """Which accesses of `size` bytes lie in one range."""
+        """Returns for each access of `size` bytes whether it lies within one range."""
         if not len(self.starts):
             return np.zeros(len(at), bool)
-        found = np.searchsorted(self.starts, at, side="right") - 1
-        return (found >= 0) & (at + size <= self.ends[found])
+        last = np.searchsorted(self.starts, at, side="right") - 1
+        return (last >= 0) & (at + size <= self.ends[last])
 
     def meet(self, at: Bytes, size: int) -> NDArray[np.bool_]:
-        """Which accesses touch at least one byte."""
+        """Returns for each access of `size` bytes whether it touches a byte of a range."""
         if not len(self.starts):
             return np.zeros(len(at), bool)
-        found = np.searchsorted(self.starts, at + size - 1, side="right") - 1
-        return (found >= 0) & (at < self.ends[found])
+        last = np.searchsorted(self.starts, at + size - 1, side="right") - 1
+        return (last >= 0) & (at < self.ends[last])
 
 
 class Access(NamedTuple):
-    """One load, store or atomic of one program: the addresses of the lanes that its mask lets through.
+    """One load, store or atomic of one program.
 
-    lane: which of the `lanes` of its block those are. phase: barriers that the program has passed before.
+    at: addresses of the lanes that the mask lets through. lane: their numbers among the `lanes` of the block.
+    phase: how many barriers the program has passed before.
     """
 
     program: int
@@ -80,10 +81,10 @@ class Access(NamedTuple):
 
 @dataclass
 class Limits:
-    """What is known beside the arguments of a launch.
+    """Memory that a launch may and may not touch, besides its arguments.
 
     reach: tensors that a launch reaches through addresses in its arguments. null: slot 0 of planes, which no kernel
-    touches. changes: all that may be stored to; None for no such limit.
+    touches. changes: all memory that the launch may store to, or None for no such limit.
     """
 
     reach: Sequence[Tensor] = ()
@@ -92,18 +93,18 @@ class Limits:
 
 
 class Launch:
-    """What the programs of one launch touch, every access checked before it is carried out."""
+    """The accesses of the programs of one launch. Each is checked before it is carried out."""
 
     def __init__(self, kernel: str, arguments: Mapping[str, Tensor], limits: Limits, warps: int = 4) -> None:
         self.kernel, self.programs, self.warps = kernel, 0, warps
         self.named = dict(arguments) | {f"what it reaches [{i}]": tensor for i, tensor in enumerate(limits.reach)}
         self.accesses: list[Access] = []
-        self.parted: list[str] = []  # programs whose warps came to different barriers or atomics, and to how many
+        self.parted: list[str] = []  # programs whose warps met different barriers or atomics, with their numbers
         self._allowed, self._null = Spans(self.named.values()), Spans(limits.null)
         self._changes = self._allowed if limits.changes is None else Spans(limits.changes)
 
     def add(self, access: Access) -> None:
-        """Raises: Stray with the program, the address and the tensor nearest to it."""
+        """Records an access. Raises: Stray with the program, the address and the tensor nearest to it."""
         self.accesses.append(access)
         outside = ~self._allowed.hold(access.at, access.size)
         if outside.any():
@@ -118,7 +119,7 @@ class Launch:
         return f"{self.kernel}: program {access.program} {access.kind} {access.size} bytes at {self.where(at)}, {what}"
 
     def where(self, at: int) -> str:
-        """The tensor that an address is in, or nearest to, and how many bytes from its start."""
+        """Returns the tensor that an address is in or nearest to, and the distance from its start in bytes."""
         known = {name: spans(tensor) for name, tensor in self.named.items() if tensor.numel()}
         if not known:
             return f"{at:#x}"
@@ -127,40 +128,40 @@ class Launch:
         return f"{name} {at - int(known[name][0, 0]):+d} of {int(known[name][-1, 1] - known[name][0, 0])}"
 
     def allowed(self) -> Bytes:
-        """Bytes that a program may load."""
+        """Returns the bytes that a program may load."""
         ranges = [np.arange(start, end) for tensor in self.named.values() for start, end in spans(tensor)]
         return np.unique(np.concatenate([NOTHING, *ranges]))
 
     def touched(self, *kinds: str, program: int | None = None) -> Bytes:
-        """Bytes touched by accesses of these kinds, or of every kind, in order."""
-        found = [a.bytes() for a in self.accesses if a.kind in (kinds or (a.kind,)) and program in (None, a.program)]
-        return np.unique(np.concatenate([NOTHING, *found]))
+        """Returns the bytes touched by accesses of these kinds (of all kinds if none is named), sorted."""
+        selected = [a.bytes() for a in self.accesses if a.kind in (kinds or (a.kind,)) and program in (None, a.program)]
+        return np.unique(np.concatenate([NOTHING, *selected]))
 
     def shared(self) -> Bytes:
-        """Bytes that two programs touch and one changes: only their order can make a difference."""
+        """Returns bytes that one program changes and another one touches: the order of the two matters only there."""
         return _shared(self.accesses, [np.full(a.at.shape, a.program) for a in self.accesses])
 
     def contested(self) -> Bytes:
-        """Shared bytes that somebody touches with something else than an atomic."""
+        """Returns shared bytes that a program touches with a plain load or store."""
         return np.intersect1d(self.shared(), self.touched(LOAD, STORE))
 
     def conflicts(self) -> list[str]:
-        """Who is in whose way, and where: programs that share bytes, and lanes that share them between two barriers.
-        Warps of a program that went different ways.
+        """Returns a line for each conflict: programs that contest bytes, lanes of a program that contest bytes between
+        two barriers, and warps of a program that met different barriers or atomics.
         """
-        found = [f"{self.kernel}: barriers and atomics of the warps of {program} differ" for program in self.parted]
-        found += self._tell(self.contested(), self.accesses, "")
+        lines = [f"{self.kernel}: barriers and atomics of the warps of {program} differ" for program in self.parted]
+        lines += self._tell(self.contested(), self.accesses, "")
         for program, phase in sorted({(access.program, access.phase) for access in self.accesses}):
             between = [a for a in self.accesses if (a.program, a.phase) == (program, phase)]
-            # The same lane of two blocks of one size is taken for the same thread, and scalars for one thread's.
+            # Lane i of two blocks of one size is assumed to be the same thread, and so are all scalars.
             lanes = _shared(between, [a.lanes * 2**32 + a.lane for a in between])
             plain = [a.bytes() for a in between if a.kind != ATOMIC]
             lanes = np.intersect1d(lanes, np.concatenate([NOTHING, *plain]))
-            found += self._tell(lanes, between, ", by several lanes without a barrier between")
-        return found
+            lines += self._tell(lanes, between, ", by several lanes without a barrier between")
+        return lines
 
     def _tell(self, contested: Bytes, accesses: Sequence[Access], how: str) -> list[str]:
-        """A line for every range of bytes, with the same programs at each."""
+        """Returns a line for each range of contested bytes that the same programs touch."""
         who: dict[int, set[str]] = {at: set() for at in contested.tolist()}
         for access in accesses if who else ():
             for at in np.intersect1d(access.bytes(), contested).tolist():
@@ -170,14 +171,14 @@ class Launch:
 
 
 def _shared(accesses: Sequence[Access], who: Sequence[Bytes]) -> Bytes:
-    """Bytes that are touched by two, and changed by one; who: of every lane of every access."""
+    """Returns the bytes that two touch and one changes. who: for each access, the program or thread of every lane."""
     if not any(access.kind != LOAD for access in accesses):
         return NOTHING
     touched, at = np.unique(np.concatenate([a.bytes() for a in accesses]), return_inverse=True)
     names, name = np.unique(
         np.concatenate([np.repeat(n, a.size) for a, n in zip(accesses, who, strict=True)]), return_inverse=True
     )
-    each = np.unique(at * len(names) + name) // len(names)  # a byte as often as somebody else touches it
+    each = np.unique(at * len(names) + name) // len(names)  # each byte once for each name that touches it
     changed = np.concatenate([a.bytes() for a in accesses if a.kind != LOAD])
     return np.intersect1d(touched[np.bincount(each, minlength=len(touched)) > 1], changed)
 
@@ -192,5 +193,5 @@ class Log:
         return [conflict for launch in self.launches for conflict in launch.conflicts()]
 
     def order(self) -> list[tuple[int, str]]:
-        """Who did what, access by access: the schedule as it was."""
+        """Returns (program, kind) of all accesses in order: the schedule."""
         return [(access.program, access.kind) for launch in self.launches for access in launch.accesses]

@@ -1,4 +1,4 @@
-"""A manager from plain keywords, so that tests can vary one setting at a time."""
+"""Builds a manager from plain keywords, so that tests can vary one setting at a time."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,21 +19,21 @@ FORWARD = ("in_place", "direct_hits", "grid", "packed", "pad", "tail")
 
 
 class Whole(Ends):
-    """Prompts of whole pages keep the state behind their last token, as a caller may who knows that they go on.
+    """A placement that keeps the state after the last token of a prompt of whole pages.
 
-    `Ends` keeps it a page before. This one is for tests of what becomes of a state, which say where it lies.
+    `Ends` keeps a state one page earlier. Tests of what becomes of a state use `Whole`, because they say where it lies.
     """
 
     def marks(self, match: Match, page_size: int) -> dict[int, str]:
-        """The lengths that `Ends` names for one more token."""
+        """Returns the marks that `Ends` gives a prompt with one more token."""
         return super().marks(replace(match, tokens=match.tokens + 1) if page_size > 1 else match, page_size)
 
 
 def build(layout: StateLayout, **given: Any) -> StateManager:
-    """A manager; pages, page_size and pages_per_row become `Pages`, what the forward can do becomes `Forward`.
+    """Returns a manager. The keywords in PAGES become `Pages`, and those in FORWARD become `Forward`.
 
-    With a prefix cache, prompts keep states at the multiples of `every` as well, unless `ends` is given. With `whole`,
-    those of whole pages keep one behind their last token. `chaos`: the faults that its calls meet.
+    With a prefix cache, prompts also keep states at multiples of `every`, unless `ends` is given. With `whole`, prompts
+    of whole pages keep a state after their last token. `chaos`: faults that calls meet.
     """
     prefix, tracking, placement = given.get("prefix"), given.get("tracking"), Whole if given.pop("whole", 0) else Ends
     if not given.pop("ends", False) and isinstance(prefix, Prefix) and isinstance(tracking, Tracking):
@@ -56,8 +56,8 @@ def build(layout: StateLayout, **given: Any) -> StateManager:
 
 
 def check_recorded(commands: CommandBuffer) -> None:
-    """Has a command buffer check the registers and cells that the library computed: each exists and is named once."""
-    mine, file = proxy(commands), commands.registers  # no cycle: tests look at what a manager frees at once
+    """Makes a command buffer check the registers and cells that it records: each exists and is named once."""
+    mine, file = proxy(commands), commands.registers  # no cycle: tests check that a manager frees memory at once
 
     def checked(
         section: int, first: list[int], second: list[int], regs: list[int], sources: Sequence[int] = ()
@@ -78,5 +78,5 @@ def check_recorded(commands: CommandBuffer) -> None:
 
 
 def on(backend: Backend, layout: StateLayout, **given: Any) -> StateManager:
-    """The same on a backend."""
+    """Returns a manager on the device of a backend. given: as for `build`."""
     return build(layout, backend=backend.name, device=backend.device, **given)

@@ -1,4 +1,4 @@
-"""Launches of the operations on planes, in several programs: padding and strangers among their slots."""
+"""Small random launches of the operations on planes, with padding and slots out of range among their entries."""
 
 from collections.abc import Sequence
 from math import prod
@@ -35,7 +35,7 @@ ANYTHING = (*DTYPES, torch.int8, torch.complex64)
 
 
 def planes(make: Maker) -> PlaneMap:
-    """Two layers of a large and a small tensor; tiles of several steps of the kernel, and of less than one."""
+    """Returns two layers of a large and a small plane; some tiles take several steps of the kernel, others a part."""
     unit = make.one(16, 8, 4, 2, 1)
     blocks = tuple(make.plane(nbytes, dtype=torch.uint8, gap=make.one(0, 16)) for nbytes in (560 + 48, 32))
     tiles = [
@@ -48,7 +48,7 @@ def planes(make: Maker) -> PlaneMap:
 
 
 def moving(make: Maker, op: str, plane_map: PlaneMap, dst: Sequence[int], arguments: dict[str, Any]) -> Case:
-    """A launch of the copy kernel that may store to slots `dst`, 16 entries at a time."""
+    """Returns a launch of the copy kernel that may store to slots `dst`, 16 entries at a time."""
     blocks = plane_map.blocks
     limits = Limits(
         reach=blocks,
@@ -60,7 +60,7 @@ def moving(make: Maker, op: str, plane_map: PlaneMap, dst: Sequence[int], argume
 
 
 def pairs(make: Maker) -> tuple[list[int], list[int]]:
-    """Destinations and sources among up to 20 entries; no slot is both, but in entries that copy to themselves."""
+    """Returns destinations and sources of up to 20 entries. A slot is both only where an entry copies it to itself."""
     dst, src = make.slots(3), make.slots(7)
     src = [slot if slot not in dst else make.one(0, -1, SLOTS) for slot in src][: len(dst)]
     idle = make.one(0, 15)
@@ -79,9 +79,9 @@ def zero_slots(make: Maker) -> Case:
 
 
 def run_data(make: Maker) -> Case:
-    """Registers 1, 2, 3 .. hold the slots of the entries; a source may say zero, a register may be none."""
+    """Returns a launch whose registers 1, 2, 3 .. hold the slots; a source may be -1 (zeros), a register may be 0."""
     dst, src = pairs(make)
-    held = [0, *(max(slot, 0) for slot in (*dst[:-1], *src[:-1]))]  # no register ever holds less than 0
+    held = [0, *(max(slot, 0) for slot in (*dst[:-1], *src[:-1]))]  # a register never holds a negative slot
     n = len(dst) - 1
     data = [(1 + i, make.one(1 + n + i, 1 + n + i, -1)) for i in range(n)] + [(0, 1), (-4, -1), (1, 1)]
     packet = Packet(moves=[(1, 2)], data=data)
@@ -90,7 +90,7 @@ def run_data(make: Maker) -> Case:
 
 
 def run_rows(make: Maker) -> Case:
-    """Entries of rows among those of registers."""
+    """Returns a launch with entries of rows, which count, and of registers, which this kernel skips."""
     dst, src = pairs(make)
     data = [(-1 - to, -1 - of) for to, of in zip(dst, src, strict=True)] + [(3, -1), (2, 1), (0, 0)]
     packet = Packet(moves=[(1, 2)], data=data)
@@ -98,7 +98,7 @@ def run_rows(make: Maker) -> Case:
 
 
 def keep_path(make: Maker) -> Case:
-    """Rings of four rows and four places, of two sizes; paths that leave gaps, none, or stray from the ring."""
+    """Returns a launch on rings of four rows and four places; paths have gaps or none, or leave the ring."""
     batch, depth = make.one(1, 3), make.one(1, 3)
     blocks = tuple(make.plane(4 * size, dtype=torch.uint8, gap=make.one(0, 16))[:, :4] for size in (48, 4))
     table = [
@@ -121,7 +121,7 @@ def keep_path(make: Maker) -> Case:
 
 
 def steps(make: Maker, batch: int) -> list[Row]:
-    """Rows in place, moving, fresh, or padding, with a snapshot or none; no slot is two rows' but null ones."""
+    """Returns rows that write in place, elsewhere, or nowhere (padding), some with a snapshot. No two share a slot."""
     free = make.rng.sample(range(1, SLOTS), SLOTS - 1)
     rows = []
     for _ in range(batch):
@@ -139,7 +139,7 @@ def steps(make: Maker, batch: int) -> list[Row]:
 
 
 def step_marks(make: Maker, rows: list[Row]) -> Marks:
-    """Up to four marks in slots that no row names, in order."""
+    """Returns up to four marks, sorted by entry and offset, in slots that no row names."""
     named = {slot for row in rows for slot in row[:3]}
     free = [slot for slot in range(1, SLOTS) if slot not in named]
     places = sorted((make.rng.randrange(len(rows)), make.rng.randint(1, TOKENS)) for _ in range(make.one(0, 1, 4)))
@@ -151,7 +151,7 @@ def step_marks(make: Maker, rows: list[Row]) -> Marks:
 def decode(
     make: Maker, op: str, inputs: dict[str, Any], state: Tensor | Mamba3State, rows: list[Row], tail: Tail | None = None
 ) -> Case:
-    """A launch of a decode kernel whose output is like its first input of that shape."""
+    """Returns a launch of a decode kernel. The output has the shape and dtype of `v`, or of `x` without `v`."""
     wide = make.one(True, False)
     columns = {name: make.ints([getattr(row, name) for row in rows], wide) for name in Row._fields}
     like = inputs["v" if "v" in inputs else "x"]
@@ -177,27 +177,27 @@ def decode(
 
 
 def cursor(make: Maker, batch: int) -> Cursor:
-    """Rows with memory of their own, or none; up to 2 tokens pending and stores at any length; rings of 4 places."""
+    """Returns the rows' places in rings of 4 tokens: some rows have none, up to 2 tokens are pending."""
     rows = [make.one(row, row, row, make.one(0, -1, 4)) for row in make.rng.sample(range(1, 4), batch)]
     columns = [rows, *([make.rng.randint(-1, most) for _ in range(batch)] for most in (9, 2, 5))]
     return Cursor(*(make.ints(column, make.one(True, False)) for column in columns))
 
 
 def ring(make: Maker, *token: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Four rows of four tokens."""
+    """Returns a ring of random tokens: four rows of four tokens."""
     rows = make.plane(4, *token, dtype=dtype, layers=1)[0, :4]
     return rows.copy_(torch.randn(rows.shape, generator=make.generator))
 
 
 def memory(make: Maker, *shape: int) -> tuple[Tensor, list[Row]]:
-    """States of one layer, all slots set but the null slot, and rows that use them."""
+    """Returns random states of one layer in all slots but the null slot, and rows that use them."""
     state = Memory(shape, make.one(*DTYPES), CPU, make.generator).state
     state[1:] = torch.randn(state[1:].shape, generator=make.generator).to(state)
     return state, steps(make, make.one(1, 2, 2))
 
 
 def conv_step(make: Maker) -> Case:
-    """One block of channels, or two; taps or channels fastest."""
+    """Returns a launch on one or two blocks of channels, with taps or channels contiguous in memory."""
     channels, taps = make.one(5, 8, 600), make.one(2, 4)
     if make.one(True, False):
         state, rows = memory(make, taps - 1, channels)
@@ -215,7 +215,7 @@ def conv_step(make: Maker) -> Case:
 
 
 def gated_delta_step(make: Maker) -> Case:
-    """Two heads of two blocks of values, in either order, with one decay a head or one a key, and some gates inside."""
+    """Returns a launch on two heads of two blocks of values, in either memory order; decays are per head or per key."""
     turned, by_key, rates = make.one(True, False), make.one(True, False), make.one(True, False)
     state, rows = memory(make, 2, *((34, 4) if turned else (4, 34)))
     state = state.mT if turned else state
@@ -234,7 +234,7 @@ def gated_delta_step(make: Maker) -> Case:
 
 
 def selective_step(make: Maker) -> Case:
-    """Two heads of two blocks of dims, with one `a` a head, in either order, or one an element."""
+    """Returns a launch on two heads: one `a` per head, in either memory order, or one `a` per element."""
     tied, turned = make.one((True, False), (True, True), (False, False))
     dim, states = (40, 64) if tied else (5, 128)
     shape = (states, dim) if turned else (dim, states)
@@ -254,7 +254,7 @@ def selective_step(make: Maker) -> Case:
 
 
 def mamba3_step(make: Maker) -> Case:
-    """Two heads of one group; planes of their own memory."""
+    """Returns a launch on two heads of one group; each of the four planes has memory of its own."""
     dtype, angles, (dim, states) = make.one(*DTYPES), make.one(4, 8), make.one((8, 16), (16, 128))
     shapes = {"angle": (2, angles), "ssm": (2, dim, states), "k": (2, states), "v": (2, dim)}
     dtypes = {"angle": torch.float32} | {name: make.one(*DTYPES) for name in ("ssm", "k", "v")}
@@ -274,7 +274,7 @@ def mamba3_step(make: Maker) -> Case:
 
 
 def gather_slots(make: Maker) -> Case:
-    """Blocks of odd sizes, and of two tiles."""
+    """Returns a launch on slots of odd sizes, or of two tiles."""
     dtype, slots = make.one(*ANYTHING), make.slots(3)
     plane = make.plane(*make.one((5,), (3, 4), (16,), (4100,)), dtype=dtype)
     out = make.empty(2, len(slots), *plane.shape[2:], dtype=dtype)
@@ -292,7 +292,7 @@ def scatter_slots(make: Maker) -> Case:
 
 
 def scatter_states(make: Maker) -> Case:
-    """Three rows of which one has no token, on either grid; states in both orders, windows in both."""
+    """Returns a launch on three rows, one of them without tokens. Grid and memory order of states and windows vary."""
     lengths, chunk, flat, transposed = [4, 0, make.one(3, 5)], 2, make.one(True, False), make.one(True, False)
     dtype, given = make.one(*DTYPES), make.one(*DTYPES)
     plane, conv = make.plane(2, 3, 5, dtype=dtype), make.plane(3, 8, dtype=dtype)
@@ -319,7 +319,7 @@ def scatter_states(make: Maker) -> Case:
 
 
 def records(make: Maker) -> RecordMap:
-    """Two layers of a large and a small plane; tiles of several steps of the kernel, and of less than one; padding."""
+    """Returns records of a large and a small plane, with padding; some tiles take several steps, others a part."""
     unit, body = make.one(16, 8, 4, 2, 1), 0
     sizes = (560 + 32 + unit, 16 + unit)
     blocks = tuple(make.plane(nbytes, dtype=torch.uint8, gap=make.one(0, 16)) for nbytes in sizes)
@@ -334,7 +334,7 @@ def records(make: Maker) -> RecordMap:
 
 
 def entries(make: Maker) -> tuple[dict[str, Any], list[tuple[int, int]]]:
-    """Up to 20 entries that name 7 records, as arguments, and place and slot of those with a place."""
+    """Returns the arguments for up to 20 entries on 7 records, and (place, slot) of each entry with a valid place."""
     slots, idle = [max(slot, -1) for slot in make.slots(5)], make.one(0, 15)
     places = make.rng.sample([-1, 0, 1, 2, 3, 4, 5, 6, 7, 2**31 - 1], 8)[: len(slots) + 3]
     places += [-1] * (len(slots) + 3 - len(places))
@@ -349,12 +349,12 @@ def entries(make: Maker) -> tuple[dict[str, Any], list[tuple[int, int]]]:
         "index": make.ints([0] * idle + named, wide),
         "places": make.ints([-1] * idle + places, make.one(True, False)),
     }
-    found = [*(slot if 0 < slot < SLOTS else 0 for slot in slots), 0, 0, 0]
-    return arguments, [(place, slot) for place, slot in zip(places, found, strict=True) if 0 <= place < 7]
+    valid_slots = [*(slot if 0 < slot < SLOTS else 0 for slot in slots), 0, 0, 0]
+    return arguments, [(place, slot) for place, slot in zip(places, valid_slots, strict=True) if 0 <= place < 7]
 
 
 def _move_records(make: Maker, op: str, name: str) -> Case:
-    """A launch over all tiles."""
+    """Returns a launch of `op` on all tiles of the records. name: the argument that takes the records."""
     record_map, (arguments, due) = records(make), entries(make)
     held = make.empty(7, record_map.nbytes + make.one(0, 16), dtype=torch.uint8)[:, : record_map.nbytes]
     moved, blocks = record_map.pieces, record_map.blocks
@@ -378,7 +378,7 @@ def unpack_slots(make: Maker) -> Case:
 
 
 def _move_int8(make: Maker, op: str, name: str) -> Case:
-    """Two layers of columns side by side or one behind the other, in several blocks, some longer than a block."""
+    """Returns a launch of `op` on two layers: columns contiguous or strided, some longer than a block of the kernel."""
     dtype, (shape, axis) = make.one(*DTYPES), make.one(((2, 3, 5), 2), ((2, 3, 8), 1), ((2, 1030), 1), ((70, 70), 0))
     plane = make.plane(*shape, dtype=dtype)
     plane.copy_(torch.randn(plane.shape, generator=make.generator))

@@ -1,13 +1,13 @@
-"""Makes chats and agents: what clients send turn by turn, in templates of our own, with words as tokens.
+"""Makes chats and agents: the messages that clients send turn by turn, in chat templates, with words as tokens.
 
-Templates differ in where the next prompt parts from this one:
+Templates differ in where the next prompt parts from this prompt and its answer:
 
-plain       in no place: the answer comes back as it was said
-opens       at the prompt's end: the answer begins with thoughts, and they do not come back
-thinks      2 tokens before it: the prompt ends with "<think>"
-shut        4 tokens before it: the prompt ends with thoughts that are empty
-long        10 tokens before it
-loops       of a tool loop: thoughts come back until the next question, then those of the whole loop are gone
+plain       nowhere: the next prompt repeats the answer
+opens       at the end of this prompt: the answer begins with thoughts, which the next prompt leaves out
+thinks      2 tokens before the end of this prompt, which ends with "<think>"
+shut        4 tokens before the end of this prompt, which ends with empty thoughts
+long        10 tokens before the end of this prompt
+loops       at the first thoughts after the last question: prompts repeat thoughts only until the next question
 """
 
 import json
@@ -25,7 +25,7 @@ _TOOLS: Final = "{% if tools %}<start>tools\n{% for tool in tools %}{{ tool | to
 _CALLS: Final = "{% for call in m.tool_calls or [] %}<call>{{ call.function | tojson }}</call>{% endfor %}"
 _SAID: Final = (
     "{% for m in messages %}<start>{{ m.role }}\n{{ m.content }}" + _CALLS + "<end>\n{% endfor %}"
-)  # without thoughts
+)  # messages without their thoughts
 _OPEN: Final = "{% if add_generation_prompt %}<start>assistant\n{% endif %}"
 
 TEMPLATES: Final = {
@@ -46,7 +46,7 @@ TEMPLATES: Final = {
 
 {% endif %}{{ m.content }}""" + _CALLS + "<end>\n{% endfor %}" + _OPEN.replace("{% endif %}", "<think>\n{% endif %}"),
 }  # fmt: skip
-BEFORE: Final = {"opens": "<think>\n"}  # what the model says before its thoughts, where the prompt does not
+BEFORE: Final = {"opens": "<think>\n"}  # template -> what the model says before its thoughts
 FUNCTIONS: Final = ("read_file", "search", "run")
 TOOLS: Final = [
     {"type": "function", "function": {"name": name, "description": f"Does {name}.", "parameters": {"type": "object"}}}
@@ -58,8 +58,8 @@ class Turn(NamedTuple):
     """One request of a conversation.
 
     Attributes:
-        messages: what the client sends.
-        reply: what the model says, with its thoughts.
+        messages: the messages that the client sends.
+        reply: the model's answer, with its thoughts.
     """
 
     messages: list[Message]
@@ -67,7 +67,7 @@ class Turn(NamedTuple):
 
 
 class Words:
-    """A tokenizer: words, marks of templates, ends of lines and signs are tokens. Its vocabulary grows as it reads."""
+    """A tokenizer whose tokens are words, tags, line ends and punctuation marks. Its vocabulary grows as it reads."""
 
     def __init__(self) -> None:
         self._ids: dict[str, int] = {}
@@ -78,7 +78,7 @@ class Words:
 
 
 def split(text: str) -> list[str]:
-    """Returns the tokens of a text, as texts."""
+    """Returns the tokens of a text as strings."""
     return re.findall(r"</?\w+>|\w+|\n+|[^\w\s]", text)
 
 
@@ -100,7 +100,7 @@ class Template:
         return self._words(self._made.render(messages=messages, add_generation_prompt=True, **other))
 
     def said(self, reply: Message) -> list[int]:
-        """Returns the tokens that the model says behind a prompt."""
+        """Returns the tokens of an answer as the model says them after a prompt."""
         thoughts = reply.get("reasoning_content")
         text = "" if thoughts is None else f"{BEFORE.get(self.name, '')}{thoughts}\n</think>\n\n"
         calls = "".join(f"<call>{json.dumps(call['function'])}</call>" for call in reply.get("tool_calls", ()))
@@ -122,13 +122,13 @@ class Draw:
         self.random = random.Random(repr(seed))
 
     def text(self, median: float, sigma: float = 0.6) -> str:
-        """Returns a sentence of about so many words."""
+        """Returns a sentence of about `median` words."""
         count = max(3, int(self.random.lognormvariate(math.log(median), sigma)))
         return " ".join(f"w{self.random.randrange(1500)}" for _ in range(count)) + "."
 
 
 def system(seed: int, words: int = 350) -> str:
-    """Returns a system prompt of about so many words."""
+    """Returns a system prompt of about `words` words."""
     return Draw("system", seed).text(words, 0.01)
 
 
@@ -136,8 +136,8 @@ def chat(seed: Any, turns: int = 6, told: str = "", thinks: bool = True) -> Iter
     """Yields the turns of a chat. The client sends thoughts back; templates drop them.
 
     Args:
-        seed: of its words.
-        turns: how many.
+        seed: seed of the texts.
+        turns: number of turns.
         told: the system prompt.
         thinks: whether answers have thoughts.
     """
@@ -155,9 +155,9 @@ def agent(seed: Any, loops: int = 3, calls: int = 4, told: str = "", thinks: boo
     """Yields the requests of an agent: for each question some calls of tools, then an answer.
 
     Args:
-        seed: of its words.
-        loops: questions.
-        calls: calls of tools for each.
+        seed: seed of the texts.
+        loops: number of questions.
+        calls: calls of tools for each question.
         told: the system prompt.
         thinks: whether answers have thoughts.
     """
@@ -182,8 +182,8 @@ def interleaved(conversations: Sequence[Sequence[Any]], seed: int = 0) -> Iterat
     """Yields the turns of conversations, each with the number of its conversation, as clients send them.
 
     Args:
-        conversations: their turns.
-        seed: of the order.
+        conversations: the turns of each conversation.
+        seed: seed of the order.
     """
     draw, at = random.Random(seed), [0] * len(conversations)
     while left := [number for number, turns in enumerate(conversations) if at[number] < len(turns)]:

@@ -1,4 +1,4 @@
-"""What every loop over a manager with KV pages and a prefix cache is held against, between two of its calls."""
+"""Checks of a manager with KV pages and a prefix cache, which test loops run between two calls."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,21 +13,21 @@ from tests.support import inside, owners
 from tests.support.planes import History, Planes
 from tests.support.scan import row_problems, scan_registers
 
-STALE = -1  # what a free KV page holds
+STALE = -1  # the content of a free KV page
 
 
 def key_tokens(key: bytes) -> list[int]:
-    found: list[int] = np.frombuffer(key, np.int64).tolist()
-    return found
+    tokens: list[int] = np.frombuffer(key, np.int64).tolist()
+    return tokens
 
 
 def prefix_of(node: Node) -> list[int]:
-    """The tokens from the root to a node's end."""
+    """Returns the tokens from the root to a node's end."""
     return key_tokens(b"".join(step.key for step in reversed(list(node.path()))))
 
 
 class Checked:
-    """Holds everything against everything: slots, registers, pages, leases, pins, and the bytes of states and KV.
+    """Compares slots, registers, pages, leases, pins and counters of a manager, and the bytes of its states and KV.
 
     Attributes:
         mem: The manager.
@@ -42,21 +42,21 @@ class Checked:
     kv: Any
 
     def in_pages(self, pages: Sequence[int], tokens: Sequence[int]) -> bool:
-        """Whether the KV of exactly these tokens stands in pages; where the caller has the KV, there is none to see."""
+        """Whether the pages hold the KV of exactly these tokens. True if the manager has no pages."""
         if not owners.kv_pages(self.mem).pages:
             return True
         there: list[int] = self.kv[list(pages)].reshape(-1)[: len(tokens)].tolist()
         return there == list(tokens)
 
     def of_rows(self) -> dict[int, History]:
-        """Slots of rows, and the tokens that they stand for."""
+        """Returns slot -> tokens of its state, for slots of rows that the loop knows."""
         return {}
 
     def look(self, idle: bool = False) -> None:
-        """Submits what is recorded and holds everything against everything; idle: nothing runs."""
+        """Submits, and checks the whole manager. idle: no request runs."""
         mem, content = self.mem, dict[int, History]()
         mem.submit()
-        found = scan_registers(inside.registers(mem))
+        registers = scan_registers(inside.registers(mem))
         assert row_problems(mem) == []
         mem.audit().raise_if_leaking()
         mem.device.check()
@@ -68,9 +68,9 @@ class Checked:
             tokens = key_tokens(talk.prompt.key)
             assert not (talk.row and (talk.kept or talk.pages or talk.path is not NO_NODE))
             assert self.in_pages(talk.pages, tokens[: talk.kept[0].length] if talk.kept else [])
-            content |= {found.slots[snap.register]: tuple(tokens[: snap.length]) for snap in talk.kept}
+            content |= {registers.slots[snap.register]: tuple(tokens[: snap.length]) for snap in talk.kept}
         if mem.prefix is not None:
-            cached = {found.slots[node.snapshot.register]: tuple(prefix_of(node)) for node in mem.prefix.stated()}  # type: ignore[union-attr]
+            cached = {registers.slots[node.snapshot.register]: tuple(prefix_of(node)) for node in mem.prefix.stated()}  # type: ignore[union-attr]
             users.update(self._look_at_tree(mem.prefix, idle))
             content |= cached
         assert not self.planes.wrong(content | self.of_rows()), "a state is not what its tokens say"
@@ -82,7 +82,7 @@ class Checked:
             assert not owners.pinned(mem) and not mem.rows
 
     def _look_at_tree(self, cache: "ms.prefix.PrefixCache", idle: bool) -> Iterable[int]:
-        """Returns a page for each node that has it."""
+        """Checks the tree, and returns the pages of all its nodes."""
         sessions, nodes = owners.sessions(self.mem).opened.values(), [node for _, node in cache.tree.walk()]
         ends = [*(lease.node for lease in cache.leases.values()), *(talk.path for talk in sessions)]
         leased, held = (
@@ -94,7 +94,7 @@ class Checked:
             assert len(tokens) == node.end * self.page and own >= 1 and node.leases == leased[node]
             assert node.carriers == sum(not child.ghost for child in node.children.values())
             assert not (node.snapshot and node.evicted)
-            if node.ghost:  # remembered, without KV
+            if node.ghost:  # a node with only its tokens left
                 assert not (node.pages or node.leases or node.snapshot or node.carriers)
             else:
                 assert self.in_pages(cache.tree.pages_to(node), tokens)
@@ -115,7 +115,7 @@ class Checked:
         return held
 
     def empty(self) -> None:
-        """Nothing runs, and no session is open: clears the cache, and everything must be free."""
+        """Clears the cache, and checks that everything is free. No request may run, no session may be open."""
         self.look(idle=True)
         if (cache := self.mem.prefix) is not None:
             cache.clear()

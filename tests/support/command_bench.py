@@ -1,4 +1,4 @@
-"""A register file with bytes behind it, for tests of the command buffer; every packet is checked on its way."""
+"""A register file with real slots, for tests of the command buffer, which checks every packet that is submitted."""
 
 import torch
 from torch import Tensor
@@ -12,14 +12,14 @@ from memstate.slots.packet import Packet
 from memstate.slots.registers import RegisterFile
 
 CAPACITY, ROWS, HOLDERS = 6, 2, 3
-CELLS = 2 * (ROWS + 1)  # of the columns by row
+CELLS = 2 * (ROWS + 1)  # cells of the columns `tracked` and `source`
 USABLE = list(range(3, 3 * (ROWS + 1) + HOLDERS))
 LAYOUT = StateLayout([Plane("s", (4,), torch.float32)], layers=2)
 POISON = 99.0
 
 
 def require_unordered(packet: list[int]) -> None:
-    """Within a phase entries happen at once on a GPU: none may name what another one changes."""
+    """Checks that no entry of a phase names what another one changes, because a GPU runs the entries at once."""
     columns = {}
     for section in Section:
         n, start = packet[section], packet[8 + section]
@@ -32,7 +32,7 @@ def require_unordered(packet: list[int]) -> None:
 
 
 class Bench:
-    """A register file with bytes behind it, all of them poison."""
+    """A register file, a command buffer, and slots full of poison."""
 
     def __init__(self, backend: Backend) -> None:
         self.allocator = SlotAllocator(CAPACITY, backend)
@@ -63,7 +63,7 @@ class Bench:
         return float(state.reshape(-1)[0])
 
     def observe(self) -> tuple[object, ...]:
-        """Everything that a refused operation must leave alone."""
+        """Returns everything that a refused operation must leave unchanged."""
         file = self.file
         device = (file.cells.tolist(), self.allocator.bitmap.tolist(), self.allocator.counters.tolist())
         host = (file.held.tolist(), file.labels.tolist(), self.allocator.free, self.buffer.packets)
@@ -71,19 +71,19 @@ class Bench:
 
 
 def recorded(buffer: CommandBuffer) -> list[object]:
-    """What has been recorded and not sent."""
+    """Returns the entries that are recorded and not submitted yet."""
     return [entry.encode().tolist() if isinstance(entry, Packet) else entry for entry in buffer.queue]
 
 
 def perform(bench: Bench, operation: str, to: list[int], of: list[int]) -> None:
-    if operation == "write":  # columns tracked and source, by row: what an engine writes
+    if operation == "write":  # to cells of the columns `tracked` and `source`
         pairs = list(zip(to, of, strict=False))
         places = [divmod((register - 3) % CELLS, ROWS + 1) for register, _ in pairs]
         cells = [bench.file.starts[("tracked", "source")[column]] + row for column, row in places]
         bench.buffer.write(cells, [value for _, value in pairs])
     elif operation in ("copy", "move"):
         getattr(bench.buffer, operation)(to, of)
-    elif operation == "zero":  # as a claim records it
+    elif operation == "zero":  # recorded in the way of a claim
         if to:
             bench.buffer._require_held("zero", to)
             bench.buffer._record(Section.DATA, to, [ZERO_SOURCE] * len(to), to)

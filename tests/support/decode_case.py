@@ -1,4 +1,4 @@
-"""A step of a decode kernel in poisoned memory: what its answer may not depend on, and what it may not change."""
+"""Steps of decode kernels in poisoned memory, and checks of what a step returns, stores and leaves unchanged."""
 
 import mmap
 from collections.abc import Callable, Iterator, Sequence
@@ -15,11 +15,11 @@ from memstate.kernels.dispatch import Backend
 from tests.support.recurrences import Array, Rounded, float64
 
 SLOTS = 8
-GUARD = 48  # bytes before, between and behind the slots; a multiple of 16 that is no power of two
+GUARD = 48  # bytes before, between and after the slots; a multiple of 16 that is no power of two
 
 
 class Row(NamedTuple):
-    """One entry of the batch: its slots, and how many of the step's tokens are real."""
+    """An entry of the batch: its slots, and how many of its tokens are real."""
 
     read: int
     write: int
@@ -27,14 +27,14 @@ class Row(NamedTuple):
     tokens: int = 3
 
 
-# In place; to another slot with a snapshot; from nothing; padding; no token, copied through with a snapshot.
+# Rows: in place; to another slot, with a snapshot; from zeros; padding; without tokens, with a snapshot.
 MIXED = [Row(1, 1), Row(2, 3, 4, 2), Row(0, 5, 0, 1), Row(0, 0), Row(6, 6, 7, 0)]
 # Every way in which the slots of one row may coincide.
 COINCIDING = [Row(1, 1), Row(1, 2), Row(1, 1, 2), Row(1, 2, 1), Row(1, 2, 3), Row(1, 2, 2), Row(1, 1, 1), Row(1, 2, -4)]
 
 
 def racing(rows: Sequence[Row]) -> set[int]:
-    """The slots that one row writes, and another one reads or writes in the same launch. Padding names none."""
+    """Returns slots that one row writes and another one reads or writes in the same launch. Padding does not count."""
     real = [row for row in rows if row.write > 0]
     written = [{slot for slot in (row.write, row.snapshot) if slot > 0} for row in real]
     named = [slots | {row.read} - {0} for slots, row in zip(written, real, strict=True)]
@@ -44,7 +44,7 @@ def racing(rows: Sequence[Row]) -> set[int]:
 
 
 def rubbish(nbytes: int, device: torch.device, generator: torch.Generator) -> Tensor:
-    """Bytes that are NaN read as fp32, bf16 or fp16, and differ from each other, so that a stray NaN shows as well."""
+    """Returns bytes that are NaN as fp32, bf16 and fp16. The NaNs differ, so the store of another NaN shows too."""
     whole = torch.randint(0xC0, 0x100, (nbytes,), dtype=torch.uint8, generator=generator)
     whole[1::2] = 0xFF
     return whole.to(device)
@@ -56,13 +56,13 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 class Memory:
-    """The states of one layer, `slot ...`, in rubbish: every slot is unset until `fill`."""
+    """The states of one layer, `slot ...`, with rubbish in and around every slot until `fill`."""
 
     def __init__(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, generator: torch.Generator,
         transposed: bool = False,
     ) -> None:  # fmt: skip
-        """transposed: the last two axes lie in memory the other way round."""
+        """transposed: whether the last axis but one is the contiguous one in memory."""
         swapped = (*shape[:-2], shape[-1], shape[-2])
         layout = torch.empty(swapped if transposed else shape, dtype=dtype, device="meta")
         layout = layout.mT if transposed else layout
@@ -74,7 +74,7 @@ class Memory:
         self.before = self.whole.clone()
 
     def twin(self) -> "Memory":
-        """The same bytes somewhere else."""
+        """Returns a copy of this memory."""
         twin = object.__new__(Memory)
         twin.payload, twin.stride, twin.before = self.payload, self.stride, self.before
         twin.whole = self.whole.clone()
@@ -83,12 +83,12 @@ class Memory:
         return twin
 
     def fill(self, slot: int, values: Tensor) -> None:
-        """Sets the state of a slot, and takes the memory as it now is for what was there before."""
+        """Sets the state of a slot. `check_changed_only` compares with the memory after the last `fill`."""
         self.state[slot] = values.to(self.state)
         self.before = self.whole.clone()
 
     def check_changed_only(self, slots: set[int]) -> None:
-        """No byte differs outside the payload of these slots."""
+        """Checks that no byte has changed outside the payload of these slots."""
         same = self.whole == self.before
         for slot in slots:
             start = GUARD + slot * self.stride
@@ -97,26 +97,26 @@ class Memory:
 
 
 def vast(nbytes: int, device: torch.device) -> Tensor:
-    """Zeros: on a CPU addresses, of which only touched pages become memory."""
+    """Returns `nbytes` zeros. On a CPU they are mapped addresses; only pages that are touched take memory."""
     if device.type != "cpu":
         return torch.zeros(nbytes, dtype=torch.uint8, device=device)
-    no_reserve = 0x4000  # Linux's MAP_NORESERVE, which Python 3.11 does not name
+    no_reserve = 0x4000  # MAP_NORESERVE of Linux, for which Python 3.11 has no name
     pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve)
     return torch.frombuffer(pages, dtype=torch.uint8)
 
 
 def far_apart(slots: int, slot: Tensor, stride: int) -> Tensor:
-    """States like `slot`, `stride` elements apart."""
+    """Returns zeroed states of the shape and dtype of `slot`, `stride` elements apart."""
     elements = vast(((slots - 1) * stride + slot.numel()) * slot.element_size(), slot.device).view(slot.dtype)
     return elements.as_strided((slots, *slot.shape), (stride, *slot.stride()))
 
 
 @dataclass
 class Case:
-    """A step: inputs `batch token ...`, NaN where a token is not real; what all rows share; the memory it runs on.
+    """A step of a decode kernel and the memory it runs on.
 
-    like: the input that has the shape and dtype of the output. planes: of what a slot holds, if the op takes
-    several.
+    inputs: `batch token ...`, NaN where a token is not real. shared: arguments that all rows share. like: the input
+    with the shape and dtype of the output. planes: splits the states into planes, for an op that takes several.
     """
 
     op: str
@@ -128,7 +128,7 @@ class Case:
     planes: Callable[[Tensor], Any] | None = None
 
     def arguments(self) -> dict[str, Any]:
-        """All but `out`. No row may read or write a slot that another row writes: a GPU runs them in any order."""
+        """Returns all arguments but `out`. Checks first that no row uses a slot that another row writes."""
         assert not (shared := racing(self.rows)), f"rows of one launch race for slots {sorted(shared)}: {self.rows}"
         device = self.memory.state.device
         columns = {
@@ -141,17 +141,17 @@ class Case:
         return given
 
     def step(self, backend: Backend) -> Tensor:
-        """Runs the op into poisoned output."""
+        """Runs the op with a poisoned output, and returns the output."""
         out = torch.full_like(self.inputs[self.like], torch.nan)
         assert getattr(backend, self.op)(**self.arguments(), out=out) is out
         return out
 
     def twin(self) -> "Case":
-        """The same step on a copy of the memory."""
+        """Returns the same step on a copy of the memory."""
         return replace(self, memory=self.memory.twin())
 
     def cut(self, rows: list[int], start: int, stop: int) -> "Case":
-        """Some rows and tokens of the step, on the same memory."""
+        """Returns a step with some of the rows and tokens of this one, on the same memory."""
         inputs = {name: tensor[rows][:, start:stop].contiguous() for name, tensor in self.inputs.items()}
         chosen = [self.rows[i] for i in rows]
         real = [row._replace(tokens=min(max(row.tokens - start, 0), stop - start)) for row in chosen]
@@ -162,9 +162,10 @@ def fill_rows(
     memory: Memory, rows: list[Row], tokens: int, shapes: dict[str, tuple[tuple[int, ...], torch.dtype]],
     generator: torch.Generator, value: Callable[[str, Tensor], Tensor] = lambda _, normal: normal,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """Random states in the slots that real rows read, random inputs for their real tokens, rubbish everywhere else.
+    """Fills the slots that real rows read with random states. Returns inputs, random where tokens are real.
 
-    shapes: of each input behind `batch token`, and its dtype. value: makes an input of normal numbers.
+    All other bytes are rubbish. shapes: input -> its shape after `batch token`, and its dtype. value: turns normal
+    numbers into values of an input.
     """
     made = {}
     for name, (shape, dtype) in shapes.items():
@@ -182,10 +183,10 @@ Pairs = Iterator[tuple[Tensor, Array, Rounded | None]]
 
 
 def check_step(case: Case, backend: Backend, stated: Callable[[Case, int, int, Array, Tensor], Pairs]) -> Tensor:
-    """A step: numbers within their bounds, equal snapshots, zeros and unchanged bytes elsewhere.
+    """Runs a step and checks numbers against bounds, snapshots against states, and that nothing else has changed.
 
-    stated: of a row, its real tokens, the state it read and the output: what was computed, what is exact, and how far
-    the two may be apart; without a bound not a bit.
+    stated: case, row, its number of real tokens, the state that it read, output -> (computed, exact, bound of the
+    difference), for each tensor to check. If the bound is None, the two must be equal in every bit.
     """
     state, before = case.memory.state, case.memory.state.clone()
     out = case.step(backend)
@@ -209,7 +210,7 @@ def check_step(case: Case, backend: Backend, stated: Callable[[Case, int, int, A
 
 
 def check_rows_alone(case: Case, backend: Backend) -> None:
-    """Every row has the same bits alone, in reverse order, and beside fewer others."""
+    """Checks that each row has the same bits alone, in reverse order, and in a smaller batch."""
     together = case.twin()
     out = together.step(backend)
     for order in ([0], [1], [2], [3], [4], [4, 3, 2, 1, 0], [2, 0]):
@@ -220,7 +221,7 @@ def check_rows_alone(case: Case, backend: Backend) -> None:
 
 
 def check_chunks(case: Case, backend: Backend, cuts: list[int]) -> None:
-    """The tokens of every row in chunks, each going on from what the last one wrote: the same bits."""
+    """Checks that the tokens in chunks, where each chunk reads what the last one wrote, give the same bits."""
     whole = case.twin()
     out = whole.step(backend)
     chunks = []
@@ -232,7 +233,7 @@ def check_chunks(case: Case, backend: Backend, cuts: list[int]) -> None:
 
 
 def check_misfit(case: Case, backend: Backend, name: str, value: Any) -> None:
-    """An argument that does not fit is named, and nothing changes."""
+    """Checks that the op refuses an argument that does not fit by name, and changes nothing."""
     with pytest.raises(ValueError, match=rf"\b{name}\b"):
         getattr(backend, case.op)(**(case.arguments() | {name: value}))
     case.memory.check_changed_only(set())

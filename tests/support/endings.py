@@ -1,4 +1,4 @@
-"""What every test with a server ends with: requests are aborted, sessions closed, and then everything must be free."""
+"""Ends each test that made a server: aborts requests, closes sessions, and checks that everything is free."""
 
 from collections.abc import Generator
 from typing import ClassVar, Protocol
@@ -10,19 +10,19 @@ from tests.support import owners
 
 
 class Ending(Protocol):
-    """Has a manager, and says that nothing is held once nothing runs."""
+    """A test loop with a manager that can check that nothing leaks."""
 
     mem: ms.StateManager
 
     def look(self) -> None:
-        """Holds everything against everything."""
+        """Checks the whole manager."""
 
     def empty(self) -> None:
-        """Nothing runs: everything must be free after clearing."""
+        """Clears the caches, and checks that everything is free. No request may run."""
 
 
 class Made:
-    """What a test has made; None outside of tests that end so."""
+    """The test loops that the running test has made. `now` is None while no test runs."""
 
     now: ClassVar[list[Ending] | None] = None
 
@@ -33,7 +33,7 @@ def made(one: Ending) -> None:
 
 
 def unchecked() -> None:
-    """What this test has made so far does not end so: its states are not what their tokens say."""
+    """Skips the end checks of the loops made so far. For tests whose states do not match their tokens."""
     assert Made.now is not None
     Made.now.clear()
 
@@ -50,14 +50,14 @@ def finish(one: Ending) -> None:
 
 
 def close_idle(mem: ms.StateManager) -> None:
-    """Closes the sessions without a running turn."""
+    """Closes all sessions without a running turn."""
     for session in [one.session for one in mem.sessions.infos() if not one.running]:
         mem.sessions.close(session)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """Ends what a test has made."""
+    """Runs a test, then ends the loops that it has made."""
     Made.now = []
     try:
         result = yield

@@ -1,12 +1,12 @@
-"""CUDA devices without a GPU: tensors that say they are on one, and streams and events that record their order.
+"""Fake CUDA devices: host tensors that say they are on a GPU, and streams and events that record their order.
 
-A fake tensor is a tensor in host memory, so that reference kernels compute on it. Work happens at once. What the order
-of streams and events guarantees is kept beside it, as vector clocks:
+Reference kernels can compute on a fake tensor, because its memory is host memory. Work runs at once. Vector clocks
+record what the order of streams and events would guarantee on a GPU:
 
     work.clock    how much of each stream had certainly run when this work began
     cuda.host     how much of each stream the host knows to have run
 
-A stream that lags behind (`cuda.lag`) does its work when somebody waits for it, or when the test says so.
+A stream that lags behind (`cuda.lag`) runs its work when something waits for it, or when the test says so.
 """
 
 from collections import deque
@@ -30,13 +30,13 @@ QUIET = ("__get__", "view", "reshape", "detach", "numel", "dim", "size", "stride
 
 
 def joined(*clocks: Clock) -> Clock:
-    """What all of them know together."""
+    """Returns the union of the clocks: for each stream the largest number."""
     return {stream: max(clock.get(stream, 0) for clock in clocks) for stream in {s for c in clocks for s in c}}
 
 
 @dataclass(eq=False)
 class Work:
-    """One thing that a device was given: a launch by its op's name, or a copy as "copy_"."""
+    """One piece of work on a stream. what: the name of the op, or of the torch function, such as "copy_"."""
 
     what: str
     stream: "Stream"
@@ -53,7 +53,7 @@ class Work:
 
 
 class Event:
-    """An event; it remembers what is done once it is reached."""
+    """A fake event. Its clock says what has run when the event is reached."""
 
     def __init__(self, enable_timing: bool = False) -> None:
         self.clock: Clock | None = None
@@ -76,7 +76,7 @@ class Event:
 
 
 class Stream:
-    """A stream; its clock is what has run when its next work begins."""
+    """A fake stream. Its clock says what has run when its next work begins."""
 
     def __init__(self, device: "torch.device | int | None" = None) -> None:
         self.index = CUDA.index_of(device)
@@ -108,15 +108,15 @@ class Stream:
 
 
 class FakeCuda:
-    """What stands for `torch.cuda`.
+    """A stand-in for `torch.cuda`.
 
     Attributes:
         current: the current device.
         capturing: streams that capture a graph.
-        work: everything that devices were given, in the order of the calls.
-        host: what the host knows to have run.
+        work: all work of all devices, in the order of the calls.
+        host: how much of each stream the host knows to have run.
         waits: streams that were made to wait for others, once for each wait.
-        lagging: streams that lag behind, with the work that they have not done.
+        lagging: streams that lag behind, with the work that they have not run.
         kept: tensors that `record_stream` named, with the stream.
     """
 
@@ -154,18 +154,18 @@ class FakeCuda:
         self.do(self.host)
 
     def lag(self, *streams: Stream) -> None:
-        """From here on these do their work late."""
+        """Makes streams lag: from here on their work waits for `do` or `advance`."""
         self.lagging |= {stream: deque() for stream in streams}
 
     def do(self, clock: Clock) -> None:
-        """Lets streams that lag behind do their work up to there."""
+        """Runs the work of lagging streams up to a clock."""
         for stream, number in clock.items():
             queue = self.lagging.get(stream, deque())
             while queue and queue[0][0].number <= number:
                 queue.popleft()[1]()
 
     def advance(self, stream: Stream, most: int) -> None:
-        """Lets a stream that lags behind do so many pieces of its work. The host may know that they are done."""
+        """Runs at most `most` pieces of work of a lagging stream, and lets the host know that they have run."""
         for _ in range(min(most, len(self.lagging[stream]))):
             work, call = self.lagging[stream].popleft()
             call()
@@ -186,7 +186,7 @@ class FakeCuda:
 
     @contextmanager
     def capture(self, stream: Stream) -> Iterator[None]:
-        """A capture of a graph on a stream of its own, as `torch.cuda.graph` does it."""
+        """Captures a graph on a stream of its own, as `torch.cuda.graph` does."""
         self.capturing.add(stream)
         with self.stream(stream):
             yield
@@ -200,18 +200,18 @@ class FakeCuda:
         return SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=lambda address: 0)
 
     def give(self, what: str, stream: Stream) -> Work:
-        """Gives a stream some work, behind all that the host knows."""
+        """Records work on a stream. It begins after all that the host knows to have run."""
         clock = joined(stream.clock, self.host)
         self.work.append(Work(what, stream, clock.get(stream, 0) + 1, clock))
         stream.clock = clock | {stream: self.work[-1].number}
         return self.work[-1]
 
     def launch(self, what: str) -> Work:
-        """A launch as Triton does it: on the current stream of the current device."""
+        """Records a launch on the current stream of the current device, as Triton launches."""
         return self.give(what, self.current_stream())
 
     def given(self, *what: str) -> list[Work]:
-        """Work of these names."""
+        """Returns the work with these names."""
         return [work for work in self.work if work.what in what]
 
 
@@ -219,7 +219,7 @@ CUDA = FakeCuda()
 
 
 class OnDevice(torch.Tensor):
-    """A tensor of host memory that says it is on a device. numpy does not take it."""
+    """A tensor of host memory that says it is on a device, and refuses `numpy()`."""
 
     index: int
 
@@ -242,16 +242,16 @@ class OnDevice(torch.Tensor):
 
 
 def placed(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The tensor as one of a device."""
+    """Returns a host tensor as a fake tensor of a device; for the CPU the tensor itself."""
     if device.type == "cpu":
         return tensor
-    found = tensor.as_subclass(OnDevice)
-    found.index = CUDA.index_of(device)
-    return found
+    fake = tensor.as_subclass(OnDevice)
+    fake.index = CUDA.index_of(device)
+    return fake
 
 
 def call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """Calls a function of torch on what lies below fake tensors. Work on a device goes to its current stream."""
+    """Calls a torch function on the host tensors below fake tensors. Records work on the device's current stream."""
     if func is torch.device:
         return func(*args, **kwargs)
     name, to, inside = getattr(func, "__name__", ""), target(args, kwargs), list[OnDevice]()
@@ -268,7 +268,7 @@ def call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         if named.get("pin_memory"):
             CUDA.pinned_on.append(CUDA.current)
             named["pin_memory"] = False
-        if to is not None:  # made, or copied, in host memory instead
+        if to is not None:  # the function makes or copies a tensor: do it in host memory
             plain = tuple(HOST if is_device(x) else x for x in plain)
             named |= {"device": HOST} if "device" in named else {}
         late = CUDA.lagging.get(CUDA.current_stream(inside[0].device)) if inside and name == "copy_" else None
@@ -278,7 +278,7 @@ def call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
             return args[0]
         made = func(*plain, **named)
         if name in ("to", "cpu", "as_tensor") and to is not None and plain and made is plain[0]:
-            made = made.clone() if args[0].device != to else made  # to another device
+            made = made.clone() if args[0].device != to else made  # a transfer to another device is a copy
     place = to if to is not None else inside[0].device if inside else HOST
     busy = inside[0].device if inside else place
     if busy.type == "cuda" and name not in QUIET:
@@ -288,7 +288,7 @@ def call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         if mixed or name in ("tolist", "item") or (inside and place.type == "cpu"):
             CUDA.host = joined(CUDA.host, stream.clock)
     if plain and made is plain[0]:
-        return args[0]  # changed in place
+        return args[0]  # an operation in place
     return tree_map(lambda x: placed(x, place) if type(x) is torch.Tensor else x, made)
 
 
@@ -297,13 +297,13 @@ def is_device(x: Any) -> bool:
 
 
 def target(args: Any, kwargs: dict[str, Any]) -> torch.device | None:
-    """The device that a call names, None for none."""
+    """Returns the device that the arguments of a call name, or None."""
     named = [x for x in (kwargs.get("device"), *args) if is_device(x)]
     return torch.device(named[0]) if named else None
 
 
 class Placing(TorchFunctionMode):
-    """Makes tensors on fake devices."""
+    """A mode in which torch functions make tensors on fake devices."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return call(func, args, kwargs or {})
@@ -311,9 +311,9 @@ class Placing(TorchFunctionMode):
 
 @contextmanager
 def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
-    """Two devices, of which 0 is current.
+    """Replaces `torch.cuda` by two fake devices, of which 0 is current.
 
-    With the backend "reference", an op counts as a launch on the current device.
+    With the backend "reference", each op counts as a launch on the current device.
     """
     CUDA.__init__()  # type: ignore[misc]
     for name in ("current_stream", "device", "stream", "is_current_stream_capturing", "synchronize", "cudart"):
@@ -332,7 +332,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
 
 
 def launching(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
-    """An op that is one launch, whatever its reference does inside."""
+    """Returns an op that counts as one launch, whatever its reference does inside."""
 
     def launch(*args: Any, **kwargs: Any) -> Any:
         work = CUDA.launch(name)
@@ -344,7 +344,7 @@ def launching(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
         lagging, CUDA.lagging = CUDA.lagging, {}
         before = len(CUDA.work), dict(CUDA.host), {stream: dict(stream.clock) for stream in CUDA.streams}
         made = op(*args, **kwargs)
-        del CUDA.work[before[0] :]  # what the reference does inside is no work of its own
+        del CUDA.work[before[0] :]  # torch functions inside the reference are part of the launch
         CUDA.host = before[1]
         for stream, clock in before[2].items():
             stream.clock = clock

@@ -1,10 +1,10 @@
-"""Memory of planes, byte by byte: as engines allocate it, between things that are not memstate's, and as memstate does.
+"""Memory of planes in the forms of engines, with foreign bytes in it, and of memstate, checked byte by byte.
 
 pages      layer slot (page: all planes of the layer, then the rest of the page)   one tensor per plane
 slots      slot layer plane, each followed by foreign bytes                        one tensor per plane and layer
-separate   an allocation per plane and layer, slots with foreign bytes behind      one tensor per plane and layer
+separate   an allocation per plane and layer, foreign bytes after each slot        one tensor per plane and layer
 
-The orders of memstate's own arenas, whose blocks are padded to 16 bytes: `layer_major` and `slot_major`.
+The other two forms, `layer_major` and `slot_major`, are memstate's own arenas, whose blocks are padded to 16 bytes.
 """
 
 from collections.abc import Iterator
@@ -23,16 +23,16 @@ KEY = tuple[str, int]
 
 
 def in_order(layout: StateLayout) -> Iterator[tuple[Plane, int]]:
-    """Plane and layer of each block of a slot, one behind the other."""
+    """Yields plane and layer of each block of a slot, in their order in memory."""
     for layers in dict.fromkeys(map(layout.layers_of, layout.planes)):
         alike = [plane for plane in layout.planes if layout.layers_of(plane) == layers]
         yield from ((plane, layer) for layer in range(layers) for plane in alike)
 
 
 class Engine:
-    """Poisoned memory, the tensors in it, and what the memory should become.
+    """Random memory, the tensors in it, and the expected bytes of the memory.
 
-    unit: every block starts at a multiple of it. gap: foreign bytes behind each block, at least.
+    unit: each block starts at a multiple of `unit` bytes. gap: least number of foreign bytes after each block.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Engine:
         self.own = form in ORDERS
         unit, gap = (16, 0) if self.own else (unit, gap)
         room = {name: -(-(plane.nbytes + gap) // unit) * unit for name, plane in self.plane.items()}
-        self.places: dict[KEY, tuple[int, int, int]] = {}  # memory, offset, slot stride
+        self.places: dict[KEY, tuple[int, int, int]] = {}  # (plane, layer) -> number of its memory, offset, slot stride
         at = unit
         if form == "separate":
             sizes = []
@@ -84,7 +84,7 @@ class Engine:
         return layers[0].as_strided((len(layers), *layers[0].shape), (step, *layers[0].stride()))
 
     def _layer(self, plane: Plane, layer: int) -> Tensor:
-        """One layer, `slot ...`; from the place alone, not with the library's arithmetic."""
+        """Returns one layer, `slot ...`, from its place alone, without the library's arithmetic."""
         memory, offset, stride = self.places[plane.name, layer]
         size = plane.dtype.itemsize
         assert offset % size == 0 == stride % size
@@ -94,7 +94,7 @@ class Engine:
         return view.set_(self.memory[memory].untyped_storage(), offset // size, shape, strides)
 
     def storage(self) -> Planes:
-        """A storage in this memory; its null slot is zero from here on."""
+        """Returns planes in this memory. Expects from here on that their null slot is zero."""
         if self.own:
             memory = iter(self.memory)
             layout = replace(self.layout, order=self.form)
@@ -105,20 +105,20 @@ class Engine:
         return storage
 
     def bytes_of(self, name: str, layer: int, slot: int) -> Tensor:
-        """The bytes that one block should hold."""
+        """Returns the expected bytes of one block, as a view."""
         memory, offset, stride = self.places[name, layer]
         start = offset + slot * stride
         return self.expected[memory][start : start + self.room[name]]
 
     def expect(self, dst: int, src: int | None, names: tuple[str, ...] | None = None) -> None:
-        """Slot dst will hold what slot src holds, or be fresh."""
+        """Expects in slot dst the bytes of slot src, or of a fresh slot if src is None. names: planes; None for all."""
         for name, layer in self.places:
             if names is None or name in names:
                 block = self.bytes_of(name, layer, dst)
                 block.copy_(self.fresh(name, len(block), dst) if src is None else self.bytes_of(name, layer, src))
 
     def fresh(self, name: str, nbytes: int, slot: int) -> Tensor:
-        """The bytes of a fresh block. Its padding repeats the fill, but that of the null slot is zero."""
+        """Returns the bytes of a fresh block. Its padding repeats the fill, except in the null slot, where it is 0."""
         plane = self.plane[name]
         element = torch.full((1,), plane.fill, dtype=plane.dtype).view(torch.uint8)
         block = element.repeat(-(-nbytes // len(element)))[:nbytes]
@@ -127,13 +127,13 @@ class Engine:
         return block
 
     def expect_all(self, *moves: tuple[int, int | None] | tuple[int, int | None, tuple[str, ...]]) -> None:
-        """What these slots hold now; every other byte is as before."""
+        """Expects each move (dst, src), then checks all bytes."""
         for move in moves:
             self.expect(*move)
         self.check()
 
     def check(self) -> None:
-        """Every byte is as expected, also those that are not memstate's."""
+        """Checks every byte, foreign bytes as well."""
         for whole, expected in zip(self.memory, self.expected, strict=True):
             assert torch.equal(whole.cpu(), expected)
 

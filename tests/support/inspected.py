@@ -1,4 +1,4 @@
-"""Inspections of real managers behind a small loop: conversations, a shared prompt, tenants, host memory, a journal."""
+"""Inspections of managers after a small loop with conversations, a shared prompt, tenants, tiers and a journal."""
 
 import random
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ KV = ms.StateLayout((ms.Plane("kv", (PAGE, 4), torch.float32),), layers=1)
 
 
 class Scene:
-    """A manager and its running requests, fed by hand."""
+    """A manager and its running requests, whose tokens are random."""
 
     def __init__(self) -> None:
         kv = ms.Planes(KV, 72, ms.Backend("reference", torch.device("cpu")))
@@ -37,7 +37,7 @@ class Scene:
         return [self.random.randrange(1000) for _ in range(count)]
 
     def start(self, name: str, tokens: Sequence[int], most: int | None = None, **more: object) -> ms.Row:
-        """Admits a prompt, and reads it or its first tokens."""
+        """Admits a prompt, and computes it, or its first `most` tokens. Returns its row."""
         (row,) = self.mem.admit([ms.Request(name, tokens=tokens, **more)])  # type: ignore[arg-type]
         self.text[row] = list(tokens)
         self.read(row, len(tokens) if most is None else most)
@@ -48,7 +48,7 @@ class Scene:
             self.step([row], min(self.mem.chunk(row, 16), end - length))
 
     def write(self, rows: Sequence[ms.Row], count: int) -> None:
-        """Computes one token a step."""
+        """Decodes `count` tokens of each row, one per step."""
         for row in rows:
             self.text[row] += self.words(count)
         for _ in range(count):
@@ -63,7 +63,7 @@ class Scene:
 
 
 def scene() -> Scene:
-    """Three requests run, one of them in its prompt; two conversations wait; the cache has been short of room."""
+    """Returns a scene: two requests decode, one reads its prompt, two conversations wait, and the cache has evicted."""
     server = Scene()
     mem, system = server.mem, server.words(16)
     for at in range(6):
@@ -88,13 +88,13 @@ def scene() -> Scene:
     reading = server.start("long-prompt", server.words(70), most=40, snapshot_at=[16, 32])
     running = [*rows, reading]
     mem.extend(running, [mem.info(row).length + count for row, count in zip(running, (1, 1, 8), strict=True)])
-    mem.plan(running, [1, 1, 8])  # not settled
+    mem.plan(running, [1, 1, 8])  # an open step
     return server
 
 
 @cache
 def served() -> Inspection:
-    """An inspection with requests, lanes, marks, snapshots, sessions, evicted states, ghosts, tiers and a journal."""
+    """Returns an inspection of `scene`: requests, lanes, marks, snapshots, sessions, ghosts, tiers and a journal."""
     mem = scene().mem
     with mem.pool.allocator.group(2):
         return mem.inspect()
@@ -102,7 +102,7 @@ def served() -> Inspection:
 
 @cache
 def leaking() -> Inspection:
-    """The same with faults: the slot of an emptied register leaks, and two registers hold one slot."""
+    """Returns an inspection of `scene` with two faults: one slot leaks, and two registers hold one slot."""
     mem = scene().mem
     lanes = [register for register, (kind, _) in mem._reports.owners().items() if kind == "lane"]
     empty_register(mem, lanes[0])
@@ -112,11 +112,11 @@ def leaking() -> Inspection:
 
 
 def large(capacity: int, requests: int = 1000, nodes: int = 10_000) -> Inspection:
-    """The fields of `served` made as large as a deployment's: every slot has an owner, at a random place."""
+    """Returns an inspection as large as a deployment's: `capacity` slots, each with an owner, in random order."""
     chance, small = random.Random(0), served()
     slots = list(range(1, capacity + 1))
     chance.shuffle(slots)
-    first = 3 * (requests + 1)  # the registers of holders are behind those of rows
+    first = 3 * (requests + 1)  # registers of holders follow those of rows
     held = [3 * row for row in range(1, requests + 1)] + list(range(first, first + capacity - requests))
     labels = {register: 64 * chance.randrange(1, 2000) for register in held}
     prefix: list[dict[str, object]] = []

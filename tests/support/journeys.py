@@ -1,8 +1,8 @@
-"""Four journeys through a manager, and how many frames of memstate each of them is.
+"""Counts the Python frames of memstate in four journeys, which are common calls of a manager.
 
-Counted is the second call of a kind, on the reference, and what every Python from 3.11 on makes of it. So list, set and
-dict comprehensions are left out: 3.12 runs them without a frame. A generator counts once: 3.13 ends some of them
-without a call.
+The second call of its kind is counted, on the reference backend. Every Python from 3.11 on gives the same number: list,
+set and dict comprehensions do not count, because 3.12 runs them without a frame, and a generator counts once, because
+3.13 ends some of them without a call.
 """
 
 import gc
@@ -17,12 +17,12 @@ import torch
 import memstate as ms
 
 INSIDE = str(Path(ms.__file__).parent.resolve())
-KERNELS = str((Path(ms.__file__).parent / "kernels").resolve())  # behind a link in a checkout
+KERNELS = str((Path(ms.__file__).parent / "kernels").resolve())  # a link in a checkout
 INLINED = ("<listcomp>", "<setcomp>", "<dictcomp>")
 
 
 def manager(**settings: Any) -> ms.StateManager:
-    """A manager whose rows never reach a boundary."""
+    """Returns a manager whose rows never reach a boundary."""
     layout = ms.StateLayout([ms.Plane("ssm", (2, 8, 8), torch.float32)], layers=2)
     never = ms.Redirect(every=2**20)
     usual: dict[str, Any] = {"slots": 32, "max_requests": 8, "tracking": never, "backend": "reference", "device": "cpu"}
@@ -30,27 +30,27 @@ def manager(**settings: Any) -> ms.StateManager:
 
 
 def admit() -> Callable[[], object]:
-    """A request without tokens."""
+    """Returns a call that admits a request without tokens."""
     mem = manager()
     return lambda: mem.admit([ms.Request("a")])
 
 
 def step() -> Callable[[], object]:
-    """A decode step of one row, without its forward."""
+    """Returns a call that runs a decode step of one row, without its forward."""
     mem = manager()
     rows = mem.admit([ms.Request("a")])
     return lambda: mem.settle(mem.plan(rows))
 
 
 def end() -> Callable[[], object]:
-    """The end of a row that nothing is kept of."""
+    """Returns a call that ends a row and keeps nothing of it."""
     mem = manager()
     rows = list(mem.admit([ms.Request(who) for who in range(4)]))
     return lambda: mem.end([rows.pop()])
 
 
 def miss() -> Callable[[], object]:
-    """A request whose prompt the prefix cache does not have."""
+    """Returns a call that admits a request whose prompt the prefix cache does not have."""
     mem = manager(pages=ms.Pages(size=4, count=64, per_row=16), prefix=ms.Prefix())
     return lambda: mem.admit([ms.Request("a", tokens=list(range(16)))])
 
@@ -59,30 +59,30 @@ JOURNEYS = {"admit": admit, "plan+settle": step, "end": end, "admit-with-cache":
 
 
 def frames() -> dict[str, int]:
-    """Frames of memstate in each journey."""
-    found = {}
+    """Returns the number of frames of memstate in each journey."""
+    counts = {}
     for name, start in JOURNEYS.items():
         act = start()
         act()
-        found[name] = count(act, _ours)
-    return found
+        counts[name] = count(act, _ours)
+    return counts
 
 
 def count(act: Callable[[], object], ours: Callable[[str], bool]) -> int:
-    """Frames of one call, in files that are ours."""
-    found, generators = 0, set()
+    """Returns the number of frames of one call in files for which `ours` is true."""
+    frames, generators = 0, set()
 
     def note(frame: Any, event: str, of: Any) -> None:
-        nonlocal found
+        nonlocal frames
         code = frame.f_code
         if event != "call" or code.co_name in INLINED or frame in generators:
             return
         if code.co_flags & inspect.CO_GENERATOR:
             generators.add(frame)
-        found += ours(code.co_filename)
+        frames += ours(code.co_filename)
 
     before, collects = sys.getprofile(), gc.isenabled()
-    gc.disable()  # what it finds would be counted
+    gc.disable()  # finalizers would be counted
     sys.setprofile(note)
     try:
         act()
@@ -90,7 +90,7 @@ def count(act: Callable[[], object], ours: Callable[[str], bool]) -> int:
         sys.setprofile(before)
         if collects:
             gc.enable()
-    return found
+    return frames
 
 
 def _ours(name: str) -> bool:

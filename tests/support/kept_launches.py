@@ -1,7 +1,7 @@
-"""Launches of plan, ownership, data, claim and release on a stubbed driver, through Triton and kept.
+"""Compares kept launches of plan, ownership, data, claim and release with launches through Triton, without a GPU.
 
-Run it with `python -m tests.support.kept_launches`. Triton compiles for a GPU that is not there. The stub takes what
-would be launched, and runs nothing.
+Run it with `python -m tests.support.kept_launches`. Triton compiles for a GPU that the machine does not have. A stub of
+its driver records each launch, and runs nothing.
 """
 
 import json
@@ -43,7 +43,7 @@ def _seen(arg: Any) -> Any:
 
 
 class Launcher:
-    """Notes a launch: grid, stream, kernel and arguments, tensors by address; of metadata and hooks the type."""
+    """Records launches: grid, stream, kernel and arguments, tensors as addresses, metadata and hooks as types."""
 
     def __init__(self, source: Any, metadata: Any) -> None:
         pass
@@ -53,7 +53,7 @@ class Launcher:
 
 
 class Stub(NoDevice):
-    """A driver that loads every kernel, under a number of its own, and launches none."""
+    """A driver that loads every kernel under a new number, and launches none."""
 
     launcher_cls = Launcher
 
@@ -71,7 +71,7 @@ class Stub(NoDevice):
 
 @contextmanager
 def through_triton() -> Iterator[None]:
-    """Meanwhile nothing is kept, so that every launch goes through Triton."""
+    """Empties all kept launches for the block, so that each launch goes through Triton."""
     with pytest.MonkeyPatch.context() as patch:
         for module, name in KEPT:
             usual = getattr(module, name)
@@ -80,9 +80,9 @@ def through_triton() -> Iterator[None]:
 
 
 def main() -> None:
-    """Prints what differs between both ways, and how many launches there were."""
+    """Prints the differences between both ways, and the numbers of launches."""
     driver.set_active(Stub())
-    dispatch.choose = lambda name, device: name  # kernels, although on a CPU and not interpreted
+    dispatch.choose = lambda name, device: name  # takes the kernels, although on a CPU and not interpreted
     backend = dispatch.Backend("interpreter")
     file = RegisterFile(SlotAllocator(900, backend), 300, 10)
     planes = Planes(StateLayout((Plane("ssm", (40, 9), torch.float32),), 3), 900, backend)
@@ -95,20 +95,20 @@ def main() -> None:
         handled += 1
 
     for module, name in KEPT:
-        getattr(module, name)._kernel.add_pre_run_hook(hook)  # Triton's own path calls it at each launch
+        getattr(module, name)._kernel.add_pre_run_hook(hook)  # runs at each launch through Triton
 
     def both(op: str, *args: Any) -> None:
         nonlocal runs
-        found = []
+        launches = []
         for way in (nullcontext, through_triton):
             LAUNCHED.clear()
             with way():
                 made = getattr(backend, op)(*args)
             fresh = made.data_ptr() if op == "claim" else 0
-            found.append([["fresh" if seen == fresh else seen for seen in launch] for launch in LAUNCHED])
+            launches.append([["fresh" if seen == fresh else seen for seen in launch] for launch in LAUNCHED])
         runs += 1
-        if found[0] != found[1] or len(found[0]) != 1:
-            differ.append(f"{op} {args[-1]}: {found}")
+        if launches[0] != launches[1] or len(launches[0]) != 1:
+            differ.append(f"{op} {args[-1]}: {launches}")
 
     work = [(batch, rules) for batch in BATCHES for rules in RULES]
     for _ in range(2):

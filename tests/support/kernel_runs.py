@@ -1,4 +1,4 @@
-"""How kernels are run: what they allocate, how many programs a launch has, and what is compiled in another process."""
+"""Runs programs in processes without Triton's interpreter, where kernels compile, and forbids allocations by torch."""
 
 import json
 import os
@@ -25,7 +25,7 @@ INTERPRET = "TRITON_INTERPRET"
 
 @contextmanager
 def nothing_allocated() -> Iterator[None]:
-    """Meanwhile torch makes no tensor."""
+    """Makes torch refuse to allocate a tensor during the block."""
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("allocated")
@@ -37,10 +37,10 @@ def nothing_allocated() -> Iterator[None]:
 
 
 def not_interpreted(*program: str) -> Any:
-    """What a program of Python writes as JSON in a process without Triton's interpreter, where kernels compile.
+    """Runs a Python program in a process without Triton's interpreter, and returns what it writes as JSON.
 
     Args:
-        program: as for Python itself: a file, "-c" and text, or "-m" and a module.
+        program: arguments of Python: a file, "-c" and text, or "-m" and a module.
     """
     warm = _warm()
     with TemporaryDirectory() as folder:
@@ -55,7 +55,7 @@ def not_interpreted(*program: str) -> Any:
 
 @cache
 def _warm() -> "subprocess.Popen[str]":
-    """A process that has imported what takes seconds, and whose children run programs. It ends with this one."""
+    """Starts a process that has imported the slow modules and runs programs in children. It ends with this process."""
     environment = {name: value for name, value in os.environ.items() if name != INTERPRET}
     return subprocess.Popen(
         [sys.executable, "-m", "tests.support.kernel_runs"], cwd=ROOT, env=environment, text=True,
@@ -64,7 +64,7 @@ def _warm() -> "subprocess.Popen[str]":
 
 
 def main() -> None:
-    """Runs each program that a line asks for in a child, and answers with its exit status."""
+    """Runs the program of each input line in a child, and answers with its exit status."""
     import_module("memstate_tools.compile.build")
     all_cases()  # imports every kernel
     answers = os.fdopen(os.dup(1), "w")
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def _run(program: list[str], said: dict[str, str]) -> int:
-    """Runs a program in this process as Python would, with its output in files; returns the exit status."""
+    """Runs a program in this process as Python would, with its output in files. Returns the exit status."""
     for at, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(said[name], os.O_WRONLY | os.O_CREAT, 0o600), at)
     first, *rest = program

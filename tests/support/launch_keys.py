@@ -1,7 +1,7 @@
-"""The keys under which Triton's JIT would compile launches that are recorded here and not run. Needs no GPU.
+"""Records the keys under which Triton's JIT would compile launches, without running them and without a GPU.
 
-Triton itself binds, specialises and asks for the compiled kernel under its key; a hook of its own refuses, and nothing
-is launched. Kernels that can be compiled need a process without Triton's interpreter.
+Triton itself binds and specialises the arguments, and asks a hook before it compiles. The hook records the key and
+refuses, so nothing is launched. The process must run without Triton's interpreter.
 """
 
 from collections.abc import Iterator
@@ -14,16 +14,16 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
 TARGETS = {"sm_90": GPUTarget("cuda", 90, 32), "gfx942": GPUTarget("hip", "gfx942", 64)}
-VALUES = (1, 2, 16, 17, 4096)  # what Triton tells apart in an integer: 1, a multiple of 16, any other
+VALUES = (1, 2, 16, 17, 4096)  # Triton specialises integers as 1, a multiple of 16, or any other
 
 Keys = dict[str, list[str]]  # kernel -> keys
 
 
 class NoDevice:
-    """Stands in for a driver of Triton: names a target, has nothing to launch on."""
+    """A stand-in for Triton's driver, which names a target and has no device."""
 
     def __init__(self, target: str) -> None:
-        self.number, self.target = list(TARGETS).index(target), TARGETS[target]  # kernels keep a cache for each number
+        self.number, self.target = list(TARGETS).index(target), TARGETS[target]  # Triton has a cache per device number
 
     def get_current_device(self) -> int:
         return self.number
@@ -42,7 +42,7 @@ class Recorder:
         hooked = hasattr(driver, "set_active") and hasattr(knobs.runtime, "jit_cache_hook")
         assert hooked, f"Triton {triton.__version__} has no set_active or no jit_cache_hook: see its keys another way"
         assert not knobs.runtime.interpret, "kernels are interpreted in this process: unset TRITON_INTERPRET"
-        self.names: dict[str, list[str]] = {}  # kernel -> its arguments
+        self.names: dict[str, list[str]] = {}  # kernel -> names of its arguments
         self._seen: dict[str, set[str]] = {}
         driver.set_active(NoDevice(target))
         knobs.runtime.jit_cache_hook = self._refuse
@@ -55,7 +55,7 @@ class Recorder:
 
     @contextmanager
     def recorded(self) -> Iterator[Keys]:
-        """Filled at the end, with what was launched meanwhile."""
+        """Yields a dictionary that has, after the block, the keys of all launches in the block."""
         self._seen = {}
         keys: Keys = {}
         yield keys

@@ -1,4 +1,4 @@
-"""How large the project is: lines of code, words, `is None`, and arrows between its rooms. Imports nothing of it."""
+"""Measures the size of the project: lines of code, words, `is None`, and arrows between rooms, without importing it."""
 
 import ast
 import io
@@ -14,11 +14,11 @@ import pytest
 from tests.support.sources import ROOT, sources
 
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-DOCUMENTED = {"", "class", "def", "async"}  # how a statement begins whose first line may be a docstring; "" is a module
+DOCUMENTED = {"", "class", "def", "async"}  # first words of statements that a docstring may follow; "": the module
 
 
 def tracked(pattern: str) -> list[Path]:
-    """Files that git tracks, from the root; the test is skipped where git does not know the project."""
+    """Returns the tracked files that fit a pattern, relative to the root. Skips the test if git does not track them."""
     if not (ROOT / ".git").exists() or not shutil.which("git"):
         pytest.skip("git does not track these files")
     done = subprocess.run(["git", "ls-files", "-z", pattern], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -28,7 +28,7 @@ def tracked(pattern: str) -> list[Path]:
 
 
 def code_lines(text: str) -> int:
-    """Lines that hold code: no blank ones, comments or docstrings. Parsing would take three times as long."""
+    """Returns the number of lines with code. Blank lines, comments and docstrings do not count."""
     held: set[int] = set()
     statement: list[tokenize.TokenInfo] = []
     above = ""
@@ -46,31 +46,31 @@ def code_lines(text: str) -> int:
 
 
 def folder(path: Path) -> str:
-    """The place that has a bar for the lines of a file: a folder of the root, or one of `memstate/`."""
+    """Returns the folder whose bar counts a file: a folder of the root or of `memstate/`."""
     return path.parts[0] if path.parts[0] != "memstate" else "/".join(path.parts[:-1][:2])
 
 
 def lines() -> Counter[str]:
-    """Lines of code of each folder; those of the files directly in `memstate/` are its own."""
-    found: Counter[str] = Counter()
+    """Returns the lines of code of each folder. "memstate" has only the files directly in it."""
+    counts: Counter[str] = Counter()
     for path in tracked("*.py"):
-        found[folder(path)] += code_lines((ROOT / path).read_text("utf-8"))
-    return found
+        counts[folder(path)] += code_lines((ROOT / path).read_text("utf-8"))
+    return counts
 
 
 def words() -> dict[str, int]:
-    """Words of all pages in Markdown."""
+    """Returns the number of words of all Markdown pages."""
     return {"markdown": sum(len((ROOT / path).read_text("utf-8").split()) for path in tracked("*.md"))}
 
 
 def trees(*folders: str) -> dict[Path, ast.Module]:
-    """Modules of some folders, parsed."""
-    found = {*tracked("*.py")}
-    return {path: tree for folder in folders for path, tree in sources(folder).items() if path in found}
+    """Returns the parsed modules of some folders."""
+    names = {*tracked("*.py")}
+    return {path: tree for folder in folders for path, tree in sources(folder).items() if path in names}
 
 
 def nones() -> dict[str, int]:
-    """How often the engine asks whether something is None."""
+    """Returns how often the engine asks whether something is None."""
     engine = "memstate/engine"
     return {engine: sum(_asks(node) for tree in trees(engine).values() for node in ast.walk(tree))}
 
@@ -83,18 +83,20 @@ def _asks(node: ast.AST) -> bool:
 
 
 def arrows() -> dict[str, int]:
-    """Pairs of rooms of which one imports the other, wherever the statement stands."""
+    """Returns the number of pairs of rooms of which one imports the other, at any place in its modules."""
     parsed = trees("kernels", "memstate", "tools")
     rooms = {_module(path): room(path) for path in parsed}
-    found = set()
+    pairs = set()
     for path, tree in parsed.items():
-        if path.name != "__main__.py":  # it starts the command line, no more
-            found |= {(room(path), other) for name in imported(tree) if (other := _nearest(name, rooms))}
-    return {"rooms": sum(own != other for own, other in found)}
+        if path.name != "__main__.py":  # that file only starts the command line
+            pairs |= {(room(path), other) for name in imported(tree) if (other := _nearest(name, rooms))}
+    return {"rooms": sum(own != other for own, other in pairs)}
 
 
 def room(path: Path) -> str:
-    """A folder of `memstate/`, an adapter, the kernels, the tools, `files` beside the folders, or the `door`."""
+    """Returns the room of a file: a folder of `memstate/` (`files`: directly in it, `door`: its `__init__.py`), an
+    adapter, the kernels or the tools.
+    """
     top, *parts = path.parts[:-1]
     if top != "memstate":
         return top
@@ -104,7 +106,7 @@ def room(path: Path) -> str:
 
 
 def imported(tree: ast.Module) -> Iterator[str]:
-    """Dotted names that a module imports; not those that a type checker alone reads."""
+    """Yields the dotted names that a module imports. Imports under TYPE_CHECKING do not count."""
     unread = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
     skipped = {id(below) for node in unread for child in node.body for below in ast.walk(child)}
     for node in ast.walk(tree):
@@ -123,7 +125,7 @@ def _module(path: Path) -> str:
 
 
 def _nearest(name: str, rooms: dict[str, str]) -> str | None:
-    """The room of the module that a dotted name is, or lies in."""
+    """Returns the room of the module that a dotted name is or lies in."""
     while name and name not in rooms:
         name = name.rpartition(".")[0]
     return rooms.get(name)

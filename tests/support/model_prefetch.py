@@ -1,6 +1,6 @@
-"""The rules of prefetch once more, with sets and lists: what storage has of a prompt comes to host memory.
+"""A model of prefetch with sets and lists, by which the records of a prompt come from a store to host memory.
 
-One rank at a time. It never asks the library anything.
+One object models one rank. It calls nothing of the library.
 """
 
 import math
@@ -20,11 +20,11 @@ COUNTS = (
 )  # fmt: skip
 FLAWS = {"vanished": "missing", "denied": "failed", "half": "damaged", "garbage": "checksum"}
 
-Said = tuple[Fetched, str, set[int] | None, bool]  # what a rank sends of a prefetch: phase, vote, wish to stop
+Said = tuple[Fetched, str, set[int] | None, bool]  # what a rank sends: a prefetch, its phase, its vote, whether to stop
 
 
 class Storage(Protocol):
-    """What is in storage, and what goes wrong with it. broken: every call fails; forgetful: every question."""
+    """A store: which records it has, and their faults. broken: all calls fail; forgetful: all questions fail."""
 
     broken: bool
     forgetful: bool
@@ -34,7 +34,7 @@ class Storage(Protocol):
 
 
 class Prefetches:
-    """Those of one rank. pages, states: host memory of either kind; no pages where KV is the caller's."""
+    """The prefetches of one rank. pages, states: its records in host memory; pages is None if the caller keeps KV."""
 
     def __init__(
         self, page_size: int, rules: Any, pages: Shelf | None, states: Shelf, storage: Storage, ranks: int = 1
@@ -43,8 +43,8 @@ class Prefetches:
         self.pages, self.states, self.storage = pages, states, storage
         self.now = 0.0
         self.fetches: list[Fetched] = []  # in flight
-        self.jobs: list[Job] = []  # all that were handed out
-        self.ended: list[Job] = []  # not looked at yet
+        self.jobs: list[Job] = []  # all jobs that threads got
+        self.ended: list[Job] = []  # ended jobs that `_collect` has not seen yet
         self.rounds: list[list[Said]] = []
         self.pending = False
         self.counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
@@ -54,10 +54,10 @@ class Prefetches:
     def in_flight_tokens(self) -> int:
         return sum(fetch.reserved for fetch in self.fetches)
 
-    # What a caller does
+    # Calls
 
     def start(self, keys: Sequence[Key], covered: int, kv_pages: int) -> Fetched:
-        """keys: those of the prompt's whole pages."""
+        """Starts a prefetch. keys: of the whole pages of the prompt. covered: tokens that the prefix cache has."""
         limit, gain = self.rules.limit, max(self.rules.threshold, 1)
         fits = len(keys)
         while limit is not None and fits * self.page_size - covered > max(0, limit - self.in_flight_tokens):
@@ -94,11 +94,11 @@ class Prefetches:
             self._collect()
 
     def poll_fetches(self, everyone: "Sequence[Prefetches]" = ()) -> None:
-        """everyone: the ranks that vote together, this one among them, where there are several."""
+        """Moves all prefetches on. everyone: with several ranks, all that vote together, this one among them."""
         self._collect()
         if self.pending:
             self.pending = False
-            number = len(self.rounds) - 1  # others may be a round ahead
+            number = len(self.rounds) - 1  # other ranks may be a round ahead
             self._conclude(self.rounds[number], [rank.rounds[number] for rank in everyone])
         self._think()
         if self.ranks > 1 and self.fetches:
@@ -119,7 +119,7 @@ class Prefetches:
         return job
 
     def finish(self, job: Job) -> None:
-        """A thread has done it: storage is looked at now. Whether a prefetch has failed is asked later."""
+        """Ends the job of a thread: it looks at the store now. `_collect` looks at the result later."""
         job.begun = job.ended = True
         try:
             job.result = job.run()
@@ -131,10 +131,10 @@ class Prefetches:
     def _hand_out(self, fetch: Fetched, job: Job) -> None:
         fetch.jobs.append(self.submit(job))
 
-    # What storage has
+    # Records in the store
 
     def _first(self, fetch: Fetched, least: int) -> int:
-        """The first end that gains so many tokens."""
+        """Returns the first end, in pages, that gains at least `least` tokens."""
         return math.ceil((fetch.covered + max(least, 1)) / self.page_size)
 
     def _ask(self, fetch: Fetched) -> None:
@@ -153,11 +153,11 @@ class Prefetches:
             raise OSError
         gaps = [page for page in pages if not has("kv", keys[page])]
         reach = gaps[0] if gaps else len(keys)
-        found = [end for end in ends if end <= reach and has("state", keys[end - 1])]
-        return sum(page < reach for page in pages), found
+        stored_ends = [end for end in ends if end <= reach and has("state", keys[end - 1])]
+        return sum(page < reach for page in pages), stored_ends
 
     def _read(self, fetch: Fetched, kind: str, keys: Sequence[Key]) -> tuple[int, str]:
-        """How many records are good from the first on, and what is wrong with the next."""
+        """Returns how many records from the first on are good, and the fault of the next one."""
         if fetch.over:
             return 0, ""
         faults = [self.storage.fault(kind, key) for key in keys]
@@ -197,15 +197,15 @@ class Prefetches:
             else:
                 fetch.come = arrived == 1
 
-    # What there is room for
+    # Room in host memory
 
     def _propose(self, fetch: Fetched) -> None:
         pages, states, size = self.pages, self.states, len(fetch.keys)
         assert fetch.answer
-        found, ends = fetch.answer
+        stored_pages, ends = fetch.answer
         fetch.here = {at for at, key in enumerate(fetch.keys) if at < fetch.kv_pages or not pages or pages.get(key)}
         fetch.stated = {end for end in range(1, size + 1) if states.get(fetch.keys[end - 1])}
-        reached = fetch.here | set(fetch.asked[:found])
+        reached = fetch.here | set(fetch.asked[:stored_pages])
         reach = min(set(range(size)) - reached, default=size)
         fetch.able = {end for end in {*fetch.stated, *ends} if self._first(fetch, 1) <= end <= reach}
         wanted = {end for end in fetch.able if end >= self._first(fetch, self.rules.threshold)}
@@ -221,7 +221,7 @@ class Prefetches:
         fetch.phase, fetch.vote = "proposed", had
 
     def _claim(self, fetch: Fetched, wanted: set[int], most: int) -> set[int]:
-        """The ends that there are records for. Several ranks may agree on any, one alone takes the last."""
+        """Takes records, and returns the ends that they suffice for. Ranks agree on one; one rank takes the last."""
         pages, states = self.pages, self.states
         here = [(page + 1, pages.get(fetch.keys[page])) for page in range(fetch.kv_pages, most) if pages]
         here += [(end, states.get(fetch.keys[end - 1])) for end in fetch.able & fetch.stated if end <= most]
@@ -241,7 +241,7 @@ class Prefetches:
         return ends
 
     def _give_back(self, fetch: Fetched, end: int, state: bool) -> None:
-        """What is beyond an end, and the state's record unless it is for that."""
+        """Gives back records and pins beyond an end, and the record of the state unless `state`."""
         for page in [page for page in fetch.pages if page >= end]:
             assert self.pages
             self.pages.give(fetch.pages.pop(page))
@@ -252,7 +252,7 @@ class Prefetches:
         Shelf.pin((item for _, item in beyond), -1)
         fetch.pinned = [pair for pair in fetch.pinned if pair not in beyond]
 
-    # From there on
+    # Agreement, reads and the end
 
     @staticmethod
     def _said(fetches: Sequence[Fetched]) -> list[Said]:
@@ -266,7 +266,7 @@ class Prefetches:
                 self._arrive(fetch)
 
     def _conclude(self, own: list[Said], sent: list[list[Said]]) -> None:
-        """What the ranks agree on. own: what this one asked; sent: what each did."""
+        """Acts on what the ranks agree on. own: what this rank has sent; sent: what each rank has sent."""
         for at, (fetch, phase, _, _) in enumerate(own):
             votes = [each[at][2] for each in sent]
             stop = any(each[at][3] for each in sent)
@@ -313,7 +313,7 @@ class Prefetches:
         fetch.phase, fetch.vote = "arrived", fetch.reachable(fetch.run, fetch.come is True)
 
     def _drop(self, fetch: Fetched) -> None:
-        """What has not begun never will."""
+        """Ends a prefetch's jobs that no thread has begun."""
         fetch.over = True
         for job in fetch.jobs:
             if not job.begun and not job.ended:

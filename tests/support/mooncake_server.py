@@ -1,4 +1,4 @@
-"""A real Mooncake master on loopback, with its metadata server: started, killed, started again on the same ports."""
+"""Starts and kills a real Mooncake master with its metadata server, on loopback ports that stay the same."""
 
 import importlib
 import importlib.util
@@ -18,12 +18,12 @@ import pytest
 from memstate.tiers.stores.mooncake_client import INSTALL, LIBRARIES, Mooncake
 
 HOST = "127.0.0.1"
-PATIENCE_S = 60.0  # for a start that takes one second
-LEASE_MS = 3000  # how long what was read is safe from eviction
+PATIENCE_S = 60.0  # limit for a start, which usually takes one second
+LEASE_MS = 3000  # how long a record is safe from eviction after a read
 
 
 def missing() -> str:
-    """Why Mooncake cannot be used here, or nothing."""
+    """Returns why Mooncake cannot be used here, or an empty string."""
     if importlib.util.find_spec("mooncake") is None:
         return f"the package is not installed: {INSTALL}"
     try:
@@ -34,23 +34,23 @@ def missing() -> str:
 
 
 class Master:
-    """One master process. Raises: RuntimeError where it does not answer in time."""
+    """A master process. Raises: RuntimeError if it does not answer in time."""
 
     def __init__(self) -> None:
         with socket.socket() as first, socket.socket() as second, socket.socket() as third:
-            sockets = first, second, third  # together, so that no port is given twice
+            sockets = first, second, third  # open together, so that the ports differ
             for one in sockets:
                 one.bind((HOST, 0))
             self.port, self.metadata_port, self.metrics_port = (one.getsockname()[1] for one in sockets)
         self.start()
 
     def settings(self, http: bool = False, **others: Any) -> Mooncake:
-        """For a client of this master; http: through its metadata server."""
+        """Returns settings of a client of this master. http: whether the client uses the metadata server."""
         metadata = {"metadata": f"http://{HOST}:{self.metadata_port}/metadata"} if http else {}
         return Mooncake(**{"master": f"{HOST}:{self.port}", "segment_bytes": 32 << 20, **metadata, **others})
 
     def start(self) -> None:
-        """Returns when it answers."""
+        """Starts the process, and returns when it answers."""
         flags = {
             "rpc_address": HOST, "rpc_port": self.port, "rpc_thread_num": 2, "default_kv_lease_ttl": LEASE_MS,
             "enable_http_metadata_server": "true", "http_metadata_server_host": HOST,
@@ -70,14 +70,14 @@ class Master:
                 time.sleep(0.02)
 
     def kill(self) -> None:
-        """As a crash does."""
+        """Kills the process, as a crash does."""
         with suppress(ProcessLookupError):
             os.kill(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Connections stay, nothing answers: the block begins once every thread has stopped."""
+        """Stops all threads of the process during the block: connections stay open, but nothing answers."""
         os.kill(self.process.pid, signal.SIGSTOP)
         while not self._stopped():
             time.sleep(0.001)
@@ -99,7 +99,7 @@ class Master:
 
 @contextmanager
 def running_master() -> Iterator[Master]:
-    """A master for the time of the block; skips the test where Mooncake cannot be used."""
+    """Runs a master during the block. Skips the test if Mooncake cannot be used."""
     if why := missing():
         pytest.skip(f"Mooncake: {why}")
     master = Master()
@@ -110,7 +110,7 @@ def running_master() -> Iterator[Master]:
 
 
 def until(what: Callable[[], Any], told: str) -> None:
-    """Waits for something that another process does. Raises: TimeoutError."""
+    """Waits until `what()` is true. Raises: TimeoutError."""
     end = time.monotonic() + PATIENCE_S
     while not what():
         if time.monotonic() > end:

@@ -1,4 +1,4 @@
-"""A small launch of an operation, with random arguments in memory of their own, and what it may touch."""
+"""A small launch of an operation, with random arguments between guard bytes, and the memory that it may touch."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -18,14 +18,15 @@ from tests.support.addresses import Limits
 from tests.support.decode_case import SLOTS, rubbish
 
 CPU = torch.device("cpu")
-GUARD = 48  # bytes before and behind every tensor
+GUARD = 48  # bytes before and after every tensor
 
 
 @dataclass
 class Case:
-    """A launch: its arguments, and what it may touch beside them.
+    """A launch: its arguments, and the memory that it may touch besides them.
 
-    exact: the reference gives the same bits. times: launches one after the other, of one program each.
+    exact: whether the reference gives the same bits. times: number of launches, one after the other. copying: the
+    launch configuration, for operations of the copy kernel. memory: all memory of the arguments, filled in here.
     """
 
     op: str
@@ -37,9 +38,9 @@ class Case:
     memory: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        found = {t.untyped_storage().data_ptr(): t for t in tensors([self.arguments, self.limits.reach])}
+        storages = {t.untyped_storage().data_ptr(): t for t in tensors([self.arguments, self.limits.reach])}
         self.memory = [
-            torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.untyped_storage()) for t in found.values()
+            torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.untyped_storage()) for t in storages.values()
         ]
         self._before = [whole.clone() for whole in self.memory]
 
@@ -47,9 +48,9 @@ class Case:
         return import_module(f"{folder}.{OPS[self.op]}")
 
     def run(self, module: ModuleType | Backend) -> list[Tensor]:
-        """All bytes after the launches, of its memory as it was made and of what it returned.
+        """Launches on fresh copies of the memory. Returns all bytes of the memory and of returned tensors.
 
-        module: has the operation.
+        module: a module or a backend that has the operation.
         """
         for whole, before in zip(self.memory, self._before, strict=True):
             whole.copy_(before)
@@ -59,17 +60,17 @@ class Case:
         return [*(whole.clone() for whole in self.memory), *new]
 
 
-def tensors(found: Any) -> Iterator[Tensor]:
-    """Tensors in tuples, lists and dictionaries, however deep."""
-    if isinstance(found, Tensor):
-        yield found
-    elif isinstance(found, (tuple, list, dict)):
-        for part in found.values() if isinstance(found, dict) else found:
+def tensors(given: Any) -> Iterator[Tensor]:
+    """Yields the tensors in tuples, lists and dictionaries at any depth."""
+    if isinstance(given, Tensor):
+        yield given
+    elif isinstance(given, (tuple, list, dict)):
+        for part in given.values() if isinstance(given, dict) else given:
             yield from tensors(part)
 
 
 class Maker:
-    """Random numbers of one seed, and tensors of them between guards."""
+    """Draws random numbers and tensors from one seed. Guard bytes surround each tensor."""
 
     def __init__(self, seed: int) -> None:
         self.rng, self.generator = random.Random(seed), torch.Generator().manual_seed(seed)
@@ -78,7 +79,7 @@ class Maker:
         return self.rng.choice(choices)
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Rubbish between guards."""
+        """Returns a tensor of rubbish between guards."""
         nbytes = prod(shape) * dtype.itemsize
         whole = rubbish(2 * GUARD + nbytes, CPU, self.generator)
         return whole[GUARD : GUARD + nbytes].view(dtype).view(shape)
@@ -87,12 +88,12 @@ class Maker:
         return self.empty(*shape, dtype=dtype).copy_(torch.randn(shape, generator=self.generator))
 
     def ints(self, values: Sequence[int], wide: bool = False) -> Tensor:
-        """A column of int32, or of int64 if it is wide."""
+        """Returns a column of int32, or of int64 if `wide`."""
         column = self.empty(len(values), dtype=torch.int64 if wide else torch.int32)
         return column.copy_(torch.tensor(values, dtype=torch.int64))
 
     def plane(self, *inner: int, dtype: torch.dtype, layers: int = 2, gap: int = 16) -> Tensor:
-        """Rubbish `layer slot ...`, whose slots lie `gap` bytes or more apart."""
+        """Returns rubbish, `layer slot ...`, with at least `gap` bytes between slots."""
         size, block = dtype.itemsize, prod(inner)
         stride = (-(-block * size // 16) * 16 + gap) // size
         whole = self.empty(layers * SLOTS * stride, dtype=dtype)
@@ -100,7 +101,7 @@ class Maker:
         return whole.as_strided(shape, strides)
 
     def slots(self, n: int) -> list[int]:
-        """Distinct slots, among ids that are none."""
+        """Returns up to `n` distinct slots, some of them replaced by ids that are no slot."""
         none = [self.one(0, -1, -(2**31), SLOTS, 2**31 - 1) for _ in range(n)]
         real = self.rng.sample(range(1, SLOTS), min(n, SLOTS - 1))
         return [slot if self.rng.random() < 0.7 else other for slot, other in zip(real, none, strict=False)]

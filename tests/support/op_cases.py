@@ -1,4 +1,4 @@
-"""Small launches of every operation, by its name, and the same launches in memory of another device."""
+"""Makes small launches of each operation by its name, and moves launches to another device."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,19 +14,19 @@ from tests.support.addresses import Limits
 from tests.support.op_case import Case, Maker
 
 MAKERS = vars(register_cases) | vars(byte_cases)
-TABLES = {PlaneMap: "tiles", RecordMap: "tiles", ScaledMap: "layers", RingMap: "table"}  # column 0 has addresses
-MOST = 64  # seeds
+TABLES = {PlaneMap: "tiles", RecordMap: "tiles", ScaledMap: "layers", RingMap: "table"}  # column 0 holds addresses
+MOST = 64  # seeds that `several` tries at most
 
 
 def made(op: str, seed: int) -> Case:
-    """A launch with random arguments."""
+    """Returns a launch with random arguments."""
     assert op in MAKERS, f"neither register_cases.py nor byte_cases.py of tests/support makes a launch of {op}"
     case: Case = MAKERS[op](Maker(seed))
     return case
 
 
 def several(op: str, least: int = 3) -> Iterator[Case]:
-    """Launches of one operation: so many, and more until each optional argument, such as a tree, was given once."""
+    """Yields at least `least` launches of an operation, until each optional argument, such as a tree, has occurred."""
     given: set[str] = set()
     for seed in count():
         case = made(op, seed)
@@ -40,14 +40,14 @@ def several(op: str, least: int = 3) -> Iterator[Case]:
 
 
 class Moving:
-    """Moves tensors with all the memory that they are slices of, so that what shared bytes still shares them."""
+    """Moves tensors to a device with all their memory, so that tensors that shared bytes still share them."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._memory: dict[int, tuple[int, Tensor]] = {}  # address -> bytes, and where they are now
+        self._memory: dict[int, tuple[int, Tensor]] = {}  # old address -> number of bytes, and the moved memory
 
     def tensor(self, old: Tensor) -> Tensor:
-        """The same slice of the moved memory."""
+        """Returns the same slice of the moved memory."""
         storage = old.untyped_storage()
         if storage.data_ptr() not in self._memory:
             whole = torch.empty(0, dtype=torch.uint8).set_(storage)
@@ -57,14 +57,14 @@ class Moving:
         return new.set_(whole.untyped_storage(), old.storage_offset(), old.shape, old.stride())
 
     def address(self, old: int) -> int:
-        """Where a byte is now; its memory was moved before."""
+        """Returns the new address of a byte whose memory has been moved."""
         for start, (nbytes, whole) in self._memory.items():
             if start <= old < start + nbytes:
                 return whole.data_ptr() + old - start
         raise AssertionError(f"address {old:#x} is in no tensor of this launch")
 
     def anything(self, given: Any) -> Any:
-        """Arguments, however deep; tables have the addresses of the moved memory."""
+        """Returns moved arguments, at any depth. Tables get the addresses of the moved memory."""
         if isinstance(given, Tensor):
             return self.tensor(given)
         if isinstance(given, dict):
@@ -82,5 +82,5 @@ class Moving:
 
 
 def moved(case: Case, device: torch.device) -> Case:
-    """The same launch in new memory, of the same device or another one."""
+    """Returns the same launch in new memory on a device."""
     return replace(case, arguments=Moving(device).anything(case.arguments), limits=Limits(), memory=[])

@@ -1,4 +1,4 @@
-"""A hybrid model of our own, written as its author would: no function of it has a name that memstate knows."""
+"""A hybrid Transformers model by an author outside of Transformers: memstate knows none of its names."""
 
 import inspect
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 HEADS, SIZE, WIDTH = 2, 6, 3
-STATES = ("linear_attention", "hybrid", "hybrid_sliding")  # layers with states, and with attention of two kinds
+STATES = ("linear_attention", "hybrid", "hybrid_sliding")  # layers with states; next line: with the two attentions
 FULL, SLIDING = ("full_attention", "hybrid"), ("sliding_attention", "hybrid_sliding")
 LAYERS = ("linear_attention", "full_attention", "moe", "linear_attention")
 NAMES = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
-ARGUMENT = "cache" if "cache" in NAMES else "past_key_values"  # under which `generate` gives a cache
+ARGUMENT = "cache" if "cache" in NAMES else "past_key_values"  # the name of the cache in calls from `generate`
 
 
 class OwnConfig(PreTrainedConfig):
-    """States of two sizes in two of four layers, one layer with attention and one with nothing to keep."""
+    """The configuration. By default two of four layers have states, of different sizes, and one has attention."""
 
     model_type = "memstate_own"
     vocab_size = 97
@@ -32,12 +32,12 @@ class OwnConfig(PreTrainedConfig):
 
 
 def norm(x: Tensor) -> Tensor:
-    """Scales each entry to length one in the mean."""
+    """Scales each vector to a root mean square of 1."""
     return nn.functional.rms_norm(x, x.shape[-1:])
 
 
 class Memory(nn.Module):
-    """A decaying sum of outer products behind a short convolution, one token after another."""
+    """A layer with states: a short convolution, then a decaying sum of outer products, computed token by token."""
 
     def __init__(self, hidden: int, number: int, values: int) -> None:
         super().__init__()
@@ -52,17 +52,17 @@ class Memory(nn.Module):
         window = nn.functional.pad(window, (WIDTH - 1, 0))
         mixed = nn.functional.conv1d(window, self.taps, groups=sum(self.sizes))[..., -x.shape[1] :]
         q, k, v = mixed.mT.split(self.sizes, -1)
-        found = []
+        outputs = []
         for at in range(x.shape[1]):
             new = k[:, at, :, None] * v[:, at, None]
             state = new if state is None else 0.9 * state + new
-            found.append((q[:, at, None] @ state)[:, 0])
+            outputs.append((q[:, at, None] @ state)[:, 0])
         cache.update_recurrent_state(state, self.number)
-        return self.outer(torch.stack(found, 1))
+        return self.outer(torch.stack(outputs, 1))
 
 
 class Attention(nn.Module):
-    """Two heads, and positions that are added to the keys."""
+    """Attention with two heads. Positions are added to the inputs."""
 
     def __init__(self, hidden: int, number: int) -> None:
         super().__init__()
@@ -72,12 +72,12 @@ class Attention(nn.Module):
         x = x + torch.sin(positions[..., None] * torch.linspace(0.1, 1, x.shape[-1]))
         q, k, v = (one.unflatten(-1, (HEADS, -1)).transpose(1, 2) for one in self.inner(x).chunk(3, -1))
         k, v = cache.update(k, v, self.number)
-        found = nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None and x.shape[1] > 1)
-        return self.outer(found.transpose(1, 2).flatten(2))
+        heads = nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None and x.shape[1] > 1)
+        return self.outer(heads.transpose(1, 2).flatten(2))
 
 
 class OwnModel(PreTrainedModel, GenerationMixin):
-    """The model, with its weights."""
+    """The hybrid model with a head for logits."""
 
     config_class = OwnConfig
     _supports_sdpa = True
@@ -117,19 +117,19 @@ class OwnModel(PreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(logits=cast(Any, self.head(norm(x))), **{ARGUMENT: cache})
 
 
-if ARGUMENT != "cache":  # before Transformers 5.24
+if ARGUMENT != "cache":  # Transformers before 5.24
 
     def forward(
         self: OwnModel, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
         past_key_values: Any = None, use_cache: bool = True, *, ours: Any = OwnModel.forward, **_: Any,
     ) -> CausalLMOutputWithPast:  # fmt: skip
-        found: CausalLMOutputWithPast = ours(self, input_ids, attention_mask, position_ids, past_key_values)
-        return found
+        output: CausalLMOutputWithPast = ours(self, input_ids, attention_mask, position_ids, past_key_values)
+        return output
 
     OwnModel.forward = forward  # type: ignore[method-assign, assignment]
 
 
 def own_model(layer_types: Sequence[str] = LAYERS) -> OwnModel:
-    """The model with random weights, in evaluation mode."""
+    """Returns the model with random weights, in evaluation mode."""
     torch.manual_seed(0)
     return OwnModel(OwnConfig(layer_types)).eval()

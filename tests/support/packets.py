@@ -1,4 +1,4 @@
-"""Command packets by hand, and what they do, told in dictionaries and sets: the oracle of the ownership launch."""
+"""Command packets made by hand, and a model in plain Python of what the ownership launch does with them."""
 
 import random
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ SINGLE = (Section.RELEASES, Section.CLAIMS)
 
 @dataclass
 class Packet:
-    """Entries by section: (target, source) or (address, value) pairs, plain registers in releases and claims."""
+    """The entries of each section: (target, source) or (cell, value) pairs; releases and claims are registers."""
 
     moves: list[tuple[int, int]] = field(default_factory=list)
     releases: list[int] = field(default_factory=list)
@@ -25,7 +25,7 @@ class Packet:
     data: list[tuple[int, int]] = field(default_factory=list)
 
     def pack(self, device: torch.device) -> Tensor:
-        """Header, then the sections; gaps are filled with a number that would be noticed."""
+        """Returns header and sections. Gaps hold 77 777 777, which would be noticed."""
         header, body = [0] * HEADER_INTS, []
         for section in ORDER:
             entries = getattr(self, section.name.lower(), [])
@@ -36,7 +36,7 @@ class Packet:
 
 
 class Model:
-    """Registers, free slots and counts in plain Python, changed by packets one entry after the other."""
+    """Registers, free slots and counters in plain Python. A packet changes them entry by entry."""
 
     def __init__(self, capacity: int, count: int, rows: int) -> None:
         self.capacity, self.count, self.rows = capacity, count, rows
@@ -46,8 +46,8 @@ class Model:
         self.counts = dict.fromkeys(Count, 0) | {Count.FREE: capacity}
 
     def populate(self, rng: random.Random, share: float) -> None:
-        """Gives a share of the registers slots and labels, any free slot to any register; a few empty ones get a stray
-        label, which must not become the next slot's.
+        """Gives a share of the registers random slots and labels. A few empty registers get a stray label, which must
+        not become the label of their next slot.
         """
         for register in range(3, self.count):
             if self.free and rng.random() < share:
@@ -108,7 +108,7 @@ class Model:
 
 
 class Device:
-    """A register file in raw tensors with the state of a model; columns lie apart, with canaries between."""
+    """A register file in raw tensors, with the content of a model and canaries between the columns."""
 
     GAP = 5
 
@@ -128,7 +128,7 @@ class Device:
         self.table = Registers(*columns, cells, bitmap, counters, model.capacity)
 
     def run(self, packet: Packet) -> None:
-        """Carries out a packet whose writes name cells as the model numbers them: column after column, without gaps."""
+        """Runs a packet. Its writes name cells by the model's numbers: column after column, without gaps."""
         width = self.table.tracked.numel()
         moved = [(self.starts[2 + cell // width] + cell % width, value) for cell, value in packet.writes]
         sent = Packet(packet.moves, packet.releases, packet.claims, moved, packet.data).pack(self.backend.device)
@@ -149,7 +149,7 @@ class Device:
 
 
 def bits(free: Iterable[int], capacity: int) -> list[int]:
-    """Bitmap words with a set of slots free, and their summary: a bit for each word below that is not 0."""
+    """Returns the bitmap words for a set of free slots, then their summary: a bit for each lower word that is not 0."""
     level, count, everything = list(free), capacity + 1, []
     while True:
         words = [0] * ((count + 31) // 32)
@@ -162,5 +162,5 @@ def bits(free: Iterable[int], capacity: int) -> list[int]:
 
 
 def counted(model: Model) -> list[int]:
-    """The counters that a model expects."""
+    """Returns the counters of a model as the device stores them."""
     return [model.counts[Count(cell)] if cell < len(Count) else 0 for cell in range(COUNTERS)]

@@ -1,4 +1,4 @@
-"""A decode loop whose forward is a kernel of another library, on slots of a manager, beside float64."""
+"""A decode loop whose forward is a kernel of another library, on slots of a manager, compared with float64."""
 
 import sys
 from collections.abc import Callable
@@ -24,11 +24,11 @@ from tests.support.build import on
 from tests.support.decode_case import same_bits
 
 CUDA = torch.cuda.is_available()
-KEY_HEADS, HEADS, KEY, VALUE = 1, 2, 16, 8  # of a delta rule; 16 keys: the scale is 1/4, a power of two
-GROUPS, DIM, STATE = 1, 8, 16  # of Mamba2
-CHANNELS, WIDTH = 24, 4  # of a short convolution
+KEY_HEADS, HEADS, KEY, VALUE = 1, 2, 16, 8  # sizes of the delta rule; with 16 keys the scale is 1/4, a power of two
+GROUPS, DIM, STATE = 1, 8, 16  # sizes of Mamba2
+CHANNELS, WIDTH = 24, 4  # sizes of the short convolution
 EVERY = 4  # tokens between two snapshots
-CLOSE = 1e-5  # of fp32 to float64 after a dozen tokens, as a part of the largest number of the state
+CLOSE = 1e-5  # largest error of fp32 after a dozen tokens, relative to the largest number of the state
 
 Array = recurrences.Array
 Inputs = dict[str, Tensor]  # `batch token ...`, or weights
@@ -37,18 +37,19 @@ Forward = Callable[[Tensor, ms.Step, Inputs, Inputs], Tensor]  # a plane `slot .
 
 
 class Op(NamedTuple):
-    """What a layer computes."""
+    """The computation of a layer: its state, random inputs and weights, and the exact result."""
 
-    shape: tuple[int, ...]  # of a state
-    draw: Callable[[torch.Generator, int], Inputs]  # inputs of one request for so many tokens
+    shape: tuple[int, ...]  # of one state
+    draw: Callable[[torch.Generator, int], Inputs]  # a generator, a number of tokens -> inputs of one request
     weights: Callable[[torch.Generator], Inputs]
-    exact: Callable[[Inputs], Exact]  # for these weights, in float64
+    exact: Callable[[Inputs], Exact]  # weights -> the function that computes a token in float64
 
 
 def module(name: str) -> ModuleType:
-    """A module of another library, or the test is skipped.
+    """Returns a module of another library, or skips the test if it cannot be imported.
 
-    flash-linear-attention would become what other tests get from Transformers by the names of mamba and mamba2.
+    An import of flash-linear-attention registers its own models of mamba and mamba2 with Transformers, where other
+    tests would get them. So `register` does nothing during the import.
     """
     with pytest.MonkeyPatch.context() as patch:
         if name.startswith("fla") and "fla" not in sys.modules and find_spec("transformers"):
@@ -59,9 +60,9 @@ def module(name: str) -> ModuleType:
 
 
 def inner_module(name: str, built: str = "") -> ModuleType:
-    """A module of a package whose own `__init__` imports what is built for CUDA: that is left out where it fails.
+    """Returns a module of a package whose `__init__` needs a CUDA extension. If that fails, `__init__` is not run.
 
-    built: such a module, which is empty then.
+    built: the name of the CUDA extension, for which an empty module stands in then.
     """
     package, *inside = name.split(".")[:-1]
     spec = find_spec(package)
@@ -81,9 +82,9 @@ def inner_module(name: str, built: str = "") -> ModuleType:
 
 
 def on_cpu(patch: pytest.MonkeyPatch, kernels: ModuleType | None = None) -> None:
-    """Lets launchers that make a GPU the current device run without one, in Triton's interpreter.
+    """Lets launchers that select a GPU run in Triton's interpreter on a machine without a GPU.
 
-    kernels: a module that gives `tl.exp` a name of its own, which the interpreter does not find.
+    kernels: a module that binds `tl.exp` to a name of its own, where the interpreter cannot replace it.
     """
     if CUDA:
         return
@@ -100,7 +101,7 @@ def normal(generator: torch.Generator, *shape: int) -> Tensor:
 
 
 def delta_inputs(generator: torch.Generator, tokens: int) -> Inputs:
-    """Of a gated delta rule, with the gates as a projection gives them: `a` and `b`."""
+    """Returns inputs of a gated delta rule; `a` and `b` are its gates before their activations."""
     q, k = normalize(normal(generator, 2, 1, tokens, KEY_HEADS, KEY), dim=-1)
     v, (a, b) = normal(generator, 1, tokens, HEADS, VALUE), normal(generator, 2, 1, tokens, HEADS)
     return {"q": q, "k": k, "v": v, "a": a, "b": b}
@@ -112,13 +113,13 @@ def delta_weights(generator: torch.Generator) -> Inputs:
 
 
 def gates(weights: Inputs, x: Inputs) -> tuple[Tensor, Tensor]:
-    """g = -exp(A_log) softplus(a + dt_bias), the natural log of the decay, and beta = sigmoid(b)."""
+    """Returns g = -exp(A_log) softplus(a + dt_bias), the natural log of the decay, and beta = sigmoid(b)."""
     rate = torch.nn.functional.softplus(x["a"] + weights["dt_bias"])
     return -weights["A_log"].exp() * rate, x["b"].sigmoid()
 
 
 def delta_exact(weights: Inputs, value_first: bool = True) -> Exact:
-    """A token of the gated delta rule; value_first: states are `head value key`, as engines store them."""
+    """Returns the gated delta rule of one token. value_first: states are `head value key`, as engines store them."""
     log_rate, bias = (recurrences.float64(weights[name]) for name in ("A_log", "dt_bias"))
 
     def exact(x: dict[str, Array], state: Array) -> tuple[Array, Array]:
@@ -136,7 +137,7 @@ def delta_exact(weights: Inputs, value_first: bool = True) -> Exact:
 
 
 def mamba_inputs(generator: torch.Generator, tokens: int) -> Inputs:
-    """Of a layer of Mamba2."""
+    """Returns inputs of a layer of Mamba2."""
     x, (b, c) = normal(generator, 1, tokens, HEADS, DIM), normal(generator, 2, 1, tokens, GROUPS, STATE)
     return {"x": x, "dt": normal(generator, 1, tokens, HEADS), "b": b, "c": c}
 
@@ -147,7 +148,7 @@ def mamba_weights(generator: torch.Generator) -> Inputs:
 
 
 def mamba_exact(weights: Inputs) -> Exact:
-    """A token of Mamba2, with softplus(dt + dt_bias) and the D term."""
+    """Returns Mamba2 for one token, with softplus(dt + dt_bias) and the D term."""
     a, d, bias = (recurrences.float64(weights[name]) for name in ("a", "d", "dt_bias"))
 
     def exact(x: dict[str, Array], state: Array) -> tuple[Array, Array]:
@@ -164,7 +165,10 @@ def mamba_exact(weights: Inputs) -> Exact:
 
 
 def mamba_arguments(weights: Inputs, x: Inputs) -> dict[str, Tensor]:
-    """Arguments of every `selective_state_update`; strides of 0 say that a head has one step size, rate and bias."""
+    """Returns arguments that each library's `selective_state_update` takes.
+
+    Strides of 0 say that a head has one step size, one rate and one bias.
+    """
     dt, d, bias = (t[..., None].expand(*t.shape, DIM) for t in (x["dt"][:, 0], weights["d"], weights["dt_bias"]))
     rate = weights["a"][:, None, None].expand(HEADS, DIM, STATE)
     return {"x": x["x"][:, 0], "dt": dt, "A": rate, "B": x["b"][:, 0], "C": x["c"][:, 0], "D": d, "dt_bias": bias}
@@ -179,7 +183,7 @@ def conv_weights(generator: torch.Generator) -> Inputs:
 
 
 def conv_exact(weights: Inputs) -> Exact:
-    """A token of a short convolution with SiLU; windows are `channel width-1`."""
+    """Returns a short convolution with SiLU of one token; windows are `channel width-1`."""
     weight, bias = recurrences.float64(weights["weight"]), recurrences.float64(weights["bias"])
 
     def exact(x: dict[str, Array], state: Array) -> tuple[Array, Array]:
@@ -189,7 +193,7 @@ def conv_exact(weights: Inputs) -> Exact:
     return exact
 
 
-DELTA = Op((HEADS, VALUE, KEY), delta_inputs, delta_weights, delta_exact)  # value key, as engines have it
+DELTA = Op((HEADS, VALUE, KEY), delta_inputs, delta_weights, delta_exact)  # states `value key`, as engines store them
 DELTA_KEY_FIRST = DELTA._replace(shape=(HEADS, KEY, VALUE), exact=partial(delta_exact, value_first=False))
 MAMBA = Op((HEADS, DIM, STATE), mamba_inputs, mamba_weights, mamba_exact)
 CONV = Op((CHANNELS, WIDTH - 1), conv_inputs, conv_weights, conv_exact)
@@ -199,30 +203,30 @@ class Coming(NamedTuple):
     """A request of the loop."""
 
     name: str
-    at: int  # the step in which it begins
-    tokens: int  # that it says
-    after: str = ""  # the request whose last snapshot it goes on from
+    at: int  # the step in which the request begins
+    tokens: int  # that the request computes
+    after: str = ""  # the request from whose last snapshot this one starts
 
 
 REQUESTS = [
     Coming("a", 0, 14), Coming("b", 0, 5), Coming("c", 3, 7), Coming("d", 6, 8, "b"), Coming("e", 11, 6),
     Coming("f", 15, 5, "a"), Coming("g", 15, 5, "d"),
 ]  # fmt: skip
-RESUMED = 3  # of them
+RESUMED = 3  # requests that start from a snapshot
 
 
 class Loop:
-    """Twenty steps in which requests come, go, and go on from snapshots of others; slots held NaN before.
+    """Twenty steps in which requests begin, end, and start from snapshots of others. Unused slots hold NaN.
 
-    After each step, outputs and states are compared with float64. Snapshots are compared with the states that they
-    are of, byte for byte: those that the forward stores in its step, and all others when a request goes on from them.
+    After each step, the loop compares outputs and states with float64. It compares snapshots with their states byte for
+    byte: after the step if the forward stores them, otherwise when a request starts from them.
     """
 
     def __init__(
         self, backend: Backend, generator: torch.Generator, op: Op, forward: Forward, tracking: ms.Tracking, *,
         order: Order = "slot_major", **settings: Any,
     ) -> None:  # fmt: skip
-        """order: "slot_major" has the layers of a slot side by side, so that a layer's slots are apart."""
+        """order: with "slot_major" the layers of a slot lie side by side, so there are gaps between a layer's slots."""
         layout = ms.StateLayout((ms.Plane("states", op.shape, torch.float32),), layers=2, order=order)
         self.mem = on(backend, layout, slots=14, max_requests=3, max_batch=4, tracking=tracking, **settings)
         self.plane: Tensor = self.mem.planes["states"][1]
@@ -230,10 +234,10 @@ class Loop:
         self.weights = {name: tensor.to(backend.device) for name, tensor in weights.items()}
         self.forward, self.exact = forward, op.exact(weights)
         self.said = {request.name: op.draw(generator, 20) for request in REQUESTS}
-        self.states: dict[tuple[str, int], tuple[Array, Tensor]] = {}  # after so many tokens: exact, and as computed
+        self.states: dict[tuple[str, int], tuple[Array, Tensor]] = {}  # (request, tokens) -> exact state, computed one
         self.rows: dict[str, ms.Row] = {}
         self.kept: dict[str, ms.Snapshot] = {}
-        self.null_written = False  # whether the kernel stored something for padding
+        self.null_written = False  # whether the kernel stored something to the null slot
         self.mem.planes["states"].fill_(torch.nan)
         self.mem.device.scrub_null()
 
@@ -257,7 +261,7 @@ class Loop:
         return self
 
     def _admit(self, request: Coming) -> None:
-        """A request that goes on repeats what the other one said up to the snapshot."""
+        """Admits a request. If it starts from a snapshot, its first inputs are those of the snapshot's request."""
         kept = self.kept[request.after] if request.after else None
         (self.rows[request.name],) = self.mem.admit([ms.Request(request.name, resume=kept)])
         if kept is None:
@@ -268,7 +272,7 @@ class Loop:
         self.states[request.name, kept.length] = self.states[request.after, kept.length]
 
     def _step(self, at: int) -> None:
-        """One token for each request, and one padded entry, which is fed NaN."""
+        """Runs a step of one token for each request, with one entry of padding whose inputs are NaN."""
         names = [*self.rows]
         names.insert(at % (len(names) + 1), "")
         step = self.mem.plan([self.rows.get(name) for name in names])
@@ -300,5 +304,5 @@ class Loop:
 
     @property
     def copied(self) -> int:
-        """States that memstate copied."""
+        """How many states memstate copied."""
         return self.mem.stats().copied_bytes // self.mem.layout.bytes_per_slot

@@ -1,4 +1,4 @@
-"""Planes whose bytes say which tokens a slot stands for, and a decode loop over them without a model of the rules."""
+"""Planes whose bytes say which tokens a slot stands for, and a decode loop that writes and checks them."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -15,7 +15,7 @@ from tests.support.build import build
 History = tuple[int, ...]
 LAYOUT = ms.StateLayout((ms.Plane("long", (3,), torch.int64), ms.Plane("short", (5,), torch.int32)), layers=2)
 POISON = 0x5A
-I = 4  # noqa: E741 - tokens between boundaries, as the rules call it
+I = 4  # noqa: E741 - tokens between two boundaries
 MAKERS: dict[str, Callable[[], ms.Tracking]] = {
     "none": lambda: ms.NoTracking(I),
     "ping-pong": lambda: ms.PingPong(I),
@@ -31,21 +31,21 @@ both_orders = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", 
 
 @lru_cache(maxsize=8192)
 def fold(history: History) -> int:
-    """What a state of one element and weight 1 holds after these tokens: a signed 64-bit integer, 0 after none."""
+    """Returns the state of one element and weight 1 after these tokens: a signed 64-bit integer, 0 without tokens."""
     return folds(0, history)[-1]
 
 
 def folds(value: int, tokens: Sequence[int]) -> list[int]:
-    """What such a state holds before the tokens, and after each of them."""
-    found = [value]
+    """Returns a state `value` of one element and weight 1, and the state after each of the tokens."""
+    states = [value]
     for token in tokens:
         value = (value * FACTOR + token + 1 + 2**63) % 2**64 - 2**63
-        found.append(value)
-    return found
+        states.append(value)
+    return states
 
 
 class Planes:
-    """The bytes of a manager's slots, and the forward pass of a test: it folds tokens into integers, slot by slot."""
+    """The bytes of a manager's slots, and a forward pass that folds tokens into the integers of each slot."""
 
     def __init__(self, mem: ms.StateManager) -> None:
         self.mem = mem
@@ -60,14 +60,14 @@ class Planes:
             block[:, list(slots)] = POISON
 
     def touched(self, slots: Sequence[int]) -> list[int]:
-        """Those of poisoned slots that are no longer poison."""
+        """Returns which of these poisoned slots have changed."""
         changed = torch.zeros(len(slots), dtype=torch.bool, device="cpu")
         for block in self.mem.planes.plane_map.blocks:
             changed |= (block[:, list(slots)].cpu() != POISON).any(-1).any(0)
         return [slot for slot, is_changed in zip(slots, changed.tolist(), strict=True) if is_changed]
 
     def forward(self, step: ms.Step, fed: Sequence[History]) -> None:
-        """One step of a model: null rows read zeros and leave rubbish in slot 0."""
+        """Runs one step: entries without a row read zeros, and write rubbish to slot 0."""
         width = max(map(len, fed), default=0)
         tokens = torch.tensor(
             [[*row, *[0] * (width - len(row))] for row in fed], dtype=torch.int64, device=step.read.device
@@ -86,7 +86,7 @@ class Planes:
             plane[:, snapshot[snapshot > 0]] = state[:, snapshot > 0].to(plane.dtype)
 
     def wrong(self, content: dict[int, History]) -> list[int]:
-        """Slots that do not hold these histories, by every byte of every plane and layer."""
+        """Returns the slots that differ in any byte from the state of their history. content: slot -> history."""
         slots = list(content)
         values = torch.tensor([fold(history) for history in content.values()], dtype=torch.int64, device="cpu")
         bad = torch.zeros(len(slots), dtype=torch.bool, device="cpu")
@@ -97,7 +97,7 @@ class Planes:
 
 
 class Loop:
-    """A manager, its planes, and what every request was fed."""
+    """A manager, its planes, and the tokens that each row was fed."""
 
     def __init__(
         self, backend: Backend, tracking: ms.Tracking, *, slots: int = 16, rows: int = 4, **settings: object
@@ -116,7 +116,7 @@ class Loop:
         self._next = 1000
 
     def admit(self, *requests: ms.Request) -> list[ms.Row]:
-        """Admits one plain request, or those given."""
+        """Admits the given requests, or one plain request, and returns their rows."""
         rows = list(self.mem.admit(requests or [ms.Request("plain")]))
         self.fed |= {row: [] for row in rows}
         return rows
@@ -124,7 +124,7 @@ class Loop:
     def step(
         self, rows: Sequence[ms.Row | None], tokens: int | Sequence[int] = 1, run: bool = True, **settings: int
     ) -> ms.Step:
-        """Plans and runs one step with tokens never seen before; nothing is settled."""
+        """Plans and runs one step, with tokens that are all new. Does not settle."""
         step = self.mem.plan(rows, tokens, **settings)
         fed = []
         for row, n in zip(rows, step.tokens.tolist(), strict=True):
@@ -138,23 +138,23 @@ class Loop:
         return step
 
     def advance(self, rows: Sequence[ms.Row | None], steps: int = 1) -> None:
-        """Decodes and settles step by step."""
+        """Decodes and settles `steps` steps."""
         for _ in range(steps):
             self.mem.settle(self.step(rows))
 
     def slot(self, row: ms.Row, part: int = 0) -> int:
-        """The slot on the device in a row's live (0) or lane (1, 2) register."""
+        """Returns the slot in a row's live (0) or lane (1, 2) register on the device."""
         return int(inside.registers(self.mem).table.slots[3 * row.index + part])
 
     def label(self, row: ms.Row, part: int = 0) -> int:
         return int(inside.registers(self.mem).table.labels[3 * row.index + part])
 
     def labels(self, row: ms.Row) -> list[int]:
-        """What the lanes stand for."""
+        """Returns the labels of a row's two lanes."""
         return [self.label(row, 1), self.label(row, 2)]
 
     def node(self, snap: ms.Snapshot) -> int:
-        """The slot on the device of a published snapshot."""
+        """Returns the slot of a published snapshot on the device."""
         self.mem.submit()
         return int(inside.registers(self.mem).table.slots[snap.register])
 
@@ -163,12 +163,12 @@ class Loop:
         return not self.planes.wrong({slot: tuple(self.fed[row][:length])})
 
     def count(self, counter: Count) -> int:
-        """A counter of the device."""
+        """Returns a counter of the device."""
         return int(inside.registers(self.mem).table.counters[counter])
 
 
 def running(backend: Backend, tracking: ms.Tracking, length: int = 0, **settings: object) -> tuple[Loop, ms.Row]:
-    """A loop with one row, which has taken so many tokens."""
+    """Returns a loop with one row, and the row, which has decoded `length` tokens."""
     loop = Loop(backend, tracking, **settings)  # type: ignore[arg-type]
     (row,) = loop.admit()
     loop.advance([row], length)

@@ -1,4 +1,4 @@
-"""A prefetcher over tiny records: what is put where, and the count of everything afterwards."""
+"""A prefetcher over tiny records, with calls that put records into the store or host memory and count them all."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
@@ -27,24 +27,24 @@ PLENTY = 200
 
 
 def digests(name: str, pages: int) -> list[bytes]:
-    """Keys of a prompt that nobody else has."""
+    """Returns the keys of a prompt that no other name has."""
     return [hashlib.blake2b(f"{name} {page}".encode(), digest_size=32).digest() for page in range(pages)]
 
 
 def record(form: RecordFormat, key: bytes, length: int) -> bytes:
-    """The one right record of a key: its body says whose it is."""
+    """Returns the record of a key. Its body repeats the key."""
     buffer = np.resize(np.frombuffer(key, np.uint8), form.nbytes).copy()
     form.seal(buffer, key, length)
     return buffer.tobytes()
 
 
 def any_number(settings: Prefetch) -> Prefetch:
-    """Settings without a limit where it is a part of host memory, as a rank without a device has it."""
+    """Returns settings without a limit if it is a share of host memory, because a rig has no manager to resolve it."""
     return replace(settings, limit=None) if isinstance(settings.limit, float) else settings
 
 
 class Rig:
-    """One rank. kv, states: host records of either kind; no kv: it is the caller's. ranks: what they agree through."""
+    """One rank. kv, states: number of host records; kv is None if the caller keeps KV. ranks: how ranks agree."""
 
     def __init__(
         self, settings: Prefetch | None = None, kv: int | None = PLENTY, states: int = 4, *, reserve: int = 0,
@@ -64,7 +64,7 @@ class Rig:
         )  # fmt: skip
 
     def stock(self, keys: Sequence[bytes], kv: Iterable[int] = (), states: Iterable[int] = ()) -> None:
-        """Puts records into storage. kv: pages from 0 on. states: tokens."""
+        """Puts records into the store. kv: numbers of pages, from 0 on. states: lengths in tokens."""
         for page in kv:
             self.store.records[KV.name(keys[page])] = record(KV, keys[page], (page + 1) * self.page)
         for length in states:
@@ -72,7 +72,7 @@ class Rig:
             self.store.records[STATE.name(key)] = record(STATE, key, length)
 
     def host(self, keys: Sequence[bytes], kv: Iterable[int] = (), states: Iterable[int] = ()) -> list[CachedRecord]:
-        """Puts records into host memory."""
+        """Puts records into host memory, and returns their entries. Arguments as those of `stock`."""
         wanted = [(self.kv, KV, keys[page], (page + 1) * self.page) for page in kv]
         wanted += [(self.states, STATE, keys[length // self.page - 1], length) for length in states]
         entries = []
@@ -86,14 +86,14 @@ class Rig:
         return self.prefetcher.start(tokens, keys, covered=covered, kv_pages=kv_pages if self.keeps_kv else len(keys))
 
     def run(self, polls: int = 40, seconds: float = 1.0) -> None:
-        """Time passes, with an iteration of the scheduler every so often."""
+        """Polls `polls` times, `seconds` apart on the fake clock."""
         for _ in range(polls):
             self.prefetcher.poll()
             self.clock.advance(seconds)
         self.prefetcher.poll()
 
-    def found(self, keys: Sequence[bytes], kv_pages: int = 0) -> int:
-        """Tokens that a request could start from: what a look at host memory says."""
+    def available(self, keys: Sequence[bytes], kv_pages: int = 0) -> int:
+        """Returns the number of tokens that a request could start from, according to host memory."""
         reach = kv_pages if self.keeps_kv else len(keys)
         while reach < len(keys) and keys[reach] in self.kv:
             reach += 1
@@ -108,7 +108,7 @@ class Rig:
             cache.reset()
 
     def check(self, idle: bool = True) -> None:
-        """Every record is free, waits, is in a cache or is held by a prefetch; entries hold what their keys say."""
+        """Checks that a cache or a prefetch holds each claimed record, and that entries have their keys' bytes."""
         held = self.prefetcher.held
         for cache, form, taken in ((self.kv, KV, held[1]), (self.states, STATE, held[0])):
             pool, entries = cache.pool, list(cache.entries())
@@ -130,14 +130,14 @@ class Rig:
 
 
 WAIT = Prefetch(stop="wait_complete")
-ALL, ENDS = range(62), range(16, 993, 16)  # pages of a prompt of 1000 tokens, and every length with whole pages
+ALL, ENDS = range(62), range(16, 993, 16)  # pages of a prompt of 1000 tokens, and all its lengths of whole pages
 
 
 class Case:
-    """A prompt of 1000 tokens in storage, and its prefetch.
+    """A prompt of 1000 tokens in the store, and its prefetch.
 
-    kv: pages in storage. ends: lengths that storage has a state of. here: the same in host memory. others: pages and
-    states of another prompt in host memory. rig: its settings.
+    kv: pages in the store. ends: lengths of the states in the store. here: (pages, lengths of states) in host memory.
+    others: the same of another prompt. rig: settings of the rig.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Case:
         self.kv_pages, self.fetch = kv_pages, self.rig.start(1000, self.keys, covered, kv_pages)
 
     def end(self, polls: int = 40) -> tuple[str | None, int]:
-        """How the prefetch ended; nothing is held, and a look finds what it promised."""
+        """Runs the prefetch to its end, and returns its `outcome`."""
         self.rig.run(polls)
         return outcome(self.rig, self.fetch, self.keys, self.kv_pages)
 
@@ -160,9 +160,9 @@ class Case:
 
 
 def outcome(rig: Rig, fetch: Fetch, keys: Sequence[bytes], kv_pages: int = 0) -> tuple[str | None, int]:
-    """How a prefetch ended, once it is certain that nothing is held and that a look finds what it promised."""
+    """Returns outcome and length of a prefetch. Checks that it holds nothing, and that host memory has this length."""
     assert fetch.done
     rig.check()
-    found = rig.found(keys, kv_pages)
-    assert found == fetch.length or (found <= fetch.covered == fetch.length)
+    available = rig.available(keys, kv_pages)
+    assert available == fetch.length or (available <= fetch.covered == fetch.length)
     return fetch.outcome and fetch.outcome.value, fetch.length

@@ -1,4 +1,4 @@
-"""A server whose forward hands out the states inside its chunks, at the lengths that its grid allows alone."""
+"""A test server whose forward stores states inside chunks, at the lengths that its grid allows."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,8 @@ from memstate.kernels.dispatch import Backend
 from tests.support.planes import History, Planes, folds
 from tests.support.serving import Server
 
-# What a forward can give: at the end of a chunk, at each token, or on a grid from the row's chunk or the packed batch.
+# name -> where a forward can store states: at the end of a chunk, or on a grid that counts from the start of the row's
+# chunk or of the packed batch.
 GIVES: dict[str, dict[str, object]] = {
     "ends": {}, "1": {"grid": 1}, "4": {"grid": 4}, "8": {"grid": 8}, "4 packed": {"grid": 4, "packed": True},
     "8 packed": {"grid": 8, "packed": True}, "1 packed": {"grid": 1, "packed": True}, "in place": {"in_place": True},
@@ -17,10 +18,10 @@ GIVES: dict[str, dict[str, object]] = {
 
 
 class MarkingPlanes(Planes):
-    """Folds a chunk in one go, and stores the states at `step.marks`."""
+    """Planes whose forward folds a chunk in one go, and stores the states at `step.marks`."""
 
     def forward(self, step: ms.Step, fed: Sequence[History]) -> None:
-        """One step; every mark lies on the grid, in a slot of its own that the step does not use otherwise."""
+        """Runs a step. Checks that each mark is on the grid, and that the step uses its slot for nothing else."""
         can, read, write = self.mem.forward, step.read.tolist(), step.write.tolist()
         assert step.tokens.tolist() == [len(row) for row in fed]
         values, starts, at = list[list[int]](), list[int](), 0
@@ -46,7 +47,7 @@ class MarkingPlanes(Planes):
 
 
 class Prefill(Server):
-    """A server with marks; rows run in steps of any number of tokens."""
+    """A server with marks, whose steps have any number of tokens."""
 
     def __init__(self, backend: Backend, name: str = "redirect", gives: str = "1", **settings: object) -> None:
         super().__init__(backend, name, **({"ends": True} | GIVES[gives] | settings))  # type: ignore[arg-type]
@@ -59,9 +60,9 @@ class Prefill(Server):
         super()._forward(step, fed)
 
     def go(self, rows: Sequence[ms.Row | None], most: int, obey: bool = True) -> None:
-        """One step of at most so many tokens a row, and the settle and publication of the one before it with overlap.
+        """Runs a step of at most `most` tokens per row, then settles and publishes it, or with overlap the step before.
 
-        obey: chunks end where the manager says, as a forward without a grid needs it.
+        obey: whether chunks end at `next_boundary`, which a forward without a grid needs.
         """
         ends = [0 if row is None else min(len(self.text[row]), self.mem.info(row).length + most) for row in rows]
         if obey:

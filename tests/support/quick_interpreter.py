@@ -1,6 +1,6 @@
-"""Triton's interpreter without the work that it does again and again, for the same results.
+"""Speeds up Triton's interpreter, in which tests spend most of their time, by remembering what it computes repeatedly.
 
-It costs the tests most of their time. `install` leaves alone each part that this version of Triton does not have.
+Results stay the same. `install` skips each part of the interpreter that this version of Triton does not have.
 """
 
 import dataclasses
@@ -15,8 +15,8 @@ from memstate.kernels.interpreter import mend_bounds
 
 
 def install() -> None:
-    """Makes the interpreter of this process faster; kernels compute what they computed before."""
-    mend_bounds()  # before anything is remembered
+    """Makes the interpreter of this process faster. Kernels give the same results."""
+    mend_bounds()  # first, so that mended functions are remembered
     _leave_out_unused_checks()
     _remember_types()
     _remember_blocks()
@@ -25,7 +25,7 @@ def install() -> None:
 
 
 def _leave_out_unused_checks() -> None:
-    """Every sum is checked for overflow, in 64 bits; without the debug option nobody reads what the check finds."""
+    """Turns off the check of every sum for overflow, whose result is unused without the debug option."""
     builder = interpreter.interpreter_builder
     options = builder.options
     if getattr(options, "sanitize_overflow", False) and getattr(options, "debug", True) is False:
@@ -33,7 +33,7 @@ def _leave_out_unused_checks() -> None:
 
 
 def _remember_types() -> None:
-    """The numpy type of a Triton type, looked up in a table that was built for each look."""
+    """Remembers the numpy type of each Triton type. Triton builds its table again for each look-up."""
     if not hasattr(interpreter, "_get_np_dtype"):
         return
     find, known = interpreter._get_np_dtype, dict[str, Any]()
@@ -49,7 +49,7 @@ def _remember_types() -> None:
 
 
 def _remember_blocks() -> None:
-    """A block type checks and names its shape, which is nearly always one that was there before."""
+    """Remembers block types by their shapes. Triton checks and names the shape of each new one."""
     make, known = tl.block_type.__init__, dict[tuple[object, ...], dict[str, Any]]()
 
     @wraps(make)
@@ -68,7 +68,7 @@ def _remember_blocks() -> None:
 
 
 def _remember_shapes() -> None:
-    """A tensor wraps each number of its shape, which depends on its type alone."""
+    """Remembers the wrapped shape of tensors of each type. Triton wraps each number of it again for every tensor."""
     make, known = tl.tensor.__init__, dict[tuple[int, ...], Any]()
     probe = tl.tensor(None, tl.block_type(tl.int32, [2]))
     if set(vars(probe)) != {"handle", "shape", "numel", "type", "dtype"}:
@@ -88,14 +88,14 @@ def _remember_shapes() -> None:
 
 
 def _remember_patches() -> None:
-    """A launch puts its own functions into `triton.language`, and every function that a kernel calls does it again."""
+    """Patches `triton.language` once per launch. Triton patches it again for every function that a kernel calls."""
     if not hasattr(interpreter, "_LangPatchScope"):
         return
     patch, scope_type = interpreter._patch_lang, interpreter._LangPatchScope
     Names = tuple[bool, bool]
-    named: dict[Callable[..., Any], Names] = {}  # function -> which of the two modules it names
-    known: dict[tuple[Names, ...], list[tuple[Any, str, Any]]] = {}  # what has patched so far -> what the last one set
-    inside: list[Names] = []  # of the functions that have patched since the launch began
+    named: dict[Callable[..., Any], Names] = {}  # function -> whether its globals have tl and tl.core
+    known: dict[tuple[Names, ...], list[tuple[Any, str, Any]]] = {}  # names in order -> what the last patch set
+    inside: list[Names] = []  # names of the functions that have patched since the launch began
 
     class Scope(scope_type):  # type: ignore[misc, valid-type]
         def restore(self) -> None:

@@ -1,7 +1,7 @@
-"""The recurrences as their papers state them, in float64, and how far correct fp32 arithmetic may be from them.
+"""The recurrences as their papers state them, in float64, and bounds on the error of correct fp32 arithmetic.
 
-The statements share nothing with kernels or references. The bounds follow the algorithm that both of those use, one
-operation after the other: a `Rounded` carries an exact value and a bound on the error of its computed counterpart.
+The recurrences share no code with kernels or references. The bounds follow the algorithm of kernels and references,
+operation by operation: a `Rounded` carries an exact value and a bound on the error of its computed counterpart.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 U = 2.0**-24  # unit roundoff of fp32
-TINY = 2.0**-126  # a GPU may flush what is smaller to zero
+TINY = 2.0**-126  # a GPU may flush smaller numbers to zero
 HUGE = 2.0**126
 
 
@@ -24,7 +24,7 @@ def float64(tensor: torch.Tensor) -> Array:
 def gated_delta(
     q: Array, k: Array, v: Array, decay: Array, beta: Array, state: Array, scale: float
 ) -> tuple[Array, Array]:
-    """One head: S_t = S_{t-1} (a_t (I - b_t k_t k_t^T)) + b_t v_t k_t^T and o_t = S_t q_t, S being `value key`.
+    """Computes one head: S_t = S_{t-1} (a_t (I - b_t k_t k_t^T)) + b_t v_t k_t^T, o_t = S_t q_t, with S `value key`.
 
     Yang, Kautz, Hatamizadeh 2024, Gated Delta Networks, arXiv:2412.06464. q, k: `token key`; v: `token value`;
     decay (log a), beta: `token`; state: `key value`, as memstate stores it. Returns `token value` and the new state.
@@ -39,11 +39,11 @@ def gated_delta(
 
 
 def causal_conv(x: Array, weight: Array, bias: Array, window: Array, silu: bool) -> tuple[Array, Array]:
-    """Each channel convolved with its own short filter over what came before, then y sigmoid(y) where `silu`.
+    """Convolves each channel with its own short causal filter, then computes y sigmoid(y) if `silu`.
 
     The causal convolution in the block of Mamba: Gu, Dao 2023, arXiv:2312.00752. x: `token channel`; weight:
-    `channel tap`, the last tap weighs the newest input; window: `tap-1 channel`. Returns `token channel` and the new
-    window.
+    `channel tap`, the last tap weighs the newest input; window: the inputs before x, `tap-1 channel`. Returns
+    `token channel` and the new window.
     """
     inputs = np.concatenate([window, x])
     out = np.empty_like(x)
@@ -55,9 +55,9 @@ def causal_conv(x: Array, weight: Array, bias: Array, window: Array, silu: bool)
 class Rounded:
     """An exact value and a bound on the error of the fp32 number that stands for it.
 
-    Every operation adds what it inherits and one rounding of the largest number it may have produced (running error
-    analysis: Higham, Accuracy and Stability of Numerical Algorithms, 3.3). A fused multiply-add rounds less: the bounds
-    hold for it too.
+    The bound of a result is the error that its operands cause, plus one rounding of the largest number that may come
+    out (running error analysis: Higham, Accuracy and Stability of Numerical Algorithms, 3.3). A fused multiply-add
+    rounds less, so the bounds hold for it too.
     """
 
     def __init__(self, value: Array, error: Array | float = 0.0) -> None:
@@ -77,30 +77,30 @@ class Rounded:
         return self._rounded(a * other.error + b * self.error + self.error * other.error, self.value * other.value)
 
     def over_one_plus(self, other: "Rounded") -> "Rounded":
-        """self / (1 + other) for a positive other; division is good to 2 ulp, 4 roundings, on every target.
+        """Returns self / (1 + other) for a positive other. Division is within 2 ulp, 4 roundings, on every target.
 
-        Above HUGE the divisor may overflow, or a GPU's division underflow: then the quotient may be zero.
+        If the divisor is above HUGE, it may overflow, or a GPU's division may underflow: then the quotient may be zero.
         """
         below = Rounded(np.ones_like(other.value)) + other
         value = self.value / below.value
-        finite = np.isfinite(below.value + below.error)  # beyond float64 the quotient is 0, and so is what it inherits
+        finite = np.isfinite(below.value + below.error)  # otherwise the quotient is 0, with no inherited error
         divisor, error = np.where(finite, below.value, np.inf), np.where(finite, below.error, 0)
         inherited = (self.error + np.abs(value) * error) / (divisor - error)
         inherited += np.where(below.value + below.error > HUGE, np.abs(value), 0)
         return self._rounded(inherited, value, ulps=4)
 
     def exp(self) -> "Rounded":
-        """On a GPU 2^(x log2 e): 2^-22 from the instruction, 2 |x| roundings from its argument; on a CPU 4 ulp."""
+        """Returns exp(x): 4 ulp on a CPU; on a GPU, as 2^(x log2 e), 2^-22 and 2 |x| roundings of its argument."""
         value = np.exp(self.value)
         return self._rounded(value * np.expm1(self.error), value, ulps=8 + 2 * np.abs(self.value))
 
     def rsqrt(self) -> "Rounded":
-        """1 / sqrt of a positive number; good to 2 ulp, 4 roundings, on every target."""
+        """Returns 1 / sqrt of a positive number, within 2 ulp, 4 roundings, on every target."""
         value = 1 / np.sqrt(self.value)
         return self._rounded(1 / np.sqrt(self.value - self.error) - value, value, ulps=4)
 
     def sum(self, axis: int) -> "Rounded":
-        """n - 1 additions in any order: no term meets more than n - 1 roundings."""
+        """Returns the sum of n terms in any order: each term takes part in at most n - 1 roundings."""
         n = self.value.shape[axis]
         error = self.error.sum(axis)
         gamma = n * U / (1 - n * U)
@@ -113,16 +113,16 @@ class Rounded:
         return Rounded(-self.value, self.error)
 
     def stored(self, dtype: torch.dtype, backend: str) -> "Rounded":
-        """After rounding to the dtype of a tensor; what is smaller than its normal numbers is rounded absolutely."""
+        """Returns the value rounded to a dtype. Below the dtype's normal numbers the rounding error is constant."""
         info = torch.finfo(dtype)
-        # Triton's interpreter cuts fp32 off where it becomes bf16: a whole last place instead of half of one.
+        # Triton's interpreter truncates fp32 to bf16: an error of a whole last place instead of half of one.
         places = 1.0 if backend == "interpreter" and dtype == torch.bfloat16 else 0.5
         error = self.error + places * info.eps * (np.abs(self.value) + self.error) + info.tiny * info.eps + TINY
         return Rounded(self.value, error)
 
 
 class Gates(NamedTuple):
-    """What one head takes of what a model projects: q and k of length 1, the log decay and beta."""
+    """Inputs of one head after its gates: q and k, perhaps of length 1, the log decay, and beta."""
 
     q: Rounded
     k: Rounded
@@ -133,10 +133,11 @@ class Gates(NamedTuple):
 def gates(
     q: Array, k: Array, decay: Array, beta: Array, a_log: Array | None, dt_bias: Array, sigmoid: bool, normalize: bool
 ) -> Gates:
-    """As layers of Gated DeltaNet and Kimi Delta Attention have them, arXiv:2412.06464 and arXiv:2510.26692.
+    """Applies the gates of Gated DeltaNet, arXiv:2412.06464, and Kimi Delta Attention, arXiv:2510.26692.
 
-    The log decay is -exp(a_log) softplus(decay + dt_bias), beta the sigmoid of itself, q and k are over their lengths;
-    each only if it is asked for. q, k: `token key`; beta: `token`; decay: `token` or `token key`; a_log: a number.
+    With `a_log` the log decay is -exp(a_log) softplus(decay + dt_bias), with `sigmoid` beta is sigmoid(beta), and with
+    `normalize` q and k are divided by their lengths. q, k: `token key`; beta: `token`; decay: `token` or `token key`;
+    a_log: a number.
     """
     step, rate = Rounded(decay), Rounded(beta)
     if a_log is not None:
@@ -154,7 +155,7 @@ def gated_delta_bound(
     q: Array | Rounded, k: Array | Rounded, v: Array, decay: Array | Rounded, beta: Array | Rounded, state: Array,
     scale: float,
 ) -> tuple[Rounded, Rounded]:  # fmt: skip
-    """Bounds for one head, of the outputs `token value` and the new state, before they are stored."""
+    """Returns bounds of one head's outputs, `token value`, and of its new state, before they are stored."""
     q, k, decay, beta = (x if isinstance(x, Rounded) else Rounded(x) for x in (q, k, decay, beta))
     s = Rounded(state)
     out: list[Rounded] = []
@@ -169,7 +170,7 @@ def gated_delta_bound(
 
 
 def causal_conv_bound(x: Array, weight: Array, bias: Array, window: Array, silu: bool) -> Rounded:
-    """Bounds of the outputs `token channel`, before they are stored; the window is not computed with."""
+    """Returns bounds of the outputs, `token channel`, before they are stored. The new window is exact."""
     inputs = np.concatenate([window, x])
     y = Rounded(np.broadcast_to(bias, x.shape))
     for tap in range(weight.shape[1]):
@@ -178,10 +179,10 @@ def causal_conv_bound(x: Array, weight: Array, bias: Array, window: Array, silu:
 
 
 def kda(q: Array, k: Array, v: Array, decay: Array, beta: Array, state: Array, scale: float) -> tuple[Array, Array]:
-    """One head: S_t = (I - b_t k_t k_t^T) Diag(a_t) S_{t-1} + b_t k_t v_t^T and o_t = S_t^T q_t, S being `key value`.
+    """Computes one head: S_t = (I - b_t k_t k_t^T) Diag(a_t) S_{t-1} + b_t k_t v_t^T and o_t = S_t^T q_t.
 
     Kimi Team 2025, Kimi Linear, arXiv:2510.26692. q, k, decay (log a): `token key`; v: `token value`; beta: `token`;
-    state: `key value`. Returns `token value` and the new state.
+    state S: `key value`. Returns `token value` and the new state.
     """
     s = state
     out = []
@@ -196,14 +197,14 @@ def kda_bound(
     q: Array | Rounded, k: Array | Rounded, v: Array, decay: Array | Rounded, beta: Array | Rounded, state: Array,
     scale: float,
 ) -> tuple[Rounded, Rounded]:  # fmt: skip
-    """Bounds for one head: the operations of the gated delta rule, each key's row of the state with its own decay."""
+    """Returns bounds for one head: those of the gated delta rule, with a decay for each key's row of the state."""
     return gated_delta_bound(q, k, v, decay[:, :, None], beta, state, scale)
 
 
 def low_rank(
     q: Array, k: Array, v: Array, decay: Array, a: Array, b: Array, state: Array, scale: float
 ) -> tuple[Array, Array]:
-    """One head: S_t = (Diag(w_t) + b_t a_t^T) S_{t-1} + k_t v_t^T and o_t = S_t^T q_t, S being `key value`.
+    """Computes one head: S_t = (Diag(w_t) + b_t a_t^T) S_{t-1} + k_t v_t^T, o_t = S_t^T q_t, where S is `key value`.
 
     The generalized delta rule of RWKV-7: Peng et al. 2025, arXiv:2503.14456, with its S transposed. decay (log w):
     `token key`, or `token 1`.
@@ -219,7 +220,7 @@ def low_rank(
 def low_rank_bound(
     q: Array, k: Array, v: Array, decay: Array, a: Array, b: Array, state: Array, scale: float
 ) -> tuple[Rounded, Rounded]:
-    """Bounds for one head: reads with a, decays, adds along b, adds along k."""
+    """Returns bounds for one head. The order is: read the state with a, decay it, add along b, add along k."""
     s = Rounded(state)
     out: list[Rounded] = []
     for t in range(len(v)):
@@ -233,7 +234,7 @@ def low_rank_bound(
 def selective(
     x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array, z: Array | None, state: Array, softplus: bool
 ) -> tuple[Array, Array]:
-    """One head, unrolled: with D_i = dt_1 + ... + dt_i, the state h_i behind token i is
+    """Computes one head, unrolled: with D_i = dt_1 + ... + dt_i, the state h_i after token i is
     exp(D_i a) h_0 + sum over j <= i of exp((D_i - D_j) a) dt_j x_j b_j^T, and y_i = (h_i c_i + d x_i) z_i sigmoid(z_i).
 
     The matrix form of the selective state space model: Dao, Gu 2024, arXiv:2405.21060, section 3; softplus of dt and
@@ -253,10 +254,10 @@ def selective(
 
 
 def softplus_bound(x: Rounded) -> Rounded:
-    """16 roundings: log 4 ulp, quotient 2 ulp, two sums, a product and what is left; and those of exp(x).
+    """Returns softplus(x) with a bound: 16 roundings (log 4 ulp, quotient 2 ulp, sums, a product), and those of exp(x).
 
-    What moves exp(x) by a part of itself moves log(1 + exp(x)) by that part of its slope, sigmoid(x). Above 20 softplus
-    may be x itself, which is less by at most exp(-x).
+    A relative error e of exp(x) is an error of e sigmoid(x) in log(1 + exp(x)). Above 20 a kernel may return x itself,
+    which is less than softplus(x) by at most exp(-x).
     """
     value = np.logaddexp(0, x.value)
     slope = np.exp(x.value - value)
@@ -270,7 +271,7 @@ def selective_bound(
     x: Array, dt: Array, bias: Array, a: Array, b: Array, c: Array, d: Array, z: Array | None, state: Array,
     softplus: bool,
 ) -> tuple[list[Rounded], list[Rounded]]:  # fmt: skip
-    """Bounds for one head, of the outputs and of h_0, h_1, ..., before they are stored; bias: `dim`, added to dt."""
+    """Returns bounds of one head's outputs and of h_0, h_1, ..., before they are stored; bias: `dim`, added to dt."""
     s = Rounded(state)
     out, states = [], [s]
     for t in range(len(x)):
@@ -284,7 +285,7 @@ def selective_bound(
 
 
 class Mamba3(NamedTuple):
-    """What one head of Mamba-3 takes, and what it keeps from before.
+    """Inputs, weights and state (`angle`, `ssm`, `k`, `v`) of one head of Mamba-3.
 
     x, z: `token dim`; b, c: `token state`; dt, decay, trap: `token`; rotation: `token angle`; b_bias, c_bias: `state`;
     d: a number; angle: `angle`; ssm: `dim state`; k: `state`; v: `dim`.
@@ -308,13 +309,13 @@ class Mamba3(NamedTuple):
 
 
 def mamba3(head: Mamba3) -> tuple[Array, tuple[Array, ...]]:
-    """One head, unrolled: with D_i = decay_1 + ... + decay_i and n = sigmoid(trap), the state h_i behind token i is
-    exp(D_i) h_0 + sum over j <= i of exp(D_i - D_j) w_j v_j k_j^T, where w_j is dt_j n_j, of all but the last token
-    with dt_(j+1) (1 - n_(j+1)) more; v_0 and k_0 are those of before, and have only that.
+    """Computes one head, unrolled: with D_i = decay_1 + ... + decay_i and n = sigmoid(trap), the state h_i after token
+    i is exp(D_i) h_0 + sum over j = 0 .. i of exp(D_i - D_j) w_j v_j k_j^T, where w_j = dt_j n_j + dt_(j+1) (1 -
+    n_(j+1)). The second term of w_j is 0 for the last token, j = i; the first is 0 for j = 0, the v and k of the state.
 
-    A trapezoid of the input before and that of now: `mamba_ssm` 2.3.2. Keys and queries are complex numbers, turned by
-    pi (tanh(r_1) dt_1 + ... + tanh(r_i) dt_i) and by the angle of before. Returns y, and the angle, h, k and v after
-    the last token.
+    This is a trapezoidal rule over each two inputs, as in `mamba_ssm` 2.3.2. Keys and queries are complex numbers,
+    turned by pi (tanh(r_1) dt_1 + ... + tanh(r_i) dt_i) plus the angle of the state. Returns y, and the angle, h, k
+    and v after the last token.
     """
     count, pairs = len(head.x), head.k.shape[0] // 2
     turn = np.zeros((count + 1, pairs))
@@ -342,7 +343,7 @@ def mamba3(head: Mamba3) -> tuple[Array, tuple[Array, ...]]:
 
 
 def mamba3_bound(head: Mamba3) -> tuple[list[Rounded], tuple[Rounded, ...]]:
-    """Bounds for one head, of the outputs, and of the angle, h, k and v before they are stored."""
+    """Returns bounds of one head's outputs, and of the angle, h, k and v, before they are stored."""
 
     def sigmoid(x: Array) -> Rounded:
         return Rounded(np.ones_like(x)).over_one_plus(Rounded(-x).exp())
@@ -360,7 +361,7 @@ def mamba3_bound(head: Mamba3) -> tuple[list[Rounded], tuple[Rounded, ...]]:
         dt, decay, now = Rounded(head.dt[t]), Rounded(head.decay[t]).exp(), sigmoid(head.trap[t])
         twice = sigmoid(2 * head.rotation[t])
         angle = angle + (twice + twice - one) * (dt * pi)
-        # Whole turns are taken off in two parts: what rounds them is below that of a turn and of what there was.
+        # Kernels subtract whole turns in two parts. The roundings are at most 3 of the angle plus one turn.
         angle = Rounded(angle.value, angle.error + 3 * U * (np.abs(angle.value) + 2 * np.pi))
         full, error = (np.concatenate([part, still]) for part in (angle.value, angle.error))
         cosine, sine = (Rounded(wave(full), error + 4 * U) for wave in (np.cos, np.sin))

@@ -1,4 +1,4 @@
-"""A manager in which every kind of owner holds a slot, for pictures and reprs."""
+"""Builds a manager in which every kind of owner holds a slot, for pictures and reprs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,14 +16,14 @@ PROMPT = list(range(40))
 
 
 def busy(name: str = "", **given: Any) -> tuple[ms.StateManager, list[ms.Snapshot | None]]:
-    """A manager with live states, lanes, marks, cached states, a session, a published snapshot, and tiers.
+    """Returns a manager with live states, lanes, marks, cached states, a session, a published snapshot, and tiers.
 
     Args:
-        name: Beginning of every name that a caller gives.
-        given: Settings instead of the usual ones.
+        name: Prefix of all names of requests, sessions and tenants.
+        given: Settings that replace the usual ones.
 
     Returns:
-        The manager, and the snapshots that are published.
+        The manager, and a list of handles to keep alive: the published snapshot and a row.
     """
     settings = {
         "slots": 24, "max_requests": 3, "snapshots": 20, "page_size": 4, "journal": 100, "backend": "reference",
@@ -34,11 +34,11 @@ def busy(name: str = "", **given: Any) -> tuple[ms.StateManager, list[ms.Snapsho
     serve(mem, ms.Request(f"{name}chat", tokens=PROMPT[:9], session=mem.sessions.open(f"{name}session-17")), 5)
     row = serve(mem, ms.Request(f"{name}conversation-17", tokens=PROMPT[5:15], salt=f"{name}tenant"), 6, end=False)
     other = serve(mem, ms.Request(f"{name}b", tokens=PROMPT[20:30]), 5, end=False)
-    return mem, [*mem.publish([other]), row]  # type: ignore[list-item]  # the row lives as long as its handle
+    return mem, [*mem.publish([other]), row]  # type: ignore[list-item]  # a row lives as long as its handle
 
 
 def serve(mem: ms.StateManager, request: ms.Request, more: int = 0, end: bool = True) -> ms.Row:
-    """Reads a prompt up to each boundary, decodes `more` tokens, and perhaps ends the request."""
+    """Computes a prompt, stopping at each boundary, decodes `more` tokens, and ends the request if `end`."""
     (row,) = mem.admit([request])
     tokens = list(request.tokens)  # type: ignore[arg-type]
     mem.extend([row], [len(tokens) + more])
@@ -53,12 +53,12 @@ def serve(mem: ms.StateManager, request: ms.Request, more: int = 0, end: bool = 
 
 @contextmanager
 def faulty(mem: ms.StateManager) -> Iterator[None]:
-    """Adds slots by id, a leaked slot, a slot with two owners, and one whose owner nobody knows, while it lasts."""
+    """Adds slots by id, a leaked slot, a slot with two owners, and one with an unknown owner during the block."""
     lost, taken = mem.pool.claim(1), mem.pool.claim(1)
     with mem.pool.allocator.group(2):
         slots = inside.registers(mem).table.slots
-        slots[-1] = slots[3]  # the live state of row 1: two owners
-        slots[-2] = taken[0]  # a register that the host takes for empty
+        slots[-1] = slots[3]  # a second owner for the live slot of row 1
+        slots[-2] = taken[0]  # the host takes this register for empty
         yield
         slots[-2:] = 0
     mem.pool.release(torch.cat([lost, taken]))

@@ -1,6 +1,6 @@
-"""A server over a manager with a prefix cache: prompts in chunks, tokens chosen from the states' bytes, KV in pages.
+"""A test server with a prefix cache, chunked prompts and KV pages, which draws its tokens from the bytes of states.
 
-What a step reads and writes must be exactly what the tokens of its rows say.
+It checks that each step reads and writes exactly the states and KV of its rows' tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,12 +26,12 @@ TRACKING: dict[str, Callable[[int], ms.Tracking]] = {
 
 
 def chosen(value: int) -> int:
-    """The token that a state of this value goes on with."""
+    """Returns the token that follows a state of this value."""
     return (value >> 40) % 50
 
 
 def written(prompt: Sequence[int], goal: int) -> list[int]:
-    """A prompt and what follows, without any manager."""
+    """Returns a prompt and the `goal` tokens that follow it, computed without a manager."""
     text = list(prompt)
     for _ in range(goal):
         text.append(chosen(fold(tuple(text))))
@@ -39,7 +39,7 @@ def written(prompt: Sequence[int], goal: int) -> list[int]:
 
 
 class Server(Checked):
-    """Rows with their texts; the last token of a text has not been folded yet."""
+    """A manager, its rows and their texts. No state contains the last token of a text yet."""
 
     def __init__(
         self, backend: Backend, name: str = "redirect", *, prefix: ms.Prefix | bool = True, every: int = EVERY,
@@ -75,11 +75,11 @@ class Server(Checked):
         return rows
 
     def start(self, tokens: Sequence[int], **more: object) -> ms.Row:
-        """Admits one prompt."""
+        """Admits one prompt, and returns its row."""
         return self.admit(ms.Request(f"of {len(tokens)}", tokens=tokens, **more))[0]  # type: ignore[arg-type]
 
     def step(self, rows: Sequence[ms.Row | None], most: int = 64, run: bool = True) -> ms.Step:
-        """Plans a chunk or a token for each row and runs the forward; nothing is settled."""
+        """Plans a chunk or a token for each row, up to the next boundary, and runs the forward. Does not settle."""
         lengths = [self.mem.info(row).length if row else 0 for row in rows]
         ends = [
             min(self.mem.info(row).next_boundary, len(self.text[row]), length + most) if row else 0
@@ -88,7 +88,7 @@ class Server(Checked):
         return self.step_to(rows, ends, run)
 
     def step_to(self, rows: Sequence[ms.Row | None], ends: Sequence[int], run: bool = True) -> ms.Step:
-        """Plans a chunk up to a length for each row, beyond boundaries too, and runs the forward."""
+        """Plans a chunk up to a length for each row, even beyond a boundary, and runs the forward. Does not settle."""
         lengths = [self.mem.info(row).length if row else 0 for row in rows]
         self.mem.extend([row for row in rows if row], [end for row, end in zip(rows, ends, strict=True) if row])
         step = self.mem.plan(rows, [end - length for end, length in zip(ends, lengths, strict=True)])
@@ -119,18 +119,18 @@ class Server(Checked):
                 text.append(chosen(int(mem.planes["long"][0, write[i], 0])))
 
     def run(self, rows: Sequence[ms.Row | None], most: int = 64, publish: bool = True) -> None:
-        """One step, settled, and published to the cache."""
+        """Runs and settles one step, and publishes to the cache."""
         self.mem.settle(self.step(rows, most))
         if publish:
             self.publish([row for row in rows if row])
 
     def run_to(self, rows: Sequence[ms.Row | None], ends: Sequence[int]) -> None:
-        """One step up to these lengths, settled, and published to the cache."""
+        """Runs and settles one step up to these lengths, and publishes to the cache."""
         self.mem.settle(self.step_to(rows, ends))
         self.publish([row for row in rows if row])
 
     def prefill(self, row: ms.Row, most: int = 64, publish: bool = True) -> None:
-        """Everything of a prompt but what decoding adds."""
+        """Runs steps until the state of a row contains its whole prompt."""
         prompt = len(self.text[row])
         while self.mem.info(row).length < prompt:
             self.run([row], most, publish)
@@ -141,7 +141,7 @@ class Server(Checked):
         return self.mem.publish(rows, keep="cache", tokens=[self.text[row] for row in rows])
 
     def end(self, rows: Sequence[ms.Row]) -> None:
-        """Releases rows into the cache, as far as they are real."""
+        """Ends rows, and leaves their states and pages in the cache."""
         self.mem.end(
             rows,
             keep="cache" if self.mem.prefix else None,
@@ -149,7 +149,7 @@ class Server(Checked):
         )
 
     def turn(self, tokens: Sequence[int], goal: int = 1, most: int = 64, publish: bool = True, **more: object) -> int:
-        """A request from its admission to its end; returns the length it started with."""
+        """Runs a request from admission to end. Returns the length that it started from."""
         row = self.start(tokens, **more)
         start = self.mem.info(row).length
         while len(self.text[row]) < len(tokens) + goal:
@@ -159,13 +159,13 @@ class Server(Checked):
         return start
 
     def states(self, salt: object = None) -> dict[int, ms.Snapshot]:
-        """Cached states of a salt by length: for trees of one path."""
-        found = [node.snapshot for at, node in self.cache.tree.walk() if at == salt and node.snapshot]
-        assert len({snap.length for snap in found}) == len(found)
-        return {snap.length: snap for snap in found}
+        """Returns length -> cached state of a salt, for a tree of a single path."""
+        snapshots = [node.snapshot for at, node in self.cache.tree.walk() if at == salt and node.snapshot]
+        assert len({snap.length for snap in snapshots}) == len(snapshots)
+        return {snap.length: snap for snap in snapshots}
 
     def states_by_prefix(self) -> dict[tuple[int, ...], ms.Snapshot]:
-        """Cached states by the tokens that they stand for."""
+        """Returns tokens -> cached state."""
         return {tuple(prefix_of(node)): node.snapshot for _, node in self.cache.tree.walk() if node.snapshot}
 
     @property
@@ -174,6 +174,6 @@ class Server(Checked):
         return self.mem.prefix
 
     def slot(self, register: int) -> int:
-        """The slot on the device in a register, after submitting what is recorded."""
+        """Submits, and returns the slot in a register on the device."""
         self.mem.submit()
         return int(inside.registers(self.mem).table.slots[register])

@@ -1,4 +1,4 @@
-"""SGLang on a machine without a GPU: pools and requests of it."""
+"""Runs SGLang's own scheduler code, with its pools and requests, on a machine without a GPU."""
 
 from array import array
 from collections.abc import Iterator
@@ -13,22 +13,22 @@ import torch
 
 
 class Engine:
-    """Requests that decode under SGLang's own scheduler code, over its pool or ours, on a CPU.
+    """Requests that decode under SGLang's own scheduler code, on SGLang's pool or memstate's, on a CPU.
 
-    A state is the number of tokens that it stands for. What is not about states is left out: KV, the tree, the model.
+    A state is the number of tokens that it stands for. There is no KV, no tree and no model.
 
     Args:
         kind: The class of the pool.
-        rows: Requests at a time.
-        slots: Slots.
+        rows: Most requests at a time.
+        slots: Slots of the pool.
         every: Tokens between two tracked states.
         lazy: Whether the second track slot is claimed at boundaries only.
-        overlap: Whether a step is prepared before the result of the one before is known.
+        overlap: Whether a step is prepared before the result of the last step is known.
 
     Attributes:
         active: Running requests by name.
-        lengths: What the state in each slot stands for.
-        kept: Slots that a cache would own, by name of the request: the slot and its length.
+        lengths: Slot -> number of tokens that its state stands for.
+        kept: Name of a request -> the slot that a cache would own, and the length of its state.
     """
 
     def __init__(self, kind: Any, rows: int, slots: int, every: int, lazy: bool, overlap: bool) -> None:
@@ -57,11 +57,11 @@ class Engine:
         self.active: dict[str, Any] = {}
         self.lengths = torch.zeros(slots + 1, dtype=torch.int64)
         self.kept: dict[str, tuple[Any, int]] = {}
-        self._before: Any = None  # the batch whose result is not known
+        self._before: Any = None  # the last batch, whose result is not handled yet
 
     @contextmanager
     def _here(self) -> Iterator[None]:
-        """SGLang's switches. The lengths of KV grow, and nothing is allocated for it."""
+        """Sets SGLang's switches for a call. The lengths of KV grow without allocations."""
 
         def grow(batch: Any, **_: Any) -> None:
             for req in batch.reqs:
@@ -80,7 +80,7 @@ class Engine:
             yield
 
     def admit(self, names: list[str]) -> None:
-        """Prompts of one token, which are read at once."""
+        """Admits requests with prompts of one token, and computes the prompts."""
         reqs = [self.sgl.Req(name, "", array("q", [1]), self.sgl.SamplingParams()) for name in names]
         with self._here():
             assert self.pool.alloc(reqs) is not None
@@ -92,7 +92,7 @@ class Engine:
             self.active[name] = req
 
     def step(self, finished: set[str]) -> None:
-        """One step of all requests. Those of `finished` end with it: with overlap, after one more step."""
+        """Runs one step of all requests. Requests in `finished` end with it, or with overlap one step later."""
         with self._here():
             batch = self._batch
             batch.reqs = list(self.active.values())
@@ -105,7 +105,7 @@ class Engine:
             self._next((copy(batch), finished) if batch.reqs else None)
 
     def _next(self, now: tuple[Any, set[str]] | None) -> None:
-        """Handles the result of the batch before, or of this one where batches do not overlap."""
+        """Handles the result of the last batch with overlap, otherwise of this batch."""
         due, self._before = (self._before, now) if self.overlap else (now, None)
         if due is not None:
             self._results(*due)
@@ -128,7 +128,7 @@ class Engine:
             self._processor._handle_finish_state_updated_req(req, batch, result, i, None)
 
     def _end(self, req: Any, keeps: bool) -> None:
-        """The tree takes the newest state that it can name; `kept` has its slot and its length."""
+        """Ends a request. keeps: whether `kept` gets the newest state that SGLang's tree can take."""
         params, real = self.sgl.InsertParams(), len(req.output_ids)
         length = self._component.prepare_for_caching_req(req, params, real, is_finished=True) if keeps else 0
         result = SimpleNamespace(mamba_exist=False) if length else None
@@ -139,27 +139,27 @@ class Engine:
             self.kept[req.rid] = params.mamba_value, length
 
     def room(self) -> int:
-        """Requests that can be admitted."""
-        found: int = self.pool.mamba_allocator.available_size() // (1 + self._tracks)
-        return found
+        """Returns how many requests can be admitted."""
+        requests: int = self.pool.mamba_allocator.available_size() // (1 + self._tracks)
+        return requests
 
     def drop(self, name: str) -> None:
-        """The tree evicts a state."""
+        """Frees the kept state of a request, as an eviction from the tree does."""
         self.pool.mamba_allocator.free(self.kept.pop(name)[0])
 
     def owned(self) -> list[int]:
-        """Every slot that a request or the tree owns."""
-        found = [int(slot) for slot, _ in self.kept.values()]
+        """Returns all slots that a request or `kept` owns."""
+        slots = [int(slot) for slot, _ in self.kept.values()]
         for req in self.active.values():
-            found += [
+            slots += [
                 int(req.kv.mamba_pool_idx),
                 *(at for at in req.kv.mamba_ping_pong_track_buffer.tolist() if at > 0),
             ]
-        return found
+        return slots
 
 
 def make_pool(kind: Any, rows: int, slots: int, *, lazy: bool = False, overlap: bool = True, **named: Any) -> Any:
-    """A pool of SGLang's or of ours for two layers of a tiny state, for a decode server with `pre_alloc_size`."""
+    """Makes SGLang's pool or memstate's, for two layers of a tiny state. With `pre_alloc_size`: of a decode server."""
     from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
 
     shape = Mamba2StateShape.create(

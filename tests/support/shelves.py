@@ -1,6 +1,6 @@
-"""One kind of record in host memory, states or KV pages: which are free, and what the others stand for.
+"""A model of the records of one kind, states or KV pages, in host memory.
 
-A key is a salt and all tokens up to where the record stands; there are no digests here.
+A key is a salt and all tokens up to the end of the record, instead of a digest.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -11,8 +11,8 @@ Key = tuple[Hashable, tuple[int, ...]]
 
 @dataclass(eq=False)
 class Item:
-    """A record under its key. fetched: it came from storage; stored: storage has it, or is being given it; filled: its
-    bytes are there, or on their way.
+    """A record under its key. fetched: whether it came from the store; stored: whether the store has it, or a write is
+    under way; filled: whether its bytes are there or on their way.
     """
 
     key: Key
@@ -24,13 +24,13 @@ class Item:
 
 
 class Shelf:
-    """Items, the least recently used first. reserve: records that prefetches leave over."""
+    """Items, the least recently used first. reserve: number of records that prefetches leave free."""
 
     def __init__(self, kind: str, records: int, reserve: int) -> None:
         self.kind, self.records, self.reserve = kind, records, reserve
         self.free = set(range(records))
-        self.written: set[int] = set()  # by threads
-        self.waiting: set[int] = set()  # given back while a thread writes to them
+        self.written: set[int] = set()  # records to which a thread writes
+        self.waiting: set[int] = set()  # records that were given back while a thread writes to them
         self.items: list[Item] = []
         self.evicted = 0
 
@@ -45,14 +45,14 @@ class Shelf:
         return max(0, len(self.free) + len(self.loose) - self.reserve)
 
     def claim(self, n: int) -> list[int]:
-        """The lowest."""
+        """Claims the `n` lowest free records."""
         records = sorted(self.free)[:n]
         assert len(records) == n
         self.free -= set(records)
         return records
 
     def take(self, n: int) -> list[int]:
-        """So many records, giving up what is used least; none where there are not so many."""
+        """Claims `n` records, and evicts the least recently used ones for them. Returns none if there are too few."""
         if n > len(self.free) + len(self.loose):
             return []
         self.evict(n - len(self.free))
@@ -79,7 +79,7 @@ class Shelf:
                 self.free.add(record)
 
     def add(self, key: Key, record: int, fetched: bool = False) -> Item:
-        """The newest; where the key is there, the record goes back."""
+        """Adds a record as the newest item. If the key has an item already, gives the record back."""
         if there := self.get(key):
             self.give(record)
             self.touch([key])
@@ -88,7 +88,7 @@ class Shelf:
         return item
 
     def touch(self, keys: Sequence[Key]) -> None:
-        """The first of them becomes the newest."""
+        """Makes these items the newest, the first key last."""
         for key in reversed(keys):
             if there := self.get(key):
                 self.items.remove(there)

@@ -1,4 +1,4 @@
-"""Layouts that tensor parallelism cuts, what each rank holds of them, and records of every rank in stores."""
+"""Layouts that tensor parallelism cuts, the share of each rank, and the records of all ranks in stores."""
 
 import itertools
 import random
@@ -41,7 +41,10 @@ for count in (2, 4):
 
 
 def toy(name: str) -> StateLayout:
-    """A preset with fewer units, of which as many ranks have a share, and small sizes along every other axis."""
+    """Returns a small copy of a preset: at most 16 units of most parts, and sizes up to 3 along the other axes.
+
+    A part keeps enough units for the same numbers of ranks, up to 8.
+    """
 
     def units(count: int) -> int:
         while count > 16 and count // 2 % 8 == 0:
@@ -58,14 +61,14 @@ def toy(name: str) -> StateLayout:
 
 
 def whole(layout: StateLayout, seed: int) -> dict[str, Tensor]:
-    """Every plane of the whole model as random bytes, `layer ... byte`."""
+    """Returns plane -> random bytes of the whole model, `layer ... byte`."""
     random = {"dtype": torch.uint8, "generator": torch.Generator().manual_seed(seed)}
     shapes = {plane.name: (layout.layers_of(plane), *plane.shape, plane.dtype.itemsize) for plane in layout.planes}
     return {name: torch.randint(0, 256, shape, **random) for name, shape in shapes.items()}
 
 
 def cut(plane: Plane, full: Tensor, ranks: int, rank: int) -> Tensor:
-    """What a rank holds: of each part its share of the units, or the one that it has in common with neighbours."""
+    """Returns the bytes of a rank: its share of each part's units, or one unit if ranks outnumber them."""
     pieces, axis = [], plane.axis + 1
     for part in plane.parts:
         units = full.narrow(axis, sum(piece.length for piece in plane.parts[: plane.parts.index(part)]), part.length)
@@ -77,7 +80,7 @@ def cut(plane: Plane, full: Tensor, ranks: int, rank: int) -> Tensor:
 
 
 def shard(layout: StateLayout, full: dict[str, Tensor], ranks: int, rank: int, padding: int = 0) -> Bytes:
-    """The body of a rank, from the order of a body alone."""
+    """Returns the body of a rank's record, built from the order of blocks without the library's code."""
     blocks = []
     for plane, layer in in_order(layout):
         block = cut(plane, full[plane.name], ranks, rank)[layer].reshape(-1)
@@ -85,13 +88,13 @@ def shard(layout: StateLayout, full: dict[str, Tensor], ranks: int, rank: int, p
     return torch.cat(blocks).numpy()
 
 
-TOKENS = random.Random(7).choices(range(1000), k=5 * PAGE + 2)  # five whole pages and a part of one
+TOKENS = random.Random(7).choices(range(1000), k=5 * PAGE + 2)  # five whole pages and a part of a sixth
 STATE = StateLayout((MIXED.planes[0], Plane("ssm", (8, 3, 2), torch.float32, parts=(Part("head", 8),))), LAYERS)
 EVERY = range(5)
 
 
 class Model(NamedTuple):
-    """The layouts of a whole model; what a record must hold is drawn from its kind and its page."""
+    """The layouts of a whole model, and its records. Kind and page are the seed of a record's bytes."""
 
     state: StateLayout | None = STATE
     kv: StateLayout | None = KV["2 heads"]
@@ -118,7 +121,7 @@ class Model(NamedTuple):
         return record
 
     def put(self, store: Any, ranks: int, states: Any = (0, 2, 4), pages: Any = EVERY, salt: object = None) -> None:
-        """What all ranks have written. states: pages at whose ends there is one."""
+        """Puts the records of all ranks into a store. states: numbers of pages that have a state at their end."""
         for kind, there in (("state", states), ("kv", pages)):
             for page, rank in itertools.product(there if kind in self.kinds else (), range(ranks)):
                 name, record = self.name(kind, page, ranks, rank, salt), self.record(kind, page, ranks, rank, salt)
@@ -129,7 +132,7 @@ class Model(NamedTuple):
         return HandOver(MODEL, *self, PAGE, **ends, rank=rank, batch=batch)
 
     def found(self, store: Any, ranks: int, rank: int, salt: object = None) -> int:
-        """Tokens that a rank can start from, as a prefetch finds it; every byte is what the model says."""
+        """Returns the length that a rank can start from, as a prefetch finds it. Checks every byte of these records."""
         names = {kind: [self.name(kind, page, ranks, rank, salt) for page in EVERY] for kind in self.kinds}
         there = {kind: store.exists(names[kind]) for kind in names}
         reach = [*there.get("kv", [True] * 5), False].index(False)

@@ -1,7 +1,7 @@
-"""A loop that guesses tokens: one layer of a gated delta rule, texts by number, and the state behind each token.
+"""A loop with drafts on one layer of a gated delta rule, compared with plain decode.
 
-Token n of a text has inputs that its text alone decides, so the state behind n tokens of a text is known; a guess is a
-token of another text.
+Texts have numbers. The text alone decides the inputs of its token n, so the state after n tokens of a text is known. A
+wrong draft is a token of another text.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ def layout(tail: int) -> ms.StateLayout:
 
 
 class Model:
-    """Texts by number, and the states and outputs of plain decode behind each of their tokens."""
+    """The inputs of each text, and the states and outputs of plain decode after each of its tokens."""
 
     def __init__(self, backend: Backend, generator: torch.Generator, texts: int) -> None:
         self.backend, shape = backend, (texts, TOKENS)
@@ -46,7 +46,7 @@ class Model:
         self.weights = {
             "a_log": torch.randn(HEADS, generator=generator).to(backend.device), "sigmoid": True, "normalize": True,
         }  # fmt: skip
-        # Every token has a mark, and so every state a slot.
+        # Each token has a mark, so one launch stores the state after every token.
         count = texts * TOKENS
         pool = torch.zeros(count + 1 + texts, HEADS, SIZE, SIZE, device=backend.device)
         columns = torch.arange(count).div(TOKENS, rounding_mode="floor"), torch.arange(count) % TOKENS + 1
@@ -61,7 +61,7 @@ class Model:
     def forward(
         self, mem: ms.StateManager, step: ms.Step, texts: list[list[tuple[int, int]]], trees: Sequence[Tree] = ()
     ) -> Tensor:  # fmt: skip
-        """texts: for each token of each entry its text and its place there. trees: of the entries, if they have any."""
+        """Runs a step. texts: (text, place in the text) for each token of each entry. trees: drafts of the entries."""
         width = max(1, *map(len, texts))
         x = {}
         for name, stream in self.inputs.items():
@@ -69,7 +69,7 @@ class Model:
             for entry, tokens in enumerate(texts):
                 for t, (text, at) in enumerate(tokens):
                     x[name][entry, t] = stream[text, at]
-        alone = mem.forward.in_place  # such a kernel knows one slot
+        alone = mem.forward.in_place  # such a kernel knows only the slot that it writes
         return self.backend.gated_delta_step(
             **x,
             **self.weights,
@@ -86,14 +86,14 @@ class Model:
 
 
 class Walk:
-    """A loop that guesses tokens, with random calls in between; it knows the text of each row and what is in it."""
+    """A loop with drafts and random calls, which checks outputs and snapshots against plain decode."""
 
     def __init__(self, mem: ms.StateManager, model: Model, generator: torch.Generator, tail: int) -> None:
         self.mem, self.model, self.generator, self.tail, self.overlap = mem, model, generator, tail, mem.overlap
-        self.rows: dict[ms.Row, tuple[int, int]] = {}  # its text and its length
+        self.rows: dict[ms.Row, tuple[int, int]] = {}  # row -> its text, its length
         self.kept: list[tuple[ms.Snapshot, int]] = []
         self.names = 0
-        self.flight: Any = None  # the step that is not settled, with overlap
+        self.flight: Any = None  # with overlap, the arguments of `settle` for the last step
 
     def draw(self, most: int) -> int:
         return int(torch.randint(0, most + 1, (1,), generator=self.generator))
@@ -109,7 +109,7 @@ class Walk:
             text, length = self.rows.get(row, (0, 0))
             n = self.draw(self.tail - 1) + 1 if length or self.draw(1) else self.draw(30) + 1
             if self.draw(7) == 0:
-                n = 0  # folds what is pending
+                n = 0  # the step only folds pending tokens
             of = self.draw(n) if n <= self.tail and self.draw(3) else 0
             trees.append(drawn_behind(n - of, of, self.generator, branches=bool(self.draw(1))))
             path = trees[-1].path
@@ -146,7 +146,7 @@ class Walk:
     def settle(
         self, step: ms.Step, entries: list[Any], accepted: list[int], guessed: bool, written: bool, starts: list[int]
     ) -> None:
-        """Tells what came of a step; some of its rows have ended then, and are in the next one as well."""
+        """Settles a step. Some of its rows end with it, although with overlap the next step has them too."""
         over = [row in self.rows and self.draw(30) == 0 for row in entries]
         if guessed or self.draw(1):
             self.mem.accept(step, accepted, finished=over, written=written)
@@ -160,8 +160,9 @@ class Walk:
         for row, ended in zip(entries, over, strict=True):
             if ended:
                 at = dict(zip(self.flight[1], self.flight[5], strict=True)) if self.flight else {}
-                length = at.get(row, self.rows[row][1])  # without what a dead step adds
-                self.rows[row] = self.rows[row][0], length - self.draw(min(length, self.draw(3)))  # or behind its end
+                length = at.get(row, self.rows[row][1])  # without the tokens of a dead step
+                # An end of the request may lie a few tokens before the last one.
+                self.rows[row] = self.rows[row][0], length - self.draw(min(length, self.draw(3)))
                 self.end([row])
 
     def end(self, rows: list[ms.Row]) -> None:
@@ -179,7 +180,7 @@ class Walk:
             self.kept.append((state, text))
 
     def check(self) -> None:
-        """Every state that is kept has the bits of plain decode at its length."""
+        """Checks that each kept snapshot has the bits of plain decode at its length."""
         self.mem.submit(*([self.flight[0]] if self.flight is not None else []))
         for state, text in self.kept:
             (slot,) = self.mem.device.read_slots([state]).wait().tolist()

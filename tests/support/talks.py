@@ -1,4 +1,4 @@
-"""Conversations: a decode loop that is told its tokens. KV pages, of 2 tokens, say what was written to them last."""
+"""A decode loop for conversations whose tokens the test gives, with KV pages of 2 tokens that hold the tokens."""
 
 from collections.abc import Sequence
 
@@ -12,11 +12,11 @@ from tests.support.endings import finish, made
 from tests.support.planes import MAKERS, History, Loop
 
 PAGE = 2
-DEAD = 666  # a token that a dead step computes
+DEAD = 666  # the token that dead steps compute
 
 
 class Talks(Checked, Loop):
-    """A decode loop that is told its tokens, and KV pages whose contents say which tokens were written to them last."""
+    """A decode loop that gets its tokens from the test. A KV page holds the tokens that were last written to it."""
 
     def __init__(
         self, backend: Backend, name: str, overlap: bool = True, cache: bool = True, **settings: object
@@ -29,13 +29,13 @@ class Talks(Checked, Loop):
         made(self)
 
     def turn(self, text: Sequence[int], session: ms.Session | None = None, **more: object) -> ms.Row:
-        """Admits one request with this prompt."""
+        """Admits one request with this prompt, and returns its row."""
         (row,) = self.mem.admit([ms.Request("talk", tokens=text, session=session, **more)])  # type: ignore[arg-type]
         self.fed[row] = list(text[: self.mem.info(row).length])
         return row
 
     def feed(self, rows: Sequence[ms.Row], fed: Sequence[Sequence[int]], run: bool = True) -> ms.Step:
-        """Plans and runs one step; what it reads stands for exactly what its rows were fed, in states and in pages."""
+        """Plans and runs one step. Checks that the states and pages that it reads are those of the rows' tokens."""
         self.mem.extend(rows, [self.mem.info(row).length + len(new) for row, new in zip(rows, fed, strict=True)])
         step = self.mem.plan(rows, [len(new) for new in fed])
         if run:
@@ -52,7 +52,7 @@ class Talks(Checked, Loop):
         return step
 
     def run(self, row: ms.Row, text: Sequence[int], dead: bool = False, publish: bool = False) -> None:
-        """Computes what is left of a text and settles it; dead: its end ends the row, one step later is in flight."""
+        """Computes and settles the rest of a text. dead: the row ends with it, while a dead step is in flight."""
         left = list(text[self.mem.info(row).length :])
         while left:
             n = min(3, self.mem.info(row).next_boundary - self.mem.info(row).length, len(left))
@@ -69,16 +69,16 @@ class Talks(Checked, Loop):
             self.land()
 
     def land(self) -> None:
-        """Settles what is in flight."""
+        """Settles all steps in flight."""
         while self.flying:
             self.mem.settle(self.flying.pop(0))
 
     def known(self, row: ms.Row) -> list[int]:
-        """The tokens of a request that are real."""
+        """Returns the real tokens of a request."""
         return self.fed[row][: self.mem.info(row).confirmed]
 
     def end(self, row: ms.Row) -> list[int]:
-        """Ends a turn, and settles what it left in flight; returns its tokens."""
+        """Ends a turn and settles its steps in flight. Returns its real tokens."""
         tokens = self.known(row)
         self.mem.end([row], keep="cache", tokens=[tokens])
         self.land()
@@ -87,9 +87,9 @@ class Talks(Checked, Loop):
     def whole(
         self, text: Sequence[int], session: ms.Session | None = None, prompt: int | None = None, **how: bool
     ) -> int:
-        """A turn from admission to end; returns how many of its tokens were not computed again.
+        """Runs a turn from admission to end. Returns the length that it started from.
 
-        prompt: tokens that are known when it is admitted, where the rest is its answer.
+        prompt: length of the prompt, if the rest of the text is the answer.
         """
         row = self.turn(text[:prompt], session)
         start = self.mem.info(row).length
@@ -99,22 +99,22 @@ class Talks(Checked, Loop):
         return start
 
     def kept(self, session: ms.Session) -> list[int]:
-        """Lengths of a session's states."""
+        """Returns the lengths of a session's states."""
         return [snap.length for snap in owners.session(self.mem, session).kept]
 
     def cached(self) -> list[int]:
-        """Lengths of the states in the prefix cache, ascending."""
+        """Returns the lengths of the states in the prefix cache, ascending."""
         nodes = self.mem.prefix.tree.walk() if self.mem.prefix else ()
         return sorted(node.end * PAGE for _, node in nodes if node.snapshot)
 
     def of_rows(self) -> dict[int, History]:
-        """Slots of rows, and the tokens that they were fed."""
+        """Returns slot -> tokens of its state, for the slots of all rows."""
         rows = [row for row in self.mem.rows if row in self.fed]
         labels = {(row, part): label for row in rows for part in range(3) if (label := self.label(row, part))}
         return {self.slot(row, part): tuple(self.fed[row][:label]) for (row, part), label in labels.items()}
 
     def look(self, idle: bool = False) -> None:
-        """And each row has its pages on the device, and pins what its first step reads."""
+        """Checks also that the device has each row's pages, and that exactly the sources of first steps are pinned."""
         super().look(idle)
         table = self.mem.device.page_table.tolist()
         for row in self.mem.rows:
@@ -139,7 +139,7 @@ TEXT = list(range(1, 16))
 
 
 def row_holds_nothing(mem: ms.StateManager, index: int) -> bool:
-    """Whether a row's registers, labels, columns and pages are all 0, on the device and in the mirror."""
+    """Whether a row's registers, labels, columns and pages are all 0, on the device and in the host's mirror."""
     mem.submit()
     file, first = inside.registers(mem), 3 * index
     cells = [file.table.slots[first : first + 3], file.table.labels[first : first + 3], mem.device.page_table[index]]
@@ -149,14 +149,14 @@ def row_holds_nothing(mem: ms.StateManager, index: int) -> bool:
 
 
 def counts(talks: Talks) -> tuple[int, ...]:
-    """What is free."""
+    """Returns the numbers of free slots, free pages, used rows and free holders."""
     return talks.mem.free_slots, talks.mem.free_pages, talks.mem.stats().rows_used, owners.free(talks.mem)
 
 
 def told(
     backend: Backend, name: str, overlap: bool = True, cache: bool = True, first: int = 0, **settings: object
 ) -> tuple[Talks, ms.StateManager, ms.Session]:
-    """Conversations with one session, which has had a turn of so many tokens."""
+    """Returns a loop with one session, which has had a turn of `first` tokens."""
     talks = Talks(backend, name, overlap, cache, **settings)
     session = talks.mem.sessions.open("a")
     if first:

@@ -1,7 +1,7 @@
-"""Tenants that send the same tokens under salts of their own, over states and KV pages that say whose they are.
+"""Tenants that send the same tokens under different salts, with states and KV pages whose bytes name the tenant.
 
-A state is (tenant, tokens that it stands for), and so is every place of a KV page. What a step reads is looked at, so
-that a test need only say which length a request starts with.
+The bytes of a state are (tenant, number of tokens), those of each place of a KV page (tenant, place). Each step checks
+what it reads, so a test only has to check the length that a request starts from.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -22,14 +22,14 @@ from tests.support.build import build
 PAGE, EVERY, PAGES = 4, 8, 60
 STATE = ms.StateLayout((ms.Plane("state", (2,), torch.int64),), layers=1)
 KV = ms.StateLayout((ms.Plane("kv", (PAGE, 2), torch.int64),), layers=1)
-T = [7 * i % 100 for i in range(64)]  # what everybody sends
-NOTHING = (0, 0, 0, 0)  # by state, by KV, where there was a state, in host memory
+T = [7 * i % 100 for i in range(64)]  # the prompt of all tenants
+NOTHING = (0, 0, 0, 0)  # `House.matched` without any match
 
 two_tenants = pytest.mark.parametrize(("mine", "other"), [("a", "b"), ("a", None), (None, "a"), ("", None), (1, "1")])
 
 
 class AtOnce(Executor):
-    """Threads that have done their work before anybody looks."""
+    """An executor that runs each job at once, within `submit`."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
         future: Future[Any] = Future()
@@ -42,7 +42,7 @@ class AtOnce(Executor):
 
 
 class House:
-    """A manager whose tenants are told apart by their bytes. tiers: settings of what is below it, None for nothing."""
+    """A manager and its tenants. tiers: settings of the tiers; None for no tiers."""
 
     def __init__(self, *, tiers: dict[str, object] | None = None, slots: int = 12, **settings: object) -> None:
         backend = Backend("reference")
@@ -59,17 +59,17 @@ class House:
         self._numbers: dict[tuple[type, Hashable], int] = {}
 
     def number(self, salt: Hashable) -> int:
-        """A tenant's."""
+        """Returns the number that stands for a tenant in bytes."""
         return self._numbers.setdefault((type(salt), salt), 1000 * (len(self._numbers) + 1))
 
     def start(self, tokens: Sequence[int], salt: Hashable, **more: Any) -> ms.Row:
-        """Admits a prompt, or with tokens=None what has none."""
+        """Admits a request, and returns its row. tokens: the prompt; None for a request without known tokens."""
         (row,) = self.mem.admit([ms.Request("turn", tokens=tokens, salt=salt, **more)])
         self.tenants[row] = salt
         return row
 
     def step(self, row: ms.Row, end: int) -> ms.Step:
-        """Plans up to `end`, or the next boundary, and runs it; what is read must be the tenant's."""
+        """Plans and runs a step up to `end` or the next boundary. Checks that it reads only the tenant's own data."""
         before, number = self.mem.info(row).length, self.number(self.tenants[row])
         end = min(end, self.mem.info(row).next_boundary)
         self.mem.extend([row], [end])
@@ -92,7 +92,7 @@ class House:
             self.mem.settle(self.step(row, end))
 
     def turn(self, end: int, salt: Hashable, tokens: Sequence[int] = T, **more: Any) -> int:
-        """A request from admission to end, which leaves what it has; returns the length it started with."""
+        """Runs a request from admission to end, and leaves it in the cache. Returns the length that it started from."""
         row = self.start(tokens[:end], salt, **more)
         start = self.mem.info(row).length
         self.run(row, end)
@@ -100,20 +100,20 @@ class House:
         return start
 
     def starts(self, end: int, salt: Hashable, tokens: Sequence[int] = T, **more: Any) -> int:
-        """The length that a prompt of `end` tokens starts with; its first step reads it, and nothing is left."""
+        """Returns the length that a prompt of `end` tokens starts from. Runs one step, then ends without caching."""
         row = self.start(tokens[:end], salt, **more)
         start = self.mem.info(row).length
         self.run(row, start + 1)
         self.mem.end([row])
         return start
 
-    def found(self, end: int, salt: Hashable, tokens: Sequence[int] = T, **more: Any) -> tuple[int, int, int, int]:
-        """What `match` says of a prompt: by state, by KV, where there was a state, in host memory."""
+    def matched(self, end: int, salt: Hashable, tokens: Sequence[int] = T, **more: Any) -> tuple[int, int, int, int]:
+        """Returns the lengths of a match: by state, by KV, of an evicted state, in host memory."""
         match = self.mem.match(tokens[:end], salt, **more)
         return match.length, match.kv_length, match.evicted_length, match.host_length
 
     def go_down(self) -> None:
-        """All that the device has cached goes to what is below, and its bytes are lost here."""
+        """Evicts the whole prefix cache of the device to the tiers, and overwrites its pages."""
         cache = self.mem.prefix
         assert cache is not None and self.mem.tiers is not None
         self.mem.submit()
@@ -125,7 +125,7 @@ class House:
         self.kv[[page for page, users in enumerate(owners.kv_pages(self.mem).holders) if not users]] = -1
 
     def fetch(self, end: int, salt: Hashable) -> Fetch:
-        """A prefetch that is over."""
+        """Prefetches a prompt, and returns the prefetch when it is done."""
         fetch = self.mem.prefetch(T[:end], salt)
         for _ in range(100):
             if not fetch.done:
@@ -134,6 +134,6 @@ class House:
         return fetch
 
     def idle(self) -> None:
-        """Nothing runs any more, and nothing is lost."""
+        """Checks that no row runs, no state is pinned and no slot leaks."""
         self.mem.audit().raise_if_leaking()
         assert not self.mem.rows and not owners.pinned(self.mem)

@@ -1,8 +1,8 @@
-"""A server with host memory, and storage if wanted, below its prefix cache.
+"""A test server with host memory, and optionally a store, below its prefix cache, which checks every byte it reads.
 
-`look` also holds host memory against everything: every record is free, cached or on its way, nothing stays pinned, and
-every byte of every entry, states and KV, is what the tokens of its key say. KV depends on all tokens before it, so that
-a page of another prefix with the same tokens is found out; what a step reads is looked at before every step.
+`look` also checks host memory: every record is free, cached or on its way, nothing stays pinned, and each byte of each
+cached state and KV page follows from the tokens of its key. KV depends on all tokens before it, so a page of another
+prefix with the same tokens fails the check. Before each step, the server checks the KV that the step reads.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,15 +32,14 @@ MOVED = ("states_out", "states_in", "pages_out", "pages_in")
 
 
 def whole(n: int, pages: int = 2) -> list[int]:
-    """A prompt of whole pages that shares nothing with those of other numbers: it leaves one state, at its end."""
+    """Returns prompt number `n`, of whole pages. It shares no prefix with others, and leaves one state, at its end."""
     return [100 * n + i for i in range(PAGE * pages)]
 
 
 class Tiered(Server):
-    """A server whose every read checks what it reads. tiers: settings, besides those that are usual here.
+    """A server with tiers that checks all KV before a step reads it. tiers: settings that replace the usual ones.
 
-    With `every` far away a prompt of whole pages leaves one state, at its end (`Whole`). The cache gives up what was
-    used last.
+    `every` is larger than the prompts of most tests, so a prompt of whole pages leaves one state, at its end (`Whole`).
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class Tiered(Server):
             self.kv = self.pages_kv["k"][0]  # type: ignore[assignment]
             for plane in self.pages_kv.values():
                 plane[:, 1:] = STALE
-        self.known: dict[bytes, History] = {}  # the tokens of keys
+        self.known: dict[bytes, History] = {}  # key -> all tokens of its prefix
         mark = fingerprint("toy", self.mem.layout, KV if pages else None, self.page, 0, 1)
         self._keys = Keys(mark, self.page)
 
@@ -75,7 +74,7 @@ class Tiered(Server):
         return [each.cache for each in self.below.host.sets]
 
     def note(self, tokens: Sequence[int], salt: object = None) -> None:
-        """Remembers what the keys of a prompt mean."""
+        """Remembers the tokens that each key of a prompt stands for."""
         for at, key in enumerate(self._keys.of(Prompt(encode(tokens), salt)), 1):
             assert self.known.setdefault(key, tuple(tokens[: at * self.page])) == tuple(tokens[: at * self.page])
 
@@ -91,7 +90,7 @@ class Tiered(Server):
 
     @property
     def salts(self) -> dict[object, object]:
-        """By request, so that answers are known under the salt of their prompts."""
+        """Request id -> salt of its prompt, under which its answer is cached as well."""
         return self.__dict__.setdefault("_salts", {})
 
     def _note_rows(self, rows: Iterable[ms.Row]) -> None:
@@ -107,21 +106,21 @@ class Tiered(Server):
         super().end(rows)
 
     def _forward(self, step: ms.Step, fed: Sequence[Sequence[int]]) -> None:
-        """KV besides the tokens themselves, checked up to where the step begins and written from there."""
+        """Checks the KV of each row up to the start of the step, writes the KV of its tokens, then folds the states."""
         table, by_number = self.mem.device.page_table.tolist(), {row.index: row for row in self.mem.rows}
         for i, number in enumerate(step.numbers.tolist() if self.pages_kv is not None else ()):
             if number and self.pages_kv is not None:
                 text, before, after = self.text[by_number[number]], int(step.before[i]), int(step.after[i])
                 pages = table[number][: -(-after // self.page)]
                 here = self.pages_kv["k"][:, pages], self.pages_kv["v"][:, pages]
-                for got, snapshot_at in zip(here, kv_of(text[:after], self.page), strict=True):
-                    flat, snapshot_at = got.flatten(1, 2).cpu(), snapshot_at.flatten(1, 2)
-                    assert torch.equal(flat[:, :before], snapshot_at[:, :before]), (
+                for got, expected in zip(here, kv_of(text[:after], self.page), strict=True):
+                    flat, expected = got.flatten(1, 2).cpu(), expected.flatten(1, 2)
+                    assert torch.equal(flat[:, :before], expected[:, :before]), (
                         f"KV of row {number} is not its prompt's"
                     )
-                for name, snapshot_at in zip("kv", kv_of(text[:after], self.page), strict=True):
+                for name, expected in zip("kv", kv_of(text[:after], self.page), strict=True):
                     for at in range(before, after):
-                        self.pages_kv[name][:, pages[at // self.page], at % self.page] = snapshot_at[
+                        self.pages_kv[name][:, pages[at // self.page], at % self.page] = expected[
                             :, at // self.page, at % self.page
                         ].to(self.kv.device)  # type: ignore[attr-defined]
         super()._forward(step, fed)
@@ -129,7 +128,7 @@ class Tiered(Server):
     # -- scenarios ------------------------------------------------------------------------------------
 
     def cache_prompts(self, *prompts: Sequence[int], poll: bool = True, **more: object) -> None:
-        """Computes prompts and leaves their states on the device."""
+        """Computes prompts and leaves their states and KV in the prefix cache of the device."""
         for tokens in prompts:
             row = self.start(tokens, **more)
             self.prefill(row, publish=False)
@@ -138,17 +137,17 @@ class Tiered(Server):
                 self.mem.poll()
 
     def give_up(self, states: int = 99, pages: int = 0) -> None:
-        """The device gives up states, and leaves until so many pages are free; then it forgets their bytes."""
+        """Evicts `states` states, then leaves until `pages` pages are free, and overwrites free memory with rubbish."""
         self.cache.evict_states(states)
         self.cache.evict_pages(pages)
         self.mem.poll()
-        self.mem.submit()  # slots that are free by now are filled with rubbish
+        self.mem.submit()  # the server fills slots that are free now with rubbish
         free = [page for page, users in enumerate(owners.kv_pages(self.mem).holders) if page and not users]
         for plane in self.pages_kv.values() if self.pages_kv is not None else ():
             plane[:, free] = STALE
 
     def work(self) -> None:
-        """Threads that are driven by hand end what they were given."""
+        """Runs all jobs of threads that the test drives by hand (`ByHand`)."""
         jobs = self.below.settings.executor
         for job in list(jobs.jobs) if isinstance(jobs, ByHand) else ():
             if not job.future.done() and job.begin():
@@ -156,28 +155,28 @@ class Tiered(Server):
         self.mem.poll()
 
     def drain(self) -> None:
-        """All that is to be written is written or given up."""
+        """Works until no record waits for writeback to the store."""
         while self.below.writeback and self.below.writeback.pending:
             self.work()
 
     def hit(self, length: int, tokens: Sequence[int], **more: object) -> ms.Row:
-        """Admits a prompt, which must go on from so many tokens."""
+        """Admits a prompt, and checks that it starts from `length` tokens. Returns its row."""
         row = self.start(tokens, **more)
         assert self.mem.info(row).length == length
         return row
 
     def pass_down(self, *prompts: Sequence[int], **more: object) -> None:
-        """Computes prompts; then the device gives up everything."""
+        """Computes prompts, then evicts all their states and pages from the device."""
         self.cache_prompts(*prompts, **more)  # type: ignore[arg-type]
         self.give_up(pages=60)
 
     def checked(self, rows: Sequence[ms.Row | None]) -> None:
-        """One more step, whose reads are checked; nothing is published."""
+        """Runs one more step, with its reads checked, and publishes nothing."""
         self.run(rows, publish=False)
         self.look()
 
     def fetch(self, tokens: Sequence[int], salt: object = None) -> ms.tiers.Fetch:
-        """A prefetch that is over."""
+        """Prefetches a prompt, and returns the prefetch when it is done."""
         self.note(tokens, salt)
         fetch = self.mem.prefetch(tokens, salt)
         while not fetch.done:
@@ -185,26 +184,26 @@ class Tiered(Server):
         return fetch
 
     def keeps(self) -> set[History]:
-        """What the states of host memory stand for."""
+        """Returns the prefixes whose states are in host memory."""
         return {self.known[entry.key] for entry in self.below.host.states.entries()}
 
     def keeps_pages(self) -> set[History]:
-        """What the KV pages of host memory stand for."""
+        """Returns the prefixes whose last KV page is in host memory."""
         return {self.known[entry.key] for entry in self.caches[1].entries()}
 
     @property
     def moved(self) -> tuple[int, int, int, int]:
-        """States out and in, pages out and in."""
+        """States copied to and from host memory, then pages to and from it."""
         return tuple(getattr(self.tiers, name) for name in MOVED)  # type: ignore[return-value]
 
-    # -- everything against everything ----------------------------------------------------------------
+    # -- checks of host memory ------------------------------------------------------------------------
 
     def look(self, idle: bool = False) -> None:
         super().look(idle)
         self.look_below(idle)
 
     def look_below(self, idle: bool = False) -> None:
-        """Host memory alone."""
+        """Checks host memory. idle: no request runs."""
         assert self.tiers.leaked_records == 0
         for cache, bytes_of in zip(self.caches, (state_bytes, page_bytes), strict=False):
             pool, entries = cache.pool, list(cache.entries())
@@ -213,16 +212,16 @@ class Tiered(Server):
             for entry in entries:
                 assert entry.length == len(self.known[entry.key]) and cache.get(entry.key) is entry
                 if not self.flying(entry, cache):
-                    snapshot_at = bytes_of(self.known[entry.key])
-                    got = pool.buffer(entry.record)[pool.nbytes - len(snapshot_at) :].tobytes()  # behind the header
-                    assert got == snapshot_at, f"a record of {entry.length} tokens is not theirs"
+                    expected = bytes_of(self.known[entry.key])
+                    got = pool.buffer(entry.record)[pool.nbytes - len(expected) :].tobytes()  # behind the header
+                    assert got == expected, f"a record of {entry.length} tokens is not theirs"
             assert cache._pinned == sum(entry.pins > 0 for entry in entries)
             if idle and self.landed:
                 assert cache.evictable == len(entries) and not pool._written
                 assert pool.free + len(entries) == pool.records
 
     def flying(self, entry: CachedRecord, cache: RecordCache) -> bool:
-        """Whether bytes are on their way to it; without transfers that take their time they never are."""
+        """Whether bytes are on their way to a record. Only transfers that a test delays (`Late`) can be."""
         mine = [each for each in Late.made if each.pool is cache.pool]
         return any(
             entry.record in of and ticket in each.flying("out") for each in mine for _, of, ticket in each.tickets
@@ -230,13 +229,13 @@ class Tiered(Server):
 
     @property
     def landed(self) -> bool:
-        """Whether nothing is on its way anywhere."""
+        """Whether no load, save, prefetch or writeback is under way."""
         writeback, prefetcher, host = self.below.writeback, self.below.prefetcher, self.below.host
-        reading = prefetcher is not None and not prefetcher.idle  # a thread may still read for one that has ended
+        reading = prefetcher is not None and not prefetcher.idle  # a thread may still read for an ended prefetch
         return not (host.loads or host.backups or reading or (writeback and writeback.pending))
 
     def empty(self) -> None:
-        """Nothing runs: what is on its way arrives, and after clearing everything is free, on the device and here."""
+        """Waits for all transfers, clears both caches, and checks that each slot, page and record is free."""
         self.mem.submit()
         self.mem.poll()
         self.below.settle()
@@ -249,11 +248,11 @@ class Tiered(Server):
         self.look(idle=True)
 
 
-# -- what bytes should be, written without the library's layouts --------------------------------------
+# -- expected bytes, computed without the library's layouts -------------------------------------------
 
 
 def kv_of(text: Sequence[int], page: int) -> tuple[Tensor, Tensor]:
-    """k and v of a text: `layer page token ..`; the last page is filled up with zeros."""
+    """Returns k and v of a text, `layer page token ..`. Zeros fill up the last page."""
     folds = [fold(tuple(text[: at + 1])) for at in range(len(text))]
     pad = -len(text) % page
     tokens, values = torch.tensor([*text, *[0] * pad], device="cpu"), torch.tensor([*folds, *[0] * pad], device="cpu")
@@ -263,13 +262,13 @@ def kv_of(text: Sequence[int], page: int) -> tuple[Tensor, Tensor]:
 
 
 def padded(blocks: Iterable[Tensor]) -> bytes:
-    """Blocks one after the other, each to 16 bytes."""
+    """Returns the bytes of the blocks one after the other, each padded to a multiple of 16."""
     parts = [block.contiguous().numpy().tobytes() for block in blocks]
     return b"".join(part + bytes(-len(part) % 16) for part in parts)
 
 
 def state_bytes(tokens: History) -> bytes:
-    """The body of the record of a state."""
+    """Returns the body of the record of a state."""
     long, short = (
         fold(tokens) * torch.arange(1, 7, device="cpu").view(2, 3),
         fold(tokens) * torch.arange(1, 11, device="cpu").view(2, 5),
@@ -278,7 +277,7 @@ def state_bytes(tokens: History) -> bytes:
 
 
 def page_bytes(tokens: History) -> bytes:
-    """The body of the record of the last page."""
+    """Returns the body of the record of the last KV page of these tokens."""
     k, v = kv_of(tokens, PAGE)
     return padded(block for layer in range(2) for block in (k[layer, -1], v[layer, -1]))
 
@@ -287,7 +286,7 @@ def below(
     backend: Backend, name: str = "redirect", *prompts: Sequence[int], states: int = 99, kv_stays: bool = False,
     **more: object,
 ) -> Tiered:  # fmt: skip
-    """A server that computed prompts and sent them down; its device has given up so many states, and their KV."""
+    """Returns a server that saved prompts to host memory, then evicted `states` states and, by default, all KV."""
     at = Tiered(backend, name, **({"slots": 14} | more))  # type: ignore[arg-type]
     at.cache_prompts(*(prompts or (whole(1),)))
     settle(at)
@@ -297,7 +296,7 @@ def below(
 
 
 def filled(backend: Backend, store: object, *prompts: list[int], name: str = "redirect", **more: object) -> None:
-    """A process that has computed prompts, and ended."""
+    """Fills a store as a process does that computes prompts and ends."""
     at = Tiered(backend, name, slots=14, tiers={"store": store}, **more)  # type: ignore[arg-type]
     at.cache_prompts(*prompts)
     at.mem.close()
@@ -305,12 +304,12 @@ def filled(backend: Backend, store: object, *prompts: list[int], name: str = "re
 
 
 def settle(at: Tiered) -> None:
-    """Sends what is recorded, and lets everything arrive."""
+    """Submits what is recorded, and waits until all transfers between device and host memory have arrived."""
     at.mem.submit()
     at.mem.poll()
     at.below.settle()
     at.mem.poll()
 
 
-NEEDS = {"none": 1, "ping-pong": 3, "lazy": 2, "redirect": 1}  # slots that a request takes
+NEEDS = {"none": 1, "ping-pong": 3, "lazy": 2, "redirect": 1}  # strategy -> slots that a request takes
 T = [7 * i % 1000 for i in range(200)]

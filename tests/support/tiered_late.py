@@ -1,4 +1,4 @@
-"""Transfers that take their time: what a device does behind the back of the host, on a CPU."""
+"""Transfers on a CPU that arrive as late as those of a GPU may."""
 
 from collections.abc import Callable, Sequence
 from typing import ClassVar
@@ -13,21 +13,21 @@ from memstate.tiers.host.transfers import Ticket, Transfers
 
 
 class Patient(Transfers):
-    """Transfers on a GPU that lose nothing: where staging is full, the host waits."""
+    """Transfers on a GPU that wait while staging is full, instead of giving up a save."""
 
     room = 2**31  # type: ignore[assignment]
 
 
 def wait_for_staging(mem: ms.StateManager) -> None:
-    """Lets a manager on a GPU save as much at a time as one on a CPU does."""
+    """Lets a manager on a GPU save as much at a time as a manager on a CPU."""
     for each in mem.tiers.host.sets:  # type: ignore[union-attr]
         each.transfers.__class__ = Patient
 
 
 class LateTicket(Ticket):
-    """Bytes that move as soon as a stream waits for them, and have arrived, for the host, when `land` says so.
+    """The ticket of a transfer. Bytes move when a stream waits for them; the host sees them arrive at `land`.
 
-    left: whether no stream has waited for them. waits: how often one did.
+    left: whether the bytes have not moved yet. there: whether they have arrived. waits: how often a stream has waited.
     """
 
     def __init__(self, move: Callable[[], None]) -> None:
@@ -56,8 +56,8 @@ class LateTicket(Ticket):
 
 
 class Late(Transfers):
-    """Transfers behind whose back the host goes on: as on a device, bytes are packed at once and arrive later; those
-    on their way to slots are not there before somebody has waited for them.
+    """Transfers that arrive late. A save packs its bytes at once, and they arrive later. A load writes nothing to slots
+    before a stream has waited for it.
     """
 
     made: ClassVar[list["Late"]] = []
@@ -80,7 +80,7 @@ class Late(Transfers):
     def into(self, index: Sequence[int], records: Sequence[int]) -> Ticket:
         for kind, of, ticket in self.tickets:
             if kind == "out" and set(of) & set(records):
-                ticket.wait()  # its stream waits for what has not arrived
+                ticket.wait()  # the load's stream waits for a save of the same record
         self.moved_in += len(records)
         columns = self._columns(index, records)
 
@@ -100,9 +100,9 @@ class Late(Transfers):
         return ticket
 
     def flying(self, kind: str) -> list[LateTicket]:
-        """Tickets that are not done."""
+        """Returns the tickets of a kind that are not done."""
         return [ticket for of, _, ticket in self.tickets if of == kind and not ticket.there]
 
     def unread(self, kind: str) -> list[LateTicket]:
-        """Tickets whose bytes no stream has waited for."""
+        """Returns the tickets of a kind whose bytes have not moved."""
         return [ticket for of, _, ticket in self.tickets if of == kind and ticket.left]

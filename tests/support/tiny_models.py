@@ -1,7 +1,7 @@
-"""Tiny models of Transformers with random weights: one of every family that keeps recurrent state in a cache.
+"""Tiny Transformers models with random weights, one of each family that keeps recurrent states in a cache.
 
-Transformers prefers the kernels of fla, mamba_ssm and causal_conv1d wherever these can be imported. They need a GPU, so
-they are hidden while the modelling code is loaded.
+Transformers prefers the kernels of fla, mamba_ssm and causal_conv1d if these packages can be imported. The kernels need
+a GPU, so the packages are hidden while the modelling code is loaded.
 """
 
 import sys
@@ -24,7 +24,7 @@ COMMON: Final[dict[str, Any]] = {
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
-    "initializer_range": 0.15,  # so that every state is felt in the logits
+    "initializer_range": 0.15,  # large enough that each state changes the logits
 }
 DELTA: Final = {
     "head_dim": 8, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2,
@@ -48,7 +48,7 @@ INKLING: Final = {
 }  # fmt: skip
 SHORT: Final = {"conv_L_cache": 3, "layer_types": ["conv", "full_attention"] * 2}
 
-# What differs from COMMON; `lacks` names entries of COMMON that the configuration does not know.
+# family -> its settings besides COMMON
 FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
     "qwen3_next": {**DELTA, **EXPERTS},
     "qwen3_5_text": {**DELTA},
@@ -67,7 +67,7 @@ FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
     "glm5_next": {
         **KEY, "layer_types": ["linear_attention", "indexed_attention"] * 2, "qk_rope_head_dim": 0, "q_lora_rank": 8,
         "linear_head_dim": 8, "linear_num_heads": 4, "n_routed_experts": 4, "index_topk": 16, "index_head_dim": 8,
-        "index_n_heads": 16,  # with few heads many scores are 0, and which of these wins depends on shapes
+        "index_n_heads": 16,  # with few heads many scores are 0, and the order of equal scores depends on shapes
         "index_kpool": 4, "hc_mult": 2,
     },
     "bamba": {**MAMBA2, "attn_layer_indices": [1, 3]},
@@ -108,7 +108,8 @@ FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
     "inkling2_text": {**INKLING, "unpadded_vocab_size": COMMON["vocab_size"]},
 }  # fmt: skip
 
-# Their cache layers keep states as attributes, so `manager` refuses them. These decode on slots in a test of their own.
+# Cache layers of these families keep states as attributes, so `manager` refuses them. Their own test puts the states
+# on slots.
 BY_HAND: Final[Mapping[str, Mapping[str, Any]]] = {
     "deepseek_v4": {
         "num_key_value_heads": 1, "head_dim": 8, "q_lora_rank": 8, "o_lora_rank": 8, "o_groups": 2, "hc_mult": 2,
@@ -134,7 +135,7 @@ PICTURES: Final = {
 def without_gpu_kernels() -> Iterator[None]:
     """Hides the packages whose kernels need a GPU."""
     before = {name: sys.modules.pop(name) for name in GPU_ONLY if name in sys.modules}
-    sys.modules.update(dict.fromkeys(GPU_ONLY))  # an import of them fails
+    sys.modules.update(dict.fromkeys(GPU_ONLY))  # None in sys.modules makes an import fail
     try:
         yield
     finally:
@@ -148,9 +149,9 @@ def tiny(
     family: str, seed: int = 0, dtype: torch.dtype = torch.float32,
     changes: tuple[tuple[str, str | int | tuple[str | int, ...]], ...] = (),
 ) -> Any:  # fmt: skip
-    """A model of a family with random weights, in evaluation mode. Nobody may change it.
+    """Returns a model of a family with random weights, in evaluation mode. Tests share it and may not change it.
 
-    `changes` are fields of its configuration, by name.
+    changes: names and values of fields of its configuration.
     """
     with without_gpu_kernels():
         from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
@@ -169,7 +170,7 @@ def tiny(
 
 
 def small(vocabulary: int = 97) -> Any:
-    """A model that attends only, so its cache can forget tokens."""
+    """Returns a model with attention only, so its cache can be cut."""
     with without_gpu_kernels():
         from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
@@ -180,25 +181,25 @@ def small(vocabulary: int = 97) -> Any:
 
 @torch.no_grad()
 def _spread(model: Any) -> None:
-    """Spreads parameters that are all equal: a scale of zero would hide what is behind it."""
+    """Adds noise to parameters whose elements are all equal: a scale of 0 would hide the layers behind it."""
     for parameter in model.parameters():
         if parameter.numel() > 1 and torch.all(parameter == parameter.flatten()[0]):
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
 
 
 def described(family: str) -> str:
-    """The line of a family in docs/transformers.md."""
+    """Returns the line of a family in the table of docs/transformers.md."""
     import memstate.integrations.transformers as mst
 
-    found = mst.layout(tiny(family))
-    kv = sorted({"all tokens" if one.window is None else "a window" for one in found.attended})
-    indexed = any(one.indexed for one in found.attended)
+    layout = mst.layout(tiny(family))
+    kv = sorted({"all tokens" if one.window is None else "a window" for one in layout.attended})
+    indexed = any(one.indexed for one in layout.attended)
     cells = (
         f"`{family}`",
-        ", ".join(plane.name for plane in found.state.planes),
+        ", ".join(plane.name for plane in layout.state.planes),
         " and ".join(kv + ["an index"] * indexed) or "none",
-        "slots" if found.on_slots else "copies",
-        "any chunks" if found.continues else "one chunk, then single tokens",
+        "slots" if layout.on_slots else "copies",
+        "any chunks" if layout.continues else "one chunk, then single tokens",
     )
     return f"| {' | '.join(cells)} |"
 

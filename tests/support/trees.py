@@ -1,4 +1,4 @@
-"""Trees of drafts as tests draw them: parents of nodes, and the path that turns out to be right."""
+"""Draws trees of drafts, each with the path of nodes that is accepted."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,35 +11,35 @@ from memstate.kernels.tables import RingMap, Tail, TailRecord
 
 
 class Tree(NamedTuple):
-    """A tree of drafts: the node before each node, -1 for none, and the accepted nodes in order."""
+    """A tree of drafts. parents: the node before each node, or -1. path: the accepted nodes in order."""
 
     parents: list[int]
     path: list[int]
 
 
 def chain(nodes: int) -> Tree:
-    """Each node behind the one before it."""
+    """Returns a tree in which each node follows the one before it, with all nodes accepted."""
     return Tree(list(range(-1, nodes - 1)), list(range(nodes)))
 
 
 def lineage(parents: Sequence[int], node: int) -> list[int]:
-    """A node and all before it, the first one first."""
-    found = []
+    """Returns the path from the first node to `node`."""
+    path = []
     while node >= 0:
-        found.append(node)
+        path.append(node)
         node = parents[node]
-    return found[::-1]
+    return path[::-1]
 
 
 def drawn(nodes: int, generator: torch.Generator) -> Tree:
-    """Any tree, or several, of which nothing or the way to any node is accepted."""
+    """Draws any tree, perhaps with several roots. Nothing, or the path to any node, is accepted."""
     parents = [int(torch.randint(-1, node, (1,), generator=generator)) if node else -1 for node in range(nodes)]
     last = int(torch.randint(-1, nodes, (1,), generator=generator)) if nodes else -1
     return Tree(parents, lineage(parents, last))
 
 
 def drawn_behind(real: int, drafts: int, generator: torch.Generator, branches: bool) -> Tree:
-    """A chain of real tokens, and drafts behind it: a tree with `branches`, otherwise a chain; real ones are right."""
+    """Draws drafts, a tree with `branches`, otherwise a chain, after a chain of real tokens, which are accepted."""
     parents = [*range(-1, real + drafts - 1)]
     for node in range(real, real + drafts) if branches else ():
         parents[node] = int(torch.randint(real - 1, node, (1,), generator=generator))
@@ -48,21 +48,21 @@ def drawn_behind(real: int, drafts: int, generator: torch.Generator, branches: b
 
 
 def nodes_of(paths: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """The accepted nodes `batch depth` of a step, -1 behind the last one."""
+    """Returns the accepted nodes of a step, `batch depth`, filled up with -1."""
     depth = max(1, *map(len, paths)) if paths else 1
     padded = [[*path, *[-1] * (depth - len(path))] for path in paths]
     return torch.tensor(padded, dtype=torch.int32, device=device).view(len(paths), depth)
 
 
 def parents_of(trees: Sequence[Tree], device: torch.device) -> Tensor:
-    """The parents `batch node` of a step; what lies behind the nodes of a row is rubbish."""
+    """Returns the parents of a step, `batch node`, filled up with rubbish after the nodes of a row."""
     most = max(1, *(len(tree.parents) for tree in trees))
     padded = [tree.parents + [(-1, 0, 99)[n % 3]] * (most - len(tree.parents)) for n, tree in enumerate(trees)]
     return torch.tensor(padded, dtype=torch.int32, device=device)
 
 
 def keep(backend: Backend, tail: Tail, record: Sequence[Sequence[int]], paths: Sequence[Sequence[int]]) -> None:
-    """`keep_path` on the rings of one layer. record: the columns of a `TailRecord`."""
+    """Runs `keep_path` on the rings of one layer. record: the columns of a `TailRecord`."""
     rings = [ring for ring in tail if ring is not None]
     blocks = tuple(ring.flatten(1).view(torch.uint8).unsqueeze(0) for ring in rings)
     rows = [

@@ -1,4 +1,4 @@
-"""Threads that run when a test says so, and ranks in one process; beside them `memstate.testing`."""
+"""Fake threads that run when a test says so, and ranks in one process, beside the fakes of `memstate.testing`."""
 
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -16,21 +16,21 @@ __all__ = ["ByHand", "Clock", "Job", "MemoryStore", "Together", "Workers"]
 
 @dataclass(eq=False)
 class Job:
-    """Something that was submitted. It writes what it writes when it ends, as late as it can."""
+    """A submitted job. All its work happens at its end, in `finish`."""
 
     given: "Future[Any]"
     work: Callable[[], Any]
-    handed: Any = None  # the library's job, which it can cancel
+    handed: Any = None  # the library's own job object, which the library can cancel
 
     @property
     def future(self) -> "Future[Any]":
-        """Its future; cancelled where the library has cancelled the job before it began."""
+        """The job's future. It is cancelled if the library has cancelled the job before its begin."""
         if getattr(self.handed, "cancelled", False) and not (self.given.done() or self.given.running()):
             self.given.cancel()
         return self.given
 
     def begin(self) -> bool:
-        """Whether it runs now, and can no longer be cancelled."""
+        """Begins the job, unless it is cancelled. Returns whether it runs now and can no longer be cancelled."""
         begun = self.future.set_running_or_notify_cancel()
         if begun and isinstance(self.handed, Handed):
             self.handed.begun = self.handed.claim()
@@ -46,10 +46,10 @@ class Job:
 
 
 class ByHand(Executor):
-    """Jobs that wait until somebody begins and ends them."""
+    """An executor whose jobs wait until a test begins and ends them."""
 
     def __init__(self) -> None:
-        self.jobs: list[Job] = []  # in order of submission, those that have ended too
+        self.jobs: list[Job] = []  # all jobs in order of submission, ended ones too
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
         job = Job(Future(), lambda: fn(*args, **kwargs), args[0] if args else None)
@@ -58,7 +58,7 @@ class ByHand(Executor):
 
 
 class Workers(ByHand):
-    """So many threads on a clock. latency: seconds of the next job that begins."""
+    """An executor of `workers` threads on a fake clock. latency: returns the seconds of the next job that begins."""
 
     def __init__(self, clock: Clock, latency: Callable[[], float] = lambda: 1.0, workers: int = 4) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Workers(ByHand):
 
 
 class Together:
-    """Ranks in one process: `of(rank)` is what each of them agrees through."""
+    """Ranks in one process. `of(rank)` is the object through which a rank agrees with the others."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
@@ -111,7 +111,7 @@ class Member:
 
 
 class Meeting:
-    """What all ranks have sent."""
+    """One exchange between all ranks, done when each has sent its words."""
 
     def __init__(self, sent: list[Words | None]) -> None:
         self._sent = sent

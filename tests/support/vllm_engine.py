@@ -1,8 +1,8 @@
-"""An engine around vLLM's own scheduler and cache manager: a worker without a model, on a CPU, moves real bytes.
+"""A test engine around vLLM's own scheduler and cache manager; its workers have no model but move real bytes on a CPU.
 
-What a forward writes into a block depends on all tokens up to its place. Before each forward all that a request reads
-is compared with that: a block that was loaded, saved or given to another in the wrong moment shows. Blocks that nobody
-holds and no prefix names are poisoned in every step.
+A forward writes bytes that depend on all tokens up to their place. Before it writes, the worker checks all bytes that
+the request reads, so a block that was loaded, saved or reused at the wrong moment shows. Each step poisons the blocks
+that no request holds and no prefix names.
 """
 
 import json
@@ -58,7 +58,7 @@ TINY = {
     "num_hidden_layers": 2, "vocab_size": 1000, "max_position_embeddings": 2048, "ffn_dim": 64,
     "word_embed_proj_dim": 64,
 }  # fmt: skip
-EMPTY = "\2" + "\0" * 7 + "{}"  # a file of safetensors without a tensor
+EMPTY = "\2" + "\0" * 7 + "{}"  # the content of a safetensors file without tensors
 ATTENTION = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=2, head_size_v=2, dtype=torch.float32)
 WINDOW = SlidingWindowSpec(
     block_size=BLOCK, num_kv_heads=1, head_size=2, head_size_v=2, dtype=torch.float32, sliding_window=10
@@ -68,7 +68,7 @@ SPECS = {"attention": ATTENTION, "state": STATE, "window": WINDOW}
 
 
 def vllm_config(folder: Path, extra: dict[str, Any], **scheduling: Any) -> VllmConfig:
-    """A configuration without a model. The files are there as a model's are: a test may change them."""
+    """Returns a configuration without weights. Writes the files of a model, which a test may change, to the folder."""
     for name, text in (("config.json", json.dumps(TINY)), ("model.safetensors", EMPTY)):
         if not (folder / name).exists():
             (folder / name).write_text(text)
@@ -97,9 +97,9 @@ def vllm_config(folder: Path, extra: dict[str, Any], **scheduling: Any) -> VllmC
 
 
 def cache_config(kinds: Sequence[str], blocks: int, own: bool = False) -> KVCacheConfig:
-    """Two layers of each kind; the first layers of all groups share a tensor, and the second layers another.
+    """Returns groups of two layers, one for each kind. All first layers share a tensor, all second layers another.
 
-    own: with specs that a test may change.
+    own: whether each group has a copy of its spec, which a test may change.
     """
     groups = [
         KVCacheGroupSpec([f"{kind}.{at}.{layer}" for layer in range(2)], replace(SPECS[kind]) if own else SPECS[kind])
@@ -120,13 +120,13 @@ def cache_config(kinds: Sequence[str], blocks: int, own: bool = False) -> KVCach
 
 
 def written(layer: str, tokens: Sequence[int], size: int) -> np.ndarray:
-    """What a layer has after these tokens."""
+    """Returns the `size` bytes that a layer writes after these tokens."""
     digest = blake2b(repr((layer, tuple(tokens))).encode(), digest_size=32).digest()
     return np.resize(np.frombuffer(digest, np.uint8), size)
 
 
 class Worker:
-    """One rank: its memory and its connector."""
+    """One rank: its memory, its connector, and a forward that checks and writes bytes."""
 
     def __init__(self, config: VllmConfig, caches: KVCacheConfig, rank: int) -> None:
         config.parallel_config.rank = rank
@@ -141,7 +141,7 @@ class Worker:
         self.connector.register_kv_caches(named)
 
     def forward(self, name: str, tokens: list[int], before: int, blocks: Sequence[list[int]]) -> None:
-        """Reads what a request has, and writes what it computes from `before` on."""
+        """Checks the state and KV of a request up to `before`, and writes them from there on."""
         for group, ids in zip(self.caches.kv_cache_groups, blocks, strict=True):
             for layer, called in enumerate(group.layer_names):
                 self._layer(
@@ -173,12 +173,12 @@ class Worker:
                 memory[at, cell] = written(called, tokens[: place + 1], size)
 
     def begin(self, output: Any) -> None:
-        """The connector's part of a step in front of its forward, or behind it."""
+        """Starts the connector's loads of a step, before or after the forward."""
         self.connector.bind_connector_metadata(output.kv_connector_metadata)
         self.connector.start_load_kv(None)
 
     def end(self, output: Any, saves: bool) -> KVConnectorOutput:
-        """The connector's part of a step behind its forward."""
+        """Ends the connector's part of a step, after the forward. Returns its results for the scheduler."""
         if saves:
             self.connector.wait_for_save()
         results = self.connector.get_transfer_results(output.finished_req_ids)
@@ -191,7 +191,7 @@ class Worker:
 
 
 class Engine:
-    """vLLM's scheduler with our connector, and its workers."""
+    """vLLM's scheduler with memstate's connector, and its workers."""
 
     def __init__(
         self, folder: Path, kinds: Sequence[str] = ("attention", "state"), blocks: int = 40, ranks: int = 1,
@@ -212,7 +212,7 @@ class Engine:
         self.hasher = get_request_block_hasher(unit, hashing)
         self.ahead = bool(
             scheduling.get("async_scheduling")
-        )  # the next step is scheduled before a step's outcome is known
+        )  # whether a step is scheduled before the outcome of the last one is known
         self.scheduler = (AsyncScheduler if self.ahead else Scheduler)(
             self.config,
             self.caches,
@@ -226,18 +226,18 @@ class Engine:
         self.requests = dict[str, Request]()
         self.random = random.Random(0)
         self.loaded_tokens = 0
-        self.tokens = dict[str, list[int]]()  # as the workers know them
+        self.tokens = dict[str, list[int]]()  # request -> its tokens as the workers know them
         self.pending: tuple[Any, Any] | None = None
 
     @property
     def connector(self) -> MemstateConnector:
-        """The scheduler's side."""
+        """The connector's side in the scheduler."""
         return self.scheduler.connector
 
     def add(
         self, name: str, prompt: Sequence[int], answer: int = 1, salt: str | None = None, lora: Path | None = None
     ) -> Request:
-        """A request arrives."""
+        """Adds a request that generates `answer` tokens, and returns it."""
         request = Request(
             name, list(prompt), SamplingParams(max_tokens=answer, ignore_eos=True), None,
             block_hasher=self.hasher, cache_salt=salt,
@@ -248,16 +248,16 @@ class Engine:
         return request
 
     def abort(self, name: str) -> None:
-        """A request is aborted."""
+        """Aborts a request."""
         self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
 
     @property
     def counts(self) -> Counts:
-        """What the connector has done."""
+        """The connector's counters."""
         return self.connector.counts
 
     def quiet(self) -> bool:
-        """Drains; returns whether no load is under way, and no loaded request waits with its blocks."""
+        """Drains, and returns whether no load is under way and no waiting request holds blocks."""
         self.drain()
         live, blocks = self.scheduler.requests, self.scheduler.kv_cache_manager.get_block_ids
         waiting = [name for name, request in live.items() if request.status != RequestStatus.RUNNING]
@@ -277,13 +277,13 @@ class Engine:
         return self.loaded_tokens - before
 
     def step(self) -> bool:
-        """One step; returns whether it computed anything."""
+        """Runs one step, and returns whether it computed tokens."""
         output = self.scheduler.schedule()
         self.execute(output)
         return bool(output.total_num_scheduled_tokens)
 
     def execute(self, output: Any) -> None:
-        """The forward of a step on each rank, and what comes of it."""
+        """Runs the forward of a step on each rank, and gives the scheduler the outcome."""
         scheduler = self.scheduler
         pool = scheduler.kv_cache_manager.block_pool
         loose = [block.block_id for block in pool.blocks if not block.ref_cnt and block.block_hash is None]
@@ -296,7 +296,7 @@ class Engine:
             worker.begin(output)
         for name, count in output.num_scheduled_tokens.items():
             request = self.requests[name]
-            after = request.num_computed_tokens  # the scheduler has counted them already
+            after = request.num_computed_tokens  # already includes the tokens of this step
             if name not in self.tokens or name in output.scheduled_cached_reqs.resumed_req_ids:
                 self.tokens[name] = list(request.all_token_ids)
             blocks = scheduler.kv_cache_manager.get_block_ids(name)
@@ -304,7 +304,7 @@ class Engine:
                 worker.forward(name, self.tokens[name][:after], after - count, blocks)
         for worker in () if early else self.workers:
             worker.begin(output)
-        saves = forward or self.random.random() < 0.5  # 0.30 saves behind a forward only
+        saves = forward or self.random.random() < 0.5  # vLLM 0.30 calls wait_for_save only after a forward
         outputs = [worker.end(output, saves) for worker in self.workers]
         names = list(output.num_scheduled_tokens)
         sampled = [self._sample(name) for name in names]
@@ -324,7 +324,7 @@ class Engine:
             scheduler.update_from_output(*before)
 
     def drain(self) -> None:
-        """Takes in the outcome of the step that is under way."""
+        """Gives the scheduler the outcome of the step that is under way."""
         pending, self.pending = self.pending, None
         if self.ahead and pending is not None:
             self.scheduler.update_from_output(*pending)
@@ -336,7 +336,7 @@ class Engine:
         return self.tokens[name][-1:]
 
     def run(self, most: int = 400) -> None:
-        """Steps until nothing is left to do. Steps that wait for threads are not among the most."""
+        """Steps until no request is left. At most `most` steps may compute; steps that wait for threads are extra."""
         steps, end = 0, time.monotonic() + 60
         while self.scheduler.has_requests():
             assert steps < most and time.monotonic() < end, f"{steps} steps, and there are still requests"
@@ -344,10 +344,10 @@ class Engine:
             steps += computed
             if not self.scheduler.has_unfinished_requests():
                 self.drain()
-            time.sleep(0 if computed else 0.0005)  # threads ask, read and write the store
+            time.sleep(0 if computed else 0.0005)  # lets threads ask, read and write the store
 
     def require_clean(self) -> None:
-        """Nothing is held: neither blocks of vLLM, nor records, nor pins."""
+        """Checks that nothing holds a block of vLLM, a record or a pin."""
         side, pool = self.connector.scheduler, self.scheduler.kv_cache_manager.block_pool
         assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
         assert side.cache.miscounts(Counter(), 0) == []

@@ -1,7 +1,7 @@
-"""Managers of all sorts of settings that do everything they can, recorded without Triton's interpreter.
+"""Records the launches of managers with many settings that make every call, without running a kernel.
 
-Nothing runs on a recorder, so what the device holds is rubbish; the host's mirror is exact, and so is host memory.
-Prints as JSON, for each manager, the keys of its warm-up and those of its run.
+A recorder runs no kernel, so device memory holds rubbish. The host's mirror and host memory are exact. Prints as JSON,
+for each manager, the keys of its warm-up and those of its run.
 """
 
 import json
@@ -24,7 +24,7 @@ from memstate.tiers import FileStore, Prefetch
 from tests.support.build import build
 
 PAGE, EVERY, LENGTH = 2, 4, 8
-CONV = ms.Plane("conv", (3, 5), torch.bfloat16)  # 30 bytes: layers begin at any even address
+CONV = ms.Plane("conv", (3, 5), torch.bfloat16)  # 30 bytes, so layers begin at any even address
 SSM = ms.Plane("ssm", (2, 4, 8), torch.float32)
 RING = ms.Plane("ring", (6,), torch.float16, rewritten_each_step=False)
 KV = ms.StateLayout([ms.Plane("k", (PAGE, 3), torch.bfloat16), ms.Plane("v", (PAGE, 4), torch.float32)], layers=2)
@@ -32,15 +32,15 @@ KV = ms.StateLayout([ms.Plane("k", (PAGE, 3), torch.bfloat16), ms.Plane("v", (PA
 
 @dataclass
 class Kind:
-    """A manager.
+    """The settings of a manager.
 
     Attributes:
-        planes: Its planes.
+        planes: The planes of its layout.
         tracking: Its strategy.
-        tiers: Settings of what lies below, None for nothing.
+        tiers: Settings of its tiers; None for no tiers.
         kv: Whether it has the KV of its pages.
         apart: Whether an engine has a tensor for each layer.
-        settings: The rest.
+        settings: All other settings.
     """
 
     planes: tuple[ms.Plane, ...] = (CONV, SSM)
@@ -103,7 +103,7 @@ def request(mem: ms.StateManager, i: int, tokens: list[int], **more: Any) -> ms.
 
 
 def serve(mem: ms.StateManager, *prompts: list[int], answer: int = 3, **more: Any) -> None:
-    """Requests from admission to end, a snapshot published on the way, with padding and a dead step."""
+    """Runs requests from admission to end, with padding, a dead step and a published snapshot."""
     rows = mem.admit([request(mem, i, tokens, **more) for i, tokens in enumerate(prompts)])
     ends, steps = [len(tokens) + answer for tokens in prompts], list[ms.Step]()
     while any(mem.info(row).length < end for row, end in zip(rows, ends, strict=True)):
@@ -123,7 +123,7 @@ def serve(mem: ms.StateManager, *prompts: list[int], answer: int = 3, **more: An
 
 
 def speculate(mem: ms.StateManager) -> None:
-    """Drafts of some rows and of all, accepted with and without an upload, and as trees."""
+    """Runs steps with drafts of some rows and of all rows, and trees, and accepts them with and without an upload."""
     rows = mem.admit([request(mem, i, prompt(60 + i)) for i in range(3)])
     for batch, tokens, drafts in ((3, 2, 1), (1, 3, 3), (3, 1, 1), (2, 0, 0)):
         step = mem.plan(rows[:batch], tokens, drafts=drafts)
@@ -134,7 +134,7 @@ def speculate(mem: ms.StateManager) -> None:
 
 
 def by_id(mem: ms.StateManager) -> None:
-    """Slots that a caller holds by id, in every number, in 32 and 64 bits."""
+    """Makes all calls on slots that a caller holds by id: different numbers of slots, ids in 32 and 64 bits."""
     for n in (1, 5, 20, mem.free_slots):
         ids = mem.pool.claim(n)
         mem.pool.copy(ids[:1], ids[-1:])
@@ -144,7 +144,7 @@ def by_id(mem: ms.StateManager) -> None:
             for some in (ids, ids[: n // 2 + 1].long()):
                 mem.planes.scatter(plane.name, some, mem.planes.gather(plane.name, some))
         mem.pool.release(ids if n % 2 else list(range(1, n + 1)))
-        mem.pool.allocator.free, mem.pool.allocator.unconfirmed = 40, 0  # what the device would have confirmed
+        mem.pool.allocator.free, mem.pool.allocator.unconfirmed = 40, 0  # what a real device would confirm
     with mem.pool.allocator.group(7) as group:
         group.claim(2)
         group.give_back(3)
@@ -152,7 +152,7 @@ def by_id(mem: ms.StateManager) -> None:
 
 
 def below(mem: ms.StateManager) -> None:
-    """Down and up, from host memory and storage; sessions, forks and hits on the way."""
+    """Saves to host memory and a store and loads from both, with sessions and hits."""
     assert mem.prefix is not None and mem.tiers is not None
     for first in (0, 10):
         prompts = [prompt(first + i) for i in range(5)]
@@ -170,14 +170,14 @@ def below(mem: ms.StateManager) -> None:
         mem.settle(step)
         mem.end([row])
         mem.tiers.flush()
-        mem.tiers.clear()  # the records that were held are free as well
+        mem.tiers.clear()  # also frees the records that `scatter` held
         mem.prefix.clear()
         fetch = mem.prefetch([*prompts[1], 1])
         while not fetch.done:
             mem.poll()
         serve(mem, [*prompts[1], 1], fetch=fetch)
-    found = mem.stats().tiers
-    assert min(found.states_in, found.states_out, found.storage_hit_tokens) > 0, found
+    tiers = mem.stats().tiers
+    assert min(tiers.states_in, tiers.states_out, tiers.storage_hit_tokens) > 0, tiers
     chat = mem.sessions.open("chat")
     for turn in (1, 2):
         serve(mem, prompt(40, 4 * turn), session=chat)
@@ -185,7 +185,7 @@ def below(mem: ms.StateManager) -> None:
 
 
 def scatter(mem: ms.StateManager) -> None:
-    """Leaves every second of the free host records for pages."""
+    """Keeps every second free host record for pages claimed, so that the free ones are not contiguous."""
     assert mem.tiers is not None
     if mem.tiers.host.keeps_kv:
         pool = mem.tiers.host.kv.pool
@@ -220,7 +220,7 @@ def everything(mem: ms.StateManager) -> None:
 
 
 def hand_over(folder: str, layout: ms.StateLayout) -> None:
-    """Takes what a manager has written for another one."""
+    """Hands the records that a manager has written over to another store."""
     with tempfile.TemporaryDirectory() as other:
         stores = {"source": FileStore(folder), "target": FileStore(other)}
         move = HandOver("toy", layout, KV, page_tokens=PAGE, ranks=1, to_ranks=1, rank=0, **stores)
@@ -230,7 +230,8 @@ def hand_over(folder: str, layout: ms.StateLayout) -> None:
 def runs() -> Iterator[tuple[str, Any]]:
     from tests.support.launch_keys import Keys, Recorder
 
-    dispatch.choose = lambda name, device: name  # type: ignore[assignment]  # kernels, although on a CPU and not interpreted
+    # Takes the kernels, although the device is a CPU and nothing is interpreted.
+    dispatch.choose = lambda name, device: name  # type: ignore[assignment]
     recorder = Recorder("sm_90")
 
     def recorded(call: Callable[[], object]) -> Keys:
@@ -242,11 +243,11 @@ def runs() -> Iterator[tuple[str, Any]]:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 mem = kind.build(folder)
-                found = {"warm": recorded(partial(ms.warm_up, mem)), "served": recorded(partial(everything, mem))}
+                keys = {"warm": recorded(partial(ms.warm_up, mem)), "served": recorded(partial(everything, mem))}
                 if kind.tiers == {}:
-                    found["handed over"] = recorded(partial(hand_over, folder, kind.layout))
+                    keys["handed over"] = recorded(partial(hand_over, folder, kind.layout))
                 mem.close()
-                yield name, found
+                yield name, keys
             except Exception:
                 yield name, traceback.format_exc()
     yield "arguments", recorder.names

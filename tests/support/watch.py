@@ -1,4 +1,4 @@
-"""What really reaches the device: torch operations and Triton launches, counted below the library."""
+"""Counts torch operations and Triton launches below the library: the work that really reaches the device."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ class Watch(TorchDispatchMode):
         return called
 
     def let_pass(self, mem: ms.StateManager, *rings: ms.slots.upload.UploadRing) -> None:
-        """The launches and uploads of a manager, and the uploads of these rings, are not counted from now on."""
+        """Stops counting the launches and uploads of a manager, and the uploads of these rings."""
         for op in OPS:
             setattr(mem.backend, op, self.outside(getattr(mem.backend, op)))
         for ring in (inside.commands(mem).ring, *rings):
@@ -52,7 +52,7 @@ class Watch(TorchDispatchMode):
 
 @contextmanager
 def real_launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Names of the kernels that Triton itself runs meanwhile."""
+    """Collects the names of the kernels that Triton runs during the block."""
     seen: list[str] = []
     if torch.cuda.is_available():
         from triton import knobs

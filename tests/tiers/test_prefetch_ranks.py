@@ -63,7 +63,7 @@ class Ranks:
         assert [fetch.outcome for fetch in self.fetches[-1]] == list(outcomes)
         assert {fetch.length for fetch in self.fetches[-1]} == {length}
         assert all(ended == self.ended[0] for ended in self.ended)
-        looks = [rig.found(keys) for rig, keys in zip(self.rigs, self.keys, strict=True)]
+        looks = [rig.available(keys) for rig, keys in zip(self.rigs, self.keys, strict=True)]
         assert max(looks) == min(looks) and looks[0] in (length, 0)
 
 

@@ -24,9 +24,9 @@ def test_host_memory_gives_what_its_own_salt_has(mine: Hashable, other: Hashable
     house.turn(8, mine)
     assert house.starts(9, mine) == 8, "one hit, for the selective"
     house.go_down()
-    assert house.found(9, other) == NOTHING and house.found(9, mine) == BELOW
+    assert house.matched(9, other) == NOTHING and house.matched(9, mine) == BELOW
     assert house.starts(9, other) == 0 and house.starts(9, mine) == 8
-    assert house.found(9, other) == NOTHING and house.found(9, mine)[:3] == (8, 8, 8), "filed where it was found"
+    assert house.matched(9, other) == NOTHING and house.matched(9, mine)[:3] == (8, 8, 8), "filed where it was found"
     house.turn(8, other)
     assert house.starts(9, other) == 8
     house.go_down()
@@ -43,8 +43,8 @@ def test_storage_gives_what_its_own_salt_has(mine: Hashable, other: Hashable) ->
     first.mem.close()
     house = House(tiers={"store": store})
     house.number(mine)
-    assert house.fetch(9, other).length == 0 and house.found(9, other) == NOTHING
-    assert house.fetch(9, mine).length == 8 and house.found(9, mine) == BELOW
+    assert house.fetch(9, other).length == 0 and house.matched(9, other) == NOTHING
+    assert house.fetch(9, mine).length == 8 and house.matched(9, mine) == BELOW
     assert house.starts(9, other) == 0 and house.starts(9, mine) == 8
 
 

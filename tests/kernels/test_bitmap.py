@@ -1,4 +1,4 @@
-"""Claim and release on the bitmap, against sets of integers: ids, every word and every counter, on awkward sizes."""
+"""Compares claim and release on the bitmap with sets of integers: ids, all words and all counters, on awkward sizes."""
 
 import random
 
@@ -10,13 +10,13 @@ from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import COUNTERS, Count
 from tests.support.packets import bits
 
-SIZES = (1, 31, 32, 33, 63, 64, 1000, 2047, 2048, 65535, 65536, 1_000_000)  # on both sides of a level more
+SIZES = (1, 31, 32, 33, 63, 64, 1000, 2047, 2048, 65535, 65536, 1_000_000)  # on both sides of each new level
 SMALL = tuple(size for size in SIZES if size <= 1000)
 PATTERNS = ("all free", "none free", "odd", "last only", "first and last", "sparse", "dense")
 
 
 class Pool:
-    """A bitmap on the backend, and what it should become."""
+    """A bitmap on the backend, and the expected free slots and counters."""
 
     def __init__(self, capacity: int, free: set[int], backend: Backend) -> None:
         self.capacity, self.free, self.backend = capacity, set(free), backend
@@ -111,7 +111,7 @@ def test_B4_releasing_everything_in_any_order_makes_everything_free(
 def test_B5_B6_faults_are_counted_and_corrupt_nothing(
     backend: Backend, rng: random.Random, capacity: int, dtype: torch.dtype
 ) -> None:
-    """Doubles within and across calls, null, negative and unknown ids, mixed with good ones."""
+    """The ids are good ones, doubles within a call and across calls, null, negative and unknown ones."""
     pool = Pool(capacity, fragmented("dense", min(capacity, 3000), rng), backend)
     top = 2**31 - 1 if dtype is torch.int32 else 2**40
     odd = [0, -1, -(2**31), -capacity, capacity + 1, capacity + 31, capacity + 32, capacity + 64, top]

@@ -1,4 +1,4 @@
-"""What ops refuse before anything moves, and which ids and rows mean nothing: kernel and reference alike."""
+"""Arguments that kernel and reference refuse before anything moves, and ids that they skip."""
 
 import math
 import random
@@ -32,7 +32,7 @@ def run(case: Case, backend: Backend, **changed: Any) -> Tensor:
 
 
 def refused(case: Case, backend: Backend, match: str, **changed: Any) -> None:
-    """The call is refused with words that match, and no byte of the state changes."""
+    """Checks that the call is refused with a message that matches, and that no byte of the state changes."""
     with pytest.raises(ValueError, match=match):
         run(case, backend, **changed)
     case.memory.check_changed_only(set())
@@ -48,7 +48,7 @@ def column(values: list[int], device: torch.device, dtype: torch.dtype = torch.i
 @each_step
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_slots_past_the_end_are_null(backend: Backend, generator: torch.Generator, op: str, dtype: torch.dtype) -> None:
-    """The state is the first four slots of more: what lies behind is neither read nor written."""
+    """The state is the first four slots of a larger memory. The step neither reads nor writes the other slots."""
     beyond = 2**31 - 1 if dtype is torch.int32 else 2**32 + 1
     ids = {"read": [2, 4, beyond, 2, 1], "write": [2, 3, 1, 4, beyond], "snapshot": [4, beyond, 0, 3, 0]}
     nulls = {name: [slot if slot < 4 else 0 for slot in slots] for name, slots in ids.items()}
@@ -113,7 +113,7 @@ def test_sizes_of_nothing_are_named(
         getattr(backend, case.op)(**given)
 
 
-# -- memory that is shared ---------------------------------------------------------------------------------------------
+# -- shared memory -----------------------------------------------------------------------------------------------------
 
 
 @each_step
@@ -135,8 +135,8 @@ def test_states_whose_slots_share_bytes_are_refused(backend: Backend, generator:
     shared = state.as_strided(state.shape, (size - 4, *state.stride()[1:]))
     refused(case, backend, r"^state: slots share bytes", state=shared)
     packed = torch.zeros(4, *state.shape[1:], device=backend.device)
-    run(case, backend, state=packed)  # one behind the other is apart
-    run(case, backend, state=packed[:1].as_strided(state[:1].shape, (0, *packed.stride()[1:])))  # one slot, any stride
+    run(case, backend, state=packed)  # adjacent slots share no byte
+    run(case, backend, state=packed[:1].as_strided(state[:1].shape, (0, *packed.stride()[1:])))  # a single slot
 
 
 def test_what_is_gathered_may_share_slots_and_lie_in_gaps(backend: Backend) -> None:
@@ -145,15 +145,15 @@ def test_what_is_gathered_may_share_slots_and_lie_in_gaps(backend: Backend) -> N
     backend.gather_slots(plane.expand(2, 3, 4, 4), ids, out)
     assert same_bits(out, plane.expand(2, 2, 4, 4))
     memory = torch.arange(64.0, device=backend.device)
-    early = memory.as_strided((2, 2, 8), (32, 8, 1))  # two slots of each layer: behind them is room
+    early = memory.as_strided((2, 2, 8), (32, 8, 1))  # two slots per layer, then a gap of 16 elements
     gap = memory[16:32].view(2, 1, 8)
     backend.gather_slots(early, ids[1:], gap)
     assert gap.flatten().tolist() == [*range(8, 16), *range(40, 48)]
 
 
 def test_shared_bytes_are_found_exactly(generator: torch.Generator) -> None:
-    """Against sets of bytes: planes of one and two axes, packed, apart, interleaved and overlapping."""
-    rng, found = random.Random(generator.initial_seed()), {True: 0, False: 0}
+    """Compares with sets of bytes, for planes of one and two axes: packed, apart, interleaved and overlapping."""
+    rng, cases = random.Random(generator.initial_seed()), {True: 0, False: 0}
     for _ in range(1500):
         axes = tuple((rng.randint(1, 4), rng.randint(0, 14)) for _ in range(rng.randint(1, 2)))
         blocks = Blocks(1000, rng.randint(0, 5), axes)
@@ -168,8 +168,8 @@ def test_shared_bytes_are_found_exactly(generator: torch.Generator) -> None:
         assert blocks.meets(start, end) == bool(union & set(range(start, end))), (blocks, start, end)
         with pytest.raises(ValueError) if shared else nullcontext():
             check_distinct("plane", blocks)
-        found[shared] += 1
-    assert min(found.values()) > 150
+        cases[shared] += 1
+    assert min(cases.values()) > 150
 
 
 # -- sizes -------------------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def test_a_claim_of_less_than_nothing_is_named(backend: Backend) -> None:
 def test_more_rows_than_a_launch_has_programs_for_are_refused(
     backend: Backend, generator: torch.Generator, op: str
 ) -> None:
-    """Rows, and heads of a selective update, are along axes of the grid that hold 65 535 programs."""
+    """Rows, and heads of a selective update, are on axes of the grid that hold at most 65 535 programs."""
     case = build(op, backend, generator, [Row(1, 1, tokens=1)], 1)
     given = {name: x for name, x in case.arguments().items() if name in (*case.inputs, *Row._fields)}
     many = {name: x.new_zeros(65_536, *x.shape[1:]) for name, x in given.items()}

@@ -1,4 +1,4 @@
-"""What is particular to the causal convolution step; what all decode steps have in common: test_decode_steps.py."""
+"""Tests of the causal convolution step alone. Tests of all decode steps: test_decode_steps.py."""
 
 import re
 from typing import Any
@@ -20,9 +20,9 @@ def build(
     state: torch.dtype = torch.float32, inputs: torch.dtype = torch.float32, taps: int = 4, channels: int | None = None,
     bias: bool = True, activation: str | None = "silu", channel_major: bool = False,
 ) -> Case:  # fmt: skip
-    """Random windows in the slots that real rows read, random inputs for their real tokens, rubbish everywhere else.
+    """Returns a step with random windows in the slots that rows read, random real tokens, and rubbish elsewhere.
 
-    channels: unless given a model's on a GPU, a few where every program is interpreted. channel_major: slots lie in
+    channels: by default those of a model on a GPU, and a few in the interpreter. channel_major: whether slots lie in
     memory as `channel tap-1`.
     """
     device = backend.device
@@ -39,7 +39,7 @@ def build(
 
 
 def stated(case: Case, i: int, real: int, old: Array, out: Tensor) -> Pairs:
-    """Outputs within the bound of the convolution, and exact windows."""
+    """Yields the outputs with their bounds, and the new window, which is exact."""
     weight, bias, silu = case.shared["weight"], case.shared["bias"], case.shared["activation"] == "silu"
     offset = np.zeros(len(weight)) if bias is None else float64(bias)
     arguments = (float64(case.inputs["x"][i, :real]), float64(weight), offset, old, silu)
@@ -57,7 +57,7 @@ def run(case: Case, backend: Backend) -> Tensor:
 def test_G2_windows_longer_and_shorter_than_the_step(
     backend: Backend, generator: torch.Generator, taps: int, tokens: int, channels: int, channel_major: bool
 ) -> None:
-    """Also of channels that fill no block."""
+    """Some sizes have channels that fill no block."""
     rows = [Row(1, 1, tokens=tokens), Row(0, 2, 3, tokens=1)]
     run(build(backend, generator, rows, tokens, taps=taps, channels=channels, channel_major=channel_major), backend)
 
@@ -69,9 +69,9 @@ def test_G2_with_and_without_bias_and_activation(
     run(build(backend, generator, [Row(1, 2)], bias=bias, activation=activation), backend)
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # numpy's, under the interpreter
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # from numpy, in the interpreter
 def test_G2_silu_of_large_values(backend: Backend, generator: torch.Generator) -> None:
-    """No overflow on the way: where exp(-y) is infinite, y sigmoid(y) is zero."""
+    """Where exp(-y) overflows to infinity, y sigmoid(y) is zero."""
     case = build(backend, generator, [Row(1, 2)])
     case.inputs["x"] *= 100
     assert bool(run(case, backend).isfinite().all())
@@ -79,7 +79,7 @@ def test_G2_silu_of_large_values(backend: Backend, generator: torch.Generator) -
 
 @both_orders
 def test_G1_slots_with_gaps_are_refused(backend: Backend, generator: torch.Generator, channel_major: bool) -> None:
-    """In either order: the strides are told."""
+    """The message has the strides."""
     case = build(backend, generator, [Row(1, 1)], channel_major=channel_major)
     state = case.memory.state
     for axis in (1, 2):

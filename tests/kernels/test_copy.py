@@ -1,4 +1,4 @@
-"""Copy, zero and the data section: every byte of poisoned memory accounted for, on every layout."""
+"""Checks every byte of poisoned memory after copies, zeros and data sections of packets, on every layout."""
 
 import pytest
 import torch
@@ -46,13 +46,13 @@ SMALL = [Plane("conv", (3, 3), torch.bfloat16), Plane("ssm", (2, 3), torch.float
 def moved(
     backend: Backend, generator: torch.Generator, planes: list[Plane], slots: int, form: str, layers: int = 1
 ) -> tuple[Engine, PlaneMap]:
-    """Memory of random bytes, and the planes in it."""
+    """Returns memory of random bytes, and the map of its planes."""
     engine = Engine(StateLayout(planes, layers), slots, backend, generator, form, unit=4)
     return engine, engine.storage().plane_map
 
 
 def packet_of(entries: list[tuple[int, int]], device: torch.device) -> Tensor:
-    """A command packet whose data section stands behind a section of moves."""
+    """Returns a command packet whose data section follows a section of moves."""
     moves = [11, 0, 0, 0, 12, 0, 0, 0]
     padding = [0] * (-len(entries) % 4)
     header = [0] * HEADER_INTS
@@ -76,7 +76,7 @@ def test_B37_copies_and_zeros_are_exact_in_memory_of_every_form(backend, generat
 
 
 def test_B38_slot_strides_beyond_2_31_elements_are_right(backend):
-    stride = 2**32 + 16  # slot 1 is 16 bytes from slot 0 to 32-bit arithmetic
+    stride = 2**32 + 16  # in 32-bit arithmetic slot 1 would be 16 bytes from slot 0
     memory = vast(2 * stride + 16, backend.device)
     blocks = memory.as_strided((1, 3, 16), (16, stride, 1))
     tiles = torch.tensor([[memory.data_ptr(), stride, 16]], dtype=torch.int64, device=backend.device)
@@ -107,14 +107,14 @@ def test_B39_what_is_due_moves_and_nothing_else(backend, generator, n, due):
     engine.expect_all(*((to, of) for _, to, of in pairs))
     backend.zero_slots(plane_map, engine.ids(*dst))
     engine.expect_all(*((to, None) for _, to, _ in pairs))
-    backend.run_data(plane_map, engine.ids(0, *slots), packet_of(entries, backend.device))  # by register
+    backend.run_data(plane_map, engine.ids(0, *slots), packet_of(entries, backend.device))  # entries name registers
     engine.expect_all(*((to, None if number % 3 == 2 else of) for number, (_, to, of) in enumerate(pairs)))
     assert not n or backend.counts.launches == {"copy_slots": 1, "zero_slots": 1, "run_data": 1}
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_B40_null_negative_unknown_and_identical_ids_move_nothing(backend, generator, order):
-    """Beside them one source serves two destinations."""
+    """Two other entries copy one source to two destinations."""
     engine, plane_map = moved(backend, generator, SMALL, 6, order, layers=2)
     dst = engine.ids(0, 1, -1, 2, 3, 7, 4, 2**31 - 1, 5, 2)
     backend.copy_slots(plane_map, dst, engine.ids(1, 0, 2, -5, 3, 4, 7, 6, 6, 6))
@@ -126,9 +126,9 @@ def test_B40_null_negative_unknown_and_identical_ids_move_nothing(backend, gener
 @pytest.mark.parametrize("order", ORDERS)
 def test_B40_a_packet_names_registers_and_skips_empty_ones(backend, generator, order):
     engine, plane_map = moved(backend, generator, SMALL, 8, order, layers=2)
-    slots = engine.ids(1, 5, 6, 0, 7, 5, 2, 99)  # what register 0 says must not matter
-    # Slot 6 to slot 5; an empty destination or source; both hold slot 5; rows that are none; slot 2, and an empty
-    # register; a register that holds no slot of this storage.
+    slots = engine.ids(1, 5, 6, 0, 7, 5, 2, 99)  # register 0 must not matter
+    # Slot 6 to slot 5; an empty destination; an empty source; slot 5 to itself; register 0 as destination, as source;
+    # negative numbers. Then zeros in slot 2; zeros in an empty register; a register whose slot 99 does not exist.
     entries = [(1, 2), (3, 2), (4, 3), (1, 5), (0, 4), (4, 0), (-2, 4), (4, -2)]
     entries += [(6, ZERO_SOURCE), (3, ZERO_SOURCE), (7, 4)]
     backend.run_data(plane_map, slots, packet_of(entries, backend.device))
@@ -149,7 +149,7 @@ def test_entries_of_rows_move_rows_and_those_of_registers_do_not(backend, genera
 
 
 def test_narrow_words_compile_as_wide_as_they_may_be():
-    """`memstate compile` asks for 16 bytes and leaves them out; where kernels are interpreted, none compiles."""
+    """`memstate compile` leaves these kernels out, because it requires accesses of 16 bytes."""
     program = (
         "import json\n"
         "from memstate_tools.compile.build import build\n"

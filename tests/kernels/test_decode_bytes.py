@@ -1,4 +1,4 @@
-"""Bytes that a decode step of one token moves, counted from the addresses of its loads and stores."""
+"""Counts the bytes that decode steps move, from the addresses of their loads and stores."""
 
 from typing import Any
 
@@ -20,13 +20,13 @@ from tests.support.addresses import LOAD, STORE, Log
 from tests.support.recorded import recorded
 
 SLOTS = 5
-READ, WRITE, SNAPSHOT = [1, 0, 2], [1, 0, 3], [0, 0, 4]  # in place, padding, moving with a snapshot
+READ, WRITE, SNAPSHOT = [1, 0, 2], [1, 0, 3], [0, 0, 4]  # rows: in place; padding; to another slot, with a snapshot
 HEADS, KEY_HEADS, KEY, VALUE = 4, 2, 16, 48
 GROUPS, DIM, STATE = 2, 24, 16
 
 
 def often(log: Log, kind: str, tensor: Tensor) -> list[set[int]]:
-    """Of each row, how often its bytes were loaded or stored. Lanes of one access that want the same byte are one."""
+    """Returns for each row of a tensor how often its bytes were loaded or stored. An access counts once per byte."""
     start, counts = tensor.data_ptr(), np.zeros(tensor.nbytes, np.int64)
     for access in (access for launch in log.launches for access in launch.accesses if access.kind == kind):
         at = np.unique(access.bytes()) - start
@@ -40,9 +40,9 @@ def columns(tokens: int = 1) -> dict[str, Tensor]:
 
 
 def check(log: Log, state: Tensor, out: Tensor, *loaded: tuple[Tensor, int]) -> None:
-    """Slots 1 and 2 are read once, 1, 3 and the snapshot 4 are written once, and so is all output; nothing else is.
+    """Checks that slots 1 and 2 are read once, slots 1, 3 and 4 and all output written once, and nothing else.
 
-    loaded: inputs, and how often each byte of a real row is loaded.
+    loaded: (input, how often each byte of a real row is loaded).
     """
     assert often(log, LOAD, state) == [{0}, {1}, {1}, {0}, {0}]
     assert often(log, STORE, state) == [{0}, {1}, {0}, {1}, {1}]
@@ -55,7 +55,7 @@ def check(log: Log, state: Tensor, out: Tensor, *loaded: tuple[Tensor, int]) -> 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("transposed", [False, True], ids=["key value", "value key"])
 def test_D25_a_delta_step_moves_each_byte_of_a_state_once(dtype: torch.dtype, transposed: bool) -> None:
-    """Queries and keys are loaded for each tile of values and each head that shares them: once from memory."""
+    """Each tile of values and each head loads its queries and keys, although several share them."""
     rows = len(READ)
     q, k = torch.randn(2, rows, 1, KEY_HEADS, KEY).to(torch.bfloat16)
     v = torch.randn(rows, 1, HEADS, VALUE).to(torch.bfloat16)
@@ -85,7 +85,7 @@ def test_D25_a_mamba_step_moves_each_byte_of_a_state_once(dtype: torch.dtype) ->
 
 
 def test_D25_a_step_of_mamba3_moves_each_byte_of_a_state_once() -> None:
-    """Of each of its four planes."""
+    """The state has four planes."""
     rows, dim, angles = len(READ), 16, 4
     x, z = torch.randn(2, rows, 1, HEADS, dim).to(torch.bfloat16)
     b, c = torch.randn(2, rows, 1, GROUPS, STATE).to(torch.bfloat16)
@@ -113,7 +113,7 @@ def test_D25_a_convolution_moves_each_byte_of_a_window_once(dtype: torch.dtype, 
     assert often(log, LOAD, weight) == [{2}] * channels
 
 
-T, RING, PENDING = 4, 7, 2  # tokens of a step, places of a ring, kept tokens
+T, RING, PENDING = 4, 7, 2  # tokens of a step, places of a ring, pending tokens
 
 
 def ring(*token: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -121,13 +121,13 @@ def ring(*token: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def with_tail() -> dict[str, Any]:
-    """Columns of a step of 4 tokens. Row 0 has 2 pending ones, from place 4 on; row 2 has no memory."""
+    """Returns columns of a step of 4 tokens. Row 0 has 2 pending tokens, from place 4 on; row 2 has no tail."""
     told = [2, 1, 0], [4, 0, 0], [PENDING, 2, 2], [PENDING, 2, 2]
     return columns(T) | {"cursor": Cursor(*(torch.tensor(column, dtype=torch.int32) for column in told))}
 
 
 def check_tail(log: Log, state: Tensor, out: Tensor, *rings: tuple[Tensor, int]) -> None:
-    """One read and one write of a state, whatever is pending and comes; rings: and how often a kept byte is loaded."""
+    """Checks one read and one write of each state. rings: (ring, how often each byte of a pending token is loaded)."""
     check(log, state, out)
     for ring, times in rings:
         assert often(log, LOAD, ring[:2]) == often(log, STORE, ring[:2]) == [{0}, {0}]
@@ -171,7 +171,7 @@ def test_D25_a_tail_moves_each_byte_of_a_mamba_state_once(tied: bool) -> None:
 
 
 def test_D25_a_tail_moves_each_byte_of_a_window_once() -> None:
-    """And with as many pending inputs as the window has, the window is not read."""
+    """If the pending inputs fill the window, the step does not read the window."""
     taps, channels = 4, 80
     for fewer in (taps, PENDING + 1):
         x, weight = torch.randn(3, T, channels).to(torch.bfloat16), torch.randn(channels, fewer).to(torch.bfloat16)

@@ -1,7 +1,7 @@
-"""States that decode steps keep at marks: those of runs that end there, bit for bit, and no other byte.
+"""Compares states that decode steps keep at marks, bit for bit, with steps that end at the mark.
 
-Kernels are interpreted in the process of the tests and cannot be compiled there: run as a program, this file compiles
-those of the selective update and writes as JSON in which order each adds up a sum.
+The process of the tests interprets kernels and cannot compile them. Run as a program, this file compiles kernels of the
+selective update, and writes as JSON the layout of each sum, which decides the order of its additions.
 """
 
 import json
@@ -23,7 +23,7 @@ from tests.support.sampling import PROOF
 
 Mark = tuple[int, int, int]  # entry, offset, slot
 RUBBISH = 0x5A5A5A5A
-ROWS = [Row(1, 1, 0, 5), Row(0, 0, 0, 5), Row(2, 3, 4, 3)]  # in place, padding, moving with a snapshot
+ROWS = [Row(1, 1, 0, 5), Row(0, 0, 0, 5), Row(2, 3, 4, 3)]  # in place; padding; to another slot, with a snapshot
 KEPT: dict[str, list[Mark]] = {
     "none": [],
     "one": [(0, 2, 5)],
@@ -41,14 +41,14 @@ KEPT: dict[str, list[Mark]] = {
 
 
 def columns(given: Sequence[Mark], like: Tensor) -> Marks:
-    """Marks as a step has them: rubbish behind the last."""
+    """Returns marks as a step has them, with rubbish after the last one."""
     rows = [*given, *[(RUBBISH,) * 3] * 5]
     made = (torch.tensor(column, dtype=torch.int32, device=like.device) for column in zip(*rows, strict=True))
     return Marks(torch.tensor([len(given)], dtype=torch.int32, device=like.device), *made)
 
 
 def run(case: Case, backend: Backend, given: Sequence[Mark]) -> Tensor:
-    """The step with marks, into poisoned output."""
+    """Runs the step with marks and a poisoned output, and returns the output."""
     out = torch.full_like(case.inputs[case.like], torch.nan)
     return getattr(backend, case.op)(**case.arguments(), out=out, marks=columns(given, case.memory.state))
 
@@ -60,7 +60,7 @@ def run(case: Case, backend: Backend, given: Sequence[Mark]) -> Tensor:
 def test_a_state_at_a_mark_is_that_of_a_run_that_ends_there(
     backend: Backend, generator: torch.Generator, kind: str, given: str, dtype: str
 ) -> None:
-    """Outputs, written slots and snapshots are those of the step without marks; every other byte stays."""
+    """Outputs, written slots and snapshots are those of the step without marks. All other bytes stay the same."""
     state, inputs = DTYPES[dtype]
     small = KINDS[kind].small
     case = made(kind, backend, generator, rows=ROWS, tokens=5, state=state, inputs=inputs, **small)
@@ -80,27 +80,24 @@ def test_a_state_at_a_mark_is_that_of_a_run_that_ends_there(
 
 
 def test_G2_compiled_sums_have_one_order() -> None:
-    """No mark changes which lanes add up which states; on a GPU the bits of the output hang on that.
+    """A kernel with marks adds up states in the same lanes as one without, so the outputs have the same bits on a GPU.
 
-    Of one kernel for one target, or of all with MEMSTATE_PROOF=1.
+    The test compiles one kernel for one target, with MEMSTATE_PROOF=1 all of them.
     """
-    found: dict[str, list[list[str]]] = not_interpreted(__file__)
-    assert len(found) == (8 if PROOF else 2)
-    for kernel, (plain, marks) in found.items():
+    layouts: dict[str, list[list[str]]] = not_interpreted(__file__)
+    assert len(layouts) == (8 if PROOF else 2)
+    for kernel, (plain, marks) in layouts.items():
         told = kernel, plain, marks
         assert plain == marks and len(plain) == 1 and "sizePerThread" in plain[0], told
-    assert not PROOF or len({plain[0] for plain, _ in found.values()}) > 4  # layouts are told apart
+    assert not PROOF or len({plain[0] for plain, _ in layouts.values()}) > 4  # kernels differ in their layouts
 
 
 def main() -> None:
-    """Writes the layouts of the sums with slots alone, or marks too: slots on 16 bytes, and any stride apart.
-
-    All that a launch may compile in besides is what one model's layers have in common.
-    """
+    """Writes the layouts of the sums with and without marks, for slots on 16 bytes and for any stride of slots."""
     from memstate.kernels.selective import compile_cases
     from memstate_tools.compile.build import compile_case
 
-    found: dict[str, list[list[str]]] = {}
+    layouts_of: dict[str, list[list[str]]] = {}
     for case in compile_cases():
         kernel = case.name.removesuffix("_marks")
         if kernel not in ("selective_step_mamba2_fp32", "selective_step_mamba1_bf16")[: 2 if PROOF else 1]:
@@ -110,8 +107,8 @@ def main() -> None:
             layouts = dict(re.findall(r"^(#\w+) = (.*)$", text, re.MULTILINE))
             sums = re.findall(r"tt\.reduce\"[\s\S]*?: \(tensor<[^#>]*(#\w+)>\)", text)
             of_tiles = [layouts[name] for name in sums if re.search(r"order = \[\d, \d\]", layouts[name])]
-            found.setdefault(f"{kernel} {target} {unit}", []).append(of_tiles)  # the sum that finds a mark has one axis
-    json.dump(found, sys.stdout)
+            layouts_of.setdefault(f"{kernel} {target} {unit}", []).append(of_tiles)  # a search of marks has one axis
+    json.dump(layouts_of, sys.stdout)
 
 
 if __name__ == "__main__":

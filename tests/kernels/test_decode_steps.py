@@ -1,4 +1,4 @@
-"""What all decode steps promise: the answer, whatever the batch, the chunks and the memory are, and no other byte."""
+"""Tests of all decode steps: right outputs and states for any batch, chunks and memory, and no other changed byte."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +22,7 @@ from tests.support.decode_case import (
 
 
 class Kind(NamedTuple):
-    """A kind of step: what builds one, what compares one with its statement, and settings of a small one."""
+    """A kind of step: how to build one, how to compare one with exact results, and settings of a small one."""
 
     make: Callable[..., Case]
     run: Callable[[Case, Backend], Tensor]
@@ -52,7 +52,7 @@ DTYPES = {
     "fp32 states of bf16": (torch.float32, torch.bfloat16),
 }
 
-# Sizes that fill no block, or several; more taps than tokens, or fewer.
+# (kind, settings): sizes that fill no block or several, more or fewer taps than tokens
 ODD: list[tuple[str, dict[str, Any]]] = [
     ("conv", {"channels": 262, "taps": 3}),
     ("conv", {"channels": 3, "taps": 6, "bias": False}),
@@ -88,9 +88,9 @@ def made(kind: str, backend: Backend, generator: torch.Generator, **settings: An
 def test_G2_a_mixed_batch_agrees_with_its_statement(
     backend: Backend, generator: torch.Generator, kind: str, dtype: str
 ) -> None:
-    """Kernel and reference on the same inputs: each within the bound, so within twice the bound of the other.
+    """Kernel and reference are each within the bound on the same inputs.
 
-    A state is rounded only when it is stored: outputs of fp32 are within a bound that rounding between tokens exceeds.
+    A kernel that rounded states between tokens would exceed the bound of fp32 outputs.
     """
     state, inputs = DTYPES[dtype]
     case = made(kind, backend, generator, state=state, inputs=inputs)
@@ -102,7 +102,7 @@ def test_G2_a_mixed_batch_agrees_with_its_statement(
 @pytest.mark.sample(6)
 @each_kind
 def test_G2_repeats_bit_for_bit(backend: Backend, generator: torch.Generator, kind: str) -> None:
-    """Also where the output is not given but made."""
+    """The second step allocates its output."""
     first = made(kind, backend, generator)
     second = first.twin()
     assert same_bits(first.step(backend), getattr(backend, second.op)(**second.arguments()))
@@ -120,7 +120,7 @@ def test_G2_a_row_does_not_depend_on_the_batch(backend: Backend, generator: torc
 @each_kind
 @pytest.mark.parametrize("cuts", [[0, 1, 2, 3], [0, 1, 3], [0, 2, 3]], ids=str)
 def test_G2_chunking_changes_no_bits(backend: Backend, generator: torch.Generator, kind: str, cuts: list[int]) -> None:
-    """With any state that holds the inputs exactly, or all of the state."""
+    """The dtype of the state holds all that the next chunk needs exactly: the inputs, or fp32 states."""
     dtype = torch.bfloat16 if kind == "conv, channel major" else torch.float32
     check_chunks(made(kind, backend, generator, state=dtype, inputs=dtype, **KINDS[kind].small), backend, cuts)
 
@@ -145,7 +145,7 @@ def test_counts_beyond_the_step(backend: Backend, generator: torch.Generator, ki
 @pytest.mark.sample(6)
 @each_kind
 def test_B14_padded_rows_change_nothing(backend: Backend, generator: torch.Generator, kind: str) -> None:
-    """A batch that is all padding, whatever its other columns say: zeros out, and every byte as it was."""
+    """All entries are padding, with any values in the other columns. Outputs are zeros, and no byte changes."""
     rows = [row for null in (0, -1, -7) for row in (Row(null, null, null), Row(1, null, 2), Row(3, null, 3, 1))]
     case = made(kind, backend, generator, rows=rows)
     assert not KINDS[kind].run(case, backend).any()
@@ -161,20 +161,20 @@ def test_B15_one_token_from_nothing_is_no_padding(backend: Backend, generator: t
 @pytest.mark.sample(6)
 @each_kind
 def test_B16_null_reads_as_zeros(backend: Backend, generator: torch.Generator, kind: str) -> None:
-    """Slot 0 and what lies before it are NaN here: a single byte of either would show."""
+    """Slot 0 and the bytes before it are NaN, so a read of either would show."""
     case = made(
         kind, backend, generator, rows=[Row(0, 1), Row(0, 0), Row(0, 2, 3, 0), Row(-1, 4), Row(-1, 0), Row(-1, 5, 6, 0)]
     )
     out = KINDS[kind].run(case, backend)
     assert bool(out[::3].isfinite().all()) and not out[[1, 2, 4, 5]].any()
-    assert not case.memory.state[[2, 3, 5, 6]].any()  # no token and nothing read: a state of zeros
+    assert not case.memory.state[[2, 3, 5, 6]].any()  # rows without tokens store the zeros that they read
 
 
 @pytest.mark.sample
 @each_kind
 @pytest.mark.parametrize("row", COINCIDING, ids=lambda row: str(row[:3]))
 def test_B40_slots_of_one_row_may_coincide(backend: Backend, generator: torch.Generator, kind: str, row: Row) -> None:
-    """Beside a row without tokens whose slots, three further on, coincide the same way."""
+    """A second row has no tokens, and its slots, three higher, coincide in the same way."""
     other = Row(*(slot + 3 if slot > 0 else slot for slot in row[:3]), tokens=0)
     KINDS[kind].run(
         made(kind, backend, generator, rows=[row._replace(tokens=2), other], tokens=2, **KINDS[kind].small), backend
@@ -184,7 +184,7 @@ def test_B40_slots_of_one_row_may_coincide(backend: Backend, generator: torch.Ge
 @pytest.mark.sample(6)
 @each_kind
 def test_B40_rows_may_read_one_slot(backend: Backend, generator: torch.Generator, kind: str) -> None:
-    """Several requests start from one cached state: it stays, and each writes its own."""
+    """Several requests start from one cached state, which stays unchanged."""
     KINDS[kind].run(made(kind, backend, generator, rows=[Row(1, 2), Row(1, 3), Row(1, 4, 5)]), backend)
 
 
@@ -209,7 +209,7 @@ def test_empty_batch(backend: Backend, generator: torch.Generator, kind: str) ->
 def test_D1_D18_an_order_of_the_state_that_is_both_is_one(
     backend: Backend, generator: torch.Generator, kind: str, dims: tuple[int, int, int, int]
 ) -> None:
-    """With one key, value, dim or state, the two orders are the same bytes, and the same bits."""
+    """With only one key, value, dim or state, both orders are the same bytes and give the same bits."""
     plain = made(kind, backend, generator, dims=dims)
     other = plain.twin()
     state = other.memory.state

@@ -1,4 +1,4 @@
-"""Gates of the gated delta rule that the op computes from what a model projects: decay, beta, lengths of q and k."""
+"""Tests of the gates that the gated delta step computes from a model's projections: decay, beta, lengths of q and k."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def test_D7_each_gate_inside_is_within_the_bound(
 def test_D7_gates_of_odd_sizes(
     backend: Backend, generator: torch.Generator, dims: tuple[int, int, int, int], per_key: bool, value_key: bool
 ) -> None:
-    """Lanes without a key add nothing to a length, and several warps find the same one."""
+    """Lanes without a key add nothing to a length, and several warps compute the same length."""
     rows = [Row(1, 2, 3, tokens=2), Row(0, 4, tokens=1)]
     state, inputs = (torch.float16, torch.bfloat16) if per_key else (torch.bfloat16, torch.float16)
     run(build(backend, generator, rows, 2, state, inputs, dims, None, per_key, value_key, gates=True), backend)
@@ -38,7 +38,7 @@ def test_D7_gates_of_odd_sizes(
 def test_D8_steps_of_every_size_keep_their_precision(
     backend: Backend, generator: torch.Generator, per_key: bool, steps: tuple[float, float]
 ) -> None:
-    """Where exp(x) is lost beside 1 and where it would overflow. Rates up to e^18 make small steps count."""
+    """In the ranges exp(x) vanishes beside 1, or would overflow. Rates up to e^18 make small steps count."""
     case = build(backend, generator, [Row(1, 2), Row(3, 4)], per_key=per_key, gates=("a_log",))
     decay, (low, high) = case.inputs["decay"], steps
     decay.copy_(low + (high - low) * torch.rand(decay.shape, generator=generator))
@@ -47,7 +47,7 @@ def test_D8_steps_of_every_size_keep_their_precision(
 
 
 def test_D8_vectors_of_length_zero_and_of_great_length(backend: Backend, generator: torch.Generator) -> None:
-    """Zeros stay zeros, short vectors stay short, and lengths of 1e15 are still divided by."""
+    """Zeros stay zeros, short vectors stay short, and vectors of length 1e15 are normalized."""
     case = build(backend, generator, [Row(1, 2, tokens=3)], gates=("normalize",))
     for name in ("q", "k"):
         scales = torch.tensor([0.0, 1e-4, 1e15], device=backend.device)
@@ -82,7 +82,7 @@ def test_D16_gates_that_do_not_fit_are_named(backend: Backend, generator: torch.
 
 
 def test_D15_more_tokens_than_a_kernel_counts_are_named(backend: Backend, generator: torch.Generator) -> None:
-    """By their number alone: a view of one token, whose distances are not looked at."""
+    """The inputs are a view of one token. The number of tokens is refused before the strides are checked."""
     case = build(backend, generator, [Row(1, 1)], dims=(1, 1, 8, 8))
     many = {name: x[:1, :1].expand(2**15, 2**16, *x.shape[2:]) for name, x in case.inputs.items()}
     with pytest.raises(ValueError, match=r"^v: expected fewer than 2\*\*31 tokens in a batch, got 32768 x 65536"):

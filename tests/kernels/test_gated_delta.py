@@ -1,6 +1,6 @@
-"""What is particular to the gated delta rule, with one gate a head or one a key channel (KDA), and to RWKV-7.
+"""Tests of the gated delta step alone, with a gate per head or per key channel (KDA), and of RWKV-7.
 
-What all decode steps have in common: test_decode_steps.py.
+Tests of all decode steps: test_decode_steps.py.
 """
 
 from collections.abc import Container
@@ -47,13 +47,13 @@ def build(
     dims: tuple[int, int, int, int] | None = None, scale: float | None = None, per_key: bool = False,
     value_key: bool = False, gates: bool | Container[str] = False, low_rank: bool = False,
 ) -> Case:  # fmt: skip
-    """Random states in the slots that real rows read, random inputs for their real tokens, rubbish everywhere else.
+    """Returns a step with random states in the slots that rows read, random real tokens, and rubbish elsewhere.
 
-    dims: heads, key heads, key, value; unless given a model's on a GPU, small ones where every program is interpreted.
-    per_key: one decay for each key channel of a head instead of one for the head.
-    value_key: a slot stores `head value key`.
-    gates: which of `GATES` the op computes from what a model projects; True for all.
-    low_rank: the generalized delta rule, with `a` and `b` instead of beta.
+    dims: heads, key heads, key, value; by default those of a model on a GPU, and small ones in the interpreter.
+    per_key: whether each key channel of a head has a decay, instead of one decay per head.
+    value_key: whether a slot stores `head value key`.
+    gates: which of `GATES` the op computes from a model's projections; True for all.
+    low_rank: whether the rule is the generalized delta rule, with `a` and `b` instead of beta.
     """
     device = backend.device
     heads, key_heads, key, value = dims or ((32, 16, 128, 128) if device.type == "cuda" else (2, 1, 16, 16))
@@ -82,7 +82,7 @@ def build(
 
 
 def stated(case: Case, i: int, real: int, old: Array, out: Tensor) -> Pairs:
-    """Outputs and the new state, head by head."""
+    """Yields outputs and the new state with exact values and bounds, head by head."""
     exactly, bounds = (kda, kda_bound) if case.inputs["decay"].dim() == 4 else (gated_delta, gated_delta_bound)
     q, k, v, decay, *rest = (float64(tensor[i, :real]) for tensor in case.inputs.values())
     scale = q.shape[-1] ** -0.5 if case.shared["scale"] is None else case.shared["scale"]
@@ -114,7 +114,7 @@ def run(case: Case, backend: Backend) -> Tensor:
 
 @pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])
 def test_G2_equal_channels_are_one_gate(backend: Backend, generator: torch.Generator, state: torch.dtype) -> None:
-    """Element by element the two gates multiply the same numbers."""
+    """One gate per channel, with equal gates, multiplies the same numbers as one gate per head."""
     one_gate = build(backend, generator, state=state)
     per_channel = one_gate.twin()
     key = one_gate.inputs["q"].shape[-1]
@@ -123,7 +123,7 @@ def test_G2_equal_channels_are_one_gate(backend: Backend, generator: torch.Gener
     assert same_bits(per_channel.memory.whole, one_gate.memory.whole)
 
 
-# -- orders of the state, and inputs that are slices ---------------------------------------------------------------
+# -- orders of the state, and arguments that do not fit ------------------------------------------------------------
 
 
 @pytest.mark.sample
@@ -141,7 +141,7 @@ def test_D1_either_order_of_the_state_is_within_the_bound(
     backend: Backend, generator: torch.Generator, dims: tuple[int, int, int, int], inputs: torch.dtype,
     scale: float | None, per_key: bool, value_key: bool,
 ) -> None:  # fmt: skip
-    """Sizes whose inputs are moved 16 bytes at a time, with lanes that have no key, and one key at a time."""
+    """With some sizes lanes load 16 bytes of inputs, with others some lanes have no key, or load one key at a time."""
     state = torch.bfloat16 if per_key else torch.float32
     rows = [Row(1, 2, 3, tokens=2), Row(0, 4, tokens=1)]
     case = build(backend, generator, rows, 2, state, inputs, dims, scale, per_key, value_key)
@@ -160,7 +160,7 @@ def test_a_scale_is_any_number_that_float32_holds(backend: Backend, generator: t
 
 
 def test_D23_a_and_b_stand_in_the_place_of_beta(backend: Backend, generator: torch.Generator) -> None:
-    """The generalized delta rule takes both, no beta and no gate inside."""
+    """The generalized delta rule takes both `a` and `b`, without beta and without gates in the op."""
     case = build(backend, generator, [Row(1, 1), Row(2, 2)], per_key=True, low_rank=True)
     beta = torch.ones_like(case.inputs["decay"][..., 0])
     misfits: list[tuple[dict[str, Any], str]] = [

@@ -1,4 +1,4 @@
-"""Slots to a batch and back: every byte of poisoned memory accounted for, on every kind of plane."""
+"""Checks every byte of poisoned memory after gathers from slots and scatters to slots, for every kind of plane."""
 
 from itertools import product
 from math import prod
@@ -14,8 +14,8 @@ from memstate.state.layout import Order, Plane, StateLayout
 from memstate.state.planes import Planes
 from tests.support.decode_case import far_apart
 
-GUARD = 48  # bytes before and behind; a multiple of 16 that is no power of two
-LAYERS, SLOTS = 2, 6  # with the null slot
+GUARD = 48  # bytes before and after a tensor; a multiple of 16 that is no power of two
+LAYERS, SLOTS = 2, 6  # slots include the null slot
 ORDERS: tuple[Order, ...] = ("layer_major", "slot_major")
 KINDS = [
     (torch.float32, (2, 4, 2)),
@@ -32,15 +32,15 @@ KINDS = [
     (torch.float32, (blocks.LANES + 8,)),  # two tiles of 16-byte lanes
     (torch.int8, (2 * blocks.LANES + 1,)),  # three tiles of bytes
 ]
-# Element strides of engines' own tensors: layer, slot, and where the first slot starts; all of `layer slot 4`.
+# Tensors of engines, `layer slot 4`: strides of layer and slot, and offset of the first slot, all in elements.
 STRIDES = [(400, 16, 4), (16, 40, 0), (43, 7, 1), (7, 15, 3), (400, 18, 2)]
 each_op = pytest.mark.parametrize("op", ["gather_slots", "scatter_slots"])
-# Half of what 32 bits count, and a little: in words of 4 bytes, of which 16 move, and in bytes.
+# dtype, stride in elements: two strides exceed 2^31 words of 4 bytes (moved 16 bytes at a time), or 2^31 bytes.
 FAR = [(torch.float32, 2**30 + 4), (torch.int8, 2**30 + 3)]
 
 
 def random_bytes(nbytes: int, generator: torch.Generator) -> Tensor:
-    """Bytes of which every second word is a NaN, quiet or signalling, read as fp32, bf16 or fp16."""
+    """Returns random bytes in which every second word is a quiet or signalling NaN as fp32, bf16 and fp16."""
     whole = torch.randint(0, 256, (nbytes,), dtype=torch.uint8, generator=generator)
     whole[3::8] = 0x7F
     whole[2::8] |= 0x80
@@ -48,7 +48,7 @@ def random_bytes(nbytes: int, generator: torch.Generator) -> Tensor:
 
 
 class Poisoned:
-    """A tensor in random bytes, and what all of these bytes should become."""
+    """A tensor in random bytes, and the expected values of all these bytes."""
 
     def __init__(self, whole: Tensor, tensor: Tensor, generator: torch.Generator) -> None:
         whole.copy_(random_bytes(whole.numel(), generator))
@@ -56,7 +56,7 @@ class Poisoned:
         self.expected = whole.cpu().clone()
 
     def block(self, *index: int) -> slice:
-        """Where the bytes of tensor[index] lie, whose elements are dense."""
+        """Returns where the bytes of tensor[index] lie, whose elements must be dense."""
         at = sum(i * stride for i, stride in zip(index, self.tensor.stride(), strict=False))
         size = self.tensor.element_size()
         start = self.tensor.data_ptr() - self.whole.data_ptr() + at * size
@@ -70,7 +70,7 @@ class Poisoned:
 def stored(
     backend: Backend, generator: torch.Generator, kind: tuple[torch.dtype, tuple[int, ...]], order: Order
 ) -> Poisoned:
-    """A plane of a storage, which has another plane beside it."""
+    """Returns a plane of memstate's own memory, which has another plane beside it."""
     dtype, shape = kind
     memory: list[Tensor] = []
 
@@ -87,7 +87,7 @@ def strided(
     backend: Backend, generator: torch.Generator, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...],
     offset: int = 0,
 ) -> Poisoned:  # fmt: skip
-    """A tensor of any strides, in elements."""
+    """Returns a tensor with these strides, in elements."""
     size = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
     nbytes = 2 * GUARD + -(-(offset + size) * dtype.itemsize // 16) * 16
     whole = torch.empty(nbytes, dtype=torch.uint8, device=backend.device)
@@ -98,13 +98,13 @@ def strided(
 def dense(
     backend: Backend, generator: torch.Generator, dtype: torch.dtype, shape: tuple[int, ...], offset: int = 0
 ) -> Poisoned:
-    """A contiguous tensor."""
+    """Returns a contiguous tensor."""
     strides = tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
     return strided(backend, generator, dtype, shape, strides, offset)
 
 
 def ids(backend: Backend, slots: list[int], dtype: torch.dtype = torch.int32) -> Tensor:
-    """Slots or counts among cells that would be due if they were read."""
+    """Returns slots as a column in a larger tensor, whose other cells would move slot 1 if they were read."""
     whole = torch.tensor([1] * 300 + slots + [1] * 300, dtype=dtype, device=backend.device)
     return whole[300 : 300 + len(slots)]
 
@@ -113,7 +113,7 @@ def run(
     backend: Backend, generator: torch.Generator, op: str, plane: Poisoned, slots: list[int],
     dtype: torch.dtype = torch.int32, offset: int = 0,
 ) -> None:  # fmt: skip
-    """Gathers slots into a batch, or scatters random bytes, `offset` elements into memory; checks every byte."""
+    """Gathers or scatters slots, with a batch that starts `offset` elements into its memory, and checks every byte."""
     layers, count, *inner = plane.tensor.shape
     batch = dense(backend, generator, plane.tensor.dtype, (layers, len(slots), *inner), offset)
     getattr(backend, op)(plane.tensor, ids(backend, slots, dtype), batch.tensor)
@@ -146,7 +146,7 @@ def test_B37_planes_of_any_strides(
 ) -> None:
     *outer, offset = strides
     plane = strided(backend, generator, dtype, (LAYERS, SLOTS, 4), (*outer, 1), offset)
-    run(backend, generator, op, plane, [5, 0, 1], offset=offset)  # and batches at any address
+    run(backend, generator, op, plane, [5, 0, 1], offset=offset)  # batches start at any address as well
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_B37_planes_of_any_strides(
         (torch.float32, (2, 3, 4), (13, 4, 1), 0, (4, 1)),
         (torch.float16, (2, 3, 3), (24, 8, 1), 0, (2, 1)),
         (torch.int8, (2, 3, 16), (48, 16, 1), 5, (1, 1)),
-        (torch.float32, (1, 3, 4), (7, 4, 1), 0, (4, 4)),  # one layer or slot: the stride is never used
+        (torch.float32, (1, 3, 4), (7, 4, 1), 0, (4, 4)),  # with one layer or slot, its stride does not matter
         (torch.float32, (3, 1, 4), (4, 7, 1), 0, (4, 4)),
     ],
 )
@@ -178,7 +178,7 @@ def test_B37_words_are_the_widest_that_fit(
 def test_B38_offsets_beyond_2_31_elements(
     backend: Backend, generator: torch.Generator, op: str, far: str, dtype: torch.dtype, stride: int
 ) -> None:
-    """Two strides are more than 2^31 elements, and as many words: close to the start in 32 bits."""
+    """Two strides are more than 2^31 elements and words, which 32-bit arithmetic would place near the start."""
     plane = far_apart(3, torch.zeros(3, 4, dtype=dtype, device=backend.device), stride)
     plane = plane.transpose(0, 1) if far == "slots" else plane
     plane[:] = 7
@@ -206,7 +206,7 @@ def test_B38_offsets_beyond_2_31_elements(
 def test_B39_batches_of_any_size_and_padding(
     backend: Backend, generator: torch.Generator, op: str, slots: list[int]
 ) -> None:
-    """Padding is gathered as zeros and scattered nowhere; ids are not cut."""
+    """Padding gathers zeros and scatters nowhere. Ids of 64 bits are not cut to 32 bits."""
     dtype = torch.int64 if max(slots) >= 2**31 else torch.int32
     run(backend, generator, op, stored(backend, generator, (torch.bfloat16, (3, 5)), "slot_major"), slots, dtype)
 

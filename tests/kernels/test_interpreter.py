@@ -1,4 +1,4 @@
-"""Triton 3.6 beside numpy 2.4 and later: a loop whose bound is an argument of the kernel is interpreted."""
+"""Tests loops whose bound is an argument of the kernel in the interpreter of Triton 3.6 with numpy 2.4 and later."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -22,14 +22,14 @@ pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="kern
 
 @triton.jit
 def _count(out_ptr, n):
-    found = 0
+    rounds = 0
     for _ in range(0, n, 2):
-        found += 1
-    tl.store(out_ptr, found)
+        rounds += 1
+    tl.store(out_ptr, rounds)
 
 
 def count(n: int) -> int:
-    """Rounds of a loop over an argument."""
+    """Returns the rounds of a loop whose bound is an argument of a kernel."""
     out = torch.zeros(1, dtype=torch.int32)
     _count[(1,)](out, n)
     return int(out)
@@ -37,7 +37,7 @@ def count(n: int) -> int:
 
 @pytest.fixture
 def of_version_3_6(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The interpreter as Triton 3.6.0 has it, whatever version is installed."""
+    """Makes the interpreter behave as in Triton 3.6.0, whatever version is installed."""
     patch = interpreter._patch_lang_tensor
 
     def older(tensor: Any, scope: Any) -> None:
@@ -46,7 +46,7 @@ def of_version_3_6(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(triton, "__version__", "3.6.0")
     monkeypatch.setattr(interpreter, "_patch_lang_tensor", older)
-    # without what the tests remember of other launches
+    # The original function: `tests.support.quick_interpreter` wraps it to remember earlier patches.
     monkeypatch.setattr(
         interpreter, "_patch_lang", getattr(interpreter._patch_lang, "__wrapped__", interpreter._patch_lang)
     )

@@ -1,4 +1,4 @@
-"""A kept kernel is launched as Triton would launch it, and without Triton's handling of arguments."""
+"""Tests that a kept kernel is launched as Triton would launch it, but without Triton's handling of arguments."""
 
 from pathlib import Path
 
@@ -8,9 +8,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_a_kept_kernel_is_launched_as_triton_would_launch_it() -> None:
-    """Every kept operation, with two batch sizes, twice: the same kernel, grid, stream and arguments."""
+    """Both ways launch the same kernel with the same grid, stream and arguments, for two batch sizes, twice."""
     said = not_interpreted("-m", "tests.support.kept_launches")
     assert said["differ"] == [] and not said["interpreted"]
-    # Each run launches once through Triton; the kept way goes through it once for each compiled kernel.
+    # Each run goes through Triton once. A kept launch goes through Triton only the first time for each compiled kernel.
     compiled = 2 * 2 + 1 + 1 + 2 + 2
     assert said["runs"] == 2 * 5 * 4 and said["handled"] == said["runs"] + compiled

@@ -1,7 +1,7 @@
-"""One token through a layer, from its projections: two launches, two outputs, no copy, the bits of contiguous inputs.
+"""Computes one token of a layer from its projections with two launches, and checks that nothing is copied.
 
-Each operation alone is within its bound of float64, with contiguous inputs: test_conv.py, test_gated_delta.py,
-test_selective.py.
+The results have the bits of contiguous inputs. Tests of each operation against float64: test_conv.py,
+test_gated_delta.py, test_selective.py.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ ROWS = [Row(1, 1, tokens=1), Row(2, 3, 4, 1), Row(0, 5, 0, 1), Row(0, 0, 0, 1)]
 
 
 class Layer:
-    """A projection whose first channels go through a convolution, the weights of that, planes, and where rows lie."""
+    """A layer: its projection, the convolution of the first channels, planes of windows and states, and rows."""
 
     def __init__(
         self, backend: Backend, generator: torch.Generator, dtype: torch.dtype, sizes: list[int], states: Memory
@@ -42,7 +42,7 @@ class Layer:
         return torch.randn(*shape, generator=self.generator).to(self.backend.device)
 
     def step(self, part: Callable[[Tensor], Tensor] = lambda x: x) -> list[Tensor]:
-        """What the convolution mixed, and what the recurrence made of it. part: makes an input of a slice."""
+        """Returns the outputs of convolution and recurrence. part: turns a slice of the projection into an input."""
         inputs, *rest = self.projection.split([self.channels, *self.sizes[3:]], -1)
         mixed = self.backend.conv_step(part(inputs), self.weight, self.bias, self.windows.state, *self.where)
         return [mixed, self.recurrence(*map(part, (*mixed.split(self.sizes[:3], -1), *rest)))]
@@ -71,7 +71,7 @@ class DeltaNet(Layer):
 
 
 class Mamba2(Layer):
-    """Mamba-2: `x | B | C | z | dt`, and four numbers of nobody."""
+    """Mamba-2: `x | B | C | z | dt`, and four numbers that the layer does not use."""
 
     DIM, STATE = 16, 8
 
@@ -101,15 +101,15 @@ def test_D9_D13_a_layer_makes_two_outputs_from_its_projections_and_copies_nothin
 ) -> None:  # fmt: skip
     layer = make(backend, generator, dtype)
     memories = layer.windows, layer.states
-    found = layer.step()
+    outputs = layer.step()
     kept = [memory.whole.clone() for memory in memories]
     for memory in memories:
         memory.check_changed_only({1, 3, 4, 5})
         memory.whole.copy_(memory.before)
-    assert all(map(same_bits, found, layer.step(torch.Tensor.contiguous)))
+    assert all(map(same_bits, outputs, layer.step(torch.Tensor.contiguous)))
     assert all(same_bits(memory.whole, was) for memory, was in zip(memories, kept, strict=True))
-    assert all(out[:-1].isfinite().all() and not out[-1].any() for out in found)
-    if backend.name != "reference":  # which works on one row at a time in fp32
+    assert all(out[:-1].isfinite().all() and not out[-1].any() for out in outputs)
+    if backend.name != "reference":  # the reference makes tensors of its own
         launches: list[object] = []
         if backend.name == "interpreter":
             launch = "triton.runtime.interpreter.GridExecutor.__call__"

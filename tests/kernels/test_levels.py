@@ -1,4 +1,4 @@
-"""The levels of a bitmap: what a claim reads of them, and that kernel and reference keep the summary word for word."""
+"""Tests the levels of a bitmap: which words a claim reads, and the same summary in kernel and reference."""
 
 import numpy as np
 import pytest
@@ -19,12 +19,12 @@ from memstate.kernels.tables import Count
 from tests.kernels.test_bitmap import Pool
 from tests.support.packets import bits
 
-LEVELS = {2_000: 1, 64_000: 2, 1_000_000: 3}  # slots -> loads of the bitmap that wait for each other
+LEVELS = {2_000: 1, 64_000: 2, 1_000_000: 3}  # slots -> dependent loads of the bitmap
 PLACES = ("first", "last", "spread", "one a word", "across words", "few", "none")
 
 
 def some(place: str, capacity: int) -> set[int]:
-    """Free slots, as far apart as they can be."""
+    """Returns the free slots of a case, at most 80 of them."""
     last = range(capacity + 1 - 64, capacity + 1)
     return set({
         "first": range(1, 65), "last": last, "none": (), "few": (last[3], last[63]),
@@ -40,7 +40,7 @@ def some(place: str, capacity: int) -> set[int]:
 def test_B11_a_claim_finds_the_lowest_wherever_they_lie(backend: Backend, capacity: int, place: str) -> None:
     free = some(place, capacity)
     pool = Pool(capacity, free, backend)
-    for n in (3, 61, 40):  # the last one is short
+    for n in (3, 61, 40):  # too few slots are free for the last claim
         pool.claim(n)
         pool.check()
     pool.release(sorted(free, reverse=True))
@@ -51,7 +51,7 @@ def test_B11_a_claim_finds_the_lowest_wherever_they_lie(backend: Backend, capaci
 @pytest.mark.parametrize("capacity", LEVELS)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_claim_reads_one_list_of_words_a_level(capacity: int, place: str) -> None:
-    """Counted in the interpreter, which sees every load of the bitmap."""
+    """The interpreter records every load of the bitmap."""
     from tests.support.addresses import LOAD
     from tests.support.recorded import recorded
 
@@ -69,14 +69,14 @@ def test_a_claim_reads_one_list_of_words_a_level(capacity: int, place: str) -> N
 
 
 def test_a_summary_that_is_wrong_hangs_nothing(backend: Backend) -> None:
-    """Bits for words that are empty, and for words that are not there: the claim is short, and counted so."""
+    """If the summary has bits for empty and missing words, the claim ends with too few slots, and counts this."""
     words = bitmap_words(3_000)
-    for n, found in ((3, 2 if backend.name == "reference" else 1), (96, 2)):
+    for n, real in ((3, 2 if backend.name == "reference" else 1), (96, 2)):
         pool = Pool(3_000, {5, 2_999}, backend)
         pool.bitmap[words:] = -1
         ids = pool.backend.claim(pool.bitmap, n, pool.counters).tolist()
-        assert ids == [*[5, 2_999][:found], *[0] * (n - found)]
-        assert pool.bitmap[:words].count_nonzero() == 2 - found and int(pool.counters[Count.CLAIM_SHORT]) == n - found
+        assert ids == [*[5, 2_999][:real], *[0] * (n - real)]
+        assert pool.bitmap[:words].count_nonzero() == 2 - real and int(pool.counters[Count.CLAIM_SHORT]) == n - real
 
 
 def test_levels_of_a_pool() -> None:
@@ -102,7 +102,7 @@ def test_the_summary_is_a_bit_for_each_word_that_is_not_0(generator: torch.Gener
         (2188 + 3, 1, 3072, 4095, [2191]),
         (2188 + 68, 1, 69632, 70_000, [2256, 2188 + 69 + 2]),
         (2188 + 69 + 1, 2, 32768, 65535, [2258]),
-        (2188 + 64, 1, 65536, 66559, [2252, 2188 + 69 + 2]),  # it is 0 by mistake, which the level above does not say
+        (2188 + 64, 1, 65536, 66559, [2252, 2188 + 69 + 2]),  # word is 0 by mistake, and the level above has its bit
     ],
 )
 def test_a_wrong_word_of_the_summary_is_named(index: int, level: int, first: int, last: int, seen: list[int]) -> None:

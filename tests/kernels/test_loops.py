@@ -1,18 +1,18 @@
-"""No kernel has a loop that forgets what it gave a name.
+"""Tests that no loop of a compiled kernel loses an assignment.
 
-Triton finds the names that a loop changes by going through its body once: a name that has another value behind that
-turn is carried from turn to turn and out of the loop. The body of
+Triton goes through the body of a loop once to find the names that it changes. It carries a name from turn to turn and
+out of the loop only if the name has another value after that turn. The body of
 
-    at = found = lane
+    at = after = lane
     while more:
-        at = found
-        found = next_of(at)
+        at = after
+        after = next_of(at)
 
-leaves `at` as it was in the first turn, so the compiled loop drops it: behind the loop `at` is `lane`. The interpreter
-runs Python and shows nothing. A claim from a bitmap of more than 64 words once cleared the wrong word this way.
+leaves `at` unchanged in the first turn, so the compiled loop drops it: after the loop `at` is `lane`. The interpreter
+runs Python and does not show this fault. A claim from a bitmap of more than 64 words once cleared the wrong word so.
 
-Kernels are interpreted in the process of the tests. Run as a program, this file goes through every kernel as Triton's
-compiler does, and writes the names that are lost as JSON.
+The process of the tests interprets kernels. Run as a program, this file goes through every kernel as Triton's compiler
+does, and writes the lost names as JSON.
 """
 
 import json
@@ -34,35 +34,35 @@ from tests.support.sampling import PROOF
 
 @triton.jit
 def _drops(next_ptr, out_ptr, n):
-    found = tl.arange(0, 64)
-    at = found
+    after = tl.arange(0, 64)
+    at = after
     while n > 0:
-        at = found
-        found = tl.load(next_ptr + at)
+        at = after
+        after = tl.load(next_ptr + at)
         n -= 1
-    tl.store(out_ptr + at, found)
+    tl.store(out_ptr + at, after)
 
 
 def test_no_loop_of_a_kernel_drops_a_name() -> None:
-    """And the one of the sample is seen."""
+    """The check finds the lost name of the sample, and no other."""
     assert not_interpreted(__file__) == ["_drops: at"]
 
 
 def branches(cases: Iterable[CompileCase]) -> list[CompileCase]:
-    """One case of each way through each kernel: constants that are something, and those that are nothing."""
+    """Returns one case for each kernel and each set of constants that are not 0, False or None."""
     ways = {(id(c.kernel), frozenset(name for name, value in c.constexprs.items() if value)): c for c in cases}
     return list(ways.values())
 
 
 def watched() -> list[str]:
-    """From here on each function and name that a loop drops is added to this list."""
+    """Returns a list, to which Triton's compiler adds from now on each function and name that a loop drops."""
     from triton.compiler.code_generator import CodeGenerator, _is_triton_value, flatten_values_to_ir
 
     dropped: list[str] = []
-    loops: dict[int, Mapping[str, Any]] = {}  # body of a loop whose names are known -> those that are not carried
+    loops: dict[int, Mapping[str, Any]] = {}  # id of a loop's body -> names that are not carried, and their values
     find, visit = CodeGenerator._find_carries, CodeGenerator.visit_compound_statement
 
-    def found(self: Any, node: Any, before: Mapping[str, Any], ignore: Any = frozenset()) -> Any:
+    def carries(self: Any, node: Any, before: Mapping[str, Any], ignore: Any = frozenset()) -> Any:
         values = {name: value for name, value in before.items() if _is_triton_value(value)}
         carried = find(self, node, before, ignore)
         loops[id(node.body)] = {name: values[name] for name in values if name not in (*carried[0], *ignore)}
@@ -75,12 +75,12 @@ def watched() -> list[str]:
                 line = f"{self.jit_fn.__name__}: {name}"
                 dropped.extend([line] if line not in dropped else [])
 
-    CodeGenerator._find_carries, CodeGenerator.visit_compound_statement = found, visited
+    CodeGenerator._find_carries, CodeGenerator.visit_compound_statement = carries, visited
     return dropped
 
 
 def translate(case: CompileCase) -> None:
-    """Takes a kernel to Triton's first form, which has its loops."""
+    """Translates a kernel to Triton's IR, which shows how its loops carry names."""
     from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, make_backend
@@ -96,7 +96,7 @@ def translate(case: CompileCase) -> None:
 
 
 def main() -> None:
-    """Writes what the sample and the kernels of the library lose."""
+    """Writes the names that loops of the sample and of all kernels lose."""
     dropped = watched()
     ours = all_cases(every_shape=True) if PROOF else branches(all_cases())
     types = {"next_ptr": "*i32", "out_ptr": "*i32", "n": "i32"}

@@ -1,4 +1,4 @@
-"""What is particular to Mamba-3; what all decode steps have in common: test_decode_steps.py."""
+"""Tests of the step of Mamba-3 alone. Tests of all decode steps: test_decode_steps.py."""
 
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ TURN = 2 * np.pi
 
 
 def planes(flat: Tensor, dims: Dims) -> Mamba3State:
-    """What `.. 1 element` keeps, one plane behind the other; angles are fp32 whatever the others are."""
+    """Splits states `.. 1 element` into their four planes. Angles are fp32, whatever the dtype of the others."""
     heads, _, dim, states, angles = dims
     wide = 4 // flat.element_size()
     angle, *rest = flat[..., 0, :].split([wide * heads * angles, heads * dim * states, heads * states, heads * dim], -1)
@@ -32,9 +32,9 @@ def build(
     state: torch.dtype = torch.float32, inputs: torch.dtype = torch.float32, dims: Dims | None = None,
     gate: bool = True,
 ) -> Case:  # fmt: skip
-    """Random states in the slots that real rows read, random inputs for their real tokens, rubbish everywhere else.
+    """Returns a step with random states in the slots that rows read, random real tokens, and rubbish elsewhere.
 
-    dims: unless given a model's on a GPU, small ones where every program is interpreted. gate: whether there is a z.
+    dims: by default those of a model on a GPU, and small ones in the interpreter. gate: whether there is a z.
     """
     dims = dims or ((32, 1, 64, 128, 32) if backend.device.type == "cuda" else (2, 1, 8, 16, 4))
     heads, groups, dim, states, angles = dims
@@ -56,7 +56,7 @@ def build(
 
 
 def stated(case: Case, i: int, real: int, old: Array, out: Tensor) -> Pairs:
-    """Outputs and what is kept, head by head; of an angle, whole turns do not count."""
+    """Yields outputs and new state with exact values and bounds, head by head. Whole turns of angles do not count."""
     assert case.planes is not None
     given = {name: float64(tensor[i, :real]) for name, tensor in case.inputs.items()}
     given |= {name: float64(weight) for name, weight in case.shared.items()}
@@ -90,7 +90,7 @@ def test_G2_groups_and_heads_that_turn_whole_or_in_part(
 
 
 def test_mamba3_names_what_it_cannot_do(backend: Backend, generator: torch.Generator) -> None:
-    """Heads that are no powers of two or too large for a program, planes off 16 bytes, and tuples of other kinds."""
+    """Refused: sizes of heads that are no power of two or too large, planes off 16 bytes, and a plain tuple."""
     for dims in ((1, 1, 12, 16, 4), (1, 1, 8, 24, 4), (1, 1, 128, 128, 4), (1, 1, 8, 16, 12)):
         with pytest.raises(ValueError, match=f"dim {dims[2]}, state {dims[3]} and angle {dims[4]}"):
             build(backend, generator, dims=dims).step(backend)
@@ -103,12 +103,12 @@ def test_mamba3_names_what_it_cannot_do(backend: Backend, generator: torch.Gener
 
 
 def test_D31_an_angle_loses_no_digits_to_turns(backend: Backend, generator: torch.Generator) -> None:
-    """A thousand tokens that turn by about two radians each. A sum in fp32 is wrong by a thousandth or more then."""
+    """1000 tokens turn by about two radians each. A plain sum in fp32 would be wrong by a thousandth or more."""
     case = build(backend, generator, [Row(0, 1, tokens=1000)], 1000, dims=(1, 1, 4, 8, 4))
     turn = case.inputs["rotation"].abs_().add_(0.5)
     case.step(backend)
     exact = (np.pi * np.tanh(float64(turn[0])) * float64(case.inputs["dt"][0])).sum(0)
     assert case.planes is not None and exact.min() > 1000
-    found = float64(case.planes(case.memory.state).angle[1, 0])
-    apart = found - exact
-    assert (np.abs(found) < 3.1416).all() and (np.abs(apart - TURN * np.round(apart / TURN)) < 1e-4).all()
+    angles = float64(case.planes(case.memory.state).angle[1, 0])
+    apart = angles - exact
+    assert (np.abs(angles) < 3.1416).all() and (np.abs(apart - TURN * np.round(apart / TURN)) < 1e-4).all()

@@ -1,4 +1,4 @@
-"""States from a forward with kernels of its own: those of runs that end at the marks, and no other byte changes."""
+"""Tests `scatter_states`, which stores the states of a forward with other kernels at marks, byte by byte."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +26,7 @@ Kept = dict[str, Any]
 
 
 def strided(shape: Sequence[int], dtype: torch.dtype, backend: Backend, generator: torch.Generator) -> Tensor:
-    """A plane `layer slot ...` in rubbish, with room between slots, whose states are numbers."""
+    """Returns a plane `layer slot ...` of random numbers, with rubbish between the slots."""
     block = int(np.prod(shape))
     stride = -(-block // 8) * 8 + 8
     held = rubbish(LAYERS * SLOTS * stride * dtype.itemsize, backend.device, generator).view(dtype)
@@ -40,7 +40,7 @@ def arguments(
     backend: Backend, generator: torch.Generator, state: torch.dtype, given: torch.dtype, *, transposed: bool = False,
     channel_major: bool = False, flat: bool = False, wide: bool = False,
 ) -> Kept:  # fmt: skip
-    """A step of four packed rows with marks of all kinds; what `h` and the inputs hold fits the plane exactly."""
+    """Returns arguments of four packed rows with all kinds of marks. Every dtype holds `h` and the inputs exactly."""
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).bfloat16().to(given).to(backend.device)
@@ -63,7 +63,7 @@ def arguments(
 
 
 def twin(given: Kept) -> Kept:
-    """The same with planes of its own."""
+    """Returns the same arguments with copies of the planes."""
 
     def again(plane: Tensor) -> Tensor:
         held = torch.empty(0, dtype=plane.dtype, device=plane.device).set_(plane.untyped_storage()).clone()
@@ -82,7 +82,10 @@ def same(left: Kept, right: Kept) -> bool:
 
 
 def stated(given: Kept, flat: bool, alone: frozenset[str]) -> None:
-    """Stores what the marks name, told once more and without the reference's arithmetic."""
+    """Stores the states and windows that the marks name, without the reference's arithmetic.
+
+    alone: names of the arguments that the launch does not get.
+    """
     at = {(row, n): 0 for row, length in enumerate(LENGTHS) for n in range(1, length)}
     pieces = list(at) if not flat else [(row, n) for row, n in at if (starts_of(LENGTHS)[row] + n) % CHUNK == 0]
     for row, n in pieces:
@@ -136,7 +139,7 @@ def test_marks_get_their_states_and_no_other_byte_changes(
 
 @pytest.mark.parametrize("kind", [torch.int32, torch.int64])
 def test_a_piece_at_the_end_of_the_largest_batch_is_found(backend: Backend, kind: torch.dtype) -> None:
-    """One entry of two tokens and one of 2^31 - 3 before: a sum of two numbers below 2^31 is counted without a sign."""
+    """An entry of 2 tokens follows one of 2^31 - 3. Sums of two numbers below 2^31 need unsigned arithmetic."""
     last = 2**31 - 1
     plane, h = (torch.arange(1.0, size + 1, device=backend.device).view(1, size, 1) for size in (4, 3))
     wide = {"dtype": kind, "device": backend.device}

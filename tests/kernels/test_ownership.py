@@ -1,4 +1,4 @@
-"""The ownership launch, register resolution and the audit's count, against plain dictionaries and sets."""
+"""Compares the ownership launch, the resolution of registers and the audit's counts with a model in plain Python."""
 
 import random
 
@@ -14,7 +14,7 @@ KINDS = (Count.DOUBLE_RELEASE, Count.OUT_OF_RANGE, Count.CLAIM_FULL, Count.CLAIM
 
 
 def random_packet(model: Model, rng: random.Random, share: float) -> Packet:
-    """Entries without regard to what registers hold; each is named once within a phase, as the host promises."""
+    """Returns random entries, whatever registers hold. A phase names each register once, as the host promises."""
 
     def some(most: int) -> list[int]:
         return rng.sample(range(3, model.count), int(share * rng.random() * most))
@@ -40,7 +40,7 @@ def random_packet(model: Model, rng: random.Random, share: float) -> Packet:
 def test_ownership_follows_the_model_on_random_packets(
     backend: Backend, generator: torch.Generator, capacity: int, rows: int, holders: int, packets: int, share: float
 ) -> None:
-    """Up to several blocks of 256 entries in every section, full and empty registers, more claims than slots."""
+    """Sections have up to several blocks of 256 entries. Registers are full or empty; there may be too few slots."""
     rng = random.Random(generator.initial_seed())
     model = Model(capacity, 3 * (rows + 1) + holders, rows)
     model.populate(rng, 0.5)
@@ -53,7 +53,7 @@ def test_ownership_follows_the_model_on_random_packets(
 
 
 def faulty(kind: Count, n: int) -> tuple[Model, Packet]:
-    """A file of which half the registers hold slots, and a packet with n faults of a kind."""
+    """Returns a register file with full and empty registers, and a packet with `n` faults of a kind."""
     model, first, second = Model(700, 3 + 3 * n + 6, 1), range(3, 3 + n), range(3 + n, 3 + 2 * n)
     for register in (*first, *second):
         model.slots[register], model.labels[register] = register, 9
@@ -76,7 +76,7 @@ def faulty(kind: Count, n: int) -> tuple[Model, Packet]:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name.lower())
 @pytest.mark.parametrize("n", [1, 300])
 def test_G1_faults_on_the_device_are_counted_and_change_nothing_else(backend: Backend, kind: Count, n: int) -> None:
-    """And raised by name, once, with the register or slot at fault."""
+    """`check` raises the fault once, with its name and the register or slot at fault."""
     model, packet = faulty(kind, n)
     device = Device(model, backend)
     model.run(packet)
@@ -85,9 +85,9 @@ def test_G1_faults_on_the_device_are_counted_and_change_nothing_else(backend: Ba
     assert {k: model.counts[k] for k in KINDS} == dict.fromkeys(KINDS, 0) | {kind: n}
     allocator = SlotAllocator(model.capacity, backend)
     allocator.counters.copy_(device.table.counters)
-    with pytest.raises(DeviceFault, match=kind.name.lower().replace("_", " ")) as found:
+    with pytest.raises(DeviceFault, match=kind.name.lower().replace("_", " ")) as raised:
         allocator.check()
-    assert (found.value.count, found.value.offender) == (n, model.counts[Count.OFFENDER])
+    assert (raised.value.count, raised.value.offender) == (n, model.counts[Count.OFFENDER])
     allocator.check()
 
 
@@ -109,7 +109,7 @@ def test_audit_counts_owners_and_free_bits(backend: Backend, generator: torch.Ge
     rng = random.Random(generator.initial_seed())
     model = Model(capacity, 1100, 20)
     model.populate(rng, 0.5)
-    for register in rng.sample(range(1100), 60):  # planted: shared, unknown and negative slots, also in the null row
+    for register in rng.sample(range(1100), 60):  # plants shared, unknown and negative slots, also in the null row
         model.slots[register] = rng.choice((0, 1, capacity, capacity + 1, -1, 2**31 - 1, rng.randint(1, capacity)))
     device = Device(model, backend)
     out = torch.full((capacity + 1 + 8,), -7, dtype=torch.int32, device=backend.device)

@@ -1,4 +1,4 @@
-"""Slots to records and back, tile by tile: every byte of poisoned memory accounted for."""
+"""Checks every byte of poisoned memory after slots are packed into records and unpacked."""
 
 from itertools import product
 from typing import Any
@@ -16,22 +16,22 @@ from tests.kernels import test_pack_int8
 from tests.kernels.test_gather import GUARD, Poisoned, strided
 from tests.support.decode_case import vast
 
-SLOTS, RECORDS, LAYERS = 7, 6, 2  # slots with the null slot
+SLOTS, RECORDS, LAYERS = 7, 6, 2  # slots include the null slot
 OPS = ("pack_slots", "unpack_slots")
 UNITS = (16, 8, 4, 2, 1)
 
 INT8 = ("pack_int8", "unpack_int8")
-KERNEL = {"lots": (pack, "_move_records"), "int8": (pack_int8, "_move_int8")}  # by the end of an op's name
+KERNEL = {"lots": (pack, "_move_records"), "int8": (pack_int8, "_move_int8")}  # last 4 letters of an op -> its kernel
 
 each_op = pytest.mark.parametrize("op", OPS)
 every_op = pytest.mark.parametrize("op", OPS + INT8)
 
 
 class Memory:
-    """Planes of bytes and records, what all of their bytes should become, and the tiles between them.
+    """Planes and records of random bytes, the expected bytes, and the tiles that the kernel moves.
 
-    unit: bytes of one access. sizes: of the planes, in units; slots lie an odd number of units apart. tile: units of a
-    tile. host: records lie in memory of the host.
+    unit: bytes of one access. sizes: units of a slot in each plane, without the gaps between slots. tile: units of a
+    tile. host: whether records lie in host memory.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Memory:
         return torch.tensor(values, dtype=dtype, device=self.backend.device)
 
     def expect(self, op: str, place: int, slot: int, first: int = 0, count: int | None = None) -> None:
-        """These tiles of a slot, 0 for zeros, go to a record, or come from it."""
+        """Expects that `op` moves these tiles between a slot, 0 for zeros, and the record at `place`."""
         for piece in self.pieces[first : None if count is None else first + count]:
             plane = self.planes[piece.block]
             start, at = (
@@ -78,9 +78,9 @@ class Memory:
             else:
                 record[:] = block if slot else 0
 
-    def expect_all(self, op: str, found: dict[int, int]) -> None:
-        """The slot of each place, 0 for zeros: nothing goes to the null slot."""
-        for place, slot in found.items():
+    def expect_all(self, op: str, slot_of: dict[int, int]) -> None:
+        """Expects a move of each place -> slot, 0 for zeros, but none to the null slot, and checks all bytes."""
+        for place, slot in slot_of.items():
             if slot or op == "pack_slots":
                 self.expect(op, place, slot)
         self.check()
@@ -94,7 +94,7 @@ class Memory:
 
 
 def made(op: str, backend: Backend, generator: torch.Generator) -> Any:
-    """Memory of either kind of record: the planes as they are, or one plane as int8, whose records have been packed."""
+    """Returns memory for an op: with records of plain bytes, or with one plane whose int8 records are packed."""
     if op not in INT8:
         return Memory(backend, generator, host=True)
     return test_pack_int8.packed(backend, generator)
@@ -109,10 +109,10 @@ def test_b66_bytes_of_every_width_move(backend: Backend, generator: torch.Genera
     assert backend.counts.launches == {op: 1}
 
 
-# Slots in registers, or None; which of them or which slots; places; dtype of both; the slot of each place, 0 for zeros.
-MANY = 2 * ENTRIES + 90  # more entries than a program looks at in one go
+# case -> slots in registers, or None; registers, or slots; places; dtype of the last two; place -> slot, 0 for zeros
+MANY = 2 * ENTRIES + 90  # more entries than a program reads at once
 COLUMNS: dict[str, tuple[list[int] | None, list[int], list[int], torch.dtype, dict[int, int]]] = {
-    "registers": (  # register 0 holds none, whatever stands there; nor does one that is not, is empty or holds no slot
+    "registers": (  # register 0, missing and empty registers, and registers with invalid slots count as zeros
         [3, 2, 0, 99, -4, 4], [1, 0, 2, 3, -1, 2**31 - 1, 5, 5], [3, 0, -1, 1, 99, -7, 2, 2**31 - 1], torch.int32,
         {3: 2, 0: 0, 1: 0, 2: 4},
     ),
@@ -137,11 +137,11 @@ COLUMNS: dict[str, tuple[list[int] | None, list[int], list[int], torch.dtype, di
 def test_b66_B39_what_columns_name_moves_and_nothing_else(
     backend: Backend, generator: torch.Generator, op: str, case: str
 ) -> None:
-    registers, index, places, dtype, found = COLUMNS[case]
+    registers, index, places, dtype, slot_of = COLUMNS[case]
     memory = made(op, backend, generator)
     slots = None if registers is None else memory.ints(registers)
     memory.run(op, slots, memory.ints(index, dtype), memory.ints(places, dtype))
-    memory.expect_all(op, found)
+    memory.expect_all(op, slot_of)
 
 
 def test_b66_a_slot_to_many_records_and_a_record_to_many_slots(backend: Backend, generator: torch.Generator) -> None:
@@ -157,7 +157,7 @@ def test_b66_a_slot_to_many_records_and_a_record_to_many_slots(backend: Backend,
 @each_op
 @pytest.mark.parametrize("far", ["records", "slots"])
 def test_B38_records_and_slots_beyond_2_31_bytes(backend: Backend, op: str, far: str) -> None:
-    """Bodies or slots 2**32 + 16 bytes apart: to 32-bit arithmetic the second lies 16 bytes behind the first."""
+    """Records or slots are 2**32 + 16 bytes apart, so 32-bit arithmetic would see 16 bytes between them."""
     stride = 2**32 + 16
     memory = vast(2 * stride + 32, backend.device)
     near = torch.arange(48, dtype=torch.uint8, device=backend.device)

@@ -1,4 +1,4 @@
-"""Planes as int8 in records, against a statement in float64: exact scales, values to half a step, no other byte."""
+"""Compares records of int8 with float64: exact scales, values within half a step, and no other changed byte."""
 
 from math import prod
 
@@ -13,24 +13,24 @@ from memstate.kernels.tables import ScaledMap
 from tests.kernels.test_gather import GUARD, Poisoned, strided
 from tests.support.decode_case import vast
 
-LAYERS, SLOTS, RECORDS = 2, 5, 4  # slots with the null slot
+LAYERS, SLOTS, RECORDS = 2, 5, 4  # slots include the null slot
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 OPS = ("pack_int8", "unpack_int8")
-# Shapes and the axis that shares a scale: `head key value`, `head dim state`, `channel state`, one number; columns that
-# are longer than a block, one behind the other and side by side, and more columns than a block has.
+# (shape, axis that shares a scale): `head key value`, `head dim state`, `channel state`, a single number. Then columns
+# longer than a block, contiguous and strided, and more columns than a block has.
 SHAPES = [
     ((2, 3, 5), 2), ((2, 16, 32), 2), ((2, 7, 16), 1), ((6, 4), 1), ((3,), 0), ((3, 1), 1), ((1, 1100), 1),
     ((130, 3), 0), ((70, 70), 0), ((300, 16), 1),
 ]  # fmt: skip
-HALF = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # of a number: rounding to a dtype
-DENSE = {torch.float32: 2.0**-150, torch.bfloat16: 2.0**-134, torch.float16: 2.0**-25}  # half of the smallest number
+HALF = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # relative error of rounding
+DENSE = {torch.float32: 2.0**-150, torch.bfloat16: 2.0**-134, torch.float16: 2.0**-25}  # error of the smallest numbers
 
 each_op = pytest.mark.parametrize("op", OPS)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
 class Memory:
-    """A plane whose slots lie apart and records with canaries, and what all of their bytes should be."""
+    """A plane with gaps between its slots, records with gaps between them, and the expected bytes of both."""
 
     def __init__(
         self, backend: Backend, generator: torch.Generator, shape: tuple[int, ...] = (2, 3, 5), axis: int = 2,
@@ -42,7 +42,7 @@ class Memory:
         strides = (SLOTS * slot, slot, *torch.empty(shape).stride())
         self.planes = strided(backend, generator, dtype, (LAYERS, SLOTS, *shape), strides)
         self.tensor = self.planes.tensor
-        # A body: 16 bytes of another plane, the values, 32 bytes of a third one, the scales.
+        # Body of a record, per layer: 16 bytes of another plane, the values, 32 bytes of a third plane, the scales.
         self.scales = 16 + -(-self.size // 16) * 16 + 32
         self.layer_bytes = self.scales + -(-4 * self.columns // 16) * 16
         self.nbytes = LAYERS * self.layer_bytes
@@ -56,13 +56,13 @@ class Memory:
             self.fill(at, self.random(generator))
 
     def random(self, generator: torch.Generator) -> Tensor:
-        """Columns of very different sizes, `layer ...`."""
+        """Returns random values `layer ...`, whose columns have very different magnitudes."""
         each = [1 if axis == self.axis else size for axis, size in enumerate(self.shape)]
         x = torch.randn(LAYERS, *self.shape, generator=generator)
         return x * 10.0 ** (torch.rand(LAYERS, *each, generator=generator) * 6 - 4)
 
     def fill(self, slot: int, values: Tensor) -> None:
-        """Sets a slot, and takes all bytes as they now are for what was there before."""
+        """Sets a slot. All bytes of the planes are then the expected ones."""
         self.tensor[:, slot] = values.to(self.tensor)
         self.planes.expected = self.planes.whole.cpu().clone()
 
@@ -73,12 +73,12 @@ class Memory:
         getattr(self.backend, op)(self.map, slots, index, places, self.held)
 
     def record(self, place: int, layer: int) -> tuple[Tensor, Tensor]:
-        """Bytes of the values, and of the scales, in the record."""
+        """Returns the bytes of the values and of the scales of a layer in a record."""
         body = self.held[place, layer * self.layer_bytes :]
         return body[16 : 16 + self.size], body[self.scales : self.scales + 4 * self.columns]
 
     def numbers(self, place: int, layer: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Values, and scales as wide."""
+        """Returns values and scales of a layer in a record, in shapes that broadcast."""
         values, scales = (part.cpu().clone() for part in self.record(place, layer))
         shape = [1 if axis == self.axis else size for axis, size in enumerate(self.shape)]
         return values.view(torch.int8).double().view(self.shape).numpy(), scales.view(torch.float32).double().view(
@@ -89,41 +89,44 @@ class Memory:
         return self.tensor[layer, slot].double().cpu().numpy()
 
     def check_packed(self, place: int, slot: int, layers: range = range(LAYERS)) -> None:
-        """A record has the scales and values of a slot; from here on they are what was there before."""
+        """Checks that a record has the scales and values of a slot, and expects its bytes from then on."""
         for layer in layers:
             x = self.plane(layer, slot) if slot else np.zeros(self.shape)
             values, scale = self.numbers(place, layer)
             stated = np.abs(x).max(self.axis, keepdims=True) / 127
-            assert np.array_equal(scale, stated.astype(np.float32).astype(np.float64))  # exactly
+            assert np.array_equal(scale, stated.astype(np.float32).astype(np.float64))
             exact = x / np.where(scale > 0, scale, 1)
-            far = np.abs(exact - np.floor(exact) - 0.5) > 2**-16  # where float32 cannot round to the other side
+            far = np.abs(exact - np.floor(exact) - 0.5) > 2**-16  # nearer to a half, float32 may round the other way
             assert np.array_equal(values[far], np.rint(exact)[far])
             assert (np.abs(x - values * scale) <= scale * (0.5 + 2**-17)).all()
             self._take(self.records, *self.record(place, layer))
 
     def check_unpacked(self, place: int, slot: int, was: Tensor | None = None, layers: range = range(LAYERS)) -> None:
-        """A slot has what a record says, exactly, and what had been packed, to half a step; as before from here on."""
+        """Checks that a slot has exactly the values of a record, and `was` within half a step; then expects its bytes.
+
+        was: the slot that was packed into the record.
+        """
         for layer in layers:
             values, scale = self.numbers(place, layer)
-            stated = torch.from_numpy(values * scale).float().to(self.tensor.dtype)  # exact in float64
-            found = self.tensor[layer, slot].cpu()
-            assert torch.equal(found, stated)
+            stated = torch.from_numpy(values * scale).float().to(self.tensor.dtype)  # the product is exact in float64
+            unpacked = self.tensor[layer, slot].cpu()
+            assert torch.equal(unpacked, stated)
             if was is not None:
-                x, y = was[layer].double().cpu().numpy(), found.double().numpy()
-                bound = scale * (0.5 + 2**-16) + np.abs(values * scale) * HALF[found.dtype] + DENSE[found.dtype]
+                x, y = was[layer].double().cpu().numpy(), unpacked.double().numpy()
+                bound = scale * (0.5 + 2**-16) + np.abs(values * scale) * HALF[unpacked.dtype] + DENSE[unpacked.dtype]
                 assert (np.abs(x - y) <= bound).all()
             self._take(self.planes, self.tensor[layer, slot])
 
     @staticmethod
     def _take(held: Poisoned, *parts: Tensor) -> None:
-        """From here on these bytes are what was there before."""
+        """Expects from now on the bytes that these parts have."""
         for part in parts:
             start = part.data_ptr() - held.whole.data_ptr()
             held.expected[start : start + part.nbytes] = held.whole[start : start + part.nbytes].cpu()
 
-    def expect_all(self, op: str, found: dict[int, int]) -> None:
-        """The slot of each place, 0 for zeros, and nothing else: nothing goes to the null slot."""
-        for place, slot in found.items():
+    def expect_all(self, op: str, slot_of: dict[int, int]) -> None:
+        """Checks a move of each place -> slot, 0 for zeros, none to the null slot, and that no other byte changed."""
+        for place, slot in slot_of.items():
             if op == "pack_int8":
                 self.check_packed(place, slot)
             elif slot:
@@ -131,13 +134,13 @@ class Memory:
         self.check()
 
     def check(self) -> None:
-        """Whatever has not been looked at is as before."""
+        """Checks that all bytes are the expected ones."""
         self.planes.check()
         self.records.check()
 
 
 def packed(backend: Backend, generator: torch.Generator) -> Memory:
-    """Slots 1 to 4 are in the records 0 to 3."""
+    """Returns memory whose slots 1 to 4 are packed into records 0 to 3."""
     memory = Memory(backend, generator)
     memory.run("pack_int8", None, memory.ints([1, 2, 3, 4]), memory.ints([0, 1, 2, 3]))
     memory.expect_all("pack_int8", {0: 1, 1: 2, 2: 3, 3: 4})
@@ -167,7 +170,7 @@ def test_b66_int8_is_within_half_a_step(
 def test_b66_any_bytes_unpack_to_value_times_scale(
     backend: Backend, generator: torch.Generator, dtype: torch.dtype
 ) -> None:
-    """Every value from -128 on, and scales of all sizes that the dtype has."""
+    """The records have all values from -128 to 127, with a small and a large scale."""
     memory = Memory(backend, generator, (2, 256), 1, dtype)
     for layer in range(LAYERS):
         values, scales = memory.record(1, layer)
@@ -188,7 +191,7 @@ def test_b66_halves_go_to_the_even_value(backend: Backend, generator: torch.Gene
 
 
 def test_b66_the_smallest_and_the_largest_numbers(backend: Backend, generator: torch.Generator) -> None:
-    """A scale has all its digits, 127 times it are finite; zeros have none, and come back as 0."""
+    """Scales are normal numbers, and 127 times a scale is finite. Columns of zeros have scale 0 and come back as 0."""
     least, most = 2.0**-149, float(np.finfo(np.float32).max)
     x = torch.tensor(
         [[0.0, -0.0, 0.0], [least, 0, -least], [190 * least, -95 * least, 0], [2.0**-126, 2.0**-127, least],
@@ -203,9 +206,9 @@ def test_b66_the_smallest_and_the_largest_numbers(backend: Backend, generator: t
     assert scale[4, 0] == np.float32(2.0**-119) / np.float32(127)
     assert values[5].tolist() == [127, -127, 0]
     memory.run("unpack_int8", None, memory.ints([2]), memory.ints([3]))
-    found = memory.plane(0, 2)
-    assert np.isfinite(found).all() and (np.abs(found - x.double().numpy()) <= scale * (0.5 + 2**-16)).all()
-    assert not np.signbit(found[0]).any()
+    restored = memory.plane(0, 2)
+    assert np.isfinite(restored).all() and (np.abs(restored - x.double().numpy()) <= scale * (0.5 + 2**-16)).all()
+    assert not np.signbit(restored[0]).any()
 
 
 @each_dtype
@@ -213,7 +216,7 @@ def test_b66_the_smallest_and_the_largest_numbers(backend: Backend, generator: t
 def test_what_is_no_number_comes_back_as_none(
     backend: Backend, generator: torch.Generator, dtype: torch.dtype, axis: int
 ) -> None:
-    """All that shares a scale with an infinity or a NaN, and nothing else."""
+    """All values that share a scale with an infinity or a NaN come back as NaN, and no others."""
     memory = Memory(backend, generator, (4, 4), axis, dtype)
     x = memory.random(generator)
     clean = x.clone()

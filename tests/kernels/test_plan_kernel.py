@@ -1,4 +1,4 @@
-"""Plan on random register files: kernel and reference agree bit for bit, and both follow the model."""
+"""Plans on random register files: kernel and reference agree bit for bit, and both follow the model."""
 
 import random
 from collections.abc import Sequence
@@ -29,13 +29,13 @@ BATCHES = (0, 1, 2, 31, 32, 33, 64, 129, 256, 257)
 
 
 def set_free(table: Registers, free: Sequence[int]) -> None:
-    """These slots are free, and no others."""
+    """Makes exactly these slots free."""
     table.bitmap.copy_(torch.tensor(bits(free, table.capacity), dtype=torch.int32))
     table.counters[Count.FREE] = len(free)
 
 
 class RandomFile:
-    """A register file in a state that can occur: every slot free, in one register, or in somebody's hand."""
+    """A register file in a possible random state: each slot is free, in one register, or held by id."""
 
     def __init__(self, rng: random.Random, backend: Backend, batch: int, lanes: int) -> None:
         self.rng, self.every = rng, rng.choice((1, 2, 4, 7))
@@ -51,7 +51,7 @@ class RandomFile:
             slots[register], labels[register] = ids.pop(), rng.randint(1, 3 * self.every)
         for row in range(1, self.rows + 1):
             if rng.random() < 0.1:
-                continue  # nobody lives here
+                continue  # this row is not in use
             live = 3 * row
             slots[live] = ids.pop()
             labels[live] = rng.choice((0, 1, self.every - 1, self.every, rng.randint(0, 4 * self.every)))
@@ -74,7 +74,7 @@ class RandomFile:
             getattr(table, name).copy_(torch.tensor(values, dtype=torch.int32))
 
     def model(self, name: str, lanes: int, overwrite: bool) -> Model:
-        """The same file as the model sees it."""
+        """Returns a model with the state of this file."""
         table = self.file.table
         settings = Settings(
             name, self.every, lane_count=lanes or None, overwrite=overwrite, slots=self.capacity, rows=self.rows,
@@ -98,14 +98,14 @@ class RandomFile:
 
 
 def copy_of(registers: Registers) -> Registers:
-    """The same state in other memory."""
+    """Returns a copy of the registers in other memory."""
     cells = registers.cells.clone()
     columns = [cells[c.storage_offset() : c.storage_offset() + c.numel()] for c in registers[:4]]
     return Registers(*columns, cells, registers.bitmap.clone(), registers.counters.clone(), registers.capacity)
 
 
 def stale_record(batch: int, like: Tensor) -> StepRecord:
-    """What an earlier step left there must never be seen."""
+    """Returns a record full of poison, in place of what an earlier step left there."""
     return StepRecord(*(numbers([POISON] * batch, like) for _ in StepRecord._fields))
 
 
@@ -120,7 +120,7 @@ def numbers(values: Sequence[int], like: Tensor) -> Tensor:
 def batch_packet(
     columns: Sequence[Sequence[int]], limit: int, like: Tensor, marks: Sequence[tuple[int, int, int]] = ()
 ) -> Tensor:
-    """A packet with a batch and its marks (entry, offset, register): its header, then each column, padded to 4."""
+    """Returns a packet with a batch and marks (entry, offset, register). Columns are padded to multiples of 4."""
     header = [0] * tables.HEADER_INTS
     header[tables.Section.BATCH], header[8 + tables.Section.BATCH] = len(columns[0]), tables.HEADER_INTS
     header[tables.LIMIT_CELL] = limit
@@ -135,7 +135,7 @@ def same(left: Registers, right: Registers) -> bool:
 
 
 def random_batch(rng: random.Random, file: RandomFile, batch: int) -> tuple[list[int], list[int]]:
-    """Rows in any order between padding, numbers that no table has too, and their tokens; nothing to do is padding."""
+    """Returns rows in random order among padding (some of it numbers that no table has), and the tokens of each."""
     real = rng.sample(range(1, file.rows + 1), rng.randint(batch // 2, batch))
     none = (0, -1, -(2**31), file.rows + 1, 2**30, 2**31 - 1)
     rows = rng.sample(real + [rng.choice(none) for _ in range(batch - len(real))], batch)
@@ -143,14 +143,14 @@ def random_batch(rng: random.Random, file: RandomFile, batch: int) -> tuple[list
 
 
 def random_marks(rng: random.Random, file: RandomFile, batch: int) -> list[tuple[int, int, int]]:
-    """Marks in registers of snapshots, some of which are empty; often none."""
+    """Returns marks in registers of holders or register 0, often none."""
     holders = range(file.file.first_holder, file.file.count)
     places = {(rng.randrange(batch), rng.randint(1, 9)) for _ in range(rng.choice((0, 1, 3, 40)) if batch else 0)}
     return [(entry, offset, rng.choice([0, *holders])) for entry, offset in sorted(places)]
 
 
 def assert_follows(model: Model, file: RandomFile) -> None:
-    """Registers, columns and free slots are what the model made of them."""
+    """Checks registers, columns and free slots against the model."""
     table = file.file.table
     slots, labels = table.slots.tolist(), table.labels.tolist()
     held = {register: (slot, labels[register]) for register, slot in enumerate(slots) if slot}
@@ -169,7 +169,7 @@ def assert_recorded(record: StepRecord, entries: Sequence[Entry]) -> None:
 
 
 def assert_marked(marks: Marks, table: Registers, given: Sequence[tuple[int, int, int]]) -> None:
-    """These marks with the slots of their registers, and nothing behind them."""
+    """Checks that the step has exactly these marks, with the slots of their registers."""
     slots = table.slots.tolist()
     assert marks.count.tolist() == [len(given)]
     expected = [[entry, offset, slots[register]] for entry, offset, register in given]
@@ -194,7 +194,7 @@ def test_plan_is_the_rule_for_every_row(variant: str, batch: int, backend: Backe
         rules = tables.Rules(strategy, lanes, file.every, in_place, pad=rng.choice((0, -1)))
         given, room = random_marks(rng, file, batch), rng.choice((64, 2))
         packet = batch_packet((rows, tokens), limit, table.cells, given)
-        packet[: tables.Section.BATCH] = 3  # changes that were carried out
+        packet[: tables.Section.BATCH] = 3  # counts of changes, which an ownership launch has carried out
         there, marks, others = packet.clone(), stale_marks(room, table.cells), stale_marks(room, table.cells)
         backend.plan(table, packet, record, marks, rules)
         reference.plan(other, there, expected, others, rules)
@@ -220,7 +220,7 @@ def test_plan_is_the_rule_for_every_row(variant: str, batch: int, backend: Backe
 
 @pytest.mark.parametrize("strategy", [Strategy.NONE, Strategy.LAZY], ids=["none", "lazy"])
 def test_a_launch_with_the_same_arguments_takes_the_marks_of_each_packet(strategy: Strategy, backend: Backend) -> None:
-    """A captured launch has them. Repeated without an upload it has no marks, nor has one of another batch."""
+    """So does a captured launch. A repeat without an upload, or with another batch size, has no marks."""
     file = RandomFile(random.Random(4), backend, 3, 2)
     table, holder = file.file.table, file.file.first_holder
     record, marks = stale_record(3, table.cells), stale_marks(8, table.cells)

@@ -1,6 +1,6 @@
-"""What operations refuse before anything moves: every tensor that they take, spoilt in every way, is named.
+"""Spoils every tensor that operations take in every way, and checks that they refuse it by name before anything moves.
 
-Refusals that hang on where memory lies, or on two arguments at once: test_checks.py, test_slices.py.
+Refusals that depend on addresses or on two arguments: test_checks.py, test_slices.py.
 """
 
 import re
@@ -15,8 +15,8 @@ from memstate.kernels.dispatch import OPS, Backend
 from tests.support import op_cases
 from tests.support.op_case import Case
 
-INNER = ("claim", "ownership", "run_data", "run_rows")  # get nothing but what memstate has made
-OWN = ("registers", "planes", "records", "rings", "record", "bitmap", "counters")  # made by memstate
+INNER = ("claim", "ownership", "run_data", "run_rows")  # operations that get only tensors of memstate
+OWN = ("registers", "planes", "records", "rings", "record", "bitmap", "counters")  # arguments that memstate makes
 STEPS = ("conv_step", "gated_delta_step", "selective_step", "mamba3_step")
 OPTIONAL = (
     "a_log", "bias", "conv", "cursor", "d", "dt_bias", "first", "h", "inputs", "marks", "out", "parents", "plane",
@@ -29,25 +29,26 @@ def shorter(axis: int) -> Callable[[Tensor], Tensor | None]:
 
 
 def reordered(t: Tensor) -> Tensor | None:
-    """The same numbers, the last two axes lying the other way round."""
+    """Returns the same numbers with the last two axes in the other memory order, or None if this is not possible."""
     if t.dim() < 3 or min(t.shape[-2:]) == 1:
         return None
     return t.mT.contiguous().mT if t.is_contiguous() else t.contiguous()
 
 
-SPOILT: dict[str, Callable[[Tensor], Any]] = {  # None: not possible
+SPOILT: dict[str, Callable[[Tensor], Any]] = {  # name -> a function that spoils a tensor, or returns None if it cannot
     "a list": lambda t: t.tolist(),
     "elsewhere": lambda t: t.to("meta"),
     "another dtype": lambda t: t.to(torch.complex128) if t.is_complex() else t.double(),
-    "negated": lambda t: torch._neg_view(t) if t.is_floating_point() else None,  # in memory are other values
+    "negated": lambda t: torch._neg_view(t) if t.is_floating_point() else None,  # a view: memory has other values
     "an axis more": lambda t: t[None],
     "an axis less": lambda t: t[0] if len(t) else None,
     "spread": lambda t: t.repeat_interleave(2, -1)[..., ::2] if t.shape[-1] > 1 else None,
     "reordered": reordered,
     "shorter": shorter(0), "axis 1 shorter": shorter(1), "axis 2 shorter": shorter(2), "axis 3 shorter": shorter(3),
 }  # fmt: skip
-PLANES = {"plane", "conv"}  # those of one call may lie in one arena
-FITS = {  # fewer slots, registers or records; another size, if nothing else says it; either order
+PLANES = {"plane", "conv"}  # planes of one call may lie in one arena
+# way of spoiling -> arguments that still fit then, because their length, size or memory order is free
+FITS = {
     "shorter": ("ids", "state", "slots", "out", "source", "packet", "tail", "nodes"),
     "axis 1 shorter": ("plane", "tail", "parents", "nodes"),
     "axis 2 shorter": ("plane", "conv"), "axis 3 shorter": ("conv",),
@@ -56,7 +57,7 @@ FITS = {  # fewer slots, registers or records; another size, if nothing else say
 
 
 def given(arguments: dict[str, Any]) -> Iterator[tuple[str, str, Tensor]]:
-    """Name of an argument, of its field if it has several tensors, and tensor."""
+    """Yields (name of an argument, name of its field or "", tensor) for all tensors that a caller gives."""
     for name, value in arguments.items():
         if isinstance(value, Tensor):
             yield name, "", value
@@ -65,7 +66,7 @@ def given(arguments: dict[str, Any]) -> Iterator[tuple[str, str, Tensor]]:
 
 
 def changed(arguments: dict[str, Any], *values: tuple[str, str, Any]) -> dict[str, Any]:
-    """The arguments with other values of some, or of some fields of them."""
+    """Returns the arguments with some of them, or some of their fields, replaced."""
     for name, field, value in values:
         arguments = arguments | {name: arguments[name]._replace(**{field: value}) if field else value}
     return arguments
@@ -73,7 +74,7 @@ def changed(arguments: dict[str, Any], *values: tuple[str, str, Any]) -> dict[st
 
 def made(op: str, seed: int) -> Case:
     case = op_cases.made(op, seed)
-    if "registers" in case.arguments:  # a register file's are not looked at
+    if "registers" in case.arguments:  # operations trust the registers of a register file
         case.arguments["registers"] = case.arguments["registers"]._replace(trusted=False)
     return case
 
@@ -89,7 +90,7 @@ def test_G1_a_tensor_that_does_not_fit_is_named_and_nothing_changes(backend: Bac
             if name in (*OWN, *FITS.get(how, ())) or (spoilt := SPOILT[how](tensor)) is None:
                 continue
             named = field or name
-            others = "" if how == "a list" else rf"|\w+: expected|expected .*\b{named}\b"  # of two, either may be named
+            others = "" if how == "a list" else rf"|\w+: expected|expected .*\b{named}\b"  # either of two misfits
             with pytest.raises(ValueError, match=rf"^(?:\w+\.)?(?:{re.escape(named)}\b{others})"):
                 getattr(backend, op)(**changed(case.arguments, (name, field, spoilt)))
         assert all(map(torch.equal, case.memory, before))
@@ -102,12 +103,12 @@ def test_G1_what_is_left_out_is_named(backend: Backend, op: str) -> None:
         if not field and name not in (*OWN, *OPTIONAL):
             with pytest.raises(ValueError, match=rf"^{name}\b"):
                 getattr(backend, op)(**(case.arguments | {name: None}))
-    if "packet" in case.arguments:  # may be longer than its batch needs
+    if "packet" in case.arguments:  # a packet may be longer than its batch needs, but not shorter than a header
         with pytest.raises(ValueError, match=r"^packet: expected \d+ int32 or more"):
             getattr(backend, op)(**(case.arguments | {"packet": case.arguments["packet"][:15]}))
 
 
-ADDRESSES = {  # what lanes move 16 bytes at a time
+ADDRESSES = {  # op -> arguments that lanes move 16 bytes at a time
     "selective_step": ("a",),
     "pack_slots": ("out",), "unpack_slots": ("source",), "pack_int8": ("out",), "unpack_int8": ("source",),
 }  # fmt: skip
@@ -115,34 +116,34 @@ ADDRESSES = {  # what lanes move 16 bytes at a time
 
 @pytest.mark.parametrize("op", ADDRESSES)
 def test_D4_what_begins_off_16_bytes_is_named(backend: Backend, op: str) -> None:
-    found = set()
+    refused = set()
     for case in (made(op, seed) for seed in range(16)):
         for name, _, tensor in given(case.arguments):
-            if name in ADDRESSES[op] and tensor.dim() > 1:  # not weights of a head
+            if name in ADDRESSES[op] and tensor.dim() > 1:  # one number per head has no alignment
                 whole = torch.zeros(tensor.nbytes + 4096, dtype=torch.uint8)[8:]
                 shifted = whole.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
                 with pytest.raises(ValueError, match=rf"^{name}: .*16"):
                     getattr(backend, op)(**(case.arguments | {name: shifted}))
-                found.add(name)
-    assert found == set(ADDRESSES[op])
+                refused.add(name)
+    assert refused == set(ADDRESSES[op])
 
 
 WRITTEN = dict.fromkeys(("gather_slots", "pack_slots", "pack_int8"), ("out",))
 WRITTEN |= {"scatter_slots": ("plane",), "scatter_states": ("plane", "conv"), "mamba3_step": ("out", "state")}
 WRITTEN |= dict.fromkeys(STEPS[:3], ("out", "state", "tail"))
-# Of these any entry may be another's.
+# (op, output) with entries instead of slots
 UNSLOTTED = {(op, "out") for op in (*STEPS, "gather_slots")}
 
 
 def overlaid(*tensors: Tensor) -> list[Tensor]:
-    """Tensors of these shapes and strides that begin at one address."""
+    """Returns tensors of these shapes and strides that begin at the same address."""
     room = torch.zeros(max(t.untyped_storage().nbytes() for t in tensors), dtype=torch.uint8)
     return [room[: room.numel() // 16 * 16].view(t.dtype).as_strided(t.shape, t.stride()) for t in tensors]
 
 
 @pytest.mark.parametrize("op", WRITTEN)
 def test_D4_D12_what_is_written_shares_no_byte_with_anything_and_no_graph_has_it(backend: Backend, op: str) -> None:
-    """Which bytes are shared, exactly: test_checks.py."""
+    """Tests of exactly which bytes count as shared: test_checks.py."""
     for case in (made(op, seed) for seed in range(6)):
         call, before = getattr(backend, op), [whole.clone() for whole in case.memory]
         for name, part, written in given({name: case.arguments[name] for name in WRITTEN[op]}):

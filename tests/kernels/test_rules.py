@@ -1,4 +1,4 @@
-"""What the host asks the rules, stated once more for one row at a time."""
+"""Compares the host's functions of the tracking rules with plain code for one row at a time."""
 
 import random
 
@@ -13,7 +13,7 @@ LANES = {Strategy.REDIRECT: 1, Strategy.PING_PONG: 2, Strategy.LAZY: 2}
 
 
 def columns(rng: random.Random, lanes: int) -> Columns:
-    """Rows with every kind of lane: none, one without a snapshot, and snapshots of a few lengths."""
+    """Returns rows with all kinds of lanes: empty, without a snapshot, and with snapshots of a few lengths."""
     slots, labels = np.zeros(3 * ROWS + 3, np.int32), np.zeros(3 * ROWS + 3, np.int32)
     for register in range(3, len(slots)):
         if register % 3 <= lanes and (held := rng.choice((False, True, True))):
@@ -23,7 +23,7 @@ def columns(rng: random.Random, lanes: int) -> Columns:
 
 
 def lanes_of(file: Columns, row: int, lanes: int) -> list[tuple[bool, int]]:
-    """Of each lane whether it is held, and its label."""
+    """Returns for each lane whether it holds a slot, and its label."""
     return [(bool(file.slots[3 * row + 1 + at]), int(file.labels[3 * row + 1 + at])) for at in range(lanes)]
 
 
@@ -32,11 +32,11 @@ def test_B24_a_snapshot_takes_a_slot_where_no_lane_can_have_it(strategy: Strateg
     rng = random.Random(strategy)
     for lanes in {1, LANES[strategy]}:
         file, rows = columns(rng, lanes), np.array(rng.sample(range(1, ROWS + 1), ROWS))
-        found = needs_claim(file, Rules(strategy, lanes, 4, False), rows)
-        for row, needs in zip(rows.tolist(), found.tolist(), strict=True):
+        claims = needs_claim(file, Rules(strategy, lanes, 4, False), rows)
+        for row, needs in zip(rows.tolist(), claims.tolist(), strict=True):
             held = lanes_of(file, row, lanes)
             told = not all(there for there, _ in held) and not any(there and not label for there, label in held)
-            if strategy == Strategy.REDIRECT:  # the state that a row started from is none of its own
+            if strategy == Strategy.REDIRECT:  # a state that the row reads directly does not belong to the row
                 told = not held[0][0] and not file.source[row]
             assert needs == told, (row, held, int(file.source[row]))
 
@@ -45,9 +45,9 @@ def test_B23_lanes_older_than_the_newest_real_snapshot_are_superseded() -> None:
     rng = random.Random(3)
     file, rows = columns(rng, 2), np.arange(1, ROWS + 1)
     known = np.array([rng.choice((0, 1, 2, 3, 9)) for _ in range(ROWS)])
-    found = set(superseded(file, rows, known).tolist())
+    released = set(superseded(file, rows, known).tolist())
     for row, real in zip(rows.tolist(), known.tolist(), strict=True):
         held = lanes_of(file, row, 2)
         newest = max((label for _, label in held if 1 <= label <= real), default=0)
         told = {3 * row + 1 + at for at, (there, label) in enumerate(held) if there and label < newest}
-        assert found & {3 * row + 1, 3 * row + 2} == told, (row, held, real)
+        assert released & {3 * row + 1, 3 * row + 2} == told, (row, held, real)

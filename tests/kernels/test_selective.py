@@ -1,4 +1,4 @@
-"""What is particular to the selective state update; what all decode steps have in common: test_decode_steps.py."""
+"""Tests of the selective state update alone. Tests of all decode steps: test_decode_steps.py."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from tests.support.decode_case import (
 )  # fmt: skip
 from tests.support.recurrences import Array, float64, selective, selective_bound
 
-KINDS = {"mamba2": (2, 1, 16, 16), "mamba1": (1, 1, 24, 16)}  # small: heads, groups, dim, state
+KINDS = {"mamba2": (2, 1, 16, 16), "mamba1": (1, 1, 24, 16)}  # small sizes: heads, groups, dim, state
 MODELS = {"mamba2": (32, 8, 64, 128), "mamba1": (1, 1, 8192, 16)}
 
 each_kind = pytest.mark.parametrize("kind", KINDS)
@@ -31,11 +31,11 @@ def build(
     dims: tuple[int, int, int, int] | None = None, softplus: bool = True, without: tuple[str, ...] = (),
     steps: tuple[float, float] = (-3, 1), state_dim: bool = False,
 ) -> Case:  # fmt: skip
-    """Random states in the slots that real rows read, random inputs for their real tokens, rubbish everywhere else.
+    """Returns a step with random states in the slots that rows read, random real tokens, and rubbish elsewhere.
 
-    dims: heads, groups, dim, state; unless given a model's on a GPU, small ones where every program is interpreted.
-    without: those of d, z and dt_bias that are None. steps: where dt lies, before its softplus if it has one.
-    state_dim: a slot stores `head state dim`.
+    dims: heads, groups, dim, state; by default those of a model on a GPU, and small ones in the interpreter.
+    without: which of d, z and dt_bias are None. steps: range of dt, before the softplus if there is one.
+    state_dim: whether a slot stores `head state dim`.
     """
     device = backend.device
     heads, groups, dim, states = dims or (MODELS if device.type == "cuda" else KINDS)[kind]
@@ -60,7 +60,7 @@ def build(
 
 
 def heads_of(case: Case, i: int, real: int, old: Array) -> list[dict[str, Any]]:
-    """What the recurrence takes, head by head: everything a head has in common repeated for each of its channels."""
+    """Returns the arguments of the recurrence for each head, with values of a whole head repeated for its channels."""
     arguments = case.arguments()
     heads, dim, states = old.shape
     given = {
@@ -68,7 +68,7 @@ def heads_of(case: Case, i: int, real: int, old: Array) -> list[dict[str, Any]]:
         for name in ("x", "dt", "a", "b", "c", "d", "z", "dt_bias")
         if arguments[name] is not None
     }
-    group, found = heads // given["b"].shape[1], []
+    group, arguments_of = heads // given["b"].shape[1], []
     for h in range(heads):
         dt = given["dt"][:, h]
         head = {
@@ -79,23 +79,23 @@ def heads_of(case: Case, i: int, real: int, old: Array) -> list[dict[str, Any]]:
         }  # fmt: skip
         for name in ("d", "dt_bias"):
             head[name] = np.broadcast_to(given[name][h], (dim,)) if name in given else np.zeros(dim)
-        found.append(head)
-    return found
+        arguments_of.append(head)
+    return arguments_of
 
 
 def exact(head: dict[str, Any]) -> tuple[Array, Array]:
-    """Outputs `token dim` and states `token+1 dim state`; the statement knows of no bias."""
+    """Returns outputs `token dim` and states `token+1 dim state`. The recurrence has no bias, so dt includes it."""
     rest = {name: value for name, value in head.items() if name != "dt_bias"}
     return selective(**rest | {"dt": head["dt"] + head["dt_bias"]})
 
 
 def bounds(head: dict[str, Any]) -> Any:
-    """Bounds of what `exact` returns, one by one."""
+    """Returns a bound for each output and each state of `exact`."""
     return selective_bound(**{"bias" if name == "dt_bias" else name: value for name, value in head.items()})
 
 
 def stated(case: Case, i: int, real: int, old: Array, out: Tensor) -> Pairs:
-    """Every output and the new state, head by head."""
+    """Yields outputs and the new state with exact values and bounds, head by head."""
     for h, head in enumerate(heads_of(case, i, real, old)):
         (y, states), (y_bounds, state_bounds) = exact(head), bounds(head)
         yield from ((out[i, t, h], y[t], y_bounds[t]) for t in range(real))
@@ -111,9 +111,9 @@ def run(case: Case, backend: Backend) -> Tensor:
     [
         ("mamba2", (3, 3, 12, 20)),
         ("mamba2", (4, 2, 5, 7)),
-        ("mamba2", (1, 1, 20, 100)),  # three blocks
+        ("mamba2", (1, 1, 20, 100)),  # three blocks of dims
         ("mamba1", (1, 1, 12, 20)),
-        ("mamba1", (1, 1, 70, 16)),  # three blocks
+        ("mamba1", (1, 1, 70, 16)),  # three blocks of dims
         ("mamba1", (4, 2, 3, 5)),
     ],
 )
@@ -136,14 +136,14 @@ def test_D18_either_order_of_the_state_is_within_the_bound(
     backend: Backend, generator: torch.Generator, dims: tuple[int, int, int, int], inputs: torch.dtype,
     state: torch.dtype,
 ) -> None:  # fmt: skip
-    """Sizes whose inputs are moved 16 bytes at a time, with lanes that have no state, and one state at a time."""
+    """With some sizes lanes load 16 bytes of inputs, with others some lanes have no state, or load one at a time."""
     rows = [Row(1, 2, 3, tokens=2), Row(0, 4, tokens=1)]
     for state_dim in (False, True):
         run(build(backend, generator, "mamba2", rows, 2, state, inputs, dims, state_dim=state_dim), backend)
 
 
 def test_D19_states_of_one_decay_a_channel_have_one_order(backend: Backend, generator: torch.Generator) -> None:
-    """Their `a` lies as `head dim state`, and a state in the other order is refused by name."""
+    """`a` lies in memory as `head dim state`, so a state in the other order is refused by name."""
     case = build(backend, generator, "mamba1", [Row(1, 1)], state_dim=True)
     with pytest.raises(
         ValueError, match=r"^state: expected `slot head dim state` .*, got `slot head state dim`: .*a of"
@@ -153,7 +153,7 @@ def test_D19_states_of_one_decay_a_channel_have_one_order(backend: Backend, gene
 
 
 def test_D21_tokens_that_32_bits_do_not_number_are_refused(backend: Backend, generator: torch.Generator) -> None:
-    """Padding is counted, too. The most tokens are refused for their distance alone, which is 0 here."""
+    """Padding counts too. 2^31 - 1 tokens pass this check, and are refused for their stride of 0."""
     case = build(backend, generator, dims=(1, 1, 1, 1), rows=[Row(1, 1)])
     for tokens, told in ((2**31, "fewer than 2\\*\\*31 tokens"), (2**31 - 1, "strides")):
         inputs = {name: x[:, :1].expand(1, tokens, *x.shape[2:]) for name, x in case.inputs.items()}
@@ -177,6 +177,8 @@ def test_G2_with_and_without_what_may_be_left_out(
 def test_G2_softplus_of_steps_of_every_size(
     backend: Backend, generator: torch.Generator, kind: str, steps: tuple[float, float]
 ) -> None:
-    """Relative precision where exp(dt) is lost beside 1, both branches, and no overflow. From nothing, so that the
-    state is as small as its step."""
+    """In the ranges exp(dt) vanishes beside 1, dt is on both sides of a branch, or exp(dt) overflows.
+
+    One row starts from zeros, so that its state is as small as its step.
+    """
     run(build(backend, generator, kind, [Row(0, 1), Row(2, 3)], steps=steps, without=("dt_bias",)), backend)

@@ -1,4 +1,4 @@
-"""What all operations promise: one signature, and no tensor besides those that they are given."""
+"""Tests that kernel and reference of an operation share a signature, and that operations allocate no tensor."""
 
 import ast
 import inspect
@@ -14,7 +14,7 @@ from tests.support.sources import ROOT
 
 
 def signature(path: Path, name: str) -> str:
-    """The parameters of a function, with defaults and types, and what it returns."""
+    """Returns the parameters of a function, with defaults and types, and its return type."""
     functions = [
         node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef) and node.name == name
     ]
@@ -39,7 +39,7 @@ def test_a_backend_shows_the_signature_and_the_shapes_of_its_ops(op: str) -> Non
     assert all(parameter.annotation is not parameter.empty for parameter in parameters.values())
 
 
-@pytest.mark.parametrize("op", [op for op in OPS if op != "claim"])  # which returns a tensor
+@pytest.mark.parametrize("op", [op for op in OPS if op != "claim"])  # a claim returns a new tensor
 def test_an_operation_makes_no_tensor_where_its_output_is_given(op: str) -> None:
     triton = pytest.importorskip("triton", reason="without Triton there are no kernels")
     if not triton.knobs.runtime.interpret:

@@ -1,6 +1,6 @@
-"""Inputs and outputs that are slices of a wider projection: the bits of contiguous ones, without a copy.
+"""Tests decode steps on slices of wider tensors: the same bits as with contiguous inputs, without a copy.
 
-Run as a program, this file compiles some kernels and writes as JSON in which pieces each moves its inputs.
+Run as a program, this file compiles some kernels and writes as JSON the width of each access to their inputs.
 """
 
 import json
@@ -24,12 +24,12 @@ TWO = [Row(1, 1), Row(2, 3, 4, 2)]
 
 
 def apart(case: Case, generator: torch.Generator) -> Case:
-    """The same step on inputs that are each a slice of a tensor of its own, between rubbish."""
+    """Returns the same step, with each input a slice of a wider tensor of rubbish."""
     return replace(case.twin(), inputs={name: sliced(x, generator)[0] for name, x in case.inputs.items()})
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All bytes of the memory that a tensor is a slice of."""
+    """Returns all bytes of the memory that a tensor is a slice of."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
@@ -44,7 +44,7 @@ def run(case: Case, backend: Backend, **given: Any) -> Tensor:
 def test_D2_D10_slices_of_a_projection_have_the_bits_of_contiguous_inputs(
     backend: Backend, generator: torch.Generator, kind: str, dtype: str
 ) -> None:
-    """Whatever lies between tokens; inputs of padding are NaN."""
+    """There is rubbish between the tokens, and inputs of padding are NaN."""
     state, inputs = DTYPES[dtype]
     case = made(kind, backend, generator, state=state, inputs=inputs, **KINDS[kind].small)
     step = apart(case, generator)
@@ -59,7 +59,7 @@ def test_D2_D10_slices_of_a_projection_have_the_bits_of_contiguous_inputs(
 def test_D2_D10_slices_of_odd_sizes(
     backend: Backend, generator: torch.Generator, kind: str, sizes: dict[str, Any]
 ) -> None:
-    """Also of steps of one token, whose rows alone lie apart, and of one row."""
+    """The steps have several rows and tokens, one token per row, or one row."""
     for rows, tokens in ((TWO, 3), ([Row(1, 2, tokens=1), Row(3, 4, tokens=1)], 1), ([Row(1, 2)], 3)):
         case = made(kind, backend, generator, rows=rows, tokens=tokens, **sizes)
         step = apart(case, generator)
@@ -76,7 +76,7 @@ def test_D2_D10_slices_of_odd_sizes(
 def test_rows_that_race_for_a_slot_are_not_launched(
     generator: torch.Generator, rows: list[Row], slots: set[int]
 ) -> None:
-    """A GPU runs them in any order. Two rows may read one slot; padding names none."""
+    """A GPU runs rows in any order. Two rows may read one slot, and padding names no slot."""
     case = made("conv", Backend("reference"), generator, rows=rows, channels=8)
     assert racing(rows) == slots
     with pytest.raises(AssertionError, match="race") if slots else nullcontext():
@@ -87,9 +87,9 @@ def test_rows_that_race_for_a_slot_are_not_launched(
 def test_D3_nothing_is_made_or_copied_around_slices(
     backend: Backend, generator: torch.Generator, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without `out` the output alone is made."""
+    """Without `out` the step makes only the output."""
     if backend.name == "reference":
-        return  # works on one row at a time in fp32
+        return  # the reference makes tensors of its own
     step = apart(made(kind, backend, generator, rows=TWO, **KINDS[kind].small), generator)
     out, arguments = torch.empty_like(step.step(backend)), step.arguments()
     if backend.name == "interpreter":
@@ -106,7 +106,7 @@ def test_D3_nothing_is_made_or_copied_around_slices(
 def test_D11_the_output_of_a_convolution_may_be_a_slice(
     backend: Backend, generator: torch.Generator, kind: str, channels: int
 ) -> None:
-    """Of the tensor that has the input, too. No byte between the tokens changes."""
+    """Input and output may be slices of the same tensor. No byte between the tokens changes."""
     case = made(kind, backend, generator, channels=channels)
     step, expected = apart(case, generator), case.step(backend)
     x = step.inputs["x"]
@@ -127,7 +127,7 @@ def test_D11_the_output_of_a_convolution_may_be_a_slice(
 
 @each_kind
 def test_D4_D12_slices_that_do_not_fit_are_named(backend: Backend, generator: torch.Generator, kind: str) -> None:
-    """Tokens at unequal distances, spread within a token, overlapping, or off 16 bytes although they are as wide."""
+    """Tokens have unequal strides, gaps inside, overlap, or start off 16 bytes although their width is a multiple."""
     case = made(kind, backend, generator, rows=TWO, **KINDS[kind].small)
     given, device = case.arguments(), case.memory.state.device
     for name in (*case.inputs, *(("out",) if case.op == "conv_step" else ())):
@@ -155,7 +155,7 @@ def test_D4_D12_slices_that_do_not_fit_are_named(backend: Backend, generator: to
 def test_D12_slices_that_share_bytes_with_what_is_written_are_named(
     backend: Backend, generator: torch.Generator
 ) -> None:
-    """Exactly: tokens of one projection lie between each other, and share nothing."""
+    """Tokens of two slices of one projection alternate in memory, but share no byte."""
     case = made("conv", backend, generator, rows=TWO, channels=8)
     wide = torch.zeros(2, 3, 32, device=backend.device)
     x = wide[..., :8].copy_(case.inputs["x"])
@@ -164,7 +164,7 @@ def test_D12_slices_that_share_bytes_with_what_is_written_are_named(
         with pytest.raises(ValueError, match=r"^out: bytes 0x.* shared with x"):
             backend.conv_step(**given, out=wide[..., at : at + 8])
     state = wide.new_zeros(9 * 32).as_strided((9, 3, 8), (32, 8, 1))
-    slices = state.as_strided((2, 3, 8), (96, 32, 1), 24)  # behind each slot
+    slices = state.as_strided((2, 3, 8), (96, 32, 1), 24)  # in the gap after each slot
     with pytest.raises(ValueError, match=r"^out: bytes 0x.* shared with state"):
         backend.conv_step(**(given | {"state": state}), out=state.as_strided((2, 3, 8), (96, 32, 1), 20))
     assert not wide[..., 8:].any()
@@ -173,7 +173,7 @@ def test_D12_slices_that_share_bytes_with_what_is_written_are_named(
 
 
 def test_D14_inputs_move_in_wide_pieces() -> None:
-    """Bits of a lane's access, and how often it is made: b and c are loaded by the lanes that use them."""
+    """For each input: bits of an access -> number of accesses. Each lane that uses b and c loads them itself."""
     once = {"128": 1}
     assert not_interpreted(__file__) == {
         "conv_step_bf16": {"x_ptr": once, "out_ptr": {"128": 2}},
@@ -183,7 +183,7 @@ def test_D14_inputs_move_in_wide_pieces() -> None:
 
 
 def main() -> None:
-    """Writes the accesses to the inputs of kernels for sm_90; of a convolution, also those to its output."""
+    """Writes the accesses of kernels for sm_90 to their inputs, and of the convolution also to its output."""
     from memstate.kernels import conv, selective
     from memstate_tools.compile.accesses import accesses
     from memstate_tools.compile.build import compile_case
@@ -192,16 +192,16 @@ def main() -> None:
     inputs |= dict.fromkeys(
         ("selective_step_mamba2_fp32", "selective_step_mamba1_bf16"), ("x_ptr", "z_ptr", "b_ptr", "c_ptr")
     )
-    found: dict[str, dict[str, Counter[int]]] = {}
+    counts_of: dict[str, dict[str, Counter[int]]] = {}
     for case in (*conv.compile_cases(), *selective.compile_cases()):
         if case.name in inputs:
             arguments = [name for name in case.kernel.arg_names if name not in case.constexprs]
             made_ = accesses(compile_case(case, "sm_90").asm["llir"], arguments)
-            found[case.name] = {
+            counts_of[case.name] = {
                 name: Counter(access.bits for access in made_ if name in {at.argument for at in access.origins})
                 for name in inputs[case.name]
             }
-    json.dump(found, sys.stdout)
+    json.dump(counts_of, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Serving never compiles: it asks Triton for no kernel under a key that warm-up had not asked for.
+"""Tests that serving never compiles: warm-up has asked Triton for each key for which serving asks.
 
-The launches are those of `tests.support.op_launches` and of a manager, recorded in a process without Triton's
-interpreter. Nothing runs on a recorder, so results of the device stay zero; the host's mirror is exact.
+A process without Triton's interpreter records the launches of `tests.support.op_launches` and of a manager. A recorder
+runs no kernel, so results of the device stay zero, but the host's mirror is exact.
 """
 
 import json
@@ -20,15 +20,15 @@ from tests.support.sampling import PROOF
 
 TARGETS = ("sm_90", "gfx942") if PROOF else ("sm_90",)
 LAYOUT = ms.StateLayout((ms.Plane("conv", (3,), torch.bfloat16), ms.Plane("ssm", (2, 4), torch.float32)), layers=2)
-LARGEST = (32, 33, 64, 65, 128, 129, 256)  # batches on both sides of what compiles anew
+LARGEST = (32, 33, 64, 65, 128, 129, 256)  # largest batches, on both sides of sizes that need another compilation
 
-# Keys of an operation over batches 1..256 of one model, where not 1.
-POWERS = 4  # a batch is compiled for the next power of two from 32 on
+# op -> number of keys for batches 1..256 of one model; 1 for all others
+POWERS = 4  # a batch is compiled for the next power of two: 32, 64, 128 or 256
 EXPECTED = {
     "claim": POWERS,
     "release": POWERS,
     "plan": POWERS,
-    "conv_step": 4,  # storing slots, storing slots of marks too, with a tail, and with trees
+    "conv_step": 4,  # plain, with marks, with a tail, and with trees
     "gated_delta_step": 5,
     "selective_step": 4,
     "mamba3_step": 2,
@@ -39,7 +39,7 @@ EXPECTED = {
 }
 
 
-# -- in the process without the interpreter --------------------------------------------------------------------------
+# -- the process without the interpreter -----------------------------------------------------------------------------
 
 
 def manager(most: int) -> ms.StateManager:
@@ -50,7 +50,7 @@ def manager(most: int) -> ms.StateManager:
 
 
 def serve(mem: ms.StateManager, most: int) -> None:
-    """Steps of every size that could compile anew, of rows that all supersede a lane; one row ends at each."""
+    """Runs steps of all batch sizes that could compile, whose rows supersede a lane. One row ends at each size."""
     rows = mem.admit([ms.Request(i, length=128) for i in range(most)])
     around = [2**k + near for k in range(9) for near in (-1, 0, 1)]
     for batch in sorted({n for n in (*around, most) if 1 <= n <= most}):
@@ -62,7 +62,7 @@ def record() -> Iterator[tuple[str, Any]]:
     from memstate.kernels import dispatch
     from tests.support import launch_keys, op_launches
 
-    dispatch.choose = lambda name, device: name  # kernels, although on a CPU and not interpreted
+    dispatch.choose = lambda name, device: name  # takes the kernels, although on a CPU and not interpreted
     for target in TARGETS:
         recorder = launch_keys.Recorder(target)
         yield from ((f"{target} {op}", op_launches.run_op(recorder, op)) for op in OPS)
@@ -76,7 +76,7 @@ def record() -> Iterator[tuple[str, Any]]:
         yield f"{target} arguments", recorder.names
 
 
-# -- what was recorded ----------------------------------------------------------------------------------------------
+# -- recorded launches ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -85,11 +85,11 @@ def recorded() -> dict[str, Any]:
 
 
 def differing(arguments: list[str], keys: list[str]) -> str:
-    """The arguments that keys differ in, with what Triton makes of them, and the options: for people."""
+    """Returns, for messages, the arguments in which keys differ, with Triton's specialisations, and the options."""
     rows = [key[2 : key.index(")]{")].split("), (") for key in keys]
     columns = zip(arguments, zip(*rows, strict=True), strict=True)
-    found = [f"{name}: {sorted(set(kinds))}" for name, kinds in columns if len(set(kinds)) > 1]
-    return "; ".join([*found, *sorted({key[key.index(")]{") + 2 :] for key in keys})])
+    lines = [f"{name}: {sorted(set(kinds))}" for name, kinds in columns if len(set(kinds)) > 1]
+    return "; ".join([*lines, *sorted({key[key.index(")]{") + 2 :] for key in keys})])
 
 
 each_target = pytest.mark.parametrize("target", TARGETS)
@@ -98,9 +98,9 @@ each_target = pytest.mark.parametrize("target", TARGETS)
 @each_target
 @pytest.mark.parametrize("op", OPS)
 def test_an_operation_has_one_key_for_all_calls_of_a_model(recorded: dict[str, Any], target: str, op: str) -> None:
-    found = recorded[f"{target} {op}"]
-    assert isinstance(found, dict), found
-    ((kernel, keys),) = found.items()
+    keys_of = recorded[f"{target} {op}"]
+    assert isinstance(keys_of, dict), keys_of
+    ((kernel, keys),) = keys_of.items()
     what = differing(recorded[f"{target} arguments"][kernel], keys)
     assert len(keys) == EXPECTED.get(op, 1), f"{kernel} has {len(keys)} keys, by {what}"
 
@@ -108,7 +108,7 @@ def test_an_operation_has_one_key_for_all_calls_of_a_model(recorded: dict[str, A
 @each_target
 @pytest.mark.parametrize("most", LARGEST)
 def test_warm_up_covers_every_batch_up_to_the_largest(recorded: dict[str, Any], target: str, most: int) -> None:
-    """What managers of other settings ask for: tests/engine/test_warmup.py."""
+    """Managers with other settings: tests/engine/test_warmup.py."""
     run = recorded[f"{target} {most}"]
     for kernel, keys in run["served"].items():
         known = run["warm"].get(kernel, [])

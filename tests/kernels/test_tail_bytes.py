@@ -1,4 +1,4 @@
-"""Bytes that a step with a tail moves, counted from the addresses of its loads and stores; and what others would."""
+"""Counts the bytes that a step with a tail moves, from addresses, and compares them with the figures of the docs."""
 
 import re
 
@@ -16,19 +16,19 @@ from tests.support.tail_bytes import costs, deferred, of_token, tail_step
 
 
 def moved(log: Log, planes: Planes, kind: str, names: str = "") -> int:
-    """Bytes of planes whose names begin so that are loaded or stored, in one launch each byte counted once."""
-    touched, found = [launch.touched(kind) for launch in log.launches], 0
+    """Returns the bytes loaded or stored in planes whose names begin with `names`. A launch counts each byte once."""
+    touched, total = [launch.touched(kind) for launch in log.launches], 0
     for plane in (plane for name, plane in planes.items() if name.startswith(names)):
         start = plane.data_ptr()
-        found += sum(int(((at >= start) & (at < start + plane.nbytes)).sum()) for at in touched)
-    return found
+        total += sum(int(((at >= start) & (at < start + plane.nbytes)).sum()) for at in touched)
+    return total
 
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize(("pending", "stores"), [(0, True), (2, True), (5, True), (3, False)])
 @pytest.mark.parametrize("model", [kind for kind in KINDS if kind != "several convolutions"])
 def test_T21_a_step_reads_and_stores_a_state_once_whatever_it_verifies(model: str, pending: int, stores: bool) -> None:
-    """Of the rings it reads what is pending, and stores its own tokens. A window needs the last of these alone."""
+    """The step reads pending tokens in the rings and stores its own. A window needs only the last pending tokens."""
     layout = from_config(KINDS[model], tail=TAIL)
     planes = Planes(layout, 4, Backend("reference"), rows=2)
     rings = planes.rows

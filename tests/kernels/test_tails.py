@@ -1,7 +1,7 @@
-"""Decode steps with tails: the bits of plain decode, whatever is accepted, kept back and stored on the way.
+"""Tests that decode steps with tails have the bits of plain decode, whatever is accepted, pending and stored.
 
-A stream of tokens is run twice: one token a step, and several a step of which some are accepted. The tokens that are
-rejected are NaN, and so is all memory that nobody has written.
+Each test runs a stream of tokens twice: with one token per step, and with several per step of which some are accepted.
+Rejected tokens are NaN, and so is all memory that no step has written.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,15 +24,15 @@ from tests.support.trees import Tree, chain, drawn, keep, parents_of
 STREAM = 14 if PROOF else 8  # tokens of each row
 ROWS = 3
 TAILED = [kind for kind in KINDS if kind != "mamba3"]
-WIDE = [  # sizes that fill no block, or several of them; several heads to a key head or group
+WIDE = [  # (kind, settings): sizes that fill no block or several, and several heads per key head or group
     *((kind, settings) for kind, settings in ODD if kind in TAILED),
     ("gdn", {"dims": (4, 2, 8, 48), "inputs": torch.bfloat16}),
     ("kda, gates", {"dims": (2, 1, 16, 34)}),
-    *((kind, {"dims": (1, 1, 64, 16), "state": torch.bfloat16}) for kind in ("gdn", "gdn, value key")),  # two at a time
+    *((kind, {"dims": (1, 1, 64, 16), "state": torch.bfloat16}) for kind in ("gdn", "gdn, value key")),
     *((kind, {"dims": (1, 1, 16, 64), "state": torch.bfloat16}) for kind in ("mamba2", "mamba2, state dim")),
 ]
 each_tailed = pytest.mark.parametrize("kind", TAILED)
-# Op -> kind of its tail, inputs that a ring keeps under another name, rings of what the op computes.
+# op -> class of its tail, ring -> input of another name, rings of values that the op computes
 KEPT: dict[str, tuple[Any, dict[str, str], tuple[str, ...]]] = {
     "conv_step": (ConvTail, {}, ()), "gated_delta_step": (DeltaTail, {"gate": "decay"}, ("gate", "beta")),
     "selective_step": (SelectiveTail, {}, ("dt",)),
@@ -40,7 +40,7 @@ KEPT: dict[str, tuple[Any, dict[str, str], tuple[str, ...]]] = {
 
 
 def rings_of(case: Case, rows: int, ring: int, generator: torch.Generator) -> Any:
-    """Tails of NaN for a step of this op; a row has more bytes than its tail."""
+    """Returns rings of NaN for the op of a step, with gaps between rows."""
     tail, inputs, computed = KEPT[case.op]
 
     def ring_of(name: str) -> Tensor | None:
@@ -61,14 +61,14 @@ def empty(rows: int, ring: int, shape: Any, dtype: torch.dtype, case: Case, gene
 
 
 class Plain(NamedTuple):
-    """What plain decode has: outputs `row token ..`, and the states `row ..` in front of each token and at the end."""
+    """Results of plain decode: outputs `row token ..`, and states `row ..` before each token and at the end."""
 
     out: Tensor
     states: list[Tensor]
 
 
 def plain(case: Case, backend: Backend) -> Plain:
-    """One token a step, in place."""
+    """Runs the stream with one token per step, in place."""
     case = case.twin()
     case.rows = [row._replace(write=row.read) for row in case.rows]
     live = [row.read for row in case.rows]
@@ -80,7 +80,7 @@ def plain(case: Case, backend: Backend) -> Plain:
 
 
 class Run:
-    """A stream in steps of several tokens: cursors as a plan moves them on, and what each step must come to."""
+    """A stream in steps of several tokens. It moves cursors on as a plan does, and checks each step against `plain`."""
 
     def __init__(
         self, case: Case, backend: Backend, generator: torch.Generator, most: int, ring: int, trees: bool = False
@@ -88,7 +88,7 @@ class Run:
         self.case, self.backend, self.generator, self.most = case.twin(), backend, generator, most
         self.expected, self.ring, self.trees = plain(case, backend), ring, trees
         self.tail = rings_of(case, ROWS + 2, ring, generator)
-        self.memory = [2, 4, 0]  # rows of memory; the last row never speculates
+        self.memory = [2, 4, 0]  # row -> its row in the rings; the last row has none and never speculates
         self.slot, self.spare = [row.read for row in case.rows], [4, 5, 6]
         self.label, self.pending = [0] * ROWS, [0] * ROWS
 
@@ -96,7 +96,7 @@ class Run:
         return int(torch.randint(0, most + 1, (1,), generator=self.generator))
 
     def speculate(self) -> None:
-        """The whole stream, whatever is accepted, kept back and stored."""
+        """Runs the whole stream. Chance decides what is accepted, pending and stored."""
         assert self.tail[0].shape[1] == self.ring
         most = self.most
         while max(left := [STREAM - label - pending for label, pending in zip(self.label, self.pending, strict=True)]):
@@ -105,21 +105,21 @@ class Run:
             for pending, memory, rest in zip(self.pending, self.memory, left, strict=True):
                 n = min(most, rest, self.ring - pending)
                 plain = not memory or self.draw(3) == 0
-                near = pending + 2 * most > self.ring  # the next step would have no place
+                near = pending + 2 * most > self.ring  # the ring would have no room for the next step
                 kept = pending if near or rest <= most or self.draw(2) else self.draw(pending + 1) - 1
                 tokens.append(n)
                 trees.append(chain(n) if plain or not self.trees else drawn(n, self.generator))
                 accepted.append(n if plain else len(trees[-1].path) if self.trees else self.draw(n))
                 store.append(pending + n if plain else kept)
             self.step(tokens, accepted, store, in_place=bool(self.draw(1)), trees=trees if self.trees else ())
-        self.step([0] * ROWS, [0] * ROWS, self.pending.copy())  # fold what is left
+        self.step([0] * ROWS, [0] * ROWS, self.pending.copy())  # folds the pending tokens
         assert self.label == [STREAM] * ROWS
 
     def step(
         self, tokens: list[int], accepted: list[int], store: list[int], in_place: bool = False,
         mark: tuple[int, int] | None = None, trees: Sequence[Tree] = (),
     ) -> None:  # fmt: skip
-        """tokens: those of each row; store: of the pending ones. mark: entry and offset, in place of a snapshot."""
+        """Runs and checks a step. tokens, accepted: numbers of each row. store: as in `Cursor`. mark: entry, offset."""
         paths = [tree.path for tree in trees or map(chain, tokens)]
         device = self.case.memory.state.device
         width = max(self.most, *tokens)
@@ -136,7 +136,7 @@ class Run:
         columns = (self.memory, self.label, self.pending, told)
         cursor = Cursor(*(torch.tensor(column, dtype=torch.int32, device=device) for column in columns))
         state = self.case.memory.state
-        for i in range(ROWS):  # what no step reads is NaN
+        for i in range(ROWS):  # slots that the step only writes are NaN before
             if writes[i] != self.slot[i]:
                 state[writes[i]] = torch.nan
         state[7] = torch.nan
@@ -176,7 +176,7 @@ def tailed(
     kind: str, backend: Backend, generator: torch.Generator, dtype: str, most: int, ring: int | None = None,
     trees: bool = False, **settings: Any,
 ) -> Run:  # fmt: skip
-    """ring: the fewest places that never collide, unless given. trees: drafts are trees."""
+    """Returns a run. ring: places of the rings, by default the fewest that suffice. trees: whether drafts are trees."""
     state, inputs = DTYPES[dtype]
     rows = [Row(slot, slot, tokens=STREAM) for slot in (1, 2, 3)]
     given = {"rows": rows, "tokens": STREAM, "state": state, "inputs": inputs}
@@ -191,7 +191,7 @@ def tailed(
 def test_T1_a_row_that_speculates_has_the_bits_of_plain_decode(
     backend: Backend, generator: torch.Generator, kind: str, dtype: str, most: int
 ) -> None:
-    """Each step folds what was accepted, all of it or up to a length inside it, or stores nothing."""
+    """Each step folds all accepted tokens or some of them into the stored state, or stores nothing."""
     tailed(kind, backend, generator, dtype, most).speculate()
 
 
@@ -206,7 +206,7 @@ def test_T1_odd_sizes_groups_and_several_blocks(
 @pytest.mark.sample(3)
 @each_tailed
 def test_a_mark_beside_a_tail(backend: Backend, generator: torch.Generator, kind: str) -> None:
-    """In a row with a tail, counted from the tokens of the step on, and in one without, whose prompt has a boundary."""
+    """Marks are in rows with a tail, where offsets count from the first token of the step, and in rows without one."""
     dtype = "fp32" if kind in ("gdn", "mamba1") else "bf16"
     run = tailed(kind, backend, generator, dtype, 3)
     run.step([2, 1, 3], [2, 1, 3], [-1, 0, 3], mark=(2, 2))
@@ -217,7 +217,7 @@ def test_a_mark_beside_a_tail(backend: Backend, generator: torch.Generator, kind
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["conv", "gdn", "mamba2"])
 def test_a_ring_without_room_is_seen(backend: Backend, generator: torch.Generator, kind: str) -> None:
-    """Two tokens stay, and two more come: three places are one too few, and the checks of this file say so."""
+    """Two pending tokens and two new ones need four places. With three places the checks of this file fail."""
     for ring in (4, 3):
         run = tailed(kind, backend, generator, "fp32", 2, ring=ring)
         for n, store in ((2, -1), (2, -1), (0, 4)):
@@ -230,7 +230,7 @@ def test_a_ring_without_room_is_seen(backend: Backend, generator: torch.Generato
 def test_rows_without_memory_have_the_step_without_a_tail(
     backend: Backend, generator: torch.Generator, kind: str
 ) -> None:
-    """Whatever their cursors say, and not a byte of the rings changes."""
+    """The cursors of these rows do not matter, and no byte of the rings changes."""
     case = made(kind, backend, generator, **KINDS[kind].small)
     plain, rings = case.twin(), rings_of(case, 4, 5, generator)
     before = [ring.clone() for ring in rings if ring is not None]
@@ -243,12 +243,13 @@ def test_rows_without_memory_have_the_step_without_a_tail(
 
 
 def one_off(ring: Tensor) -> Tensor:
-    """The same shape; rows begin at any element."""
+    """Returns a ring of the same shape whose rows do not begin at multiples of 16 bytes."""
     apart = ring[0].numel() // 8 * 8 + 9
     return torch.zeros(len(ring) * apart).to(ring).as_strided(ring.shape, (apart, *ring.stride()[1:]))
 
 
-BAD: dict[str, tuple[Any, str]] = {  # what becomes of the arguments, and how it is told; of a tensor: of the last ring
+# name -> a function of the arguments and the last ring that spoils one of the two, and a pattern of the message
+BAD: dict[str, tuple[Any, str]] = {
     "no cursor": (lambda given, _: given | {"cursor": None}, r"^tail, cursor: .*NoneType"),
     "no tail": (lambda given, _: given | {"tail": None}, r"^tail, cursor: .*NoneType"),
     "another's": (lambda given, _: given | {"tail": tuple(given["tail"])}, r"^tail, cursor: expected a \w+Tail"),
@@ -269,7 +270,7 @@ BAD: dict[str, tuple[Any, str]] = {  # what becomes of the arguments, and how it
 
 
 def given_of(kind: str, backend: Backend, generator: torch.Generator) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """An op, and arguments of a step with a tail."""
+    """Returns an op, and arguments of a step with a tail."""
     case = made(kind, backend, generator, **KINDS[kind].small)
     columns = torch.ones((4, len(case.rows)), dtype=torch.int32, device=backend.device)
     given = case.arguments() | {"tail": rings_of(case, 3, 5, generator), "cursor": Cursor(*columns)}
@@ -285,7 +286,7 @@ def told_by(given: dict[str, Any], change: Any) -> dict[str, Any]:
 def test_G1_a_tail_that_does_not_fit_is_named(
     backend: Backend, generator: torch.Generator, kind: str, how: str
 ) -> None:
-    """And no byte of the state or the rings changes."""
+    """No byte of the state or the rings changes."""
     (op, given), (change, told) = given_of(kind, backend, generator), BAD[how]
     tail = given["tail"]
     if len(tail) == 1 and "others" in how:

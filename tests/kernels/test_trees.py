@@ -1,4 +1,4 @@
-"""Trees of drafts: each branch has the bits of a run of its own, and the accepted one goes on as a chain."""
+"""Tests trees of drafts: each branch has the bits of a run without a tree, and the accepted path goes on as a chain."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ NODES = 6
 def test_T18_a_row_that_verifies_trees_has_the_bits_of_plain_decode(
     backend: Backend, generator: torch.Generator, kind: str, dtype: str, most: int
 ) -> None:
-    """Rejected nodes are NaN, so nothing of them may get into another branch."""
+    """Rejected nodes are NaN, so a leak into another branch would show."""
     tailed(kind, backend, generator, dtype, most, trees=True).speculate()
 
 
@@ -40,7 +40,7 @@ def test_T18_odd_sizes_groups_and_several_blocks(
 def test_T18_each_branch_is_as_if_it_ran_alone(
     backend: Backend, generator: torch.Generator, kind: str, dtype: str
 ) -> None:
-    """A second run of the step has the nodes of one branch as its tokens, and no tree."""
+    """A second run of the step, without a tree, has only the nodes of one branch as tokens."""
     state, inputs = DTYPES[dtype]
     rows = [Row(slot, slot, tokens=NODES) for slot in (1, 2, 3)]
     given = {"rows": rows, "tokens": NODES, "state": state, "inputs": inputs}
@@ -65,15 +65,15 @@ def test_T18_each_branch_is_as_if_it_ran_alone(
                 alone.inputs[name][row, : len(way)] = stream[row, way]
         for ring, values in before:
             ring.copy_(values)
-        found = alone.step(backend)
+        chain_out = alone.step(backend)
         for row, way in enumerate(ways):
-            assert same_bits(out[row, way], found[row, : len(way)])
+            assert same_bits(out[row, way], chain_out[row, : len(way)])
         assert same_bits(alone.memory.whole, of_tree.memory.whole)
 
 
 @pytest.mark.parametrize("kind", ["conv", "gdn", "kda", "mamba2", "mamba1"])
 def test_T18_parents_behind_a_rows_tokens_mean_nothing(backend: Backend, generator: torch.Generator, kind: str) -> None:
-    """Rows of 0 to 2 tokens without drafts, whose states are stored behind them."""
+    """Rows have 0 to 2 tokens without drafts, and store the state after them."""
     rows = [Row(slot, slot + 3, tokens=n) for slot, n in ((1, 1), (2, 2), (3, 0))]
     case = KINDS[kind].make(backend, generator, **({"rows": rows, "tokens": NODES} | KINDS[kind].small))
     rings = rings_of(case, 4, 9, generator)
@@ -82,11 +82,11 @@ def test_T18_parents_behind_a_rows_tokens_mean_nothing(backend: Backend, generat
     columns = [1, 2, 3], [4, 0, 11], [2, 0, 1], [3, 2, 1]
     told = Cursor(*(torch.tensor(column, dtype=torch.int32, device=backend.device) for column in columns))
     case.shared = case.shared | {"tail": rings, "cursor": told}
-    plain, found = case.twin(), case.twin()
+    plain, of_tree = case.twin(), case.twin()
     parents = [[-1, *[-1] * 5], [-1, 0, -1, 0, 99, -5], [-1] * 6]
-    found.shared = case.shared | {"parents": torch.tensor(parents, dtype=torch.int32, device=backend.device)}
-    assert same_bits(found.step(backend), plain.step(backend))
-    assert same_bits(found.memory.whole, plain.memory.whole)
+    of_tree.shared = case.shared | {"parents": torch.tensor(parents, dtype=torch.int32, device=backend.device)}
+    assert same_bits(of_tree.step(backend), plain.step(backend))
+    assert same_bits(of_tree.memory.whole, plain.memory.whole)
 
 
 @pytest.mark.parametrize("kind", ["conv", "gdn", "mamba2"])

@@ -1,4 +1,4 @@
-"""Launch configurations: which one a launch takes, what a file must be, and the same bytes under all of them."""
+"""Tests launch configurations: which one a launch takes, which files are refused, and the same bytes under all."""
 
 import json
 import os
@@ -27,7 +27,7 @@ KEY = copy_key(UNIT, TILES)
 
 @pytest.fixture(autouse=True)
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Path]]:
-    """Empty folders for shipped files and for the user's, and a process that has read none."""
+    """Empty folders for shipped files and for the user's files, in a process that has read no file yet."""
     shipped, user = tmp_path / "shipped", tmp_path / "user"
     shipped.mkdir()
     user.mkdir()
@@ -39,7 +39,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[P
 
 
 def record(config: CopyConfig = ODD, key: str = KEY, **changes: Any) -> dict[str, Any]:
-    """What a file of this device says."""
+    """Returns the content of a file for this device."""
     entry = {
         "kernel": "copy", "key": key, "config": asdict(config), "value": 1.5e12, "unit": "bytes/s", "checked": True,
     }  # fmt: skip
@@ -55,11 +55,11 @@ def write(folder: Path, content: dict[str, Any], device: str = NAME) -> Path:
 
 
 def taken(tiles: int = TILES, unit: int = UNIT) -> CopyConfig:
-    """The configuration that a launch here takes."""
+    """Returns the configuration that a launch on this device takes."""
     return copy_launch(DEVICE, unit, tiles).config
 
 
-# -- which configuration ---------------------------------------------------------------------------
+# -- choice of a configuration ---------------------------------------------------------------------
 
 
 def test_a_timed_file_of_this_device_is_taken_for_planes_of_its_size(folders: tuple[Path, Path]) -> None:
@@ -91,7 +91,7 @@ def test_nothing_that_was_not_timed_changes_a_launch(folders: tuple[Path, Path])
         write(folder, record(timed=False))
     assert taken() == CopyConfig()
     write(folders[0], record())
-    assert taken() == ODD  # nor does it hide what was
+    assert taken() == ODD  # the untimed file does not hide the timed one
 
 
 def test_files_of_other_devices_are_not_read_and_renamed_ones_are_refused(folders: tuple[Path, Path]) -> None:
@@ -126,7 +126,7 @@ def test_files_are_read_once(folders: tuple[Path, Path], monkeypatch: pytest.Mon
     assert taken() == ODD and copy_launch.cache_info().hits == before + 1
 
 
-# -- what a file must be ---------------------------------------------------------------------------
+# -- files that are refused ------------------------------------------------------------------------
 
 
 def entry_with(**changes: Any) -> dict[str, Any]:
@@ -196,16 +196,16 @@ def test_a_default_that_cannot_be_looked_at_is_no_file(
         tuned.forget()
         assert taken() == (ODD if home == folders[1] else CopyConfig())
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folders[1]))
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # as for the file of another user
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # as if the file belonged to another user
     tuned.forget()
     assert taken() == CopyConfig()
 
 
-# -- what is launched ------------------------------------------------------------------------------
+# -- launches --------------------------------------------------------------------------------------
 
 
 class Launches:
-    """Stands in for the kernel: notes how it is launched, and launches it."""
+    """A stand-in for the copy kernel, which records each launch and passes it on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[tuple[int, ...]] = []
@@ -215,7 +215,7 @@ class Launches:
     def __getitem__(self, grid: tuple[int]) -> Any:
         def launch(*args: Any, **given: Any) -> None:
             self.seen.append((grid[0], given["ENTRIES"], given["LANES"], given["num_warps"]))
-            self._kernel[grid](*args, **given)  # and returns nothing, so nothing is kept
+            self._kernel[grid](*args, **given)  # launch returns None, so no launch is kept
 
         return launch
 
@@ -243,7 +243,7 @@ def test_a_trial_ends_with_an_error_as_well(folders: tuple[Path, Path]) -> None:
     assert taken() == CopyConfig()
     write(folders[1], record(CopyConfig(warps=2)))
     with trying(ODD):
-        assert taken() == ODD  # whatever the files say
+        assert taken() == ODD  # a trial goes before files
     assert taken() == CopyConfig(warps=2)
 
 
@@ -264,7 +264,7 @@ def test_a_trial_ends_with_an_error_as_well(folders: tuple[Path, Path]) -> None:
 def test_bytes_are_the_same_in_every_configuration(generator: torch.Generator, config: CopyConfig, planes: str) -> None:
     backend = Backend("auto", DEVICE)
     engine, plane_map = moved(backend, generator, LAYOUTS[planes], 9, "layer_major")
-    n = 35  # of which more than one chunk is due
+    n = 35  # entries; with 16 at a time, several chunks have work
     dst, src = [0] * n, [7] * n
     for at, to, of in ((0, 3, 9), (15, 1, 7), (16, 4, 8), (34, 2, 9)):
         dst[at], src[at] = to, of

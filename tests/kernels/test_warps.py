@@ -1,7 +1,6 @@
-"""How many warps a program gets that speaks to itself: every lane is in one of them, whatever the batch.
+"""Tests warps and registers of launches. In a launch of one program, each lane is in exactly one warp, for any batch.
 
-What goes wrong where a lane is in several is in test_interleave.py; what the compiler makes of the barriers in
-test_compile_barriers.py.
+Lanes that are in several warps: test_interleave.py. Barriers in compiled kernels: test_compile_barriers.py.
 """
 
 import math
@@ -42,7 +41,7 @@ if not triton.knobs.runtime.interpret:
     pytest.skip("launches are seen where kernels are interpreted", allow_module_level=True)
 
 BATCHES = (*range(130), *(2**k + near for k in range(8, 13) for near in (-1, 0, 1)))
-CAPACITIES = (1, 1000, 2000, 5000, 100_000)  # bitmaps of one word, of as many as a block, of more than a chunk
+CAPACITIES = (1, 1000, 2000, 5000, 100_000)  # bitmaps of one word, of about a block, of more than a chunk
 STRATEGIES = (
     (Strategy.NONE, 0, False), (Strategy.PING_PONG, 1, False), (Strategy.PING_PONG, 2, False),
     (Strategy.LAZY, 2, False), (Strategy.LAZY, 2, True), (Strategy.REDIRECT, 1, False),
@@ -53,19 +52,19 @@ ONE_PROGRAM = {"_claim", "_release", "_ownership", "_audit", "_plan"}
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, dict[str, Any]]]]:
-    """Kernels that would be launched with one program, and the constants and options of each; none is."""
-    found: list[tuple[str, dict[str, Any]]] = []
+    """Launches of one program, as (kernel, its constants and options). Nothing runs."""
+    launches: list[tuple[str, dict[str, Any]]] = []
 
     def note(launch: Any, *_: Any, **given: Any) -> None:
         if math.prod(launch.grid) == 1:
-            found.append((launch.fn.__name__, given))
+            launches.append((launch.fn.__name__, given))
 
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", note)
-    yield found
+    yield launches
 
 
 def launch_all() -> None:
-    """Every kernel of one program, for batches and pools of all sizes."""
+    """Launches every kernel of one program, for batches and pools of all sizes."""
     for capacity in CAPACITIES:
         file = op_launches.registers(capacity)
         registers.ownership(file, ints(HEADER_INTS))
@@ -82,17 +81,17 @@ def launch_all() -> None:
 def test_no_launch_has_more_warps_than_lanes(launched: list[tuple[str, dict[str, Any]]]) -> None:
     launch_all()
     sources = "".join(path.read_text() for path in KERNELS.glob("*.py"))
-    written = re.findall(r"(?<!\.)\b(\w+)\[\(1,\)\]|= Kept\((\w+)\)", sources)  # launched, or kept to be launched
+    written = re.findall(r"(?<!\.)\b(\w+)\[\(1,\)\]|= Kept\((\w+)\)", sources)  # (launched, kept) kernels in sources
     assert {name for name, _ in launched} == ONE_PROGRAM == {here or kept for here, kept in written}
     for name, given in launched:
         lanes = [given[size] for size in ("BLOCK", "CHUNK") if size in given]
-        warps = given.get("num_warps", 4)  # what Triton gives
+        warps = given.get("num_warps", 4)  # Triton's default is 4
         assert warps * 32 <= min(lanes), (name, given)
         assert warps == 1 or warps * 64 <= given["BLOCK"], (name, given)
 
 
 def test_every_shape_that_can_be_launched_is_in_the_catalogue(launched: list[tuple[str, dict[str, Any]]]) -> None:
-    """And no other: lanes, words and warps of each kernel of one program, under every strategy."""
+    """The catalogue has exactly the lanes, words and warps of all launches of one program, under every strategy."""
     launch_all()
     for batch, (name, lanes, in_place) in product(BATCHES, STRATEGIES):
         file, packet = op_launches.registers(40), op_launches.packet(batch, 2)
@@ -103,9 +102,9 @@ def test_every_shape_that_can_be_launched_is_in_the_catalogue(launched: list[tup
         tails = TailRecord(*(ints(1 if field == "batch" else batch) for field in TailRecord._fields))
         columns = {name: ints(file.source.numel()) for name in ("pending", "newest")}
         tracking.plan(file._replace(**columns), packet, record, marks, rules._replace(tail=2), tails)
-    found = {shape(name, {**given, "num_warps": given.get("num_warps", 4)}) for name, given in launched}
+    shapes = {shape(name, {**given, "num_warps": given.get("num_warps", 4)}) for name, given in launched}
     known = [case for case in all_cases(every_shape=True) if case.kernel.fn.__name__ in ONE_PROGRAM]
-    assert found == {shape(c.kernel.fn.__name__, {**c.constexprs, "num_warps": c.num_warps}) for c in known}
+    assert shapes == {shape(c.kernel.fn.__name__, {**c.constexprs, "num_warps": c.num_warps}) for c in known}
 
 
 def shape(kernel: str, given: Mapping[str, Any]) -> tuple[str, frozenset[tuple[str, int]]]:
@@ -113,12 +112,12 @@ def shape(kernel: str, given: Mapping[str, Any]) -> tuple[str, frozenset[tuple[s
 
 
 def test_every_tile_of_a_model_is_in_the_catalogue() -> None:
-    """Of the decode steps and of int8: tiles and warps, from the functions that launchers ask."""
+    """Launchers of decode steps and int8 ask these functions for tiles and warps."""
     cases = all_cases(every_shape=True)
 
     def known(kernel: str, *names: str) -> set[tuple[int, ...]]:
-        found = [case for case in cases if case.kernel.fn.__name__ == kernel]
-        return {(*(case.constexprs[name] for name in names), case.num_warps) for case in found}
+        own = [case for case in cases if case.kernel.fn.__name__ == kernel]
+        return {(*(case.constexprs[name] for name in names), case.num_warps) for case in own}
 
     delta = known("_gated_delta_step", "BLOCK_K", "BLOCK_V")
     for size in (2, 4):
@@ -127,7 +126,7 @@ def test_every_tile_of_a_model_is_in_the_catalogue() -> None:
         } <= delta
         assert {gated_delta.blocks(128, values, size, 16 // size) for values in range(1, 300)} <= delta
     scan = known("_selective_step", "BLOCK_D", "BLOCK_N")
-    for least in (1, 8, 16):  # dims where states are fastest, and where dims are, of fp32 and of 16 bits
+    for least in (1, 8, 16):  # least dims: contiguous states; contiguous dims of fp32; contiguous dims of 16 bits
         assert {selective.blocks(64, states, True, least=least) for states in range(5, 513)} <= scan
     assert {selective.blocks(8192, states, False) for states in range(3, 129)} <= scan
     windows = known("_conv_step", "TAPS", "BLOCK", "LANE")
@@ -139,7 +138,7 @@ def test_every_tile_of_a_model_is_in_the_catalogue() -> None:
 
 
 def test_every_unit_of_bytes_is_in_the_catalogue() -> None:
-    """Of the kernels that move bytes: words, and words of a unit, wherever memory begins."""
+    """Kernels that move bytes have all words, and all numbers of words in a unit, for memory at any address."""
     cases = all_cases(every_shape=True)
     memory = torch.zeros(4096, dtype=torch.uint8)
     for kernel in ("_gather_slots", "_scatter_slots"):
@@ -148,10 +147,8 @@ def test_every_unit_of_bytes_is_in_the_catalogue() -> None:
             for case in cases
             if case.kernel.fn.__name__ == kernel
         }
-        found = [
-            cut(memory[start:][: 2 * size].view(1, 2, size)) for size in (16, 8, 4, 2, 1) for start in (0, 1, 2, 4)
-        ]
-        assert {(f"*i{8 * words.word_bytes}", words.unit_words) for words in found} == known
+        cuts = [cut(memory[start:][: 2 * size].view(1, 2, size)) for size in (16, 8, 4, 2, 1) for start in (0, 1, 2, 4)]
+        assert {(f"*i{8 * words.word_bytes}", words.unit_words) for words in cuts} == known
     for kernel in ("_move", "_move_records"):
         assert {c.constexprs["UNIT"] for c in cases if c.kernel.fn.__name__ == kernel} == {16, 8, 4, 2, 1}
 
@@ -161,16 +158,16 @@ Given = list[dict[str, Any]]
 
 @pytest.fixture
 def options(monkeypatch: pytest.MonkeyPatch) -> Given:
-    """Constants and options of each launch, as on a device whose compiler can limit registers; nothing is launched."""
-    found: Given = []
-    monkeypatch.setattr(interpreter.GridExecutor, "__call__", lambda launch, *_, **given: found.append(given))
+    """Constants and options of each launch, as if the compiler could limit registers. Nothing runs."""
+    launches: Given = []
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", lambda launch, *_, **given: launches.append(given))
     for module in (conv, gated_delta, gather, pack, pack_int8, scatter, selective):
         monkeypatch.setattr(module, "limit", lambda options: options)
-    return found
+    return launches
 
 
 def test_narrow_accesses_have_the_registers_they_need(options: Given) -> None:
-    """And wide ones, which spill nothing, have no limit."""
+    """Wide accesses spill nothing, so they have no limit."""
     held, index, places = torch.zeros(2, 16, dtype=torch.uint8), ints(1), ints(1) - 1
     for size, limit in ((16, None), (8, 255), (4, 255), (2, 255), (1, 255)):
         plane, rows = (torch.zeros(2, n, size, dtype=torch.uint8) for n in (6, 1))
@@ -217,7 +214,7 @@ def test_convolutions_of_four_taps_have_no_limit(taps: int, limit: int | None, o
 
 @pytest.mark.parametrize(("warps", "most"), [(1, 255), (4, 255), (8, 255), (16, 128)])
 def test_a_program_can_have_the_registers_of_its_threads(warps: int, most: int) -> None:
-    """More than 65536 in a program could not be launched."""
+    """A program with more than 65536 registers cannot be launched."""
     assert roomy(warps) == {"maxnreg": most} and most * warps * 32 <= 65536
     assert roomy(warps, most=100) == {"maxnreg": 100} and roomy(warps, False) == {}
     assert roomy(MOST) == ALONE

@@ -1,4 +1,4 @@
-"""Planes in an engine's memory: every foreign byte stays, every bad tensor is refused, whatever the strides."""
+"""Tests planes in an engine's memory with any strides: foreign bytes stay, and tensors that do not fit are refused."""
 
 import ctypes
 
@@ -47,7 +47,7 @@ def test_B38_slots_beyond_2_31_bytes_are_right(backend):
 
 
 def test_blocks_that_touch_are_one_run_within_one_allocation(backend):
-    """A slot that lies in one piece is one tile; neighbours by chance may move apart, and stay two."""
+    """A slot without gaps is one tile. Blocks of two allocations stay two tiles, because wake may move them apart."""
     planes = [Plane("a", (16,), torch.int8), Plane("b", (4,), torch.float32)]
     memory = torch.zeros(3 * 64, dtype=torch.uint8, device=backend.device)
     a = [memory.view(torch.int8).as_strided((3, 16), (64, 1), at) for at in (0, 32)]
@@ -91,8 +91,8 @@ def test_buffer_infos_say_where_every_slot_lies(backend, generator, form):
         assert info.address == engine.memory[memory].data_ptr() + offset
         assert (info.slot_stride, info.nbytes, info.slots) == (stride, engine.plane[info.plane].nbytes, 4)
         for slot in range(5) if backend.device.type == "cpu" else ():
-            found = ctypes.string_at(info.address + slot * info.slot_stride, info.nbytes)
-            assert found == bytes(engine.bytes_of(info.plane, info.layer, slot)[: info.nbytes].tolist())
+            stored = ctypes.string_at(info.address + slot * info.slot_stride, info.nbytes)
+            assert stored == bytes(engine.bytes_of(info.plane, info.layer, slot)[: info.nbytes].tolist())
 
 
 @every_form
@@ -105,8 +105,8 @@ def test_slots_are_gathered_and_scattered_layer_by_layer(backend, generator, for
         assert batch.shape == (3, 5, *plane.shape) and batch.dtype == plane.dtype
         for layer in range(3):
             for entry, slot in enumerate(ids):
-                snapshot_at = engine.bytes_of(plane.name, layer, slot if slot < 6 else 0)[: plane.nbytes]
-                assert torch.equal(batch[layer, entry].reshape(-1).view(torch.uint8).cpu(), snapshot_at)
+                expected = engine.bytes_of(plane.name, layer, slot if slot < 6 else 0)[: plane.nbytes]
+                assert torch.equal(batch[layer, entry].reshape(-1).view(torch.uint8).cpu(), expected)
         assert backend.counts.launches["gather_slots"] == (3 if form in ("slots", "separate") else 1)
         backend.counts.reset()
         storage.scatter(plane.name, engine.ids(2, 0, 3, -1, 7), batch)
@@ -171,7 +171,7 @@ def test_names_that_no_plane_has_are_refused(backend):
 
 
 def test_overlap_is_exact_for_any_strides(generator):
-    """Against the bytes themselves; a third of the pairs overlaps."""
+    """Compares with sets of bytes. About a third of the pairs overlap."""
     outcomes = []
     for _ in range(1500):
         count, address, same, gap, wide, other = torch.randint(0, 24, (6,), generator=generator).tolist()

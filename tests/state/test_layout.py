@@ -1,4 +1,4 @@
-"""Layouts are arithmetic: sizes against a published table, and every byte of every arena in one block at most."""
+"""Tests the arithmetic of layouts: blocks are disjoint, tables have all bytes, and impossible layouts are refused."""
 
 import dataclasses
 

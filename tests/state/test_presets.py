@@ -1,4 +1,4 @@
-"""Presets against a table of known models, to the byte, and against the configuration classes of transformers."""
+"""Compares presets with a table of known models, to the byte, and with the configuration classes of Transformers."""
 
 import copy
 import json
@@ -20,14 +20,14 @@ Shape = tuple[int, ...]
 
 
 class Known(NamedTuple):
-    """Layers that hold state, the window (bf16) and the state of one, and MiB per slot with fp32 and bf16 state."""
+    """A known model: layers with states, shapes of a layer's window (bf16) and state, MiB per slot by state dtype."""
 
     layers: int
     conv: Shape
     ssm: Shape | None
     fp32: str
     bf16: str
-    shards: dict[int, tuple[Shape, Shape | None]]  # by ranks; a group that ranks outnumber is on several of them
+    shards: dict[int, tuple[Shape, Shape | None]]  # ranks -> shapes on a rank; ranks share a group if they outnumber it
 
 
 KNOWN = {
@@ -67,7 +67,7 @@ def preset(name: str, **options) -> StateLayout:
 
 
 def transformers_config(fields: dict):
-    """The configuration object that transformers makes of the fields of a config.json."""
+    """Returns the configuration object that Transformers makes from the fields of a config.json."""
     from transformers import AutoConfig
 
     fields = copy.deepcopy(fields)
@@ -75,9 +75,9 @@ def transformers_config(fields: dict):
 
 
 def shapes(layout: StateLayout) -> tuple[Shape, Shape | None]:
-    found = {plane.name: plane.shape for plane in layout.planes}
-    assert set(found) <= {"conv", "ssm"}
-    return found["conv"], found.get("ssm")
+    by_name = {plane.name: plane.shape for plane in layout.planes}
+    assert set(by_name) <= {"conv", "ssm"}
+    return by_name["conv"], by_name.get("ssm")
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -108,7 +108,7 @@ def test_a_rank_holds_what_an_engine_gives_it(name):
     ("name", "most"), [("qwen3_next", 32), ("kimi_linear", 32), ("granite_hybrid", 64), ("lfm2", 2048), ("mamba", 5120)]
 )
 def test_no_state_is_planned_for_more_ranks_than_it_has_heads(name, most):
-    """Groups and KV heads have copies there."""
+    """With so many ranks, several have copies of a group or a KV head."""
     fields = presets.CHECKPOINTS[name]
     assert from_config(fields, ranks=most).bytes_per_slot > 0
     with pytest.raises(
@@ -133,7 +133,7 @@ def test_dtypes_are_those_of_the_configuration_and_of_the_class():
 
     lfm2 = presets.CHECKPOINTS["lfm2"]
     zaya, inkling = (transformers_config({"model_type": name}).to_dict() for name in ("zaya", "inkling_text"))
-    del zaya["dtype"], inkling["dtype"]  # None
+    del zaya["dtype"], inkling["dtype"]  # these fields are None
     assert dtypes(lfm2) == [torch.bfloat16]
     for name, value in (("dtype", "float16"), ("torch_dtype", "float16"), ("dtype", torch.float16)):
         assert dtypes({**lfm2, name: value}) == [torch.float16]
@@ -151,7 +151,7 @@ def test_dtypes_are_those_of_the_configuration_and_of_the_class():
 
 @pytest.mark.parametrize("field", ["mamba_ssm_dtype", "mamba_ssm_cache_dtype"])
 def test_states_have_the_dtype_that_engines_read_from_the_configuration(field):
-    """Without one, that of the class; Qwen3.5-27B with bf16 states has 78.4 MB."""
+    """Without such a field, states have the dtype of the class. A slot of Qwen3.5-27B with bf16 states has 78.4 MB."""
     fields = presets.CHECKPOINTS["qwen3_5"]
     for name, slot in (("float32", 153944064), ("bfloat16", 78446592), ("float16", 78446592), (None, 153944064)):
         for config in ({**fields, field: name}, {"model_type": "two", "text_config": {**fields, field: name}}):
@@ -187,7 +187,7 @@ def test_a_written_configuration_gives_the_same_layout(name):
         assert from_config(read) == preset(name)
 
 
-# Types without a preset, at the defaults of their class unless fields are given: layers, window, state.
+# Models without a preset: fields besides the defaults of the class, layers with states, shapes of window and state.
 OTHERS = (
     ({"model_type": "qwen3_5"}, 24, (8192, 3), (32, 128, 128)),
     ({"model_type": "qwen3_5_moe"}, 30, (8192, 3), (32, 128, 128)),
@@ -210,7 +210,7 @@ OTHERS = (
     ({"model_type": "lfm3"}, 13, (2048, 6), None),
     ({"model_type": "zaya"}, 40, (1280, 2), (128,)),
 )
-# Types whose layers have several windows: planes, and layers of a plane.
+# Models whose layers have several windows: fields besides the defaults, plane -> shape, layers of the layout.
 SEVERAL = (
     ({"model_type": "inkling_mm_model"}, {"conv": (2048, 3), "conv2": (6144, 3), "conv3": (1024, 3)}, 132),
     ({"model_type": "inkling_text", "num_hidden_layers": 2, "layer_types": ["hybrid"] * 2},
@@ -232,7 +232,7 @@ def test_states_that_differ_or_are_in_some_layers_only_are_several_planes(fields
     layout = from_config(transformers_config(fields))
     assert ({plane.name: plane.shape for plane in layout.planes}, layout.layers) == (planes, layers)
     half = {plane.name: plane.shape for plane in layout.shard(2).planes}
-    assert half["conv"][-2] * 2 == planes["conv"][-2] and half["conv2"] == planes["conv2"]  # a rank holds all of these
+    assert half["conv"][-2] * 2 == planes["conv"][-2] and half["conv2"] == planes["conv2"]  # conv2 is not cut
 
 
 def test_rwkv7_has_a_state_and_two_token_shifts():
@@ -247,7 +247,7 @@ def test_rwkv7_has_a_state_and_two_token_shifts():
 
 
 def test_mamba3_keeps_four_planes_that_ranks_cut_by_heads():
-    """The sizes are the defaults of flash-linear-attention."""
+    """Sizes are the defaults of flash-linear-attention."""
     fields = {
         "model_type": "mamba3", "hidden_size": 2048, "expand": 2, "head_dim": 64, "state_size": 128,
         "rope_fraction": 0.5, "num_hidden_layers": 48, "is_mimo": False,
@@ -264,7 +264,7 @@ def test_mamba3_keeps_four_planes_that_ranks_cut_by_heads():
             from_config(fields | wrong)
 
 
-# As config.json of DeepSeek-V4-Flash has them. The last entry is that of a layer that guesses tokens.
+# Fields of config.json of DeepSeek-V4-Flash. The last entry of compress_ratios is for a layer that drafts tokens.
 FLASH = {
     "model_type": "deepseek_v4", "num_hidden_layers": 43, "head_dim": 512, "index_head_dim": 128,
     "torch_dtype": "bfloat16", "compress_ratios": [0, 0, *[4, 128] * 20, 4, 0],
@@ -280,9 +280,9 @@ def test_compressors_keep_overlaps_in_slots_and_open_windows_in_rows():
         (rows, {"csa": (21, (3, 1024), torch.bfloat16), "hca": (20, (127, 512), torch.bfloat16),
                 "index": (21, (3, 256), torch.bfloat16)}),
     ):  # fmt: skip
-        found = {plane.name: (planes.layers_of(plane), plane.shape, plane.dtype, plane.fill) for plane in planes.planes}
+        specs = {plane.name: (planes.layers_of(plane), plane.shape, plane.dtype, plane.fill) for plane in planes.planes}
         expected = {f"{name}_kv": (layers, shape, torch.bfloat16, 0) for name, (layers, shape, _) in kinds.items()}
-        assert found == expected | {f"{name}_gate": (*kind, -float("inf")) for name, kind in kinds.items()}
+        assert specs == expected | {f"{name}_gate": (*kind, -float("inf")) for name, kind in kinds.items()}
     assert (layout.grid, layout.bytes_per_slot, rows.bytes_per_slot) == (128, 322560, 5524480)
     assert from_config(FLASH, ranks=8, order="slot_major") == from_config(FLASH, order="slot_major")
     half = from_config({**FLASH, "torch_dtype": "float16"})
@@ -343,7 +343,7 @@ def test_a_head_size_that_is_not_given_follows_from_the_width():
 
 
 class SelfNested:
-    """A configuration whose text model is itself."""
+    """A configuration that names itself as its text model."""
 
     model_type = "two"
 
@@ -393,8 +393,8 @@ def test_from_config_takes_the_path_of_a_config_json_or_of_its_folder(tmp_path):
         from_config(tmp_path)
 
 
-# Bytes of a token in bf16: attention layers x 2 x KV heads x head size x 2, as the model cards have them; Kimi Linear
-# keeps a latent of 512 + 64 instead of keys and values.
+# name -> bytes of KV per token in bf16: attention layers * 2 * KV heads * head size * 2, from the model cards. Kimi
+# Linear keeps a latent of 512 + 64 numbers instead of keys and values.
 KV_OF_A_TOKEN = {
     "qwen3_next": 12 * 2 * 2 * 256 * 2, "qwen3_5": 16 * 2 * 4 * 256 * 2, "nemotron_h": 4 * 2 * 8 * 128 * 2,
     "falcon_h1": 32 * 2 * 8 * 128 * 2, "granite_hybrid": 4 * 2 * 8 * 64 * 2, "kimi_linear": 7 * 576 * 2,
@@ -420,7 +420,7 @@ def test_kv_of_a_preset_is_that_of_its_attention_layers(name):
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        # which layers
+        # wrong layers
         ("granite_hybrid", {"num_hidden_layers": 39}, "num_hidden_layers = 39: expected the 40 that layer_types"),
         ("lfm2", {"layer_types": []}, "num_hidden_layers = 16: expected the 0 that layer_types"),
         ("lfm2", {"layer_types": [1] * 16}, "layer_types = .*: expected a list with the kind of each layer"),
@@ -435,7 +435,7 @@ def test_kv_of_a_preset_is_that_of_its_attention_layers(name):
             r"layers \[3\] in one",
         ),
         ("qwen3_next", {"full_attention_interval": 0}, "full_attention_interval = 0"),
-        # which dimensions
+        # wrong dimensions
         ("qwen3_next", {"linear_num_value_heads": 24}, "linear_num_value_heads = 24, linear_num_key_heads = 16"),
         ("nemotron_h", {"n_groups": 3}, "mamba_num_heads = 128, n_groups = 3: expected the first to be a multiple"),
         ("falcon_h1", {"mamba_d_ssm": 8193}, "mamba_n_heads = 128, mamba_d_head = 64, mamba_d_ssm = 8193: .* 8193 ch"),
@@ -490,7 +490,7 @@ def test_windows_lie_the_way_that_is_asked_for(name):
 
 
 def test_D6_states_of_a_delta_rule_lie_the_way_that_is_asked_for():
-    """Heads are cut alike; by default keys come first, and engines store values first."""
+    """Ranks cut heads alike in both orders. By default keys come first; engines store values first."""
     config = presets.CHECKPOINTS["qwen3_next"] | {"linear_key_head_dim": 64}
     usual = from_config(config)
     assert usual == from_config(config, ssm_order="key_value") and usual.planes[1].shape == (32, 64, 128)
@@ -519,7 +519,7 @@ def test_D6_engine_names_an_order_of_every_model(name):
 
 
 def test_D20_states_of_mamba2_lie_the_way_that_is_asked_for():
-    """Heads are cut alike; by default states are fastest, as SGLang and vLLM store them."""
+    """Ranks cut heads alike in both orders. By default the state axis is contiguous, as in SGLang and vLLM."""
     for name in KNOWN:
         usual = preset(name)
         if name in ("qwen3_next", "qwen3_5", "kimi_linear", "falcon_mamba", "mamba", "lfm2"):

@@ -1,4 +1,4 @@
-"""States at marks, over all planes: which of them share a launch, and what a plane without a source keeps."""
+"""Tests `Planes.scatter_states`: which planes share a launch, and what planes without a source keep at marks."""
 
 import pytest
 import torch
@@ -12,28 +12,28 @@ from tests.kernels.test_decode_marks import columns
 
 LAYERS, SLOTS = 2, 6
 SSM, WIDE, CHANNELS, TAPS = (2, 3, 4), (2, 4, 3), 10, 3
-MARKS = [(0, 2, 3), (0, 4, 4), (1, 3, 5)]  # inside, and the ends of both rows
+MARKS = [(0, 2, 3), (0, 4, 4), (1, 3, 5)]  # (entry, offset, slot): inside row 0, and at the ends of both rows
 
 
 def planes(backend: Backend, *, channel_major: bool, apart: bool) -> Planes:
-    """A plane of states and one of windows: in an arena, or in tensors of an engine, one a layer."""
+    """Returns a plane of states and one of windows, in memstate's memory or in an engine's tensors for each layer."""
     conv = (CHANNELS, TAPS) if channel_major else (TAPS, CHANNELS)
     layout = ms.StateLayout(
         [ms.Plane("conv", conv, torch.bfloat16), ms.Plane("ssm", SSM, torch.float32)], layers=LAYERS
     )  # fmt: skip
     if not apart:
-        found = Planes(layout, SLOTS, backend)
+        held = Planes(layout, SLOTS, backend)
     else:
         device = backend.device
         given = {
             plane.name: [torch.zeros(SLOTS + 1, *plane.shape, dtype=plane.dtype, device=device) for _ in range(LAYERS)]
             for plane in layout.planes
         }
-        found = Planes.from_tensors(layout, given, backend)
-    for name in found:
+        held = Planes.from_tensors(layout, given, backend)
+    for name in held:
         for layer in range(LAYERS):
-            found[name][layer][1:] = torch.randn(found[name][layer][1:].shape).to(found[name][layer])
-    return found
+            held[name][layer][1:] = torch.randn(held[name][layer][1:].shape).to(held[name][layer])
+    return held
 
 
 def whole(held: Planes, name: str) -> Tensor:
@@ -53,7 +53,7 @@ def scatter(held: Planes, sources: dict[str, Tensor], transposed: bool = False) 
 @pytest.mark.parametrize("apart", [False, True], ids=["arena", "tensors of layers"])
 @pytest.mark.parametrize("channel_major", [False, True], ids=["tap channel", "channel tap"])
 def test_states_and_windows_share_a_launch(backend: Backend, channel_major: bool, apart: bool) -> None:
-    """Or one for each layer where an engine's tensors hold one layer each."""
+    """If an engine has a tensor for each layer, there is a launch for each layer."""
     held = planes(backend, channel_major=channel_major, apart=apart)
     ssm, conv = whole(held, "ssm"), whole(held, "conv")
     h = torch.randn(LAYERS, 4, *WIDE).to(held.device)
@@ -70,7 +70,7 @@ def test_states_and_windows_share_a_launch(backend: Backend, channel_major: bool
 
 
 def test_planes_without_a_source_keep_ends_alone(backend: Backend) -> None:
-    """As a forward that gives out nothing needs it: both planes in one launch."""
+    """A forward that gives out no states needs this. Both planes share a launch."""
     held = planes(backend, channel_major=True, apart=False)
     ssm, conv = whole(held, "ssm"), whole(held, "conv")
     scatter(held, {})

@@ -1,4 +1,4 @@
-"""Sleep and wake: memory is really given up, comes back bit for bit, and everything that moves bytes finds it."""
+"""Tests sleep and wake: memory is released, and comes back bit for bit wherever it is allocated then."""
 
 import gc
 import weakref
@@ -30,7 +30,7 @@ def filled(layout: StateLayout, slots: int, backend, generator) -> Planes:
 
 
 def contents(storage: Planes) -> dict[str, torch.Tensor]:
-    """Bytes of every plane, `layer slot byte`, on the host."""
+    """Returns the bytes of every plane, `layer slot byte`, on the host."""
     return {
         name: torch.stack([layer.reshape(storage.slots + 1, -1).view(torch.uint8) for layer in plane]).cpu()
         for name, plane in storage.items()
@@ -51,7 +51,7 @@ def test_B37_bytes_come_back_and_memory_is_released_in_between(backend, generato
     storage.sleep()
     assert [arena.untyped_storage().nbytes() for arena in storage.arenas] == [0] * len(storage.arenas)
     assert storage.asleep and storage.nbytes == 5 * storage.layout.bytes_per_slot
-    table.zero_()  # as good as addresses that have moved
+    table.zero_()  # old addresses must not be used
     first.tiles.zero_()
     storage.wake()
     assert not storage.asleep and same(contents(storage), before)
@@ -98,9 +98,9 @@ def test_given_memory_is_released_and_brought_back_by_the_engine(backend, genera
     engine.check()
     storage.sleep(keep=keep)
     for whole in engine.memory:
-        assert whole.untyped_storage().nbytes() == whole.nbytes  # not memstate's to release
+        assert whole.untyped_storage().nbytes() == whole.nbytes  # memstate does not release an engine's memory
         was = whole.data_ptr()
-        whole.untyped_storage().resize_(whole.nbytes + 64)  # both are there for a moment, so it must move
+        whole.untyped_storage().resize_(whole.nbytes + 64)  # the old memory still exists, so the address changes
         assert whole.data_ptr() != was
         whole.copy_(torch.randint(0, 256, whole.shape, dtype=torch.uint8, generator=generator))
     fresh = [whole.to("cpu", copy=True) for whole in engine.memory]
@@ -112,7 +112,7 @@ def test_given_memory_is_released_and_brought_back_by_the_engine(backend, genera
                 memory, offset, stride = engine.places[name, layer]
                 place = slice(offset + slot * stride, offset + slot * stride + engine.plane[name].nbytes)
                 fresh[memory][place] = kept[memory][place]
-    engine.expect_all((0, None))  # foreign bytes are as the engine left them
+    engine.expect_all((0, None))  # wake changes no foreign byte
     assert not torch.equal(storage.plane_map.tiles[:, 0], tiles[:, 0])
     storage.copy(engine.ids(2), engine.ids(3))
     storage.copy(engine.ids(4), engine.ids(1), planes=["ssm"])
@@ -141,12 +141,12 @@ def test_an_engine_that_has_not_brought_its_memory_back_is_told_which(backend, g
     storage.wake()
     if keep:
         for name, layer in engine.places:
-            found = engine.tensors[name][layer].reshape(4, -1).view(torch.uint8).cpu()
-            assert torch.equal(found, torch.stack([engine.bytes_of(name, layer, slot) for slot in range(4)]))
+            stored = engine.tensors[name][layer].reshape(4, -1).view(torch.uint8).cpu()
+            assert torch.equal(stored, torch.stack([engine.bytes_of(name, layer, slot) for slot in range(4)]))
 
 
 def test_memory_that_comes_back_with_a_worse_alignment_is_refused(backend, generator):
-    """Launches are compiled for a word; one that no longer fits would read what it must not."""
+    """Launches are compiled for a word size. A word that does not fit the alignment would move wrong bytes."""
     engine = Engine(StateLayout(SMALL, 1), 3, backend, generator, "separate")
     storage = engine.storage()
     storage.sleep()
@@ -188,7 +188,7 @@ def test_everything_that_touches_bytes_is_refused_while_asleep(backend, generato
 
 
 def test_memory_that_numpy_shares_is_not_released_in_part(generator):
-    """torch cannot release what numpy looks at; found before the first arena is given up."""
+    """torch cannot release memory that numpy shares. `sleep` checks this before it releases the first arena."""
     layout = StateLayout([Plane("a", (4,), torch.float32), Plane("b", (4,), torch.float32)], 1)
     storage = Planes(layout, 3, Backend("reference"))
     storage["a"].copy_(torch.rand(1, 4, 4, generator=generator))
@@ -201,7 +201,7 @@ def test_memory_that_numpy_shares_is_not_released_in_part(generator):
 
 @pytest.mark.parametrize("tracking", [NoTracking(4), LazyPingPong(4), Redirect(4)], ids=repr)
 def test_a_manager_that_is_given_up_gives_its_memory_back_at_once(backend, tracking):
-    """Without waiting for a garbage collection: states are most of a device's memory."""
+    """States are most of a device's memory, so they must not wait for a garbage collection."""
     layout = StateLayout([Plane("a", (4,), torch.float32)], 1)
     gc.disable()
     try:

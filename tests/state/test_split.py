@@ -1,4 +1,4 @@
-"""Tensor-parallel cuts: the shards of all ranks rebuild the whole exactly, and heads stay with their groups."""
+"""Tests tensor-parallel cuts: the shards of all ranks rebuild the whole exactly, and heads stay with their groups."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ LAYERS, SLOTS = 2, 3
 
 
 def mixed() -> StateLayout:
-    """Windows both ways round, heads, channels, planes that are not cut; there are more heads than groups."""
+    """Returns a layout with windows in both orders, heads, channels and planes without parts; it has 2 groups."""
     groups = (Part("B", 2, 3), Part("C", 2, 3))
     planes = (
         Plane("conv", (44, 3), torch.bfloat16, parts=(Part("x", 8, 4), *groups)),
@@ -28,7 +28,7 @@ def mixed() -> StateLayout:
 
 
 def random_bits(plane: Plane, generator: torch.Generator) -> torch.Tensor:
-    """`layer slot ...`, every element different bits, so that nothing can be taken for something else."""
+    """Returns a plane of random bits, `layer slot ...`, so that a wrong slice shows."""
     shape = (LAYERS, SLOTS, *plane.shape, plane.dtype.itemsize)
     bits = torch.randint(1, 127, shape, dtype=torch.uint8, generator=generator)
     return bits.view(plane.dtype).squeeze(-1)
@@ -50,7 +50,7 @@ def test_the_shards_of_all_ranks_rebuild_the_whole_plane(plane, ranks, generator
         assert not bool(holes.any())
         for held in plane.owned(ranks, rank):
             place, earlier = plane.index(held.whole), written[plane.index(held.whole)] > 0
-            assert torch.equal(rebuilt[place][earlier], local[shard.index(held.local)][earlier])  # replicas agree
+            assert torch.equal(rebuilt[place][earlier], local[shard.index(held.local)][earlier])  # copies are equal
             rebuilt[place] = local[shard.index(held.local)]
             written[place] += 1
     assert torch.equal(rebuilt.view(torch.uint8), whole.view(torch.uint8))

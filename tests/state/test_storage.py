@@ -1,4 +1,4 @@
-"""Storage: exact bytes, zeroing, checks at the door, and no temporaries."""
+"""Tests planes in memstate's own memory: sizes, copies, zeroing, refused arguments, and no temporary tensors."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def random_bytes(storage: Planes, generator: torch.Generator) -> None:
 
 
 class Allocations(TorchDispatchMode):
-    """Bytes of every fresh tensor storage that torch operations return."""
+    """Collects the bytes of each new storage that torch operations return."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def test_nbytes_is_what_was_allocated(backend, order):
     seen = sum(allocations.sizes) - storage.nbytes
     assert seen == (
         0 if backend.device.type == "cpu" else storage.plane_map.tiles.nbytes
-    )  # a host tensor is not dispatched
+    )  # torch.tensor on the host is not dispatched
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -190,7 +190,7 @@ def test_copy_and_zero_allocate_nothing_of_state_size(backend, order):
 
 @pytest.mark.parametrize("per_layer", [False, True])
 def test_slots_on_the_host_and_back(backend, per_layer):
-    """In one call, for planes of our own and for tensors that an engine has for each layer."""
+    """The memory is memstate's own, or an engine's tensors for each layer."""
     planes = Planes(hybrid("layer_major"), 4, backend)
     random_bytes(planes, torch.Generator().manual_seed(3))
     planes.scrub_null()

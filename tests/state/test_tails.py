@@ -1,4 +1,4 @@
-"""Rings of presets: each fits the step that it is for, on every rank; a model with another kind of state has none."""
+"""Tests the rings of presets: each fits its step on every rank, and models without steps with tails are refused."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def steps(planes: Planes, model: str, backend: Backend, pending: int = 0, stores: bool = True) -> None:
-    """Runs the step of every layer of every plane, with the tail of its rows."""
+    """Runs the step of every layer of every plane with its tail."""
     read, write, snapshot = (
         torch.tensor(ids, dtype=torch.int32, device=planes.device) for ids in ([1, 2], [3, 4], [0, 0])
     )
@@ -123,8 +123,8 @@ def test_rings_have_the_names_and_the_layers_of_their_planes() -> None:
 
 def test_rings_have_the_dtype_of_the_model_and_gates_fp32() -> None:
     layout = from_config(DELTA | {"dtype": "float16"}, tail=4, conv_dtype=torch.float32, ssm_dtype=torch.bfloat16)
-    found = {plane.name: plane.dtype for plane in layout.rows.planes}  # type: ignore[union-attr]
-    assert found == dict.fromkeys(("conv_x", "ssm_k", "ssm_v"), torch.float16) | dict.fromkeys(
+    dtypes = {plane.name: plane.dtype for plane in layout.rows.planes}  # type: ignore[union-attr]
+    assert dtypes == dict.fromkeys(("conv_x", "ssm_k", "ssm_v"), torch.float16) | dict.fromkeys(
         ("ssm_gate", "ssm_beta"), torch.float32
     )
     assert layout.planes == from_config(DELTA, conv_dtype=torch.float32, ssm_dtype=torch.bfloat16).planes
@@ -138,7 +138,7 @@ def test_every_preset_has_a_tail_that_its_ranks_share(name: str) -> None:
     assert preset(tail=4, ranks=2) == whole.shard(2) and preset(tail=0) == preset()
     for plane in whole.rows.planes:
         (half,) = (one for one in whole.shard(2).rows.planes if one.name == plane.name)  # type: ignore[union-attr]
-        shared = any(part.units == 1 for part in plane.parts) or not plane.parts  # B and C of one group
+        shared = any(part.units == 1 for part in plane.parts) or not plane.parts  # B and C of a single group
         assert shared or 2 * half.nbytes == plane.nbytes, plane
 
 
@@ -168,7 +168,7 @@ def test_T22_a_state_whose_steps_have_no_tail_is_refused_by_name(fields: dict[st
 
 
 def test_T23_an_admission_writes_no_byte_of_a_ring(backend: Backend) -> None:
-    """A fork copies them, if tokens are pending. For Qwen3-Next they are 10.9 MiB a row."""
+    """A fork copies the row's ring only if tokens are pending. Rings of Qwen3-Next take 10.9 MiB per row."""
     layout, settings = from_config(DELTA, tail=TAIL), {"slots": 4, "max_requests": 2, "overlap": False}
     mem = on(backend, layout, **settings, tail=TAIL)
     rings = mem.planes.rows

@@ -14,7 +14,7 @@ NOTHING: Bytes = np.zeros(0, np.int64)
 
 
 class Stray(Exception):
-    """An access outside the tensors of its launch, to a null slot, or a store to what the operation may not change."""
+    """An access outside the tensors of its launch or to a null slot, or a store where the operation may not store."""
 
 
 def spans(tensor: Tensor) -> Bytes:

@@ -1,7 +1,7 @@
-"""Holds what launches of kept kernels are promised, on every backend: int32 tensors on 16-byte boundaries.
+"""Checks the arguments of kept kernels on every backend: int32 tensors on 16-byte boundaries.
 
-`memstate.kernels.kept` launches the kernel of the first such launch again, and looks at no argument. A kernel that was
-compiled for vectors on 16-byte boundaries would read and write others in the wrong places, or fault, on a GPU alone.
+`memstate.kernels.kept` launches the compiled kernel of the first launch again, without a look at the arguments. On a
+GPU, a kernel compiled for vectors on 16-byte boundaries reads and writes the wrong places of others, or faults.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ KEPT = ("ownership", "plan")  # operations whose kernels are kept
 
 
 def misfits(arguments: Any) -> Iterator[str]:
-    """Tensors among arguments, and in tuples of these, that a kept kernel may not be launched with."""
+    """Yields a line for each tensor in the arguments, at any depth of tuples, that does not suit a kept kernel."""
     for argument in arguments:
         if isinstance(argument, tuple):
             yield from misfits(argument)
@@ -29,13 +29,13 @@ def misfits(arguments: Any) -> Iterator[str]:
 
 
 def hold(patch: pytest.MonkeyPatch) -> None:
-    """From now on calls of register files with other vectors fail."""
+    """Makes calls of register files with unsuitable tensors fail."""
 
     def held(call: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(call)
         def checked(file: RegisterFile, *args: Any) -> Any:
-            found = list(misfits((*file.table, *args)))
-            assert not found, f"{call.__name__} of a kept kernel: expected int32 on {BOUNDARY} bytes, got {found}"
+            misfit = list(misfits((*file.table, *args)))
+            assert not misfit, f"{call.__name__} of a kept kernel: expected int32 on {BOUNDARY} bytes, got {misfit}"
             return call(file, *args)
 
         return checked

@@ -1,4 +1,4 @@
-"""An environment that has the packages of this one, and no distribution of this project."""
+"""Makes a virtual environment with the packages of this one, but without distributions of this project."""
 
 import os
 import sysconfig
@@ -7,11 +7,11 @@ from pathlib import Path
 
 
 def bare(folder: Path) -> Path:
-    """Makes it in a folder. Returns its interpreter."""
+    """Makes the environment in a folder, and returns its interpreter."""
     venv.create(folder, symlinks=True)
     own = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
     for place in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
         for entry in os.scandir(place):
-            if "memstate" not in entry.name and not entry.name.endswith(".pth"):  # such a file leads to a checkout
+            if "memstate" not in entry.name and not entry.name.endswith(".pth"):  # a .pth file may name a checkout
                 (own / entry.name).symlink_to(entry.path)
     return folder / "bin" / "python"

@@ -1,4 +1,4 @@
-"""The bars of tests/budget.txt, and what is wrong when a measure is above its bar or far below it."""
+"""Reads the bars of tests/budget.txt, and complains about measures above their bar or far below it."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -6,12 +6,12 @@ from typing import NamedTuple
 from tests.support.sources import ROOT
 
 FILE = ROOT / "tests" / "budget.txt"
-SLACK = 0.03  # the part of a bar that may stay unused
-EXACT = ("frames",)  # small numbers, the same in every run
+SLACK = 0.03  # share of a bar that may stay unused
+EXACT = ("frames",)  # measures without slack
 
 
 class Bar(NamedTuple):
-    """A line of the file: the measure, the place that is measured, the most that is allowed, and the reason."""
+    """A line of the file: a measure, the place that it measures, the largest value allowed, and the reason."""
 
     what: str
     where: str
@@ -20,31 +20,31 @@ class Bar(NamedTuple):
 
 
 def bars(text: str) -> list[Bar]:
-    """The bars of a budget; one without a reason, and a second one of the same place, are refused."""
-    found: dict[tuple[str, str], Bar] = {}
+    """Returns the bars of a budget. Refuses a bar without a reason, and a second bar of the same place."""
+    budget: dict[tuple[str, str], Bar] = {}
     for line in text.splitlines():
         if not line or line.startswith("#"):
             continue
         words = line.split(None, 3)
         assert len(words) == 4, f"expected `what where bar why` in budget.txt, got {line!r}"
         what, where, most, why = words
-        assert (what, where) not in found, f"{what} {where} has two bars in budget.txt"
-        found[what, where] = Bar(what, where, int(most), why)
-    return [*found.values()]
+        assert (what, where) not in budget, f"{what} {where} has two bars in budget.txt"
+        budget[what, where] = Bar(what, where, int(most), why)
+    return [*budget.values()]
 
 
 def complaints(what: str, budget: list[Bar], measured: Mapping[str, int]) -> list[str]:
-    """What is wrong with one measure, a line for each place."""
+    """Returns a line for each place where a measure does not fit its bar."""
     own = {bar.where: bar for bar in budget if bar.what == what}
-    found = [f"{what} {where}: {measured[where]}, without a bar" for where in sorted(measured.keys() - own.keys())]
+    lines = [f"{what} {where}: {measured[where]}, without a bar" for where in sorted(measured.keys() - own.keys())]
     for where, bar in own.items():
         if where not in measured:
-            found.append(f"{what} {where}: nothing is there; take its bar out")
+            lines.append(f"{what} {where}: nothing is there; take its bar out")
             continue
         now, least = measured[where], bar.most - (0 if what in EXACT else SLACK * bar.most)
         if now > bar.most:
             advice = "make it smaller, or raise the bar and say there why"
-            found.append(f"{what} {where}: {now}, the bar is {bar.most} ({bar.why}); {advice}")
+            lines.append(f"{what} {where}: {now}, the bar is {bar.most} ({bar.why}); {advice}")
         elif now < least:
-            found.append(f"{what} {where}: {now}, the bar is {bar.most} ({bar.why}); lower the bar, to keep the saving")
-    return found
+            lines.append(f"{what} {where}: {now}, the bar is {bar.most} ({bar.why}); lower the bar, to keep the saving")
+    return lines

@@ -1,4 +1,4 @@
-"""`memstate ...` as the program's entry point, called in the process of the tests."""
+"""Runs `memstate ...` through its entry point, in the process of the tests."""
 
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -11,7 +11,7 @@ from memstate.cli import app
 
 
 class Done(NamedTuple):
-    """How a command ended."""
+    """The exit status and the outputs of a command."""
 
     status: int
     out: str
@@ -19,7 +19,7 @@ class Done(NamedTuple):
 
 
 def memstate(*arguments: object) -> Done:
-    """Runs a command."""
+    """Runs a `memstate` command."""
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
         patch.setattr(sys, "argv", ["memstate", *map(str, arguments)])
         with pytest.raises(SystemExit) as left:

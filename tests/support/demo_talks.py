@@ -1,4 +1,4 @@
-"""Conversations of fixed lengths for tests of the decode loop: the same on every Python."""
+"""Runs the demo in tests, and writes conversations of fixed lengths, which are the same on every Python."""
 
 import json
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ TINY = ModelSize(recurrent_layers=1, heads=1, hidden=32)
 
 
 def demo(**settings: Any) -> DemoReport:
-    """A run of a small model on the reference."""
+    """Runs the demo with a small model on the reference backend."""
     return run(DemoConfig(**{"backend": "reference", "requests": REQUESTS, "size": TINY} | settings))
 
 
 def write_talks(path: Path, lengths: Sequence[int]) -> Path:
-    """A file with a conversation of two turns for each length of a first prompt, all with the same beginning."""
+    """Writes a conversation of two turns for each length of a first prompt. All begin with the same text."""
     talks = [{"system": TEXT[:6], "turns": [TEXT[6:length], TEXT[: 9 + i % 3]]} for i, length in enumerate(lengths)]
     path.write_text("\n".join(json.dumps(talk) for talk in talks))
     return path

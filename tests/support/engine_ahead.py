@@ -1,4 +1,4 @@
-"""An engine that plans a step before it has the tokens of the last, and keeps an index of snapshots; it has no KV."""
+"""An engine without KV that plans each step before it knows the tokens of the last step, and indexes snapshots."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -21,10 +21,10 @@ class Engine:
         self.mem = ms.StateManager(
             LAYOUT, slots=slots, max_requests=max_requests, tracking=tracking, debug=debug, backend="reference"
         )
-        self.index: dict[tuple[int, ...], ms.Snapshot] = {}  # by the tokens that they stand for
+        self.index: dict[tuple[int, ...], ms.Snapshot] = {}  # tokens -> snapshot of their state
 
     def forward(self, step: ms.Step, fed: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Reads tokens, and returns logits."""
+        """Folds tokens into states, and returns logits."""
         states = self.mem.planes["ssm"]
         state = states[:, step.read.long()].clone()
         for at in range(max(map(len, fed))):
@@ -35,7 +35,7 @@ class Engine:
         return -((torch.arange(WORDS) - 7 * state[1, :, :1]) % WORDS)
 
     def admit(self, waiting: deque[tuple[int, Sequence[int]]], running: dict[int, ms.Row]) -> dict[int, int]:
-        """Starts what fits. Returns the tokens of their states."""
+        """Admits the requests that fit. Returns request -> number of tokens that its state starts with."""
         read = {}
         while waiting:
             number, prompt = waiting[0]
@@ -55,7 +55,7 @@ class Engine:
         return read
 
     def serve(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, int, torch.Tensor]]:
-        """Yields number, token and logits."""
+        """Yields (number of a prompt, next token of its answer, logits of the token)."""
         mem, running, read, flying = self.mem, dict[int, ms.Row](), dict[int, int](), None
         waiting, texts, left = deque(enumerate(prompts)), [list(prompt) for prompt in prompts], [ANSWER] * len(prompts)
         while waiting or running or flying:
@@ -81,7 +81,7 @@ class Engine:
                 yield number, texts[number][len(prompts[number]) + ANSWER - left[number] - 1], scores
             ends = [number for number in answered if not left[number]]
             mem.settle(step, [number in ends for number in numbers])
-            most = [len(prompts[number]) - 1 for number in ends]  # so that the prompt, sent again, begins there
+            most = [len(prompts[number]) - 1 for number in ends]  # so that the same prompt can start from the snapshot
             kept = mem.end([running.pop(number) for number in ends], keep="handle", lengths=most)
             for number, state in zip(ends, kept, strict=True):
                 if state is not None:

@@ -1,4 +1,4 @@
-"""Two engines with lines replaced: what authors of engines get wrong, and what `compare` must say of it."""
+"""Puts typical faults of engines into two engines by replaced lines, with the message that `compare` must give."""
 
 from collections.abc import Sequence
 from types import ModuleType
@@ -13,7 +13,7 @@ Change = tuple[str, str]
 
 
 def engine(source: str, *changes: Change) -> Any:
-    """The engine of a file with other lines, on the reference."""
+    """Returns the engine of a source file with some lines replaced, on the reference backend."""
     if source is EXAMPLE:
         reference = ('Backend("auto")', 'Backend("reference")'), ("debug=debug", 'debug=debug, backend="reference"')
         changes = (*reference, *changes)
@@ -43,12 +43,12 @@ NINES = """tokens=[
 
 
 class Fault(NamedTuple):
-    """What is wrong with an engine.
+    """A fault of an engine.
 
-    changes: lines, and those in their place.
-    said: pattern of the message.
-    kind: of the error.
-    source: the engine.
+    changes: lines, and the lines that replace them.
+    said: pattern of the expected message.
+    kind: class of the expected error.
+    source: source of the engine.
     """
 
     changes: Sequence[Change]

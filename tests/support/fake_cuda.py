@@ -30,7 +30,7 @@ QUIET = ("__get__", "view", "reshape", "detach", "numel", "dim", "size", "stride
 
 
 def joined(*clocks: Clock) -> Clock:
-    """Returns the union of the clocks: for each stream the largest number."""
+    """Returns the clock with the largest number of each stream."""
     return {stream: max(clock.get(stream, 0) for clock in clocks) for stream in {s for c in clocks for s in c}}
 
 

@@ -1,4 +1,4 @@
-"""One prefetch of the model, and the jobs that it hands out. Knows no host memory."""
+"""A prefetch of the model of prefetches, and its jobs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from tests.support.shelves import Item, Key, Shelf
 
 @dataclass(eq=False)
 class Job:
-    """Something for a thread. items: of a write; fetch: of a prefetch; pages: that it reads; shelf, records: in use."""
+    """A job for a thread. It belongs to `fetch`, or writes `items`. It reads `pages`, and uses `records` of `shelf`."""
 
     run: Callable[[], Any]
     fetch: "Fetched | None" = None
@@ -31,10 +31,11 @@ class Job:
 
 @dataclass(eq=False)
 class Fetched:
-    """One prefetch. Pages count from 0, ends (of so many pages) from 1.
+    """A prefetch. Pages have numbers from 0; an end is a number of pages, from 1.
 
-    here, stated, able, ends: pages and ends that need not be read, ends that could be had, and those worth it. pages,
-    state: records that are filled. run: pages that have come without a gap; bad: the first that will not.
+    here: pages in host memory. stated: ends whose state is in host memory. able: ends that can be reached. vote: ends
+    that it would agree on. pages, state: records that are read into. run: pages that have arrived without a gap. bad:
+    the first page that will not arrive.
     """
 
     keys: list[Key]
@@ -54,12 +55,12 @@ class Fetched:
     stated: set[int] = field(default_factory=set)
     able: set[int] = field(default_factory=set)
     vote: set[int] | None = None
-    pinned: list[tuple[int, Item]] = field(default_factory=list)  # with the first end that needs it
+    pinned: list[tuple[int, Item]] = field(default_factory=list)  # (first end that needs the item, item)
     pages: dict[int, int] = field(default_factory=dict)
     state: int | None = None
     arrived: set[int] = field(default_factory=set)
     bad: int = 0
-    come: bool | None = None  # the state
+    come: bool | None = None  # whether the state has arrived; None while it is read
     jobs: list[Job] = field(default_factory=list)
 
     def __post_init__(self) -> None:

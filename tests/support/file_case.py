@@ -1,4 +1,4 @@
-"""File stores in tests: records, what lies in the folder, a system that refuses."""
+"""Helpers for tests of file stores: records, the files of a store, and calls of `os` that fail."""
 
 import os
 import random
@@ -16,7 +16,7 @@ from memstate.tiers.stores.base import Bytes, Outcome
 from memstate.tiers.stores.file import FileStore
 
 MISSING, DONE, DAMAGED, FAILED = Outcome
-OLD = 1_000_000_000  # seconds since 1970: long ago
+OLD = 1_000_000_000  # a time of modification long ago, in seconds since 1970
 
 
 def record(seed: int, size: int = 100) -> Bytes:
@@ -24,7 +24,7 @@ def record(seed: int, size: int = 100) -> Bytes:
 
 
 def key(word: str) -> str:
-    """A name that records get; one that is one already stays."""
+    """Returns the name of a record for a word. The name of a record stays as it is."""
     return (
         word
         if re.fullmatch(r"(state|kv)-[0-9a-f]{64}", word)
@@ -46,8 +46,8 @@ def get(store: FileStore, word: str, size: int = 100) -> tuple[Outcome, Bytes]:
 
 
 def holds(store: FileStore, word: str, data: Bytes) -> bool:
-    outcome, found = get(store, word, data.size)
-    return outcome is DONE and found.tobytes() == data.tobytes()
+    outcome, data_read = get(store, word, data.size)
+    return outcome is DONE and data_read.tobytes() == data.tobytes()
 
 
 def files(store: FileStore) -> list[Path]:
@@ -59,17 +59,17 @@ def place(store: FileStore, word: str) -> Path:
 
 
 def shard(word: str) -> str:
-    """The folder of a record."""
+    """Returns the folder of a record."""
     return f"records-{zlib.crc32(key(word).encode()) % 256:02x}"
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, call: str, code: int, when: Callable[..., bool]) -> None:
-    """Makes a function of `os` fail."""
+    """Makes a function of `os` fail with an error code where `when(*arguments)` is true."""
     real = getattr(os, call)
 
     def refused(*arguments: Any, **settings: Any) -> Any:
         if when(*arguments):
-            if call == "close":  # the descriptor is gone all the same
+            if call == "close":  # even a close that fails frees the descriptor
                 real(*arguments)
             raise OSError(code, os.strerror(code))
         return real(*arguments, **settings)

@@ -1,4 +1,4 @@
-"""Models of flash-linear-attention with random weights: on a CPU their kernels run in Triton's interpreter."""
+"""Makes models of flash-linear-attention with random weights, whose kernels run in Triton's interpreter on a CPU."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,7 @@ WORDS = 50
 
 
 class SaidToBeOnCuda(nn.Module):
-    """A projection of a layer that refuses other devices before it looks at the kernels that it would call."""
+    """A projection that says it is on a GPU, for a layer that refuses all other devices."""
 
     def __init__(self, projection: nn.Module) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class SaidToBeOnCuda(nn.Module):
 
 
 def fla_model(patch: pytest.MonkeyPatch, name: str, device: torch.device, **config: Any) -> Any:
-    """A model by the name of its class; autotuned kernels take their largest blocks without a trial."""
+    """Returns a model of the class with this name. Autotuned kernels take their largest blocks without a trial."""
     models = module("fla.models")
     patch.setattr("triton.runtime.autotuner.Autotuner._bench", _small)
     plain = {"vocab_size": WORDS, "fuse_norm": False, "fuse_cross_entropy": False, "dtype": "float32"}
@@ -34,12 +34,12 @@ def fla_model(patch: pytest.MonkeyPatch, name: str, device: torch.device, **conf
 
 
 def _small(tuner: Any, *args: Any, config: Any, **kwargs: Any) -> int:
-    """How small the blocks of a configuration are: the interpreter likes few programs."""
+    """Returns a smaller time for larger blocks, because the interpreter is faster with few programs."""
     return -sum(config.kwargs.values())
 
 
 def draw(model: Any, generator: torch.Generator) -> None:
-    """New random matrices. Vectors and short convolutions keep what their classes begin with, and noise."""
+    """Draws new matrices at random. Vectors and short convolutions keep their initial values, plus noise."""
     for weight in model.parameters():
         noise = torch.randn(weight.shape, generator=generator).to(weight)
         if weight.dim() == 2:

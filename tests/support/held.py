@@ -1,11 +1,11 @@
-"""What a refusal may not change."""
+"""Collects the data of a manager that a refused call may not change."""
 
 import memstate as ms
 from tests.support import inside, owners
 
 
 def held(mem: ms.StateManager) -> tuple[object, ...]:
-    """Slots, pages, rows, pins, the prefix cache and all sessions as plain data."""
+    """Returns slots, pages, rows, pins, the prefix cache and all sessions as plain data."""
     assert mem.prefix is not None
     table, talks = inside.registers(mem).table, owners.sessions(mem).opened.values()
     leases = [(talk.path, list(talk.own), list(talk.kept), talk.opened, talk.since) for talk in talks]

@@ -1,4 +1,4 @@
-"""Clients over plain sockets: they cost little beside the server, and go away at any moment."""
+"""HTTP clients over plain sockets, which are cheap and can go away at any moment."""
 
 import asyncio
 import json
@@ -10,13 +10,13 @@ from typing import Any
 
 @asynccontextmanager
 async def asked(port: int, path: str, body: Mapping[str, Any] | None, buffer: int = 0) -> AsyncIterator[Any]:
-    """Sends a request, and gives what reads the answer. Leaving it early is a client that goes away.
+    """Sends a request, and yields a reader of the answer. If the block ends early, the client goes away.
 
     Args:
-        port: of the server.
-        path: of the endpoint.
-        body: of a POST; None: it is a GET.
-        buffer: bytes that the socket receives ahead at most; 0: as usual.
+        port: Port of the server.
+        path: Path of the endpoint.
+        body: Body of a POST; None for a GET.
+        buffer: Most bytes that the socket receives ahead; 0 for the default.
     """
     here = socket.socket()
     if buffer:
@@ -34,7 +34,7 @@ async def asked(port: int, path: str, body: Mapping[str, Any] | None, buffer: in
 
 
 async def answered(port: int, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
-    """Returns the status and the object of an answer that comes at once."""
+    """Sends a request, and returns the status and the object of the answer."""
     async with asked(port, path, body) as reader:
         head, _, data = (await reader.read()).partition(b"\r\n\r\n")
         return int(head.split()[1]), json.loads(data)
@@ -44,8 +44,8 @@ async def parts(reader: asyncio.StreamReader, pause: float = 0) -> AsyncIterator
     """Yields the objects of a stream up to its end.
 
     Args:
-        reader: of the answer.
-        pause: seconds between two lines, for a slow reader.
+        reader: Reader of the answer.
+        pause: Seconds between two lines, for a slow client.
     """
     while b"[DONE]" not in (line := await reader.readline()):
         assert line, "the stream has no end"

@@ -1,6 +1,6 @@
-"""The way of the tests into parts that own nothing: register file, command buffer, tables of records.
+"""Access of tests to private parts of a manager: register file, command buffer and tables of records.
 
-`tests.support.owners` leads to the tables of owners, and `mem.pool.allocator` is public.
+`tests.support.owners` gives access to the tables of owners. `mem.pool.allocator` is public.
 """
 
 from typing import Any
@@ -13,20 +13,20 @@ from memstate.tiers.host.packing import Packing, RecordTable
 
 
 def registers(mem: ms.StateManager) -> RegisterFile:
-    """The registers of a manager: host mirror, and `table` on the device."""
+    """Returns the registers of a manager: the host's mirror, and `table` on the device."""
     return mem._parts.registers
 
 
 def commands(of: ms.StateManager | ms.prefix.PrefixCache) -> CommandBuffer:
-    """The recorded changes of owners, and what sends them."""
+    """Returns the command buffer, which records changes of owners and submits them."""
     return of._parts.commands if isinstance(of, ms.StateManager) else of._commands
 
 
 def record_table(packing: Packing) -> RecordTable:
-    """Where the pieces of a record lie in the planes."""
+    """Returns the table of where the pieces of a record lie in the planes."""
     return packing._table
 
 
 def records(worker: Any) -> RecordCache:
-    """The host memory of a worker of vLLM."""
+    """Returns the host memory of a worker of vLLM."""
     return worker._cache

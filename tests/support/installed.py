@@ -1,6 +1,6 @@
-"""Runs what is installed, outside the checkout: `python -P installed.py ROOT FOLDER`, with no tests on the path.
+"""Runs the installed memstate outside the checkout: `python -P installed.py ROOT FOLDER`.
 
-It prints where memstate comes from and runs every program of examples/ on a tiny model in FOLDER, in one process.
+It prints the path of memstate, and runs every program of examples/ on a tiny model in FOLDER, in one process.
 """
 
 import runpy
@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Final
 
-# Program -> its arguments behind the model, and what it must say.
+# program -> its arguments after the model, and the texts that its output must have
 EXAMPLES: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "transformers_generate": (("w5 w6 w7", "w9 w10 w11 w12 w13"), ("slots free", "w5 w6 w7 w")),
     "transformers_serve": (
@@ -21,7 +21,7 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 
 
 def save(folder: Path, model: object) -> None:
-    """Writes a model and a tokenizer of 97 words."""
+    """Writes a model and a tokenizer of 97 words to a folder."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -32,7 +32,7 @@ def save(folder: Path, model: object) -> None:
 
 
 def show() -> None:
-    """Says where memstate lies, and makes the inspector's page from the parts that were installed."""
+    """Prints the path of memstate, and makes the inspector's page, which needs installed data files."""
     import torch
 
     import memstate as ms
@@ -45,7 +45,7 @@ def show() -> None:
 
 
 def main(root: str, folder: str) -> None:
-    """Runs everything."""
+    """Saves a tiny model, then runs `show` and all examples."""
     show()
     support = SimpleNamespace(**runpy.run_path(f"{root}/tests/support/tiny_models.py"))
     save(Path(folder), support.tiny("qwen3_next"))

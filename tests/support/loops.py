@@ -11,7 +11,7 @@ from tests.support.planes import History, Loop, Planes
 
 
 class InPlacePlanes(Planes):
-    """A forward that knows `write` only, and leaves rubbish in slot 0 for every padded row."""
+    """Planes whose forward uses only `write`, for reads as well, and writes rubbish to slot 0 for padding."""
 
     def forward(self, step: ms.Step, fed: Sequence[History]) -> None:
         none = torch.zeros_like(step.snapshot)
@@ -27,5 +27,5 @@ class InPlace(Loop):
 
     @property
     def copied(self) -> float:
-        """Whole states copied so far."""
+        """The number of whole states copied so far."""
         return self.mem.stats().copied_bytes / self.mem.layout.bytes_per_slot

@@ -1,4 +1,4 @@
-"""Managers whose figures are exported, and a loop that makes figures move."""
+"""Small managers for tests of exported figures, and a loop that changes the figures."""
 
 import urllib.request
 from typing import Any
@@ -13,7 +13,7 @@ PAGE = 4
 
 
 def manager(slots: int = 12, *, below: bool = False, **settings: Any) -> ms.StateManager:
-    """A small manager with a prefix cache; with `below` also host memory and storage, which keep no KV."""
+    """Returns a small manager with a prefix cache; with `below` also with host memory and a store, without KV."""
     if below:
         settings["tiers"] = ms.Tiers(model="toy", host_slots=4, store=MemoryStore(), reserve=0.0)  # type: ignore[arg-type]
     pages = ms.Pages(size=PAGE) if below else ms.Pages(count=60, size=PAGE, per_row=12)
@@ -22,7 +22,7 @@ def manager(slots: int = 12, *, below: bool = False, **settings: Any) -> ms.Stat
 
 
 def turn(mem: ms.StateManager, who: int, salt: object = None, length: int = 13, **more: Any) -> None:
-    """A request from its admission to its end; its states stay in the cache."""
+    """Runs a request from admission to end, and leaves its states in the cache."""
     prompt = [1000 * who + at for at in range(length)]
     rows = mem.admit([ms.Request(who, tokens=prompt, salt=salt, **more)])  # type: ignore[arg-type]
     while (at := mem.info(rows[0]).length) < length + 1:
@@ -37,6 +37,6 @@ def turn(mem: ms.StateManager, who: int, salt: object = None, length: int = 13, 
 
 
 def get(url: str) -> str:
-    """The body at a URL."""
+    """Returns the body of a GET."""
     with urllib.request.urlopen(url, timeout=10) as response:
         return response.read().decode()

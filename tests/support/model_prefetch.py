@@ -42,7 +42,7 @@ class Prefetches:
         self.page_size, self.rules, self.ranks = page_size, rules, ranks
         self.pages, self.states, self.storage = pages, states, storage
         self.now = 0.0
-        self.fetches: list[Fetched] = []  # in flight
+        self.fetches: list[Fetched] = []  # prefetches in flight
         self.jobs: list[Job] = []  # all jobs that threads got
         self.ended: list[Job] = []  # ended jobs that `_collect` has not seen yet
         self.rounds: list[list[Said]] = []
@@ -110,7 +110,7 @@ class Prefetches:
             self._conclude(own, [own])
             self._think()
 
-    # Threads
+    # Jobs of threads
 
     def submit(self, job: Job) -> Job:
         if job.shelf:

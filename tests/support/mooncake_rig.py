@@ -1,4 +1,4 @@
-"""A Mooncake store with memory that it knows, and another process that uses the same one."""
+"""A Mooncake store with registered memory, and a second process that uses the same store."""
 
 import subprocess
 import sys
@@ -15,14 +15,14 @@ from memstate.tiers.stores.mooncake import Mooncake, MooncakeStore
 
 SIZE = 100_003  # bytes of a record: odd, and more than the client's slices
 RECORDS = 24
-PATIENCE_S = 60.0  # for what is promised to end
+PATIENCE_S = 60.0  # limit for calls that must end
 ROOT = Path(__file__).parents[2]
 
 fresh = (f"kv-{number:064x}" for number in count()).__next__
 
 
 class Rig:
-    """A store and memory that it knows; records 0..RECORDS-1."""
+    """A store and its registered memory, with records 0..RECORDS-1."""
 
     def __init__(self, settings: Mooncake) -> None:
         self.pool = RecordPool(RECORDS, SIZE)
@@ -33,7 +33,7 @@ class Rig:
         return [self.pool.buffer(record) for record in records]
 
     def fill(self, generator: torch.Generator, *records: int) -> list[Bytes]:
-        """New contents; a copy of them."""
+        """Fills records with random bytes, and returns copies of them."""
         for record in records:
             self.pool.memory[record].copy_(torch.randint(0, 256, (SIZE,), dtype=torch.uint8, generator=generator))
         return [buffer.copy() for buffer in self.buffers(*records)]
@@ -57,7 +57,7 @@ sys.stdin.read()
 
 
 def peer(settings: Mooncake, read: str, write: str, seed: int) -> "subprocess.Popen[str]":
-    """Another process; it has read and written, and stays until its input ends."""
+    """Starts another process, which has read a record and written one, and stays until its input ends."""
     where = (settings.master, settings.metadata, str(settings.segment_bytes))
     made = subprocess.Popen(
         [sys.executable, "-c", PEER, *where, read, write, str(seed)], cwd=ROOT, text=True,

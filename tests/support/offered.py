@@ -1,6 +1,7 @@
-"""Lets `memstate` find the commands of the tools in the checkout, whether they are installed or not.
+"""Lets `memstate` find the commands of the tools in the checkout, even if the tools are not installed.
 
-What `pip install` writes of their entry points goes into a folder on the path, for processes that tests begin too.
+A folder on the path gets the metadata with their entry points, as `pip install` writes it. Processes that tests start
+inherit the path.
 """
 
 import os
@@ -24,7 +25,7 @@ def write(folder: Path) -> None:
 
 
 def offer() -> TemporaryDirectory[str]:
-    """Puts tools and metadata on the path, as long as the result lives."""
+    """Puts tools and metadata on the path. The metadata lies in the returned folder."""
     folder = TemporaryDirectory(prefix="memstate-tools-")
     write(Path(folder.name))
     sys.path.insert(0, folder.name)

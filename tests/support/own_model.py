@@ -11,8 +11,8 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 HEADS, SIZE, WIDTH = 2, 6, 3
-STATES = ("linear_attention", "hybrid", "hybrid_sliding")  # layers with states; next line: with the two attentions
-FULL, SLIDING = ("full_attention", "hybrid"), ("sliding_attention", "hybrid_sliding")
+STATES = ("linear_attention", "hybrid", "hybrid_sliding")  # kinds of layers with states
+FULL, SLIDING = ("full_attention", "hybrid"), ("sliding_attention", "hybrid_sliding")  # kinds with attention
 LAYERS = ("linear_attention", "full_attention", "moe", "linear_attention")
 NAMES = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
 ARGUMENT = "cache" if "cache" in NAMES else "past_key_values"  # the name of the cache in calls from `generate`

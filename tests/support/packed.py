@@ -1,4 +1,4 @@
-"""States as records: planes of random bytes, the body of the record of a slot, and records between other bytes."""
+"""Planes of random bytes, the expected body of a slot's record, and records between canaries."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ PRESETS = [name for name in presets.__all__ if name in presets.CHECKPOINTS]
 
 
 def toy(name: str, order: Order = "layer_major", **options: torch.dtype) -> StateLayout:
-    """A preset with planes of the same kinds and axes, as small as can be told apart."""
+    """Returns a small copy of a preset: its planes with axes of at most 3, 5 and 6 elements."""
     layout = getattr(presets, name)(order=order, **options)
     planes = [Plane(plane.name, tuple(map(min, plane.shape, (3, 5, 6))), plane.dtype) for plane in layout.planes]
     return StateLayout(planes, 3, order)
@@ -28,7 +28,7 @@ def ids(storage: Planes, *values: int) -> Tensor:
 
 
 def filled(layout: StateLayout, slots: int, backend: Backend, generator: torch.Generator) -> Planes:
-    """A storage of random bytes, also in its padding and in the null slot."""
+    """Returns planes of random bytes, also in their padding and in the null slot."""
     storage = Planes(layout, slots, backend)
     for arena in storage.arenas:
         arena.copy_(torch.randint(0, 256, arena.shape, dtype=torch.uint8, generator=generator))
@@ -36,13 +36,13 @@ def filled(layout: StateLayout, slots: int, backend: Backend, generator: torch.G
 
 
 def blocks(storage: Planes, slot: int) -> Iterator[tuple[str, int, Tensor]]:
-    """The bytes of a slot, plane by plane of each layer."""
+    """Yields (plane, layer, bytes) of a slot, in the order of a record."""
     for plane, layer in in_order(storage.layout):
         yield plane.name, layer, storage[plane.name][layer][slot].reshape(-1).view(torch.uint8)
 
 
 def body(storage: Planes, slot: int) -> Tensor:
-    """What a record of a slot holds, with zeros for padding: written from the order alone. uint8 `byte`, on the host"""
+    """Returns the expected body of a slot's record, with padding of zeros: uint8 `byte`, on the host."""
     parts = []
     for _, _, block in blocks(storage, slot):
         parts += [block.cpu(), torch.zeros(-len(block) % 16, dtype=torch.uint8)]
@@ -50,7 +50,7 @@ def body(storage: Planes, slot: int) -> Tensor:
 
 
 class Records:
-    """Records of zeros behind headers of rubbish."""
+    """Records of zeros between canaries of random bytes."""
 
     def __init__(self, packing: Packing, generator: torch.Generator) -> None:
         device = packing.backend.device
@@ -66,7 +66,7 @@ class Records:
 
 
 def body_mask(packing: Packing) -> Tensor:
-    """Which bytes of a body are no padding, on the host."""
+    """Returns for each byte of a body whether it is no padding, on the host."""
     mask = torch.zeros(packing.nbytes, dtype=torch.bool)
     for row in packing.layout.table():
         for layer in range(packing.layout.layers):

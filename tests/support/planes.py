@@ -1,4 +1,4 @@
-"""Planes whose bytes say which tokens a slot stands for, and a decode loop that writes and checks them."""
+"""Planes whose bytes show which tokens a slot stands for, and a decode loop that writes and checks them."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache

@@ -1,7 +1,7 @@
-"""Poison wherever nothing has been written: fresh tensors, and slots from the launch on that frees them.
+"""Poisons fresh tensors, and slots as soon as a launch has freed them.
 
-Fresh tensors are torch's to fill: NaN in floats, the largest number in integers. What a harness such as
-`tests.support.planes` writes to slot 0 is its own rubbish; memstate's kernels may not read it.
+Torch fills fresh tensors: NaN in floats, the largest number in integers. Test loops such as `tests.support.planes` also
+write rubbish to slot 0, which memstate's kernels may not read.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,14 +17,14 @@ from memstate.engine.pool import StatePool
 from memstate.slots.allocator import SlotAllocator
 from memstate.slots.registers import RegisterFile
 
-FLOAT, INTEGER = (0xFF, 0x5A)  # NaN in every float format; what `tests.support.planes` expects in slots nobody wrote
+FLOAT, INTEGER = (0xFF, 0x5A)  # byte of NaN in every float format; POISON of `tests.support.planes`
 
 
 @contextmanager
 def fresh_memory() -> Iterator[None]:
-    """Tensors made without contents are filled meanwhile."""
+    """Makes torch fill uninitialised tensors during the block."""
     before = torch.get_deterministic_debug_mode()
-    torch.set_deterministic_debug_mode("warn")  # what `use_deterministic_algorithms` does, without torch's compiler
+    torch.set_deterministic_debug_mode("warn")  # as `use_deterministic_algorithms`, which would load torch's compiler
     torch.utils.deterministic.fill_uninitialized_memory = True
     try:
         yield
@@ -33,7 +33,7 @@ def fresh_memory() -> Iterator[None]:
 
 
 class Freed:
-    """Watches the pools of a test, and fills slots whose bit says free since the last look."""
+    """Watches the pools of a test, and poisons slots that have become free since the last look."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._pools: WeakSet[StatePool] = WeakSet()
@@ -60,7 +60,7 @@ class Freed:
         return looked
 
     def look(self) -> None:
-        """Fills what has become free."""
+        """Poisons the slots that have become free."""
         for pool in list(self._pools):
             free = _free_slots(pool)
             slots = np.flatnonzero(free & ~self._free[id(pool)]).tolist()
@@ -75,6 +75,6 @@ class Freed:
 
 
 def _free_slots(pool: StatePool) -> Any:
-    """Bit by bit from the raw words: bool `capacity+1`."""
+    """Returns for each slot whether it is free, bool `capacity+1`, from the raw words of the bitmap."""
     words = pool.allocator.bitmap.cpu().numpy().view(np.uint8)
     return np.unpackbits(words, bitorder="little")[: pool.allocator.capacity + 1].astype(bool)

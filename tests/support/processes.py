@@ -1,4 +1,4 @@
-"""Processes of their own: ranks of a group, and children that may die."""
+"""Starts other processes: the ranks of a group, and forked children."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_ranks(module: str, ranks: int, place: Path) -> list[tuple[str, str]]:
-    """Runs `python -m module RANK RANKS PLACE` for every rank at once; returns what each wrote and its errors."""
+    """Runs `python -m module RANK RANKS PLACE` for all ranks at once. Returns the output and errors of each."""
     settings = {"cwd": ROOT, "env": os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, "text": True}
     commands = [[sys.executable, "-m", module, str(rank), str(ranks), str(place)] for rank in range(ranks)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -24,7 +24,7 @@ def run_ranks(module: str, ranks: int, place: Path) -> list[tuple[str, str]]:
 
 
 def in_child(work: Callable[[], object]) -> int:
-    """Forks, works there, and dies without a word to anything that this process has begun; the process id."""
+    """Forks a child, which runs `work` and ends without clean-up of this process's objects. Returns its process id."""
     child = os.fork()
     if child:
         return child

@@ -1,6 +1,6 @@
-"""What readers type into the search box of the site, and where the answer is: a section, or a whole page.
+"""Questions that readers type into the search box of the site, and the pages or sections that answer them.
 
-Fifteen to eighteen questions each of an engine author, a researcher, an operator and a user of Transformers.
+There are questions of an engine author, a researcher, an operator and a user of Transformers.
 """
 
 GUIDE, KERNELS, PREFILL, FAQ, START = "docs/guide/", "docs/kernels/", "docs/prefill/", "docs/faq/", "docs/start/"

@@ -1,4 +1,4 @@
-"""Records every access of interpreted kernels. What imports it is skipped where that cannot be done."""
+"""Records every access of interpreted kernels. Skips the module that imports it if accesses cannot be recorded."""
 
 from contextlib import AbstractContextManager
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.addresses import Log
 
-try:  # it replaces parts of Triton, and tries at once whether they are what it takes them for
+try:  # the interleaver replaces parts of Triton, and checks at import that they are as expected
     from tests.proof.interleaver import interleaved, misfit, stock
 except ImportError as error:
     pytest.skip(f"accesses cannot be recorded here: {error}", allow_module_level=True)
@@ -15,5 +15,5 @@ if reason := misfit():
 
 
 def recorded() -> AbstractContextManager[Log]:
-    """A context whose launches, one program after the other, are in the log that it gives."""
+    """Returns a context manager with a log of the launches in its block, which run one program after the other."""
     return interleaved(stock)

@@ -1,10 +1,10 @@
-"""Which cases `make test` runs. MEMSTATE_PROOF=1, as in `make proof`, runs all of them.
+"""Chooses the test cases that `make test` runs. MEMSTATE_PROOF=1, as in `make proof`, runs all of them.
 
-Three rules, in `tests/conftest.py` for every test:
+`tests/conftest.py` applies three rules to every test:
 
 * `@pytest.mark.proof`: the test runs in full runs only.
-* `@pytest.mark.sample`: of a parametrized test run as many cases as it takes to see every value of every parameter.
-  `@pytest.mark.sample(3)`: run three cases, chosen the same way. References and kernels are sampled apart.
+* `@pytest.mark.sample`: a parametrized test runs as many cases as it takes to see every value of every parameter.
+  `@pytest.mark.sample(3)`: the test runs three cases, chosen the same way. References and kernels are sampled apart.
 * Outside tests/kernels the interpreter runs one case of each test. It runs the same host code as the reference, about
   20 times slower. `@pytest.mark.sample(interpreter=4)` asks for four.
 
@@ -19,11 +19,11 @@ from zlib import crc32
 import pytest
 
 PROOF = bool(os.environ.get("MEMSTATE_PROOF"))
-KERNELS = "tests/kernels/"  # both backends in full: these are the tests of what differs
+KERNELS = "tests/kernels/"  # runs both backends in full, because these tests compare them
 
 
 def left_out(items: Iterable[pytest.Item]) -> set[pytest.Item]:
-    """The tests that only a full run has."""
+    """Returns the tests that only a full run has."""
     skipped: set[pytest.Item] = set()
     groups: dict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
     for item in items:
@@ -44,10 +44,10 @@ def left_out(items: Iterable[pytest.Item]) -> set[pytest.Item]:
 
 
 def covering(cases: Sequence[pytest.Item], most: int | None) -> list[pytest.Item]:
-    """Cases in which every value of every parameter occurs, or as many cases as `most` says.
+    """Returns cases in which every value of every parameter occurs, or `most` cases.
 
-    Each case is the one that shows most values for the first time; its name decides between equals, so that different
-    tests choose different cases.
+    The next case is always the one with the most values that have not occurred yet. A hash of the name decides between
+    equal ones, so that different tests choose different cases.
     """
     if most is not None and most >= len(cases):
         return list(cases)

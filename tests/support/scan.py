@@ -1,7 +1,7 @@
-"""Who owns what, counted from the raw tensors with plain loops. Shares no code with the library.
+"""Checks the owners of slots and pages in the raw tensors with plain loops, without code of the library.
 
-Row r owns registers 3r, 3r+1 and 3r+2; bit s of the bitmap says that slot s is free. Row 0, page 0 and slot 0 are
-nobody's.
+Row r owns registers 3r, 3r+1 and 3r+2. Bit s of the bitmap is set if slot s is free. Row 0, page 0 and slot 0 have no
+owner.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from tests.support.packets import bits
 
 @dataclass
 class Found:
-    """What a scan read: free slots, ascending; register -> slot and register -> label of those that hold one."""
+    """The result of a scan: free slots, ascending, and register -> slot and register -> label of full registers."""
 
     free: list[int]
     slots: dict[int, int] = field(default_factory=dict)
@@ -24,47 +24,46 @@ class Found:
 
 
 def scan(mem: StateManager, by_id: Iterable[int] = ()) -> Found:
-    """Submits what is recorded and asserts that the whole manager adds up; the newest step's forward has been launched.
-    in_hand: slots that the test claimed.
+    """Submits, and asserts that slots, rows and pages of the manager are consistent. The newest step's forward must
+    have been launched. by_id: slots that the test has claimed.
     """
     mem.submit(mem._parts.stepping.open)
-    found = scan_registers(inside.registers(mem), by_id, assert_clean=False)
-    found.problems += row_problems(mem) + page_problems(mem)
-    assert found.problems == []
-    return found
+    scanned = scan_registers(inside.registers(mem), by_id, assert_clean=False)
+    scanned.problems += row_problems(mem) + page_problems(mem)
+    assert scanned.problems == []
+    return scanned
 
 
 def scan_registers(file: RegisterFile, by_id: Iterable[int] = (), *, assert_clean: bool = True) -> Found:
-    """Asserts that bitmap, registers, slots in hand and the host's mirror tell one story; submit first."""
-    found = scan_bitmap(file.allocator, assert_clean=False)
+    """Asserts that bitmap, registers, slots by id and the host's mirror agree. Submit first."""
+    scanned = scan_bitmap(file.allocator, assert_clean=False)
+    problems = scanned.problems
     slots, labels = file.table.slots.tolist(), file.table.labels.tolist()
     owners: dict[int, list[str]] = {}
     for register in range(len(slots)):
         if slots[register] != 0:
             owners.setdefault(slots[register], []).append(f"register {register}")
-            found.slots[register], found.labels[register] = slots[register], labels[register]
+            scanned.slots[register], scanned.labels[register] = slots[register], labels[register]
         elif labels[register] != 0:
-            found.problems.append(f"register {register} is empty and has label {labels[register]}")
+            problems.append(f"register {register} is empty and has label {labels[register]}")
         if bool(file.held[register]) != (slots[register] != 0):
-            found.problems.append(
-                f"register {register}: held={file.held[register]} on the host, slot {slots[register]}"
-            )
+            problems.append(f"register {register}: held={file.held[register]} on the host, slot {slots[register]}")
         if int(file.labels[register]) != labels[register]:
-            found.problems.append(f"register {register}: label {file.labels[register]} on the host, {labels[register]}")
-    found.problems += [f"register {r} of the null row holds slot {slots[r]}" for r in range(3) if slots[r] != 0]
+            problems.append(f"register {register}: label {file.labels[register]} on the host, {labels[register]}")
+    problems += [f"register {r} of the null row holds slot {slots[r]}" for r in range(3) if slots[r] != 0]
     for slot in by_id:
         owners.setdefault(slot, []).append("the test")
     for group in file.allocator.open_groups:
         for slot in group.held.tolist():
             owners.setdefault(slot, []).append("an open group")
-    found.problems += _ownership_problems(file.allocator.capacity, set(found.free), owners)
+    problems += _ownership_problems(file.allocator.capacity, set(scanned.free), owners)
     if assert_clean:
-        assert found.problems == []
-    return found
+        assert problems == []
+    return scanned
 
 
 def scan_bitmap(allocator: SlotAllocator, by_id: Iterable[int] | None = None, *, assert_clean: bool = True) -> Found:
-    """Asserts that bits, device count and host count agree; with in_hand, that every slot is free or there, once."""
+    """Asserts that bits, device count and host count agree, and with `by_id` that each slot is either free or in it."""
     free, problems = [], []
     words = allocator.bitmap.tolist()
     for index, word in enumerate(words[: allocator.capacity // 32 + 1]):
@@ -105,7 +104,7 @@ def _ownership_problems(capacity: int, free: set[int], owners: dict[int, list[st
 
 
 def row_problems(mem: StateManager) -> list[str]:
-    """Columns by row: the null row's are zero, the others are what the host believes; rows not in use hold nothing."""
+    """Returns rows whose `tracked` or `source` differs from the host's, or that hold something without being in use."""
     problems = []
     file, table = inside.registers(mem), owners.table(mem)
     for name in ("tracked", "source"):
@@ -122,7 +121,7 @@ def row_problems(mem: StateManager) -> list[str]:
 
 
 def page_problems(mem: StateManager) -> list[str]:
-    """KV pages: a row's come without gaps, the null row has none, and those that somebody refers to are taken."""
+    """Returns rows whose pages have gaps, repetitions or wrong ids, and whether the number of free pages is wrong."""
     problems = []
     referred = {page for snapshot in owners.states(mem).values() for page in snapshot.pages}
     total = owners.kv_pages(mem).pages

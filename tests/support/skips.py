@@ -1,4 +1,4 @@
-"""Says at the end of a run how often tests were skipped, for each reason: -q shows one number only."""
+"""Prints at the end of a test run how many tests were skipped for each reason, because -q prints only one number."""
 
 from collections import Counter
 
@@ -6,7 +6,7 @@ import pytest
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Counts tests, and files of them that were skipped as a whole, by the first line of the reason."""
+    """Prints the counts by the first line of the reason. A file that was skipped as a whole counts once."""
     reasons = [str(report.longrepr[2]) for report in terminalreporter.getreports("skipped")]
     for why, times in Counter(why.splitlines()[0].removeprefix("Skipped: ") for why in reasons).most_common():
         terminalreporter.write_line(f"skipped {times}: {why}")

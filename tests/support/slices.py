@@ -1,4 +1,4 @@
-"""Tensors `batch token ..` as slices of wider ones, and what torch makes while a kernel is launched."""
+"""Makes tensors `batch token ..` that are slices of wider tensors, and lists the torch operations of a block."""
 
 import random
 from collections.abc import Iterator
@@ -14,10 +14,10 @@ from tests.support.decode_case import rubbish
 
 
 def sliced(tensor: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """The same values as a slice of a wider tensor of rubbish, and all the bytes of that one.
+    """Returns the same values as a slice of a wider tensor of rubbish, and all bytes of the wider tensor.
 
-    How much lies before and behind a token differs from call to call. Tokens that are whole accesses wide begin on 16
-    bytes.
+    The amount of rubbish before and after each token differs from call to call. If the width of a token is a multiple
+    of 16 bytes, each token begins at a multiple of 16 bytes.
     """
     rng = random.Random(int(torch.randint(2**31, (1,), generator=generator)))
     size, width = tensor.element_size(), tensor[0, 0].numel() if tensor.numel() else 1
@@ -32,12 +32,12 @@ def sliced(tensor: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def packed(shapes: dict[str, tuple[int, ...]], like: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-    """Slices of one projection `batch token ..`, one behind the other, with rubbish behind the last.
+    """Returns adjacent slices of one projection, `batch token ..`, with rubbish after the last one.
 
     Args:
-        shapes: of the slices, behind `batch token`.
-        like: has the batch, tokens and dtype.
-        generator: of the rubbish.
+        shapes: Name -> shape of a slice after `batch token`.
+        like: A tensor with the batch, tokens and dtype of the slices.
+        generator: Generator of the rubbish.
     """
     total = sum(map(prod, shapes.values())) + 16 // like.element_size()
     batch, token = like.shape[:2]
@@ -47,14 +47,14 @@ def packed(shapes: dict[str, tuple[int, ...]], like: Tensor, generator: torch.Ge
 
 
 class Made(TorchDispatchMode):
-    """Names of the operations that torch runs, but views."""
+    """Collects the names of the operations that torch runs, except views."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ops: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Notes an operation, and runs it."""
+        """Records an operation, and runs it."""
         if not func.is_view:
             self.ops.append(func.overloadpacket.__name__)
         return func(*args, **(kwargs or {}))
@@ -62,6 +62,6 @@ class Made(TorchDispatchMode):
 
 @contextmanager
 def operations() -> Iterator[list[str]]:
-    """The operations of torch that run meanwhile: each makes a tensor, copies one or computes one."""
+    """Yields a list that collects the torch operations of the block: those that make, copy or compute a tensor."""
     with Made() as made:
         yield made.ops

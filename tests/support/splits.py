@@ -41,10 +41,7 @@ for count in (2, 4):
 
 
 def toy(name: str) -> StateLayout:
-    """Returns a small copy of a preset: at most 16 units of most parts, and sizes up to 3 along the other axes.
-
-    A part keeps enough units for the same numbers of ranks, up to 8.
-    """
+    """Returns a small copy of a preset: few units per part, which as many as 8 ranks can share, and sizes up to 3."""
 
     def units(count: int) -> int:
         while count > 16 and count // 2 % 8 == 0:

@@ -1,7 +1,7 @@
-"""What speculation costs under four schemes, from the shapes of a layout. Knows no kernel.
+"""Computes the bytes that speculation moves and keeps under four schemes, from the shapes of a layout.
 
-A step verifies `tokens` tokens of a request, of which `accepted` turn out to be real. Inputs of the model and outputs
-are the same under all schemes, and are left out.
+A step verifies `tokens` tokens of a request, and `accepted` of them are real. Inputs of the model and outputs do not
+count, because they are the same under all schemes.
 """
 
 from collections.abc import Callable
@@ -11,26 +11,29 @@ from memstate.state.layout import StateLayout
 
 
 class Cost(NamedTuple):
-    """Bytes of states and of inputs that are kept: moved for an accepted token, and beside the state of a request."""
+    """moved: bytes moved per accepted token. scratch: bytes that a request keeps beside its state."""
 
     moved: float
     scratch: int
 
 
 def of_token(layout: StateLayout) -> int:
-    """Bytes that a tail keeps of one token, in all layers; rings have as many places as each of their planes says."""
+    """Returns the bytes that tails keep of one token, in all layers. Axis 0 of a plane of a ring is its places."""
     rows = layout.rows
     assert rows is not None
     return sum(rows.layers_of(plane) * plane.nbytes // plane.shape[0] for plane in rows.planes)
 
 
 def tail_step(state: int, token: int, tokens: int, pending: float) -> float:
-    """A state is read and one is stored; pending inputs are read, those of the step are kept."""
+    """Returns the bytes of a step: it reads and stores a state, reads pending inputs, and keeps those of its tokens."""
     return 2 * state + (pending + tokens) * token
 
 
 def deferred(state: int, token: int, defer: int) -> float:
-    """Bytes for a token of plain decode: a state is read, and one of `defer` is stored; inputs wait in the tail."""
+    """Returns the bytes per token of plain decode that reads the state in each step and stores every `defer`-th one.
+
+    Until then the inputs wait in the tail.
+    """
     return state * (1 + 1 / defer) + token * (1 + (defer - 1) / 2) * (defer > 1)
 
 
@@ -43,7 +46,7 @@ SCHEMES: dict[str, Callable[[int, int, int, float], tuple[float, int]]] = {
 
 
 def costs(layout: StateLayout, tokens: int, accepted: float) -> dict[str, Cost]:
-    """The schemes, for a layout with tails."""
+    """Returns scheme -> its cost, for a layout with tails."""
     state, token = layout.payload_bytes_per_slot, of_token(layout)
-    found = {scheme: of(state, token, tokens, accepted) for scheme, of in SCHEMES.items()}
-    return {scheme: Cost(moved / accepted, scratch) for scheme, (moved, scratch) in found.items()}
+    bytes_of = {scheme: of(state, token, tokens, accepted) for scheme, of in SCHEMES.items()}
+    return {scheme: Cost(moved / accepted, scratch) for scheme, (moved, scratch) in bytes_of.items()}

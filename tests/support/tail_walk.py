@@ -69,7 +69,7 @@ class Model:
             for entry, tokens in enumerate(texts):
                 for t, (text, at) in enumerate(tokens):
                     x[name][entry, t] = stream[text, at]
-        alone = mem.forward.in_place  # such a kernel knows only the slot that it writes
+        alone = mem.forward.in_place  # an in-place kernel knows only the slot that it writes
         return self.backend.gated_delta_step(
             **x,
             **self.weights,

@@ -213,7 +213,7 @@ class Tiered(Server):
                 assert entry.length == len(self.known[entry.key]) and cache.get(entry.key) is entry
                 if not self.flying(entry, cache):
                     expected = bytes_of(self.known[entry.key])
-                    got = pool.buffer(entry.record)[pool.nbytes - len(expected) :].tobytes()  # behind the header
+                    got = pool.buffer(entry.record)[pool.nbytes - len(expected) :].tobytes()  # the body
                     assert got == expected, f"a record of {entry.length} tokens is not theirs"
             assert cache._pinned == sum(entry.pins > 0 for entry in entries)
             if idle and self.landed:

@@ -1,7 +1,7 @@
-"""One rank of several that serve the same requests over tiers of their own: python tiers_rank.py RANK RANKS FOLDER.
+"""Runs one of several ranks that serve the same requests over their own tiers: python tiers_rank.py RANK RANKS FOLDER.
 
-Every rank runs the same scheduler. What differs: host memory, what threads pin in it when, and what storage still has.
-Prints what it decided as JSON: where each request started, and how long its prefetch went on.
+All ranks run the same scheduler. Their host memory differs in size and pins, and stores lose different records. Prints
+as JSON the length that each request started from, and the length of its prefetch.
 """
 
 import json
@@ -21,7 +21,7 @@ from tests.support.planes import LAYOUT
 from tests.support.tiered import KV, Tiered
 
 PROMPTS, REQUESTS = 7, 26
-PATIENCE = 5000  # polls
+PATIENCE = 5000  # most polls of a prefetch
 
 
 class Ranked(Tiered):
@@ -34,7 +34,7 @@ class Ranked(Tiered):
 
 
 def other(rank: int, ranks: int) -> str:
-    """The first rank has other settings than the rest: what every rank says of it."""
+    """Returns the error of this rank if the first rank has other settings than the rest."""
     try:
         Ranked(rank, ranks, slots=6 + (rank > 0))
     except ms.ConfigurationError as error:
@@ -43,7 +43,7 @@ def other(rank: int, ranks: int) -> str:
 
 
 def play(rank: int, ranks: int, folder: Path, life: int) -> dict[str, Any]:
-    """One life of a process: requests from the same few prompts, some aborted while their prefetch runs."""
+    """Runs one life of a process: requests from a few prompts, some of them aborted during their prefetch."""
     rng, own = random.Random(f"requests {life}"), random.Random(f"{rank} {life}")
     at = Ranked(
         rank, ranks, host_slots=12 - 7 * (rank % 2), host_pages=40 - 12 * (rank % 2), store=ms.FileStore(folder)
@@ -77,14 +77,14 @@ def play(rank: int, ranks: int, folder: Path, life: int) -> dict[str, Any]:
     at.empty()
     at.mem.close()
     records = sorted(path for path in folder.rglob("*") if path.is_file())
-    for path in records[rank::ranks]:  # each of them loses some, whosever they are
+    for path in records[rank::ranks]:  # each rank deletes some files, which may be another rank's
         if own.random() < 0.3:
             path.unlink(missing_ok=True)
     return {"starts": starts, "stored": figures.storage_hit_tokens}
 
 
 def lose(rank: int, ranks: int, folder: Path) -> dict[str, str]:
-    """The last rank goes away in the middle of a prefetch; the others say so, and hold nothing."""
+    """Ends the last rank during a prefetch. On other ranks, checks that nothing is held, and returns the outcome."""
     at = Ranked(rank, ranks, host_slots=12, host_pages=40, store=ms.FileStore(folder))
     fetch = at.mem.prefetch(range(40))
     if rank == ranks - 1:

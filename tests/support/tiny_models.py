@@ -108,7 +108,7 @@ FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
     "inkling2_text": {**INKLING, "unpadded_vocab_size": COMMON["vocab_size"]},
 }  # fmt: skip
 
-# Cache layers of these families keep states as attributes, so `manager` refuses them. Their own test puts the states
+# Families whose cache layers keep states as attributes, so `manager` refuses them. A test of their own puts the states
 # on slots.
 BY_HAND: Final[Mapping[str, Mapping[str, Any]]] = {
     "deepseek_v4": {

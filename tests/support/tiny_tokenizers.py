@@ -1,4 +1,4 @@
-"""Tiny tokenizers of two kinds: bytes of UTF-8 in pairs or alone, and words whose other characters are bytes."""
+"""Makes tiny tokenizers of two kinds: byte pairs as GPT-2 has them, and pieces with bytes as SentencePiece has them."""
 
 from typing import Any, Final
 
@@ -9,7 +9,7 @@ SAID: Final = "naïve €uros — 你好, 😀 and 👍🏽 went home. Stop! No:
 
 
 def byte_level(size: int = 300) -> PreTrainedTokenizerFast:
-    """A tokenizer as of GPT-2: most tokens are parts of characters or of words. `<|end|>` is special."""
+    """Returns a tokenizer like GPT-2's: most tokens are parts of characters or of words. `<|end|>` is special."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -21,7 +21,7 @@ def byte_level(size: int = 300) -> PreTrainedTokenizerFast:
 
 
 def words() -> PreTrainedTokenizerFast:
-    """A tokenizer as of SentencePiece: tokens with spaces before words, and bytes for what it does not know."""
+    """Returns a tokenizer like SentencePiece's: a token has the space before its word; unknown characters are bytes."""
     pieces = ["<unk>", "</s>", *(f"<0x{n:02X}>" for n in range(256)), "▁", "▁and", "▁go", "▁home", "ing", "s", ".", "S"]
     known: Any = {piece: n for n, piece in enumerate(pieces)}
     made = Tokenizer(models.BPE(vocab=known, merges=[], unk_token="<unk>", byte_fallback=True))

@@ -1,4 +1,4 @@
-"""A pool of slots in plain Python that is right, and can be wrong in one way. A request holds two slots."""
+"""A correct pool of slots in plain Python, in which a test can put one fault. A request holds two slots."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,7 +8,7 @@ ROWS = 2
 
 
 class Toy:
-    """fault: what is wrong; empty: nothing."""
+    """A pool of slots. fault: the name of its fault; empty for a correct pool."""
 
     def __init__(self, fault: str = "", capacity: int = 6) -> None:
         self.fault, self.capacity, self.rows = fault, capacity, ROWS
@@ -128,8 +128,8 @@ class Toy:
 
 
 def made(fault: str) -> Callable[[], Any]:
-    """What makes toys with a fault."""
+    """Returns a function that makes pools with a fault."""
     return partial(Toy, fault)
 
 
-right, highest = made(""), made("highest first")  # for `--pool tests.support.toy_pool:right`
+right, highest = made(""), made("highest first")  # pools that `--pool tests.support.toy_pool:right` names

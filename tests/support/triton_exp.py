@@ -1,6 +1,6 @@
-"""The exponential as a function of Triton.
+"""The exponential as a Triton function, for kernels of libraries that bind `exp = tl.exp`.
 
-Some libraries give `tl.exp` a name of their own, `exp = tl.exp`. Triton's interpreter does not find it there.
+Triton's interpreter does not replace `tl.exp` under such a name.
 """
 
 import triton
@@ -9,5 +9,5 @@ import triton.language as tl
 
 @triton.jit
 def exp(x):  # type: ignore[no-untyped-def]
-    """Of each element."""
+    """Returns the exponential of each element."""
     return tl.exp(x)

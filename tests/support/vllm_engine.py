@@ -132,7 +132,7 @@ class Worker:
         config.parallel_config.rank = rank
         self.rank, self.caches = rank, caches
         self.connector = MemstateConnector(config, KVConnectorRole.WORKER, caches)
-        self.memory = np.full((2, caches.num_blocks, PAGE), POISON, np.uint8)  # one allocation, as vLLM's
+        self.memory = np.full((2, caches.num_blocks, PAGE), POISON, np.uint8)  # one allocation, as in vLLM
         whole = torch.from_numpy(self.memory).view(torch.float32)
         named = dict[str, Any]()
         for group in caches.kv_cache_groups:
@@ -291,7 +291,8 @@ class Engine:
             memory[loose] = POISON
             for source, target in output.kv_cache_block_copies or ():
                 memory[target] = memory[source]
-        early, forward = self.random.random() < 0.5, bool(output.num_scheduled_tokens)  # vLLM has both orders
+        # vLLM starts loads before a forward or after it.
+        early, forward = self.random.random() < 0.5, bool(output.num_scheduled_tokens)
         for worker in self.workers if early else ():
             worker.begin(output)
         for name, count in output.num_scheduled_tokens.items():
@@ -357,6 +358,6 @@ class Engine:
             assert not (worker._reading or worker._loading or worker._writing or worker._failed)
 
     def close(self) -> None:
-        """Ends threads."""
+        """Ends the threads of all connectors."""
         for connector in (self.connector, *(worker.connector for worker in self.workers)):
             connector.shutdown()

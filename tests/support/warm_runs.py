@@ -157,14 +157,14 @@ def below(mem: ms.StateManager) -> None:
     for first in (0, 10):
         prompts = [prompt(first + i) for i in range(5)]
         serve(mem, *prompts)
-        serve(mem, *([*tokens, 1] for tokens in prompts))  # hits
+        serve(mem, *([*tokens, 1] for tokens in prompts))  # hits on the device
         if first:
             scatter(mem)
         mem.prefix.evict_states(99)
         mem.prefix.evict_pages(999)
         mem.submit()
         mem.poll()
-        serve(mem, *([*tokens, 1] for tokens in prompts))  # loads
+        serve(mem, *([*tokens, 1] for tokens in prompts))  # loads from host memory
         (row,) = mem.admit([request(mem, 7, [*prompts[0], 1])])
         step = mem.plan([row, None], [1, 0])
         mem.settle(step)
@@ -209,7 +209,7 @@ def everything(mem: ms.StateManager) -> None:
     if mem.forward.tail:
         speculate(mem)
     mem.device.scrub_null()
-    with suppress(ms.MemstateError):  # what the device holds is rubbish
+    with suppress(ms.MemstateError):  # device memory holds rubbish
         mem.audit()
     mem.device.sleep()
     mem.device.wake()

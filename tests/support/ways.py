@@ -1,4 +1,4 @@
-"""Ways in which one test runs: strategies, orders of steps, with and without a cache."""
+"""Decorators that run a test with every strategy, in both orders of steps, and with and without a cache."""
 
 from collections.abc import Callable
 from typing import Any

@@ -106,8 +106,9 @@ def main() -> None:
             text = compile_case(case._replace(constexprs=case.constexprs | {"UNIT": unit}), target).asm["ttgir"]
             layouts = dict(re.findall(r"^(#\w+) = (.*)$", text, re.MULTILINE))
             sums = re.findall(r"tt\.reduce\"[\s\S]*?: \(tensor<[^#>]*(#\w+)>\)", text)
+            # Sums over tiles have two axes, the sum that searches marks has one.
             of_tiles = [layouts[name] for name in sums if re.search(r"order = \[\d, \d\]", layouts[name])]
-            layouts_of.setdefault(f"{kernel} {target} {unit}", []).append(of_tiles)  # a search of marks has one axis
+            layouts_of.setdefault(f"{kernel} {target} {unit}", []).append(of_tiles)
     json.dump(layouts_of, sys.stdout)
 
 

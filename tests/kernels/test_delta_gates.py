@@ -38,7 +38,7 @@ def test_D7_gates_of_odd_sizes(
 def test_D8_steps_of_every_size_keep_their_precision(
     backend: Backend, generator: torch.Generator, per_key: bool, steps: tuple[float, float]
 ) -> None:
-    """In the ranges exp(x) vanishes beside 1, or would overflow. Rates up to e^18 make small steps count."""
+    """In these ranges exp(x) vanishes beside 1, or would overflow. Rates up to e^18 make small steps count."""
     case = build(backend, generator, [Row(1, 2), Row(3, 4)], per_key=per_key, gates=("a_log",))
     decay, (low, high) = case.inputs["decay"], steps
     decay.copy_(low + (high - low) * torch.rand(decay.shape, generator=generator))

@@ -177,7 +177,7 @@ def test_G2_with_and_without_what_may_be_left_out(
 def test_G2_softplus_of_steps_of_every_size(
     backend: Backend, generator: torch.Generator, kind: str, steps: tuple[float, float]
 ) -> None:
-    """In the ranges exp(dt) vanishes beside 1, dt is on both sides of a branch, or exp(dt) overflows.
+    """The ranges are those where exp(dt) vanishes beside 1, around 20, where softplus branches, and of overflow.
 
     One row starts from zeros, so that its state is as small as its step.
     """

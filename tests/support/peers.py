@@ -60,7 +60,7 @@ def module(name: str) -> ModuleType:
 
 
 def inner_module(name: str, built: str = "") -> ModuleType:
-    """Returns a module of a package whose `__init__` needs a CUDA extension. If that fails, `__init__` is not run.
+    """Returns a module of a package whose `__init__` needs a CUDA extension, and skips `__init__` if that cannot work.
 
     built: the name of the CUDA extension, for which an empty module stands in then.
     """

@@ -68,7 +68,7 @@ class Blocks:
                 self.free.move_to_end(blocks[at], last=at < useful)
 
 
-class Text:
+class Job:
     """A request: all tokens so far, how many it will have, and the keys of its whole blocks."""
 
     row: ms.Row  # while it runs
@@ -95,7 +95,7 @@ class Engine:
             STATE, slots=slots, max_requests=max_requests, tracking=ms.Redirect(every=every), debug=debug,
             pages=ms.Pages(size=BLOCK), prefix=ms.Prefix(keyed=True), forward=ms.Forward(grid=1),
         )  # fmt: skip
-        self.blocks, self.waiting, self.running = Blocks(blocks, self.mem), deque[Text](), list[Text]()
+        self.blocks, self.waiting, self.running = Blocks(blocks, self.mem), deque[Job](), list[Job]()
         self.hits = self.preempted = 0
 
     def forward(self, step: ms.Step, fed: Sequence[Sequence[int]]) -> torch.Tensor:
@@ -118,38 +118,38 @@ class Engine:
     def admit(self) -> None:
         """Starts requests as long as there is room."""
         while self.waiting:
-            text = self.waiting[0]
-            held = self.blocks.held(text.keys)
-            length, reach = len(text.tokens), len(held) * BLOCK
-            start = self.mem.match(keys=text.keys, length=length, reach=reach).length // BLOCK
+            job = self.waiting[0]
+            held = self.blocks.held(job.keys)
+            length, reach = len(job.tokens), len(held) * BLOCK
+            start = self.mem.match(keys=job.keys, length=length, reach=reach).length // BLOCK
             shared = sum(block in self.blocks.free for block in held[:start])
             if len(self.blocks.free) - shared < length // BLOCK + 1 - start:
                 return
             try:
-                (text.row,) = self.mem.admit([ms.Request(text.number, keys=text.keys, length=length, reach=reach)])
+                (job.row,) = self.mem.admit([ms.Request(job.number, keys=job.keys, length=length, reach=reach)])
             except (ms.OutOfSlots, ms.OutOfRows):
                 return
-            start = self.mem.info(text.row).length // BLOCK
+            start = self.mem.info(job.row).length // BLOCK
             self.blocks.share(held[:start])
-            text.table = held[:start] + [self.blocks.take() for _ in range(length // BLOCK + 1 - start)]
+            job.table = held[:start] + [self.blocks.take() for _ in range(length // BLOCK + 1 - start)]
             self.hits += start * BLOCK
             self.running.append(self.waiting.popleft())
 
-    def end(self, text: Text) -> None:
+    def end(self, job: Job) -> None:
         """Ends a request: first its row, then its blocks."""
-        keys = text.keys[: self.mem.info(text.row).length // BLOCK]
-        self.mem.end([text.row], keep="cache", keys=[keys])
+        keys = job.keys[: self.mem.info(job.row).length // BLOCK]
+        self.mem.end([job.row], keep="cache", keys=[keys])
         state = self.mem.match(keys=keys, length=len(keys) * BLOCK + 1).length
-        self.blocks.give(text.table, useful=state // BLOCK)
-        text.table = []
-        self.running.remove(text)
+        self.blocks.give(job.table, useful=state // BLOCK)
+        job.table = []
+        self.running.remove(job)
 
     def grow(self) -> None:
         """Gives each running request the block of its next token. The newest requests make way."""
-        for text in [*self.running]:
-            while text in self.running and len(text.table) <= len(text.tokens) // BLOCK:
+        for job in [*self.running]:
+            while job in self.running and len(job.table) <= len(job.tokens) // BLOCK:
                 if self.blocks.free:
-                    text.table.append(self.blocks.take())
+                    job.table.append(self.blocks.take())
                 else:
                     self.waiting.appendleft(newest := self.running[-1])
                     self.end(newest)
@@ -157,41 +157,41 @@ class Engine:
 
     def abort(self, number: int) -> None:
         """Ends a request that waits or runs, also in the middle of its prompt."""
-        for text in [text for text in self.running if text.number == number]:
-            self.end(text)
-        self.waiting = deque(text for text in self.waiting if text.number != number)
+        for job in [job for job in self.running if job.number == number]:
+            self.end(job)
+        self.waiting = deque(job for job in self.waiting if job.number != number)
 
-    def serve(self, texts: Sequence[Text]) -> Generator[tuple[int, int, torch.Tensor], bool, None]:
+    def serve(self, jobs: Sequence[Job]) -> Generator[tuple[int, int, torch.Tensor], bool, None]:
         """Yields number, token and logits of each new token. If it is sent True, it aborts the request."""
         mem = self.mem
-        self.waiting.extend(texts)
+        self.waiting.extend(jobs)
         try:
             while self.waiting or self.running:
                 self.grow()
                 self.admit()
-                rows = [text.row for text in self.running]
+                rows = [job.row for job in self.running]
                 if not rows:
                     raise MemoryError(f"{len(self.waiting)} requests wait, and none of them fits")
                 starts = [mem.info(row).length for row in rows]
                 goals = [at + mem.chunk(row, CHUNK) for at, row in zip(starts, rows, strict=True)]
-                fed = [text.tokens[at:to] for text, at, to in zip(self.running, starts, goals, strict=True)]
+                fed = [job.tokens[at:to] for job, at, to in zip(self.running, starts, goals, strict=True)]
                 step = mem.plan(rows, [len(tokens) for tokens in fed])
                 logits = self.forward(step, fed)
                 mem.settle(step)
                 ends = step.after.tolist()
-                for text, at, end in zip(self.running, starts, ends, strict=True):
+                for job, at, end in zip(self.running, starts, ends, strict=True):
                     for n in range(at // BLOCK, end // BLOCK):
-                        text.table[n] = self.blocks.fill(text.table[n], text.keys[n])
-                filled = [text.keys[: end // BLOCK] for text, end in zip(self.running, ends, strict=True)]
+                        job.table[n] = self.blocks.fill(job.table[n], job.keys[n])
+                filled = [job.keys[: end // BLOCK] for job, end in zip(self.running, ends, strict=True)]
                 mem.publish(rows, keep="cache", keys=filled)
-                for text, end, scores in zip([*self.running], ends, logits, strict=True):
-                    if end < len(text.tokens) or text not in self.running:
+                for job, end, scores in zip([*self.running], ends, logits, strict=True):
+                    if end < len(job.tokens) or job not in self.running:
                         continue  # its prompt goes on, or it was aborted
-                    text.tokens.append(int(scores.argmax()))
-                    text.hash()
-                    abort = yield text.number, text.tokens[-1], scores
-                    if text in self.running and (abort or len(text.tokens) == text.goal):
-                        self.end(text)
+                    job.tokens.append(int(scores.argmax()))
+                    job.hash()
+                    abort = yield job.number, job.tokens[-1], scores
+                    if job in self.running and (abort or len(job.tokens) == job.goal):
+                        self.end(job)
         finally:
-            for text in [*self.running]:  # also if the caller stops early, or an error comes
-                self.end(text)
+            for job in [*self.running]:  # also if the caller stops early, or an error comes
+                self.end(job)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_columns, check_count
-from memstate.kernels.kept import Kept
+from memstate.kernels.kept import KeptLaunch
 from memstate.kernels.levels import TOP_WORDS as MOST_WORDS
 from memstate.kernels.levels import words_of
 from memstate.kernels.tables import Count
@@ -235,12 +235,12 @@ def chunk_words(warps: int) -> int:
     return min(LANES * warps, 512)
 
 
-CLAIM = Kept(_claim)
-RELEASE = Kept(_release)
+CLAIM = KeptLaunch(_claim)
+RELEASE = KeptLaunch(_release)
 
 
 def _alike(*tensors: Tensor) -> bool:
-    """Returns whether all tensors are int32 and begin on 16-byte boundaries, so that `Kept` can keep the launch."""
+    """Returns whether all tensors are int32 and begin on 16-byte boundaries, as a kept launch needs it."""
     return all(one.dtype == torch.int32 and not one.data_ptr() % 16 for one in tensors)
 
 

@@ -24,7 +24,7 @@ WIDTHS = (
 )  # fmt: skip
 
 
-class Blocks(NamedTuple):
+class PlaneBlocks(NamedTuple):
     """The bytes of a plane: blocks of `size` bytes from `start` on, `count` along each axis, `stride` bytes apart."""
 
     start: int
@@ -44,33 +44,33 @@ class Blocks(NamedTuple):
             return False
         (count, stride), *inner = self.axes
         if inner:
-            layers = (Blocks(self.start + i * stride, self.size, tuple(inner)) for i in range(count))
+            layers = (PlaneBlocks(self.start + i * stride, self.size, tuple(inner)) for i in range(count))
             return any(layer.meets(start, end) for layer in layers)
         # `first` is the first block that ends behind `start`.
         first = max(0, (start - self.start - self.size) // stride + 1) if stride else 0
         return first < count and self.start + first * stride < end
 
 
-def blocks_of(plane: Tensor, axes: int) -> Blocks:
+def blocks_of(plane: Tensor, axes: int) -> PlaneBlocks:
     """Returns where the dense blocks of a tensor lie; its first `axes` axes count the blocks."""
     size, shape, strides = plane.element_size(), plane.shape, plane.stride()
     counted = tuple((shape[i], strides[i] * size) for i in range(axes))
-    return Blocks(plane.data_ptr(), prod(shape[axes:]) * size, counted)
+    return PlaneBlocks(plane.data_ptr(), prod(shape[axes:]) * size, counted)
 
 
-def tokens_of(tensor: Tensor) -> Blocks:
+def tokens_of(tensor: Tensor) -> PlaneBlocks:
     """Returns where the tokens of a tensor `batch token ..` lie, which may be a slice of a wider tensor.
 
     A contiguous tensor is one block. If rows have gaps between them that tokens have not, as in the rings of a tail, a
     block is a row.
     """
     if tensor.is_contiguous():
-        return Blocks(tensor.data_ptr(), tensor.nbytes, ((1, 1),))
+        return PlaneBlocks(tensor.data_ptr(), tensor.nbytes, ((1, 1),))
     size, (batch, token, *rest) = tensor.element_size(), tensor.shape
     apart = tensor.stride(1) if token > 1 else tensor.stride(0)
     if batch > 1 and tensor.stride(0) != token * apart:
-        return Blocks(tensor.data_ptr(), prod(tensor.shape[1:]) * size, ((batch, tensor.stride(0) * size),))
-    return Blocks(tensor.data_ptr(), prod(rest) * size, ((batch * token, apart * size),))
+        return PlaneBlocks(tensor.data_ptr(), prod(tensor.shape[1:]) * size, ((batch, tensor.stride(0) * size),))
+    return PlaneBlocks(tensor.data_ptr(), prod(rest) * size, ((batch * token, apart * size),))
 
 
 def is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:

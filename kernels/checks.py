@@ -11,8 +11,8 @@ from operator import itemgetter
 import torch
 from torch import Tensor
 
-from memstate.kernels.blocks import Blocks, tokens_of
-from memstate.kernels.tables import HEADER_INTS, Marks, Registers, Rules, StepRecord, TailRecord
+from memstate.kernels.blocks import PlaneBlocks, tokens_of
+from memstate.kernels.tables import HEADER_INTS, Registers, Rules, StepMarks, StepRecord, TailRecord
 
 INTS = (torch.int32, torch.int64)
 INT32 = (torch.int32,)
@@ -142,7 +142,7 @@ def check_path(device: torch.device, record: TailRecord, nodes: Tensor) -> None:
 
 
 def check_plan(
-    registers: Registers, packet: Tensor, record: StepRecord, marks: Marks, rules: Rules, tails: TailRecord | None
+    registers: Registers, packet: Tensor, record: StepRecord, marks: StepMarks, rules: Rules, tails: TailRecord | None
 ) -> None:  # fmt: skip
     """Refuses a plan with a column that does not fit the other columns, or with a packet that is too short for them."""
     if not registers.trusted:
@@ -161,7 +161,7 @@ def check_plan(
         check_batch(registers, packet, 2 * -(-record.rows.numel() // 4) * 4)
 
 
-def check_marks(device: torch.device, marks: Marks) -> None:
+def check_marks(device: torch.device, marks: StepMarks) -> None:
     """Refuses marks whose columns do not have the same length, or whose count is not one int32."""
     check_columns(device, 1, INT32, count=marks.count)
     check_columns(device, None, INT32, entry=marks.entry, offset=marks.offset, slot=marks.slot)
@@ -192,7 +192,7 @@ def check_count(n: int) -> None:
         raise ValueError(f"n: expected at least 0 slots to claim, got {n}")
 
 
-def check_distinct(name: str, blocks: Blocks) -> None:
+def check_distinct(name: str, blocks: PlaneBlocks) -> None:
     """Refuses blocks along one or two axes that share bytes: a store to one slot would change another slot."""
     size, shared = blocks.size, False
     for count, stride in blocks.axes:
@@ -211,7 +211,7 @@ def check_distinct(name: str, blocks: Blocks) -> None:
         )
 
 
-def check_apart(name: str, blocks: Blocks, others: Mapping[str, Tensor | None], *written: str) -> None:
+def check_apart(name: str, blocks: PlaneBlocks, others: Mapping[str, Tensor | None], *written: str) -> None:
     """Refuses a plane that shares bytes with another tensor, and a written tensor that shares bytes with any other.
 
     The programs of a launch run in any order, so one could read or overwrite what another one stores.
@@ -247,7 +247,7 @@ def check_apart(name: str, blocks: Blocks, others: Mapping[str, Tensor | None], 
                     _refuse(out, (first, last), other, (start, end))
 
 
-def _meet(blocks: Blocks, tensor: Tensor) -> bool:
+def _meet(blocks: PlaneBlocks, tensor: Tensor) -> bool:
     """Returns whether a tensor shares bytes with `blocks`; gaps between its tokens do not count."""
     tokens = tokens_of(tensor)
     (count, stride), first = tokens.axes[0], tokens.start

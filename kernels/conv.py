@@ -30,7 +30,7 @@ from memstate.kernels.slots import (
     tail_values,
     token_start,
 )
-from memstate.kernels.tables import ACCESS_BYTES, ConvTail, Cursor, Marks
+from memstate.kernels.tables import ACCESS_BYTES, ConvTail, Cursor, StepMarks
 from memstate.kernels.trees import behind, either, next_node, walk_length
 from memstate.kernels.tuned import ConvConfig, config_of
 from memstate.kernels.warps import limit, roomy, warp_threads
@@ -263,7 +263,7 @@ def blocks(channels: int, taps: int, itemsize: int, config: ConvConfig = DEFAULT
 
 def conv_step(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, read: Tensor, write: Tensor, snapshot: Tensor,
-    tokens: Tensor, activation: str | None = "silu", out: Tensor | None = None, marks: Marks | None = None,
+    tokens: Tensor, activation: str | None = "silu", out: Tensor | None = None, marks: StepMarks | None = None,
     tail: ConvTail | None = None, cursor: Cursor | None = None, parents: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.conv.conv_step`."""

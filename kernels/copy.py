@@ -17,7 +17,7 @@ from torch import Tensor
 
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_columns
-from memstate.kernels.kept import Kept
+from memstate.kernels.kept import KeptLaunch
 from memstate.kernels.tables import ACCESS_BYTES, ROW_CODE, ZERO_SOURCE, PlaneMap, Section
 from memstate.kernels.tuned import CopyConfig, copy_launch
 from memstate.kernels.warps import ALONE
@@ -119,8 +119,8 @@ def _move(
         item -= count * tile_count
 
 
-KEPT = Kept(_move, {})
-FILLED = Kept(_move, ALONE)  # without `ALONE`, the kernel would spill
+KEPT = KeptLaunch(_move, {})
+FILLED = KeptLaunch(_move, ALONE)  # without `ALONE`, the kernel would spill
 
 
 def _launch(planes: PlaneMap, mode: int, first: Tensor, second: Tensor, n: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memstate.kernels.blocks import Blocks, is_dense, is_transposed, taps_are_fastest, tokens_of
+from memstate.kernels.blocks import PlaneBlocks, is_dense, is_transposed, taps_are_fastest, tokens_of
 from memstate.kernels.checks import (
     FLOATS,
     check_apart,
@@ -28,7 +28,7 @@ from memstate.kernels.checks import (
     check_tensors,
     check_written,
 )
-from memstate.kernels.tables import ACCESS_BYTES, ConvTail, Cursor, DeltaTail, Mamba3State, Marks, SelectiveTail
+from memstate.kernels.tables import ACCESS_BYTES, ConvTail, Cursor, DeltaTail, Mamba3State, SelectiveTail, StepMarks
 
 Keeps = dict[str, tuple[tuple[int, ...], torch.dtype]]  # field of a tail -> (shape, dtype) of one token in its ring
 ACTIVATIONS = ("silu", None)
@@ -113,7 +113,7 @@ def check_grid(name: str, **sizes: int) -> None:
             )
 
 
-def check_state(state: Tensor, pattern: str, shape: tuple[int, ...], name: str = "state") -> Blocks:
+def check_state(state: Tensor, pattern: str, shape: tuple[int, ...], name: str = "state") -> PlaneBlocks:
     """Returns where the slots lie; refuses slots that have another shape, are not contiguous, or share bytes."""
     if state.shape[1:] != shape:
         raise ValueError(f"{name}: expected `{pattern}` = {('slots', *shape)}, got {tuple(state.shape)}")
@@ -122,21 +122,21 @@ def check_state(state: Tensor, pattern: str, shape: tuple[int, ...], name: str =
     return check_slots(state, shape, name)
 
 
-def check_slots(state: Tensor, shape: tuple[int, ...], name: str = "state") -> Blocks:
+def check_slots(state: Tensor, shape: tuple[int, ...], name: str = "state") -> PlaneBlocks:
     """Returns where slots lie, which must be dense; refuses other dtypes, and slots that share bytes."""
     check_float(name, state)
     if state.is_neg():
         check_memory(name, state, state.device)
     size = state.element_size()
-    slots = Blocks(state.data_ptr(), prod(shape) * size, ((state.shape[0], state.stride(0) * size),))
+    slots = PlaneBlocks(state.data_ptr(), prod(shape) * size, ((state.shape[0], state.stride(0) * size),))
     check_distinct(name, slots)
     return slots
 
 
-def check_kept(marks: Marks, tensors: dict[str, Tensor | None], device: torch.device) -> None:
+def check_kept(marks: StepMarks, tensors: dict[str, Tensor | None], device: torch.device) -> None:
     """Refuses marks that do not fit, and adds their columns to the tensors of the step."""
-    if not isinstance(marks, Marks):
-        raise ValueError(f"marks: expected Marks or None, got {type(marks).__name__}")
+    if not isinstance(marks, StepMarks):
+        raise ValueError(f"marks: expected StepMarks or None, got {type(marks).__name__}")
     check_marks(device, marks)
     tensors |= marks._asdict()
 
@@ -214,7 +214,7 @@ def check_address(name: str, tensor: Tensor) -> None:
 
 def check_conv(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, read: Tensor, write: Tensor, snapshot: Tensor,
-    tokens: Tensor, activation: str | None, out: Tensor | None, marks: Marks | None, tail: ConvTail | None,
+    tokens: Tensor, activation: str | None, out: Tensor | None, marks: StepMarks | None, tail: ConvTail | None,
     cursor: Cursor | None, parents: Tensor | None,
 ) -> tuple[int, int]:  # fmt: skip
     """Refuses arguments of `conv_step` that do not fit; returns the elements between tokens of x, and of out."""
@@ -249,7 +249,7 @@ def check_conv(
     return x_distance, out_distance
 
 
-def _check_conv_state(state: Tensor, shape: tuple[int, int]) -> Blocks:
+def _check_conv_state(state: Tensor, shape: tuple[int, int]) -> PlaneBlocks:
     """Returns where the slots lie; refuses slots that are neither `tap-1 channel` nor `channel tap-1` in memory."""
     if state.shape[1:] != shape:
         raise ValueError(f"state: expected `slot tap-1 channel` = {('slots', *shape)}, got {tuple(state.shape)}")
@@ -264,7 +264,7 @@ def _check_conv_state(state: Tensor, shape: tuple[int, int]) -> Blocks:
 
 def check_gated_delta(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor, read: Tensor, write: Tensor,
-    snapshot: Tensor, tokens: Tensor, scale: float | None, out: Tensor | None, marks: Marks | None,
+    snapshot: Tensor, tokens: Tensor, scale: float | None, out: Tensor | None, marks: StepMarks | None,
     a_log: Tensor | None, dt_bias: Tensor | None, sigmoid: bool, normalize: bool, a: Tensor | None, b: Tensor | None,
     tail: DeltaTail | None, cursor: Cursor | None, parents: Tensor | None,
 ) -> tuple[int | None, ...]:  # fmt: skip
@@ -337,7 +337,7 @@ def check_gated_delta(
     return apart
 
 
-def _check_matrices(state: Tensor, shape: tuple[int, int, int]) -> Blocks:
+def _check_matrices(state: Tensor, shape: tuple[int, int, int]) -> PlaneBlocks:
     """Returns where the slots lie; refuses slots that are neither `head key value` nor `head value key` in memory."""
     head, key, value = shape
     if state.shape[1:] == shape and is_transposed(state):
@@ -345,7 +345,7 @@ def _check_matrices(state: Tensor, shape: tuple[int, int, int]) -> Blocks:
     return check_state(state, "slot head key value", shape)
 
 
-def _check_states(state: Tensor, shape: tuple[int, int, int], tied: bool) -> Blocks:
+def _check_states(state: Tensor, shape: tuple[int, int, int], tied: bool) -> PlaneBlocks:
     """Returns where the slots lie: `head dim state` in memory or, if `tied` (one decay a head), `head state dim`."""
     head, dim, states = shape
     if state.shape[1:] == shape and is_transposed(state):
@@ -361,7 +361,7 @@ def _check_states(state: Tensor, shape: tuple[int, int, int], tied: bool) -> Blo
 def check_selective(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, d: Tensor | None, z: Tensor | None, dt_bias: Tensor | None, softplus: bool,
-    out: Tensor | None, marks: Marks | None, tail: SelectiveTail | None, cursor: Cursor | None,
+    out: Tensor | None, marks: StepMarks | None, tail: SelectiveTail | None, cursor: Cursor | None,
     parents: Tensor | None,
 ) -> tuple[int, int, int, int, int]:  # fmt: skip
     """Refuses arguments of `selective_step` that do not fit each other.
@@ -426,7 +426,7 @@ def check_selective(
 def check_mamba3(
     x: Tensor, b: Tensor, c: Tensor, dt: Tensor, decay: Tensor, trap: Tensor, rotation: Tensor, b_bias: Tensor,
     c_bias: Tensor, d: Tensor, state: Mamba3State, read: Tensor, write: Tensor, snapshot: Tensor, tokens: Tensor,
-    z: Tensor | None, out: Tensor | None, marks: Marks | None,
+    z: Tensor | None, out: Tensor | None, marks: StepMarks | None,
 ) -> tuple[tuple[int, ...], list[int]]:  # fmt: skip
     """Refuses arguments of `mamba3_step` that do not fit each other.
 
@@ -471,7 +471,7 @@ def check_mamba3(
     check_columns(device, batch, **rows)
     if out is not None:
         check("out", out, "batch token head dim", (batch, token, head, dim), device)
-    slots, apart = dict[str, Blocks](), list[int]()
+    slots, apart = dict[str, PlaneBlocks](), list[int]()
     for (field, plane), name in zip(state._asdict().items(), planes, strict=True):
         slots[name] = check_state(plane, f"slot {MAMBA3[field]}", shapes[field], name)
         check_memory(name, plane, device)

@@ -38,7 +38,7 @@ from memstate.kernels.slots import (
     tail_types,
     tail_values,
 )
-from memstate.kernels.tables import ACCESS_BYTES, Cursor, DeltaTail, Marks
+from memstate.kernels.tables import ACCESS_BYTES, Cursor, DeltaTail, StepMarks
 from memstate.kernels.trees import behind, next_node, walk_length
 from memstate.kernels.tuned import DeltaConfig, config_of, shares
 from memstate.kernels.warps import THREAD_REGISTERS, limit, roomy, warp_threads
@@ -570,7 +570,7 @@ def _most(unit: int, itemsize: int, warps: int) -> int:
 def gated_delta_step(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, scale: float | None = None, out: Tensor | None = None,
-    marks: Marks | None = None, a_log: Tensor | None = None, dt_bias: Tensor | None = None, sigmoid: bool = False,
+    marks: StepMarks | None = None, a_log: Tensor | None = None, dt_bias: Tensor | None = None, sigmoid: bool = False,
     normalize: bool = False, a: Tensor | None = None, b: Tensor | None = None, tail: DeltaTail | None = None,
     cursor: Cursor | None = None, parents: Tensor | None = None,
 ) -> Tensor:  # fmt: skip

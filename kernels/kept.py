@@ -1,8 +1,8 @@
 """Launches a kernel again without Triton's handling of its arguments. Knows no kernel.
 
 `kernel[grid](..)` inspects each argument to choose the compiled kernel, which takes tens of microseconds for the many
-columns of a plan. If every launch passes tensors of the same kind, `Kept` calls the compiled kernel of the first launch
-again.
+columns of a plan. If every launch passes tensors of the same kind, `KeptLaunch` calls the compiled kernel of the first
+launch again.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ import torch
 from memstate.kernels.warps import ALONE, limit
 
 
-class Kept:
+class KeptLaunch:
     """A kernel and its compiled launches, by device, programs, warps and constants.
 
     Args:

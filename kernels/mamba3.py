@@ -24,7 +24,7 @@ from memstate.kernels.slots import (
     row_slots,
     token_start,
 )
-from memstate.kernels.tables import Mamba3State, Marks
+from memstate.kernels.tables import Mamba3State, StepMarks
 from memstate.kernels.warps import all_loaded, limit, roomy
 
 OPTIONS = {"enable_fp_fusion": False}  # rounding must not depend on the Triton version
@@ -168,7 +168,7 @@ def warps(dim: int, state: int) -> int:
 def mamba3_step(
     x: Tensor, b: Tensor, c: Tensor, dt: Tensor, decay: Tensor, trap: Tensor, rotation: Tensor, b_bias: Tensor,
     c_bias: Tensor, d: Tensor, state: Mamba3State, read: Tensor, write: Tensor, snapshot: Tensor, tokens: Tensor,
-    z: Tensor | None = None, out: Tensor | None = None, marks: Marks | None = None,
+    z: Tensor | None = None, out: Tensor | None = None, marks: StepMarks | None = None,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.mamba3.mamba3_step`."""
     distances, apart = check_mamba3(

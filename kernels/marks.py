@@ -19,7 +19,7 @@ from memstate.kernels.catalog import CompileCase
 from memstate.kernels.conv import blocks, load_channel_tap, parts_of
 from memstate.kernels.move_checks import check_scatter_states
 from memstate.kernels.slots import known_slot
-from memstate.kernels.tables import ACCESS_BYTES, Marks
+from memstate.kernels.tables import ACCESS_BYTES, StepMarks
 from memstate.kernels.tuned import programs
 
 WARPS = 4
@@ -148,7 +148,7 @@ def _scatter_states(
 
 
 def scatter_states(
-    marks: Marks, starts: Tensor, read: Tensor, write: Tensor, plane: Tensor | None = None, h: Tensor | None = None,
+    marks: StepMarks, starts: Tensor, read: Tensor, write: Tensor, plane: Tensor | None = None, h: Tensor | None = None,
     first: Tensor | None = None, chunk: int = 64, transposed: bool = False, conv: Tensor | None = None,
     inputs: Tensor | None = None,
 ) -> None:  # fmt: skip

@@ -6,7 +6,7 @@ Each check raises a ValueError that names the first argument that does not fit.
 import torch
 from torch import Tensor
 
-from memstate.kernels.blocks import Blocks, blocks_of, is_dense, taps_are_fastest
+from memstate.kernels.blocks import PlaneBlocks, blocks_of, is_dense, taps_are_fastest
 from memstate.kernels.checks import (
     INT32,
     INTS,
@@ -21,10 +21,10 @@ from memstate.kernels.checks import (
     check_tensors,
     check_written,
 )
-from memstate.kernels.tables import RECORD_ALIGNMENT, Marks, RecordMap, ScaledMap
+from memstate.kernels.tables import RECORD_ALIGNMENT, RecordMap, ScaledMap, StepMarks
 
 
-def check_plane(plane: Tensor, beside: dict[str, Tensor]) -> Blocks:
+def check_plane(plane: Tensor, beside: dict[str, Tensor]) -> PlaneBlocks:
     """Returns where the blocks of a plane lie; refuses a plane that is not `layer slot ...` with contiguous blocks.
 
     Args:
@@ -86,12 +86,12 @@ def check_windows(name: str, plane: Tensor) -> None:
 
 
 def check_scatter_states(
-    marks: Marks, starts: Tensor, read: Tensor, write: Tensor, plane: Tensor | None, h: Tensor | None,
+    marks: StepMarks, starts: Tensor, read: Tensor, write: Tensor, plane: Tensor | None, h: Tensor | None,
     first: Tensor | None, chunk: int, transposed: bool, conv: Tensor | None, inputs: Tensor | None,
 ) -> None:  # fmt: skip
     """Refuses arguments of `scatter_states` that do not fit each other."""
-    if not isinstance(marks, Marks):
-        raise ValueError(f"marks: expected Marks, got {type(marks).__name__}")
+    if not isinstance(marks, StepMarks):
+        raise ValueError(f"marks: expected StepMarks, got {type(marks).__name__}")
     if not isinstance(chunk, int) or isinstance(chunk, bool) or not 1 <= chunk < 2**31:
         raise ValueError(f"chunk: expected a whole number of tokens from 1 on, got {chunk!r}")
     if not isinstance(transposed, bool):

@@ -27,7 +27,7 @@ from memstate.kernels.bitmap import (
 )
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_audit, check_resolve
-from memstate.kernels.kept import Kept
+from memstate.kernels.kept import KeptLaunch
 from memstate.kernels.tables import AUDIT_FREE, Count, Registers, Section
 from memstate.kernels.warps import ALONE, all_loaded, alone, warps_for
 
@@ -222,7 +222,7 @@ def _audit(slots_ptr, bitmap_ptr, out_ptr, n, capacity, BLOCK: tl.constexpr):
         tl.store(out_ptr + slot, owners + tl.where(free, IS_FREE, 0), mask=slot <= capacity)
 
 
-KEPT = Kept(_ownership)
+KEPT = KeptLaunch(_ownership)
 
 
 def ownership(registers: Registers, packet: Tensor) -> None:

@@ -37,7 +37,7 @@ from memstate.kernels.slots import (
     tail_types,
     tail_values,
 )
-from memstate.kernels.tables import ACCESS_BYTES, Cursor, Marks, SelectiveTail
+from memstate.kernels.tables import ACCESS_BYTES, Cursor, SelectiveTail, StepMarks
 from memstate.kernels.trees import behind, either, next_node, walk_length
 from memstate.kernels.tuned import SECTOR_BYTES, SelectiveConfig, config_of, state_shares
 from memstate.kernels.warps import limit, roomy, warp_threads
@@ -303,8 +303,8 @@ def _options(warps: int, tied: bool, itemsize: int, dim_fastest: bool, marked: b
 def selective_step(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, d: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None,
-    softplus: bool = False, out: Tensor | None = None, marks: Marks | None = None, tail: SelectiveTail | None = None,
-    cursor: Cursor | None = None, parents: Tensor | None = None,
+    softplus: bool = False, out: Tensor | None = None, marks: StepMarks | None = None,
+    tail: SelectiveTail | None = None, cursor: Cursor | None = None, parents: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.selective.selective_step`."""
     distances = check_selective(
@@ -339,7 +339,7 @@ EVERY = ("fp32", "bf16", "fp16")
 STATES = (8, 16, 32, 64, 128, 256, 512)
 
 
-class Model(NamedTuple):
+class SelectiveShape(NamedTuple):
     """The sizes of a model, for compile cases."""
 
     sizes: tuple[int, int, int, int]  # heads, groups, dims, states
@@ -349,18 +349,18 @@ class Model(NamedTuple):
 
 
 MODELS = {
-    "mamba2": Model((128, 8, 64, 128)),
-    "mamba2_state_dim": Model((128, 8, 64, 128), True, True, ("fp32", "bf16")),
-    "mamba2_256": Model((128, 8, 64, 256), dtypes=("fp32",)),
-    "mamba1": Model((1, 1, 8192, 16), tied=False),
+    "mamba2": SelectiveShape((128, 8, 64, 128)),
+    "mamba2_state_dim": SelectiveShape((128, 8, 64, 128), True, True, ("fp32", "bf16")),
+    "mamba2_256": SelectiveShape((128, 8, 64, 256), dtypes=("fp32",)),
+    "mamba1": SelectiveShape((1, 1, 8192, 16), tied=False),
 }
 # Models with other tiles: every number of states, and too few dims to fill a tile.
 OTHERS = {
-    **{f"mamba2, {n} states": Model((8, 1, 64, n)) for n in STATES},
-    **{f"mamba2_state_dim, {n} states": Model((8, 1, 64, n), True, True) for n in STATES},
-    **{f"mamba2, {dim} dims": Model((8, 1, dim, 16), dtypes=("fp32",)) for dim in (1, 8, 16, 32)},
-    **{f"mamba2_state_dim, {dim} dims": Model((8, 1, dim, 16), True, True, ("fp32",)) for dim in (8, 16, 32)},
-    **{f"mamba1, {n} states": Model((1, 1, 8192, n), False) for n in (4, 8, 16, 32, 64, 128)},
+    **{f"mamba2, {n} states": SelectiveShape((8, 1, 64, n)) for n in STATES},
+    **{f"mamba2_state_dim, {n} states": SelectiveShape((8, 1, 64, n), True, True) for n in STATES},
+    **{f"mamba2, {dim} dims": SelectiveShape((8, 1, dim, 16), dtypes=("fp32",)) for dim in (1, 8, 16, 32)},
+    **{f"mamba2_state_dim, {dim} dims": SelectiveShape((8, 1, dim, 16), True, True, ("fp32",)) for dim in (8, 16, 32)},
+    **{f"mamba1, {n} states": SelectiveShape((1, 1, 8192, n), False) for n in (4, 8, 16, 32, 64, 128)},
 }
 
 
@@ -374,7 +374,7 @@ def compile_cases() -> list[CompileCase]:
     ]
 
 
-def _case(name: str, model: Model, dtype: str, stores: str) -> CompileCase:
+def _case(name: str, model: SelectiveShape, dtype: str, stores: str) -> CompileCase:
     (heads, groups, dim, state), tied, dim_fastest, _ = model
     itemsize = 4 if dtype == "fp32" else 2
     unit = ACCESS_BYTES // itemsize

@@ -7,13 +7,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memstate.kernels.tables import Cursor, Marks, Tail
+from memstate.kernels.tables import Cursor, StepMarks, Tail
 
 NEVER = tl.constexpr(2**31 - 1)  # more tokens than any step has
 MARK_BLOCK = tl.constexpr(128)
-NO_MARKS = (None,) * len(Marks._fields)  # arguments of a launch without marks
+NO_MARKS = (None,) * len(StepMarks._fields)  # arguments of a launch without marks
 TREE = ("parents_ptr", "nodes")  # arguments of a step that runs trees
-MARK_ARGS = tuple(f"mark_{name}_ptr" for name in Marks._fields)
+MARK_ARGS = tuple(f"mark_{name}_ptr" for name in StepMarks._fields)
 
 
 def mark_types(stores: str) -> dict[str, str]:

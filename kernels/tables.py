@@ -220,7 +220,7 @@ class StepRecord(NamedTuple):
     snapshot: Tensor
 
 
-class Marks(NamedTuple):
+class StepMarks(NamedTuple):
     """The marks of a step: offsets inside the step at which states are kept, and the slots that keep them.
 
     A row may have several marks. Marks ascend by entry, and by offset within an entry. Elements behind the first

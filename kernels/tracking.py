@@ -20,7 +20,7 @@ from memstate.kernels.bitmap import (
 )
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_plan
-from memstate.kernels.kept import Kept
+from memstate.kernels.kept import KeptLaunch
 from memstate.kernels.levels import bitmap_words
 from memstate.kernels.rules import DRAFTS
 from memstate.kernels.tables import (
@@ -28,10 +28,10 @@ from memstate.kernels.tables import (
     HEADER_INTS,
     LIMIT_CELL,
     Count,
-    Marks,
     Registers,
     Rules,
     Section,
+    StepMarks,
     StepRecord,
     Strategy,
     TailRecord,
@@ -324,7 +324,7 @@ def _plan(
     tl.store(packet_ptr + section, 0, mask=(section < BATCH) | (section == MARKS))
 
 
-KEPT = Kept(_plan)
+KEPT = KeptLaunch(_plan)
 
 
 def shape(batch: int) -> tuple[int, int]:
@@ -339,7 +339,7 @@ def constants(rules: Rules) -> dict[str, int]:
 
 
 def plan(
-    registers: Registers, packet: Tensor, record: StepRecord, marks: Marks, rules: Rules,
+    registers: Registers, packet: Tensor, record: StepRecord, marks: StepMarks, rules: Rules,
     tails: TailRecord | None = None,
 ) -> None:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.tracking.plan`."""
@@ -375,7 +375,7 @@ def compile_cases() -> list[CompileCase]:
         "slots_ptr", "labels_ptr", "tracked_ptr", "source_ptr", "bitmap_ptr", "counters_ptr",
     )  # fmt: skip
     outputs = tuple(f"out_{name}_ptr" for name in StepRecord._fields)
-    marks = tuple(f"mark_{name}_ptr" for name in Marks._fields)
+    marks = tuple(f"mark_{name}_ptr" for name in StepMarks._fields)
     rows = "pending_ptr", "newest_ptr", *(f"tail_{name}_ptr" for name in TailRecord._fields[:5])
     pointers = "packet_ptr", *columns, *outputs, *marks, *rows, "accepted_ptr", "batch_ptr"
     scalars = dict.fromkeys(("batch", "table_rows", "words", "every", "room", "tail"), "i32")

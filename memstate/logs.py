@@ -56,7 +56,7 @@ def event(log: logging.Logger, level: int, name: str, **fields: Any) -> None:
 
 
 @dataclass
-class Line:
+class LogLine:
     """The events of one kind in the minute after one was written: they become one line when the minute is over.
 
     Attributes:
@@ -104,7 +104,7 @@ class Repeats:
         self, log: logging.Logger, clock: Callable[[], float] = time.monotonic, sums: Sequence[str] = ()
     ) -> None:
         self._log, self._clock, self._sums = log, clock, sums
-        self._lines: dict[tuple[str, ...], Line] = {}
+        self._lines: dict[tuple[str, ...], LogLine] = {}
 
     def event(self, level: int, name: str, **fields: Any) -> None:
         """Writes an event, or notes it for the line of its kind, if the logger is enabled for the level.
@@ -121,7 +121,7 @@ class Repeats:
             kind = (name,)
         now, line = self._clock(), self._lines.get(kind)
         if line is None or (not line.times and line.until <= now):
-            self._lines[kind] = Line(level, name, now + EVERY)
+            self._lines[kind] = LogLine(level, name, now + EVERY)
             event(self._log, level, name, **fields)
             return
         added = {key: line.fields.get(key, 0) + fields[key] for key in self._sums if key in fields}
@@ -144,14 +144,14 @@ class Repeats:
             for kind, line in list(self._lines.items()):
                 self._write(kind, line, now)
 
-    def _write(self, kind: tuple[str, ...], line: Line, now: float) -> None:
+    def _write(self, kind: tuple[str, ...], line: LogLine, now: float) -> None:
         if line.until > now:
             return
         if not line.times:
             self._lines.pop(kind, None)
             return
         times = {"times": line.times} if line.times > 1 else {}
-        self._lines[kind] = Line(line.level, line.name, now + EVERY)
+        self._lines[kind] = LogLine(line.level, line.name, now + EVERY)
         event(self._log, line.level, line.name, **line.fields, **times)
 
 

@@ -31,7 +31,7 @@ SLOT_KINDS: Final = (
 MEMORY_KINDS: Final = ("planes", "KV pages", "staging of tiers", "tables", "null slot", "padding")
 
 
-class Part(NamedTuple):
+class BarPart(NamedTuple):
     """A part of a bar.
 
     Attributes:
@@ -56,10 +56,10 @@ class Bar(NamedTuple):
     """
 
     title: str
-    parts: tuple[Part, ...]
+    parts: tuple[BarPart, ...]
 
 
-class Section(NamedTuple):
+class SheetSection(NamedTuple):
     """A table that folds.
 
     Attributes:
@@ -90,22 +90,24 @@ class Sheet(NamedTuple):
 
     title: str
     bars: tuple[Bar, ...] = ()
-    sections: tuple[Section, ...] = ()
+    sections: tuple[SheetSection, ...] = ()
     faults: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-def bar(title: str, parts: Iterable[Part]) -> Bar:
+def bar(title: str, parts: Iterable[BarPart]) -> Bar:
     """Returns a bar of the parts that have a size. Beyond `MOST_PARTS`, the last parts are joined into one."""
     shown = [part._replace(name=cut(part.name, MOST_LETTERS)) for part in parts if part.size > 0]
     if len(shown) > MOST_PARTS:
         rest = shown[MOST_PARTS:]
         size = sum(part.size for part in rest)
-        shown = [*shown[:MOST_PARTS], Part(f"{len(rest)} more", size, "unknown", f"{size:,}")]
+        shown = [*shown[:MOST_PARTS], BarPart(f"{len(rest)} more", size, "unknown", f"{size:,}")]
     return Bar(cut(title, MOST_TEXT), tuple(shown))
 
 
-def section(title: str, heads: Sequence[str], rows: Sequence[Sequence[object]], total: int | None = None) -> Section:
+def section(
+    title: str, heads: Sequence[str], rows: Sequence[Sequence[object]], total: int | None = None
+) -> SheetSection:
     """Returns a table of the first rows.
 
     Args:
@@ -115,11 +117,11 @@ def section(title: str, heads: Sequence[str], rows: Sequence[Sequence[object]], 
         total: Number of all rows. None: `rows` has them all.
     """
     kept = tuple(tuple(cut(str(cell), MOST_LETTERS) for cell in row) for row in rows[:MOST_ROWS])
-    return Section(title, tuple(heads), kept, (len(rows) if total is None else total) - len(kept))
+    return SheetSection(title, tuple(heads), kept, (len(rows) if total is None else total) - len(kept))
 
 
 def sheet(
-    title: str, bars: Iterable[Bar] = (), sections: Iterable[Section] = (), faults: Sequence[str] = (),
+    title: str, bars: Iterable[Bar] = (), sections: Iterable[SheetSection] = (), faults: Sequence[str] = (),
     notes: Iterable[str] = (),
 ) -> Sheet:  # fmt: skip
     """Returns a sheet: empty bars and tables are left out, and long texts are cut."""
@@ -142,17 +144,17 @@ def visible(text: str) -> str:
     return _NO_TEXT.sub("\ufffd", text)
 
 
-def of_bytes(name: str, count: int, kind: str) -> Part:
+def of_bytes(name: str, count: int, kind: str) -> BarPart:
     """Returns a part of a bar of bytes."""
-    return Part(name, count, kind, format_bytes(count))
+    return BarPart(name, count, kind, format_bytes(count))
 
 
-def of_tokens(name: str, count: int, kind: str) -> Part:
+def of_tokens(name: str, count: int, kind: str) -> BarPart:
     """Returns a part of a bar of tokens."""
-    return Part(name, count, kind, f"{count:,} tokens")
+    return BarPart(name, count, kind, f"{count:,} tokens")
 
 
-def of_slots(counts: Mapping[str, int], each: int = 0) -> list[Part]:
+def of_slots(counts: Mapping[str, int], each: int = 0) -> list[BarPart]:
     """Returns the parts of a bar of slots.
 
     Args:
@@ -160,15 +162,17 @@ def of_slots(counts: Mapping[str, int], each: int = 0) -> list[Part]:
         each: bytes of a slot, to show bytes too; 0 to show slots only.
     """
     sizes = {kind: counts.get(kind, 0) for kind in SLOT_KINDS}
-    return [Part(kind, n, kind, f"{n:,}, {format_bytes(n * each)}" if each else f"{n:,}") for kind, n in sizes.items()]
+    return [
+        BarPart(kind, n, kind, f"{n:,}, {format_bytes(n * each)}" if each else f"{n:,}") for kind, n in sizes.items()
+    ]
 
 
-def of_use(used: int, total: int) -> list[Part]:
+def of_use(used: int, total: int) -> list[BarPart]:
     """Returns the two parts of a bar: used and free."""
-    return [Part("used", used, "used", f"{used:,}"), Part("free", total - used, "free", f"{total - used:,}")]
+    return [BarPart("used", used, "used", f"{used:,}"), BarPart("free", total - used, "free", f"{total - used:,}")]
 
 
-def figures(title: str, stats: Any) -> Section:
+def figures(title: str, stats: Any) -> SheetSection:
     """Returns a table of the figures that are not 0, several to a line.
 
     Args:

@@ -76,7 +76,7 @@ def _counted(what: str, value: int | str, units: Mapping[str, int], expected: st
     return count
 
 
-class Part(NamedTuple):
+class MemoryPart(NamedTuple):
     """A piece of memory that a constructor will allocate.
 
     Args:
@@ -104,7 +104,7 @@ def memory(device: torch.device) -> int:
 
 
 def require_memory(
-    asked: str, parts: Sequence[Part], device: torch.device, error: type[MemstateError], where: str = ""
+    asked: str, parts: Sequence[MemoryPart], device: torch.device, error: type[MemstateError], where: str = ""
 ) -> None:
     """Refuses parts whose sum is larger than the memory of a device.
 
@@ -122,7 +122,7 @@ def require_memory(
         raise error(f"{asked}: {describe(parts, device, where)}")
 
 
-def describe(parts: Sequence[Part], device: torch.device, where: str = "") -> str:
+def describe(parts: Sequence[MemoryPart], device: torch.device, where: str = "") -> str:
     """Returns a text for an error: what the parts need, largest first, what the device has, and what to lower.
 
     Args:

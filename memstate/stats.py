@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from memstate.absent import Absent
-from memstate.sheet import Bar, Section, Sheet, Shown, bar, figures, of_slots, of_tokens, of_use, sheet
+from memstate.sheet import Bar, Sheet, SheetSection, Shown, bar, figures, of_slots, of_tokens, of_use, sheet
 from memstate.sizes import format_bytes
 
 LOST: Final = {"no sharing": "lost_no_sharing", "evicted": "lost_evicted", "no snapshot": "lost_no_snapshot"}
@@ -390,7 +390,7 @@ class Stats(Shown):
         title = f"Stats({self.free:,} of {self.capacity:,} slots free, {self.rows_used:,} of {self.rows:,} rows used)"
         return sheet(title, bars, sections)
 
-    def add_parts(self, bars: list[Bar], sections: list[Section]) -> None:
+    def add_parts(self, bars: list[Bar], sections: list[SheetSection]) -> None:
         """Adds bars and tables of KV pages, prefix cache and tiers to a sheet of figures or of a manager."""
         if self.pages:
             bars.append(bar(f"{self.pages:,} KV pages", of_use(self.pages - self.pages_free, self.pages)))

@@ -16,7 +16,7 @@ Tokens = Sequence[int] | npt.NDArray[np.integer]
 Keys = Sequence[int] | Sequence[bytes] | npt.NDArray[np.integer]
 
 
-class Prompt(NamedTuple):
+class SaltedTokens(NamedTuple):
     """Tokens and their salt. Prefixes are equal only if both are.
 
     Attributes:
@@ -25,7 +25,7 @@ class Prompt(NamedTuple):
         kind: `Request.kind` of the request with these tokens. Comparisons of prefixes ignore it.
 
     Example:
-        >>> Prompt(encode([3, 1, 4]), "tenant").head(2).tokens
+        >>> SaltedTokens(encode([3, 1, 4]), "tenant").head(2).tokens
         2
     """
 
@@ -38,16 +38,16 @@ class Prompt(NamedTuple):
         """Number of tokens."""
         return len(self.key) // BYTES
 
-    def head(self, tokens: int) -> "Prompt":
+    def head(self, tokens: int) -> "SaltedTokens":
         """Returns the first tokens under the same salt.
 
         Args:
             tokens: How many. If the prompt has fewer, all are returned.
         """
-        return Prompt(self.key[: tokens * BYTES], self.salt, self.kind)
+        return SaltedTokens(self.key[: tokens * BYTES], self.salt, self.kind)
 
 
-EMPTY = Prompt(b"", None)
+EMPTY = SaltedTokens(b"", None)
 
 
 def encode(tokens: Tokens) -> bytes:

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import memstate as ms
-from memstate.tokens import BYTES, Prompt, common, encode
+from memstate.tokens import BYTES, SaltedTokens, common, encode
 from tests.support.build import build
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -129,10 +129,10 @@ def test_tokens_of_a_request_are_read_at_once() -> None:
 
 def test_the_first_tokens_of_a_prompt_keep_its_salt() -> None:
     tokens, salt = [5, 6, 7], ("tenant", 1)
-    prompt = Prompt(encode(tokens), salt)
+    prompt = SaltedTokens(encode(tokens), salt)
     for n in range(5):
-        assert prompt.head(n) == Prompt(encode(tokens[:n]), salt) and prompt.head(n).tokens == min(n, 3)
-    assert prompt != Prompt(encode(tokens), None)
+        assert prompt.head(n) == SaltedTokens(encode(tokens[:n]), salt) and prompt.head(n).tokens == min(n, 3)
+    assert prompt != SaltedTokens(encode(tokens), None)
 
 
 @settings(max_examples=300)

@@ -7,7 +7,7 @@ from typing import Any
 from griffe import Extension, Module, Object
 
 
-class Source(Extension):
+class SourceExtension(Extension):
     """Loads folders without an `__init__.py`, and accepts the section `Example:`."""
 
     def on_module_members(self, *, mod: Module, **kwargs: Any) -> None:

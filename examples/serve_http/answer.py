@@ -10,7 +10,7 @@ from typing import Any, Final
 from fastapi import HTTPException, Response
 from fastapi.responses import JSONResponse
 
-from examples.serve_http.asked import Chat, Completion
+from examples.serve_http.asked import ChatBody, Completion
 from memstate.integrations.transformers import Event, Prompt, Served, Server, Token
 
 STATUS: Final = {"too_large": 400, "invalid": 400, "failed": 500, "no_room": 503, "aborted": 503, "timeout": 504}
@@ -38,10 +38,10 @@ class Answer(Response):
 
     background = None
 
-    def __init__(self, server: Server, prompts: Sequence[Prompt], asked: Chat | Completion, tokenizer: Any) -> None:
+    def __init__(self, server: Server, prompts: Sequence[Prompt], asked: ChatBody | Completion, tokenizer: Any) -> None:
         self._server, self._prompts, self._asked, self._tokenizer = server, prompts, asked, tokenizer
         self.over = get_running_loop().create_future()
-        self._chat, self._stream = isinstance(asked, Chat), asked.stream
+        self._chat, self._stream = isinstance(asked, ChatBody), asked.stream
         kind = "chat.completion" + ".chunk" * asked.stream if self._chat else "text_completion"
         self._head = {"id": f"{time.time_ns():x}", "object": kind, "created": int(time.time()), "model": asked.model}
 

@@ -14,7 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
 from examples.serve_http.answer import Answer, problem
-from examples.serve_http.asked import CHOICES, Chat, Completion, wrong
+from examples.serve_http.asked import CHOICES, ChatBody, Completion, wrong
 from memstate import InvalidArgument, MemstateError, metrics
 from memstate.integrations.transformers import Server
 
@@ -98,7 +98,7 @@ def app(server: Server, tokenizer: Any, name: str) -> FastAPI:
             raise problem(404, f"the model {id!r} is not here: take {name!r}", "model_not_found")
         return True
 
-    def opened(own: Any, other: Any, asked: Chat | Completion) -> Any:
+    def opened(own: Any, other: Any, asked: ChatBody | Completion) -> Any:
         if asked.fork and other not in talks:
             said = f"fork={asked.fork!r}: no such session is open; sessions of other salts are not seen"
             raise problem(404, said, "no_session")
@@ -113,7 +113,7 @@ def app(server: Server, tokenizer: Any, name: str) -> FastAPI:
             mem.sessions.close(talks.pop(next(iter(talks))))
         return talks[own]
 
-    async def answer(asked: Chat | Completion) -> Response:
+    async def answer(asked: ChatBody | Completion) -> Response:
         known(asked.model)
         try:
             prompts = await get_running_loop().run_in_executor(texts, asked.prompts, tokenizer)
@@ -154,7 +154,7 @@ def app(server: Server, tokenizer: Any, name: str) -> FastAPI:
         return made
 
     @made.post("/v1/chat/completions", max_body_size=most)
-    async def chat(asked: Chat) -> Response:
+    async def chat(asked: ChatBody) -> Response:
         return await answer(asked)
 
     @made.post("/v1/completions", max_body_size=most)

@@ -29,7 +29,7 @@ def words(error: Any) -> str:
 
 
 def wrong(errors: Any) -> str:
-    """Returns what is wrong with a body, by place. Pydantic names the types that it tries: `content.list[Part].0`."""
+    """Returns what is wrong with a body, by place. Pydantic names types in places: `content.list[MessagePart].0`."""
     faults = dict[str, dict[str, None]]()
     for error in errors[:32]:
         place = ".".join(str(name) for name in error["loc"][1:] if name != "str" and "[" not in str(name))
@@ -37,7 +37,7 @@ def wrong(errors: Any) -> str:
     return "; ".join(f"{place}: {', or '.join(texts)}" for place, texts in [*faults.items()][:8])
 
 
-class Strict(BaseModel, extra="forbid", strict=True, allow_inf_nan=False):
+class StrictModel(BaseModel, extra="forbid", strict=True, allow_inf_nan=False):
     """An object that refuses unknown fields and wrong types."""
 
     cache_control: Any = Field(None, exclude=True)  # ignored: states are always cached
@@ -49,7 +49,7 @@ class Strict(BaseModel, extra="forbid", strict=True, allow_inf_nan=False):
         return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
 
 
-class Usual(Strict):
+class Usual(StrictModel):
     """Fields of OpenAI's API that this server lacks. Only their neutral values are accepted."""
 
     presence_penalty: Literal[0] = 0
@@ -60,7 +60,7 @@ class Usual(Strict):
     service_tier: Literal["auto", "default"] = "auto"
 
 
-class Asked(Usual):
+class Body(Usual):
     """The fields of both endpoints. OpenAI's API lacks `session`, `fork`, `priority`, `timeout` and `cache_salt`."""
 
     model: str
@@ -100,7 +100,7 @@ class Asked(Usual):
         return config
 
 
-class Part(Strict):
+class MessagePart(StrictModel):
     """A part of a message."""
 
     type: Literal["text"]
@@ -112,14 +112,14 @@ def parts(content: Any) -> Any:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-class Called(Strict):
+class Called(StrictModel):
     """The function that a call names. OpenAI's API has its arguments as JSON text, but templates want an object."""
 
     name: Name
     arguments: Annotated[Json[dict[str, Any]], BeforeValidator(lambda text: "{}" if text == "" else text)]
 
 
-class Call(Strict):
+class ToolCall(StrictModel):
     """A call of a tool, in a message of the assistant."""
 
     id: str
@@ -128,13 +128,13 @@ class Call(Strict):
     index: int = Field(0, exclude=True)  # streams number calls
 
 
-class Message(Strict, extra="allow"):
+class Message(StrictModel, extra="allow"):
     """A message. Templates also see its other fields, such as `tool_call_id`, `name` and `reasoning_content`."""
 
     __pydantic_extra__: dict[str, str]
     role: Name
-    content: Annotated[list[Part], BeforeValidator(parts)] = []
-    tool_calls: list[Call] = []
+    content: Annotated[list[MessagePart], BeforeValidator(parts)] = []
+    tool_calls: list[ToolCall] = []
 
     @model_validator(mode="before")
     @classmethod
@@ -152,20 +152,20 @@ class Message(Strict, extra="allow"):
         return {**fields, "content": "".join(part.text for part in self.content)}
 
 
-class Function(Strict, extra="allow"):
+class Function(StrictModel, extra="allow"):
     """A function as templates describe it, with fields such as `description` and `parameters`."""
 
     name: Name
 
 
-class Tool(Strict):
+class Tool(StrictModel):
     """A function that the model may call."""
 
     type: Literal["function"]
     function: Function
 
 
-class Chat(Asked):
+class ChatBody(Body):
     """The body of /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1, fail_fast=True)
@@ -197,7 +197,7 @@ class Chat(Asked):
         return [made]
 
 
-class Completion(Asked):
+class Completion(Body):
     """The body of /v1/completions."""
 
     prompt: str | Ids | Texts | Rows

@@ -6,13 +6,13 @@ from torch import Tensor
 from memstate.kernels.decode_checks import check_conv
 from memstate.kernels.reference.slots import row_marks, row_slots, row_tails
 from memstate.kernels.reference.trees import lineage
-from memstate.kernels.tables import ConvTail, Cursor, Marks
+from memstate.kernels.tables import ConvTail, Cursor, StepMarks
 
 
 @torch.no_grad()
 def conv_step(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, read: Tensor, write: Tensor, snapshot: Tensor,
-    tokens: Tensor, activation: str | None = "silu", out: Tensor | None = None, marks: Marks | None = None,
+    tokens: Tensor, activation: str | None = "silu", out: Tensor | None = None, marks: StepMarks | None = None,
     tail: ConvTail | None = None, cursor: Cursor | None = None, parents: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Advances the convolution window of every row by its tokens, and returns the convolution at each token.

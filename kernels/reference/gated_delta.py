@@ -8,14 +8,14 @@ from torch import Tensor
 from memstate.kernels.decode_checks import check_gated_delta
 from memstate.kernels.reference.slots import row_marks, row_slots, row_tails
 from memstate.kernels.reference.trees import lineage
-from memstate.kernels.tables import Cursor, DeltaTail, Marks
+from memstate.kernels.tables import Cursor, DeltaTail, StepMarks
 
 
 @torch.no_grad()
 def gated_delta_step(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, scale: float | None = None, out: Tensor | None = None,
-    marks: Marks | None = None, a_log: Tensor | None = None, dt_bias: Tensor | None = None, sigmoid: bool = False,
+    marks: StepMarks | None = None, a_log: Tensor | None = None, dt_bias: Tensor | None = None, sigmoid: bool = False,
     normalize: bool = False, a: Tensor | None = None, b: Tensor | None = None, tail: DeltaTail | None = None,
     cursor: Cursor | None = None, parents: Tensor | None = None,
 ) -> Tensor:  # fmt: skip

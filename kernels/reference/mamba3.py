@@ -10,14 +10,14 @@ from torch.nn import functional as F
 
 from memstate.kernels.decode_checks import check_mamba3
 from memstate.kernels.reference.slots import row_marks, row_slots
-from memstate.kernels.tables import Mamba3State, Marks
+from memstate.kernels.tables import Mamba3State, StepMarks
 
 
 @torch.no_grad()
 def mamba3_step(
     x: Tensor, b: Tensor, c: Tensor, dt: Tensor, decay: Tensor, trap: Tensor, rotation: Tensor, b_bias: Tensor,
     c_bias: Tensor, d: Tensor, state: Mamba3State, read: Tensor, write: Tensor, snapshot: Tensor, tokens: Tensor,
-    z: Tensor | None = None, out: Tensor | None = None, marks: Marks | None = None,
+    z: Tensor | None = None, out: Tensor | None = None, marks: StepMarks | None = None,
 ) -> Tensor:  # fmt: skip
     """Advances the Mamba-3 state of every row by its tokens, in order, and returns what `c` reads from it.
 

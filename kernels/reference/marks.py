@@ -4,12 +4,12 @@ import torch
 from torch import Tensor
 
 from memstate.kernels.move_checks import check_scatter_states
-from memstate.kernels.tables import Marks
+from memstate.kernels.tables import StepMarks
 
 
 @torch.no_grad()
 def scatter_states(
-    marks: Marks, starts: Tensor, read: Tensor, write: Tensor, plane: Tensor | None = None, h: Tensor | None = None,
+    marks: StepMarks, starts: Tensor, read: Tensor, write: Tensor, plane: Tensor | None = None, h: Tensor | None = None,
     first: Tensor | None = None, chunk: int = 64, transposed: bool = False, conv: Tensor | None = None,
     inputs: Tensor | None = None,
 ) -> None:  # fmt: skip

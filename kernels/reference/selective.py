@@ -8,15 +8,15 @@ from torch.nn import functional as F
 from memstate.kernels.decode_checks import check_selective
 from memstate.kernels.reference.slots import row_marks, row_slots, row_tails
 from memstate.kernels.reference.trees import lineage
-from memstate.kernels.tables import Cursor, Marks, SelectiveTail
+from memstate.kernels.tables import Cursor, SelectiveTail, StepMarks
 
 
 @torch.no_grad()
 def selective_step(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, d: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None,
-    softplus: bool = False, out: Tensor | None = None, marks: Marks | None = None, tail: SelectiveTail | None = None,
-    cursor: Cursor | None = None, parents: Tensor | None = None,
+    softplus: bool = False, out: Tensor | None = None, marks: StepMarks | None = None,
+    tail: SelectiveTail | None = None, cursor: Cursor | None = None, parents: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Advances the state of every row by its tokens, in order, and returns what `c` reads from it.
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from memstate.kernels.tables import Cursor, Marks, Tail
+from memstate.kernels.tables import Cursor, StepMarks, Tail
 
 NEVER = 2**31  # more tokens than any step has
 
@@ -33,7 +33,7 @@ def row_slots(
             yield row, source, target, copy, max(0, min(count, most))
 
 
-def row_marks(marks: Marks | None, last: int) -> dict[tuple[int, int], list[int]]:
+def row_marks(marks: StepMarks | None, last: int) -> dict[tuple[int, int], list[int]]:
     """Returns (row, offset of a mark) -> slots in 1..last that keep the state there.
 
     Syncs: yes.

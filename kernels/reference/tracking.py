@@ -13,10 +13,10 @@ from memstate.kernels.tables import (
     LIMIT_CELL,
     REGISTERS_PER_ROW,
     Count,
-    Marks,
     Registers,
     Rules,
     Section,
+    StepMarks,
     StepRecord,
     Strategy,
     TailRecord,
@@ -49,7 +49,7 @@ def claims(bitmap: Ints, counters: Ints, limit: int) -> Claim:
 
 
 def plan(
-    registers: Registers, packet: Tensor, record: StepRecord, marks: Marks, rules: Rules,
+    registers: Registers, packet: Tensor, record: StepRecord, marks: StepMarks, rules: Rules,
     tails: TailRecord | None = None,
 ) -> None:  # fmt: skip
     """Decides read, write and snapshot slots for a batch, claims the slots that are needed, and advances the labels.

@@ -22,7 +22,7 @@ from memstate.requests.holdings import PUBLISHED
 from memstate.requests.marks import require_lengths
 from memstate.tiers.host.tier import Hit
 from memstate.tiers.prefetch.fetch import Fetch
-from memstate.tokens import BYTES, EMPTY, Prompt, Tokens
+from memstate.tokens import BYTES, EMPTY, SaltedTokens, Tokens
 
 PER_ROW = REGISTERS_PER_ROW
 Lack = OutOfRows | OutOfPages | OutOfSlots
@@ -48,7 +48,7 @@ class Start:
 
     request: Request
     tokens: int
-    prompt: Prompt
+    prompt: SaltedTokens
     source: Source = ZEROS
     hit: Hit | None = None
     session: Conversation | None = None
@@ -156,7 +156,7 @@ class Admission(Verbs):
         own = match.host_length if self._tiers.settings.group is None else 0
         return self._tiers.prefetch(prompt, match, max(length, match.length, own))
 
-    def _extent(self, prompt: Prompt, request: Request) -> tuple[int, int] | None:
+    def _extent(self, prompt: SaltedTokens, request: Request) -> tuple[int, int] | None:
         """Returns `extent` of `PrefixCache.match`; None if the manager keeps the KV.
 
         Raises:
@@ -170,7 +170,7 @@ class Admission(Verbs):
         return self._cache.names.extent(prompt, request.length, request.reach)
 
     def _matched(
-        self, prompt: Prompt, session: Session | None, extent: tuple[int, int] | None = None
+        self, prompt: SaltedTokens, session: Session | None, extent: tuple[int, int] | None = None
     ) -> tuple[Match, int]:
         """Returns the match of a prompt in cache and host memory, and the length of the state that its session has."""
         if not self._cache.enabled:

@@ -33,7 +33,7 @@ SCRATCH = 1 << 26  # bytes of slots that are compared in one operation
 ODD = -0x61C8864680B583EB  # factor that spreads the weights of a sum over 64 bits
 
 
-class Block(NamedTuple):
+class PlaneLayer(NamedTuple):
     """One layer of a plane.
 
     Attributes:
@@ -71,7 +71,7 @@ class Block(NamedTuple):
         return (words * (torch.arange(1, 2 * words.shape[1], 2, device=words.device) * ODD)).sum(1)
 
 
-class Place(NamedTuple):
+class WrongBytes(NamedTuple):
     """A slot of a step whose bytes are wrong, in one layer of a plane.
 
     Attributes:
@@ -104,7 +104,7 @@ class Canary:
     ) -> None:
         self._log, self._moves, self._snapshots, self._marks = log, moves, snapshots, marks
         self._counts = planes.backend.counts
-        self._blocks, self._stored = list[Block](), list[Block]()
+        self._blocks, self._stored = list[PlaneLayer](), list[PlaneLayer]()
         for region in planes.regions:
             plane, nbytes = region.plane, region.plane.nbytes
             number = plane.dtype.itemsize // (2 if plane.dtype.is_complex else 1)
@@ -113,7 +113,7 @@ class Canary:
             repeated = np.resize(np.frombuffer(NAN if is_nan else NUMBERS, np.uint8), nbytes)
             pattern = lasting.tensor(repeated, torch.uint8, planes.device)
             blocks = [
-                Block(plane, region.first + layer, data[:, :nbytes], pattern, unit, is_nan)
+                PlaneLayer(plane, region.first + layer, data[:, :nbytes], pattern, unit, is_nan)
                 for layer, data in enumerate(region.blocks if nbytes else ())
             ]
             self._blocks += blocks
@@ -125,7 +125,7 @@ class Canary:
     def forget(self) -> None:
         """Stops watching a step."""
         self._step: Step | None = None
-        self._wrong: list[Place] | None = None  # wrong places of the watched step, if it was replayed
+        self._wrong: list[WrongBytes] | None = None  # wrong places of the watched step, if it was replayed
 
     def planned(self, step: Step, due: bool, replayed: bool) -> None:
         """Watches a step from now on.
@@ -224,15 +224,15 @@ class Canary:
             return slots[:marked]
         return slots * (torch.arange(len(slots), device=slots.device) < count)
 
-    def _look(self, step: Step) -> list[Place]:
+    def _look(self, step: Step) -> list[WrongBytes]:
         """Returns the slots of a step whose bytes are wrong: first those that were only to be read, then by vector."""
         self._counts.syncs += 1
-        record, wrong = step.record, list[Place]()
+        record, wrong = step.record, list[WrongBytes]()
         if (read := self._only_read(record)) is not None and len(at := read.nonzero()[:, 0]):
             for block, sums in zip(self._blocks, self._sums, strict=True):
                 for part in at.split(_most(block)):
                     changed = part[block.sums(read[part]) != sums[part]]
-                    wrong += [Place("read", entry, block.plane.name, block.layer) for entry in changed.tolist()]
+                    wrong += [WrongBytes("read", entry, block.plane.name, block.layer) for entry in changed.tolist()]
         for vector, slots in self._targets(record, step.marked):
             if not len(at := slots.nonzero()[:, 0]):
                 continue
@@ -243,10 +243,10 @@ class Canary:
                         left |= block.all_nan(slots[part]) & ~block.all_nan(record.read[part].long())
                     places = part[left]
                     entries = self._log.marks.entry[places] if vector == "mark" else places
-                    wrong += [Place(vector, entry, block.plane.name, block.layer) for entry in entries.tolist()]
+                    wrong += [WrongBytes(vector, entry, block.plane.name, block.layer) for entry in entries.tolist()]
         return wrong
 
 
-def _most(block: Block) -> int:
+def _most(block: PlaneLayer) -> int:
     """Returns how many slots of a layer are compared in one operation."""
     return max(1, SCRATCH // block.plane.nbytes)

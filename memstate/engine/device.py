@@ -11,7 +11,7 @@ from memstate.checks import sequence
 from memstate.engine.door import Door
 from memstate.engine.verbs import Parts
 from memstate.errors import InvalidArgument
-from memstate.kernels.tables import REGISTERS_PER_ROW, Marks, TailRecord
+from memstate.kernels.tables import REGISTERS_PER_ROW, StepMarks, TailRecord
 from memstate.requests.handles import Row, Snapshot
 from memstate.requests.steps import Step
 from memstate.slots.commands import Action
@@ -57,7 +57,7 @@ class DeviceCalls:
         self.page_table: Tensor = parts.registers.page_table
         self.live_slots: Tensor = table.slots[live]
         self.lengths: Tensor = table.labels[live]
-        self.marks: Marks = parts.log.marks
+        self.marks: StepMarks = parts.log.marks
         self.tails: TailRecord | None = parts.log.tails
 
     def __repr__(self) -> str:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from textwrap import fill
 from typing import Any, Final
 
-from memstate.engine.planner import Residency, Speculation, Split
+from memstate.engine.planner import Residency, SpeculationCost, Split
 from memstate.errors import InvalidArgument
 from memstate.sheet import MEMORY_KINDS, Sheet, Shown, bar, of_bytes, section, sheet
 from memstate.sizes import format_bytes
@@ -50,7 +50,7 @@ class Capacity(Shown):
     marks: int
     residency: tuple[Residency, ...]
     splits: tuple[Split, ...]
-    speculation: Speculation | None = None
+    speculation: SpeculationCost | None = None
     layers: range | None = None
 
     def of(self, strategy: str) -> Split | None:

@@ -18,7 +18,7 @@ from memstate.errors import ConfigurationError
 from memstate.prefix import Prefix
 from memstate.prefix.placement import Placement
 from memstate.requests.tracking import Tracking
-from memstate.sizes import MOST_SLOTS, Part, format_bytes
+from memstate.sizes import MOST_SLOTS, MemoryPart, format_bytes
 from memstate.slots.registers import cell_starts
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.memory import table_bytes
@@ -83,7 +83,7 @@ class Split:
     cached_states: int
     cached_pages: int
     balanced: bool
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
     host: HostRoom | None
     hit_rate: float | None = None
     tail: int = 0
@@ -109,7 +109,7 @@ class Split:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Speculation:
+class SpeculationCost:
     """The cost of steps with drafts: with the tails of memstate, and with a state for each token, as in other engines.
 
     Attributes:
@@ -219,7 +219,7 @@ class Planner:
     tokens: int
     tail: int = 0
 
-    def parts(self, requests: int, slots: int, pages: int, tier: TierBytes | None = None) -> list[Part]:
+    def parts(self, requests: int, slots: int, pages: int, tier: TierBytes | None = None) -> list[MemoryPart]:
         """Returns each part that is allocated on the device.
 
         Without `tier`, the staging of tiers has its largest size. With few host pages it would be smaller.
@@ -229,11 +229,11 @@ class Planner:
             max_batch=requests, tails=self.tail > 0,
         )  # fmt: skip
         if self.kv is not None:
-            parts.append(Part("KV pages", sum(self.kv.arena_bytes(pages)), "context or concurrency"))
+            parts.append(MemoryPart("KV pages", sum(self.kv.arena_bytes(pages)), "context or concurrency"))
         if self.host:
             tier = tier or self.tier(1, INT32_MAX)
             table = table_bytes(self.kv) if self.kv is not None else 0
-            parts.append(Part("staging of tiers", tier.device + table, "Tiers(staging=)"))
+            parts.append(MemoryPart("staging of tiers", tier.device + table, "Tiers(staging=)"))
         return parts
 
     def tier(self, host_slots: int, host_pages: int) -> TierBytes:
@@ -260,13 +260,13 @@ class Planner:
             lambda count: not count or self.fits(count, self.slots(tracking, count), count * self.per_row), INT32_MAX
         )
 
-    def speculation(self, tracking: Tracking) -> Speculation | None:
+    def speculation(self, tracking: Tracking) -> SpeculationCost | None:
         """Returns the cost of drafts under a strategy; None if rows have no tails."""
         if self.layout.rows is None or not self.tail:
             return None
         states = self.tail * self.layout.bytes_per_slot
         rows = StateLayout((Plane("states", (states,), torch.uint8),), layers=1)
-        return Speculation(
+        return SpeculationCost(
             tokens=self.tail, tail_bytes_per_request=self.layout.rows.bytes_per_slot, state_bytes_per_request=states,
             max_requests_with_states=replace(self, layout=replace(self.layout, rows=rows)).most(tracking),
         )  # fmt: skip

@@ -22,7 +22,7 @@ from memstate.slots.inspect import Inspection
 from memstate.slots.registers import RegisterFile
 
 
-class Held(NamedTuple):
+class OwnerHoldings(NamedTuple):
     """The states, pages and leases that one owner reports.
 
     Attributes:
@@ -47,24 +47,24 @@ class Recount(Verbs):
         world: the world.
     """
 
-    def walk(self) -> Iterator[Held]:
+    def walk(self) -> Iterator[OwnerHoldings]:
         """Yields what each owner has, by asking the owner.
 
         Published and leaving states have no owner that can be asked: for them, `Holdings` answers.
         """
         leases = self._cache.leases
         for row in np.flatnonzero(self._table.used).tolist():
-            yield Held(row, (), self._pages.of(row), leases[row].node if row in leases else NO_NODE)
+            yield OwnerHoldings(row, (), self._pages.of(row), leases[row].node if row in leases else NO_NODE)
         for row, states in self._marks.kept.items():
             for state in states:
-                yield Held(Marked(row, self._marks.kind(state)), [state])
+                yield OwnerHoldings(Marked(row, self._marks.kind(state)), [state])
         for session in self._sessions.opened.values():
-            yield Held(session, self._sessions.owned(session), session.pages, session.path)
+            yield OwnerHoldings(session, self._sessions.owned(session), session.pages, session.path)
         for _, node in self._cache.tree.walk():
-            yield Held(node, [node.snapshot] if node.snapshot else (), node.pages)
+            yield OwnerHoldings(node, [node.snapshot] if node.snapshot else (), node.pages)
         for owner in (PUBLISHED, LEAVING):
             for state in self._holdings.of(owner.holds):
-                yield Held(owner, [state], state.pages)
+                yield OwnerHoldings(owner, [state], state.pages)
 
     def miscounts(self, seen: Inspection, names: dict[int, tuple[str, str]], read: RegisterFile) -> list[str]:
         """Returns a sentence for each count that is wrong.
@@ -114,7 +114,7 @@ class Recount(Verbs):
         if wrong := self._wrong_owners(list(self.walk())):
             raise LeakFound("; ".join(wrong))
 
-    def _wrong_owners(self, held: Sequence[Held]) -> list[str]:
+    def _wrong_owners(self, held: Sequence[OwnerHoldings]) -> list[str]:
         """Returns the faults of owners: states with another owner than `Holdings` names, and wrong counts there."""
         holdings, seen, faults = self._holdings, dict[int, Owner | int](), list[str]()
         kept = {register: state for states in holdings.held.values() for register, state in states.items()}

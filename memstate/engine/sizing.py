@@ -9,7 +9,7 @@ from memstate.errors import ConfigurationError
 from memstate.kernels.levels import bitmap_ints
 from memstate.kernels.tables import COUNTERS
 from memstate.requests.steps import record_bytes
-from memstate.sizes import Part
+from memstate.sizes import MemoryPart
 from memstate.slots.commands import step_ints
 from memstate.slots.registers import cell_starts, register_count
 from memstate.slots.upload import INTS, RING
@@ -81,7 +81,7 @@ def require_fit(
 def device_parts(
     layout: StateLayout, *, slots: int, rows: int, snapshots: int, per_row: int, max_batch: int,
     given: bool = False, tails: bool = False,
-) -> list[Part]:  # fmt: skip
+) -> list[MemoryPart]:  # fmt: skip
     """Returns each part that a manager allocates on the device when it is built.
 
     The upload buffer can grow later, for a large packet. If the caller gives the planes, they are left out, and so is
@@ -90,26 +90,26 @@ def device_parts(
     own = [] if given else [layout]
     of_rows = [] if layout.rows is None else [layout.rows]
     return [
-        Part("planes", sum(sum(each.arena_bytes(slots)) for each in own), "slots, or the sizes of the layout"),
-        *(Part("planes of rows", sum(each.arena_bytes(rows)), "max_requests or preallocated") for each in of_rows),
-        Part("registers, columns and page table", 4 * cell_starts(rows, snapshots, per_row, tails)[-1], CELLS),
-        Part(
+        MemoryPart("planes", sum(sum(each.arena_bytes(slots)) for each in own), "slots, or the sizes of the layout"),
+        *(MemoryPart("planes of rows", sum(one.arena_bytes(rows)), "max_requests or preallocated") for one in of_rows),
+        MemoryPart("registers, columns and page table", 4 * cell_starts(rows, snapshots, per_row, tails)[-1], CELLS),
+        MemoryPart(
             "tile table", sum(map(table_bytes, (*own, *of_rows))) + ring_table_bytes(layout), "the sizes of the layout"
         ),
-        Part("bitmap", 4 * bitmap_ints(slots), "slots"),
-        Part("counters", 4 * COUNTERS, "slots"),
-        Part("step records", record_bytes(max_batch, snapshots, tails), f"{BATCH} or snapshots"),
-        Part("packet of a step", 4 * step_ints(max_batch), BATCH),
-        Part("upload buffer", 4 * INTS, BATCH),
+        MemoryPart("bitmap", 4 * bitmap_ints(slots), "slots"),
+        MemoryPart("counters", 4 * COUNTERS, "slots"),
+        MemoryPart("step records", record_bytes(max_batch, snapshots, tails), f"{BATCH} or snapshots"),
+        MemoryPart("packet of a step", 4 * step_ints(max_batch), BATCH),
+        MemoryPart("upload buffer", 4 * INTS, BATCH),
     ]  # fmt: skip
 
 
-def host_parts(*, rows: int, snapshots: int, pages: int) -> list[Part]:
+def host_parts(*, rows: int, snapshots: int, pages: int) -> list[MemoryPart]:
     """Returns each part that a manager allocates on the host, without the overhead of Python's lists."""
     return [
-        Part("mirrors of registers", PER_REGISTER * register_count(rows, snapshots), "max_requests or snapshots"),
-        Part("lists of published snapshots", PER_SNAPSHOT * snapshots, "snapshots (default: slots)"),
-        Part("request table", PER_ROW * (rows + 1), "max_requests or preallocated"),
-        Part("page lists", PER_PAGE * pages, "Pages(count=)"),
-        Part("upload ring", 4 * INTS * RING, "slots"),
+        MemoryPart("mirrors of registers", PER_REGISTER * register_count(rows, snapshots), "max_requests or snapshots"),
+        MemoryPart("lists of published snapshots", PER_SNAPSHOT * snapshots, "snapshots (default: slots)"),
+        MemoryPart("request table", PER_ROW * (rows + 1), "max_requests or preallocated"),
+        MemoryPart("page lists", PER_PAGE * pages, "Pages(count=)"),
+        MemoryPart("upload ring", 4 * INTS * RING, "slots"),
     ]

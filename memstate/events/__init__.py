@@ -20,7 +20,7 @@ except ImportError as error:
 
 from memstate.events.index import Index, Resumable
 from memstate.events.subscriber import Subscriber
-from memstate.events.wire import AllBlocksCleared, Batch, BlockRemoved, BlockStored, salt_tag
+from memstate.events.wire import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, salt_tag
 from memstate.lazy import exports
 
 if TYPE_CHECKING:
@@ -31,5 +31,6 @@ _later: list[str] = []
 if not TYPE_CHECKING:  # a type checker reads the imports above
     __getattr__, _later = exports(__name__)
 __all__ = [
-    "AllBlocksCleared", "Batch", "BlockRemoved", "BlockStored", "Index", "Resumable", "Subscriber", "salt_tag", *_later,
+    "AllBlocksCleared", "BlockRemoved", "BlockStored", "EventBatch", "Index", "Resumable", "Subscriber", "salt_tag",
+    *_later,
 ]  # fmt: skip

@@ -14,10 +14,10 @@ from memstate.events.wire import (
     KV,
     STATES,
     AllBlocksCleared,
-    Batch,
     BlockRemoved,
     BlockStored,
     Event,
+    EventBatch,
     salt_tag,
     shorten,
 )
@@ -65,7 +65,7 @@ class Feed:
         """Makes the next batch a snapshot."""
         self._whole, self._events = True, []
 
-    def take(self) -> Batch | None:
+    def take(self) -> EventBatch | None:
         """Returns the events since the last call, None if there are none.
 
         Syncs: no.
@@ -73,7 +73,7 @@ class Feed:
         if self._whole:
             self._whole, self._events = False, self._snapshot()
         events, self._events = self._events, []
-        return Batch(time.time(), events, self._rank) if events else None
+        return EventBatch(time.time(), events, self._rank) if events else None
 
     def pages_stored(self, node: Node, first: int) -> None:
         """Notes that pages got KV; see `Watcher`."""

@@ -9,7 +9,7 @@ events of vLLM and SGLang. A block counts while any medium has it, such as devic
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from memstate.events.wire import RECURRENT, AllBlocksCleared, Batch, BlockRemoved, BlockStored, Hash, salt_tag
+from memstate.events.wire import RECURRENT, AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, Hash, salt_tag
 from memstate.tokens import BYTES as TOKEN
 from memstate.tokens import Tokens, encode
 
@@ -30,7 +30,7 @@ class Resumable(NamedTuple):
     kv: int
 
 
-class Blocks:
+class WorkerBlocks:
     """The blocks of one worker."""
 
     def __init__(self) -> None:
@@ -113,15 +113,15 @@ class Index:
     """Answers which worker can resume a prompt, from the events of all workers.
 
     Example:
-        >>> from memstate.events import Batch, BlockStored
+        >>> from memstate.events import BlockStored, EventBatch
         >>> index = Index()
-        >>> index.apply("a", Batch(0.0, [BlockStored([1, 2], None, [5, 6, 7, 8], block_size=2)]))
+        >>> index.apply("a", EventBatch(0.0, [BlockStored([1, 2], None, [5, 6, 7, 8], block_size=2)]))
         >>> index.find([5, 6, 7, 8, 9])
         [Resumable(worker='a', length=4, kv=4)]
     """
 
     def __init__(self) -> None:
-        self._workers: dict[str, Blocks] = {}
+        self._workers: dict[str, WorkerBlocks] = {}
 
     def __repr__(self) -> str:
         return f"Index({len(self._workers)} workers, {sum(map(len, self._workers.values()))} blocks)"
@@ -131,14 +131,14 @@ class Index:
         """The workers whose events have been applied."""
         return tuple(self._workers)
 
-    def apply(self, worker: str, batch: Batch) -> None:
+    def apply(self, worker: str, batch: EventBatch) -> None:
         """Applies a batch of events.
 
         Args:
             worker: The worker that sent the batch.
             batch: The events. Apply the batches of a worker in their order.
         """
-        blocks = self._workers.setdefault(worker, Blocks())
+        blocks = self._workers.setdefault(worker, WorkerBlocks())
         for event in batch.events:
             match event:
                 case BlockStored():

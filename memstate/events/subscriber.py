@@ -25,7 +25,7 @@ MESSAGES: Final = 1000  # messages of a worker that a call reads, at most; as ma
 
 
 @dataclass
-class Source:
+class WorkerStream:
     """One worker's stream of batches.
 
     Attributes:
@@ -71,7 +71,7 @@ class Subscriber:
 
     def __init__(self, index: Index, topic: str = "") -> None:
         self.index, self._topic, self.faults = index, topic.encode(), 0
-        self._sources: dict[str, Source] = {}
+        self._sources: dict[str, WorkerStream] = {}
 
     def add(self, worker: str, endpoint: str, replay: str | None = None) -> None:
         """Begins to listen to a worker, and asks it for all batches that it keeps.
@@ -91,11 +91,11 @@ class Subscriber:
                 self._connect(zmq.SUB, address).close()  # finds a wrong address now, not in a later `poll`
         self._sources[worker] = self._listen(endpoint, replay)
 
-    def _listen(self, endpoint: str, replay: str | None) -> Source:
+    def _listen(self, endpoint: str, replay: str | None) -> WorkerStream:
         sub: Any = zmq.Context.instance().socket(zmq.SUB)
         monitor = sub.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
         sub.setsockopt(zmq.SUBSCRIBE, self._topic)
-        return Source(endpoint, self._connect(zmq.SUB, endpoint, sub), monitor, replay)
+        return WorkerStream(endpoint, self._connect(zmq.SUB, endpoint, sub), monitor, replay)
 
     @staticmethod
     def _connect(kind: int, endpoint: str, given: Any = None) -> Any:
@@ -132,13 +132,13 @@ class Subscriber:
         self._sources = {}
 
     @staticmethod
-    def _close(source: Source) -> None:
+    def _close(source: WorkerStream) -> None:
         source.sub.disable_monitor()
         for socket in (source.sub, source.monitor, source.dealer):
             if socket is not None:
                 socket.close()
 
-    def _poll(self, worker: str, source: Source) -> int:
+    def _poll(self, worker: str, source: WorkerStream) -> int:
         applied = 0
         while source.monitor.poll(0):
             if recv_monitor_message(source.monitor)["event"] == zmq.EVENT_CONNECTED:
@@ -168,20 +168,20 @@ class Subscriber:
             self._ask(source)
         return applied
 
-    def _listen_again(self, worker: str, source: Source) -> None:
+    def _listen_again(self, worker: str, source: WorkerStream) -> None:
         """Forgets a worker and listens with new sockets. Old messages are dropped: a new process numbers from 0 on."""
         self._close(source)
         self.index.forget(worker)
         self._sources[worker] = self._listen(source.endpoint, source.replay)
 
-    def _begin(self, worker: str, source: Source) -> None:
+    def _begin(self, worker: str, source: WorkerStream) -> None:
         """Forgets a worker, and asks it for all batches that it keeps."""
         self.index.forget(worker)
         if source.replay is not None:
             source.dealer = self._connect(zmq.DEALER, source.replay)
             self._ask(source)
 
-    def _take(self, worker: str, source: Source, number: bytes, payload: bytes) -> int:
+    def _take(self, worker: str, source: WorkerStream, number: bytes, payload: bytes) -> int:
         """Applies a batch and the held ones that follow it, or holds it. Returns how many were applied."""
         try:
             if len(number) != SEQUENCE or number >= LAST:
@@ -200,7 +200,7 @@ class Subscriber:
             source.nbytes += len(payload) + ENTRY
         return 0
 
-    def _apply(self, worker: str, source: Source) -> int:
+    def _apply(self, worker: str, source: WorkerStream) -> int:
         """Applies the held batches that follow the last one. Returns how many."""
         applied = 0
         while (payload := source.held.pop(source.next, None)) is not None:
@@ -210,13 +210,13 @@ class Subscriber:
             applied += 1
         return applied
 
-    def _skip(self, worker: str, source: Source) -> int:
+    def _skip(self, worker: str, source: WorkerStream) -> int:
         """Skips a gap that cannot be filled: forgets the worker, and applies held batches. Returns how many."""
         self.index.forget(worker)
         source.next = min(source.held)
         return self._apply(worker, source)
 
-    def _ask(self, source: Source) -> None:
+    def _ask(self, source: WorkerStream) -> None:
         if source.dealer is None:
             return
         source.asked = source.next

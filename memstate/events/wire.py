@@ -81,7 +81,7 @@ class AllBlocksCleared(msgspec.Struct, tag=True, gc=False):
 Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 
-class Batch(msgspec.Struct, array_like=True, gc=False):
+class EventBatch(msgspec.Struct, array_like=True, gc=False):
     """The events of one message.
 
     Attributes:
@@ -95,15 +95,15 @@ class Batch(msgspec.Struct, array_like=True, gc=False):
     data_parallel_rank: int | None = None
 
 
-_encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Batch)
+_encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(EventBatch)
 
 
-def pack(batch: Batch) -> bytes:
+def pack(batch: EventBatch) -> bytes:
     """Returns a batch as bytes."""
     return _encoder.encode(batch)
 
 
-def unpack(payload: bytes) -> Batch:
+def unpack(payload: bytes) -> EventBatch:
     """Returns the batch in a message of memstate, vLLM or SGLang. Unknown fields are left out.
 
     Raises:

@@ -7,7 +7,7 @@ Export costs the loop of a manager nothing: a scrape reads counts of the host, i
 nothing and never waits for the device. Only `steps=True` adds to each call: two looks at the clock.
 """
 
-from memstate.metrics.prometheus import Collector, Server, collector, registry, serve
+from memstate.metrics.prometheus import Collector, FigureServer, collector, registry, serve
 from memstate.metrics.table import FIGURES, Figure
 
-__all__ = ["FIGURES", "Collector", "Figure", "Server", "collector", "registry", "serve"]
+__all__ = ["FIGURES", "Collector", "Figure", "FigureServer", "collector", "registry", "serve"]

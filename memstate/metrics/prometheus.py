@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 from memstate.checks import is_count
 from memstate.engine.manager import StateManager
 from memstate.errors import ConfigurationError, InvalidArgument
-from memstate.metrics.reading import Source
+from memstate.metrics.reading import ExportedManager
 from memstate.metrics.table import COMMON, FIGURES, Figure
 
 if TYPE_CHECKING:
@@ -32,7 +32,9 @@ def _client() -> Any:
     return prometheus_client
 
 
-def sources_of(mem: Managers, tenant: Callable[[Hashable], str] | None, top: int, steps: bool) -> dict[str, Source]:
+def sources_of(
+    mem: Managers, tenant: Callable[[Hashable], str] | None, top: int, steps: bool
+) -> dict[str, ExportedManager]:
     """Returns name -> source of the figures, for each manager.
 
     Args:
@@ -55,10 +57,10 @@ def sources_of(mem: Managers, tenant: Callable[[Hashable], str] | None, top: int
         raise InvalidArgument(f"tenant={tenant!r}: expected a function, salt -> name, or None")
     if not is_count(top) or top < 1:
         raise InvalidArgument(f"top={top!r}: expected a number of tenants, from 1 on")
-    made: dict[str, Source] = {}
+    made: dict[str, ExportedManager] = {}
     try:
         for name, each in named.items():
-            made[name] = Source(each, tenant, top, steps)
+            made[name] = ExportedManager(each, tenant, top, steps)
     except Exception:
         for source in made.values():
             source.close()
@@ -75,7 +77,7 @@ class Collector:
         sources: name -> source of a manager's figures.
     """
 
-    def __init__(self, sources: Mapping[str, Source]) -> None:
+    def __init__(self, sources: Mapping[str, ExportedManager]) -> None:
         self._sources, self._core = sources, _client().core
 
     def describe(self) -> "Iterable[Metric]":
@@ -171,7 +173,7 @@ def _registered(made: Collector) -> "CollectorRegistry":
     return registry
 
 
-class Server:
+class FigureServer:
     """Serves figures over HTTP in threads of its own, until `close`.
 
     Attributes:
@@ -187,7 +189,7 @@ class Server:
         self.url = f"http://{host}:{self.port}/metrics"
 
     def __repr__(self) -> str:
-        return f"Server({self.url})"
+        return f"FigureServer({self.url})"
 
     def __enter__(self) -> Self:
         return self
@@ -207,7 +209,7 @@ class Server:
 def serve(
     mem: Managers, port: int = PORT, *, address: str = "127.0.0.1", tenant: Callable[[Hashable], str] | None = None,
     top: int = 10, steps: bool = False,
-) -> Server:  # fmt: skip
+) -> FigureServer:  # fmt: skip
     """Serves the figures of managers over HTTP, for Prometheus and for `memstate top`.
 
     This is the official client's `start_http_server`, without password and encryption. By default only this machine
@@ -215,7 +217,7 @@ def serve(
 
     Args:
         mem: as for `collector`.
-        port: the port; 0: any free one, see `Server.port`.
+        port: the port; 0: any free one, see `FigureServer.port`.
         address: the address to listen at; "0.0.0.0" means all addresses of this machine.
         tenant: as for `collector`.
         top: as for `collector`.
@@ -237,7 +239,7 @@ def serve(
         raise InvalidArgument(f"address={address!r}: expected a text, such as '127.0.0.1' or '0.0.0.0'")
     made = collector(mem, tenant=tenant, top=top, steps=steps)
     try:
-        return Server(made, port, address)
+        return FigureServer(made, port, address)
     except (OSError, UnicodeError) as error:  # UnicodeError: the address is no valid host name
         made.close()
         why = getattr(error, "strerror", None) or error

@@ -76,7 +76,7 @@ def between_calls(guard: Guard, look: Callable[[], Read], patience: float = PATI
         time.sleep(PAUSE)
 
 
-class Source:
+class ExportedManager:
     """A manager whose figures are exported. It does not keep the manager alive.
 
     Make it in the thread of the manager's loop.

@@ -30,7 +30,7 @@ from memstate.requests.holdings import Holdings
 from memstate.requests.page_table import PageTable
 from memstate.requests.pages import NO_PAGES, Ids
 from memstate.slots.commands import CommandBuffer
-from memstate.tokens import BYTES, Prompt
+from memstate.tokens import BYTES, SaltedTokens
 
 DECODED = ("boundary", "end")  # kinds of states whose length is beyond the prompt
 
@@ -95,7 +95,7 @@ class PrefixCache(Contents):
         held = f"{self.states} states, {self.tree.total_pages} pages in {self.tree.nodes} nodes"
         return "PrefixCache({}, {}, {})".format(held, *self._policies)
 
-    def match(self, prompt: Prompt, most: int | None = None, extent: tuple[int, int] | None = None) -> Match:
+    def match(self, prompt: SaltedTokens, most: int | None = None, extent: tuple[int, int] | None = None) -> Match:
         """Looks a prompt up and changes nothing.
 
         Args:
@@ -118,7 +118,7 @@ class PrefixCache(Contents):
         snapshot, remembered = stated.snapshot if stated else None, lookup.known.end * size
         return Match(known, above * size, kv * size, gone * size, snapshot, found=lookup, known_length=remembered)
 
-    def hold(self, match: Match, prompt: Prompt) -> Lease:
+    def hold(self, match: Match, prompt: SaltedTokens) -> Lease:
         """Leases the path of a match until `release`: eviction leaves its KV alone.
 
         The matched state gets one more reader. The caller ends this read.
@@ -268,7 +268,7 @@ class PrefixCache(Contents):
         self.hear(match.found, match.tokens)
 
     def file(
-        self, rows: Iterable[tuple[Lease, Prompt, int, Ids, Sequence[tuple[int, int, str]]]]
+        self, rows: Iterable[tuple[Lease, SaltedTokens, int, Ids, Sequence[tuple[int, int, str]]]]
     ) -> list[Snapshot | None]:
         """Takes the KV of rows, and those of their states that the policy admits.
 
@@ -336,7 +336,7 @@ class PrefixCache(Contents):
             self._forget(0)
             self._clearing = False
 
-    def adopt(self, snapshot: Snapshot, prompt: Prompt, pages: Ids) -> Node | None:
+    def adopt(self, snapshot: Snapshot, prompt: SaltedTokens, pages: Ids) -> Node | None:
         """Takes over the state of a session that makes way. The state stays in its register.
 
         Args:
@@ -364,7 +364,7 @@ class PrefixCache(Contents):
         return self._holdings.held["cached"].get(snapshot.register) is snapshot
 
     def _file(
-        self, lease: Lease, prompt: Prompt, end: int, pages: Ids, states: Sequence[tuple[int, int, str]],
+        self, lease: Lease, prompt: SaltedTokens, end: int, pages: Ids, states: Sequence[tuple[int, int, str]],
         moves: list[tuple[int, int]],
     ) -> list[Snapshot]:  # fmt: skip
         """Does the work of `file` for one row, and returns the row's states that are cached now, ascending.
@@ -397,7 +397,7 @@ class PrefixCache(Contents):
         self._move_lease(lease, self._shared(node, pages))
         return kept
 
-    def _place(self, prompt: Prompt, end: int, pages: Ids, kind: str, start: Node | None) -> Node | None:
+    def _place(self, prompt: SaltedTokens, end: int, pages: Ids, kind: str, start: Node | None) -> Node | None:
         """Returns the node for a state of the first `end` pages of a prompt, None if the policy declines the state.
 
         A node that is returned with a state has one of the same tokens: a duplicate. `start` is a leased node on the
@@ -416,7 +416,7 @@ class PrefixCache(Contents):
             return None
         return self._grow(prompt, end, pages, start)
 
-    def _named_twice(self, prompt: Prompt, end: int) -> bool:
+    def _named_twice(self, prompt: SaltedTokens, end: int) -> bool:
         """Returns whether the key of a block names another prefix as well. If so, neither keeps a state under it."""
         key = prompt.key[(end - 1) * self._unit : end * self._unit]
         others = [node for node in self.by_key.get(key, ()) if self.tree.salt(node) == prompt.salt]
@@ -463,7 +463,7 @@ class PrefixCache(Contents):
         self.tree.unlease(before)
         self.drop_bare(before)
 
-    def _grow(self, prompt: Prompt, end: int, pages: Ids, start: Node | None) -> Node:
+    def _grow(self, prompt: SaltedTokens, end: int, pages: Ids, start: Node | None) -> Node:
         """Returns the node that ends at page `end` of a prompt, with KV on its path. `start` is a node of the path."""
         node, had = self.tree.insert(prompt, pages, start, end)
         if had < end:
@@ -473,7 +473,7 @@ class PrefixCache(Contents):
                 self.watcher.pages_stored(node, had)
         return node
 
-    def _attach(self, node: Node, state: Snapshot, kind: str, prompt: Prompt) -> None:
+    def _attach(self, node: Node, state: Snapshot, kind: str, prompt: SaltedTokens) -> None:
         """Notes the state of a node, whose holder belongs to the node already."""
         policy = self.state_policy  # makes the policy learn of earlier requests before the node changes
         node.snapshot, node.evicted, node.kind = state, False, prompt.kind
@@ -507,7 +507,7 @@ class PrefixCache(Contents):
             self._commands.move([to for to, _ in moves], [of for _, of in moves])
             moves.clear()
 
-    def insert_loaded(self, prompt: Prompt) -> tuple[Node, int, Ids]:
+    def insert_loaded(self, prompt: SaltedTokens) -> tuple[Node, int, Ids]:
         """Claims a holder and a slot for a state that the tiers load, and pages for the path to it.
 
         Call this only if a holder, a slot and the pages are free. Call `loaded` once the loads are under way.

@@ -7,7 +7,7 @@ from memstate.prefix.lease import NO_NODE
 from memstate.prefix.tree import Node
 from memstate.requests.handles import Session, Snapshot
 from memstate.requests.pages import NO_PAGES, Ids
-from memstate.tokens import EMPTY, Prompt
+from memstate.tokens import EMPTY, SaltedTokens
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Conversation:
 
     holds: ClassVar[str] = "session"
     handle: Session
-    prompt: Prompt = EMPTY
+    prompt: SaltedTokens = EMPTY
     kept: list[Snapshot] = field(default_factory=list)
     pages: Ids = field(default_factory=lambda: NO_PAGES)
     path: Node = NO_NODE

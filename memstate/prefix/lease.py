@@ -8,7 +8,7 @@ from memstate.prefix.match import Match
 from memstate.prefix.tree import Node
 from memstate.requests.handles import Snapshot
 from memstate.slots.registers import Longs
-from memstate.tokens import Keys, Prompt, Tokens
+from memstate.tokens import Keys, SaltedTokens, Tokens
 
 NO_NODE = Node(None, b"")  # the path of a lease that shares nothing
 NO_MATCH = Match(0, 0, 0, 0)
@@ -102,7 +102,7 @@ class Lease:
     """
 
     node: Node
-    prompt: Prompt
+    prompt: SaltedTokens
     match: Match
     own: dict[Node, int] = field(default_factory=dict)
     decoded: Snapshot | None = None

@@ -7,7 +7,7 @@ from memstate import logs
 from memstate.checks import is_count, is_whole, require_kind, require_salt, shown
 from memstate.errors import InvalidArgument
 from memstate.requests.handles import Request
-from memstate.tokens import BYTES, Prompt, encode, encode_keys
+from memstate.tokens import BYTES, SaltedTokens, encode, encode_keys
 
 IDS = 2**24  # more blocks than an engine has; hashes of 64 bits are hardly ever so small
 
@@ -64,7 +64,7 @@ class Names:
                 logs.event(logs.logger("prefix"), logging.WARNING, "keys like ids", keys=shown(given), why=why)
         return encoded
 
-    def prompt(self, request: Request) -> Prompt:
+    def prompt(self, request: Request) -> SaltedTokens:
         """Returns the prompt of a request: its tokens or keys, its salt and its kind.
 
         Args:
@@ -76,9 +76,11 @@ class Names:
         tokens, keys, salt, kind = request.tokens, request.keys, request.salt, request.kind
         given = self.of(tokens, keys) if self.keyed or keys is not None else tokens
         key = b"" if given is None else self.encode(given) if self.keyed else encode(given)
-        return Prompt(key, salt if salt is None else require_salt(salt), kind if kind is None else require_kind(kind))
+        return SaltedTokens(
+            key, salt if salt is None else require_salt(salt), kind if kind is None else require_kind(kind)
+        )
 
-    def extent(self, prompt: Prompt, length: int | None, reach: int | None) -> tuple[int, int]:
+    def extent(self, prompt: SaltedTokens, length: int | None, reach: int | None) -> tuple[int, int]:
         """Returns how many tokens a prompt has, and how far the KV of the caller reaches.
 
         Args:

@@ -28,7 +28,7 @@ from memstate.requests.holdings import Holdings
 from memstate.requests.page_table import PageTable
 from memstate.requests.pages import NO_PAGES
 from memstate.slots.commands import CommandBuffer
-from memstate.tokens import BYTES, EMPTY, Prompt, common
+from memstate.tokens import BYTES, EMPTY, SaltedTokens, common
 
 _SERIALS = count(1)  # one sequence for all managers: the handle of another manager is stale
 
@@ -200,7 +200,7 @@ class Sessions:
         return session
 
     @staticmethod
-    def shared(session: Conversation, prompt: Prompt) -> int:
+    def shared(session: Conversation, prompt: SaltedTokens) -> int:
         """Returns how many first tokens a prompt has in common with the session's last turn.
 
         Args:
@@ -209,7 +209,7 @@ class Sessions:
         """
         return common(session.prompt.key, prompt.key, BYTES) // BYTES if prompt.salt == session.prompt.salt else 0
 
-    def find(self, session: Conversation, prompt: Prompt, shared: int | None = None) -> Source:
+    def find(self, session: Conversation, prompt: SaltedTokens, shared: int | None = None) -> Source:
         """Finds the session's states from which a prompt can start. At least the last token is left to compute.
 
         Args:
@@ -252,7 +252,9 @@ class Sessions:
         self._pages.allocator.release(session.pages[len(turn.pages) :])
         session.pages = session.pages[: len(turn.pages)]
 
-    def compare(self, session: Conversation, prompt: Prompt, shared: int, length: int, cache: PrefixCache) -> None:
+    def compare(
+        self, session: Conversation, prompt: SaltedTokens, shared: int, length: int, cache: PrefixCache
+    ) -> None:
         """Notes whether a turn goes on from the last answer, or parts from it. Call this before `begin`.
 
         A turn that is only a beginning of the last one, or follows an aborted one, does neither.
@@ -277,7 +279,7 @@ class Sessions:
             cache.supersede(session.own, length, length)  # the turn leaves the path of all other states
         session.asked = prompt.tokens
 
-    def begin(self, session: Conversation, row: int, prompt: Prompt) -> Node:
+    def begin(self, session: Conversation, row: int, prompt: SaltedTokens) -> Node:
         """Begins a turn. Its row has the states and shares the pages already.
 
         Args:

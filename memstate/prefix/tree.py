@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from memstate.requests.handles import Snapshot
 from memstate.requests.pages import NO_PAGES, Ids
-from memstate.tokens import Prompt, common
+from memstate.tokens import SaltedTokens, common
 
 
 class Node:
@@ -96,10 +96,10 @@ class Tree:
 
     Example:
         >>> tree = Tree(page=2)
-        >>> node, had = tree.insert(Prompt(b"aabbcc", salt=None), array("q", [1, 2, 3]))
-        >>> tree.insert(Prompt(b"aabbdd", salt=None), array("q", [1, 2, 4]))[1]  # pages that had KV
+        >>> node, had = tree.insert(SaltedTokens(b"aabbcc", salt=None), array("q", [1, 2, 3]))
+        >>> tree.insert(SaltedTokens(b"aabbdd", salt=None), array("q", [1, 2, 4]))[1]  # pages that had KV
         2
-        >>> lookup = tree.find(Prompt(b"aabbccee", salt=None))
+        >>> lookup = tree.find(SaltedTokens(b"aabbccee", salt=None))
         >>> lookup.kv, tree.pages_to(lookup.reach).tolist()
         (3, [1, 2, 3])
     """
@@ -120,7 +120,7 @@ class Tree:
             self._salts[root] = salt
         return self.roots[salt]
 
-    def find(self, prompt: Prompt, end: int | None = None, start: "Node | None" = None) -> Found:
+    def find(self, prompt: SaltedTokens, end: int | None = None, start: "Node | None" = None) -> Found:
         """Follows a prompt as far as whole pages agree. The cost is linear in the prompt, for a tree of any size.
 
         Args:
@@ -158,7 +158,7 @@ class Tree:
         return Found(known, stated, gone, kv // page, reach)
 
     def insert(
-        self, prompt: Prompt, pages: Ids, start: "Node | None" = None, end: int | None = None
+        self, prompt: SaltedTokens, pages: Ids, start: "Node | None" = None, end: int | None = None
     ) -> tuple[Node, int]:
         """Makes a node end at a page of a prompt, and gives KV to the path that leads to it.
 
@@ -305,7 +305,7 @@ class Tree:
         """Replaces all content of this tree by that of another."""
         vars(self).update(vars(other))
 
-    def sound(self, kv: bool) -> Iterator[tuple[Prompt, Ids, Node]]:
+    def sound(self, kv: bool) -> Iterator[tuple[SaltedTokens, Ids, Node]]:
         """Yields each node whose key, end and pages fit its ancestors, parents first. Ghosts are left out.
 
         Args:
@@ -315,7 +315,7 @@ class Tree:
             Triples: tokens and salt from the root to the node's end, ids of all pages there, and the node.
         """
         for salt, root in self.roots.items():
-            waiting = [(Prompt(b"", salt), NO_PAGES, root)]
+            waiting = [(SaltedTokens(b"", salt), NO_PAGES, root)]
             while waiting:
                 (key, *_), pages, node = waiting.pop()
                 for first, child in node.children.items():
@@ -324,7 +324,7 @@ class Tree:
                     placed = child.parent is node and child.end * self.page == len(key) + len(child.key)
                     if child.ghost or not (whole and placed and len(child.pages) == (size if kv else 0)):
                         continue
-                    waiting.append((Prompt(key + child.key, salt), pages + child.pages, child))
+                    waiting.append((SaltedTokens(key + child.key, salt), pages + child.pages, child))
                     yield waiting[-1]
 
     def miscounts(self, leased: "Counter[Node]") -> list[str]:

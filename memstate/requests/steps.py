@@ -20,7 +20,7 @@ from memstate import lasting
 from memstate.checks import counts
 from memstate.errors import InvalidArgument, StaleHandle
 from memstate.kernels.rules import DRAFTS, FOLD
-from memstate.kernels.tables import REGISTERS_PER_ROW, Cursor, Marks, StepRecord, TailRecord
+from memstate.kernels.tables import REGISTERS_PER_ROW, Cursor, StepMarks, StepRecord, TailRecord
 from memstate.requests.handles import Row
 from memstate.requests.table import RequestTable
 from memstate.slots.registers import Ints, Longs
@@ -155,7 +155,7 @@ class Step:
     batch: Batch = field(repr=False)
     before: Longs
     after: Longs
-    marks: Marks = field(repr=False)
+    marks: StepMarks = field(repr=False)
     marked: int = 0
     label: Longs | None = None
     tails: TailRecord | None = field(default=None, repr=False)
@@ -241,7 +241,7 @@ def record_bytes(max_batch: int, marks: int = 0, tails: bool = False) -> int:
         tails: whether rows have tails.
     """
     columns = len(StepRecord._fields) + (len(TailRecord._fields) - 1) * tails
-    return 4 * (_width(max_batch) * columns + _width(max(marks, 1)) * len(Marks._fields))
+    return 4 * (_width(max_batch) * columns + _width(max(marks, 1)) * len(StepMarks._fields))
 
 
 def _same(one: Longs, other: Longs) -> bool:
@@ -273,8 +273,8 @@ class StepLog:
         columns = lasting.zeros((len(StepRecord._fields), width), torch.int32, device)
         self._columns = StepRecord(*columns)
         self._records: dict[int, StepRecord] = {}  # batch size -> its slices, kept because slicing tensors takes time
-        count, *places = lasting.zeros((len(Marks._fields), _width(max(marks, 1))), torch.int32, device)
-        self.marks = Marks(count[:1], *places)
+        count, *places = lasting.zeros((len(StepMarks._fields), _width(max(marks, 1))), torch.int32, device)
+        self.marks = StepMarks(count[:1], *places)
         self.tails: TailRecord | None = None
         self._tails: dict[int, TailRecord] = {}  # batch size -> its slices
         if tails:

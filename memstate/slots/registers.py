@@ -21,7 +21,7 @@ from torch import Tensor
 from memstate import lasting
 from memstate.checks import NotCopied
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import REGISTERS_PER_ROW, Marks, Registers, Rules, StepRecord, TailRecord
+from memstate.kernels.tables import REGISTERS_PER_ROW, Registers, Rules, StepMarks, StepRecord, TailRecord
 from memstate.slots.allocator import SlotAllocator
 
 ALIGN = 64  # int32 in 256 bytes
@@ -188,7 +188,7 @@ class RegisterFile(NotCopied):
         self.backend.ownership(self.table, packet)
 
     def plan(
-        self, packet: Tensor, record: StepRecord, marks: Marks, rules: Rules, tails: TailRecord | None = None
+        self, packet: Tensor, record: StepRecord, marks: StepMarks, rules: Rules, tails: TailRecord | None = None
     ) -> None:  # fmt: skip
         """Fills a step record and its marks in one launch; see `Backend.plan`.
 

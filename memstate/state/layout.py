@@ -20,7 +20,7 @@ import torch
 
 from memstate.checks import is_whole, items, require_name, whole
 from memstate.errors import InvalidArgument
-from memstate.sheet import Section, Sheet, Shown, bar, of_bytes, section, sheet
+from memstate.sheet import Sheet, SheetSection, Shown, bar, of_bytes, section, sheet
 from memstate.sizes import INT64_MAX, format_bytes
 from memstate.state.sharding import Owned, Part
 
@@ -190,7 +190,7 @@ class Plane:
         return f"Plane({self.name}[{sizes}] {dtype}, {told}{format_bytes(self.nbytes)} per layer)"
 
 
-class Placement(NamedTuple):
+class PlaneStrides(NamedTuple):
     """The blocks of one plane, in bytes; each starts at arena[offset + layer * layer_stride + slot * slot_stride]."""
 
     arena: int
@@ -200,7 +200,7 @@ class Placement(NamedTuple):
 
 
 class PlaneRow(NamedTuple):
-    """A plane as a row of a table: the bytes of one block, and the `Placement` of its blocks.
+    """A plane as a row of a table: the bytes of one block, and the `PlaneStrides` of its blocks.
 
     In slot_major `offset` and `layer_stride` are bytes from the start of a slot.
     """
@@ -307,19 +307,19 @@ class StateLayout(Shown):
             return ((slots + 1) * self.bytes_per_slot,)
         return tuple(self.layers_of(plane) * (slots + 1) * self.block_bytes(plane) for plane in self.planes)
 
-    def placements(self, slots: int) -> tuple[Placement, ...]:
+    def placements(self, slots: int) -> tuple[PlaneStrides, ...]:
         """Returns where each plane lies in arenas of `slots` slots and the null slot. Raises: InvalidArgument."""
         slots = whole("slots", slots, least=0)
         blocks = [self.block_bytes(plane) for plane in self.planes]
         if self.order == "layer_major":
-            return tuple(Placement(i, 0, (slots + 1) * block, block) for i, block in enumerate(blocks))
-        places, start = dict[str, Placement](), 0
+            return tuple(PlaneStrides(i, 0, (slots + 1) * block, block) for i, block in enumerate(blocks))
+        places, start = dict[str, PlaneStrides](), 0
         for layers in dict.fromkeys(map(self.layers_of, self.planes)):
             alike = [plane for plane in self.planes if self.layers_of(plane) == layers]
             ends = [*accumulate(map(self.block_bytes, alike))]
             for plane, end in zip(alike, ends, strict=True):
                 offset = start + end - self.block_bytes(plane)
-                places[plane.name] = Placement(0, offset, ends[-1], self.bytes_per_slot)
+                places[plane.name] = PlaneStrides(0, offset, ends[-1], self.bytes_per_slot)
             start += layers * ends[-1]
         return tuple(places[plane.name] for plane in self.planes)
 
@@ -370,7 +370,7 @@ class StateLayout(Shown):
         padding = of_bytes("padding", sum(row.padding for row in rows), "padding")
         return sheet(repr(self), [bar("one layer of one slot", [*planes, padding])], [self.plane_section()])
 
-    def plane_section(self) -> Section:
+    def plane_section(self) -> SheetSection:
         """Returns a table of the planes, for the sheets of layouts and of planes."""
         rows = [
             (row.name, f"{list(row.shape)} {str(row.dtype)[6:]}", f"{row.payload:,}", f"{row.padding:,}")

@@ -14,10 +14,10 @@ from torch import Tensor
 from memstate.checks import NotCopied, is_count
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import DeltaTail, Marks, SelectiveTail, TailRecord
+from memstate.kernels.tables import DeltaTail, SelectiveTail, StepMarks, TailRecord
 from memstate.kernels.tuned import copy_launch
 from memstate.sheet import Sheet, Shown, bar, of_bytes, sheet
-from memstate.sizes import MOST_SLOTS, Part, format_bytes, require_memory
+from memstate.sizes import MOST_SLOTS, MemoryPart, format_bytes, require_memory
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.memory import Memory, RingTable, ring_names, rings_of
 from memstate.state.regions import (
@@ -111,7 +111,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         if not is_count(slots) or not 1 <= slots <= MOST_SLOTS:
             raise InvalidArgument(f"slots={slots!r}: expected a whole number of slots from 1 to {MOST_SLOTS}")
         if allocate is None:
-            needed = Part("planes", sum(layout.arena_bytes(slots)), "slots, or the sizes of the layout")
+            needed = MemoryPart("planes", sum(layout.arena_bytes(slots)), "slots, or the sizes of the layout")
             require_memory(f"slots={slots}", [needed], backend.device, InvalidArgument)
         self.arenas = allocated(layout, slots, backend.device, allocate)
         regions = carve(layout, slots, self.arenas)
@@ -448,7 +448,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
             self.scatter(name, slots, saved[name].to(self.device, non_blocking=True).contiguous())
 
     def scatter_states(
-        self, sources: Mapping[str, Tensor], marks: Marks, starts: Tensor, read: Tensor, write: Tensor, *,
+        self, sources: Mapping[str, Tensor], marks: StepMarks, starts: Tensor, read: Tensor, write: Tensor, *,
         first: Tensor | None = None, chunk: int = 64, transposed: bool = False,
     ) -> None:  # fmt: skip
         """Stores the states at the marks of a step whose forward has kernels of its own; see `Backend.scatter_states`.

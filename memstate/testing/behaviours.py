@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from memstate.testing import programs
-from memstate.testing.pools import Clears, Generations, Groups, Rows, Sized, Table, Tracks
+from memstate.testing.pools import Clears, Generations, Groups, RowPool, Sized, Table, Tracks
 from memstate.testing.trial import Draw, Trial
 
 SIZES = 1, 31, 32, 33, 63, 64, 1000, 65_535, 65_536, 1_000_000
@@ -309,10 +309,10 @@ BEHAVIOURS = (
     Behaviour("B10", "clear frees everything", (Clears,), clears),
     Behaviour("B11", "pools of all sizes do the same", (Sized,), sizes),
     Behaviour("B12", "a table of N rows has the rows 1..N", (Table,), table),
-    Behaviour("B17", "an admission that finds too few slots changes nothing", (Rows,), admissions),
+    Behaviour("B17", "an admission that finds too few slots changes nothing", (RowPool,), admissions),
     Behaviour("B19", "a row that is used again has a higher generation", (Generations,), generations),
-    Behaviour("B21", "an admission takes the slots of its row, as many for each", (Rows,), holds),
+    Behaviour("B21", "an admission takes the slots of its row, as many for each", (RowPool,), holds),
     Behaviour("B28", "a request without a kept state publishes nothing", (Tracks,), untracked),
-    Behaviour("B29", "end gives everything back; the request can come again", (Rows,), ends),
+    Behaviour("B29", "end gives everything back; the request can come again", (RowPool,), ends),
     Behaviour("B31", "publish gives the newest kept slot; the row has another", (Tracks,), publishes),
 )

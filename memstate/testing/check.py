@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from memstate.checks import is_count
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.testing.behaviours import BEHAVIOURS, Behaviour
-from memstate.testing.pools import Slots
+from memstate.testing.pools import SlotPool
 from memstate.testing.trial import Trial, Violation
 
 
@@ -36,7 +36,7 @@ class Finding:
 
 
 def check(
-    factory: Callable[[], Slots], only: Sequence[str] = (), *, examples: int = 100, seed: int = 0,
+    factory: Callable[[], SlotPool], only: Sequence[str] = (), *, examples: int = 100, seed: int = 0,
     report: Callable[[int, int], object] = lambda done, total: None,
 ) -> list[Finding]:  # fmt: skip
     """Checks a pool of slots.
@@ -62,7 +62,7 @@ def check(
         pool = factory()
     except Exception as error:
         raise InvalidArgument(f"the factory of the pool raised {type(error).__name__}: {error}") from error
-    if not isinstance(pool, Slots):
+    if not isinstance(pool, SlotPool):
         raise InvalidArgument(f"{pool!r} is no pool: expected capacity, claim, release and free; see docs/check.md")
     if not is_count(pool.capacity) or not pool.capacity:
         raise InvalidArgument(f"capacity {pool.capacity!r}: expected a whole number of slots from 1 on")
@@ -76,7 +76,7 @@ def check(
     return findings
 
 
-def shortest(behaviour: Behaviour, factory: Callable[[], Slots], examples: int, seed: int) -> list[str]:
+def shortest(behaviour: Behaviour, factory: Callable[[], SlotPool], examples: int, seed: int) -> list[str]:
     """Returns the shortest calls that break a behaviour; empty: no program broke it.
 
     Args:

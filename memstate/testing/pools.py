@@ -1,6 +1,6 @@
 """Protocols of a pool of slots that `memstate check` checks: an id is a whole number, and no call needs tensors.
 
-Only `Slots` is required. Behaviours that need a part which a pool lacks are reported as not offered.
+Only `SlotPool` is required. Behaviours that need a part which a pool lacks are reported as not offered.
 
 A call refuses by raising an exception of any kind; `claim`, `admit` and `publish` can also return None.
 """
@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 
 @runtime_checkable
-class Slots(Protocol):
+class SlotPool(Protocol):
     """Hands out slots 1..capacity by id.
 
     Attributes:
@@ -52,7 +52,7 @@ class Clears(Protocol):
 class Sized(Protocol):
     """A pool that can make pools of other sizes."""
 
-    def of_size(self, slots: int) -> Slots:
+    def of_size(self, slots: int) -> SlotPool:
         """Returns a new, empty pool of another size.
 
         Args:
@@ -77,7 +77,7 @@ class Groups(Protocol):
 
 
 @runtime_checkable
-class Rows(Protocol):
+class RowPool(Protocol):
     """A pool that gives slots to running requests. A row stands for a request while it runs."""
 
     def admit(self, key: str) -> int | None:
@@ -107,7 +107,7 @@ class Rows(Protocol):
 
 
 @runtime_checkable
-class Table(Rows, Protocol):
+class Table(RowPool, Protocol):
     """A pool whose rows are numbered 1..rows.
 
     Attributes:
@@ -118,7 +118,7 @@ class Table(Rows, Protocol):
 
 
 @runtime_checkable
-class Generations(Rows, Protocol):
+class Generations(RowPool, Protocol):
     """A pool that counts the uses of its rows."""
 
     def generation(self, row: int) -> int:
@@ -131,7 +131,7 @@ class Generations(Rows, Protocol):
 
 
 @runtime_checkable
-class Tracks(Rows, Protocol):
+class Tracks(RowPool, Protocol):
     """A pool whose requests keep states while they run, and publish them."""
 
     def track(self, row: int) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from memstate.testing.pools import Clears, Groups, Rows, Slots, Tracks
+from memstate.testing.pools import Clears, Groups, RowPool, SlotPool, Tracks
 from memstate.testing.trial import Draw, Trial
 
 MOST = 99  # largest number drawn to choose a slot, a row or a count
@@ -22,7 +22,7 @@ class Program(Trial):
         open: number of open groups.
     """
 
-    def __init__(self, pool: Slots) -> None:
+    def __init__(self, pool: SlotPool) -> None:
         super().__init__(pool)
         self.held: list[int] = []
         self.running: dict[int, list[int]] = {}
@@ -129,8 +129,8 @@ def publish(p: Program, a: int, b: int) -> None:
 
 
 CALLS: tuple[tuple[type, Callable[[Program, int, int], None]], ...] = (
-    (Slots, claim), (Slots, release), (Groups, open_group), (Groups, close_group), (Clears, clear), (Rows, admit),
-    (Rows, end), (Tracks, track), (Tracks, publish),
+    (SlotPool, claim), (SlotPool, release), (Groups, open_group), (Groups, close_group), (Clears, clear),
+    (RowPool, admit), (RowPool, end), (Tracks, track), (Tracks, publish),
 )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import index
 from typing import Any
 
-from memstate.testing.pools import Slots
+from memstate.testing.pools import SlotPool
 
 MOST = 8  # longest list of ids that is shown whole
 MOST_SAID = 100  # characters of an error that are shown
@@ -46,7 +46,7 @@ class Trial:
         returned: the object that the last call returned, unchanged.
     """
 
-    def __init__(self, pool: Slots) -> None:
+    def __init__(self, pool: SlotPool) -> None:
         self.pool: Any = pool
         self.capacity = pool.capacity
         self.calls: list[str] = []

@@ -16,7 +16,7 @@ from memstate.prefix.tree import Found, Node, Tree
 from memstate.salts import encode, encode_plain
 from memstate.state.layout import Plane, StateLayout
 from memstate.tiers.records import DIGEST_BYTES, VERSION, require_digest
-from memstate.tokens import BYTES, Prompt
+from memstate.tokens import BYTES, SaltedTokens
 
 
 class Keys:
@@ -35,7 +35,7 @@ class Keys:
     Example:
         >>> from memstate.tokens import encode as tokens
         >>> keys = Keys(bytes(32), page_tokens=2)
-        >>> short, long = (keys.of(Prompt(tokens(given), None)) for given in ([1, 2], [1, 2, 3, 4, 5]))
+        >>> short, long = (keys.of(SaltedTokens(tokens(given), None)) for given in ([1, 2], [1, 2, 3, 4, 5]))
         >>> len(long), long[0] == short[0]
         (2, True)
     """
@@ -48,7 +48,7 @@ class Keys:
     def __repr__(self) -> str:
         return f"Keys({self.fingerprint.hex()[:8]}.., {self.page_tokens} tokens a page)"
 
-    def of(self, prompt: Prompt, known: Sequence[bytes] = ()) -> list[bytes]:
+    def of(self, prompt: SaltedTokens, known: Sequence[bytes] = ()) -> list[bytes]:
         """Returns the digest of every whole page of a prefix, 32 bytes each.
 
         Args:
@@ -79,12 +79,12 @@ class Keys:
                 break
         else:
             return known
-        whole = self.of(Prompt(b"".join(step.key for step in steps), tree.salt(node)), known)
+        whole = self.of(SaltedTokens(b"".join(step.key for step in steps), tree.salt(node)), known)
         for step in steps:
             step.digests = whole[step.end - len(step.key) // self.unit : step.end]
         return whole
 
-    def of_prompt(self, tree: Tree, prompt: Prompt, lookup: Found | None) -> list[bytes]:
+    def of_prompt(self, tree: Tree, prompt: SaltedTokens, lookup: Found | None) -> list[bytes]:
         """Returns the digests of all whole pages of a prompt.
 
         Args:

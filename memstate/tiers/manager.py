@@ -35,7 +35,7 @@ from memstate.tiers.sizing import pages_in_proportion, staged_pages
 from memstate.tiers.stores.base import NoStore, evicted_of, faults_of
 from memstate.tiers.workers import Threads, Workers
 from memstate.tiers.writeback import WriteBack
-from memstate.tokens import BYTES, Prompt
+from memstate.tokens import BYTES, SaltedTokens
 
 SECOND_HIT = 2  # uses of a state with which "selective" saves it
 LOOK_S = 0.1  # seconds for which `wait` waits, at most
@@ -104,7 +104,7 @@ class TierManager(NotCopied, Shown):
         self._stream = commands.registers.allocator.stream
         cache.below = self
 
-    def find(self, prompt: Prompt, match: Match, known: int) -> Hit | None:
+    def find(self, prompt: SaltedTokens, match: Match, known: int) -> Hit | None:
         """Finds a state in host memory that saves a request tokens.
 
         Args:
@@ -120,7 +120,7 @@ class TierManager(NotCopied, Shown):
         hit = self.host.find(prompt.head(max(0, len(prompt.key) // BYTES - 1)), match)
         return hit if hit and hit.length > known else None
 
-    def offer(self, fetch: Fetch | None, prompt: Prompt, match: Match, known: int) -> Hit | None:
+    def offer(self, fetch: Fetch | None, prompt: SaltedTokens, match: Match, known: int) -> Hit | None:
         """Finds the host state from which a request starts: that of `find` or, with several ranks, the agreed one.
 
         Args:
@@ -154,7 +154,7 @@ class TierManager(NotCopied, Shown):
                 self._agreed[fetch] = hit
                 self.host.pin(hit)
 
-    def _agreed_hit(self, fetch: Fetch, prompt: Prompt, match: Match, known: int) -> Hit | None:
+    def _agreed_hit(self, fetch: Fetch, prompt: SaltedTokens, match: Match, known: int) -> Hit | None:
         """Returns the hit that the ranks agreed on, None if it is of no use.
 
         A hit of at most `known` tokens is of no use. Neither is a hit whose first KV pages the device has evicted: they
@@ -180,7 +180,7 @@ class TierManager(NotCopied, Shown):
                 self.prefetcher.note_late(fetch)
             self._forget_agreed(fetch)
 
-    def bring(self, loads: Sequence[tuple[Prompt, Match, Hit]]) -> list[tuple[Node, bool]]:
+    def bring(self, loads: Sequence[tuple[SaltedTokens, Match, Hit]]) -> list[tuple[Node, bool]]:
         """Begins to load hits, and makes them cached states of the device. Requests with the same hit share its load.
 
         Call this only if there is room and all memory is awake. The caller tells the policies of the new nodes and of
@@ -264,7 +264,7 @@ class TierManager(NotCopied, Shown):
         done = self.host.save([node for node, _ in ready], ahead=True)
         self._due = [*ready[done:], *waiting, *later]
 
-    def prefetch(self, prompt: Prompt, match: Match, covered: int) -> Fetch:
+    def prefetch(self, prompt: SaltedTokens, match: Match, covered: int) -> Fetch:
         """Starts a prefetch; see `StateManager.prefetch`.
 
         Args:

@@ -93,7 +93,7 @@ def _run(queue: "SimpleQueue[Callable[[], Any] | None]") -> None:
 Executor = Threads | futures.Executor  # runs work in threads
 
 
-class Token:
+class JobToken:
     """An object that the executor holds together with a job. If the executor drops the job, the token is freed."""
 
 
@@ -130,7 +130,7 @@ class Workers:
         Returns:
             The job. If the executor has been shut down, the job is done and has the error.
         """
-        job, token = Job(ended), Token()
+        job, token = Job(ended), JobToken()
         finalize(token, self.cancel, job)  # does nothing once the job has begun
         try:
             self.executor.submit(self._run, job, token, self._round, work, arguments)
@@ -138,7 +138,9 @@ class Workers:
             job.error = error if self.cancel(job) else None
         return job
 
-    def _run(self, job: Job, token: Token, number: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    def _run(
+        self, job: Job, token: JobToken, number: int, work: Callable[..., Any], arguments: tuple[Any, ...]
+    ) -> None:
         self._active[job] = None  # before the look at the round: either `drain` sees the job, or the job sees `drain`
         try:
             if not (job.begun or job.claim()):

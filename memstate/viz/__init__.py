@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from memstate.lazy import exports
 from memstate.viz.bits import free_words
-from memstate.viz.owners import Span, holdings, holdings_over
-from memstate.viz.touch import Block, blocks, joined, runs, shares, touched
+from memstate.viz.owners import OwnerSpan, holdings, holdings_over
+from memstate.viz.touch import ByteRange, blocks, joined, runs, shares, touched
 from memstate.viz.uploads import PacketSection, sections
 
 if TYPE_CHECKING:
@@ -24,6 +24,6 @@ _pictures: list[str] = []
 if not TYPE_CHECKING:  # a type checker reads the imports above and reports unknown names
     __getattr__, _pictures = exports(__name__)
 __all__ = [
-    "Block", "PacketSection", "Span", "blocks", "free_words", "holdings", "holdings_over", "joined", "runs", "sections",
-    "shares", "touched", *_pictures,
+    "ByteRange", "OwnerSpan", "PacketSection", "blocks", "free_words", "holdings", "holdings_over", "joined", "runs",
+    "sections", "shares", "touched", *_pictures,
 ]  # fmt: skip

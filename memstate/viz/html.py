@@ -2,7 +2,7 @@
 
 from html import escape
 
-from memstate.sheet import Bar, Section, Sheet
+from memstate.sheet import Bar, Sheet, SheetSection
 from memstate.viz import kinds
 from memstate.viz.kinds import Kind
 
@@ -73,7 +73,7 @@ def _fill(kind: Kind) -> str:
     return f"background:{_HATCH.format(colour, other) if kind.faulty or kind.hatched else colour}"
 
 
-def _section(section: Section) -> str:
+def _section(section: SheetSection) -> str:
     heads = "".join(f"<th>{escape(head)}</th>" for head in section.heads)
     rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in section.rows)
     more = f'<div class="ms-pale">... and {section.more:,} more</div>' if section.more else ""

@@ -29,7 +29,7 @@ _SESSION = re.compile(r"(session .*) \(\d+ tokens\)", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Span:
+class OwnerSpan:
     """The time in which one owner held one register, from the packet that filled it to the packet that emptied it.
 
     Attributes:
@@ -76,7 +76,7 @@ def holdings(inspection: Inspection) -> list[tuple[str, str]]:
     return inspection.by_slot()
 
 
-def holdings_over(changes: Changes) -> list[Span]:
+def holdings_over(changes: Changes) -> list[OwnerSpan]:
     """Returns the spans in which owners held registers, in the order in which they begin.
 
     Packet numbers never go down in the result: a launch between two packets counts for the later one if the journal has
@@ -127,7 +127,7 @@ class _Track:
     """Follows registers through a journal, change by change, and collects their spans."""
 
     def __init__(self) -> None:
-        self.spans: list[Span] = []
+        self.spans: list[OwnerSpan] = []
         self._open: dict[int, int] = {}  # register -> index of its open span
         self._rows: dict[str, str] = {}  # row -> group of its request
         self._now = 0  # packet of the latest change
@@ -165,7 +165,7 @@ class _Track:
 
     def _begin(self, register: int, kind: str, owner: str, label: int, begin: int | None = None, **more: Any) -> None:
         self._open[register] = len(self.spans)
-        self.spans.append(Span(register, kind, owner, self._group(kind, owner), label, begin, **more))
+        self.spans.append(OwnerSpan(register, kind, owner, self._group(kind, owner), label, begin, **more))
 
     def _rename(self, register: int, kind: str, owner: str, label: int) -> None:
         """Gives an open span its newest name and length. A name without information changes nothing."""

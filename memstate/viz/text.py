@@ -1,6 +1,6 @@
 """Renders the sheet of an object as text for a terminal. The only module that imports rich."""
 
-from memstate.sheet import Bar, Section, Sheet
+from memstate.sheet import Bar, Sheet, SheetSection
 from memstate.viz import kinds
 
 try:
@@ -58,7 +58,7 @@ def widths(sizes: list[int], cells: int) -> list[int]:
     return shares
 
 
-def _section(section: Section) -> list[RenderableType]:
+def _section(section: SheetSection) -> list[RenderableType]:
     table = Table(
         box=SIMPLE_HEAD if section.heads else None, show_header=bool(section.heads), title=Text(f"\n{section.title}"),
         title_justify="left", title_style="bold", padding=(0, 2, 0, 0), pad_edge=False,

@@ -15,7 +15,7 @@ from memstate.state.layout import StateLayout
 from memstate.viz import inputs
 
 
-class Block(NamedTuple):
+class ByteRange(NamedTuple):
     """Contiguous bytes: arena[start : start + nbytes]."""
 
     arena: int
@@ -23,7 +23,7 @@ class Block(NamedTuple):
     nbytes: int
 
 
-def blocks(layout: StateLayout, slots: int, ids: Sequence[int], layers: Iterable[int] | None = None) -> list[Block]:
+def blocks(layout: StateLayout, slots: int, ids: Sequence[int], layers: Iterable[int] | None = None) -> list[ByteRange]:
     """Returns the blocks that a forward reads of slots: one for each plane, layer and slot, without padding.
 
     Args:
@@ -41,7 +41,7 @@ def blocks(layout: StateLayout, slots: int, ids: Sequence[int], layers: Iterable
     most = max(map(layout.layers_of, layout.planes))
     chosen = inputs.ids("layers", range(most) if layers is None else layers, range(most))
     return [
-        Block(place.arena, place.offset + layer * place.layer_stride + slot * place.slot_stride, plane.nbytes)
+        ByteRange(place.arena, place.offset + layer * place.layer_stride + slot * place.slot_stride, plane.nbytes)
         for plane, place in zip(layout.planes, layout.placements(slots), strict=True)
         for layer in chosen
         if layer < layout.layers_of(plane)
@@ -50,7 +50,7 @@ def blocks(layout: StateLayout, slots: int, ids: Sequence[int], layers: Iterable
     ]
 
 
-def runs(layout: StateLayout, slots: int, ids: Sequence[int]) -> list[Block]:
+def runs(layout: StateLayout, slots: int, ids: Sequence[int]) -> list[ByteRange]:
     """Returns the blocks that a copy of whole slots reads or writes: the runs of the layout, with padding.
 
     Args:
@@ -65,18 +65,20 @@ def runs(layout: StateLayout, slots: int, ids: Sequence[int]) -> list[Block]:
     """
     ids = inputs.ids("slots", ids, range(1, checks.whole("slots", slots) + 1))
     return [
-        Block(run.arena, run.offset + slot * run.slot_stride, run.nbytes) for slot in ids for run in layout.runs(slots)
+        ByteRange(run.arena, run.offset + slot * run.slot_stride, run.nbytes)
+        for slot in ids
+        for run in layout.runs(slots)
     ]
 
 
-def joined(pieces: Iterable[Block]) -> list[Block]:
+def joined(pieces: Iterable[ByteRange]) -> list[ByteRange]:
     """Returns the same bytes in as few blocks as possible, in the order of memory, each byte once.
 
     Example:
-        >>> joined([Block(0, 8, 8), Block(0, 0, 8), Block(0, 12, 8)])
-        [Block(arena=0, start=0, nbytes=20)]
+        >>> joined([ByteRange(0, 8, 8), ByteRange(0, 0, 8), ByteRange(0, 12, 8)])
+        [ByteRange(arena=0, start=0, nbytes=20)]
     """
-    merged: list[Block] = []
+    merged: list[ByteRange] = []
     for piece in sorted(pieces):
         last = merged[-1] if merged else None
         if last and last.arena == piece.arena and piece.start <= last.start + last.nbytes:
@@ -87,11 +89,11 @@ def joined(pieces: Iterable[Block]) -> list[Block]:
     return merged
 
 
-def touched(pieces: Iterable[Block], page_bytes: int) -> int:
+def touched(pieces: Iterable[ByteRange], page_bytes: int) -> int:
     """Returns the number of pages on which these bytes lie.
 
     Example:
-        >>> touched([Block(0, 0, 1), Block(0, 4000, 200)], page_bytes=4096)
+        >>> touched([ByteRange(0, 0, 1), ByteRange(0, 4000, 200)], page_bytes=4096)
         2
 
     Raises:
@@ -99,14 +101,14 @@ def touched(pieces: Iterable[Block], page_bytes: int) -> int:
     """
     page_bytes = checks.whole("page_bytes", page_bytes)
     numbers = (
-        Block(arena, start // page_bytes, -(-(start + nbytes) // page_bytes) - start // page_bytes)
+        ByteRange(arena, start // page_bytes, -(-(start + nbytes) // page_bytes) - start // page_bytes)
         for arena, start, nbytes in pieces
         if nbytes
     )
     return sum(run.nbytes for run in joined(numbers))  # `nbytes` of these blocks counts pages
 
 
-def shares(pieces: Iterable[Block], page_bytes: int, arena_bytes: Sequence[int]) -> list[NDArray[np.float64]]:
+def shares(pieces: Iterable[ByteRange], page_bytes: int, arena_bytes: Sequence[int]) -> list[NDArray[np.float64]]:
     """Returns how much of each page these bytes take, 0..1: a vector `page` for each arena.
 
     Raises:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from memstate.errors import InvalidArgument
 from memstate.viz import figure, kinds
 from memstate.viz.figure import Axes, Figure
-from memstate.viz.owners import Changes, Span, holdings_over
+from memstate.viz.owners import Changes, OwnerSpan, holdings_over
 
 MOST_LINES = 200
 TALL = 60  # most lines of full height
@@ -69,7 +69,7 @@ def timeline(changes: Changes) -> Figure:
     return drawn
 
 
-def sorted_lines(spans: Sequence[Span]) -> list[tuple[str, int]]:
+def sorted_lines(spans: Sequence[OwnerSpan]) -> list[tuple[str, int]]:
     """Returns (group, register) of each line: groups in the order in which they appear, caches last."""
     order = {group: at for at, group in reversed(list(enumerate(span.group for span in spans)))}
     late = ("snapshots", "prefix cache", "unknown")
@@ -77,7 +77,7 @@ def sorted_lines(spans: Sequence[Span]) -> list[tuple[str, int]]:
     return sorted(lines, key=lambda line: (line[0] in late and late.index(line[0]) + 1, order[line[0]], line[1]))
 
 
-def bounds(spans: Sequence[Span]) -> tuple[float, float]:
+def bounds(spans: Sequence[OwnerSpan]) -> tuple[float, float]:
     """Returns the first and the last packet of a picture, with room for spans that begin earlier or go on."""
     known = [packet for span in spans for packet in (span.begin, span.end) if packet is not None] or [0]
     early, late = any(span.begin is None for span in spans), any(span.end is None for span in spans)
@@ -85,14 +85,14 @@ def bounds(spans: Sequence[Span]) -> tuple[float, float]:
     return min(known) - room * early, max(known) + room * (late or max(known) == min(known))
 
 
-def moves(spans: Sequence[Span]) -> list[tuple[Span, Span]]:
+def moves(spans: Sequence[OwnerSpan]) -> list[tuple[OwnerSpan, OwnerSpan]]:
     """Returns (span before, span after) of each move."""
     begun = {(span.register, span.serials[0]): span for span in spans if span.source}
     pairs = ((span, begun.get((span.target, span.serials[1]))) for span in spans if span.target)
     return [(span, other) for span, other in pairs if other is not None]
 
 
-def _draw(axes: Axes, span: Span, line: int, begin: float, width: float, whole: float) -> None:
+def _draw(axes: Axes, span: OwnerSpan, line: int, begin: float, width: float, whole: float) -> None:
     """Draws a span, with edges where it begins and ends, and its length if that fits."""
     kind = kinds.kind(span.kind)
     figure.cell(axes, begin, line, kind, wide=width, tall=0.72, edge=0)

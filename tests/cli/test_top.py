@@ -331,7 +331,7 @@ def test_the_example_runs_as_it_is_called(
     example: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     main, root = import_module("run").main, logging.getLogger("memstate")
-    serve: Callable[..., metrics.Server] = metrics.serve
+    serve: Callable[..., metrics.FigureServer] = metrics.serve
     monkeypatch.setattr(metrics, "serve", lambda mem, **settings: serve(mem, 0, **settings))
     handlers, level = root.handlers[:], root.level
     try:

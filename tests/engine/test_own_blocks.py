@@ -12,10 +12,10 @@ import memstate as ms
 from memstate.testing import EngineDiffers, compare
 from tests.support import own_blocks
 from tests.support.engine_faults import Change
-from tests.support.own_blocks import Owned, own, prompts, served, texts, without_kv
+from tests.support.own_blocks import Owned, jobs, own, prompts, served, without_kv
 
 SEEDS = range(300)
-KEYS = "filled = [text.keys[: end // BLOCK] for"
+KEYS = "filled = [job.keys[: end // BLOCK] for"
 PUBLISH = 'mem.publish(rows, keep="cache", keys=filled)'
 
 
@@ -38,7 +38,7 @@ def comparable(kind: Any) -> Any:
             super().__init__(slots, max_requests, pages or 60, every, debug)
 
         def serve(self, given: Any) -> Any:
-            return super().serve(texts([(list(tokens), 6) for tokens in given]))
+            return super().serve(jobs([(list(tokens), 6) for tokens in given]))
 
     return Compared
 
@@ -62,7 +62,7 @@ def test_hits_are_nine_tenths_of_those_where_memstate_keeps_the_pages() -> None:
     for kind in hits:
         for seed in range(10):
             engine = kind(slots=20, max_requests=4, blocks=60)
-            for _ in engine.serve(texts(prompts(Random(seed), 24))):
+            for _ in engine.serve(jobs(prompts(Random(seed), 24))):
                 pass
             hits[kind] += engine.hits
     assert hits[own.Engine] >= 0.9 * hits[Owned] > 0
@@ -74,9 +74,9 @@ def test_compare_passes_the_example() -> None:
 
 
 SHIFTS = {
-    "on": (KEYS, "filled = [text.keys[1 : end // BLOCK] + [b'0' * 16] for"),
-    "back": (KEYS, "filled = [[b'0' * 16][: end // BLOCK] + text.keys[: max(0, end // BLOCK - 1)] for"),
-    "the last": (KEYS, "filled = [text.keys[: end // BLOCK][:-1] + [b'0' * 16] * (end // BLOCK > 0) for"),
+    "on": (KEYS, "filled = [job.keys[1 : end // BLOCK] + [b'0' * 16] for"),
+    "back": (KEYS, "filled = [[b'0' * 16][: end // BLOCK] + job.keys[: max(0, end // BLOCK - 1)] for"),
+    "the last": (KEYS, "filled = [job.keys[: end // BLOCK][:-1] + [b'0' * 16] * (end // BLOCK > 0) for"),
     "of another request": (KEYS, "filled = [self.running[0].keys[: end // BLOCK] for"),
 }
 
@@ -85,7 +85,7 @@ SHIFTS = {
 def test_keys_of_other_blocks_are_refused(change: Change) -> None:
     engine = changed(change)(debug=True)
     with pytest.raises(ms.InvalidArgument, match="the keys are not those of its prompt"):
-        list(engine.serve(texts(prompts(Random(1), 12))))
+        list(engine.serve(jobs(prompts(Random(1), 12))))
 
 
 class Back(own.Engine):  # type: ignore[misc]
@@ -126,11 +126,11 @@ def test_without_forget_answers_are_right(caplog: pytest.LogCaptureFixture) -> N
 
 def test_keys_that_are_block_ids_are_told(caplog: pytest.LogCaptureFixture) -> None:
     ids = [
-        ("keys=text.keys, length=length, reach=reach).length", "keys=held, length=length, reach=reach).length"),
-        ("keys=text.keys, length=length, reach=reach)])", "keys=held, length=length, reach=reach)])"),
-        ("filled = [text.keys[: end // BLOCK] for", "filled = [text.table[: end // BLOCK] for"),
-        ('keep="cache", keys=[keys])', 'keep="cache", keys=[text.table[: len(keys)]])'),
-        ("state = self.mem.match(keys=keys,", "state = self.mem.match(keys=text.table[: len(keys)],"),
+        ("keys=job.keys, length=length, reach=reach).length", "keys=held, length=length, reach=reach).length"),
+        ("keys=job.keys, length=length, reach=reach)])", "keys=held, length=length, reach=reach)])"),
+        ("filled = [job.keys[: end // BLOCK] for", "filled = [job.table[: end // BLOCK] for"),
+        ('keep="cache", keys=[keys])', 'keep="cache", keys=[job.table[: len(keys)]])'),
+        ("state = self.mem.match(keys=keys,", "state = self.mem.match(keys=job.table[: len(keys)],"),
         ("self.mem.forget([key])", "self.mem.forget([block])"),
     ]
     engine = changed(*ids)(24, 4, 40)

@@ -15,7 +15,7 @@ import memstate as ms
 from memstate.checks import NESTED, require_salt, shown
 from memstate.salts import encode
 from memstate.tiers.keys import Keys
-from memstate.tokens import Prompt
+from memstate.tokens import SaltedTokens
 from tests.support.splits import TOKENS, Model
 from tests.support.tenants import NOTHING, PAGE, House, T
 from tests.support.virtual import MemoryStore
@@ -85,7 +85,11 @@ def test_salts_that_look_alike_do_not_meet(tiers: dict[str, object] | None) -> N
 
 def test_salts_that_look_alike_have_other_digests() -> None:
     keys, key = Keys(bytes(32), PAGE), ms.tokens.encode(T[:4])
-    assert len({encode(salt) for salt in ALIKE}) == len({keys.of(Prompt(key, salt))[0] for salt in ALIKE}) == len(ALIKE)
+    assert (
+        len({encode(salt) for salt in ALIKE})
+        == len({keys.of(SaltedTokens(key, salt))[0] for salt in ALIKE})
+        == len(ALIKE)
+    )
 
 
 def test_equal_salts_are_one_whoever_made_them() -> None:
@@ -100,7 +104,7 @@ DOORS: dict[str, Callable[[House, Any], object]] = {
     "admit without tokens": lambda house, salt: house.mem.admit([ms.Request(1, salt=salt)]),
     "match": lambda house, salt: house.mem.match(T, salt),
     "prefetch": lambda house, salt: house.mem.prefetch(T, salt),
-    "digests": lambda house, salt: Keys(bytes(32), PAGE).of(Prompt(b"", salt)),
+    "digests": lambda house, salt: Keys(bytes(32), PAGE).of(SaltedTokens(b"", salt)),
     "hand over": lambda house, salt: Model().hand_over(MemoryStore(), 1, MemoryStore(), 1, 0).run(TOKENS, salt),
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ import pytest
 import memstate as ms
 from memstate.prefix.policies import Lru, LruPages, ReturnRate
 from memstate.prefix.tree import Tree
-from memstate.tokens import BYTES, Prompt, encode
+from memstate.tokens import BYTES, SaltedTokens, encode
 from tests.support.tenants import NOTHING, PAGE, House, T, two_tenants
 
 
@@ -86,7 +86,7 @@ def test_what_recover_keeps_stays_under_its_salt(mine: Hashable, other: Hashable
 @two_tenants
 def test_the_tree_has_a_root_for_each_salt(mine: Hashable, other: Hashable) -> None:
     tree, key = Tree(PAGE * BYTES), encode(T[:8])
-    ours, theirs = Prompt(key, mine), Prompt(key, other)
+    ours, theirs = SaltedTokens(key, mine), SaltedTokens(key, other)
     node, had = tree.insert(ours, array("q", [1, 2]))
     assert had == 0 and tree.salt(node) == mine and tree.find(theirs).kv == 0 and tree.find(ours).kv == 2
     second, had = tree.insert(theirs, array("q", [3, 4]))

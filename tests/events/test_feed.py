@@ -8,7 +8,7 @@ import torch
 
 import memstate as ms
 from memstate.errors import ConfigurationError, OutOfPages, OutOfSlots
-from memstate.events import AllBlocksCleared, Batch, BlockRemoved, BlockStored, Feed, Index, salt_tag
+from memstate.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, Feed, Index, salt_tag
 from memstate.events.wire import KV, STATES, pack, unpack
 from memstate.tiers import Tiers
 from memstate.tokens import BYTES
@@ -110,10 +110,10 @@ def test_all_groups_that_are_read_must_have_a_block() -> None:
     index = Index()
     for group, blocks in ((0, [1, 2, 3]), (1, [1, 2])):
         tokens = [5] * (2 * len(blocks))
-        index.apply("w", Batch(0.0, [BlockStored(blocks, None, tokens, 2, group_idx=group)]))
+        index.apply("w", EventBatch(0.0, [BlockStored(blocks, None, tokens, 2, group_idx=group)]))
     assert index.find([5] * 9) == [("w", 4, 4)]
     assert index.find([5] * 4) == [("w", 2, 2)]  # a hit leaves out the last token
-    index.apply("w", Batch(0.0, [BlockRemoved([1])]))  # removes the block from all groups
+    index.apply("w", EventBatch(0.0, [BlockRemoved([1])]))  # removes the block from all groups
     assert index.find([5] * 9) == []
 
 
@@ -121,7 +121,7 @@ def test_without_a_state_nothing_is_resumed() -> None:
     """An index that has seen no state yet resumes nothing either."""
     index = Index()
     read(Feed(manager()), index)
-    index.apply("w", Batch(0.0, [BlockStored([1], None, [5] * PAGE, PAGE, group_idx=KV)]))
+    index.apply("w", EventBatch(0.0, [BlockStored([1], None, [5] * PAGE, PAGE, group_idx=KV)]))
     assert index.find([5] * 9) == [("w", 0, PAGE)]
 
 

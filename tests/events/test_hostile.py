@@ -11,7 +11,7 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from memstate.events import AllBlocksCleared, Batch, BlockRemoved, BlockStored, Publisher
+from memstate.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, Publisher
 from memstate.events import publisher as sending
 from memstate.events import subscriber as reading
 from memstate.events.wire import END, pack
@@ -28,13 +28,13 @@ class Told:
         self.size, self.whole, self.more, self.snapshots = size, True, False, 0
         self.close = lambda: None
 
-    def take(self) -> Batch | None:
+    def take(self) -> EventBatch | None:
         events: list[Any] = [AllBlocksCleared()] if self.whole else []
         if not (self.whole or self.more):
             return None
         self.snapshots += self.whole
         self.whole = self.more = False
-        return Batch(0.0, [*events, BlockRemoved([bytes(self.size)])])
+        return EventBatch(0.0, [*events, BlockRemoved([bytes(self.size)])])
 
     def replaced(self) -> None:
         self.whole = True
@@ -256,7 +256,7 @@ def test_a_late_reader_is_whole_although_each_call_sends_one_batch(keep: int, mo
 
 
 def batch(number: int, size: int = 0) -> bytes:
-    return pack(Batch(0.0, [BlockStored([number], None, [number] * 4, 4), BlockRemoved([bytes(size)])]))
+    return pack(EventBatch(0.0, [BlockStored([number], None, [number] * 4, 4), BlockRemoved([bytes(size)])]))
 
 
 class Looked(dict[int, Any]):

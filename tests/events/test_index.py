@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from memstate.errors import InvalidArgument
-from memstate.events import AllBlocksCleared, Batch, BlockRemoved, BlockStored, Index
+from memstate.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, Index
 from memstate.events.wire import unpack
 from tests.support.sources import ROOT
 
@@ -19,14 +19,14 @@ STORED = {"type": "BlockStored", "block_hashes": [1], "parent_block_hash": None,
 def told(*events: Any) -> Index:
     """Returns an index with these events of one worker."""
     index = Index()
-    index.apply("w", Batch(0.0, list(events)))
+    index.apply("w", EventBatch(0.0, list(events)))
     return index
 
 
 def test_a_block_that_is_told_again_with_other_tokens() -> None:
     index = told(BlockStored([1], None, [5, 6], 2), BlockStored([1], None, [7, 8], 2))
     assert (index.find([5, 6, 9]), index.find([7, 8, 9])) == ([], [("w", 2, 2)])
-    index.apply("w", Batch(0.0, [BlockRemoved([1])]))
+    index.apply("w", EventBatch(0.0, [BlockRemoved([1])]))
     assert index.find([5, 6, 9]) == index.find([7, 8, 9]) == []
     assert not (index._workers["w"]._next or index._workers["w"]._step)
 
@@ -34,14 +34,14 @@ def test_a_block_that_is_told_again_with_other_tokens() -> None:
 def test_a_block_stays_while_another_medium_has_it() -> None:
     """Engines report blocks in host memory too."""
     index = told(BlockStored([1], None, [5, 6], 2), BlockStored([1], None, [5, 6], 2, medium="CPU"))
-    index.apply("w", Batch(0.0, [BlockRemoved([1], medium="GPU")]))
+    index.apply("w", EventBatch(0.0, [BlockRemoved([1], medium="GPU")]))
     assert index.find([5, 6, 9]) == [("w", 2, 2)]
-    index.apply("w", Batch(0.0, [BlockRemoved([1], medium="GPU"), BlockRemoved([2], medium="CPU")]))
+    index.apply("w", EventBatch(0.0, [BlockRemoved([1], medium="GPU"), BlockRemoved([2], medium="CPU")]))
     assert index.find([5, 6, 9]) == [("w", 2, 2)]
-    index.apply("w", Batch(0.0, [BlockRemoved([1], medium="CPU")]))
+    index.apply("w", EventBatch(0.0, [BlockRemoved([1], medium="CPU")]))
     assert index.find([5, 6, 9]) == []
     index = told(BlockStored([1], None, [5, 6], 2), BlockStored([1], None, [5, 6], 2, medium="CPU"))
-    index.apply("w", Batch(0.0, [BlockRemoved([1], medium=None)]))  # from every medium
+    index.apply("w", EventBatch(0.0, [BlockRemoved([1], medium=None)]))  # from every medium
     assert index.find([5, 6, 9]) == []
 
 

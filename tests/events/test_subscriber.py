@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memstate.errors import ConfigurationError
-from memstate.events import Batch, BlockStored, Index, Publisher, Subscriber
+from memstate.events import BlockStored, EventBatch, Index, Publisher, Subscriber
 from memstate.events.wire import pack
 from tests.events.test_feed import manager, serve
 
@@ -104,7 +104,7 @@ def test_a_gap_that_nobody_can_fill_forgets_what_came_before(make: Callable[...,
     pair = make()
     pair.listen()
     until(lambda: pair.index.workers == ("w",), pair.turn)
-    late = Batch(0.0, [BlockStored([7], None, [5, 5, 5, 5], 4)])
+    late = EventBatch(0.0, [BlockStored([7], None, [5, 5, 5, 5], 4)])
     pair.subscriber._take("w", pair.source, (9).to_bytes(8, "big"), pack(late))
     until(lambda: pair.source.next == 10, pair.turn)
     assert pair.index.find([5, 5, 5, 5, 5])[0].kv == 4
@@ -155,7 +155,7 @@ def test_what_a_worker_told_before_it_began_again_is_not_heard_behind_it(make: C
     assert [pair.index.find([n] * 9) for n in range(3, 8)] == [[]] * 5
 
 
-EMPTY = pack(Batch(0.0, []))
+EMPTY = pack(EventBatch(0.0, []))
 OTHER = {
     "rubbish": [b"", (7).to_bytes(8, "big"), b"rubbish"], "alone": [b"alone"], "short": [b"", b"short", EMPTY],
     "no number": [b"", b"\xff" * 8, EMPTY],
@@ -220,7 +220,7 @@ def test_every_batch_behind_a_gap_is_applied_in_order() -> None:
         subscriber.add("w", "tcp://127.0.0.1:9")  # nobody listens there, so nothing is asked for again
         source = subscriber._sources["w"]
         for n in (9, 6, 5):
-            batch = pack(Batch(0.0, [BlockStored([n], None, [n, n], 2)]))
+            batch = pack(EventBatch(0.0, [BlockStored([n], None, [n, n], 2)]))
             assert subscriber._take("w", source, n.to_bytes(8, "big"), batch) == 0
         for applied, after, known in ((2, 7, [5, 6]), (1, 10, [9])):
             assert subscriber.poll() == applied and source.next == after

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import Marks
+from memstate.kernels.tables import StepMarks
 from tests.support.decode_case import same_bits
 from tests.support.peers import module, normal
 from tests.support.recurrences import Rounded, float64, gated_delta_bound, low_rank_bound
@@ -56,7 +56,7 @@ def test_a_token_of_deltaproduct_is_several_of_the_kernel(
     decay[:, :, 0] = g
     decay, asked = decay.flatten(1, 2), q.repeat_interleave(steps, 1)
     # one mark, after two tokens of the last row
-    marks = Marks(*(column([value], states) for value in (1, 2, 2 * steps, 5)))
+    marks = StepMarks(*(column([value], states) for value in (1, 2, 2 * steps, 5)))
     ours = backend.gated_delta_step(asked, k, v, decay, beta, states, *vectors(shape[1], states), marks=marks)
     for i in range(3):
         for h in range(HEADS):

@@ -27,7 +27,7 @@ import uvicorn
 import memstate as ms
 import memstate.integrations.transformers as mst
 from examples.serve_http.app import app
-from examples.serve_http.asked import Chat, Completion
+from examples.serve_http.asked import ChatBody, Completion
 
 CHAT, TEXT, NAME, NEW = "/v1/chat/completions", "/v1/completions", "tiny", 6
 TEMPLATE = """{% for tool in tools or [] %}{{ tool | tojson }}
@@ -285,7 +285,7 @@ def test_templates_see_tools_calls_results_and_thoughts(here: Here) -> None:
     body: Any = {"model": NAME, "messages": said, "tools": TOOLS, "chat_template_kwargs": {"enable_thinking": False}}
 
     def seen(**more: Any) -> Any:
-        (prompt,) = Chat.model_validate({**body, **more}).prompts(here_too)
+        (prompt,) = ChatBody.model_validate({**body, **more}).prompts(here_too)
         return json.loads(here_too.decode(prompt.tokens))
 
     messages, tools, thinking = seen()
@@ -308,7 +308,7 @@ def test_what_clients_add_for_other_servers_changes_no_prompt(here: Here) -> Non
         one |= mark
     marked["messages"][1]["tool_calls"][0] |= {"index": 1}
     marked["messages"][1]["tool_calls"][0]["function"]["arguments"] = ""
-    prompts = [Chat.model_validate(body).prompts(seen)[0].tokens for body in (own, marked)]
+    prompts = [ChatBody.model_validate(body).prompts(seen)[0].tokens for body in (own, marked)]
     assert prompts[0] == prompts[1]
     assert here.post(CHAT, **marked)[0] == 200
 
@@ -318,7 +318,7 @@ def test_switches_of_a_template_reach_it() -> None:
     seen.chat_template = "{{ [reasoning_effort is defined and reasoning_effort, clear_thinking, budget] | tojson }}"
 
     def shown(**given: Any) -> Any:
-        (prompt,) = Chat.model_validate({"model": NAME, "messages": SAID, **given}).prompts(seen)
+        (prompt,) = ChatBody.model_validate({"model": NAME, "messages": SAID, **given}).prompts(seen)
         return json.loads(seen.decode(prompt.tokens))
 
     switches = {"clear_thinking": False, "budget": 512}
@@ -331,7 +331,7 @@ def test_switches_of_a_template_reach_it() -> None:
 def test_tools_that_a_template_does_not_show_are_refused(agents: Here) -> None:
     deaf = byte_level()
     deaf.chat_template = "{% for one in messages %}{{ one.content }}{% endfor %}"
-    asked = Chat.model_validate({"model": NAME, "messages": SAID, "tools": TOOLS})
+    asked = ChatBody.model_validate({"model": NAME, "messages": SAID, "tools": TOOLS})
     with pytest.raises(ms.InvalidArgument, match=r"tools: the template .* shows it none"):
         asked.prompts(deaf)
     assert len(asked.model_copy(update={"tool_choice": "none"}).prompts(deaf)) == 1
@@ -348,7 +348,7 @@ def test_a_template_that_wants_arguments_as_a_text_gets_them() -> None:
     said = "{% for call in one.tool_calls or [] %}{{ ' call ' + call.function.arguments }}{% endfor %}"
     adds.chat_template = "{% for one in messages %}{{ one.content }}" + said + "{% endfor %}"
     sent: Any = {"model": NAME, "messages": [*SAID, calls('{"path": "ä"}')]}
-    (prompt,) = Chat.model_validate(sent).prompts(adds)
+    (prompt,) = ChatBody.model_validate(sent).prompts(adds)
     assert adds.decode(prompt.tokens) == 'went home call {"path":"ä"}'
 
 

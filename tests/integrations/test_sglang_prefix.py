@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from memstate import Broken, InvalidArgument, LeakFound, Prefix
-from memstate.integrations.sglang.prefix import Change, Gone, Hit, PrefixPart
+from memstate.integrations.sglang.prefix import Gone, PrefixChange, PrefixHit, PrefixPart
 from memstate.prefix.policies import Lru, LruPages, Place
 
 
@@ -24,7 +24,7 @@ def test_what_was_inserted_is_found() -> None:
     assert cache.evictable == (3, 1)
 
 
-def parts(hit: Hit) -> tuple[int, list[int], int | None]:
+def parts(hit: PrefixHit) -> tuple[int, list[int], int | None]:
     return hit.length, hit.pages, hit.state
 
 
@@ -41,7 +41,7 @@ class Watched(Lru):
 
 
 def test_tenants_with_equal_tokens_have_ids_of_their_own() -> None:
-    states, changes = Watched(), list[Change]()
+    states, changes = Watched(), list[PrefixChange]()
     cache = PrefixPart(1, Prefix(states=states), changes.append)
     assert cache.insert([1, 2], [10, 11], 7, salt="a")[:3] == (0, True, Gone([], []))
     assert cache.insert([1, 2, 3], [20, 21, 22], 8, salt="b")[:3] == (0, True, Gone([], []))
@@ -93,7 +93,7 @@ def test_misuse_is_refused(call: Any) -> None:
 
 
 def test_an_error_of_the_listener_loses_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    def heard(change: Change) -> None:
+    def heard(change: PrefixChange) -> None:
         raise KeyError(change.stored)
 
     cache = PrefixPart(1, heard=heard)
@@ -203,7 +203,7 @@ def test_nothing_from_before_a_reset_means_anything() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_random_calls_against_a_naive_search(seed: int) -> None:
     """No id is lost or given back twice, and each hit is the longest prefix with a state."""
-    rng, changes = random.Random(seed), list[Change]()
+    rng, changes = random.Random(seed), list[PrefixChange]()
     cache = PrefixPart(2, Prefix(states=Lru(), most_states=12), changes.append)
     states: dict[tuple[int, ...], int] = {}
     pages, owned, ids, hits = set[int](), set[int](), iter(range(1, 10**6)), []

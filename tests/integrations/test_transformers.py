@@ -24,7 +24,7 @@ import memstate.integrations.transformers as mst
 from memstate.integrations.transformers.layout import layout_of
 from memstate.integrations.transformers.on_slots import FUNCTIONS, _either, install
 from memstate.integrations.transformers.own import cache_argument, own_cache
-from memstate.integrations.transformers.probe import Findings, Held, probe
+from memstate.integrations.transformers.probe import Findings, ProbedState, probe
 from tests.integrations.servers import hooked, raising
 
 PROMPT = torch.tensor([[5, 17, 40, 9, 33, 71, 8], [60, 4, 12, 88, 23, 51, 30]])
@@ -265,9 +265,9 @@ def test_a_model_that_reads_pads_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_planes_of_unequal_numbers_of_states_have_layers_of_their_own() -> None:
-    wide = [Held(layer, "conv", 0, (8, 4), torch.bfloat16) for layer in range(6)]
-    deep = [Held(layer, "recurrent", 0, (2, 4), torch.float32) for layer in range(0, 6, 2)] * 1
-    extra = [Held(5, "recurrent", 1, (3,), torch.float32)]
+    wide = [ProbedState(layer, "conv", 0, (8, 4), torch.bfloat16) for layer in range(6)]
+    deep = [ProbedState(layer, "recurrent", 0, (2, 4), torch.float32) for layer in range(0, 6, 2)] * 1
+    extra = [ProbedState(5, "recurrent", 1, (3,), torch.float32)]
     model = layout_of(Findings("past_key_values", 6, (*wide, *deep), (), True, True))
     kinds = [(plane.name, plane.shape, model.state.layers_of(plane)) for plane in model.state.planes]
     assert kinds == [("conv", (8, 4), 6), ("ssm", (2, 4), 3)]

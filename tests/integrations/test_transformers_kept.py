@@ -12,7 +12,7 @@ import memstate as ms
 pytest.importorskip("transformers")
 
 import memstate.integrations.transformers as mst
-from memstate.integrations.transformers.paged import Columns
+from memstate.integrations.transformers.paged import BatchColumns
 from memstate.integrations.transformers.states import goes_on
 from tests.integrations.servers import server_of
 
@@ -26,7 +26,7 @@ def test_a_batch_that_stays_reads_neither_slots_nor_pages(monkeypatch: pytest.Mo
         at.submit(mst.Prompt([5, 17, 40 + number], number, most=12))
     at.step()
     before = mem.stats()
-    for owner, name in ((ms.Planes, "gather"), (Columns, "read")):
+    for owner, name in ((ms.Planes, "gather"), (BatchColumns, "read")):
         monkeypatch.setattr(owner, name, None)  # a call would fail
     for _ in range(8):
         at.step()

@@ -14,18 +14,18 @@ from tests.support.tiny_served import NEW, TEXT, alone, managed
 pytest.importorskip("transformers")
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers.line import PASSES, Line, shared
-from memstate.integrations.transformers.running import Asked, shares
+from memstate.integrations.transformers.running import Submission, shares
 from tests.integrations.servers import hooked, raising, rest, results, server_of, tokens
 
 BEGIN = [*TEXT, *TEXT][:32]  # tokens of 8 pages
 OTHER = BEGIN[::-1]
 
 
-def asked(id: Any, tenant: Any = None, priority: int = 0) -> Asked:
-    return Asked(mst.Prompt([1], id, tenant=tenant, priority=priority), [])
+def asked(id: Any, tenant: Any = None, priority: int = 0) -> Submission:
+    return Submission(mst.Prompt([1], id, tenant=tenant, priority=priority), [])
 
 
-def started(line: Line, running: Sequence[Asked] = (), cost: int = 10) -> Any:
+def started(line: Line, running: Sequence[Submission] = (), cost: int = 10) -> Any:
     """Starts the next request, and returns its id."""
     one = line.order(running)[0]  # type: ignore[arg-type]
     line.start(one, cost)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from memstate.kernels.blocks import Blocks
+from memstate.kernels.blocks import PlaneBlocks
 from memstate.kernels.checks import check_distinct
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import COUNTERS
@@ -156,7 +156,7 @@ def test_shared_bytes_are_found_exactly(generator: torch.Generator) -> None:
     rng, cases = random.Random(generator.initial_seed()), {True: 0, False: 0}
     for _ in range(1500):
         axes = tuple((rng.randint(1, 4), rng.randint(0, 14)) for _ in range(rng.randint(1, 2)))
-        blocks = Blocks(1000, rng.randint(0, 5), axes)
+        blocks = PlaneBlocks(1000, rng.randint(0, 5), axes)
         starts = [0]
         for count, stride in axes:
             starts = [start + i * stride for start in starts for i in range(count)]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import Marks
+from memstate.kernels.tables import StepMarks
 from tests.kernels.test_decode_steps import DTYPES, KINDS, each_kind, made
 from tests.support.decode_case import SLOTS, Case, Row, same_bits
 from tests.support.kernel_runs import not_interpreted
@@ -40,11 +40,11 @@ KEPT: dict[str, list[Mark]] = {
 }
 
 
-def columns(given: Sequence[Mark], like: Tensor) -> Marks:
+def columns(given: Sequence[Mark], like: Tensor) -> StepMarks:
     """Returns marks as a step has them, with rubbish after the last one."""
     rows = [*given, *[(RUBBISH,) * 3] * 5]
     made = (torch.tensor(column, dtype=torch.int32, device=like.device) for column in zip(*rows, strict=True))
-    return Marks(torch.tensor([len(given)], dtype=torch.int32, device=like.device), *made)
+    return StepMarks(torch.tensor([len(given)], dtype=torch.int32, device=like.device), *made)
 
 
 def run(case: Case, backend: Backend, given: Sequence[Mark]) -> Tensor:

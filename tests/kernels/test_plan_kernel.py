@@ -10,7 +10,7 @@ from torch import Tensor
 from memstate.kernels import tables
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.reference import tracking as reference
-from memstate.kernels.tables import Count, Marks, Registers, StepRecord, Strategy
+from memstate.kernels.tables import Count, Registers, StepMarks, StepRecord, Strategy
 from memstate.slots.allocator import SlotAllocator
 from memstate.slots.registers import RegisterFile
 from tests.proof.stateful.ledger import Row
@@ -109,8 +109,8 @@ def stale_record(batch: int, like: Tensor) -> StepRecord:
     return StepRecord(*(numbers([POISON] * batch, like) for _ in StepRecord._fields))
 
 
-def stale_marks(room: int, like: Tensor) -> Marks:
-    return Marks(*(numbers([POISON] * size, like) for size in (1, room, room, room)))
+def stale_marks(room: int, like: Tensor) -> StepMarks:
+    return StepMarks(*(numbers([POISON] * size, like) for size in (1, room, room, room)))
 
 
 def numbers(values: Sequence[int], like: Tensor) -> Tensor:
@@ -168,7 +168,7 @@ def assert_recorded(record: StepRecord, entries: Sequence[Entry]) -> None:
     assert record.rows.tolist() == [entry.row.number if entry.row else 0 for entry in entries]
 
 
-def assert_marked(marks: Marks, table: Registers, given: Sequence[tuple[int, int, int]]) -> None:
+def assert_marked(marks: StepMarks, table: Registers, given: Sequence[tuple[int, int, int]]) -> None:
     """Checks that the step has exactly these marks, with the slots of their registers."""
     slots = table.slots.tolist()
     assert marks.count.tolist() == [len(given)]

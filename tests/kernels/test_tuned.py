@@ -12,7 +12,7 @@ import torch
 
 from memstate.kernels import copy, tuned
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.kept import Kept
+from memstate.kernels.kept import KeptLaunch
 from memstate.kernels.tuned import CopyConfig, copy_key, copy_launch, trying
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
@@ -210,7 +210,7 @@ class Launches:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[tuple[int, ...]] = []
         self._kernel = copy._move
-        monkeypatch.setattr(copy, "KEPT", Kept(self, {}))
+        monkeypatch.setattr(copy, "KEPT", KeptLaunch(self, {}))
 
     def __getitem__(self, grid: tuple[int]) -> Any:
         def launch(*args: Any, **given: Any) -> None:

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import memstate as ms
 from memstate import metrics
-from memstate.metrics.reading import Reading, Source
+from memstate.metrics.reading import ExportedManager, Reading
 from memstate.metrics.steps import BOUNDS
 from memstate.metrics.table import FIGURES
 from memstate.stats import ChaosStats, PrefetchStats, PrefixStats, Stats, TierStats
@@ -95,7 +95,7 @@ class Noted:
 
 def test_O4_every_field_of_the_figures_is_exported() -> None:
     mem = ms.testing.Faults(ms.testing.Chaos()).inject(manager(below=True))
-    reading = Source(mem, str, 3, True).read()
+    reading = ExportedManager(mem, str, 3, True).read()
     assert isinstance(reading, Reading)
     seen: dict[type, set[str]] = defaultdict(set)
     for figure in FIGURES:

@@ -13,7 +13,7 @@ import pytest
 
 import memstate as ms
 from memstate.guard import Guard
-from memstate.metrics.reading import Source, between_calls
+from memstate.metrics.reading import ExportedManager, between_calls
 from memstate.metrics.table import FIGURES
 from memstate.metrics.tenants import Holding
 from memstate.stats import Stats
@@ -61,7 +61,7 @@ def hammered(look: Callable[[], object], n: int = 2) -> Iterator[None]:
 
 def test_O1_a_scrape_never_sees_half_a_call() -> None:
     mem = manager(slots=6)
-    source, seen, fresh = Source(mem, str, 2, True), list[str](), list[float]()
+    source, seen, fresh = ExportedManager(mem, str, 2, True), list[str](), list[float]()
 
     def look() -> None:
         reading = source.read()
@@ -103,7 +103,7 @@ def test_an_error_of_the_look_itself_is_raised() -> None:
 def test_O1_inside_of_a_long_call_the_last_figures_come_with_their_age(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memstate.metrics.reading.PATIENCE", 0.0)
     mem = manager()
-    source = Source(mem, None, 1, False)
+    source = ExportedManager(mem, None, 1, False)
     with mem._parts.guard.changing("plan"):
         mem.pool.allocator.free -= 5  # as in the middle of a plan
         reading = source.read()
@@ -116,7 +116,7 @@ def test_O1_inside_of_a_long_call_the_last_figures_come_with_their_age(monkeypat
 
 def test_a_broken_manager_says_so_and_shows_its_last_whole_figures() -> None:
     mem = manager()
-    source = Source(mem, None, 1, False)
+    source = ExportedManager(mem, None, 1, False)
     turn(mem, 1)
     whole = source.read()
     with pytest.raises(KeyboardInterrupt), mem._parts.guard.changing("plan"):
@@ -131,7 +131,7 @@ def test_a_broken_manager_says_so_and_shows_its_last_whole_figures() -> None:
 
 def test_a_reading_keeps_no_manager_alive() -> None:
     mem = manager()
-    source = Source(mem, str, 1, True)
+    source = ExportedManager(mem, str, 1, True)
     turn(mem, 1)
     assert source.read() is not None
     gc.disable()  # the states are freed at once, without the collector
@@ -148,7 +148,7 @@ def test_a_walk_that_fits_nowhere_leaves_the_other_figures_new(monkeypatch: pyte
     monkeypatch.setattr(between_calls, "__defaults__", (0.0,))
     mem = manager()
     turn(mem, 1, "a")
-    source = Source(mem, lambda salt: (mem.submit(), str(salt))[1], 1, False)  # a call comes during each walk
+    source = ExportedManager(mem, lambda salt: (mem.submit(), str(salt))[1], 1, False)  # a call comes during each walk
     source._last = source._last[0], (source._last[1][0], {"a": Holding(1, 3, 12)})
     turn(mem, 2, "a")
     reading = source.read()
@@ -159,10 +159,10 @@ def test_a_walk_that_fits_nowhere_leaves_the_other_figures_new(monkeypatch: pyte
 def test_a_late_reader_takes_no_older_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Readers take turns; otherwise, the last figures could be those of the slower reader."""
     mem = manager()
-    source, inside = Source(mem, None, 1, False), list[int]()
-    own = Source._look
+    source, inside = ExportedManager(mem, None, 1, False), list[int]()
+    own = ExportedManager._look
 
-    def look(self: Source, mem: ms.StateManager) -> Any:
+    def look(self: ExportedManager, mem: ms.StateManager) -> Any:
         inside.append(1)
         time.sleep(0.001)
         assert len(inside) == 1
@@ -170,7 +170,7 @@ def test_a_late_reader_takes_no_older_figures(monkeypatch: pytest.MonkeyPatch) -
         inside.clear()
         return figures
 
-    monkeypatch.setattr(Source, "_look", look)
+    monkeypatch.setattr(ExportedManager, "_look", look)
     with hammered(source.read, 3):
         turn(mem, 1)
         time.sleep(0.02)
@@ -178,7 +178,7 @@ def test_a_late_reader_takes_no_older_figures(monkeypatch: pytest.MonkeyPatch) -
 
 def test_no_counter_falls_at_a_reset_or_recovery() -> None:
     mem = manager(slots=3, below=True)
-    source = Source(mem, None, 1, True)
+    source = ExportedManager(mem, None, 1, True)
 
     def counters() -> dict[Any, float]:
         reading = source.read()

@@ -14,7 +14,7 @@ from memstate.prefix.policies.return_rate import BOUNDARY, BRANCH, CLASSES, NAME
 from memstate.prefix.tree import Node, Tree
 from memstate.requests.handles import Snapshot
 from memstate.requests.pages import NO_PAGES
-from memstate.tokens import BYTES, Prompt, encode
+from memstate.tokens import BYTES, SaltedTokens, encode
 
 
 class Forest:
@@ -27,7 +27,7 @@ class Forest:
             self.add(name, *blocks)
 
     def add(self, name: str, *blocks: int, kind: str = "prompt") -> Node:
-        node, _ = self.tree.insert(Prompt(encode(blocks), None), array("q", blocks))
+        node, _ = self.tree.insert(SaltedTokens(encode(blocks), None), array("q", blocks))
         node.snapshot = Snapshot(len(self.named), 0, len(blocks))
         self.named[name] = node
         self.policy.added(node, kind)
@@ -72,7 +72,7 @@ def test_a_look_at_what_comes_next_changes_nothing(make: Callable[[], StatePolic
         there, dropped = chance.random(), chance.random()
         for forest in (looking, blind):
             known = {tuple(node.path()): other for other, node in forest.named.items()}
-            node, _ = forest.tree.insert(Prompt(encode(blocks), None), array("q", blocks))
+            node, _ = forest.tree.insert(SaltedTokens(encode(blocks), None), array("q", blocks))
             forest.policy.asked(node, len(blocks))
             if node.snapshot is None:
                 forest.add(str(name), *blocks)
@@ -89,14 +89,16 @@ def test_a_look_at_what_comes_next_changes_nothing(make: Callable[[], StatePolic
 
 def test_pages_of_an_inner_run_are_as_recent_as_what_was_below_it() -> None:
     tree, policy = Tree(BYTES), LruPages()
-    (short, _), (long, _), (other, _) = (tree.insert(Prompt(encode(key), None), array("q", key)) for key in (C, A, D))
+    (short, _), (long, _), (other, _) = (
+        tree.insert(SaltedTokens(encode(key), None), array("q", key)) for key in (C, A, D)
+    )
     for node in (short, long, other):
         policy.leaf(node)
     assert list(policy.victims()) == [short, long, other]
     policy.used(short)
     assert list(policy.victims()) == [long, other, short]
     long.snapshot = Snapshot(1, 0, 4)
-    below, _ = tree.insert(Prompt(encode(B), None), array("q", B))
+    below, _ = tree.insert(SaltedTokens(encode(B), None), array("q", B))
     policy.dropped(long)
     policy.leaf(below)
     policy.used(below)
@@ -131,7 +133,7 @@ def test_flop_aware_keeps_what_two_share() -> None:
 def test_flop_aware_counts_compute_from_the_state_above() -> None:
     """B computes pages 4 to 10, and l computes pages 0 to 7."""
     forest = Forest(FlopAware(1000.0), b=B, l=(40, 41, 42, 43, 44, 45, 46), c=C)
-    above, _ = forest.tree.insert(Prompt(encode(A), None), array("q", A))
+    above, _ = forest.tree.insert(SaltedTokens(encode(A), None), array("q", A))
     above.snapshot = Snapshot(9, 0, 4)
     assert forest.order() == "c b l"
 
@@ -285,7 +287,7 @@ class Prompts:
         self.serial += 1
         key = b"".join(step.key for step in reversed(list(above.path()))) if above else b""
         key += encode([1000 * self.serial + i for i in range(pages)])
-        node, _ = self.tree.insert(Prompt(key, None), NO_PAGES)
+        node, _ = self.tree.insert(SaltedTokens(key, None), NO_PAGES)
         node.snapshot = Snapshot(self.serial, 0, node.end)
         return node
 

@@ -15,7 +15,7 @@ from memstate.prefix.placement import Nowhere
 from memstate.prefix.policies import FlopAware, Lru, LruPages, Place, ReturnRate
 from memstate.prefix.policies.return_rate import Candidate
 from memstate.prefix.tree import Node
-from memstate.tokens import Prompt, encode
+from memstate.tokens import SaltedTokens, encode
 from tests.proof.injection.points import Tracer
 from tests.support import owners
 from tests.support.build import build
@@ -250,7 +250,7 @@ def test_a_leaf_that_grew_for_another_row_is_not_the_path_of_the_first() -> None
         mem.publish([row], keep="cache", tokens=[tokens])
     assert mem.prefix and mem.prefix.tree.nodes == 3
     for tokens, row in ((one, first), (other, second)):
-        node = mem.prefix.match(Prompt(encode([*tokens, 1]), None)).found
+        node = mem.prefix.match(SaltedTokens(encode([*tokens, 1]), None)).found
         assert node and mem.prefix.tree.pages_to(node.reach)[2:] == owners.row_pages(mem).of(row.index)[2:]
 
 

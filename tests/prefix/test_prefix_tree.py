@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from memstate.prefix.ranking import Ranking
 from memstate.prefix.tree import Node, Tree
 from memstate.requests.handles import Snapshot
-from memstate.tokens import Prompt, encode
+from memstate.tokens import SaltedTokens, encode
 
 UNIT = 16  # bytes of a page of two tokens
 PAGES = [encode(page) for page in ((0, 0), (0, 1), (1, 0))]  # the first two begin with the same token
@@ -44,9 +44,11 @@ class Naive:
         mine = [next(self.next) for _ in range(len(key) // UNIT)]
         there = [prefix in self.pages for prefix in self.prefixes(key, salt)]
         start = (
-            self.tree.insert(Prompt(key[: at * UNIT], salt), array("q", mine[:at]))[0] if 0 < at < len(mine) else None
+            self.tree.insert(SaltedTokens(key[: at * UNIT], salt), array("q", mine[:at]))[0]
+            if 0 < at < len(mine)
+            else None
         )
-        longer = Prompt(key + PAGES[at % len(PAGES)], salt)  # only the pages of `key` are inserted
+        longer = SaltedTokens(key + PAGES[at % len(PAGES)], salt)  # only the pages of `key` are inserted
         node, had = self.tree.insert(longer, array("q", [*mine, 0]), start, len(mine))
         assert had == max(sum(there), at if start else 0) and there == sorted(there, reverse=True)
         for prefix, page in zip(self.prefixes(key, salt), mine, strict=True):
@@ -117,7 +119,7 @@ class Naive:
         assert tree.leased_pages == sum(leased.values())
 
     def find(self, key: bytes, salt: Hashable) -> None:
-        hit, prefixes = self.tree.find(Prompt(key, salt)), self.prefixes(key, salt)
+        hit, prefixes = self.tree.find(SaltedTokens(key, salt)), self.prefixes(key, salt)
         there = [prefix for prefix in prefixes if prefix in self.pages]
         known = [prefix for prefix in prefixes if prefix in self.pages or prefix in self.ghost]
         stated = [prefix for prefix in there if prefix in self.states]
@@ -136,15 +138,15 @@ class Naive:
             assert len(path) - len(node.key) < len(prefix[-1][1] if prefix else b" ")
         assert key.startswith(below(hit.known))
         for end in range(len(prefixes)) if salt in self.tree.roots else ():
-            assert self.tree.find(Prompt(key, salt), end) == self.tree.find(Prompt(key[: end * UNIT], salt))
+            assert self.tree.find(SaltedTokens(key, salt), end) == self.tree.find(SaltedTokens(key[: end * UNIT], salt))
         for start in self.leases:
             if self.tree.salt(start) == salt and start.end and key.startswith(below(start)):
-                further = self.tree.find(Prompt(key, salt), None, start)
+                further = self.tree.find(SaltedTokens(key, salt), None, start)
                 assert further._replace(evicted=None) == hit._replace(evicted=None)
 
     def entered(self, key: bytes, salt: Hashable) -> Node:
         """Returns the deepest node that a key leads into."""
-        known = self.tree.find(Prompt(key, salt)).known
+        known = self.tree.find(SaltedTokens(key, salt)).known
         at = known.end * self.tree.page
         return known.children.get(key[at : at + self.tree.page], known)
 
@@ -199,10 +201,10 @@ def key_of(*pages: int) -> bytes:
 
 def test_a_prompt_computed_bit_by_bit_is_one_node() -> None:
     tree = Tree(UNIT)
-    first, _ = tree.insert(Prompt(key_of(1), None), array("q", [1]))
+    first, _ = tree.insert(SaltedTokens(key_of(1), None), array("q", [1]))
     tree.lease(first)
     for n in range(2, 6):
-        node, had = tree.insert(Prompt(key_of(*range(1, n + 1)), None), array("q", range(1, n + 1)))
+        node, had = tree.insert(SaltedTokens(key_of(*range(1, n + 1)), None), array("q", range(1, n + 1)))
         assert node is first and had == n - 1
     assert (tree.nodes, tree.total_pages, tree.leased_pages) == (1, 5, 5)
     assert list(tree.pages_to(first)) == [1, 2, 3, 4, 5]
@@ -212,19 +214,19 @@ def test_a_prompt_computed_bit_by_bit_is_one_node() -> None:
 
 def test_B43_the_upper_part_of_a_split_node_has_no_state_and_the_lower_one_keeps_it() -> None:
     tree = Tree(UNIT)
-    node, _ = tree.insert(Prompt(key_of(1, 2, 3, 4), "salt"), array("q", [1, 2, 3, 4]))
+    node, _ = tree.insert(SaltedTokens(key_of(1, 2, 3, 4), "salt"), array("q", [1, 2, 3, 4]))
     snapshot = node.snapshot = Snapshot(7, 1, 8)
     node.uses = 3
     tree.lease(node)
-    other, had = tree.insert(Prompt(key_of(1, 2, 5), "salt"), array("q", [11, 12, 13]))
+    other, had = tree.insert(SaltedTokens(key_of(1, 2, 5), "salt"), array("q", [11, 12, 13]))
     upper = node.parent
     assert had == 2 and upper is not None and upper is other.parent and not upper.is_root
     assert (upper.snapshot, upper.evicted, upper.uses, upper.leases, [*upper.pages]) == (None, False, 0, 1, [1, 2])
     assert (node.snapshot, node.uses, node.leases, [*node.pages], node.end) == (snapshot, 3, 1, [3, 4], 4)
     assert ([*other.pages], other.leases, tree.leased_pages, tree.nodes) == ([13], 0, 4, 3)
-    hit = tree.find(Prompt(key_of(1, 2, 3, 4, 9), "salt"))
+    hit = tree.find(SaltedTokens(key_of(1, 2, 3, 4, 9), "salt"))
     assert hit.stated is node and list(tree.pages_to(node)) == [1, 2, 3, 4]
-    assert tree.find(Prompt(key_of(1, 2, 3), "salt")).stated is None
+    assert tree.find(SaltedTokens(key_of(1, 2, 3), "salt")).stated is None
 
 
 MOVES = st.lists(

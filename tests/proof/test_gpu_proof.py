@@ -337,13 +337,13 @@ def test_launches_that_differ_are_noticed() -> None:
 
 @on_cpu
 def test_a_row_that_depends_on_its_batch_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    true = determinism.Forward.layer
+    true = determinism.BenchForward.layer
 
     def layer(forward: Any, number: int, record: Any) -> None:
         true(forward, number, record)
         forward.out += len(record.read) * 1e-2
 
-    monkeypatch.setattr(determinism.Forward, "layer", layer)
+    monkeypatch.setattr(determinism.BenchForward, "layer", layer)
     failures = determinism.beside_others(Machine(toy=True))
     # At toy size, the other two parts have all rows, as the batch has.
     assert [line.split(":")[0] for line in failures] == ["one row", "another", "half"]

@@ -12,13 +12,13 @@ from memstate.kernels.tables import (
     Cursor,
     DeltaTail,
     Mamba3State,
-    Marks,
     PlaneMap,
     RecordMap,
     RecordPiece,
     RingMap,
     ScaledMap,
     SelectiveTail,
+    StepMarks,
     Tail,
     TailRecord,
 )
@@ -138,14 +138,14 @@ def steps(make: Maker, batch: int) -> list[Row]:
     return rows
 
 
-def step_marks(make: Maker, rows: list[Row]) -> Marks:
+def step_marks(make: Maker, rows: list[Row]) -> StepMarks:
     """Returns up to four marks, sorted by entry and offset, in slots that no row names."""
     named = {slot for row in rows for slot in row[:3]}
     free = [slot for slot in range(1, SLOTS) if slot not in named]
     places = sorted((make.rng.randrange(len(rows)), make.rng.randint(1, TOKENS)) for _ in range(make.one(0, 1, 4)))
     given = [(*place, make.one(free.pop() if free else 0, 0)) for place in places]
     entry, offset, slot = (make.ints([mark[i] for mark in given] or [0]) for i in range(3))
-    return Marks(make.ints([len(given)]), entry, offset, slot)
+    return StepMarks(make.ints([len(given)]), entry, offset, slot)
 
 
 def decode(
@@ -304,7 +304,7 @@ def scatter_states(make: Maker) -> Case:
     read, write = slots[:3], slots[3:6]
     some = make.one(0, 2, 2, 3, -1), make.one(1, 2, 4, lengths[2], 9), make.one(0, -1, SLOTS)
     entries, offsets, kept = zip(*sorted([(0, 2, slots[6]), some]), strict=True)
-    marks = Marks(make.ints([2]), make.ints(list(entries)), make.ints(list(offsets)), make.ints(list(kept)))
+    marks = StepMarks(make.ints([2]), make.ints(list(entries)), make.ints(list(offsets)), make.ints(list(kept)))
     starts, first = starts_of(lengths), first_of(lengths, chunk)
     pieces = -(-sum(lengths) // chunk) if flat else first[-1]
     h = make.normal(2, pieces, 2, *((5, 3) if transposed else (3, 5)), dtype=given)

@@ -18,7 +18,7 @@ from triton import knobs
 from triton.runtime.driver import driver
 
 from memstate.kernels import bitmap, copy, dispatch, registers, tracking
-from memstate.kernels.kept import Kept
+from memstate.kernels.kept import KeptLaunch
 from memstate.kernels.tables import Rules, Strategy
 from memstate.requests.steps import StepLog
 from memstate.slots.allocator import SlotAllocator
@@ -75,7 +75,7 @@ def through_triton() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module, name in KEPT:
             usual = getattr(module, name)
-            patch.setattr(module, name, Kept(usual._kernel, usual._options))
+            patch.setattr(module, name, KeptLaunch(usual._kernel, usual._options))
         yield
 
 

@@ -20,7 +20,6 @@ from memstate.kernels.tables import (
     Cursor,
     DeltaTail,
     Mamba3State,
-    Marks,
     PlaneMap,
     RecordMap,
     RecordPiece,
@@ -29,6 +28,7 @@ from memstate.kernels.tables import (
     Rules,
     ScaledMap,
     SelectiveTail,
+    StepMarks,
     StepRecord,
     Strategy,
     TailRecord,
@@ -57,8 +57,8 @@ def record(batch: int) -> StepRecord:
     return StepRecord(*(ints(256)[:batch] for _ in StepRecord._fields))
 
 
-def marks(room: int = 64, start: int = 0) -> Marks:
-    return Marks(*(ints(size, start) for size in (1, room, room, room)))
+def marks(room: int = 64, start: int = 0) -> StepMarks:
+    return StepMarks(*(ints(size, start) for size in (1, room, room, room)))
 
 
 def packet(batch: int, columns: int) -> Tensor:

@@ -52,9 +52,9 @@ def prompts(draw: Random, n: int) -> Prompts:
     return given
 
 
-def texts(given: Prompts) -> list[Any]:
+def jobs(given: Prompts) -> list[Any]:
     """Returns the requests of the example for prompts."""
-    return [own.Text(number, tokens, new) for number, (tokens, new) in enumerate(given)]
+    return [own.Job(number, tokens, new) for number, (tokens, new) in enumerate(given)]
 
 
 def served(engine: Any, given: Prompts, draw: Random | None = None) -> Iterator[str]:
@@ -66,7 +66,7 @@ def served(engine: Any, given: Prompts, draw: Random | None = None) -> Iterator[
         draw: Says which requests end early. None: none.
     """
     answers: dict[int, list[int]] = {number: [] for number in range(len(given))}
-    run = engine.serve(texts(given))
+    run = engine.serve(jobs(given))
     abort, cut = None, set[int]()
     while True:
         try:
@@ -117,40 +117,40 @@ class Owned(own.Engine):
         )  # fmt: skip
         publish = self.mem.publish
         self.mem.publish = lambda rows, keep, keys: publish(  # type: ignore[method-assign]
-            rows, keep, tokens=[text.tokens for text in self.running]
+            rows, keep, tokens=[job.tokens for job in self.running]
         )
         self.blocks.fill = lambda block, key: block
 
     def forward(self, step: ms.Step, fed: Sequence[Sequence[int]]) -> Tensor:
         """Reads tokens; the pages of rows are memstate's."""
-        for entry, text in enumerate(self.running):
-            text.table = self.mem.device.page_table[step.rows[entry]].long()
+        for entry, job in enumerate(self.running):
+            job.table = self.mem.device.page_table[step.rows[entry]].long()
         return super().forward(step, fed)
 
     def admit(self) -> None:
         """Starts requests as long as there is room."""
         while self.waiting:
-            text = self.waiting[0]
-            room = (len(text.tokens) // own.BLOCK + 1) * own.BLOCK
+            job = self.waiting[0]
+            room = (len(job.tokens) // own.BLOCK + 1) * own.BLOCK
             try:
-                (text.row,) = self.mem.admit([ms.Request(text.number, tokens=text.tokens, length=room)])
+                (job.row,) = self.mem.admit([ms.Request(job.number, tokens=job.tokens, length=room)])
             except (ms.OutOfSlots, ms.OutOfRows, ms.OutOfPages):
                 return
-            text.table = [0] * 30
-            self.hits += self.mem.info(text.row).length
+            job.table = [0] * 30
+            self.hits += self.mem.info(job.row).length
             self.running.append(self.waiting.popleft())
 
-    def end(self, text: Any) -> None:
+    def end(self, job: Any) -> None:
         """Ends a request with its pages."""
-        self.mem.end([text.row], keep="cache", tokens=[text.tokens])
-        self.running.remove(text)
+        self.mem.end([job.row], keep="cache", tokens=[job.tokens])
+        self.running.remove(job)
 
     def grow(self) -> None:
         """Gives each running request the page of its next token."""
-        for text in [*self.running]:
-            while text in self.running:
+        for job in [*self.running]:
+            while job in self.running:
                 try:
-                    self.mem.extend([text.row], [len(text.tokens) + 1])
+                    self.mem.extend([job.row], [len(job.tokens) + 1])
                     break
                 except ms.OutOfPages:
                     self.waiting.appendleft(self.running[-1])

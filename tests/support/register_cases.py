@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import Marks, Rules, Section, StepRecord
+from memstate.kernels.tables import Rules, Section, StepMarks, StepRecord
 from tests.kernels.test_ownership import random_packet
 from tests.kernels.test_plan_kernel import NO_LIMIT, VARIANTS, RandomFile, batch_packet, random_batch, random_marks
 from tests.support.addresses import Limits
@@ -85,7 +85,7 @@ def plan(make: Maker, variant: str | None = None) -> Case:
     packet = make.ints(sent.tolist())
     packet[: Section.BATCH] = make.one(0, 1, 3)  # counts of changes, which an ownership launch has carried out
     room = make.one(1, 5, 64)
-    marks = Marks(*(make.empty(size, dtype=torch.int32) for size in (1, room, room, room)))
+    marks = StepMarks(*(make.empty(size, dtype=torch.int32) for size in (1, room, room, room)))
     arguments = {
         "registers": table, "packet": packet, "record": record, "marks": marks,
         "rules": Rules(strategy, lanes, file.every, in_place),

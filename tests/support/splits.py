@@ -15,7 +15,7 @@ from memstate.state.sharding import Part
 from memstate.tiers.keys import Keys, fingerprint
 from memstate.tiers.records import RecordFormat
 from memstate.tiers.stores.base import Bytes, Outcome
-from memstate.tokens import Prompt, encode
+from memstate.tokens import SaltedTokens, encode
 from tests.support.given import in_order
 
 PRESETS = [name for name in presets.__all__ if name in presets.CHECKPOINTS]
@@ -108,13 +108,13 @@ class Model(NamedTuple):
         return RecordFormat(kind, self.kinds[kind].shard(ranks), self.keys(ranks, rank).fingerprint)
 
     def name(self, kind: str, page: int, ranks: int, rank: int, salt: object = None) -> str:
-        return self.form(kind, ranks, rank).name(self.keys(ranks, rank).of(Prompt(encode(TOKENS), salt))[page])
+        return self.form(kind, ranks, rank).name(self.keys(ranks, rank).of(SaltedTokens(encode(TOKENS), salt))[page])
 
     def record(self, kind: str, page: int, ranks: int, rank: int, salt: object = None) -> Bytes:
         form, layout = self.form(kind, ranks, rank), self.kinds[kind]
         record = np.zeros(form.nbytes, np.uint8)
         record[form.header_bytes :] = shard(layout, whole(layout, 2 * page + (kind == "kv")), ranks, rank)
-        form.seal(record, self.keys(ranks, rank).of(Prompt(encode(TOKENS), salt))[page], (page + 1) * PAGE)
+        form.seal(record, self.keys(ranks, rank).of(SaltedTokens(encode(TOKENS), salt))[page], (page + 1) * PAGE)
         return record
 
     def put(self, store: Any, ranks: int, states: Any = (0, 2, 4), pages: Any = EVERY, salt: object = None) -> None:
@@ -137,7 +137,7 @@ class Model(NamedTuple):
         end = max([page + 1 for page, has in enumerate(ends) if has], default=0)
         wanted = {"kv": range(end), "state": range(end - 1, end) if end else ()}
         for kind in self.kinds:
-            form, keys = self.form(kind, ranks, rank), self.keys(ranks, rank).of(Prompt(encode(TOKENS), salt))
+            form, keys = self.form(kind, ranks, rank), self.keys(ranks, rank).of(SaltedTokens(encode(TOKENS), salt))
             for page in wanted[kind]:
                 record = np.zeros(form.nbytes, np.uint8)
                 assert store.get([form.name(keys[page])], [record]) == [Outcome.DONE]

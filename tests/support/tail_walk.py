@@ -12,7 +12,7 @@ from torch import Tensor
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import Marks
+from memstate.kernels.tables import StepMarks
 from tests.support.decode_case import same_bits
 from tests.support.trees import Tree, drawn_behind, nodes_of, parents_of
 
@@ -51,7 +51,7 @@ class Model:
         pool = torch.zeros(count + 1 + texts, HEADS, SIZE, SIZE, device=backend.device)
         columns = torch.arange(count).div(TOKENS, rounding_mode="floor"), torch.arange(count) % TOKENS + 1
         ints = [torch.tensor([count]), *columns, torch.arange(1, count + 1)]
-        marks = Marks(*(column.to(backend.device, torch.int32) for column in ints))
+        marks = StepMarks(*(column.to(backend.device, torch.int32) for column in ints))
         nothing = torch.zeros(texts, dtype=torch.int32, device=backend.device)
         ends = (count + 1 + torch.arange(texts)).to(nothing)
         where = {"read": nothing, "write": ends, "snapshot": nothing, "tokens": nothing + TOKENS}

@@ -19,7 +19,7 @@ from memstate.stats import TierStats
 from memstate.tiers import Prefetch, TierManager, Tiers
 from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.keys import Keys, fingerprint
-from memstate.tokens import Prompt, encode
+from memstate.tokens import SaltedTokens, encode
 from tests.support import owners
 from tests.support.planes import History, fold
 from tests.support.serving import PAGE, STALE, Server
@@ -75,7 +75,7 @@ class Tiered(Server):
 
     def note(self, tokens: Sequence[int], salt: object = None) -> None:
         """Remembers the tokens that each key of a prompt stands for."""
-        for at, key in enumerate(self._keys.of(Prompt(encode(tokens), salt)), 1):
+        for at, key in enumerate(self._keys.of(SaltedTokens(encode(tokens), salt)), 1):
             assert self.known.setdefault(key, tuple(tokens[: at * self.page])) == tuple(tokens[: at * self.page])
 
     def admit(self, *requests: ms.Request) -> list[ms.Row]:

@@ -50,7 +50,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from memstate.integrations.vllm.connector import MemstateConnector
-from memstate.integrations.vllm.scheduler import Counts
+from memstate.integrations.vllm.scheduler import ConnectorCounts
 
 BLOCK, PAGE, POISON = 4, 64, 0xEE
 TINY = {
@@ -252,7 +252,7 @@ class Engine:
         self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> ConnectorCounts:
         """The connector's counters."""
         return self.connector.counts
 

@@ -9,7 +9,7 @@ import memstate as ms
 from memstate.prefix.lease import NO_MATCH
 from memstate.tiers import FileStore, manager
 from memstate.tiers.keys import Keys
-from memstate.tokens import Prompt, encode
+from memstate.tokens import SaltedTokens, encode
 from tests.support.splits import TOKENS, Model
 from tests.support.tenants import NOTHING, PAGE, House, T, two_tenants
 from tests.support.virtual import MemoryStore
@@ -78,7 +78,7 @@ def test_a_hand_over_brings_what_its_own_salt_has(mine: Hashable, other: Hashabl
 
 @two_tenants
 def test_digests_are_of_one_salt(mine: Hashable, other: Hashable) -> None:
-    keys, ours, theirs = Keys(bytes(32), PAGE), *(Prompt(encode(T[:8]), salt) for salt in (mine, other))
+    keys, ours, theirs = Keys(bytes(32), PAGE), *(SaltedTokens(encode(T[:8]), salt) for salt in (mine, other))
     assert keys.of(ours) == keys.of(ours) and not set(keys.of(ours)) & set(keys.of(theirs))
 
 
@@ -90,7 +90,7 @@ def test_nodes_and_prompts_have_the_digests_of_their_salt(mine: Hashable, other:
     assert cache is not None
 
     def both(salt: Hashable) -> tuple[Sequence[bytes], Sequence[bytes]]:
-        prompt = Prompt(encode(T[:16]), salt)
+        prompt = SaltedTokens(encode(T[:16]), salt)
         return host.digests(prompt, cache.match(prompt, 16)), host.digests(prompt, NO_MATCH)
 
     for salt in (mine, other):

@@ -13,7 +13,7 @@ from memstate import Plane, StateLayout
 from memstate.errors import InvalidArgument
 from memstate.tiers import keys as module
 from memstate.tiers.keys import Keys, fingerprint
-from memstate.tokens import Prompt
+from memstate.tokens import SaltedTokens
 from memstate.tokens import encode as encode_tokens
 
 STATE = StateLayout((Plane("conv", (6, 3), torch.bfloat16), Plane("ssm", (2, 4, 4), torch.float32)), layers=3)
@@ -28,7 +28,7 @@ def tokens(n: int, seed: int) -> bytes:
 def test_values_are_those_of_every_other_process() -> None:
     """These values are fixed: with others, everything in storage would be lost."""
     assert KEYS.fingerprint.hex() == "4ac088215539508cd7617a602fe921a3391aa7c1999c8715846ef3bd9cb7fd98"
-    digests = KEYS.of(Prompt(encode_tokens(range(9)), ("tenant", 7, None, 1, b"\xff", -129)))
+    digests = KEYS.of(SaltedTokens(encode_tokens(range(9)), ("tenant", 7, None, 1, b"\xff", -129)))
     assert [digest.hex() for digest in digests] == [
         "8903c73b9b50f18f1dbb69d79c8a9dd3626146f57142bf350573e7d78341af9d",
         "32cee0323a69ac96663f01ae3fe3ba632e9dd1d30680a88b34610b4d8454a0bf",
@@ -37,14 +37,14 @@ def test_values_are_those_of_every_other_process() -> None:
 
 def test_a_digest_stands_for_all_tokens_before_it() -> None:
     key = tokens(32, 1)
-    whole = KEYS.of(Prompt(key, None))
+    whole = KEYS.of(SaltedTokens(key, None))
     assert len(set(whole)) == 8
     for n in range(33):
-        assert KEYS.of(Prompt(key[: n * 8], None)) == whole[: n // 4]
+        assert KEYS.of(SaltedTokens(key[: n * 8], None)) == whole[: n // 4]
     for changed in range(len(key)):  # one bit anywhere changes the digests of this page and of all after it
         other = bytearray(key)
         other[changed] ^= 1
-        digests = KEYS.of(Prompt(bytes(other), None))
+        digests = KEYS.of(SaltedTokens(bytes(other), None))
         page = changed // 32
         assert digests[:page] == whole[:page] and not set(digests[page:]) & set(whole)
 
@@ -52,7 +52,7 @@ def test_a_digest_stands_for_all_tokens_before_it() -> None:
 @pytest.mark.parametrize("known", range(10))
 def test_what_is_known_is_not_computed_again(known: int, monkeypatch: pytest.MonkeyPatch) -> None:
     key, calls = tokens(4 * 9 + 3, 2), []
-    whole = KEYS.of(Prompt(key, "salt"))
+    whole = KEYS.of(SaltedTokens(key, "salt"))
 
     def counted(data: bytes, digest_size: int) -> object:
         calls.append(len(data))
@@ -60,7 +60,7 @@ def test_what_is_known_is_not_computed_again(known: int, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(module, "blake2b", counted)
     given_digests = tuple(whole[:known])
-    assert KEYS.of(Prompt(key, "salt"), given_digests) == whole
+    assert KEYS.of(SaltedTokens(key, "salt"), given_digests) == whole
     assert len(calls) == 9 - known + (not known) and calls[not known :] == [32 + 4 * 8] * (9 - known)
 
 

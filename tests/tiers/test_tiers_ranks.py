@@ -14,7 +14,7 @@ from memstate.kernels.dispatch import Backend
 from memstate.tiers import manager
 from memstate.tiers.alike import said
 from memstate.tiers.keys import Keys, fingerprint
-from memstate.tokens import Prompt, encode
+from memstate.tokens import SaltedTokens, encode
 from tests.support.build import on
 from tests.support.planes import LAYOUT
 from tests.support.processes import run_ranks
@@ -229,7 +229,7 @@ def test_what_was_agreed_on_is_nothing_once_a_record_is_gone(keyed: Tiered) -> N
     at = keyed
     at.give_up(pages=60)
     host = at.below.host
-    keys = at._keys.of(Prompt(encode(PROMPT), None))
+    keys = at._keys.of(SaltedTokens(encode(PROMPT), None))
     assert host.kv is not None
     hit = host.agreed_hit(4 * PAGE, keys, 1)
     assert hit is not None and len(hit.pages) == 3

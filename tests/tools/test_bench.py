@@ -5,7 +5,7 @@ from functools import lru_cache
 import pytest
 
 from memstate.kernels.dispatch import Backend
-from memstate_tools.bench import Figure, by_unit, launches
+from memstate_tools.bench import Measured, by_unit, launches
 
 UNITS = ("launches", "uploads", "syncs", "bytes")
 
@@ -50,6 +50,6 @@ def test_B32_a_boundary_copies_nothing(counted: dict[tuple[str, str, str], float
 
 
 def test_table_has_one_line_per_operation_and_case() -> None:
-    entries = [Figure("admit", "R=1", value, unit) for value, unit in enumerate(UNITS)]
+    entries = [Measured("admit", "R=1", value, unit) for value, unit in enumerate(UNITS)]
     row = {"op": "admit", "case": "R=1", "launches": "0", "uploads": "1", "syncs": "2", "bytes": "3 B"}
     assert by_unit(entries) == [row]

@@ -17,7 +17,7 @@ from memstate.requests.page_table import PageTable
 from memstate.slots.commands import CommandBuffer
 from memstate_tools.bench import BenchResult, clock, prefix, radix_peer, run
 from memstate_tools.bench.prefix_prompt import FORMS, LongPrompt
-from memstate_tools.bench.prefix_sides import OURS, Key, Ours
+from memstate_tools.bench.prefix_sides import OURS, Key, TimedCache
 from memstate_tools.bench.task import Setting
 from tests.support import inside, owners
 
@@ -207,7 +207,7 @@ def test_the_figures_hold_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None
 
         monkeypatch.setattr(owner, name, call)
     monkeypatch.setattr(clock, "time", SimpleNamespace(thread_time_ns=lambda: now[0] * 10**9))
-    ours = Ours(2, 8, 4, "lru", 1)
+    ours = TimedCache(2, 8, 4, "lru", 1)
     assert clock.cpu_seconds(lambda: ours.match([1, 2, 3])) == pytest.approx(11)
     assert ours.insert([1, 2, 3]) == pytest.approx(1100) and ours.learned == [pytest.approx(10**9)]
     assert ours.match([1, 2, 3, 4]) == 3 and ours.held == (1, 3)

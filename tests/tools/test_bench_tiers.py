@@ -24,11 +24,11 @@ from memstate.tiers import Outcome as Became
 from memstate.tiers.host.packing import Packing, in_records
 from memstate.tiers.keys import Keys, fingerprint
 from memstate.tiers.records import RecordFormat
-from memstate.tokens import Prompt, encode
+from memstate.tokens import SaltedTokens, encode
 from memstate_tools.bench import (
     PEERS,
     BenchResult,
-    Figure,
+    Measured,
     clock,
     run,
     tiers_mooncake,
@@ -36,7 +36,7 @@ from memstate_tools.bench import (
     tiers_turns,
 )
 from memstate_tools.bench.task import Setting, Task
-from memstate_tools.bench.tiers_turns import MIB, Side, rates
+from memstate_tools.bench.tiers_turns import MIB, TurnSide, rates
 from tests.support.mooncake_server import missing
 
 ROOT = Path(__file__).parents[2]
@@ -95,24 +95,24 @@ def test_each_side_has_a_call_in_every_round_and_is_first_in_its_turn(monkeypatc
     def undo() -> None:
         now[0] += 1000
 
-    sides = {name: Side(partial(act, name), undo) for name in takes}
+    sides = {name: TurnSide(partial(act, name), undo) for name in takes}
     monkeypatch.setattr(tiers_turns, "TOY_ROUNDS", 3)
     (entry,) = rates(setting(), "op", "case", 8, sides.pop("ours"), sides)
     assert calls == ["ours", "memory-copy", "memory-copy", "ours"] * 2
-    assert entry == Figure("op", "toy case", 2.0, "bytes/s", "memory-copy", 8.0, 0.25)
+    assert entry == Measured("op", "toy case", 2.0, "bytes/s", "memory-copy", 8.0, 0.25)
 
 
 def test_a_peer_that_fails_leaves_and_ours_that_fails_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     def fails() -> None:
         raise OSError("no\nroom")
 
-    fine = Side(lambda: None)
-    entries = rates(setting(), "op", "case", 8, fine, {"plain-file": Side(fails), "memory-copy": fine})
+    fine = TurnSide(lambda: None)
+    entries = rates(setting(), "op", "case", 8, fine, {"plain-file": TurnSide(fails), "memory-copy": fine})
     assert [entry.peer for entry in entries] == ["memory-copy"]
     assert capsys.readouterr().err == "op, case: peer plain-file raises OSError: no room\n"
-    assert [entry.peer for entry in rates(setting(), "op", "case", 8, fine, {"plain-file": Side(fails)})] == [None]
+    assert [entry.peer for entry in rates(setting(), "op", "case", 8, fine, {"plain-file": TurnSide(fails)})] == [None]
     with pytest.raises(OSError, match="no\nroom"):
-        rates(setting(), "op", "case", 8, Side(fails), {"memory-copy": fine})
+        rates(setting(), "op", "case", 8, TurnSide(fails), {"memory-copy": fine})
     assert rates(setting(peer="plain-file"), "op", "case", 8, fine, {"memory-copy": fine})[0].peer is None
 
 
@@ -131,7 +131,7 @@ def test_nothing_is_left_behind(no_mooncake: None, tmp_path: Path, monkeypatch: 
 # -- Mooncake --------------------------------------------------------------------------------------
 
 
-def stored(task: Task) -> list[Figure]:
+def stored(task: Task) -> list[Measured]:
     assert task.check() == ""
     return task.measure()
 
@@ -261,7 +261,7 @@ def test_the_page_hands_over_what_another_split_wrote(tmp_path: Path, monkeypatc
     form = names["whole"].shard(4)
     for rank in range(2):  # sources of rank 0 of 2
         mark = fingerprint("model", form, None, 4, rank, 4)
-        record, key = RecordFormat("state", form, mark), Keys(mark, 4).of(Prompt(encode(prompt), None))[1]
+        record, key = RecordFormat("state", form, mark), Keys(mark, 4).of(SaltedTokens(encode(prompt), None))[1]
         body = np.zeros(record.nbytes, np.uint8)
         record.seal(body, key, 8)
         assert names["old"].put([record.name(key)], [body]) == [Became.DONE]

@@ -22,7 +22,7 @@ from memstate_tools.bench import (
     NEED_DEVICE,
     PEERS,
     BenchResult,
-    Figure,
+    Measured,
     alloc,
     clock,
     copy,
@@ -31,7 +31,7 @@ from memstate_tools.bench import (
     state,
     track,
 )
-from memstate_tools.bench.clock import IN_GRAPH, RUNS, WARM_UPS, Clock, DeviceClock, Times, TooSlow, nothing
+from memstate_tools.bench.clock import IN_GRAPH, RUNS, WARM_UPS, DeviceClock, HostTimer, Times, TooSlow, nothing
 from memstate_tools.bench.task import Setting, Task, carry_out
 from memstate_tools.models import model_of, toy_of
 from memstate_tools.tune.grid import AXES
@@ -184,7 +184,7 @@ def test_checks_find_a_wrong_operation(
 
 
 def test_a_failing_check_is_told_and_the_next_task_runs() -> None:
-    good = Figure("a", "b", 1.0, "us")
+    good = Measured("a", "b", 1.0, "us")
 
     def raises(error: Exception | None = None) -> Any:
         raise error or RuntimeError("out of\nmemory")
@@ -204,7 +204,7 @@ def test_a_failing_check_is_told_and_the_next_task_runs() -> None:
     assert (outcome.entries, len(calls), outcome.complete) == ([good], 4, True)
 
 
-class Slow(Clock):
+class Slow(HostTimer):
     """A clock that gives up on its call number `last`, after the call has run."""
 
     def __init__(self, last: int) -> None:

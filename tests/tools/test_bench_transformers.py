@@ -25,6 +25,6 @@ def test_steps_and_batches_stand_beside_the_own_cache_and_generate() -> None:
 
 
 def test_other_tokens_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformers_serve.Sides, "generate", lambda self: [[0] * self.new] * 2)
+    monkeypatch.setattr(transformers_serve.ServedSides, "generate", lambda self: [[0] * self.new] * 2)
     checks = {task.name: task.check() for task in transformers_serve.tasks(CPU)}
     assert set(checks.values()) == {"serve and generate choose other tokens"}

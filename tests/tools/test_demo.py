@@ -17,7 +17,7 @@ from memstate.engine.manager import StateManager
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
 from memstate_tools.demo import DemoConfig, DemoReport, meter, run, sentences
-from memstate_tools.demo.compare import Comparison
+from memstate_tools.demo.compare import Compared
 from memstate_tools.demo.config import STRATEGIES
 from memstate_tools.demo.meter import Meter, held_by_kind
 from tests.support.demo_talks import REQUESTS, TINY, demo, write_talks
@@ -122,11 +122,11 @@ def test_four_sentences_say_what_the_json_says(default_run: DemoReport) -> None:
     ("which", "fields", "says"),
     [
         (SERVED, {"requests": 1, "conversations": 1}, "memstate served 1 request of 1 conversation, and"),
-        (EQUAL, {"comparison": Comparison(9, 8, 7, wrong_logits=2, wrong_states=1)},
+        (EQUAL, {"comparison": Compared(9, 8, 7, wrong_logits=2, wrong_states=1)},
          "It does NOT equal the uncached run: 0 of 9 tokens, 2 of 8 logits and 1 of 7 states differ."),
-        (EQUAL, {"comparison": Comparison()}, "It was NOT compared with the uncached run: there is no token."),
+        (EQUAL, {"comparison": Compared()}, "It was NOT compared with the uncached run: there is no token."),
         (EQUAL, {"sabotage": "swap", "strikes": 3}, "states, although sabotage replaced 3 states."),
-        (EQUAL, {"sabotage": "swap", "strikes": 1, "comparison": Comparison(9, 9, 9, wrong_tokens=2)},
+        (EQUAL, {"sabotage": "swap", "strikes": 1, "comparison": Compared(9, 9, 9, wrong_tokens=2)},
          "NOT equal the uncached run: 2 of 9 tokens, 0 of 9 logits and 0 of 9 states differ, as sabotage replaced 1 "),
         (SPARED, {"meter": Meter(prompt_tokens=70)}, "It computed all 70 prompt tokens; nothing was copied"),
         (SPARED, {"snapshot_bytes_copied": 2048}, "their states; 2.00 KiB were copied to keep "),

@@ -9,7 +9,7 @@ import pytest
 
 from memstate.errors import InvalidArgument
 from memstate_tools.demo.answers import longest_context, noise, rule_for
-from memstate_tools.demo.corpus import LONGEST, Conversation, first_requests, from_docstrings, from_file
+from memstate_tools.demo.corpus import LONGEST, ChatScript, first_requests, from_docstrings, from_file
 from memstate_tools.demo.model import VOCABULARY
 
 
@@ -40,8 +40,8 @@ def test_input_file_gives_its_conversations(tmp_path: Path) -> None:
     path = tmp_path / "talk.jsonl"
     path.write_text('{"system": "Be brief.", "turns": ["Hé?", "More."]}\n\n{"turns": ["Alone"]}\n', encoding="utf-8")
     assert from_file(path) == [
-        Conversation(0, b"Be brief.", ("Hé?".encode(), b"More.")),
-        Conversation(1, b"", (b"Alone",)),
+        ChatScript(0, b"Be brief.", ("Hé?".encode(), b"More.")),
+        ChatScript(1, b"", (b"Alone",)),
     ]
 
 
@@ -68,18 +68,18 @@ def test_a_bad_line_is_named(tmp_path: Path, content: str, says: str) -> None:
 
 def test_requests_cut_a_file_short() -> None:
     given = [
-        Conversation(0, b"", (b"a", b"b")),
-        Conversation(1, b"", (b"c", b"d", b"e")),
-        Conversation(2, b"", (b"f",)),
+        ChatScript(0, b"", (b"a", b"b")),
+        ChatScript(1, b"", (b"c", b"d", b"e")),
+        ChatScript(2, b"", (b"f",)),
     ]
-    assert first_requests(given, 3) == [given[0], Conversation(1, b"", (b"c",))]
+    assert first_requests(given, 3) == [given[0], ChatScript(1, b"", (b"c",))]
     assert first_requests(given, 2) == [given[0]]
     assert first_requests(given, 100) == given
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 8, 16])
 def test_answers_fit_the_context_and_end_on_a_page(page_size: int) -> None:
-    conversation = Conversation(0, b"s" * 13, (b"t" * 5,) * 200)
+    conversation = ChatScript(0, b"s" * 13, (b"t" * 5,) * 200)
     total, kinds = len(conversation.system), Counter[str]()
     for turn in range(200):
         total += 5

@@ -17,7 +17,7 @@ from memstate.requests.steps import Step
 from memstate_tools.demo import DemoReport
 from memstate_tools.demo.arena import GAP, Arena
 from memstate_tools.demo.config import ENGINES, LAYOUTS, MODELS, ORDERS_OF, STRATEGIES
-from memstate_tools.demo.engines import Engine
+from memstate_tools.demo.engines import DemoEngine
 from memstate_tools.demo.mixers import state_layout
 from tests.support.demo_talks import TINY, demo, write_talks
 
@@ -152,13 +152,13 @@ def test_an_arena_tells_its_own_bytes_from_states_and_pages(order: str) -> None:
 
 
 def test_a_byte_between_states_and_pages_that_changes_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    true = Engine.slots
+    true = DemoEngine.slots
 
-    def slots(self: Engine, step: Step) -> Any:
+    def slots(self: DemoEngine, step: Step) -> Any:
         self.arena.memory[3] = 0  # type: ignore[union-attr]
         return true(self, step)
 
-    monkeypatch.setattr(Engine, "slots", slots)
+    monkeypatch.setattr(DemoEngine, "slots", slots)
     report = small(engine="arena", requests=2)
     assert report.identical and not report.ok
     assert report.to_json()["foreign_bytes_changed"] == 1

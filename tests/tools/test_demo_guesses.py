@@ -7,7 +7,7 @@ import torch
 
 import memstate as ms
 from memstate_tools.demo.config import ENGINES, MODELS, STRATEGIES, DemoConfig
-from memstate_tools.demo.trees import FORKED, DeviceTree, StepTree, Tree, chain
+from memstate_tools.demo.trees import FORKED, DeviceTree, DraftTree, StepTree, chain
 from tests.support.demo_talks import demo
 
 WITH: dict[str, dict[str, Any]] = {
@@ -42,7 +42,7 @@ def test_T6_takes_fewer_steps() -> None:
 
 
 @pytest.mark.parametrize("tree", [chain(1), chain(5), FORKED])
-def test_the_device_walks_a_tree_as_the_host_does(tree: Tree) -> None:
+def test_the_device_walks_a_tree_as_the_host_does(tree: DraftTree) -> None:
     draw, width = torch.Generator().manual_seed(0), len(tree) + 2
     of = DeviceTree(tree, torch.device("cpu"))
     for drafts in range(len(tree)):

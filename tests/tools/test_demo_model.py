@@ -14,14 +14,14 @@ from memstate_tools.demo.arithmetic import (
     decaying_exp,
     fixed,
 )
-from memstate_tools.demo.corpus import Conversation
+from memstate_tools.demo.corpus import ChatScript
 from memstate_tools.demo.model import HybridModel
 from memstate_tools.demo.sizes import ModelSize
 from memstate_tools.demo.uncached import Uncached
 
 
 def test_B52_the_chunk_size_changes_nothing(backend: Backend) -> None:
-    conversation = Conversation(0, b"About heapq: ", (b"heappush?", b"nlargest?"))
+    conversation = ChatScript(0, b"About heapq: ", (b"heappush?", b"nlargest?"))
     tiny = ModelSize(recurrent_layers=1, heads=1)
     lengths = [9, 24]
     runs = [Uncached(HybridModel(tiny, 1, backend), chunk, 12, 8, 0).answer(conversation, lengths) for chunk in (7, 16)]

@@ -17,7 +17,7 @@ import torch
 from memstate.errors import CompileFailed, ConfigurationError, InvalidArgument
 from memstate.kernels import copy, tuned
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.kept import Kept
+from memstate.kernels.kept import KeptLaunch
 from memstate.kernels.tuned import (
     CONFIGS,
     Config,
@@ -38,7 +38,7 @@ from memstate_tools.compile import KernelReport
 from memstate_tools.tune import cost, grid, record, trials
 from memstate_tools.tune.check import wrong
 from memstate_tools.tune.tasks import findings
-from memstate_tools.tune.trials import SweepResult, Trial, sweep
+from memstate_tools.tune.trials import SweepResult, TuneTrial, sweep
 
 CPU = torch.device("cpu")
 DEFAULT = CopyConfig()
@@ -423,7 +423,7 @@ def test_a_timed_sweep_decides_what_is_launched(folder: Path, monkeypatch: pytes
         def __getitem__(self, grid_: tuple[int]) -> Any:
             return lambda *args, **given: seen.append((grid_[0], given["LANES"])) or kernel[grid_](*args, **given)
 
-    monkeypatch.setattr(copy, "KEPT", Kept(Seen(), {}))
+    monkeypatch.setattr(copy, "KEPT", KeptLaunch(Seen(), {}))
     storage.zero(torch.ones(1, dtype=torch.int32))
     assert seen == [(fast.programs_per_sm, fast.lanes)] and fast.programs_per_sm != tuned.PROGRAMS_ON_CPU
 
@@ -462,7 +462,7 @@ def outcome_of(
     """
     unit = "bytes/s" if timed else cost.UNIT
     made = [
-        Trial("copy", key, config, True, value, unit, "" if value else "spills 8 bytes", {}, micros)
+        TuneTrial("copy", key, config, True, value, unit, "" if value else "spills 8 bytes", {}, micros)
         for config, value in zip(grid.one_at_a_time("copy", timed), values, strict=False)
         for micros in [value if timed else None]
     ]

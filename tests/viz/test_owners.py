@@ -18,7 +18,7 @@ from memstate.prefix.policies import Lru
 from memstate.requests import holdings
 from memstate.sheet import SLOT_KINDS
 from memstate.slots.journal import Change
-from memstate.viz import Span, kinds
+from memstate.viz import OwnerSpan, kinds
 from memstate.viz.owners import group_of
 from tests.support.build import build
 
@@ -43,12 +43,12 @@ STORY = [CLAIM, MOVE, AGAIN, PLAN, CACHED, GONE, END]
 
 def test_spans_of_a_story_by_hand() -> None:
     assert viz.holdings_over(STORY) == [
-        Span(3, "live", f"{A} live", A, 4, 1, 2, "claim", "move", target=12, serials=(1, 2)),
-        Span(12, "cached", GONE.owner, "prefix cache", 4, 2, 4, "move", "release", source=3,
+        OwnerSpan(3, "live", f"{A} live", A, 4, 1, 2, "claim", "move", target=12, serials=(1, 2)),
+        OwnerSpan(12, "cached", GONE.owner, "prefix cache", 4, 2, 4, "move", "release", source=3,
              serials=(2, 6)),
-        Span(3, "live", f"{A} live", A, 9, 2, 5, "claim", "release", serials=(3, 7)),
-        Span(4, "lane", f"{A} lane 0", A, 8, 2, 3, "plan", "move", target=13, serials=(4, 5)),
-        Span(13, "cached", CACHED.owner, "prefix cache", 8, 3, None, "move", source=4,
+        OwnerSpan(3, "live", f"{A} live", A, 9, 2, 5, "claim", "release", serials=(3, 7)),
+        OwnerSpan(4, "lane", f"{A} lane 0", A, 8, 2, 3, "plan", "move", target=13, serials=(4, 5)),
+        OwnerSpan(13, "cached", CACHED.owner, "prefix cache", 8, 3, None, "move", source=4,
              serials=(5, 5)),
     ]  # fmt: skip
     assert viz.holdings_over([asdict(each) for each in STORY]) == viz.holdings_over(STORY)
@@ -56,7 +56,7 @@ def test_spans_of_a_story_by_hand() -> None:
 
 
 def test_a_journal_that_begins_in_the_middle_has_spans_without_a_begin() -> None:
-    assert viz.holdings_over([END]) == [Span(3, "live", f"{A} live", A, 9, None, 5, "", "release", serials=(7, 7))]
+    assert viz.holdings_over([END]) == [OwnerSpan(3, "live", f"{A} live", A, 9, None, 5, "", "release", serials=(7, 7))]
     source, target = viz.holdings_over([CACHED])
     assert (source.register, source.kind, source.group, source.begin, source.end) == (4, "lane", A, None, 3)
     assert (target.register, target.begin, target.end, source.target, target.source) == (13, 3, None, 13, 4)

@@ -17,7 +17,7 @@ from rich.console import Console
 import memstate as ms
 from memstate import viz
 from memstate.prefix.policies import Lru
-from memstate.sheet import Bar, Part, Section, Sheet
+from memstate.sheet import Bar, BarPart, Sheet, SheetSection
 from memstate.slots.inspect import Inspection
 from memstate.viz import kinds
 from memstate.viz.text import widths
@@ -298,10 +298,12 @@ TEXTS = st.text(max_size=8)
 SHEETS = st.builds(
     Sheet, TEXTS,
     st.lists(st.builds(Bar, TEXTS, st.lists(st.builds(
-        Part, TEXTS, st.integers(1, 10**9), st.sampled_from([*kinds.KINDS, *kinds.OTHERS, "plane 7", "new"]), TEXTS,
+        BarPart, TEXTS, st.integers(1, 10**9), st.sampled_from([*kinds.KINDS, *kinds.OTHERS, "plane 7", "new"]), TEXTS,
     ), min_size=1, max_size=4).map(tuple)), max_size=2).map(tuple),
-    st.lists(st.builds(Section, TEXTS, st.just(("a", "b")), st.lists(st.tuples(TEXTS, TEXTS), max_size=2).map(tuple)),
-             max_size=2).map(tuple),
+    st.lists(
+        st.builds(SheetSection, TEXTS, st.just(("a", "b")), st.lists(st.tuples(TEXTS, TEXTS), max_size=2).map(tuple)),
+        max_size=2,
+    ).map(tuple),
     st.lists(TEXTS, max_size=2).map(tuple), st.lists(TEXTS, max_size=2).map(tuple),
 )  # fmt: skip
 

@@ -8,7 +8,7 @@ from matplotlib.colors import to_hex
 import memstate as ms
 from memstate import viz
 from memstate.slots.journal import Change
-from memstate.viz import Span, kinds
+from memstate.viz import OwnerSpan, kinds
 from memstate.viz.tracks import bounds, sorted_lines
 from tests.support.scene import busy
 
@@ -79,7 +79,7 @@ def test_a_span_of_one_packet_is_seen() -> None:
     (axes,) = viz.timeline([*STORY, Change(9, 100, "claim", 3, "live", f"{A} live", 0),
                             Change(10, 100, "release", 3, "live", f"{A} live", 0)]).axes  # fmt: skip
     assert all(bar.get_width() > 0 for bar in axes.patches)
-    assert bounds([Span(3, "live", "x", "x", 0, 5, 5)]) == (5, 5.5)
+    assert bounds([OwnerSpan(3, "live", "x", "x", 0, 5, 5)]) == (5, 5.5)
 
 
 @pytest.mark.parametrize("packets", [1, 2, 3])

@@ -20,7 +20,7 @@ from memstate.kernels.dispatch import Backend
 from memstate.slots.inspect import Inspection
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
-from memstate.viz import Block, figure
+from memstate.viz import ByteRange, figure
 
 ROOT = Path(__file__).parents[2]
 PLANES = (Plane("conv", (3, 5), torch.bfloat16), Plane("ssm", (2, 3), torch.float32), Plane("none", (0,), torch.int8))
@@ -28,17 +28,17 @@ LAYOUT = StateLayout(PLANES, 3)
 ORDERS = {"layer_major": LAYOUT, "slot_major": replace(LAYOUT, order="slot_major", alignment=64)}
 
 accesses = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 200), st.integers(0, 60)), max_size=12).map(
-    lambda pieces: [Block(*piece) for piece in pieces]
+    lambda pieces: [ByteRange(*piece) for piece in pieces]
 )
 
 
-def bytes_of(pieces: list[Block]) -> set[tuple[int, int]]:
+def bytes_of(pieces: list[ByteRange]) -> set[tuple[int, int]]:
     """Returns (arena, address) of every byte of the pieces."""
     return {(piece.arena, byte) for piece in pieces for byte in range(piece.start, piece.start + piece.nbytes)}
 
 
 @given(accesses, st.integers(1, 70))
-def test_pages_are_counted_once_and_exactly(pieces: list[Block], page: int) -> None:
+def test_pages_are_counted_once_and_exactly(pieces: list[ByteRange], page: int) -> None:
     expected = bytes_of(pieces)
     assert viz.touched(pieces, page) == len({(arena, byte // page) for arena, byte in expected})
     together = [piece for piece in viz.joined(pieces) if piece.nbytes]
@@ -48,7 +48,7 @@ def test_pages_are_counted_once_and_exactly(pieces: list[Block], page: int) -> N
 
 
 @given(accesses, st.integers(1, 70))
-def test_shares_of_pages_add_up(pieces: list[Block], page: int) -> None:
+def test_shares_of_pages_add_up(pieces: list[ByteRange], page: int) -> None:
     expected = bytes_of(pieces)
     for arena, parts in enumerate(viz.shares(pieces, page, (260, 300))):
         size = (260, 300)[arena]
@@ -66,7 +66,7 @@ def test_blocks_and_runs_lie_where_the_storage_has_them(order: str) -> None:
     bases = [arena.data_ptr() for arena in storage.arenas]
     places = {plane.name: place.arena for plane, place in zip(layout.planes, layout.placements(slots), strict=True)}
     expected = [
-        Block(places[name], tensor[layer, slot].data_ptr() - bases[places[name]], tensor[layer, slot].nbytes)
+        ByteRange(places[name], tensor[layer, slot].data_ptr() - bases[places[name]], tensor[layer, slot].nbytes)
         for name, tensor in storage.items()
         for layer in (2, 0)
         for slot in ids

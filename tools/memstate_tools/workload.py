@@ -186,7 +186,7 @@ def _pack_int8(model: Model, batch: int, backend: Backend, generator: torch.Gene
     return _pack(model, batch, backend, generator, AXES[model.rule])
 
 
-class _Rows(NamedTuple):
+class _StepVectors(NamedTuple):
     """The vectors of a step in which every row reads one slot and writes another, without snapshots."""
 
     read: Tensor
@@ -195,9 +195,9 @@ class _Rows(NamedTuple):
     tokens: Tensor
 
 
-def _rows(batch: int, backend: Backend, generator: torch.Generator) -> _Rows:
+def _rows(batch: int, backend: Backend, generator: torch.Generator) -> _StepVectors:
     read, write = _slots(batch, backend, generator)
-    return _Rows(read, write, torch.zeros_like(read), torch.full_like(read, TOKENS))
+    return _StepVectors(read, write, torch.zeros_like(read), torch.full_like(read, TOKENS))
 
 
 def _step(

@@ -9,8 +9,8 @@ plans      the splits of a memory plan, each with the hit rate of a trace
 """
 
 from memstate.cli.replay.plans import rated
-from memstate.cli.replay.report import Bound, Replayed, table
+from memstate.cli.replay.report import Replayed, UpperBound, table
 from memstate.cli.replay.runs import BOUND, NAMES, bound, compare, replay
 from memstate.cli.replay.serving import Loop
 
-__all__ = ["BOUND", "NAMES", "Bound", "Loop", "Replayed", "bound", "compare", "rated", "replay", "table"]
+__all__ = ["BOUND", "NAMES", "Loop", "Replayed", "UpperBound", "bound", "compare", "rated", "replay", "table"]

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from memstate.cli.replay.requests import Served
+from memstate.cli.replay.requests import UnitRequest
 from memstate.errors import ConfigurationError
 
 Ints = npt.NDArray[np.int64]
@@ -43,7 +43,7 @@ class Chances(NamedTuple):
     inner: npt.NDArray[np.bool_]
 
 
-def chances(requests: Sequence[Served], per_block: int, first: int = 0) -> Chances:
+def chances(requests: Sequence[UnitRequest], per_block: int, first: int = 0) -> Chances:
     """Returns the depths at which requests can hit. Of depths with the same last passer, only the deepest is kept.
 
     Args:
@@ -80,7 +80,7 @@ def require_scipy() -> None:
         raise ConfigurationError("the bound needs scipy: pip install '.[bound]' in a checkout")
 
 
-def most_hits(requests: Sequence[Served], per_block: int, states: int, pages: int, first: int = 0) -> float:
+def most_hits(requests: Sequence[UnitRequest], per_block: int, states: int, pages: int, first: int = 0) -> float:
     """Returns the largest number of blocks that the requests from `first` on can hit.
 
     Args:

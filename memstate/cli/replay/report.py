@@ -74,7 +74,7 @@ class Replayed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bound:
+class UpperBound:
     """The hit rate that no policy exceeds. The attributes are those of `Replayed`."""
 
     policy: str
@@ -86,13 +86,13 @@ class Bound:
     ideal_hit_rate: float
 
 
-def table(replayed: Sequence[Replayed | Bound]) -> list[dict[str, str | float | None]]:
+def table(replayed: Sequence[Replayed | UpperBound]) -> list[dict[str, str | float | None]]:
     """Returns a row for each policy: its hit rate for each number of states, then costs with the last number of states.
 
     If the bound is known, each hit rate has its share of the bound beside it.
     """
     sizes = list(dict.fromkeys(one.states for one in replayed))
-    bounds = {one.states: one.block_hit_rate for one in replayed if isinstance(one, Bound)}
+    bounds = {one.states: one.block_hit_rate for one in replayed if isinstance(one, UpperBound)}
     rows: list[dict[str, str | float | None]] = []
     for policy in dict.fromkeys(one.policy for one in replayed):
         mine = {one.states: one for one in replayed if one.policy == policy}

@@ -42,7 +42,7 @@ class Units:
 
 
 @dataclass(frozen=True, eq=False)
-class Served:
+class UnitRequest:
     """One request of a trace. Lengths are in units.
 
     Attributes:
@@ -84,7 +84,7 @@ def numbered(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
     return [replace(request, hash_ids=tuple(chained(request.hash_ids))) for request in requests]
 
 
-def served(requests: Sequence[TraceRequest], units: Units) -> list[Served]:
+def served(requests: Sequence[TraceRequest], units: Units) -> list[UnitRequest]:
     """Returns the requests of a trace with tokens.
 
     Args:
@@ -111,7 +111,7 @@ def served(requests: Sequence[TraceRequest], units: Units) -> list[Served]:
         common = 0 if before is None else requests[before].shared
         prompt = units.length(request.input_length)
         asked = len(request.hash_ids)
-        result.append(Served(at, tokens, prompt, asked, filled, known, before, common, request.kind))
+        result.append(UnitRequest(at, tokens, prompt, asked, filled, known, before, common, request.kind))
     return result
 
 

@@ -6,7 +6,7 @@ from statistics import median
 from memstate.checks import INT32_MAX, is_count
 from memstate.cli.policies import POLICIES, Named, factories_of, placement_of, prefix_of
 from memstate.cli.replay.bound import most_hits, require_scipy
-from memstate.cli.replay.report import Bound, Progress, Replayed, part_of
+from memstate.cli.replay.report import Progress, Replayed, UpperBound, part_of
 from memstate.cli.replay.requests import Units, numbered, served
 from memstate.cli.replay.serving import DEFAULT, InUnits, Loop, Serving
 from memstate.cli.traces import BLOCK, TraceRequest
@@ -74,7 +74,9 @@ def replay(
     )  # fmt: skip
 
 
-def bound(requests: Sequence[TraceRequest], states: int, pages: int, start: float = 0.0, chunk: int = 8192) -> Bound:
+def bound(
+    requests: Sequence[TraceRequest], states: int, pages: int, start: float = 0.0, chunk: int = 8192
+) -> UpperBound:
     """Returns the hit rate that no policy exceeds, for one request at a time.
 
     Args:
@@ -93,7 +95,7 @@ def bound(requests: Sequence[TraceRequest], states: int, pages: int, start: floa
     given = served(numbered(requests), units)
     hits, asked = most_hits(given, units.per_block, states, pages, first), sum(one.asked for one in given[first:])
     ideal = _share(sum(one.known for one in given[first:]), asked)
-    return Bound(
+    return UpperBound(
         policy=BOUND, states=states, pages=pages, start=start, requests=len(given) - first,
         block_hit_rate=min(_share(hits, asked), ideal), ideal_hit_rate=ideal,
     )  # fmt: skip
@@ -114,7 +116,7 @@ def _us(seconds: Sequence[float]) -> float:
 def compare(
     requests: Sequence[TraceRequest], states: Sequence[int], pages: int, policies: Sequence[Named], start: float = 0.0,
     progress: Progress | None = None, loop: Loop = DEFAULT,
-) -> list[Replayed | Bound]:  # fmt: skip
+) -> list[Replayed | UpperBound]:  # fmt: skip
     """Replays a trace once for each policy and number of states. The policy `BOUND` gives the bound.
 
     Raises:

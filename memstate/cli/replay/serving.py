@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from memstate.cli.replay.requests import Served, Units
+from memstate.cli.replay.requests import UnitRequest, Units
 from memstate.cli.traces import BLOCK
 from memstate.engine.manager import StateManager
 from memstate.engine.settings import Forward, Pages
@@ -101,7 +101,7 @@ class Tally:
 
 
 @dataclass(eq=False)
-class Running:
+class AdmittedRequest:
     """A request that runs.
 
     Attributes:
@@ -112,7 +112,7 @@ class Running:
         seconds: Seconds of its publishes so far.
     """
 
-    request: Served
+    request: UnitRequest
     row: Row
     tally: Tally
     length: int
@@ -138,7 +138,7 @@ class Serving:
     """
 
     def __init__(
-        self, prefix: Prefix, requests: Sequence[Served], units: Units, loop: Loop, *, first: int, pages: int
+        self, prefix: Prefix, requests: Sequence[UnitRequest], units: Units, loop: Loop, *, first: int, pages: int
     ) -> None:
         assert prefix.most_states is not None
         per_row = max(
@@ -153,7 +153,7 @@ class Serving:
         for op in OPS:
             setattr(self.mem.backend, op, lambda *_: None)
         self._first, self._most = first, loop.running
-        self._waiting, self._running = deque(requests), list[Running]()
+        self._waiting, self._running = deque(requests), list[AdmittedRequest]()
         self.tallies = Tally(), Tally()
         self._count_filed(prefix.states)
         self.admitted = self.longest_wait = self._waited = 0
@@ -233,7 +233,7 @@ class Serving:
         if request.follows is not None:
             tally.turns += 1
             tally.recomputed += max(0, request.common - length * self._units.tokens)
-        self._running.append(Running(request, row, tally, length))
+        self._running.append(AdmittedRequest(request, row, tally, length))
         return True
 
     def _leave_queue(self) -> None:
@@ -241,13 +241,13 @@ class Serving:
         self.admitted += 1
         self._waited = 0
 
-    def _tokens(self, one: Running) -> int:
+    def _tokens(self, one: AdmittedRequest) -> int:
         """Returns the tokens of a row in the next step: a chunk of its prompt, or its answer up to a boundary."""
         if one.length < one.request.prompt:
             return self.mem.chunk(one.row, self._chunk)
         return min((one.length // self._every + 1) * self._every, len(one.request.tokens)) - one.length
 
-    def _publish(self, one: Running, length: int) -> None:
+    def _publish(self, one: AdmittedRequest, length: int) -> None:
         """Files the states and the KV of a prompt after each chunk. Those of an answer are filed when the row ends."""
         before, one.length = one.length, length
         if before < one.request.prompt and length < len(one.request.tokens):
@@ -255,7 +255,7 @@ class Serving:
             self.mem.publish([one.row], keep="cache", tokens=[one.request.tokens[:length]])
             one.seconds += time.perf_counter() - begin
 
-    def _release(self, one: Running) -> None:
+    def _release(self, one: AdmittedRequest) -> None:
         self._filing, begin = one.tally, time.perf_counter()
         self.mem.end([one.row], keep="cache", tokens=[one.request.tokens])
         one.tally.file_seconds.append(one.seconds + time.perf_counter() - begin)

@@ -19,7 +19,7 @@ from memstate.state.layout import StateLayout
 from memstate.tiers.keys import Keys, fingerprint
 from memstate.tiers.records import FLAWS, Kind, RecordFormat
 from memstate.tiers.stores.base import Bytes, Outcome, Store
-from memstate.tokens import Prompt, Tokens, encode
+from memstate.tokens import SaltedTokens, Tokens, encode
 
 T = TypeVar("T")
 ASKED = 256  # most records that one call asks a store about
@@ -119,7 +119,7 @@ class HandOver:
         Raises:
             InvalidArgument: The tokens, the salt or `most` are not valid.
         """
-        given = Prompt(encode(tokens), salt)
+        given = SaltedTokens(encode(tokens), salt)
         given = given.head(max(0, given.tokens - 1) if most is None else whole("most", most, least=0))
         prompt = PromptDigests(self._own.of(given), {of: keys.of(given) for of, keys in self._theirs.items()})
         handed, state, done = Handed(), None, 0

@@ -34,7 +34,7 @@ from sglang.srt.runtime_context import get_memory, mamba_checkpoint_grid
 from torch import Tensor
 
 from memstate.errors import ConfigurationError
-from memstate.integrations.sglang.prefix import Gone, Hit, PrefixPart
+from memstate.integrations.sglang.prefix import Gone, PrefixHit, PrefixPart
 from memstate.prefix.settings import Prefix
 
 FULL, MAMBA = ComponentType.FULL, ComponentType.MAMBA
@@ -150,7 +150,7 @@ class TreeCore:
         hit = self._part.match(params.key.raw_token_ids(), self._salt(params.key), leave=0)
         return self._result(hit)
 
-    def _result(self, hit: Hit) -> MatchResult:
+    def _result(self, hit: PrefixHit) -> MatchResult:
         kv = hit.branch or hit.length
         branch = kv // (grid := mamba_checkpoint_grid(self.page_size)) * grid
         return MatchResult(
@@ -166,31 +166,31 @@ class TreeCore:
         """Returns False: SGLang must not match all waiting requests in each step."""
         return False
 
-    def root_node_handle(self, extra_key: str | None = None) -> Hit:
+    def root_node_handle(self, extra_key: str | None = None) -> PrefixHit:
         """Returns the hit of the empty prefix."""
         return self.root_node
 
-    def is_root(self, hit: Hit) -> bool:
+    def is_root(self, hit: PrefixHit) -> bool:
         """Returns whether a hit is that of the empty prefix."""
         return not hit.length
 
-    def node_by_id(self, hit: Hit) -> Hit:
+    def node_by_id(self, hit: PrefixHit) -> PrefixHit:
         """Returns the hit, which is its own id."""
         return hit
 
-    def rotation_base_of(self, hit: Hit) -> None:
+    def rotation_base_of(self, hit: PrefixHit) -> None:
         """Returns None: pages are not spread over ranks."""
 
-    def collect_full_device_indices(self, hit: Hit, until: Hit) -> Tensor:
+    def collect_full_device_indices(self, hit: PrefixHit, until: PrefixHit) -> Tensor:
         """Returns the KV ids of a hit's prefix from its start on, one for each token."""
         parts = self._runs.ids(hit.pages)
         return torch.cat(parts) if parts else self._nothing
 
-    def get_component_device_value(self, hit: Hit, component: ComponentType) -> Tensor | None:
+    def get_component_device_value(self, hit: PrefixHit, component: ComponentType) -> Tensor | None:
         """Returns the slot of the state that a hit starts from."""
         return self._slots.get(hit.state) if component == MAMBA and hit.state is not None else None
 
-    def dfs_weight_order(self, hits: Sequence[Hit]) -> list[int]:
+    def dfs_weight_order(self, hits: Sequence[PrefixHit]) -> list[int]:
         """Returns an order of requests in which requests with long common prefixes follow each other."""
         paths = [self._part.path(hit) for hit in hits]
         weights = Counter(node for path in paths for node in path)
@@ -200,14 +200,14 @@ class TreeCore:
 
     # -- locks ------------------------------------------------------------------------------------------------------
 
-    def inc_lock_ref(self, hit: Hit, skip_lock_components: Sequence[ComponentType] = ()) -> IncLockRefResult:
+    def inc_lock_ref(self, hit: PrefixHit, skip_lock_components: Sequence[ComponentType] = ()) -> IncLockRefResult:
         """Locks a prefix and its state, or the prefix alone."""
         self._part.lock(hit)
         if MAMBA in skip_lock_components:
             self._part.read(hit)
         return IncLockRefResult(skipped_lock_components=tuple(skip_lock_components))
 
-    def dec_lock_ref(self, hit: Hit, params: DecLockRefParams, skip_swa: bool = False) -> DecLockRefResult:
+    def dec_lock_ref(self, hit: PrefixHit, params: DecLockRefParams, skip_swa: bool = False) -> DecLockRefResult:
         """Ends a lock, or only its hold on the state."""
         if FULL in params.skipped_lock_components:
             self._part.read(hit)
@@ -286,7 +286,7 @@ class TreeCore:
         """Ends an eviction."""
         del self._quota[component]
 
-    def evict_excess_path_states(self, hit: Hit, *_: Any) -> None:
+    def evict_excess_path_states(self, hit: PrefixHit, *_: Any) -> None:
         """Evicts nothing: the policies limit the states of a path."""
 
     # -- sizes ------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from memstate.prefix.settings import Prefix
 from memstate.prefix.tree import Found, Node
 from memstate.requests.handles import Snapshot
 from memstate.stats import PrefixStats
-from memstate.tokens import BYTES, Prompt, Tokens, encode
+from memstate.tokens import BYTES, SaltedTokens, Tokens, encode
 
 LOG = logs.logger("prefix")
 
@@ -41,7 +41,7 @@ class Gone(NamedTuple):
     states: list[int]
 
 
-class Change(NamedTuple):
+class PrefixChange(NamedTuple):
     """A change of the cache: a prefix that was stored, or ids that were removed.
 
     Attributes:
@@ -60,7 +60,7 @@ class Change(NamedTuple):
 
 
 @dataclass(eq=False)
-class Hit:
+class PrefixHit:
     """A cached prefix: the match of a prompt, or the end of an insertion.
 
     Attributes:
@@ -104,7 +104,7 @@ class Inserted(NamedTuple):
     had: int
     kept: bool
     gone: Gone
-    end: Hit
+    end: PrefixHit
 
 
 class _Lent:
@@ -165,7 +165,7 @@ class PrefixPart(NotCopied):
     """
 
     def __init__(
-        self, page_size: int, settings: Prefix | None = None, heard: Callable[[Change], None] | None = None
+        self, page_size: int, settings: Prefix | None = None, heard: Callable[[PrefixChange], None] | None = None
     ) -> None:  # fmt: skip
         if not is_count(page_size) or page_size < 1:
             raise InvalidArgument(f"page_size={page_size!r}: expected tokens of a page, 1 or more")
@@ -188,7 +188,7 @@ class PrefixPart(NotCopied):
         tree = self._contents.tree
         return f"PrefixPart({self._contents.states} states, {tree.total_pages} pages, {tree.leased_pages} locked)"
 
-    def match(self, tokens: Tokens, salt: Hashable = None, leave: int = 1) -> Hit:
+    def match(self, tokens: Tokens, salt: Hashable = None, leave: int = 1) -> PrefixHit:
         """Looks a prompt up. Changes nothing: the match can be evicted until it is locked.
 
         Args:
@@ -206,13 +206,15 @@ class PrefixPart(NotCopied):
         """
         require_salt(salt)
         key = encode(tokens)
-        matched = self._contents.tree.find(Prompt(key, salt), max(len(key) // BYTES - leave, 0) // self._size)
+        matched = self._contents.tree.find(SaltedTokens(key, salt), max(len(key) // BYTES - leave, 0) // self._size)
         node = matched.stated
         length, kv = (node.end if node else 0) * self._size, matched.kv * self._size
         state = node.snapshot.register if node and node.snapshot else None
-        return Hit(length, state, kv if kv > length else None, 0, 0, node, matched, len(key) // BYTES, self, self._era)
+        return PrefixHit(
+            length, state, kv if kv > length else None, 0, 0, node, matched, len(key) // BYTES, self, self._era
+        )
 
-    def lock(self, hit: Hit) -> None:
+    def lock(self, hit: PrefixHit) -> None:
         """Locks a hit until `unlock`, and notes that a request starts from it.
 
         Args:
@@ -239,7 +241,7 @@ class PrefixPart(NotCopied):
                 if node is not None:
                     node.uses += 1
 
-    def read(self, hit: Hit) -> None:
+    def read(self, hit: PrefixHit) -> None:
         """Notes that a request with a lock has read the hit's state: from now on its lock keeps only KV.
 
         Args:
@@ -256,11 +258,11 @@ class PrefixPart(NotCopied):
         hit.reads += 1
         self._read(hit, -1)
 
-    def _read(self, hit: Hit, readers: int) -> None:
+    def _read(self, hit: PrefixHit, readers: int) -> None:
         if hit.state is not None:
             self._lent.read(hit.state, readers)
 
-    def unlock(self, hit: Hit, drop: bool = True) -> Gone:
+    def unlock(self, hit: PrefixHit, drop: bool = True) -> Gone:
         """Ends one lock of a hit.
 
         Args:
@@ -327,14 +329,14 @@ class PrefixPart(NotCopied):
         if contents.heard:
             with self._guard.changing("insert"):
                 contents.learn()
-        matched = contents.tree.find(Prompt(key, salt))
+        matched = contents.tree.find(SaltedTokens(key, salt))
         above = matched.stated.end if matched.stated else 0
         new = state is not None and above != len(pages)
         kept = new and contents.state_policy.admits(
             Place(len(pages), above, "end")
         )  # a policy may raise: nothing has changed yet
         with self._guard.changing("insert"):
-            node, had = contents.tree.insert(Prompt(key, salt), ids)
+            node, had = contents.tree.insert(SaltedTokens(key, salt), ids)
             if had < len(pages):
                 contents.grown(node)
             if kept:
@@ -345,13 +347,13 @@ class PrefixPart(NotCopied):
                 contents.state_policy.added(node, "end")
             if self._heard and (kept or had < len(pages)):
                 came = [state] if kept and state is not None else []
-                self._tell(Change(True, salt, len(key) // BYTES, list(pages[had:]), came))
+                self._tell(PrefixChange(True, salt, len(key) // BYTES, list(pages[had:]), came))
             if contents.settings.most_states is not None:
                 contents.tree.lease(node)  # keeps the KV when the state is evicted
                 contents.evict_states(contents.states - contents.settings.most_states)
                 contents.tree.unlease(node)
             there = node.snapshot.register if node.snapshot else None
-            end = Hit(len(key) // BYTES, there, None, _node=node, _part=self, _era=self._era)
+            end = PrefixHit(len(key) // BYTES, there, None, _node=node, _part=self, _era=self._era)
             return Inserted(had * self._size, kept, self._given(), end)
 
     def evict(self, pages: int = 0, states: int = 0) -> Gone:
@@ -387,7 +389,7 @@ class PrefixPart(NotCopied):
         """Numbers of cached pages and states."""
         return self._contents.tree.total_pages, self._contents.states
 
-    def path(self, hit: Hit) -> list[Hashable]:
+    def path(self, hit: PrefixHit) -> list[Hashable]:
         """Returns the nodes of a hit's prefix from the start on; requests with a common prefix share nodes."""
         path: list[Hashable] = [*hit._node.path()] if hit._node else []
         return path[::-1]
@@ -417,17 +419,17 @@ class PrefixPart(NotCopied):
     def _given(self) -> Gone:
         gone, self._lent.gone = self._lent.gone, Gone([], [])
         if self._heard and (gone.pages or gone.states):
-            self._tell(Change(False, None, 0, *gone))
+            self._tell(PrefixChange(False, None, 0, *gone))
         return gone
 
-    def _tell(self, change: Change) -> None:
+    def _tell(self, change: PrefixChange) -> None:
         assert self._heard is not None
         try:
             self._heard(change)
         except Exception as error:
             self._told.event(logging.ERROR, "not heard", why=f"{type(error).__name__}: {error}")
 
-    def _require_own(self, hit: Hit) -> None:
+    def _require_own(self, hit: PrefixHit) -> None:
         self._guard.require_whole()
         if hit._part is not self or hit._era != self._era:
             raise InvalidArgument(f"{hit} is of another cache, or of before reset(): expected what match() returned")

@@ -29,7 +29,7 @@ if tuple(map(int, _transformers.__version__.split(".")[:2])) < (5, 23):
 from memstate.integrations.transformers.binding import manager
 from memstate.integrations.transformers.cache import StateCache
 from memstate.integrations.transformers.chats import chat
-from memstate.integrations.transformers.layout import ModelLayout, Place
+from memstate.integrations.transformers.layout import ModelLayout, StatePlace
 from memstate.integrations.transformers.prompts import Event, Prompt, Served, Token
 from memstate.integrations.transformers.reading import layout
 from memstate.integrations.transformers.server import Server
@@ -38,11 +38,11 @@ from memstate.integrations.transformers.serving import serve, stream
 __all__ = [
     "Event",
     "ModelLayout",
-    "Place",
     "Prompt",
     "Served",
     "Server",
     "StateCache",
+    "StatePlace",
     "Token",
     "chat",
     "layout",

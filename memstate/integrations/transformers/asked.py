@@ -10,7 +10,7 @@ from memstate.errors import InvalidArgument
 from memstate.integrations.transformers.held import Held
 
 
-class Asked(Cache):
+class GuardedCache(Cache):
     """A cache whose layers can be used only during a forward, and whose rows can be reordered."""
 
     _held: Held

@@ -13,10 +13,10 @@ from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING
 
 from memstate.engine.manager import StateManager
 from memstate.errors import ConfigurationError, MemstateError
-from memstate.integrations.transformers.binding import Bound, kv_of
+from memstate.integrations.transformers.binding import Binding, kv_of
 from memstate.integrations.transformers.kv import KvPages
 from memstate.integrations.transformers.own import own_cache
-from memstate.integrations.transformers.paged import Columns, PagedHybridLayer, PagedIndexedLayer, PagedLayer
+from memstate.integrations.transformers.paged import BatchColumns, PagedHybridLayer, PagedIndexedLayer, PagedLayer
 from memstate.integrations.transformers.states import Kernels, States
 from memstate.requests.handles import Row
 from memstate.requests.steps import Step
@@ -49,7 +49,7 @@ class PagedCache(Cache):
         self.past = 0
         self._paged = [layer for layer in self.layers if isinstance(layer, PagedLayer)]
 
-    def place(self, columns: Columns) -> None:
+    def place(self, columns: BatchColumns) -> None:
         """Sets the columns of the next forward."""
         self.past = columns.past
         for layer in self._paged:
@@ -101,14 +101,14 @@ class Batches:
             forward takes no positions.
     """
 
-    def __init__(self, model: Any, mem: StateManager, bound: Bound, kernels: Kernels) -> None:
+    def __init__(self, model: Any, mem: StateManager, bound: Binding, kernels: Kernels) -> None:
         self.model, self.mem = model, mem
         self.layout, self.kv = bound.layout, kv_of(bound, mem)
         self.cache = PagedCache(model, self.kv, self.layout.copies)
         self.states = States(model, mem, self.layout, self.cache.layers, kernels, keep=True)
         parameters = inspect.signature(model.forward).parameters
         self._keep = [name for name in ("logits_to_keep",) if name in parameters]
-        self._columns: Columns | None = None  # columns of the last forward
+        self._columns: BatchColumns | None = None  # columns of the last forward
         self.takes_positions = "position_ids" in parameters
         if self.kv is not None and not self.takes_positions:
             raise ConfigurationError(
@@ -223,7 +223,7 @@ class Batches:
         if columns is None or not columns.move(new):
             size, keep = self.mem.pages.size, self.states.kernels == "gathered"
             table, ends = self.mem.device.page_table, None if min(read) == new else read
-            columns = Columns(table, [row.index for row in rows], lengths, new, size, keep, read=ends)
+            columns = BatchColumns(table, [row.index for row in rows], lengths, new, size, keep, read=ends)
         self._columns = columns
         self.cache.place(columns)
         inputs = {"use_cache": True, self.layout.argument: self.cache}

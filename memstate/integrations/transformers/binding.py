@@ -21,7 +21,7 @@ LONGEST: Final = 2048  # tokens of the longest request, if there is a prefix cac
 
 
 @dataclass
-class Bound:
+class Binding:
     """What the integration keeps for one manager.
 
     Attributes:
@@ -43,7 +43,7 @@ class Bound:
     runs: Thread | None = None
 
 
-_BOUND: WeakKeyDictionary[StateManager, Bound] = WeakKeyDictionary()
+_BOUND: WeakKeyDictionary[StateManager, Binding] = WeakKeyDictionary()
 
 
 def manager(model: Any, *, slots: int, max_requests: int, tokens: int | None = None, **settings: Any) -> StateManager:
@@ -69,7 +69,7 @@ def manager(model: Any, *, slots: int, max_requests: int, tokens: int | None = N
 
     Syncs: yes.
     """
-    bound = Bound(layout(model), weights_of(model))
+    bound = Binding(layout(model), weights_of(model))
     settings.setdefault("device", model.device)
     prefix, tiers, attended = settings.get("prefix"), settings.get("tiers"), bound.layout.attended
     if tokens is not None and settings.get("pages") is not None:
@@ -91,8 +91,8 @@ def manager(model: Any, *, slots: int, max_requests: int, tokens: int | None = N
     return mem
 
 
-def bound_to(model: Any, mem: StateManager) -> Bound:
-    """Returns the `Bound` of a manager, for a model with the layers and weights that the manager was made for.
+def bound_to(model: Any, mem: StateManager) -> Binding:
+    """Returns the `Binding` of a manager, for a model with the layers and weights that the manager was made for.
 
     Args:
         model: the model.
@@ -108,7 +108,7 @@ def bound_to(model: Any, mem: StateManager) -> Bound:
     if model_layout.state.planes != mem.layout.planes or model_layout.state.layers != mem.layout.layers:
         raise LayoutMismatch(f"the manager has {mem.layout}, and the model needs {model_layout.state}: use mst.manager")
     weights = weights_of(model)
-    bound = _BOUND.setdefault(mem, Bound(model_layout, weights))
+    bound = _BOUND.setdefault(mem, Binding(model_layout, weights))
     if bound.layout != model_layout:
         raise LayoutMismatch(
             f"the manager was made for a model with states or KV in other layers than {type(model).__name__}: use "
@@ -122,7 +122,7 @@ def bound_to(model: Any, mem: StateManager) -> Bound:
     return bound
 
 
-def kv_of(bound: Bound, mem: StateManager) -> KvPages | None:
+def kv_of(bound: Binding, mem: StateManager) -> KvPages | None:
     """Returns the KV pages of a manager, and makes them the first time.
 
     Args:

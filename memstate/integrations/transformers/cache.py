@@ -10,21 +10,21 @@ from torch import Tensor
 
 from memstate.engine.manager import StateManager
 from memstate.errors import InvalidArgument
-from memstate.integrations.transformers.asked import Asked
+from memstate.integrations.transformers.asked import GuardedCache
 from memstate.integrations.transformers.assisted import NO_WAY_BACK, allow_assistants, disallow_assistants
 from memstate.integrations.transformers.batch import Batches
 from memstate.integrations.transformers.binding import bound_to, release_left
 from memstate.integrations.transformers.held import Held
 from memstate.integrations.transformers.lengths import Ends, Lengths, ends_of
 from memstate.integrations.transformers.own import own_cache
-from memstate.integrations.transformers.paged import Columns
+from memstate.integrations.transformers.paged import BatchColumns
 from memstate.integrations.transformers.prefill import read_prompts, repeats, require_mask, texts_of
 from memstate.integrations.transformers.states import Kernels, States
 from memstate.integrations.transformers.watch import Call, watch
 from memstate.requests.handles import Row, Snapshot
 
 
-class StateCache(Asked):
+class StateCache(GuardedCache):
     """A cache of Transformers whose recurrent states lie in the slots of a StateManager.
 
     The first forward admits one row for each entry of the batch. Before each forward the cache plans a step and hands
@@ -246,7 +246,7 @@ class StateCache(Asked):
         certain = 1 if drafts else call.columns  # tokens that the rows' lengths include
         starts = [self.mem.info(row).length - certain for row in self.rows]  # below 0 if the row has pads
         table, numbers, size = self.mem.device.page_table, [row.index for row in self.rows], self.mem.pages.size
-        columns = Columns(table, numbers, starts, call.columns, size, keep=False, past=self._held.columns)
+        columns = BatchColumns(table, numbers, starts, call.columns, size, keep=False, past=self._held.columns)
         batches.cache.place(columns)
         fill = call.positions is None and batches.takes_positions
         return {"position_ids": columns.positions.clamp(min=0)} if fill else {}

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from memstate.errors import ConfigurationError
 from memstate.integrations.transformers.layout import ModelLayout, grouped
-from memstate.integrations.transformers.probe import Held
+from memstate.integrations.transformers.probe import ProbedState
 from memstate.kernels.dispatch import Backend
 from memstate.state.planes import Planes
 
@@ -37,10 +37,10 @@ class KvPages:
             raise ConfigurationError("no layer of this model attends, so there is no KV to keep")
         held = []
         for kv in model_layout.attended:
-            held += [Held(kv.layer, KEYS, 0, (size, *kv.keys), kv.dtype)]
-            held += [Held(kv.layer, VALUES, 0, (size, *kv.values), kv.dtype)]
+            held += [ProbedState(kv.layer, KEYS, 0, (size, *kv.keys), kv.dtype)]
+            held += [ProbedState(kv.layer, VALUES, 0, (size, *kv.values), kv.dtype)]
             if kv.indexed is not None:
-                held += [Held(kv.layer, INDEX, 0, (size, kv.indexed[0]), kv.indexed[1])]
+                held += [ProbedState(kv.layer, INDEX, 0, (size, kv.indexed[0]), kv.indexed[1])]
         layout, places = grouped(held)
         self.size = size
         self.planes = Planes(layout, count, backend)

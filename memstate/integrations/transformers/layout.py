@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from memstate.integrations.transformers.probe import Attended, Findings, Held
+from memstate.integrations.transformers.probe import Attended, Findings, ProbedState
 from memstate.state import grouping
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.presets.tails import Fields, ringed
@@ -14,7 +14,7 @@ from memstate.state.presets.tails import Fields, ringed
 NAMES = {"conv": "conv", "recurrent": "ssm"}
 
 
-class Place(NamedTuple):
+class StatePlace(NamedTuple):
     """Where one state of a layer lies: `mem.planes[plane][number]`.
 
     Attributes:
@@ -57,7 +57,7 @@ class ModelLayout:
     """
 
     state: StateLayout
-    places: tuple[Place, ...] = field(repr=False)
+    places: tuple[StatePlace, ...] = field(repr=False)
     attended: tuple[Attended, ...] = field(repr=False)
     argument: str
     layers: int
@@ -95,7 +95,7 @@ def layout_of(probed: Findings, on_slots: bool = False, why: str = "") -> ModelL
     )  # fmt: skip
 
 
-def grouped(held: Sequence[Held]) -> tuple[StateLayout, tuple[Place, ...]]:
+def grouped(held: Sequence[ProbedState]) -> tuple[StateLayout, tuple[StatePlace, ...]]:
     """Returns one layout for states of any shapes, and the place of each state in it.
 
     Args:
@@ -104,5 +104,5 @@ def grouped(held: Sequence[Held]) -> tuple[StateLayout, tuple[Place, ...]]:
     state, lies = grouping.grouped(
         [Plane(NAMES.get(one.kind, one.kind), one.shape, one.dtype, fill=one.start) for one in held]
     )
-    places = (Place(one.layer, one.kind, one.state, *lie) for one, lie in zip(held, lies, strict=True))
+    places = (StatePlace(one.layer, one.kind, one.state, *lie) for one, lie in zip(held, lies, strict=True))
     return state, tuple(places)

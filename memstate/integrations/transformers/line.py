@@ -8,7 +8,7 @@ from typing import Final
 
 from memstate.engine.manager import StateManager
 from memstate.errors import MemstateError
-from memstate.integrations.transformers.running import Asked, Running
+from memstate.integrations.transformers.running import Running, Submission
 
 PASSES: Final = 64  # later requests that may start before the oldest request of a priority
 
@@ -26,11 +26,11 @@ class Line:
     """
 
     def __init__(self) -> None:
-        self.waiting: deque[Asked] = deque()
+        self.waiting: deque[Submission] = deque()
         self._tokens: dict[Hashable, int] = {}  # tenant -> tokens read and chosen for it
         self._active = set[Hashable]()  # tenants with requests at the last call of `order`
 
-    def order(self, running: Collection[Running]) -> list[Asked]:
+    def order(self, running: Collection[Running]) -> list[Submission]:
         """Returns the waiting requests, the next one first.
 
         Args:
@@ -48,12 +48,12 @@ class Line:
             key=lambda one: (-one.prompt.priority, 0 if one.passed >= PASSES else self._tokens[one.prompt.tenant]),
         )
 
-    def charge(self, one: Asked, tokens: int) -> None:
+    def charge(self, one: Submission, tokens: int) -> None:
         """Counts tokens that were read or chosen for a request."""
         tenant = one.prompt.tenant
         self._tokens[tenant] = self._tokens.get(tenant, 0) + tokens
 
-    def start(self, one: Asked, tokens: int) -> None:
+    def start(self, one: Submission, tokens: int) -> None:
         """Takes a request that starts out of the line.
 
         Args:
@@ -65,12 +65,12 @@ class Line:
         self.waiting.remove(one)
         self.charge(one, tokens)
 
-    def leave(self, gone: Collection[Asked]) -> None:
+    def leave(self, gone: Collection[Submission]) -> None:
         """Takes requests that will not start out of the line."""
         self.waiting = deque(one for one in self.waiting if one not in gone)
 
 
-def waits_for_reader(one: Asked, running: Collection[Running], mem: StateManager) -> bool:
+def waits_for_reader(one: Submission, running: Collection[Running], mem: StateManager) -> bool:
     """Returns whether a row reads more of a prompt's beginning than is cached; asks that row to keep a state.
 
     A request waits again only if its last wait helped, or if the row that it waited for ended early.

@@ -19,7 +19,7 @@ from memstate.integrations.transformers.kv import INDEX, KEYS, VALUES, KvPages
 ROOM: Final = 64  # later columns that fit in a kept tensor; when they are full, the layer reads its pages again
 
 
-class Columns:
+class BatchColumns:
     """The columns of a batch, and where each of them lies in pages.
 
     Args:
@@ -130,7 +130,7 @@ class Columns:
         return torch.where(known, pages, 0), position % self._size
 
 
-class Kept(NamedTuple):
+class LayerPages(NamedTuple):
     """A tensor that a layer keeps for the next forward.
 
     Attributes:
@@ -155,7 +155,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """
 
     is_compileable = False
-    columns: Columns
+    columns: BatchColumns
 
     def __init__(self, kv: KvPages, layer: int, window: int | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -163,9 +163,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self._held = (kv.plane(layer, KEYS), kv.plane(layer, VALUES))
         self.is_sliding = window is not None
         self._new = 0
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, LayerPages] = {}
 
-    def place(self, columns: Columns) -> None:
+    def place(self, columns: BatchColumns) -> None:
         """Sets the columns of the next forward.
 
         Args:
@@ -198,9 +198,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         kept = self._kept.get(name) if columns.goes_on else None
         if kept is None and columns.past:
             past_kv = held[columns.read(first)].transpose(1, 2)
-            kept = Kept(past_kv.contiguous() if columns.keep else past_kv, first)
+            kept = LayerPages(past_kv.contiguous() if columns.keep else past_kv, first)
         elif kept is None and columns.keep:  # there are no earlier columns to read
-            kept = Kept(held.new_empty(*given.shape[:2], columns.end, given.shape[3]), first)
+            kept = LayerPages(held.new_empty(*given.shape[:2], columns.end, given.shape[3]), first)
         given = given.to(held.dtype)
         held[columns.written] = given.transpose(1, 2)
         if kept is None:
@@ -246,7 +246,7 @@ class PagedIndexedLayer(PagedLayer):  # type: ignore[no-untyped-call]
 
     indexer_position_ids: Tensor | None = None
 
-    def place(self, columns: Columns) -> None:
+    def place(self, columns: BatchColumns) -> None:
         """Sets the columns of the next forward.
 
         Args:

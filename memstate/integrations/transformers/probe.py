@@ -24,7 +24,7 @@ ROUNDED: Final = 4  # tolerance in eps of the dtype: sums in another order round
 GPU_ONLY: Final = ("fla", "mamba_ssm", "causal_conv1d")
 
 
-class Held(NamedTuple):
+class ProbedState(NamedTuple):
     """One state of one layer.
 
     Attributes:
@@ -82,7 +82,7 @@ class Findings(NamedTuple):
 
     argument: str
     layers: int
-    held: tuple[Held, ...]
+    held: tuple[ProbedState, ...]
     attended: tuple[Attended, ...]
     continues: bool
     takes_pads: bool
@@ -154,12 +154,14 @@ def states_of(layer: Any, kind: str) -> dict[int, Tensor | None]:
     return states
 
 
-def _held(number: int, layer: Any, begun: Any) -> list[Held]:
+def _held(number: int, layer: Any, begun: Any) -> list[ProbedState]:
     """Returns the states of a layer; `begun` is the same layer after one token."""
     if not isinstance(layer, LinearAttentionCacheLayerMixin):
         return []
     return [
-        Held(number, kind, state, tuple(tensor.shape[1:]), tensor.dtype, _start(states_of(begun, kind)[state], kind))
+        ProbedState(
+            number, kind, state, tuple(tensor.shape[1:]), tensor.dtype, _start(states_of(begun, kind)[state], kind)
+        )
         for kind in KINDS
         for state, tensor in states_of(layer, kind).items()
         if tensor is not None

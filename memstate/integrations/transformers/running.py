@@ -22,7 +22,7 @@ THERE: Final = {"capacity": "slots", "rows": "rows", "pages": "KV pages"}
 
 
 @dataclass(eq=False)
-class Asked:
+class Submission:
     """A request, from its submission to its end.
 
     Attributes:
@@ -73,7 +73,7 @@ class Running:
         missed: why no more of the prompt was cached.
     """
 
-    asked: Asked
+    asked: Submission
     samplers: list[Sampler]
     row: Row
     tokens: list[int]
@@ -130,7 +130,7 @@ class Running:
         ]  # fmt: skip
 
 
-def refusal(error: MemstateError, one: Asked | Running, mem: StateManager) -> tuple[Reason, str]:
+def refusal(error: MemstateError, one: Submission | Running, mem: StateManager) -> tuple[Reason, str]:
     """Returns the reason and the text of a refusal. A request that can never fit gets "too_large".
 
     Args:
@@ -138,7 +138,7 @@ def refusal(error: MemstateError, one: Asked | Running, mem: StateManager) -> tu
         one: the request; or its row, which still runs, if its other samples lack room.
         mem: the manager.
     """
-    asked = one if isinstance(one, Asked) else one.asked
+    asked = one if isinstance(one, Submission) else one.asked
     row = mem.info(one.row) if isinstance(one, Running) else None
     pages, length = mem.pages, len(asked.prompt.tokens) + asked.samplers[0].most - 1
     room = min(pages.per_row, pages.count) * pages.size if pages.count else inf

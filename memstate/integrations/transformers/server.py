@@ -22,7 +22,7 @@ from memstate.integrations.transformers.batch import Batches
 from memstate.integrations.transformers.binding import bound_to, release_left
 from memstate.integrations.transformers.line import Line, waits_for_reader
 from memstate.integrations.transformers.prompts import Event, Prompt, Reason, Served, checked, require
-from memstate.integrations.transformers.running import BACK_PRESSURE, Asked, Running, refusal, said
+from memstate.integrations.transformers.running import BACK_PRESSURE, Running, Submission, refusal, said
 from memstate.integrations.transformers.sampling import Sampler
 from memstate.integrations.transformers.speculation import Speculation
 from memstate.integrations.transformers.states import Kernels
@@ -83,7 +83,9 @@ class Server:
         self._line = Line()
         self._steps = Steps(self._batches, self._speculation, self._line, chunk)
         self._tokenizer, self._clock, self._numbers, self._rows = tokenizer, clock, count(), mem.stats().rows
-        self._asked: deque[Asked | Callable[[], None]] = deque()  # queued by any thread; a step does them in this order
+        self._asked: deque[Submission | Callable[[], None]] = (
+            deque()
+        )  # queued by any thread; a step does them in this order
         self._full = False  # whether the first request that could start waits for room
         self._late: Fetch | None = None  # the prefetch that this request waits for instead
         # wakes `run` when there is work; guards `_asked`, to which nothing is added after `close`
@@ -106,7 +108,7 @@ class Server:
     @property
     def waiting(self) -> int:
         """Number of requests that have not started."""
-        return len(self._line.waiting) + sum(isinstance(one, Asked) for one in list(self._asked))
+        return len(self._line.waiting) + sum(isinstance(one, Submission) for one in list(self._asked))
 
     @property
     def running(self) -> int:
@@ -169,7 +171,7 @@ class Server:
                 asked.to = ignore  # the asyncio loop may be closed by then
                 self.ask(lambda: self._end(lambda one: one is asked, "aborted"))
 
-    def checked(self, prompt: Prompt, to: Callable[[Event], object] | None = None) -> Asked:
+    def checked(self, prompt: Prompt, to: Callable[[Event], object] | None = None) -> Submission:
         """Checks a prompt and returns its request, for `ask`. See `submit`."""
         if not isinstance(prompt, Prompt):
             raise InvalidArgument(f"{prompt!r}: expected a Prompt")
@@ -193,9 +195,9 @@ class Server:
         if first.samples > self._rows:
             raise InvalidArgument(f"{of}: num_return_sequences={first.samples} is above max_requests={self._rows}")
         others = [Sampler(self.model, prompt, self._tokenizer, number) for number in range(1, first.samples)]
-        return Asked(prompt, [first, *others], to, self._clock() + limit)
+        return Submission(prompt, [first, *others], to, self._clock() + limit)
 
-    def ask(self, what: Asked | Callable[[], None]) -> None:
+    def ask(self, what: Submission | Callable[[], None]) -> None:
         """Queues work for the start of the next step: a checked request to start, or a function to call.
 
         Raises:
@@ -205,7 +207,7 @@ class Server:
             if not self._closed:
                 self._asked.append(what)
                 self._wake.notify()
-            elif isinstance(what, Asked):
+            elif isinstance(what, Submission):
                 raise InvalidArgument(f"prompt {what.prompt.id!r}: the server is closed: make another one")
 
     def fork(self, session: Session, name: Hashable) -> Session:
@@ -299,7 +301,7 @@ class Server:
         self._steps.events.clear()
         return some
 
-    def _end(self, gone: Callable[[Asked], bool], reason: Reason, error: str = "") -> None:
+    def _end(self, gone: Callable[[Submission], bool], reason: Reason, error: str = "") -> None:
         """Ends waiting and running requests."""
         waiting = [one for one in self._line.waiting if gone(one)]
         for one in waiting:
@@ -312,7 +314,7 @@ class Server:
         """Does the queued work. After an interrupt, the last work may be done twice."""
         while self._asked:
             one = self._asked[0]
-            if not isinstance(one, Asked):
+            if not isinstance(one, Submission):
                 try:
                     one()
                 except Exception:  # drop the function, or the next step calls it again
@@ -337,7 +339,7 @@ class Server:
         """Returns whether the last turn of a request's session runs on this server."""
         return prompt.session is not None and any(one.prompt.session == prompt.session for one in self._steps.running)
 
-    def _cancel(self, waiting: Iterable[Asked]) -> None:
+    def _cancel(self, waiting: Iterable[Submission]) -> None:
         """Cancels prefetches of requests that never start, because they hold host memory."""
         for one in waiting:
             if one.fetch is not None and not one.fetch.done and self.mem.tiers is not None:

@@ -8,7 +8,7 @@ from typing import Any
 from memstate.engine.manager import StateManager
 from memstate.errors import InvalidArgument
 from memstate.integrations.transformers.prompts import Event, Prompt, Served
-from memstate.integrations.transformers.running import Asked
+from memstate.integrations.transformers.running import Submission
 from memstate.integrations.transformers.server import Server
 
 
@@ -39,7 +39,7 @@ def stream(model: Any, mem: StateManager, requests: Iterable[Any], **settings: A
             while more and server.wants_more:
                 arrived = next(arrivals, server)
                 more = arrived is not server
-                if not isinstance(arrived, Asked):
+                if not isinstance(arrived, Submission):
                     break
                 server.ask(arrived)
                 if not listed:  # admit now, so that no more requests are read than there is room for
@@ -49,7 +49,7 @@ def stream(model: Any, mem: StateManager, requests: Iterable[Any], **settings: A
         server.close()
 
 
-def _arrivals(server: Server, requests: Iterable[Any]) -> Iterator[Asked | None]:
+def _arrivals(server: Server, requests: Iterable[Any]) -> Iterator[Submission | None]:
     """Yields each request after its checks, as it is read."""
     numbers = count()
     for place, given in enumerate(requests):

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from memstate.engine.manager import StateManager
 from memstate.errors import ConfigurationError
 from memstate.integrations.transformers.between import Between, Found
-from memstate.integrations.transformers.layout import ModelLayout, Place
+from memstate.integrations.transformers.layout import ModelLayout, StatePlace
 from memstate.integrations.transformers.on_slots import Reference, install
 from memstate.integrations.transformers.probe import KINDS, states_of
 from memstate.kernels.dispatch import Backend
@@ -212,7 +212,7 @@ def goes_on(last: Step, step: Step) -> bool:
     return not (last.after != step.before).any()
 
 
-def _give(layer: Any, place: Place, state: Any, like: Tensor, fresh: bool) -> None:
+def _give(layer: Any, place: StatePlace, state: Any, like: Tensor, fresh: bool) -> None:
     """Sets one state of a layer of Transformers, as if the layer had made the state.
 
     Args:

@@ -14,8 +14,8 @@ from memstate.integrations.transformers.line import Line
 from memstate.integrations.transformers.prompts import Event, Reason, Served, Token, Top
 from memstate.integrations.transformers.running import (
     BACK_PRESSURE,
-    Asked,
     Running,
+    Submission,
     alike,
     refusal,
     said,
@@ -48,12 +48,12 @@ class Steps:
         self.mem, self._batches, self._speculation = batches.mem, batches, speculation
         self._line, self._chunk = line, chunk
         self.running: list[Running] = []
-        self.events: list[tuple[Asked, Event]] = []
+        self.events: list[tuple[Submission, Event]] = []
         self._left: list[Row] = []  # rows that could not be ended yet
 
-    def tell(self, one: Asked | Running, reason: Reason, error: str = "") -> None:
+    def tell(self, one: Submission | Running, reason: Reason, error: str = "") -> None:
         """Adds the end of a request or row to the events, once, even if an interrupted step adds it again."""
-        asked = one if isinstance(one, Asked) else one.asked
+        asked = one if isinstance(one, Submission) else one.asked
         told = {event.sample for of, event in self.events if of is asked and isinstance(event, Served)}
         self.events.extend((asked, result) for result in one.results(reason, error) if result.sample not in told)
 

@@ -20,7 +20,7 @@ from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
 
 
-class Blocks(NamedTuple):
+class VllmBlocks(NamedTuple):
     """The blocks of vLLM's memory.
 
     Attributes:
@@ -32,7 +32,9 @@ class Blocks(NamedTuple):
     geometry: bytes
 
 
-def blocks_of(kv_cache_config: Any, kv_caches: Mapping[str, Any], backends: Mapping[str, str] | None = None) -> Blocks:
+def blocks_of(
+    kv_cache_config: Any, kv_caches: Mapping[str, Any], backends: Mapping[str, str] | None = None
+) -> VllmBlocks:
     """Returns the blocks of a worker.
 
     Args:
@@ -69,7 +71,7 @@ def blocks_of(kv_cache_config: Any, kv_caches: Mapping[str, Any], backends: Mapp
     given = {name: region.unsqueeze(0) for name, region in zip(names, regions, strict=True)}
     adopted = Planes.from_tensors(layout, given, Backend("auto", regions[0].device), slots=number - 1)
     layers = [(name, (backends or {}).get(name), *_shapes(kv_caches[name])) for name in sorted(kv_caches)]
-    return Blocks(adopted, geometry([region.shape[1] for region in regions], layers))
+    return VllmBlocks(adopted, geometry([region.shape[1] for region in regions], layers))
 
 
 def _memory(cache: Tensor | Sequence[Tensor]) -> Tensor:

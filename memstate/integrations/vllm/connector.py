@@ -10,7 +10,7 @@ from memstate.errors import ConfigurationError
 from memstate.integrations.vllm import VERSIONS
 from memstate.integrations.vllm.messages import Plan, Report
 from memstate.integrations.vllm.naming import configuration, with_seed
-from memstate.integrations.vllm.scheduler import Counts, SchedulerSide
+from memstate.integrations.vllm.scheduler import ConnectorCounts, SchedulerSide
 from memstate.integrations.vllm.settings import Settings
 from memstate.integrations.vllm.weights import Adapters, identity
 from memstate.integrations.vllm.worker import WorkerSide
@@ -95,7 +95,7 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
         if role == KVConnectorRole.WORKER:
             self.worker = WorkerSide(settings, vllm_config.parallel_config.rank, settings.open_store())
             return
-        self._told = Counts()
+        self._told = ConnectorCounts()
         align, unit = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
         store, adapters = settings.open_store(), Adapters()
         configured = b""
@@ -124,7 +124,7 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
         return False
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> ConnectorCounts:
         """Counts of the connector's work since the start. Only on the scheduler's side."""
         return self.scheduler.counts
 
@@ -161,7 +161,7 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
         if self.role == KVConnectorRole.WORKER:
             return None
         now, before = vars(self.counts), vars(self._told)
-        self._told = Counts(**now)
+        self._told = ConnectorCounts(**now)
         return Statistics({name: count - before[name] for name, count in now.items()})
 
     @classmethod

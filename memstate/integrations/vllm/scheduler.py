@@ -42,7 +42,7 @@ GROUP = 4  # bytes of a group's number after a hash
 
 
 @dataclass
-class Counts:
+class ConnectorCounts:
     """Counts of the connector's work since the start.
 
     Attributes:
@@ -167,7 +167,7 @@ class SchedulerSide:
         self._loads: dict[str, Fetching] = {}
         self._next = Plan()
         self._jobs = 0
-        self.counts = Counts()
+        self.counts = ConnectorCounts()
 
     def bind(self, manager: Any, groups: Sequence[int]) -> None:
         """Stores vLLM's cache manager.

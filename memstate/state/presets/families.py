@@ -21,7 +21,7 @@ ConvOrder = Literal["channel_first", "width_first", "engine"]
 SsmOrder = Literal["key_value", "value_key", "dim_state", "state_dim", "engine"]
 
 
-class Kept(NamedTuple):
+class LayerState(NamedTuple):
     """The state of one layer, as in the classes of transformers.
 
     Attributes:
@@ -38,7 +38,7 @@ class Kept(NamedTuple):
     rows: tuple[Plane, ...] = ()
     rings: tuple[tails.Fields, ...] = ()
 
-    def typed(self, model: torch.dtype, conv: torch.dtype | None, ssm: torch.dtype | None) -> "Kept":
+    def typed(self, model: torch.dtype, conv: torch.dtype | None, ssm: torch.dtype | None) -> "LayerState":
         """Returns the state with the dtype of the model; `conv` and `ssm` are dtypes for the planes of these names."""
         asked = {"conv": conv, "ssm": ssm}
 
@@ -61,7 +61,9 @@ def matrices(heads: int, *shape: int) -> Plane:
     return Plane("ssm", (heads, *shape), torch.float32, parts=(Part("head", heads),))
 
 
-def delta_rule(key_heads: int, value_heads: int, key: int, value: int, width: int, *, by_key: bool = False) -> Kept:
+def delta_rule(
+    key_heads: int, value_heads: int, key: int, value: int, width: int, *, by_key: bool = False
+) -> LayerState:
     """Returns the state of a gated delta rule: ssm `head key value`, and a window over the channels q | k | v.
 
     Gated DeltaNet, https://arxiv.org/abs/2412.06464. Kimi Delta Attention, https://arxiv.org/abs/2510.26692, has the
@@ -70,10 +72,10 @@ def delta_rule(key_heads: int, value_heads: int, key: int, value: int, width: in
     parts = Part("q", key_heads, key), Part("k", key_heads, key), Part("v", value_heads, value)
     conv, ssm = window(*parts, width=width), matrices(value_heads, key, value)
     rings = tails.of_window(conv), tails.of_delta_rule(key_heads, value_heads, key, value, by_key=by_key)
-    return Kept((conv, ssm), ("key_value", "value_key"), (by_key, True), rings=rings)
+    return LayerState((conv, ssm), ("key_value", "value_key"), (by_key, True), rings=rings)
 
 
-def mamba2(heads: int, dim: int, groups: int, state: int, width: int) -> Kept:
+def mamba2(heads: int, dim: int, groups: int, state: int, width: int) -> LayerState:
     """Returns the state of Mamba-2: ssm `head dim state`, and a window over x | B | C.
 
     See https://arxiv.org/abs/2405.21060.
@@ -81,10 +83,10 @@ def mamba2(heads: int, dim: int, groups: int, state: int, width: int) -> Kept:
     parts = Part("x", heads, dim), Part("B", groups, state), Part("C", groups, state)
     conv, ssm = window(*parts, width=width), matrices(heads, dim, state)
     rings = tails.of_window(conv), tails.of_selective(heads, dim, groups, state)
-    return Kept((conv, ssm), ("dim_state", "state_dim"), rings=rings)
+    return LayerState((conv, ssm), ("dim_state", "state_dim"), rings=rings)
 
 
-def mamba3(heads: int, dim: int, state: int, angles: int) -> Kept:
+def mamba3(heads: int, dim: int, state: int, angles: int) -> LayerState:
     """Returns the state of Mamba-3: the angles of each head, ssm `head dim state`, and the last key and value.
 
     The planes are those of `mamba_ssm` 2.3.2 for one input and one output, in the order of `Mamba3State`.
@@ -92,10 +94,10 @@ def mamba3(heads: int, dim: int, state: int, angles: int) -> Kept:
     parts = (Part("head", heads),)
     angle = Plane("angle", (heads, angles), torch.float32, parts=parts)
     k, v = (Plane(name, (heads, size), OF_MODEL, parts=parts) for name, size in (("k", state), ("v", dim)))
-    return Kept((angle, matrices(heads, dim, state), k, v), ("dim_state",))
+    return LayerState((angle, matrices(heads, dim, state), k, v), ("dim_state",))
 
 
-def mamba(channels: int, state: int, width: int) -> Kept:
+def mamba(channels: int, state: int, width: int) -> LayerState:
     """Returns the state of Mamba: ssm `channel state`, and a window over the channels.
 
     See https://arxiv.org/abs/2312.00752.
@@ -103,15 +105,15 @@ def mamba(channels: int, state: int, width: int) -> Kept:
     part = Part("x", channels)
     conv = window(part, width=width)
     ssm = Plane("ssm", (channels, state), torch.float32, parts=(part,))
-    return Kept((conv, ssm), rings=(tails.of_window(conv), tails.of_channels(1, channels, state)))
+    return LayerState((conv, ssm), rings=(tails.of_window(conv), tails.of_channels(1, channels, state)))
 
 
-def convolutions(*convs: Plane) -> Kept:
+def convolutions(*convs: Plane) -> LayerState:
     """Returns the state of a layer that has only convolutions."""
-    return Kept(convs, rings=tuple(map(tails.of_window, convs)))
+    return LayerState(convs, rings=tuple(map(tails.of_window, convs)))
 
 
-def compressor(name: str, rate: int, size: int, overlap: int = 0) -> Kept:
+def compressor(name: str, rate: int, size: int, overlap: int = 0) -> LayerState:
     """Returns the state of a layer that pools windows of `rate` tokens to one entry of KV each.
 
     Planes of rows hold keys and gates of the open window, `token channel`. The last token of a window is not kept,
@@ -131,10 +133,10 @@ def compressor(name: str, rate: int, size: int, overlap: int = 0) -> Kept:
         return kv, replace(kv, name=f"{name}_gate", dtype=gates, fill=-inf)
 
     last = planes(rate, size, torch.float32, overlap) if overlap else ()  # fp32, because the class adds a bias in fp32
-    return Kept(last, rows=planes(rate - 1, 2 * size if overlap else size, OF_MODEL))
+    return LayerState(last, rows=planes(rate - 1, 2 * size if overlap else size, OF_MODEL))
 
 
-def conv_ordered(kept: Kept, order: ConvOrder) -> Kept:
+def conv_ordered(kept: LayerState, order: ConvOrder) -> LayerState:
     """Returns the state with windows as `channel (width-1)` or `(width-1) channel`; ranks still cut the channels.
 
     Args:
@@ -155,7 +157,7 @@ def conv_ordered(kept: Kept, order: ConvOrder) -> Kept:
     return kept._replace(planes=tuple(planes))
 
 
-def ssm_ordered(kept: Kept, order: SsmOrder) -> Kept:
+def ssm_ordered(kept: LayerState, order: SsmOrder) -> LayerState:
     """Returns the state with the matrix of each head in the given order.
 
     Args:

@@ -14,7 +14,7 @@ from memstate.checks import is_whole
 from memstate.state.layout import Plane
 from memstate.state.presets import tails
 from memstate.state.presets.families import (
-    Kept,
+    LayerState,
     compressor,
     convolutions,
     delta_rule,
@@ -29,7 +29,7 @@ from memstate.state.presets.layers import COMPRESSED, compressors, sliding
 from memstate.state.presets.tails import OF_MODEL
 from memstate.state.sharding import Part
 
-Reader = Callable[[Fields, int], Kept]  # (fields, number of a layer with state) -> its state
+Reader = Callable[[Fields, int], LayerState]  # (fields, number of a layer with state) -> its state
 
 SLIDING_HEADS: Final = ("inkling_text", "inkling2_text")  # their sliding layers have other KV heads
 _EXPANDED: Final = ("mamba_expand", "hidden_size")  # fields whose product is the channels of all heads
@@ -44,13 +44,13 @@ def kv_heads(fields: Fields, layer: int) -> tuple[int, int]:
     return heads, size
 
 
-def _delta_rule(fields: Fields, _: int) -> Kept:
+def _delta_rule(fields: Fields, _: int) -> LayerState:
     fields.require_multiple("linear_num_value_heads", "linear_num_key_heads")
     names = "num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim"
     return delta_rule(*(fields.number(f"linear_{name}") for name in names))
 
 
-def _ngram_delta(fields: Fields, layer: int) -> Kept:
+def _ngram_delta(fields: Fields, layer: int) -> LayerState:
     """Reads a delta rule that also adds embeddings of n-grams in some layers, as in Qwen4-Exp.
 
     These layers also keep the inputs of a dilated convolution, and the last tokens. Tokens before the first one are the
@@ -71,7 +71,7 @@ def _ngram_delta(fields: Fields, layer: int) -> Kept:
 def _kimi(heads: str, dim: str, width: str) -> Reader:
     """Returns a reader of Kimi's rule; the arguments name the fields of a checkpoint that lacks those of the class."""
 
-    def read(fields: Fields, _: int) -> Kept:
+    def read(fields: Fields, _: int) -> LayerState:
         count, size = fields.number("linear_num_heads", heads), fields.number("linear_head_dim", dim)
         return delta_rule(count, count, size, size, fields.number("linear_conv_kernel_dim", width), by_key=True)
 
@@ -90,7 +90,7 @@ def _mamba2(
     heads. It is empty if the class does not require that: heads of Nemotron-H are not expand * hidden_size channels.
     """
 
-    def read(fields: Fields, _: int) -> Kept:
+    def read(fields: Fields, _: int) -> LayerState:
         count, fixed = fields.number(heads), fields.get(dim) not in (None, "auto")
         fields.require_multiple(heads, groups)
         there = [names for names in wide if all(fields.get(name) is not None for name in names)]
@@ -104,18 +104,18 @@ def _mamba2(
     return read
 
 
-def _mamba(fields: Fields, _: int) -> Kept:
+def _mamba(fields: Fields, _: int) -> LayerState:
     # intermediate_size wins: Falcon-Mamba-7B has expand 16, but twice its hidden size in channels.
     wide = ("intermediate_size",) if fields.get("intermediate_size") is not None else ("expand", "hidden_size")
     return mamba(prod(map(fields.number, wide)), fields.number("state_size"), fields.number("conv_kernel"))
 
 
-def _jamba(fields: Fields, _: int) -> Kept:
+def _jamba(fields: Fields, _: int) -> LayerState:
     channels = prod(map(fields.number, _EXPANDED))  # intermediate_size belongs to the MLP
     return mamba(channels, fields.number("mamba_d_state"), fields.number("mamba_d_conv"))
 
 
-def _zamba(fields: Fields, _: int) -> Kept:
+def _zamba(fields: Fields, _: int) -> LayerState:
     """Reads Mamba with channels in heads: ssm `head channel state`. See https://arxiv.org/abs/2405.16712."""
     channels, heads = prod(map(fields.number, _EXPANDED)), fields.number("n_mamba_heads")
     if channels % heads:
@@ -123,10 +123,10 @@ def _zamba(fields: Fields, _: int) -> Kept:
     conv = window(Part("x", heads, channels // heads), width=fields.number("mamba_d_conv"))
     state = fields.number("mamba_d_state")
     rings = tails.of_window(conv), tails.of_channels(heads, channels // heads, state)
-    return Kept((conv, matrices(heads, channels // heads, state)), rings=rings)
+    return LayerState((conv, matrices(heads, channels // heads, state)), rings=rings)
 
 
-def _rwkv7(fields: Fields, _: int) -> Kept:
+def _rwkv7(fields: Fields, _: int) -> LayerState:
     """Reads RWKV-7: ssm `head key value`, and two token shifts, the last inputs of time mixing and of channel mixing.
 
     See https://arxiv.org/abs/2503.14456. The fields are those of flash-linear-attention. Every rank holds the shifts.
@@ -136,10 +136,10 @@ def _rwkv7(fields: Fields, _: int) -> Kept:
     heads = fields.number("hidden_size") // size
     shift = Plane("conv", (fields.number("hidden_size"), 1), OF_MODEL)
     rings = *[tails.of_window(shift)] * 2, tails.of_generalized_rule(heads, size)
-    return Kept((shift, shift, matrices(heads, size, size)), ("key_value", "value_key"), rings=rings)
+    return LayerState((shift, shift, matrices(heads, size, size)), ("key_value", "value_key"), rings=rings)
 
 
-def _mamba3(fields: Fields, _: int) -> Kept:
+def _mamba3(fields: Fields, _: int) -> LayerState:
     """Reads Mamba-3 with the fields of flash-linear-attention; the part `rope_fraction` of a head turns in pairs."""
     turned, channels = fields.get("rope_fraction"), fields.number("expand") * fields.number("hidden_size")
     if turned not in (0.5, 1.0) or fields.get("is_mimo"):
@@ -150,7 +150,7 @@ def _mamba3(fields: Fields, _: int) -> Kept:
     return mamba3(channels // size, size, states, int(states * turned) // 2)
 
 
-def _short_conv(fields: Fields, _: int) -> Kept:
+def _short_conv(fields: Fields, _: int) -> LayerState:
     """Reads a gated short convolution: a window over the channels, no ssm plane.
 
     See https://arxiv.org/abs/2511.23404.
@@ -158,7 +158,7 @@ def _short_conv(fields: Fields, _: int) -> Kept:
     return convolutions(window(Part("x", fields.number("hidden_size")), width=fields.number("conv_L_cache")))
 
 
-def _short_convs(fields: Fields, layer: int) -> Kept:
+def _short_convs(fields: Fields, layer: int) -> LayerState:
     """Reads four short convolutions of a layer, as in Inkling: of keys, values, and the outputs of attention and MLP.
 
     Every rank holds the windows of the outputs. The classes compute all four in fp32.
@@ -169,7 +169,7 @@ def _short_convs(fields: Fields, layer: int) -> Kept:
     return convolutions(keys, keys, outputs, outputs)
 
 
-def _convolved_attention(fields: Fields, layer: int) -> Kept:
+def _convolved_attention(fields: Fields, layer: int) -> LayerState:
     """Reads compressed convolutional attention, as in Zaya: a window over q | k for two convolutions, and half a value.
 
     See https://arxiv.org/abs/2510.04476. Half of the last value is kept. Every rank holds it, because its
@@ -178,10 +178,10 @@ def _convolved_attention(fields: Fields, layer: int) -> Kept:
     heads, size = kv_heads(fields, layer)
     width = fields.number("cca_time0") + fields.number("cca_time1") - 1
     conv = window(Part("q", fields.number("num_attention_heads"), size), Part("k", heads, size), width=width)
-    return Kept((conv, Plane("ssm", (heads * size // 2,), OF_MODEL)))
+    return LayerState((conv, Plane("ssm", (heads * size // 2,), OF_MODEL)))
 
 
-def _compressed(fields: Fields, layer: int) -> Kept:
+def _compressed(fields: Fields, layer: int) -> LayerState:
     """Reads the windows that pool KV in a layer of DeepSeek-V4 and, if windows overlap, those that pool index keys.
 
     Open windows belong to the request, so a state can be kept at lengths at which the windows of all layers close.
@@ -192,7 +192,7 @@ def _compressed(fields: Fields, layer: int) -> Kept:
         return compressor("hca", rate, size)
     grid = lcm(*(rate for _, rate in pooling.values()))
     kv, index = compressor("csa", rate, size, grid), compressor("index", rate, fields.number("index_head_dim"), grid)
-    return Kept(kv.planes + index.planes, rows=kv.rows + index.rows)
+    return LayerState(kv.planes + index.planes, rows=kv.rows + index.rows)
 
 
 def _hybrid_mamba2(*wide: tuple[str, ...]) -> Reader:

@@ -24,7 +24,7 @@ from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.host.pool import RecordPool
 from memstate.tiers.host.transfers import Ticket, Transfers
 from memstate.tiers.keys import Keys
-from memstate.tokens import Prompt
+from memstate.tokens import SaltedTokens
 
 LOG = logs.logger("tiers")
 Copy = tuple[int, CachedRecord]  # (register or page, the record that it goes to or comes from)
@@ -120,7 +120,7 @@ class HostTier:
             whole = np.flatnonzero(end > first).tolist()
             self._unwritten = {page for i in whole for page in self._pages_of(int(rows[i]))[first[i] : end[i]]}
 
-    def digests(self, prompt: Prompt, match: Match) -> list[bytes]:
+    def digests(self, prompt: SaltedTokens, match: Match) -> list[bytes]:
         """Returns the digests of a prompt's whole pages."""
         return self._keys.of_prompt(self.tree, prompt, match.found)
 
@@ -128,7 +128,7 @@ class HostTier:
         """Returns the keys of the KV of pages: none if the caller manages KV."""
         return digests if self.keeps_kv else ()
 
-    def find(self, prompt: Prompt, match: Match) -> Hit | None:
+    def find(self, prompt: SaltedTokens, match: Match) -> Hit | None:
         """Finds a state in host memory that stands for more of a prompt than the tree's, with all KV in between.
 
         Args:

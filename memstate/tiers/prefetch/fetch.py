@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memstate.tiers.host.pool import RecordPool
-from memstate.tiers.prefetch.reading import Answer, Question
+from memstate.tiers.prefetch.reading import Question, StorageAnswer
 from memstate.tiers.prefetch.reservation import Reservation
 from memstate.tiers.workers import Job
 
@@ -85,7 +85,7 @@ def deepest(ends: Bits) -> int:
 
 
 @dataclass(eq=False)
-class Op:
+class FetchJob:
     """An operation that a thread runs for a prefetch: a question to storage, or a read.
 
     Attributes:
@@ -133,7 +133,7 @@ class Fetch:
         self.over = False  # whether threads need not go on
         self.vote: Bits | None = None
         self.asked_in = 0  # number of the last exchange with a vote on this prefetch
-        self.answer: Answer | None = None
+        self.answer: StorageAnswer | None = None
         self.reason: End | None = None  # why this rank has less than it could
         self.question: Question
         self.hits: Hits

@@ -21,8 +21,8 @@ from memstate.errors import AgreementLost
 from memstate.stats import PrefetchStats
 from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.prefetch.agreement import Ranks
-from memstate.tiers.prefetch.fetch import Bits, End, Fetch, Hits, Op, Phase, deepest
-from memstate.tiers.prefetch.reading import Answer, Chunk, Question, Read, ask, read
+from memstate.tiers.prefetch.fetch import Bits, End, Fetch, FetchJob, Hits, Phase, deepest
+from memstate.tiers.prefetch.reading import Chunk, Question, Read, StorageAnswer, ask, read
 from memstate.tiers.prefetch.reservation import Reservation
 from memstate.tiers.prefetch.settings import Prefetch
 from memstate.tiers.prefetch.votes import MOST_PAGES, Votes
@@ -227,8 +227,10 @@ class Prefetcher:
         self._forget()
 
     def _forget(self) -> None:
-        self._running: set[Op] = set()
-        self._over: queue.SimpleQueue[Op] = queue.SimpleQueue()  # operations that have ended; any thread puts them here
+        self._running: set[FetchJob] = set()
+        self._over: queue.SimpleQueue[FetchJob] = (
+            queue.SimpleQueue()
+        )  # operations that have ended; any thread puts them here
 
     def close(self) -> None:
         """Writes the lines that still wait into the log."""
@@ -244,18 +246,18 @@ class Prefetcher:
         question = fetch.question = Question(keys, pages, ends)
         if question.pages or question.ends:
             forms = self._kv.form, self._states.form
-            self._submit(Op(fetch), ask, self._store, *forms, question, self._settings.chunk, lambda: fetch.over)
+            self._submit(FetchJob(fetch), ask, self._store, *forms, question, self._settings.chunk, lambda: fetch.over)
         else:
-            fetch.answer = Answer()
+            fetch.answer = StorageAnswer()
 
     def _read_chunk(
         self, fetch: Fetch, cache: RecordCache, wanted: Sequence[tuple[int, int]], pages: list[int]
     ) -> None:
         pieces = [Chunk(fetch.keys[page], (page + 1) * self._page_size, record) for page, record in wanted]
-        op = Op(fetch, pool=cache.pool, records=[record for _, record in wanted], pages=pages)
+        op = FetchJob(fetch, pool=cache.pool, records=[record for _, record in wanted], pages=pages)
         self._submit(op, read, self._store, cache.form, cache.pool.buffer, pieces, lambda: fetch.over)
 
-    def _submit(self, op: Op, work: Callable[..., Any], *arguments: Any) -> None:
+    def _submit(self, op: FetchJob, work: Callable[..., Any], *arguments: Any) -> None:
         """Hands an operation to a thread. Its records are in use until `_collect` handles its end."""
         if op.pool:
             op.pool.use(op.records)
@@ -289,7 +291,7 @@ class Prefetcher:
                 self.raised[reason_of(error)] += 1
                 fetch.blame(End.FAILED, why_of(error))
             if not op.pool:
-                fetch.answer = job.result or Answer()
+                fetch.answer = job.result or StorageAnswer()
                 fetch.why = fetch.why or fetch.answer.why
                 continue
             result = job.result or Read(0, "")
@@ -301,7 +303,7 @@ class Prefetcher:
 
     # -- the page ends that this rank could start a prompt from ----------------------------------------
 
-    def _propose(self, fetch: Fetch, answer: Answer) -> None:
+    def _propose(self, fetch: Fetch, answer: StorageAnswer) -> None:
         """Claims host memory for the deepest page end that fits, and votes for the ends that this rank could use."""
         hits = fetch.hits = self._hits(fetch, answer)
         most = deepest(hits.ends)
@@ -314,7 +316,7 @@ class Prefetcher:
             fetch.blame(End.NO_ROOM if most else End.MISSED, "")
         fetch.phase, fetch.vote = Phase.PROPOSED, ends
 
-    def _hits(self, fetch: Fetch, answer: Answer) -> Hits:
+    def _hits(self, fetch: Fetch, answer: StorageAnswer) -> Hits:
         keys, pages = fetch.keys, np.arange(fetch.pages)
         here = (pages < fetch.kv_pages) | np.array([key in self._kv for key in keys])
         stated = np.array([key in self._states for key in keys])

@@ -23,7 +23,7 @@ class Question(NamedTuple):
     ends: Sequence[int]
 
 
-class Answer(NamedTuple):
+class StorageAnswer(NamedTuple):
     """The answer of storage to a question.
 
     Attributes:
@@ -65,7 +65,9 @@ class Read(NamedTuple):
     why: str = ""
 
 
-def ask(store: Store, kv: RecordFormat, states: RecordFormat, question: Question, chunk: int, over: Over) -> Answer:
+def ask(
+    store: Store, kv: RecordFormat, states: RecordFormat, question: Question, chunk: int, over: Over
+) -> StorageAnswer:
     """Asks storage which pages and states of a prompt it has, up to the first gap of KV. Runs in a thread.
 
     Args:
@@ -92,7 +94,7 @@ def ask(store: Store, kv: RecordFormat, states: RecordFormat, question: Question
             break
         there = answered(store.exists([states.name(keys[end - 1]) for end in part]), len(part))
         ends += [end for end, has in zip(part, there, strict=True) if has]
-    return Answer(held, ends, faults_since(store, before))
+    return StorageAnswer(held, ends, faults_since(store, before))
 
 
 def read(store: Store, form: RecordFormat, buffer: Callable[[int], Bytes], pieces: Sequence[Chunk], over: Over) -> Read:

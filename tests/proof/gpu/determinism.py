@@ -17,8 +17,8 @@ from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import StepRecord
 from memstate.state.presets import qwen3_next
 from memstate_tools.bench.copy import TOY
-from memstate_tools.bench.forward import Forward
-from memstate_tools.bench.track import _Rows
+from memstate_tools.bench.forward import BenchForward
+from memstate_tools.bench.track import _TrackedRows
 from tests.kernels.test_decode_steps import KINDS
 from tests.proof.gpu.machine import Machine, Result, main
 from tests.proof.gpu.proved import newest_first
@@ -59,7 +59,7 @@ def repeated(case: Case, backend: Backend, times: int) -> str:
 
 def repeated_plans(machine: Machine, tracking: ms.Tracking, batch: int, times: int) -> str:
     """Repeats a plan in which all rows are due, from the same registers; returns the first difference."""
-    rows = _Rows(Backend(machine.backend, machine.device), tracking, batch, drafts=False)
+    rows = _TrackedRows(Backend(machine.backend, machine.device), tracking, batch, drafts=False)
     for _ in range(2):
         rows.plan()  # fills lanes
     device = (rows.file.cells, rows.file.allocator.bitmap, rows.file.allocator.counters)
@@ -94,7 +94,7 @@ def repeated_claims(machine: Machine, times: int) -> str:
     return ""
 
 
-def rows_of(forward: Forward, chosen: Tensor, planes: dict[str, Tensor]) -> Forward:
+def rows_of(forward: BenchForward, chosen: Tensor, planes: dict[str, Tensor]) -> BenchForward:
     """Returns a copy of a forward for the chosen rows, on other planes."""
     part = copy(forward)
     part.planes = planes
@@ -115,7 +115,7 @@ def beside_others(machine: Machine) -> list[str]:
         plane.normal_()
     storage.scrub_null()
     before = {name: plane.clone() for name, plane in storage.items()}
-    forward = Forward(Backend(machine.backend, machine.device), storage, batch)
+    forward = BenchForward(Backend(machine.backend, machine.device), storage, batch)
     row = torch.arange(batch, dtype=torch.int32, device=machine.device)
     zero = torch.zeros_like(row)
     columns = {"read": row + 1, "write": batch + row + 1, "tokens": zero + 1}

@@ -18,7 +18,7 @@ import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.state.presets import qwen3_next
 from memstate_tools.bench.copy import TOY
-from memstate_tools.bench.forward import Forward
+from memstate_tools.bench.forward import BenchForward
 from tests.proof.gpu.machine import Machine, Result, main
 
 PAGE, EVERY = 4, 8
@@ -59,7 +59,7 @@ class Server:
             plane.normal_()
         self.mem.device.scrub_null()
         ms.warm_up(self.mem)
-        self.forward = Forward(Backend(machine.backend, machine.device), self.mem.planes, rows)
+        self.forward = BenchForward(Backend(machine.backend, machine.device), self.mem.planes, rows)
         machine.wait()
 
     def prompt(self) -> list[int]:

@@ -14,7 +14,7 @@ from torch import Tensor
 import memstate as ms
 from memstate.state.presets import qwen3_next
 from memstate_tools.bench.copy import TOY
-from memstate_tools.bench.forward import Forward
+from memstate_tools.bench.forward import BenchForward
 from tests.proof.gpu.machine import Lane, Machine, Result, main
 from tests.support import inside
 
@@ -42,7 +42,7 @@ class Run:
         self.mem.device.scrub_null()
         self.rows = list(self.mem.admit([ms.Request(i) for i in range(rows)]))
         self.cold = self.mem.pool.allocator.claim(2 * rows)
-        self.forward = Forward(self.mem.backend, self.mem.planes, rows)
+        self.forward = BenchForward(self.mem.backend, self.mem.planes, rows)
         self.batches = [torch.empty_like(self.mem.planes["ssm"][:, :rows]) for _ in range(2)]
         self.host: list[Tensor] = []
         self.outs: list[Tensor] = []

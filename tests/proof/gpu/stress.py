@@ -12,7 +12,7 @@ import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import AUDIT_FREE, REGISTERS_PER_ROW, Count
 from memstate.slots.allocator import FAULTS
-from memstate_tools.bench.track import _Rows
+from memstate_tools.bench.track import _TrackedRows
 from tests.proof.gpu.machine import Machine, Result, TimeIsUp, main
 
 PLANS, TOY_PLANS = 1_000_000, 200
@@ -28,7 +28,7 @@ class Stress:
     """Rows of one strategy, batch size and distance of boundaries, whose plans are launched without a manager."""
 
     def __init__(self, machine: Machine, tracking: ms.Tracking, batch: int) -> None:
-        self.rows = _Rows(Backend(machine.backend, machine.device), tracking, batch, drafts=False)
+        self.rows = _TrackedRows(Backend(machine.backend, machine.device), tracking, batch, drafts=False)
         self.steps = 0
         self.live = torch.arange(1, batch + 1, device=machine.device) * REGISTERS_PER_ROW
         self.bad = torch.zeros(3, dtype=torch.int32, device=machine.device)  # failed audits: owners, lengths, counts

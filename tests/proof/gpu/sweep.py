@@ -37,7 +37,7 @@ class Kept:
         result |= {"tried": 0, "trials": []}
         self._machine, self._result = machine, result
 
-    def add(self, trial: tuning.Trial) -> None:
+    def add(self, trial: tuning.TuneTrial) -> None:
         """Adds a trial to the result, and its fault to the failures."""
         result = self._result
         result["tried"] += 1

@@ -9,6 +9,6 @@ state                   device time of each kernel that moves or computes state:
 
 from memstate_tools.bench.launches import by_unit, launches
 from memstate_tools.bench.suite import NAMES, NEED_DEVICE, run
-from memstate_tools.bench.task import PEERS, BenchResult, Figure
+from memstate_tools.bench.task import PEERS, BenchResult, Measured
 
-__all__ = ["NAMES", "NEED_DEVICE", "PEERS", "BenchResult", "Figure", "by_unit", "launches", "run"]
+__all__ = ["NAMES", "NEED_DEVICE", "PEERS", "BenchResult", "Measured", "by_unit", "launches", "run"]

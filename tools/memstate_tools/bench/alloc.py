@@ -17,7 +17,7 @@ from memstate.slots.allocator import SlotAllocator
 from memstate.slots.packet import CLAIMS, RELEASES, WRITES, Packet
 from memstate.slots.registers import RegisterFile
 from memstate_tools.bench.clock import Act
-from memstate_tools.bench.task import Figure, Setting, Task, differing
+from memstate_tools.bench.task import Measured, Setting, Task, differing
 
 SIZES, TOY_SIZES = (1, 64, 256), (3,)
 # While a graph is captured, released ids are not yet free again: enough other slots must be free.
@@ -52,7 +52,9 @@ class _Pools:
         pairs = (mine.owners(), twin.owners()), (mine.cells, twin.cells)
         return differing((name, *pair) for name, pair in zip(names, pairs, strict=True))
 
-    def there_and_back(self, do: Act, undo: Act, names: tuple[tuple[str, str], ...], both: Act | None) -> list[Figure]:
+    def there_and_back(
+        self, do: Act, undo: Act, names: tuple[tuple[str, str], ...], both: Act | None
+    ) -> list[Measured]:
         """Times a call, the call that undoes it, and both in one graph if `both` is given.
 
         Args:

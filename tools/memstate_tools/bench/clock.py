@@ -68,7 +68,7 @@ class TooSlow(RuntimeError):
         super().__init__(f"the call waits for the device, or takes the host over {LONGEST_SLEEP:g} s to queue")
 
 
-class Clock:
+class HostTimer:
     """Times a call once with the host clock, for toy sizes: its figures say nothing about a GPU."""
 
     def alone(self, act: Act, before: Act = nothing) -> Times:
@@ -91,7 +91,7 @@ class Clock:
         return act
 
 
-class DeviceClock(Clock):
+class DeviceClock(HostTimer):
     """Takes medians over many runs, with the events of a GPU.
 
     Before each run the device reads more memory than its cache holds: so no cache line belongs to the call, and no line
@@ -124,7 +124,7 @@ class DeviceClock(Clock):
         return fastest
 
     def alone(self, act: Act, before: Act = nothing) -> Times:
-        """See `Clock`. An untimed call comes first: it compiles and loads code."""
+        """See `HostTimer`. An untimed call comes first: it compiles and loads code."""
         before()
         act()
         torch.cuda.synchronize(self._device)
@@ -161,7 +161,7 @@ class DeviceClock(Clock):
             self._sleep = min(2 * max(self._sleep, host), LONGEST_SLEEP)
 
     def in_graph(self, act: Act) -> float:
-        """See `Clock`. `act` is called once before it is captured. It may not wait for the device or upload."""
+        """See `HostTimer`. `act` is called once before it is captured. It may not wait for the device or upload."""
         act()  # this call compiles and loads code
         self._sleep = SLEEP
         calls = max(1, min(IN_GRAPH, int(GRAPH_SECONDS / self._run(act, warm=True).device)))
@@ -169,7 +169,7 @@ class DeviceClock(Clock):
         return self._runs(replay, warm=True).device / calls
 
     def captured(self, act: Act, calls: int = 1) -> Act:
-        """See `Clock`. The graph holds `act` `calls` times."""
+        """See `HostTimer`. The graph holds `act` `calls` times."""
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):  # a capture runs nothing

@@ -8,7 +8,7 @@ import torch
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
 from memstate_tools.bench.state import kernel_task
-from memstate_tools.bench.task import Figure, Setting, Task, differing
+from memstate_tools.bench.task import Measured, Setting, Task, differing
 from memstate_tools.models import model_of, toy_of
 from memstate_tools.workload import fitting
 
@@ -30,7 +30,7 @@ def _idle(setting: Setting) -> Task:
         act()
         return differing(("planes", *pair) for pair in zip(planes.arenas, before, strict=True))
 
-    def measure() -> list[Figure]:
+    def measure() -> list[Measured]:
         return [*setting.alone("copy", case, act), *setting.in_graph("copy", f"{case}, in a graph", act)]
 
     return Task(f"copy, {case}", check, measure)

@@ -19,8 +19,8 @@ from memstate.state.layout import StateLayout
 from memstate.state.presets import qwen3_next
 from memstate_tools.bench.clock import Act
 from memstate_tools.bench.copy import OVERHEAD, TOY
-from memstate_tools.bench.forward import Forward
-from memstate_tools.bench.task import MOST_COPIED, Figure, Setting, Task
+from memstate_tools.bench.forward import BenchForward
+from memstate_tools.bench.task import MOST_COPIED, Measured, Setting, Task
 from memstate_tools.bench.track import ALWAYS, DUE, NEVER, SIZES
 
 MODEL, TOY_SIZES = "qwen3_next", (2,)
@@ -29,7 +29,7 @@ BOUND = {"conv": 1e-2, "delta": 1e-2, "state": 1e-5}
 FILLED = 3  # steps until every strategy has taken its lanes
 
 
-class _Bench:
+class _DecodeBench:
     """A manager, its forward and one plan of all rows, for one strategy."""
 
     def __init__(self, setting: Setting, layout: StateLayout, case: str, name: str, size: int, every: int) -> None:
@@ -46,7 +46,7 @@ class _Bench:
             plane.normal_()
         self.mem.device.scrub_null()
         self.rows = list(self.mem.admit([Request(i) for i in range(size)]))
-        self.forward = Forward(self.mem.backend, self.mem.planes, size)
+        self.forward = BenchForward(self.mem.backend, self.mem.planes, size)
         self.replay: Act | None = None
         for _ in range(FILLED):
             self.step()
@@ -67,7 +67,7 @@ class _Bench:
             return f"the plan writes {record.write.tolist()} and snapshots {record.snapshot.tolist()}"
         for layer in {0, len(planes["ssm"]) - 1}:
             twins = {name: plane[layer : layer + 1].clone() for name, plane in planes.items()}
-            oracle = Forward(self.setting.reference(), twins, self.size)
+            oracle = BenchForward(self.setting.reference(), twins, self.size)
             for name in ("x", "weight", "q", "k", "v", "decay", "beta"):
                 setattr(oracle, name, getattr(self.forward, name))
             self.forward.mixed.fill_(torch.nan)
@@ -87,7 +87,7 @@ class _Bench:
                 return f"layer {layer}: off the reference by {', '.join(bad)}"
         return ""
 
-    def measure(self) -> list[Figure]:
+    def measure(self) -> list[Measured]:
         """Times the forward of this plan, compared with a plain copy of as many bytes, and a whole step."""
         setting, moved = self.setting, self.moved
         figures = setting.in_graph("forward", self.case, partial(self.forward, self.planned.record), moved=moved)
@@ -109,10 +109,10 @@ def _error(got: Tensor, expected: Tensor) -> float:
 
 def _task(setting: Setting, layout: StateLayout, name: str, size: int, every: int) -> Task:
     case = f"{'' if setting.toy else f'{MODEL}, '}R={size} {name}, {DUE[every]}"
-    made: list[_Bench] = []  # moves the bench from the check to the measurement: the states of a model are large
+    made: list[_DecodeBench] = []  # moves the bench from the check to the measurement: the states of a model are large
 
     def check() -> str:
-        made.append(_Bench(setting, layout, case, name, size, every))
+        made.append(_DecodeBench(setting, layout, case, name, size, every))
         return made[0].check()
 
     return Task(f"decode, {case}", check, lambda: made.pop().measure())

@@ -23,7 +23,7 @@ from memstate.requests.tracking import Tracking
 from memstate.slots.registers import Longs
 from memstate.state.layout import Plane, StateLayout
 from memstate_tools.bench.host_peer import NAME, SglangStates
-from memstate_tools.bench.host_sides import BARE, KINDS, LAYOUT, Ours, Side, Timer, task
+from memstate_tools.bench.host_sides import BARE, KINDS, LAYOUT, HostSide, TimedManager, Timer, task
 from memstate_tools.bench.task import Setting, Task
 
 TAIL = 4  # tokens that a step verifies: the last sampled token and three drafts
@@ -32,7 +32,7 @@ TOY_CASES = ((3, 0), (3, 1), (3, 3))
 RINGS = StateLayout((Plane("ssm_k", (3 * TAIL - 1, 4), torch.float32),), 1)
 
 
-class Drafts(Ours):
+class Drafts(TimedManager):
     """Requests that verify drafts.
 
     Args:
@@ -51,7 +51,7 @@ class Drafts(Ours):
         self._due, self._taken = due, 0
 
     def turn(self, timer: Timer) -> None:
-        """See `Side`. Outside of the timer, the last step is planned before, and all is settled after."""
+        """See `HostSide`. Outside of the timer, the last step is planned before, and all is settled after."""
         mem, every = self.mem, int(self.mem.tracking.every)
         at, target = self._length % every, np.where(self._early, every - 1, every // 2)
         self._move(np.where(at > target, every - at, 1))
@@ -123,7 +123,7 @@ class SglangDrafts(SglangStates):
             yield
 
     def turn(self, timer: Timer) -> None:
-        """See `Side`."""
+        """See `HostSide`."""
         with self._here():
             self._put()
             ids = torch.zeros(TAIL * self._size, dtype=torch.int64, device="cpu")
@@ -162,7 +162,7 @@ def tasks(setting: Setting, there: bool, every: int) -> Iterator[Task]:
     """
     for label, kind in KINDS.items():
         for size, due in setting.sizes(CASES, TOY_CASES):
-            ours: Callable[[], Side] = partial(Drafts, setting, kind(every), size, due)
+            ours: Callable[[], HostSide] = partial(Drafts, setting, kind(every), size, due)
             peer = partial(SglangDrafts, size, every, label == "lazy", due)
             peers = {NAME: peer, BARE: partial(peer, states=False)} if there else {}
             yield task(setting, f"R={size} {label}, drafts, {due} due", ours, peers)

@@ -13,7 +13,7 @@ from memstate.kernels.tables import StepRecord
 from memstate_tools.workload import delta_inputs
 
 
-class Forward:
+class BenchForward:
     """Convolution and gated delta rule, layer by layer, over the planes conv `channel tap-1` and ssm `head key value`.
 
     The inputs are random and never change.

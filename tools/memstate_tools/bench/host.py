@@ -10,7 +10,7 @@ from memstate.requests.tracking import Tracking
 from memstate.slots.registers import Longs
 from memstate_tools.bench import drafts, host_peer, online
 from memstate_tools.bench.host_peer import NAME
-from memstate_tools.bench.host_sides import EVERY, KINDS, TOY_EVERY, Ours, Side, Timer, peer_can_run, task
+from memstate_tools.bench.host_sides import EVERY, KINDS, TOY_EVERY, HostSide, TimedManager, Timer, peer_can_run, task
 from memstate_tools.bench.task import Setting, Task
 
 DECODES = ((1, 0), (256, 0), (256, 16), (256, 256))  # (rows, rows at a boundary)
@@ -18,7 +18,7 @@ TOY_DECODES = ((1, 0), (3, 0), (3, 1), (3, 3))
 LIVES, TOY_LIVES = (1, 64, 256), (1, 3)  # rows that are admitted, published and released together
 
 
-class Life(Ours):
+class Life(TimedManager):
     """Requests that are admitted, reach a boundary, publish their snapshots, and end; then the snapshots are dropped.
 
     Each timed operation includes the submit of its changes. In `together`, all four operations share one submit, as in
@@ -35,7 +35,7 @@ class Life(Ours):
         self._size, self._published = size, 0
 
     def turn(self, timer: Timer) -> None:
-        """See `Side`."""
+        """See `HostSide`."""
         mem, requests = self.mem, [Request(i) for i in range(self._size)]
         rows: list[Rows] = []
         kept: list[Snapshot | None] = []
@@ -81,7 +81,7 @@ class Life(Ours):
         return "" if self._published == 2 * self._size else f"{self._published} snapshots of {2 * self._size}"
 
 
-class Decode(Ours):
+class Decode(TimedManager):
     """Requests that decode: one step of all of them, some at a boundary.
 
     Args:
@@ -103,7 +103,7 @@ class Decode(Ours):
         self._length += tokens
 
     def turn(self, timer: Timer) -> None:
-        """See `Side`. Outside of the timer, requests move to the lengths that the step needs."""
+        """See `HostSide`. Outside of the timer, requests move to the lengths that the step needs."""
         mem, every = self.mem, int(self.mem.tracking.every)
         early = np.arange(len(self._rows)) < self._due  # requests whose next step is at a boundary
         at = self._length % every
@@ -136,7 +136,7 @@ def tasks(setting: Setting) -> Iterator[Task]:
     decodes, lives = setting.sizes(DECODES, TOY_DECODES), setting.sizes(LIVES, TOY_LIVES)
     for name, kind in KINDS.items():
         peer = partial(host_peer.SglangStates, lazy=name == "lazy", every=every)
-        cases: list[tuple[str, Callable[[], Side], dict[str, int]]] = []
+        cases: list[tuple[str, Callable[[], HostSide], dict[str, int]]] = []
         for size, due in decodes:
             numbers = {"size": size, "due": due}
             cases.append((f"R={size} {name}, {due} due", partial(Decode, setting, kind(every), **numbers), numbers))

@@ -71,7 +71,7 @@ def load() -> SimpleNamespace:
 VIEWS = {"slice", "select", "unsqueeze", "lift_fresh", "detach", "alias", "view"}  # operations that launch nothing
 
 
-class Counts(TorchDispatchMode):
+class LaunchCounter(TorchDispatchMode):
     """Counts the operations that would launch or wait on a GPU, although all tensors are on the host.
 
     Args:
@@ -192,7 +192,7 @@ class SglangStates:
         before = (ours.total_launches, ours.uploads, ours.syncs) if ours else (0, 0, 0)
         with ExitStack() as stack:
             stack.enter_context(patch.object(torch.Tensor, "to", sent))
-            counts = stack.enter_context(Counts(*(tensor for tensor in host if tensor is not None)))
+            counts = stack.enter_context(LaunchCounter(*(tensor for tensor in host if tensor is not None)))
             act()
         result = np.array([counts.launches, uploads, counts.syncs], np.int64)
         return result + np.subtract((ours.total_launches, ours.uploads, ours.syncs), before) if ours else result

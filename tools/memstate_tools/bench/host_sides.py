@@ -23,7 +23,7 @@ from memstate.requests.tracking import Tracking
 from memstate.state.layout import Plane, StateLayout
 from memstate_tools.bench import host_peer, radix_peer
 from memstate_tools.bench.clock import cpu_seconds
-from memstate_tools.bench.task import Figure, Setting, Task, take_turns
+from memstate_tools.bench.task import Measured, Setting, Task, take_turns
 
 EVERY, TOY_EVERY = 256, 16  # tokens between snapshots; 256 is SGLang's default
 TURNS, TOY_TURNS = 61, 2
@@ -36,7 +36,7 @@ CALLS = ("frames", "calls")  # counts of Python
 Timer = Callable[[str, Callable[[], object]], object]
 
 
-class Side(Protocol):
+class HostSide(Protocol):
     """Requests whose operations are timed."""
 
     def turn(self, timer: Timer) -> None:
@@ -72,7 +72,7 @@ def python_calls(act: Callable[[], object]) -> NDArray[np.int64]:
     return np.array([frames, frames + events.count("c_call") - 1], np.int64)
 
 
-class Ours:
+class TimedManager:
     """A manager whose operations are timed.
 
     Attributes:
@@ -84,13 +84,13 @@ class Ours:
         self.mem = StateManager(**given, backend=setting.backend, device=setting.device)
 
     def counted(self, act: Callable[[], object]) -> NDArray[np.int64]:
-        """See `Side`."""
+        """See `HostSide`."""
         before = self._counts()
         act()
         return self._counts() - before
 
     def silence(self) -> None:
-        """See `Side`."""
+        """See `HostSide`."""
         for op in OPS:
             setattr(self.mem.backend, op, lambda *_: None)
 
@@ -99,7 +99,7 @@ class Ours:
         return np.array([counts.total_launches, counts.uploads, counts.syncs], np.int64)
 
 
-def check(make: Callable[[], Side]) -> str:
+def check(make: Callable[[], HostSide]) -> str:
     """Makes two turns with working kernels. Returns what is wrong after them; empty if nothing is.
 
     Syncs: yes.
@@ -110,7 +110,7 @@ def check(make: Callable[[], Side]) -> str:
     return side.wrong()
 
 
-def _of_ops(side: Side, measure: Callable[[Callable[[], object]], Any]) -> dict[str, Any]:
+def _of_ops(side: HostSide, measure: Callable[[Callable[[], object]], Any]) -> dict[str, Any]:
     """Returns the cost of each operation in one turn."""
     spent: dict[str, Any] = {}
     side.turn(lambda op, act: spent.__setitem__(op, measure(act)))
@@ -126,8 +126,8 @@ def _of_ops(side: Side, measure: Callable[[Callable[[], object]], Any]) -> dict[
 
 
 def measure(
-    setting: Setting, case: str, make: Callable[[], Side], make_peers: Mapping[str, Callable[[], Side]]
-) -> list[Figure]:
+    setting: Setting, case: str, make: Callable[[], HostSide], make_peers: Mapping[str, Callable[[], HostSide]]
+) -> list[Measured]:
     """Returns the figures of our operations, compared with those of the peer.
 
     Args:
@@ -139,15 +139,15 @@ def measure(
     Syncs: yes.
     """
     ours = make()
-    sides: dict[str, Side] = {OURS: ours}
+    sides: dict[str, HostSide] = {OURS: ours}
     peers = {name: make_peer() for name, make_peer in make_peers.items()}
     values = defaultdict[str, dict[tuple[str, str], float]](dict)  # side -> (operation, unit) -> value
 
-    def count(_: int, name: str, side: Side) -> None:
+    def count(_: int, name: str, side: HostSide) -> None:
         for op, numbers in _of_ops(side, side.counted).items():
             values[name] |= {(op, unit): float(n) for unit, n in zip(UNITS, numbers, strict=True)}
 
-    def spend(_: int, name: str, side: Side) -> None:
+    def spend(_: int, name: str, side: HostSide) -> None:
         for op, seconds in _of_ops(side, lambda act: cpu_seconds(act, setting.device)).items():
             key = op, "host us"
             values[name][key] = min(values[name].get(key, inf), seconds * 1e6)
@@ -155,7 +155,7 @@ def measure(
     take_turns(sides, peers, 2, count, f"host, {case}")
     for name, side in (sides | peers).items() if setting.device.type == "cpu" else ():
         side.silence()
-        if isinstance(side, Ours):
+        if isinstance(side, TimedManager):
             for op, numbers in _of_ops(side, python_calls).items():
                 if op == "step":
                     values[name] |= {(op, unit): float(n) for unit, n in zip(CALLS, numbers, strict=True)}
@@ -164,7 +164,7 @@ def measure(
         for (op, unit), value in values[BARE].items():
             values[OURS]["states", unit] = values[OURS][op, unit]
             values[host_peer.NAME]["states", unit] = values[host_peer.NAME][op, unit] - value
-    figures, peer = list[Figure](), next((name for name in peers if name != BARE), "")
+    figures, peer = list[Measured](), next((name for name in peers if name != BARE), "")
     for (op, unit), value in values[OURS].items():
         other = values[peer].get((op, unit))
         figures += setting.rows(op, case, value, unit, {} if other is None else {peer: other})
@@ -176,6 +176,8 @@ def peer_can_run(setting: Setting) -> bool:
     return setting.device.type == "cpu" and radix_peer.can_run(setting, "host", host_peer.load)
 
 
-def task(setting: Setting, case: str, make: Callable[[], Side], make_peers: Mapping[str, Callable[[], Side]]) -> Task:
+def task(
+    setting: Setting, case: str, make: Callable[[], HostSide], make_peers: Mapping[str, Callable[[], HostSide]]
+) -> Task:
     """Returns the task that checks our side, then measures our side and the peers: see `measure`."""
     return Task(f"host, {case}", partial(check, make), partial(measure, setting, case, make, make_peers))

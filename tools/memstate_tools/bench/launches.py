@@ -16,7 +16,7 @@ from memstate.engine.settings import Pages
 from memstate.requests.handles import Request, Rows
 from memstate.requests.tracking import Redirect, Tracking
 from memstate.state.layout import Plane, StateLayout
-from memstate_tools.bench.task import Figure
+from memstate_tools.bench.task import Measured
 
 SIZES = (1, 64, 256)
 EVERY = 4
@@ -25,7 +25,7 @@ T = TypeVar("T")
 UNITS = ("launches", "uploads", "syncs", "bytes")
 
 
-class _Bench:
+class _LaunchBench:
     """A manager, and the counts of one operation at a time."""
 
     def __init__(self, tracking: Tracking, size: int, backend: str, device: str, suffix: str = "") -> None:
@@ -34,7 +34,7 @@ class _Bench:
             max_batch=2 * size, pages=Pages(count=32 * size, size=EVERY, per_row=8),
         )  # fmt: skip
         self.size, self.case = size, f"R={size}{suffix}"
-        self.entries: list[Figure] = []
+        self.entries: list[Measured] = []
 
     def count(self, op: str, act: Callable[[], T]) -> T:
         """Runs `act`, submits its changes, and notes the counts of both."""
@@ -43,7 +43,7 @@ class _Bench:
         result = act()
         self.mem.submit()
         for unit, was, now in zip(UNITS, before, self._counts(), strict=True):
-            self.entries.append(Figure(op, self.case, now - was, unit))
+            self.entries.append(Measured(op, self.case, now - was, unit))
         return result
 
     def _counts(self) -> tuple[int, ...]:
@@ -62,7 +62,7 @@ class _Bench:
 
 def launches(
     backend: str = "auto", device: str = "cpu", progress: Callable[[int, int | None], None] | None = None
-) -> list[Figure]:
+) -> list[Measured]:
     """Counts admit, publish, release, step (these in one scheduler step), plan, settle, copy and hit.
 
     plan and settle are counted when every row is at a boundary, for each strategy. The plain case `R=n` has the largest
@@ -79,23 +79,23 @@ def launches(
     Raises:
         ValueError: The backend cannot run here.
     """
-    entries: list[Figure] = []
+    entries: list[Measured] = []
     for done, size in enumerate(SIZES):
-        entries += _ownership(_Bench(Redirect(every=EVERY), size, backend, device))
-        steps: list[Figure] = []
+        entries += _ownership(_LaunchBench(Redirect(every=EVERY), size, backend, device))
+        steps: list[Measured] = []
         for name, kind in STRATEGIES.items():
-            steps += _steps(_Bench(kind(EVERY), size, backend, device, f" {name}"))
+            steps += _steps(_LaunchBench(kind(EVERY), size, backend, device, f" {name}"))
         keys = dict.fromkeys((entry.op, entry.unit) for entry in steps)
         for op, unit in keys:
             most = max(entry.value for entry in steps if (entry.op, entry.unit) == (op, unit))
-            entries.append(Figure(op, f"R={size}", most, unit))
+            entries.append(Measured(op, f"R={size}", most, unit))
         entries += steps
         if progress:
             progress(done + 1, len(SIZES))
     return entries
 
 
-def by_unit(entries: list[Figure]) -> list[dict[str, str]]:
+def by_unit(entries: list[Measured]) -> list[dict[str, str]]:
     """Returns a row for each operation and case, with the value of each unit."""
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for entry in entries:
@@ -104,7 +104,7 @@ def by_unit(entries: list[Figure]) -> list[dict[str, str]]:
     return list(rows.values())
 
 
-def _ownership(bench: _Bench) -> list[Figure]:
+def _ownership(bench: _LaunchBench) -> list[Measured]:
     mem = bench.mem
     rows = bench.count("admit", lambda: bench.admit("a"))
     bench.advance(rows, EVERY + 1)
@@ -132,7 +132,7 @@ def _ownership(bench: _Bench) -> list[Figure]:
     return bench.entries
 
 
-def _steps(bench: _Bench) -> list[Figure]:
+def _steps(bench: _LaunchBench) -> list[Measured]:
     """Counts plan and settle when every row is at a boundary."""
     mem, rows = bench.mem, bench.admit("a")
     mem.extend(rows, [4 * EVERY] * bench.size)

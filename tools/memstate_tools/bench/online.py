@@ -27,7 +27,7 @@ from memstate.tiers import Fetch, Tiers
 from memstate.tiers.stores.base import Bytes, NoStore, Outcome
 from memstate_tools.bench import radix_peer
 from memstate_tools.bench.host_peer import NAME, SglangStates, load
-from memstate_tools.bench.host_sides import BARE, EVERY, KINDS, PLAIN, Ours, Side, Timer, task
+from memstate_tools.bench.host_sides import BARE, EVERY, KINDS, PLAIN, HostSide, TimedManager, Timer, task
 from memstate_tools.bench.task import Setting, Task
 
 FIRST = 12  # steps before the first step that is counted and timed
@@ -104,7 +104,7 @@ class Sink(NoStore):
         return [Outcome.DONE] * len(names)
 
 
-class Online(Ours):
+class Online(TimedManager):
     """Steps of a manager.
 
     Args:
@@ -139,7 +139,7 @@ class Online(Ours):
             self.turn(lambda op, act: act())
 
     def turn(self, timer: Timer) -> None:
-        """See `Side`."""
+        """See `HostSide`."""
         texts = self._texts(self._changes)
         timer("changes", lambda: self._change(self._changes, texts))
         timer("decode", self._decode)
@@ -267,7 +267,7 @@ class SglangOnline(SglangStates):
         object.__setattr__(self._processor, "tree_cache", self._tree)
 
     def turn(self, timer: Timer) -> None:
-        """See `Side`."""
+        """See `HostSide`."""
         self._step(self._changes, timer)
 
     def _step(self, changes: int, timer: Timer) -> None:
@@ -359,8 +359,8 @@ def tasks(setting: Setting, there: bool) -> Iterator[Task]:
             if form.prefill and not changes:
                 continue
             case = f"R={size} {label}, {changes} changed, online, {name}".removesuffix(", ")
-            ours: Callable[[], Side] = partial(Online, setting, kind(form.every), size, changes, name)
-            peers: dict[str, Callable[[], Side]] = {}
+            ours: Callable[[], HostSide] = partial(Online, setting, kind(form.every), size, changes, name)
+            peers: dict[str, Callable[[], HostSide]] = {}
             if there and form.beside:
                 peer = partial(SglangOnline, size, form.every, label == "lazy", changes, name)
                 peers = {NAME: peer, BARE: partial(peer, states=False)}

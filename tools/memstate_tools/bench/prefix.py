@@ -16,8 +16,8 @@ from itertools import count, islice
 from memstate.cli.traces import BLOCK
 from memstate_tools.bench import radix_peer
 from memstate_tools.bench.prefix_prompt import LongPrompt
-from memstate_tools.bench.prefix_sides import Key, Side, Sides
-from memstate_tools.bench.task import Figure, Setting, Task
+from memstate_tools.bench.prefix_sides import CacheSides, Key, PrefixSide
+from memstate_tools.bench.task import Measured, Setting, Task
 from memstate_tools.traces.make import make
 
 TREES = (  # (nodes, pages of a key, tokens of a page)
@@ -49,7 +49,7 @@ class _Tree:
         self.random.shuffle(self.keys)
         distinct = families * (pages // 4 * (1 + FORKS) + pages // 2 * KEYS)
         case = f"{nodes} nodes, {pages * size} tokens, pages of {size}"
-        self.sides = Sides(case, peers, len(self.keys), distinct + 2 * pages, pages, size)
+        self.sides = CacheSides(case, peers, len(self.keys), distinct + 2 * pages, pages, size)
 
     def check(self) -> str:
         """Fills the trees, and compares the matches of a sample of keys with a naive search."""
@@ -59,7 +59,7 @@ class _Tree:
         self.sides.take(sample, lambda name, side, key: self.sides.agree(name, side, key, known))
         return ""
 
-    def measure(self) -> list[Figure]:
+    def measure(self) -> list[Measured]:
         """Times matches of known keys, and inserts of keys whose first half is known. Each insert evicts a state."""
         sizes = self.setting.sizes((MATCHES, INSERTS), (TOY_MATCHES, TOY_INSERTS))
         matches, inserts = map(self._fewer, sizes)
@@ -99,9 +99,9 @@ def _chat(setting: Setting, peers: Collection[str]) -> Task:
     def check() -> str:
         """Compares every side with a naive search, with room for all keys, and requires that no slot is leaked."""
         some, known = keys[: 2 * SAMPLE], defaultdict[str, set[tuple[int, ...]]](set)
-        sides = Sides(case, peers, len(some), sum(map(len, some)), longest)
+        sides = CacheSides(case, peers, len(some), sum(map(len, some)), longest)
 
-        def act(name: str, side: Side, key: Key) -> None:
+        def act(name: str, side: PrefixSide, key: Key) -> None:
             sides.agree(name, side, key, known[name])
             side.insert(key)
             known[name].add(tuple(key))
@@ -111,9 +111,9 @@ def _chat(setting: Setting, peers: Collection[str]) -> Task:
         leaked = {name: n for name, ours in sides.ours.items() if (n := ours.leaked())}
         return f"leaked slots: {leaked}" if leaked else ""
 
-    def measure() -> list[Figure]:
+    def measure() -> list[Measured]:
         """Times the match and the insert of each request once the cache is full."""
-        sides = Sides(case, left, states, pages, longest)
+        sides = CacheSides(case, left, states, pages, longest)
         sides.take(keys, sides.request)
         return sides.figures(setting, warm=len(keys) // 2)
 

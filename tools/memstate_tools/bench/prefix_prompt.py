@@ -20,7 +20,7 @@ from memstate.requests.handles import Request, Row
 from memstate.requests.tracking.strategies import Redirect
 from memstate_tools.bench.clock import cpu_seconds
 from memstate_tools.bench.host_sides import LAYOUT
-from memstate_tools.bench.task import Figure, Setting, Task
+from memstate_tools.bench.task import Measured, Setting, Task
 
 CHUNK, TOY_CHUNK = 8192, 64
 PROMPTS = 3  # prompts that fit into the cache
@@ -83,7 +83,7 @@ class LongPrompt:
         mem.audit().raise_if_leaking()
         return "" if length == last else f"{length} of {self._tokens} tokens are found again, expected {last}"
 
-    def _measure(self) -> list[Figure]:
+    def _measure(self) -> list[Measured]:
         figures = []
         for form in FORMS:
             mem, all_spent = self._manager(), defaultdict[str, list[float]](list)

@@ -17,10 +17,10 @@ from memstate.slots.audit import audit
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.inspect import inspect
 from memstate.slots.registers import RegisterFile
-from memstate.tokens import EMPTY, Prompt, encode
+from memstate.tokens import EMPTY, SaltedTokens, encode
 from memstate_tools.bench import radix_peer
 from memstate_tools.bench.clock import cpu_seconds
-from memstate_tools.bench.task import Differs, Figure, Setting, peer_left, take_turns
+from memstate_tools.bench.task import Differs, Measured, Setting, peer_left, take_turns
 
 OURS = ("lru", "return-rate")  # "lru": the policy of the peer; "return-rate": our default
 BATCH = 32  # calls of one side in a row, few enough that a disturbance of the machine reaches all sides
@@ -31,7 +31,7 @@ REGISTERS = [*range(REGISTERS_PER_ROW * ROW, REGISTERS_PER_ROW * (ROW + 1))]
 Key = list[int]
 
 
-class Side(Protocol):
+class PrefixSide(Protocol):
     """A prefix cache: ours or the peer's."""
 
     @property
@@ -52,7 +52,7 @@ class Side(Protocol):
         ...
 
 
-class Ours:
+class TimedCache:
     """The library's prefix cache with one policy, for one row, on the library's own tables but without planes."""
 
     def __init__(self, states: int, pages: int, longest: int, policy: str, size: int) -> None:
@@ -72,7 +72,7 @@ class Ours:
 
     def match(self, ids: Key) -> int:
         """Returns the tokens up to the deepest state of a key, and notes the use as an admission does."""
-        self._prompt = Prompt(encode(ids), None)
+        self._prompt = SaltedTokens(encode(ids), None)
         self._match = self.cache.match(self._prompt, len(ids))
         # this lease keeps no pages, because the insert may never come
         self.cache.use(Lease(NO_NODE, EMPTY, self._match))
@@ -110,7 +110,7 @@ class Ours:
         return self.allocator.capacity - report.free - len(named) + len(report.double_owned) + len(report.lost)
 
 
-class Sides:
+class CacheSides:
     """Caches of one size that make the same calls in turns. A peer that fails leaves; the others go on.
 
     Args:
@@ -124,8 +124,8 @@ class Sides:
 
     def __init__(self, case: str, peers: Collection[str], states: int, pages: int, longest: int, size: int = 1) -> None:
         self.case, self.most = case, (states, pages)
-        self.ours = {name: Ours(states, pages, longest, name, size) for name in OURS}
-        self.peers: dict[str, Side] = {}
+        self.ours = {name: TimedCache(states, pages, longest, name, size) for name in OURS}
+        self.peers: dict[str, PrefixSide] = {}
         self.spent = {op: defaultdict[str, list[float]](list) for op in ("match", "insert")}
         for name in peers:
             try:
@@ -133,10 +133,10 @@ class Sides:
             except Exception as error:
                 peer_left(f"prefix, {case}", name, error)
 
-    def take(self, keys: Sequence[Key], act: Callable[[str, Side, Key], object]) -> None:
+    def take(self, keys: Sequence[Key], act: Callable[[str, PrefixSide, Key], object]) -> None:
         """Calls `act` for every side and every key, `BATCH` keys of a side in a row. Raises the errors of our sides."""
 
-        def calls(turn: int, name: str, side: Side) -> None:
+        def calls(turn: int, name: str, side: PrefixSide) -> None:
             for key in keys[turn * BATCH : (turn + 1) * BATCH]:
                 act(name, side, key)
             if side.held[0] > self.most[0] or side.held[1] > self.most[1]:
@@ -144,25 +144,25 @@ class Sides:
 
         take_turns(self.ours, self.peers, -(-len(keys) // BATCH), calls, f"prefix, {self.case}")
 
-    def fill(self, name: str, side: Side, key: Key) -> float:
+    def fill(self, name: str, side: PrefixSide, key: Key) -> float:
         """Matches and inserts a key. Returns the seconds of the insert."""
         side.match(key)
         return side.insert(key)
 
-    def match(self, name: str, side: Side, key: Key) -> None:
+    def match(self, name: str, side: PrefixSide, key: Key) -> None:
         """Times a match: it makes a key of a list, follows it through the tree, and notes the use."""
         self.spent["match"][name].append(cpu_seconds(lambda: side.match(key)))
 
-    def insert(self, name: str, side: Side, key: Key) -> None:
+    def insert(self, name: str, side: PrefixSide, key: Key) -> None:
         """Times an insert; the match before it is not timed."""
         self.spent["insert"][name].append(self.fill(name, side, key))
 
-    def request(self, name: str, side: Side, key: Key) -> None:
+    def request(self, name: str, side: PrefixSide, key: Key) -> None:
         """Times a match and the insert after it."""
         self.match(name, side, key)
         self.spent["insert"][name].append(side.insert(key))
 
-    def agree(self, name: str, side: Side, key: Key, known: Collection[tuple[int, ...]]) -> None:
+    def agree(self, name: str, side: PrefixSide, key: Key, known: Collection[tuple[int, ...]]) -> None:
         """Compares a match with a naive search, which tries all beginnings of the key from the longest on.
 
         Raises:
@@ -173,9 +173,9 @@ class Sides:
         if length != naive:
             raise Differs(f"{name} finds {length} of {len(key)} tokens, a naive search {naive}")
 
-    def figures(self, setting: Setting, warm: int = 0) -> list[Figure]:
+    def figures(self, setting: Setting, warm: int = 0) -> list[Measured]:
         """Returns medians of the calls after the first `warm`: each of our policies, compared with each peer left."""
-        figures: list[Figure] = []
+        figures: list[Measured] = []
         for op, spent in self.spent.items():
             value = {name: median(spent[name][warm:]) * 1e6 for name in (*self.ours, *self.peers)}
             peers = {name: value[name] for name in self.peers}

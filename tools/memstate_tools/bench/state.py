@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from memstate_tools.bench.task import Figure, Setting, Task
+from memstate_tools.bench.task import Measured, Setting, Task
 from memstate_tools.models import Model, model_of, toy_of
 from memstate_tools.workload import MAKERS, delta_inputs, make
 
@@ -62,8 +62,8 @@ def kernel_task(setting: Setting, kernel: str, model: Model, batch: int, case: s
                 return f"{op}: torch-indexing does something else"
         return ""
 
-    def measure() -> list[Figure]:
-        workload, figures = make(kernel, model, batch, setting.make_backend(), seed), list[Figure]()
+    def measure() -> list[Measured]:
+        workload, figures = make(kernel, model, batch, setting.make_backend(), seed), list[Measured]()
         peers = {op: ("torch-indexing", act) for op, act in workload.indexing.items()}
         if kernel == "gated_delta" and (fla := fla_step(model, batch, setting.device)):
             peers["gated delta"] = ("fla", fla)
@@ -72,7 +72,7 @@ def kernel_task(setting: Setting, kernel: str, model: Model, batch: int, case: s
             figures += setting.alone(op, case, act, **beside)
             if peak is not None:
                 rate = next(figure for figure in figures[::-1] if figure.unit == "bytes/s").value
-                share = Figure(op, setting.case(f"{case}, of the roofline"), rate, "bytes/s")
+                share = Measured(op, setting.case(f"{case}, of the roofline"), rate, "bytes/s")
                 figures.append(setting.beside(share, "roofline", lambda: peak))
             if graph:
                 figures += setting.in_graph(op, f"{case}, in a graph", act, **beside)

@@ -12,7 +12,7 @@ import torch
 from memstate.cli.units import measured
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
-from memstate_tools.bench.clock import Act, Clock, DeviceClock, TooSlow, nothing
+from memstate_tools.bench.clock import Act, DeviceClock, HostTimer, TooSlow, nothing
 
 PEERS = (
     "device-copy", "roofline", "torch-indexing", "fla", "sglang", "memory-copy", "pinned-copy", "plain-file",
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Figure:
+class Measured:
     """A measured value. The last three attributes compare it with a peer of the same run.
 
     Attributes:
@@ -89,9 +89,9 @@ class Setting:
         return Backend("reference", self.device)
 
     @cached_property
-    def clock(self) -> Clock:
+    def clock(self) -> HostTimer:
         """Clock for device time on this device."""
-        return Clock() if self.toy else DeviceClock(self.device)
+        return HostTimer() if self.toy else DeviceClock(self.device)
 
     def case(self, text: str) -> str:
         """Returns the name of a case. At toy sizes it begins with "toy"."""
@@ -110,12 +110,12 @@ class Setting:
         """Free bytes of the device's memory. At toy sizes it is a large number, because toys always fit."""
         return 2**40 if self.toy else torch.cuda.mem_get_info(self.device)[0]
 
-    def rows(self, op: str, case: str, value: float, unit: str, peers: Mapping[str, float]) -> list[Figure]:
+    def rows(self, op: str, case: str, value: float, unit: str, peers: Mapping[str, float]) -> list[Measured]:
         """Returns a figure for the comparison with each peer, or a single figure if there is no peer."""
         alone = (op, self.case(case), value, unit)
-        return [Figure(*alone, *peer) for peer in peers.items()] or [Figure(*alone)]
+        return [Measured(*alone, *peer) for peer in peers.items()] or [Measured(*alone)]
 
-    def beside(self, figure: Figure, peer: str, value: Callable[[], float]) -> Figure:
+    def beside(self, figure: Measured, peer: str, value: Callable[[], float]) -> Measured:
         """Returns a figure with the value of a peer added. The peer is measured only if it is wanted."""
         if not self.compares(peer):
             return figure
@@ -125,7 +125,7 @@ class Setting:
             peer_left(f"{figure.op}, {figure.case}", peer, error)
             return figure
 
-    def alone(self, op: str, case: str, act: Act, before: Act = nothing, **beside: Any) -> list[Figure]:
+    def alone(self, op: str, case: str, act: Act, before: Act = nothing, **beside: Any) -> list[Measured]:
         """Times a call that is submitted alone, on the device and on the host.
 
         Args:
@@ -137,9 +137,9 @@ class Setting:
         """
         device, host = self.clock.alone(act, before)
         timed = self._timed(op, case, device, lambda act: self.clock.alone(act).device, **beside)
-        return [*timed, Figure(op, self.case(case), host * 1e6, "host us")]
+        return [*timed, Measured(op, self.case(case), host * 1e6, "host us")]
 
-    def in_graph(self, op: str, case: str, act: Act, **beside: Any) -> list[Figure]:
+    def in_graph(self, op: str, case: str, act: Act, **beside: Any) -> list[Measured]:
         """Times one call among many in a CUDA graph. The arguments are those of `alone`."""
         return self._timed(op, case, self.clock.in_graph(act), self.clock.in_graph, **beside)
 
@@ -152,7 +152,7 @@ class Setting:
         peer: tuple[str, Act] | None = None,
         moved: int = 0,
         zeros: bool = False,
-    ) -> list[Figure]:
+    ) -> list[Measured]:
         """Returns a device time compared with that of a peer's call, and a rate compared with that of a plain copy.
 
         Args:
@@ -164,7 +164,7 @@ class Setting:
             moved: Bytes that the operation reads and writes; 0: no rate.
             zeros: Whether the operation only writes zeros.
         """
-        figures = [Figure(op, self.case(case), seconds * 1e6, "us")]
+        figures = [Measured(op, self.case(case), seconds * 1e6, "us")]
         if peer is not None:
             figures = [self.beside(figures[0], peer[0], lambda: clock(peer[1]) * 1e6)]
         if moved:
@@ -175,7 +175,7 @@ class Setting:
                 to, of = torch.empty(2, size, dtype=torch.uint8, device=self.device).random_(0, 256)
                 return size / clock(to.zero_) if zeros else 2 * size / clock(partial(to.copy_, of))
 
-            rate = Figure(op, self.case(case), moved / seconds, "bytes/s")
+            rate = Measured(op, self.case(case), moved / seconds, "bytes/s")
             figures.append(self.beside(rate, "device-copy", plain))
         return figures
 
@@ -191,7 +191,7 @@ class Task(NamedTuple):
 
     name: str
     check: Callable[[], str]
-    measure: Callable[[], list[Figure]]
+    measure: Callable[[], list[Measured]]
 
 
 @dataclass
@@ -205,7 +205,7 @@ class BenchResult:
         complete: Whether all tasks had their turn.
     """
 
-    entries: list[Figure] = field(default_factory=list)
+    entries: list[Measured] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     too_slow: list[str] = field(default_factory=list)
     complete: bool = True

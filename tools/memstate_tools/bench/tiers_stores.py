@@ -17,9 +17,9 @@ from torch import Tensor
 
 from memstate.tiers import FileStore, MooncakeStore, Outcome
 from memstate.tiers.stores.base import Bytes
-from memstate_tools.bench.task import Figure, Setting, Task
+from memstate_tools.bench.task import Measured, Setting, Task
 from memstate_tools.bench.tiers_mooncake import Unavailable, loopback
-from memstate_tools.bench.tiers_turns import MIB, Side, cases, rates, sized
+from memstate_tools.bench.tiers_turns import MIB, TurnSide, cases, rates, sized
 
 SEGMENT, TOY_SEGMENT = 512 * MIB, 16 * MIB
 
@@ -89,16 +89,16 @@ class _Batch:
             return "a record is not there after it was put, or there after it was taken out"
         return "" if np.array_equal(self.source, self.target) else "other bytes came back than were written"
 
-    def measure(self, name: str, plain: _Plain | None) -> list[Figure]:
+    def measure(self, name: str, plain: _Plain | None) -> list[Measured]:
         each = partial(rates, self.setting, case=self.case, nbytes=self.total)
-        puts = {"memory-copy": Side(partial(np.copyto, self.target, self.source))}
+        puts = {"memory-copy": TurnSide(partial(np.copyto, self.target, self.source))}
         gets, keepers = dict(puts), (self, plain) if plain else (self,)
         if plain:
-            puts["plain-file"], gets["plain-file"] = Side(plain.put, plain.discard), Side(plain.get)
-        entries = each(f"{name} put", ours=Side(self.put, self.discard), peers=puts)
+            puts["plain-file"], gets["plain-file"] = TurnSide(plain.put, plain.discard), TurnSide(plain.get)
+        entries = each(f"{name} put", ours=TurnSide(self.put, self.discard), peers=puts)
         for keeper in keepers:
             keeper.put()
-        entries += each(f"{name} get", ours=Side(self.get), peers=gets)
+        entries += each(f"{name} get", ours=TurnSide(self.get), peers=gets)
         for keeper in keepers:
             keeper.discard()
         return entries

@@ -18,8 +18,8 @@ from memstate.tiers.host.packing import Packing
 from memstate.tiers.host.pool import RecordPool
 from memstate.tiers.host.transfers import Transfers
 from memstate.tiers.records import RecordFormat
-from memstate_tools.bench.task import Figure, Setting, Task, differing
-from memstate_tools.bench.tiers_turns import Side, cases, rates, sized
+from memstate_tools.bench.task import Measured, Setting, Task, differing
+from memstate_tools.bench.tiers_turns import TurnSide, cases, rates, sized
 
 LAYERS, TOY_LAYERS = 16, 4
 STAGING = 2  # staging buffers, the default of `Tiers`
@@ -83,7 +83,7 @@ class _Ways:
         self.planes.scrub_null()
         return differ or differing([("states", self.states(), states)])
 
-    def measure(self) -> list[Figure]:
+    def measure(self) -> list[Measured]:
         on_gpu = self.setting.device.type == "cuda"
         host = torch.empty(self.total, dtype=torch.uint8, device="cpu", pin_memory=on_gpu).random_(0, 256)
         device = torch.empty(self.total, dtype=torch.uint8, device=self.setting.device).random_(0, 256)
@@ -98,8 +98,8 @@ class _Ways:
         each = partial(rates, self.setting, case=self.case, nbytes=self.total)
         peer = "pinned-copy" if on_gpu else "memory-copy"
         return [
-            *each("transfer out", ours=Side(self.out), peers={peer: Side(partial(copy, host, device))}),
-            *each("transfer in", ours=Side(self.into), peers={peer: Side(partial(copy, device, host))}),
+            *each("transfer out", ours=TurnSide(self.out), peers={peer: TurnSide(partial(copy, host, device))}),
+            *each("transfer in", ours=TurnSide(self.into), peers={peer: TurnSide(partial(copy, device, host))}),
         ]
 
 

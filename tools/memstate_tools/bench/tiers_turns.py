@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memstate_tools.bench.clock import Act, host_seconds, nothing
-from memstate_tools.bench.task import Figure, Setting, take_turns
+from memstate_tools.bench.task import Measured, Setting, take_turns
 
 KIB, MIB = 2**10, 2**20
 CASES = ((1, 64 * KIB), (32, 64 * KIB), (1, MIB), (32, MIB), (1, 16 * MIB), (4, 16 * MIB), (1, 64 * MIB))
@@ -27,7 +27,7 @@ def sized(records: int, nbytes: int) -> str:
     return f"{records} x {nbytes // MIB} MiB" if nbytes >= MIB else f"{records} x {nbytes // KIB} KiB"
 
 
-class Side(NamedTuple):
+class TurnSide(NamedTuple):
     """A timed call and its undoing.
 
     Attributes:
@@ -40,8 +40,8 @@ class Side(NamedTuple):
 
 
 def rates(
-    setting: Setting, op: str, case: str, nbytes: int, ours: Side, peers: Mapping[str, Side]
-) -> list[Figure]:  # fmt: skip
+    setting: Setting, op: str, case: str, nbytes: int, ours: TurnSide, peers: Mapping[str, TurnSide]
+) -> list[Measured]:  # fmt: skip
     """Measures bytes a second of several sides. In each round, every side makes one call.
 
     Args:
@@ -61,7 +61,7 @@ def rates(
     wanted = {name: peers[name] for name in peers if setting.compares(name)}
     cold = np.zeros(0 if setting.toy else COLD, np.uint8)
 
-    def act(turn: int, name: str, side: Side) -> None:
+    def act(turn: int, name: str, side: TurnSide) -> None:
         cold.fill(1)
         spent[name].append(host_seconds(side.act, setting.device))
         side.undo()

@@ -20,7 +20,7 @@ from memstate.requests.tracking import Tracking
 from memstate.slots.packet import Packet
 from memstate.slots.registers import Longs
 from memstate.state.layout import Plane, StateLayout
-from memstate_tools.bench.task import Figure, Setting, Task, differing
+from memstate_tools.bench.task import Measured, Setting, Task, differing
 
 SIZES, TOY_SIZES = (1, 64, 256), (2,)
 NEVER, ALWAYS = 2**30, 1
@@ -30,7 +30,7 @@ TAIL = 4  # tokens of a step with drafts; all but one are drafts
 STEPS = 5  # steps that are compared with the reference: they fill empty lanes and then reuse them
 
 
-class _Rows:
+class _TrackedRows:
     """A manager with `size` rows in one batch. Plans are launched past its mirror, which does not follow."""
 
     def __init__(self, backend: Backend, tracking: Tracking, size: int, drafts: bool) -> None:
@@ -54,7 +54,7 @@ class _Rows:
         log = self.mem._parts.log
         self.file.plan(self.batch, self.record, log.marks, self.rules, log.tails)
 
-    def wrong(self, twin: "_Rows") -> str:
+    def wrong(self, twin: "_TrackedRows") -> str:
         """Returns which of step, registers and owners differ from those of the twin; empty if none does."""
         mine, other = self.file.table, twin.file.table
         pairs = [(name, getattr(mine, name), getattr(other, name)) for name in ("slots", "labels", "tracked", "source")]
@@ -69,7 +69,7 @@ def _task(setting: Setting, name: str, size: int, drafts: bool) -> Task:
     """Returns the task of one strategy, batch size and kind of step: a plain step, or a step with drafts."""
     backends, case = (setting.make_backend(), setting.reference()), f"R={size} {name}{', drafts' * drafts}"
     pairs = {
-        every: [_Rows(backend, STRATEGIES[name](every), size, drafts) for backend in backends]
+        every: [_TrackedRows(backend, STRATEGIES[name](every), size, drafts) for backend in backends]
         for every in ((NEVER,) if name == "none" else (NEVER, ALWAYS))
     }
 
@@ -82,8 +82,8 @@ def _task(setting: Setting, name: str, size: int, drafts: bool) -> Task:
                     return f"{DUE[every]}: {differ}"
         return ""
 
-    def measure() -> list[Figure]:
-        figures: list[Figure] = []
+    def measure() -> list[Measured]:
+        figures: list[Measured] = []
         for every, (rows, _) in pairs.items():
             due = f"{case}, {DUE[every]}"
             figures += setting.alone("plan", due, rows.plan)

@@ -16,7 +16,7 @@ import torch
 
 from memstate.requests.tracking import Redirect
 from memstate_tools.bench.clock import Act, cpu_seconds, host_seconds
-from memstate_tools.bench.task import Figure, Setting, Task, take_turns
+from memstate_tools.bench.task import Measured, Setting, Task, take_turns
 from memstate_tools.threads import one_thread
 
 OWN, GENERATE = "own-cache", "generate"
@@ -70,7 +70,7 @@ def model_on(device: str, larger: bool = False) -> Any:
 
 def beside(
     op: str, case: str, ours: Act, other: Act, turns: int, device: torch.device, peer: str, tokens: int = 0
-) -> list[Figure]:
+) -> list[Measured]:
     """Returns the time of a call compared with that of a peer's call, and the quartiles of the ratio.
 
     With `tokens`, the figure is a rate instead of a time. The two calls take turns in being first. A time is the CPU
@@ -95,9 +95,9 @@ def beside(
     ratios = [theirs / mine if tokens else mine / theirs for mine, theirs in zip(*sides, strict=True)]
     low, middle, high = quantiles(ratios, n=4, method="inclusive")
     return [
-        Figure(op, case, value, "tokens/s" if tokens else "host us", peer, peers, middle),
-        Figure(op, case, low, "ratio, lower quartile"),
-        Figure(op, case, high, "ratio, upper quartile"),
+        Measured(op, case, value, "tokens/s" if tokens else "host us", peer, peers, middle),
+        Measured(op, case, low, "ratio, lower quartile"),
+        Measured(op, case, high, "ratio, upper quartile"),
     ]
 
 
@@ -108,7 +108,7 @@ def prompts_of(rows: int, mixed: bool) -> list[list[int]]:
     return [[random.randint(3, 96) for _ in range(length)] for length in lengths]
 
 
-class Sides:
+class ServedSides:
     """One model, which memstate serves or which runs by itself.
 
     Args:
@@ -166,9 +166,9 @@ class Sides:
         forward(self.ids)
         return lambda: forward(token)
 
-    def steps(self, case: str) -> list[Figure]:
+    def steps(self, case: str) -> list[Measured]:
         """Times decode steps, compared with decode steps with the model's own cache."""
-        steps, figures, case = self.setting.sizes(STEPS, TOY_STEPS), list[Figure](), self.setting.case(case)
+        steps, figures, case = self.setting.sizes(STEPS, TOY_STEPS), list[Measured](), self.setting.case(case)
         for mode, what in ((torch.no_grad, case), (torch.inference_mode, f"{case}, both in inference mode")):
             server = self._mst.Server(self.model, self.mem, chunk=CHUNK)
             for number, one in enumerate(self.prompts):
@@ -178,13 +178,15 @@ class Sides:
             server.close()
         return figures
 
-    def batches(self, case: str) -> list[Figure]:
+    def batches(self, case: str) -> list[Measured]:
         """Times whole batches of `serve`, compared with those of `generate`."""
         turns, tokens = self.setting.sizes(BATCHES, TOY_BATCHES), len(self.prompts) * self.new
         return beside("batch", self.setting.case(case), self.serve, self.generate, turns, self.device, GENERATE, tokens)
 
 
-def _task(kind: str, case: str, make: Callable[[], Sides], measure: Callable[[Sides, str], list[Figure]]) -> Task:
+def _task(
+    kind: str, case: str, make: Callable[[], ServedSides], measure: Callable[[ServedSides, str], list[Measured]]
+) -> Task:
     return Task(f"transformers, {kind}, {case}", lambda: make().wrong(), lambda: measure(make(), case))
 
 
@@ -198,8 +200,8 @@ def tasks(setting: Setting) -> Iterator[Task]:
     for rows in setting.sizes(ROWS, TOY_ROWS):
         for larger in (False, True):
             case = f"R={rows}{', 32 M parameters' * larger}"
-            yield _task("step", case, partial(Sides, setting, rows, larger=larger), Sides.steps)
+            yield _task("step", case, partial(ServedSides, setting, rows, larger=larger), ServedSides.steps)
         for mixed in (False, True) if rows > 1 else (False,):
             for larger in (False, True):
                 case = f"R={rows}, {'mixed' if mixed else 'equal'} lengths{', 32 M parameters' * larger}"
-                yield _task("batch", case, partial(Sides, setting, rows, mixed, larger), Sides.batches)
+                yield _task("batch", case, partial(ServedSides, setting, rows, mixed, larger), ServedSides.batches)

@@ -11,9 +11,9 @@ from memstate.testing.check import Finding
 HOLDS = {True: "yes", False: "no", None: "not offered"}
 POOLS: dict[str, tuple[str, tuple[str, ...]]] = {
     "memstate": ("memstate_tools.check.ours:Manager", ()),
-    "memstate.sglang": ("memstate_tools.check.sglang:Pool", ("memstate.integrations.sglang.rows",)),
-    "sglang": ("memstate_tools.check.sglang:Pool", ()),
-    "vllm": ("memstate_tools.check.vllm:Pool", ()),
+    "memstate.sglang": ("memstate_tools.check.sglang:SglangPool", ("memstate.integrations.sglang.rows",)),
+    "sglang": ("memstate_tools.check.sglang:SglangPool", ()),
+    "vllm": ("memstate_tools.check.vllm:VllmPool", ()),
 }  # name -> (module:name of its maker, arguments of the maker)
 
 

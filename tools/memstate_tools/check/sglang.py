@@ -16,7 +16,7 @@ NAMES = {
 }  # name of the object -> its module in sglang.srt
 
 
-class Pool:
+class SglangPool:
     """A `HybridReqToTokenPool` with ping-pong, and its allocator. Each request has a state and two tracked states.
 
     Args:
@@ -43,9 +43,9 @@ class Pool:
         self._module, self.capacity, self.rows = module, capacity, rows
         self._reqs: dict[int, Any] = {}
 
-    def of_size(self, slots: int) -> "Pool":
+    def of_size(self, slots: int) -> "SglangPool":
         """See `Sized`."""
-        return Pool(self._module, slots)
+        return SglangPool(self._module, slots)
 
     def claim(self, n: int) -> Any:
         """See `Slots`."""

@@ -8,7 +8,7 @@ import torch
 SIZE = 16  # tokens of a block
 
 
-class Pool:
+class VllmPool:
     """A `KVCacheManager` of one group of recurrent layers, without prefix cache.
 
     Args:
@@ -33,9 +33,9 @@ class Pool:
         self.capacity = capacity
         self._requests: list[Any] = []  # row -> its request: vLLM has no table of rows
 
-    def of_size(self, slots: int) -> "Pool":
+    def of_size(self, slots: int) -> "VllmPool":
         """See `Sized`."""
-        return Pool(slots)
+        return VllmPool(slots)
 
     def claim(self, n: int) -> list[int]:
         """See `Slots`."""

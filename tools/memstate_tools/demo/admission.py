@@ -16,7 +16,7 @@ from memstate_tools.demo.work import Work
 NAP_S = 0.0005  # seconds of sleep if nothing can run before storage answers
 
 
-class Admission:
+class DemoQueue:
     """The queue in front of a manager, and the sessions of the first conversations.
 
     If slots, pages or rows run out, cached states make way by themselves, or the request waits. A session is opened

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memstate_tools.demo.corpus import Conversation
+from memstate_tools.demo.corpus import ChatScript
 from memstate_tools.demo.model import VOCABULARY
 
 # each of these ends an answer, so the scheduler does not know the end before it has the step's result
@@ -59,7 +59,7 @@ def rule_for(seed: int, conversation: int, turn: int, prompt: int, page_size: in
     return AnswerRule(limit, abort_after=chance.randint(1, limit - 1))
 
 
-def longest_context(conversation: Conversation, page_size: int) -> int:
+def longest_context(conversation: ChatScript, page_size: int) -> int:
     """Returns the largest number of tokens that a conversation can have with its answers."""
     return conversation.prompt_bytes + len(conversation.turns) * (LONGEST + page_size)
 

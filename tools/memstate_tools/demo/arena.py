@@ -18,7 +18,7 @@ GAP = MOVE_BYTES  # bytes between two blocks, so that a move that is one lane to
 
 
 @dataclass(frozen=True)
-class Place:
+class PlanePlace:
     """The place of a plane of one layer in memory, in bytes.
 
     Args:
@@ -59,12 +59,12 @@ class Arena:
     def __init__(self, states: StateLayout, slots: int, kv: StateLayout, pages: int, device: torch.device) -> None:
         layers = [[(plane, slots) for plane in states.planes] for _ in range(states.layers)]
         layers += [[(plane, pages) for plane in kv.planes] for _ in range(kv.layers)]
-        self.places: list[Place] = []
+        self.places: list[PlanePlace] = []
         end = GAP
         for record in layers if states.order == "layer_major" else [list(chain(*layers))]:
             stride, at = sum(_room(plane) for plane, _ in record), end
             for plane, highest in record:
-                self.places.append(Place(plane, highest, at, stride))
+                self.places.append(PlanePlace(plane, highest, at, stride))
                 at += _room(plane)
             end += stride * (1 + max(highest for _, highest in record))
         self.memory = _pattern(end).to(device)

@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from memstate_tools.demo.corpus import Conversation
+from memstate_tools.demo.corpus import ChatScript
 from memstate_tools.demo.transcript import Sighting, Transcript
 from memstate_tools.demo.uncached import Uncached
 
 
 @dataclass
-class Comparison:
+class Compared:
     """Counts of what was compared and what differed.
 
     Attributes:
@@ -43,12 +43,12 @@ class Comparison:
 
 
 def compare(
-    conversations: Sequence[Conversation],
+    conversations: Sequence[ChatScript],
     cached: Mapping[int, Transcript],
     sightings: Sequence[Sighting],
     uncached: Uncached,
     progress: Callable[[int], None],
-) -> Comparison:
+) -> Compared:
     """Runs every conversation alone without a cache, and compares it with the cached run.
 
     Args:
@@ -63,7 +63,7 @@ def compare(
 
     Syncs: yes.
     """
-    out, done = Comparison(), 0
+    out, done = Compared(), 0
     for conversation in conversations:
         number, given = f"conversation {conversation.number}", cached[conversation.number]
         seen = [sighting for sighting in sightings if sighting.conversation == conversation.number]
@@ -85,7 +85,7 @@ def compare(
     return out
 
 
-def _compare_logits(out: Comparison, number: str, cached: Transcript, alone: Transcript) -> None:
+def _compare_logits(out: Compared, number: str, cached: Transcript, alone: Transcript) -> None:
     positions = sorted(cached.logits.keys() | alone.logits.keys())
     given, expected = ({at: row.tobytes() for at, row in run.logits.items()} for run in (cached, alone))
     wrong = [at for at in positions if given.get(at) != expected.get(at)]

@@ -9,7 +9,7 @@ from memstate.errors import InvalidArgument
 from memstate.state.layout import Order
 from memstate_tools import names
 from memstate_tools.demo.sizes import ModelSize
-from memstate_tools.demo.trees import Tree, tree_of
+from memstate_tools.demo.trees import DraftTree, tree_of
 from memstate_tools.demo_options import DemoOptions
 
 STRATEGIES: tuple[str, ...] = get_args(names.Strategy)
@@ -58,7 +58,7 @@ class DemoConfig(DemoOptions):
             )
 
     @cached_property
-    def tree(self) -> Tree:
+    def tree(self) -> DraftTree:
         """The tree of tokens of a decode step. A next token is sampled after each of them."""
         return tree_of(self.speculate)
 

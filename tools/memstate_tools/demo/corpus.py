@@ -24,7 +24,7 @@ LONGEST = 4096  # largest number of bytes of a conversation from a file: attenti
 
 
 @dataclass(frozen=True)
-class Conversation:
+class ChatScript:
     """A system prompt and the user's text of each turn, as bytes. The answers are generated."""
 
     number: int
@@ -37,7 +37,7 @@ class Conversation:
         return len(self.system) + sum(map(len, self.turns))
 
 
-def from_docstrings(requests: int, seed: int) -> list[Conversation]:
+def from_docstrings(requests: int, seed: int) -> list[ChatScript]:
     """Returns conversations with `requests` turns in all. The same seed and Python give the same conversations.
 
     A third of the conversations share each system prompt. Lengths vary so that they fall before, on and after multiples
@@ -56,23 +56,23 @@ def from_docstrings(requests: int, seed: int) -> list[Conversation]:
         systems.append((system.encode()[: chance.randint(40, 56)], texts))
     if not systems:
         raise InvalidArgument("no documentation strings in this Python (started with -OO?): use --input FILE")
-    conversations: list[Conversation] = []
+    conversations: list[ChatScript] = []
     while requests > 0:
         shared, texts = systems[len(conversations) % len(systems)]
         count = min(requests, chance.randint(1, 4))
         turns = tuple(chance.choice(texts).encode()[: chance.randint(9, 26)] for _ in range(count))
-        conversations.append(Conversation(len(conversations), shared, turns))
+        conversations.append(ChatScript(len(conversations), shared, turns))
         requests -= count
     return conversations
 
 
-def from_file(path: Path) -> list[Conversation]:
+def from_file(path: Path) -> list[ChatScript]:
     """Reads one JSON object a line: {"system": "text", "turns": ["text", ...]}; "system" may be left out.
 
     Raises:
         InvalidArgument: The file cannot be read, or a line is no conversation. The message names file and line.
     """
-    conversations: list[Conversation] = []
+    conversations: list[ChatScript] = []
     for place, entry in objects(path, '{"system": "...", "turns": ["..."]}'):
         where, system, turns = f"input {place}", entry.get("system", ""), entry.get("turns")
         if not isinstance(system, str):
@@ -80,7 +80,7 @@ def from_file(path: Path) -> list[Conversation]:
         if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
             raise InvalidArgument(f'{where}: "turns" must be a list of one or more texts that are not empty')
         try:
-            conversation = Conversation(len(conversations), system.encode(), tuple(turn.encode() for turn in turns))
+            conversation = ChatScript(len(conversations), system.encode(), tuple(turn.encode() for turn in turns))
         except UnicodeEncodeError as error:
             raise InvalidArgument(f"{where}: half a surrogate pair cannot be encoded ({error.reason})") from error
         if conversation.prompt_bytes > LONGEST:
@@ -93,13 +93,13 @@ def from_file(path: Path) -> list[Conversation]:
     return conversations
 
 
-def first_requests(conversations: list[Conversation], requests: int) -> list[Conversation]:
+def first_requests(conversations: list[ChatScript], requests: int) -> list[ChatScript]:
     """Returns the first conversations, with `requests` turns in all."""
     kept = []
     for conversation in conversations:
         turns = conversation.turns[:requests]
         if turns:
-            kept.append(Conversation(conversation.number, conversation.system, turns))
+            kept.append(ChatScript(conversation.number, conversation.system, turns))
         requests -= len(turns)
     return kept
 

@@ -25,11 +25,11 @@ from memstate.tiers import Store
 from memstate_tools.demo.arena import Arena
 from memstate_tools.demo.config import LAYOUTS, DemoConfig
 from memstate_tools.demo.mixers import state_layout
-from memstate_tools.demo.model import HybridModel, Memory, Slots
+from memstate_tools.demo.model import DemoMemory, HybridModel, StepPlaces
 from memstate_tools.demo.tiers import tiers_of
 
 
-class Engine:
+class DemoEngine:
     """A manager, a model, and their memory. Memory that was never written holds NaN.
 
     Kernels in place write garbage to the null slot.
@@ -89,7 +89,7 @@ class Engine:
         self.marks = None if self.in_place else self.mem.device.marks
         self._nowhere = torch.zeros(config.batch, dtype=torch.int32, device=self.mem.backend.device)
 
-    def slots(self, step: Step | StepRecord) -> Slots:
+    def slots(self, step: Step | StepRecord) -> StepPlaces:
         """Returns the slots of a step, as the kernels of the forward take them.
 
         Syncs: no.
@@ -102,9 +102,9 @@ class Engine:
             )
             cursor = Cursor(*of_cursor)
         where = (step.write, step.write, self._nowhere) if self.in_place else (step.read, step.write, step.snapshot)
-        return Slots(step.rows, step.tokens, *where, self.marks, cursor, accepted)
+        return StepPlaces(step.rows, step.tokens, *where, self.marks, cursor, accepted)
 
-    def launch(self) -> Slots:
+    def launch(self) -> StepPlaces:
         """Launches the plan of a step before its forward, and returns its slots.
 
         Syncs: no.
@@ -112,11 +112,11 @@ class Engine:
         return self.slots(self.mem.launch(self._batch))
 
 
-def memory_of(planes: Planes, kv: Planes, page_table: Tensor) -> Memory:
+def memory_of(planes: Planes, kv: Planes, page_table: Tensor) -> DemoMemory:
     """Returns the memory of planes and pages, as the model takes it."""
     layers = range(len(planes["conv"]) if planes.rows is not None else 0)
     tails = [(planes.tail("conv", layer), planes.tail("ssm", layer)) for layer in layers]
-    return Memory(planes["conv"], planes["ssm"], kv["key"][0], kv["value"][0], page_table, tails)
+    return DemoMemory(planes["conv"], planes["ssm"], kv["key"][0], kv["value"][0], page_table, tails)
 
 
 def _require_fit(config: DemoConfig, tracking: Tracking, pages: int, pages_per_row: int) -> None:

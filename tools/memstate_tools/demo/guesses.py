@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping
 
 from memstate_tools.demo.transcript import Transcript
-from memstate_tools.demo.trees import Tree
+from memstate_tools.demo.trees import DraftTree
 from memstate_tools.demo.work import Work
 
 RIGHT = 0.7  # probability that a guess is right if all earlier ones are; also that a second guess is right
@@ -21,7 +21,7 @@ class Guesser:
     def __init__(self, seed: int, known: Mapping[int, Transcript]) -> None:
         self._chance, self._known = random.Random(f"guess {seed}"), known
 
-    def guess(self, work: Work, at: int, most: int, tree: Tree) -> list[list[int]]:
+    def guess(self, work: Work, at: int, most: int, tree: DraftTree) -> list[list[int]]:
         """Returns up to `most` guesses of the tokens after the first `at`; with a fork, also second guesses."""
         right = self._known[work.conversation.number].tokens[at : at + max(0, most)]
         sides = [[self._instead(token, None) for token in right]]

@@ -14,7 +14,7 @@ COPY = "copy_slots"
 
 
 @dataclass
-class Asked:
+class DeviceCounts:
     """Calls of the device in a part of the loop.
 
     Launches in a replayed CUDA graph are not counted: the host launched them once, when the graph was captured.
@@ -47,13 +47,13 @@ class Gauge:
         self._counts = counts
         self._copies = self._now().copies
 
-    def _now(self) -> Asked:
+    def _now(self) -> DeviceCounts:
         launches = self._counts.launches
         copies, ownership = launches[COPY], sum(launches[op] for op in OWNERSHIP)
-        return Asked(self._counts.total_launches - copies - ownership, copies, ownership, self._counts.syncs)
+        return DeviceCounts(self._counts.total_launches - copies - ownership, copies, ownership, self._counts.syncs)
 
     @contextmanager
-    def adding_to(self, asked: Asked) -> Iterator[None]:
+    def adding_to(self, asked: DeviceCounts) -> Iterator[None]:
         """Adds the calls of a block to `asked`."""
         before = self._now()
         yield
@@ -111,7 +111,7 @@ class Meter:
     slots_held_mean_sum: float = 0.0
     slots_held_looks: int = 0
     slots_held_peak: int = 0
-    decode: list[Asked] = field(default_factory=list)
+    decode: list[DeviceCounts] = field(default_factory=list)
 
     def look(self, mem: StateManager, rows: Iterable[Row]) -> None:
         """Samples the slots that are held now.
@@ -132,7 +132,7 @@ class Meter:
         return self.slots_held_mean_sum / max(1, self.slots_held_looks)
 
     def per_decode_step(self, what: str) -> dict[str, float]:
-        """Returns mean and maximum of an attribute of `Asked` over all decode steps; zeros without steps."""
+        """Returns mean and maximum of an attribute of `DeviceCounts` over all decode steps; zeros without steps."""
         values = [getattr(asked, what) for asked in self.decode]
         return {"mean": sum(values) / max(1, len(values)), "max": max(values, default=0)}
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import Cursor, Marks
+from memstate.kernels.tables import Cursor, StepMarks
 from memstate.state.layout import Order, Plane, StateLayout
 from memstate_tools.demo.arithmetic import Weights, gate, linear, rms_norm, unit_norm
 from memstate_tools.demo.sizes import ModelSize
@@ -58,13 +58,13 @@ class Mixer(ABC):
 
     @abstractmethod
     def advance(
-        self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor, marks: Marks | None,
+        self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor, marks: StepMarks | None,
         tail: Any, cursor: Cursor | None, parents: Tensor | None,
     ) -> None:  # fmt: skip
         """Runs the recurrence over the output of the conv. Fills out `batch token head value` and changes ssm."""
 
     def __call__(
-        self, x: Tensor, where: Where, conv: Tensor, ssm: Tensor, marks: Marks | None = None,
+        self, x: Tensor, where: Where, conv: Tensor, ssm: Tensor, marks: StepMarks | None = None,
         tails: Tails | None = None, cursor: Cursor | None = None, parents: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Runs conv and recurrence over normalised x `batch token width`. Changes both planes.
@@ -103,7 +103,7 @@ class KimiDelta(Mixer):
         return {"k": (keys, size.key), "v": (size.heads, size.value), "gate": gate, "beta": (size.heads,)}
 
     def advance(
-        self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor, marks: Marks | None,
+        self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor, marks: StepMarks | None,
         tail: Any, cursor: Cursor | None, parents: Tensor | None,
     ) -> None:  # fmt: skip
         """See `Mixer`."""
@@ -160,7 +160,7 @@ class Mamba2(Mixer):
         return conv.transpose(1, 2)
 
     def advance(
-        self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor, marks: Marks | None,
+        self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor, marks: StepMarks | None,
         tail: Any, cursor: Cursor | None, parents: Tensor | None,
     ) -> None:  # fmt: skip
         """See `Mixer`."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import Cursor, Marks
+from memstate.kernels.tables import Cursor, StepMarks
 from memstate_tools.demo.arithmetic import Weights, attend, linear, rms_norm
 from memstate_tools.demo.mixers import MIXERS, TURNED, Tails
 from memstate_tools.demo.sizes import ModelSize
@@ -22,7 +22,7 @@ from memstate_tools.demo.trees import StepTree
 VOCABULARY = 256  # one token per byte value
 
 
-class Slots(NamedTuple):
+class StepPlaces(NamedTuple):
     """The slots, rows and lengths of a step: int32 `batch` each, 0 for padding.
 
     Attributes:
@@ -41,12 +41,12 @@ class Slots(NamedTuple):
     read: Tensor
     write: Tensor
     snapshot: Tensor
-    marks: Marks | None = None
+    marks: StepMarks | None = None
     cursor: Cursor | None = None
     accepted: Tensor | None = None
 
 
-class Memory(NamedTuple):
+class DemoMemory(NamedTuple):
     """The memory that the model works on.
 
     Attributes:
@@ -94,7 +94,7 @@ class HybridModel:
         ]
         self.head = weights.matrix(s.width, VOCABULARY, gain=1.5)
 
-    def forward(self, tokens: Tensor, start: Tensor, tree: StepTree, slots: Slots, memory: Memory) -> Tensor:
+    def forward(self, tokens: Tensor, start: Tensor, tree: StepTree, slots: StepPlaces, memory: DemoMemory) -> Tensor:
         """Returns logits `batch node vocabulary` after the nodes of each row; arbitrary logits for nodes that it lacks.
 
         It changes planes at `write` and `snapshot`, and the row's pages at start .. start + tokens. It can be captured.
@@ -121,7 +121,7 @@ class HybridModel:
         x = x.gather(1, tree.tokens(len(at))[:, :, None].expand(-1, -1, x.shape[2]))
         return linear(rms_norm(x), self.head)
 
-    def keep_path(self, start: Tensor, nodes: Tensor, slots: Slots, memory: Memory) -> None:
+    def keep_path(self, start: Tensor, nodes: Tensor, slots: StepPlaces, memory: DemoMemory) -> None:
         """Moves keys and values of the accepted nodes of trees together. `mem.device.keep_path` does the same to tails.
 
         Syncs: no.
@@ -133,7 +133,7 @@ class HybridModel:
         memory.key[target] = memory.key[source]
         memory.value[target] = memory.value[source]
 
-    def _attend(self, x: Tensor, start: Tensor, tree: StepTree, slots: Slots, memory: Memory) -> Tensor:
+    def _attend(self, x: Tensor, start: Tensor, tree: StepTree, slots: StepPlaces, memory: DemoMemory) -> Tensor:
         """Attends over all pages that a row may have, and masks unwritten positions. x: `batch token width`."""
         s, at = self.size, torch.arange(x.shape[1], device=x.device)
         q, k, v = linear(x, self.attention["inward"]).unflatten(-1, (3, s.heads, s.value)).unbind(2)
@@ -150,12 +150,12 @@ class HybridModel:
         return linear(mixed.flatten(2), self.attention["outward"])
 
 
-def _pages(slots: Slots, memory: Memory) -> Tensor:
+def _pages(slots: StepPlaces, memory: DemoMemory) -> Tensor:
     """Returns the pages of each row: `batch page`."""
     return memory.page_table[slots.rows.long()].long()
 
 
-def _places(pages: Tensor, position: Tensor, real: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
+def _places(pages: Tensor, position: Tensor, real: Tensor, memory: DemoMemory) -> tuple[Tensor, Tensor]:
     """Returns page and offset of each position: `batch token`. A position that is not real gets page 0."""
     page_size = memory.key.shape[1]
     page = pages.gather(1, (position // page_size).clamp(max=pages.shape[1] - 1))

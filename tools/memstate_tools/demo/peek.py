@@ -12,7 +12,7 @@ from torch import Tensor
 from memstate.engine.manager import StateManager
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.requests.handles import Row, Session, Snapshot
-from memstate.tokens import Prompt, encode
+from memstate.tokens import SaltedTokens, encode
 
 
 def live_register(row: Row) -> int:
@@ -64,7 +64,7 @@ def session_snapshots(mem: StateManager, session: Session) -> list[Snapshot]:
 
 def session_hit(mem: StateManager, session: Session, tokens: Sequence[int]) -> tuple[int, int]:
     """Returns length and register of the state that a session has for a prompt; zeros if it has none."""
-    hit = mem._parts.sessions.find(mem._parts.sessions.get(session), Prompt(encode(tokens), None))
+    hit = mem._parts.sessions.find(mem._parts.sessions.get(session), SaltedTokens(encode(tokens), None))
     return (hit.length, hit.states[0].register) if hit.length else (0, 0)
 
 

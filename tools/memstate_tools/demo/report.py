@@ -5,7 +5,7 @@ from typing import Any
 
 from memstate.cli.units import duration, measured, number
 from memstate.stats import Stats, TierStats
-from memstate_tools.demo.compare import Comparison
+from memstate_tools.demo.compare import Compared
 from memstate_tools.demo.config import DemoConfig
 from memstate_tools.demo.meter import Meter
 
@@ -73,7 +73,7 @@ class DemoReport:
     requests: int
     conversations: int
     meter: Meter
-    comparison: Comparison
+    comparison: Compared
     answers: list[list[int]]
     stats: Stats
     snapshots_unseen: int

@@ -11,13 +11,13 @@ from memstate.requests.handles import Request
 from memstate.slots.audit import AuditReport
 from memstate.tiers import Store
 from memstate_tools.demo import peek
-from memstate_tools.demo.admission import Admission
+from memstate_tools.demo.admission import DemoQueue
 from memstate_tools.demo.answers import longest_context
 from memstate_tools.demo.chance import Chance
 from memstate_tools.demo.compare import compare
 from memstate_tools.demo.config import DemoConfig
-from memstate_tools.demo.corpus import Conversation, first_requests, from_docstrings, from_file
-from memstate_tools.demo.engines import Engine
+from memstate_tools.demo.corpus import ChatScript, first_requests, from_docstrings, from_file
+from memstate_tools.demo.engines import DemoEngine
 from memstate_tools.demo.guesses import Guesser
 from memstate_tools.demo.meter import Meter
 from memstate_tools.demo.report import DemoReport
@@ -62,13 +62,13 @@ def _run(given: DemoConfig, store: Store | None, report: Progress) -> DemoReport
     rejected = 2 * (len(config.tree) - 1 - config.tree.depth)
     pages_per_row = -(-(longest + rejected) // config.page_size)
     pages = config.pages if config.pages is not None else 2 * pages_per_row
-    engine = Engine(config, pages, pages_per_row, store)
+    engine = DemoEngine(config, pages, pages_per_row, store)
     mem = engine.mem
     uncached = Uncached(engine.model, config.chunk, pages_per_row, config.page_size, config.seed)
 
     witness, meter = Witness(mem), Meter()
     sabotage = Sabotage(config.sabotage, mem, uncached.state_after) if config.sabotage else None
-    admission = Admission(config, mem, meter, witness, sabotage)
+    admission = DemoQueue(config, mem, meter, witness, sabotage)
     audits: list[AuditReport] = []
 
     def request_done(done: int) -> None:
@@ -133,7 +133,7 @@ def _run(given: DemoConfig, store: Store | None, report: Progress) -> DemoReport
     )
 
 
-def _conversations(config: DemoConfig) -> list[Conversation]:
+def _conversations(config: DemoConfig) -> list[ChatScript]:
     if config.input is None:
         return from_docstrings(config.requests or REQUESTS, config.seed)
     given = from_file(config.input)

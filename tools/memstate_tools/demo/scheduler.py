@@ -12,17 +12,17 @@ from collections.abc import Callable, Sequence
 from memstate.errors import OutOfPages
 from memstate.requests.handles import Snapshot
 from memstate.requests.steps import Step
-from memstate_tools.demo.admission import Admission
+from memstate_tools.demo.admission import DemoQueue
 from memstate_tools.demo.answers import rule_for
 from memstate_tools.demo.chance import Chance
 from memstate_tools.demo.config import DemoConfig
-from memstate_tools.demo.corpus import Conversation
-from memstate_tools.demo.engines import Engine
+from memstate_tools.demo.corpus import ChatScript
+from memstate_tools.demo.engines import DemoEngine
 from memstate_tools.demo.guesses import Guesser
-from memstate_tools.demo.meter import Asked, Gauge, Meter
+from memstate_tools.demo.meter import DeviceCounts, Gauge, Meter
 from memstate_tools.demo.stepper import Results, Stepper
 from memstate_tools.demo.transcript import Transcript, Witness
-from memstate_tools.demo.work import Batch, Flight, Going, Work, assemble
+from memstate_tools.demo.work import Flight, Going, NextStep, Work, assemble
 
 ARRIVAL_GAP = 4.0  # steps between the first turns of conversations
 REPLY_GAP = 6.0  # steps from an answer to the next turn
@@ -44,7 +44,7 @@ class Scheduler:
     """
 
     def __init__(
-        self, config: DemoConfig, engine: Engine, stepper: Stepper, admission: Admission, chance: Chance,
+        self, config: DemoConfig, engine: DemoEngine, stepper: Stepper, admission: DemoQueue, chance: Chance,
         meter: Meter, witness: Witness, progress: Callable[[int], None], guesser: Guesser,
     ) -> None:  # fmt: skip
         self.config, self.engine, self.mem, self.stepper = config, engine, engine.mem, stepper
@@ -57,7 +57,7 @@ class Scheduler:
         self._between = False  # whether a step is planned and its forward not launched
         self._flight: Flight | None = None
 
-    def run(self, conversations: Sequence[Conversation]) -> dict[int, Transcript]:
+    def run(self, conversations: Sequence[ChatScript]) -> dict[int, Transcript]:
         """Runs until every turn has ended.
 
         Returns:
@@ -77,7 +77,7 @@ class Scheduler:
             self._flight = None
         return self.transcripts
 
-    def _arrive(self, at: int, conversation: Conversation, turn: int, tokens: list[int]) -> None:
+    def _arrive(self, at: int, conversation: ChatScript, turn: int, tokens: list[int]) -> None:
         tokens = tokens + list(conversation.turns[turn])
         rule = rule_for(self.config.seed, conversation.number, turn, len(tokens), self.config.page_size)
         self._arrivals.append((at, Work(conversation, turn, tokens, rule)))
@@ -106,7 +106,7 @@ class Scheduler:
         if not going:
             return None
         batch = assemble(self.config, going)
-        asked, run = Asked(), list[Results]()
+        asked, run = DeviceCounts(), list[Results]()
         whole = self.meter.steps % 2 == 1 and not self.config.sabotage  # every other step is one upload and one graph
         replay = (lambda: run.append(self.stepper.run(batch.inputs))) if whole else None
         with self.gauge.adding_to(asked):
@@ -300,7 +300,7 @@ class Scheduler:
         lengths = [len(work.tokens) for work in works]  # the device may have computed tokens after the end
         self._watch(works, self.mem.end(rows, keep="cache", tokens=tokens, lengths=lengths))
 
-    def _cancel(self, step: Step, batch: Batch) -> None:
+    def _cancel(self, step: Step, batch: NextStep) -> None:
         """Cancels a step. Its rows end, and their requests start again from the states that were kept."""
         tokens: list[list[int] | None] = [None] * self.config.batch
         for entry in batch.entries:

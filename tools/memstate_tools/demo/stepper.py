@@ -12,9 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from memstate.kernels.tables import Cursor, Marks
-from memstate_tools.demo.model import VOCABULARY, HybridModel, Memory, Slots
-from memstate_tools.demo.trees import ALONE, DeviceTree, StepTree, Tree
+from memstate.kernels.tables import Cursor, StepMarks
+from memstate_tools.demo.model import VOCABULARY, DemoMemory, HybridModel, StepPlaces
+from memstate_tools.demo.trees import ALONE, DeviceTree, DraftTree, StepTree
 
 Logits = npt.NDArray[np.float32]
 
@@ -31,7 +31,7 @@ class Inputs:
         noise: Added to logits before the argmax, `batch depth+slack vocabulary`.
     """
 
-    def __init__(self, batch: int, width: int, tree: Tree = ALONE, slack: int = 0) -> None:
+    def __init__(self, batch: int, width: int, tree: DraftTree = ALONE, slack: int = 0) -> None:
         self.width, sides = width, 1 + max(tree.sides)
         self.packed = np.zeros((batch, sides * (width + slack) + 3), np.int64)
         self.tokens = self.packed[:, :-3].reshape(batch, sides, -1)
@@ -82,9 +82,9 @@ class Stepper:
     """
 
     def __init__(
-        self, model: HybridModel, memory: Memory, batch: int, chunk: int,
-        launch: Callable[[], Slots] | None = None, marks: Marks | None = None, tree: Tree = ALONE, slack: int = 0,
-        keep_path: Callable[[Tensor], None] | None = None,
+        self, model: HybridModel, memory: DemoMemory, batch: int, chunk: int,
+        launch: Callable[[], StepPlaces] | None = None, marks: StepMarks | None = None, tree: DraftTree = ALONE,
+        slack: int = 0, keep_path: Callable[[Tensor], None] | None = None,
     ) -> None:  # fmt: skip
         self._marks, self._keep_path = marks, keep_path if tree.branches else None
         self.model, self.memory, self.batch, self._launch = model, memory, batch, launch
@@ -104,7 +104,7 @@ class Stepper:
     def _zeros(self, *shape: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
-    def run(self, inputs: Inputs, slots: Slots | None = None) -> Results:
+    def run(self, inputs: Inputs, slots: StepPlaces | None = None) -> Results:
         """Submits one step. Changes the memory at the slots and pages of real rows.
 
         Args:
@@ -126,7 +126,7 @@ class Stepper:
         source = torch.from_numpy(values)
         to.copy_(source.pin_memory() if to.is_cuda else source, non_blocking=True)
 
-    def _body(self, width: int, slots: Slots | None) -> None:
+    def _body(self, width: int, slots: StepPlaces | None) -> None:
         if slots is None:
             assert self._launch is not None
             slots = self._launch()
@@ -149,7 +149,7 @@ class Stepper:
         self._sampled.copy_((logits + noise).argmax(-1))
         self._accept(tokens, start, grown, drafts, slots)
 
-    def _accept(self, tokens: Tensor, start: Tensor, grown: StepTree, drafts: Tensor, slots: Slots) -> None:
+    def _accept(self, tokens: Tensor, start: Tensor, grown: StepTree, drafts: Tensor, slots: StepPlaces) -> None:
         """Finds the accepted guesses, keeps the token after them, and closes the gaps that rejected branches leave."""
         last = self._tree.walk(tokens.gather(1, grown.tokens(tokens.shape[1])), self._sampled, drafts)
         self._next.copy_(self._sampled.gather(1, last[:, None])[:, 0])
@@ -160,7 +160,7 @@ class Stepper:
             self.model.keep_path(start, nodes, slots, self.memory)
             self._keep_path(nodes)
 
-    def _graph(self, width: int, slots: Slots | None) -> torch.cuda.CUDAGraph:
+    def _graph(self, width: int, slots: StepPlaces | None) -> torch.cuda.CUDAGraph:
         key = width, slots is None
         if key not in self._graphs:
             graph = torch.cuda.CUDAGraph()
@@ -179,5 +179,5 @@ class Stepper:
                     self._zeros(self.batch, dtype=torch.int32) for _ in range(10)
                 )
                 cursor = Cursor(*columns) if self.memory.tails else None
-                self._body(width, Slots(rows, tokens, read, write, snapshot, self._marks, cursor, accepted))
+                self._body(width, StepPlaces(rows, tokens, read, write, snapshot, self._marks, cursor, accepted))
         torch.cuda.current_stream(self.device).wait_stream(side)

@@ -24,7 +24,7 @@ MOST = 64  # largest number of nodes of a chain
 
 
 @dataclass(frozen=True)
-class Tree:
+class DraftTree:
     """A tree whose nodes are ordered by depth, so that its first nodes are a tree too.
 
     Args:
@@ -80,16 +80,16 @@ class Tree:
         return path
 
 
-def chain(nodes: int) -> Tree:
+def chain(nodes: int) -> DraftTree:
     """Returns a tree in which each node follows the previous one."""
-    return Tree((*range(-1, nodes - 1),), (0,) * nodes)
+    return DraftTree((*range(-1, nodes - 1),), (0,) * nodes)
 
 
 ALONE = chain(1)
-FORKED = Tree((-1, 0, 0, 1, 1, 2, 3), (0, 0, 1, 0, 1, 0, 0))
+FORKED = DraftTree((-1, 0, 0, 1, 1, 2, 3), (0, 0, 1, 0, 1, 0, 0))
 
 
-def tree_of(speculate: str) -> Tree:
+def tree_of(speculate: str) -> DraftTree:
     """Returns the tree of an option.
 
     Raises:
@@ -115,7 +115,7 @@ class DeviceTree:
         below: Whether the path to each node contains the other node: `node other`.
     """
 
-    def __init__(self, tree: Tree, device: torch.device) -> None:
+    def __init__(self, tree: DraftTree, device: torch.device) -> None:
         self.branches, nodes = tree.branches, range(len(tree))
         self.nodes, self.parents, self.depths, self.sides = (
             torch.tensor(numbers, device=device) for numbers in (nodes, tree.parents, tree.depths, tree.sides)
@@ -125,7 +125,7 @@ class DeviceTree:
         self.below = torch.tensor([[node in path for node in nodes] for path in tree.paths], device=device)
 
     def walk(self, guesses: Tensor, sampled: Tensor, drafts: Tensor) -> Tensor:
-        """Returns the last of the nodes that `Tree.walk` returns: `batch`.
+        """Returns the last of the nodes that `DraftTree.walk` returns: `batch`.
 
         Args:
             guesses: `batch node`; the entry of node 0 is ignored.

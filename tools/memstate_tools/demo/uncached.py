@@ -11,10 +11,10 @@ import torch
 
 from memstate.state.planes import Planes
 from memstate_tools.demo.answers import noise, rule_for
-from memstate_tools.demo.corpus import Conversation
+from memstate_tools.demo.corpus import ChatScript
 from memstate_tools.demo.engines import memory_of
 from memstate_tools.demo.mixers import state_layout
-from memstate_tools.demo.model import HybridModel, Slots
+from memstate_tools.demo.model import HybridModel, StepPlaces
 from memstate_tools.demo.peek import state_bytes
 from memstate_tools.demo.stepper import Inputs, Logits, Stepper
 from memstate_tools.demo.transcript import Transcript
@@ -40,7 +40,7 @@ class Uncached:
         table[1] = torch.arange(1, pages + 1, device=device)
         self.stepper = Stepper(model, memory_of(self.state, kv, table), 1, chunk)
         one = torch.ones(1, dtype=torch.int32, device=device)
-        self._slots = Slots(one, one.clone(), one.clone(), one.clone(), torch.zeros_like(one))
+        self._slots = StepPlaces(one, one.clone(), one.clone(), one.clone(), torch.zeros_like(one))
         self.start_over()
 
     def start_over(self) -> None:
@@ -79,7 +79,7 @@ class Uncached:
             self.fold(tokens[at : at + self.chunk], 0)
         return state_bytes(self.state, 1)
 
-    def answer(self, conversation: Conversation, lengths: Iterable[int] = ()) -> Transcript:
+    def answer(self, conversation: ChatScript, lengths: Iterable[int] = ()) -> Transcript:
         """Runs a whole conversation. Chunks are cut at `lengths`, and the states there are kept.
 
         Syncs: yes.

@@ -8,10 +8,10 @@ from memstate.requests.steps import Step
 from memstate.tiers import Fetch
 from memstate_tools.demo.answers import AnswerRule, noise
 from memstate_tools.demo.config import DemoConfig
-from memstate_tools.demo.corpus import Conversation
-from memstate_tools.demo.meter import Asked
+from memstate_tools.demo.corpus import ChatScript
+from memstate_tools.demo.meter import DeviceCounts
 from memstate_tools.demo.stepper import Inputs, Results
-from memstate_tools.demo.trees import Tree
+from memstate_tools.demo.trees import DraftTree
 
 
 @dataclass(eq=False)
@@ -34,7 +34,7 @@ class Work:
         waited_for: Names of the things that were short since it last arrived.
     """
 
-    conversation: Conversation
+    conversation: ChatScript
     turn: int
     tokens: list[int]
     rule: AnswerRule
@@ -115,7 +115,7 @@ class BatchEntry:
     candidates: list[list[int]]
     shift: int = 0
 
-    def path(self, tree: Tree, sampled: Sequence[int]) -> list[int]:
+    def path(self, tree: DraftTree, sampled: Sequence[int]) -> list[int]:
         """Returns node 0 and the accepted guesses, given the token that was sampled after each node."""
         nodes = range(1, self.drafts + 1)
         guesses = [self.candidates[tree.sides[node]][self.shift + tree.depths[node] - 1] for node in nodes]
@@ -135,11 +135,11 @@ class Flight:
     results: Results
     entries: list[BatchEntry]
     decode_only: bool
-    asked: Asked
+    asked: DeviceCounts
 
 
 @dataclass(frozen=True)
-class Batch:
+class NextStep:
     """A step to plan. Rows and token counts stand by place, with None and 0 for padding."""
 
     rows: list[Row | None]
@@ -173,12 +173,12 @@ class Going:
     flying: int
 
 
-def assemble(config: DemoConfig, going: Sequence[Going]) -> Batch:
+def assemble(config: DemoConfig, going: Sequence[Going]) -> NextStep:
     """Returns the batch in which each request folds known tokens, or the sampled one, and verifies guesses."""
     longest, tree = max(one.tokens + one.drafts for one in going), config.tree
     width = min(width for width in (1, len(tree), config.chunk) if width >= longest)
     inputs = Inputs(config.batch, width, tree, config.slack)
-    batch = Batch([None] * config.batch, [0] * config.batch, [0] * config.batch, inputs, [])
+    batch = NextStep([None] * config.batch, [0] * config.batch, [0] * config.batch, inputs, [])
     for one in going:
         work, n, drafts, place = one.work, one.tokens, one.drafts, one.work.place
         after, known = work.folded + n, work.tokens[work.folded : work.folded + n]

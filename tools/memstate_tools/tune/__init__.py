@@ -1,6 +1,6 @@
 """Finds launch configurations: checks each against the reference, then times it or ranks it by its compiled code."""
 
 from memstate_tools.tune.record import document, require_folder, store, table
-from memstate_tools.tune.trials import KERNELS, SweepResult, Trial, sweep
+from memstate_tools.tune.trials import KERNELS, SweepResult, TuneTrial, sweep
 
-__all__ = ["KERNELS", "SweepResult", "Trial", "document", "require_folder", "store", "sweep", "table"]
+__all__ = ["KERNELS", "SweepResult", "TuneTrial", "document", "require_folder", "store", "sweep", "table"]

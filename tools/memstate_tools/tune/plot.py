@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from memstate.errors import InvalidArgument
 from memstate_tools.tune.record import in_order, marks, text_of
-from memstate_tools.tune.trials import SweepResult, Trial
+from memstate_tools.tune.trials import SweepResult, TuneTrial
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +40,7 @@ def plot(outcome: SweepResult) -> "Figure":
     """
     from memstate.viz import figure
 
-    kernels: dict[str, list[Trial]] = {}
+    kernels: dict[str, list[TuneTrial]] = {}
     for trial in in_order(outcome):
         kernels.setdefault(trial.kernel, []).append(trial)
     counts = [max(1, sum(trial.value is not None for trial in trials)) for trials in kernels.values()]
@@ -53,7 +53,7 @@ def plot(outcome: SweepResult) -> "Figure":
     return drawn
 
 
-def _panel(axes: "Axes", kernel: str, trials: list[Trial], outcome: SweepResult) -> None:
+def _panel(axes: "Axes", kernel: str, trials: list[TuneTrial], outcome: SweepResult) -> None:
     shown = [trial for trial in trials if trial.value is not None]
     shown.sort(key=_length)
     noted = [marks(trial, outcome) for trial in shown]
@@ -75,6 +75,6 @@ def _said(notes: list[str]) -> str:
     return f" ({', '.join(notes)})" if notes else ""
 
 
-def _length(trial: Trial) -> float:
+def _length(trial: TuneTrial) -> float:
     """Returns the length of a bar: less is better."""
     return trial.micros if trial.micros is not None else trial.value or 0.0

@@ -14,7 +14,7 @@ from memstate.cli.units import measured
 from memstate.errors import InvalidArgument
 from memstate.kernels import tuned
 from memstate.kernels.tuned import Config
-from memstate_tools.tune.trials import SweepResult, Trial, is_default
+from memstate_tools.tune.trials import SweepResult, TuneTrial, is_default
 
 
 def document(outcome: SweepResult) -> dict[str, Any]:
@@ -107,13 +107,13 @@ def text_of(config: Config) -> str:
     return " ".join(f"{field.name}={getattr(config, field.name)}" for field in fields(config))
 
 
-def marks(trial: Trial, outcome: SweepResult) -> list[str]:
+def marks(trial: TuneTrial, outcome: SweepResult) -> list[str]:
     """Returns the marks of a trial: "chosen", "default", both or none."""
     truths = {"chosen": trial in outcome.best, "default": is_default(trial)}
     return [name for name, holds in truths.items() if holds]
 
 
-def in_order(outcome: SweepResult) -> list[Trial]:
+def in_order(outcome: SweepResult) -> list[TuneTrial]:
     """Returns the trials kernel by kernel, the chosen one first and the excluded ones last."""
     best = outcome.best
     kernels = list(dict.fromkeys(trial.kernel for trial in outcome.trials))
@@ -148,7 +148,7 @@ def _kept(path: Path, new: dict[str, Any]) -> list[dict[str, Any]]:
     return [entry for entry in old["entries"] if alike and (entry["kernel"], entry["key"]) not in replaced]
 
 
-def _entry(trial: Trial) -> dict[str, Any]:
+def _entry(trial: TuneTrial) -> dict[str, Any]:
     return {
         "kernel": trial.kernel, "key": trial.key, "config": asdict(trial.config),
         "value": trial.value, "unit": trial.unit, "checked": trial.checked,

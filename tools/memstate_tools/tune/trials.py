@@ -38,7 +38,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Trial:
+class TuneTrial:
     """The result of one configuration.
 
     Attributes:
@@ -85,12 +85,12 @@ class SweepResult:
 
     device: str
     timed: bool
-    trials: tuple[Trial, ...]
+    trials: tuple[TuneTrial, ...]
     yardstick: dict[str, list[float]] = field(default_factory=dict)
     complete: bool = True
 
     @property
-    def best(self) -> list[Trial]:
+    def best(self) -> list[TuneTrial]:
         """The best trial of each kernel and key, unless all are excluded.
 
         The default is chosen unless another one is better by a margin, because times differ from run to run.
@@ -105,12 +105,12 @@ class SweepResult:
         return sorted(chosen, key=lambda trial: KERNELS.index(trial.kernel))
 
     @property
-    def wrong(self) -> list[Trial]:
+    def wrong(self) -> list[TuneTrial]:
         """Trials whose results are not those of the reference."""
         return [trial for trial in self.trials if not trial.checked]
 
 
-def is_default(trial: Trial) -> bool:
+def is_default(trial: TuneTrial) -> bool:
     """Returns whether a trial has the default configuration."""
     return trial.config == CONFIGS[trial.kernel]()
 
@@ -123,7 +123,7 @@ def sweep(
     progress: Progress | None = None,
     device: torch.device | None = None,
     stopwatch: Stopwatch | None = None,
-    report: Callable[[Trial], None] | None = None,
+    report: Callable[[TuneTrial], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> SweepResult:
     """Tries launch configurations for the states of a model.
@@ -167,7 +167,7 @@ def sweep(
         stopwatch = lambda act: clock.alone(act).device  # noqa: E731  (device time with a cold cache)
     bench = _Ranking(model, target) if stopwatch is None else _Timing(model, device, stopwatch)
     first = [config for kernel in kernels for config in one_at_a_time(kernel, bench.timed, limit)]
-    most, before, trials = len(first), bench.yardstick(), list[Trial]()
+    most, before, trials = len(first), bench.yardstick(), list[TuneTrial]()
 
     def run(configs: Sequence[Config]) -> bool:
         """Tries configurations one after the other. Returns False if `stop` ended it."""
@@ -207,13 +207,13 @@ class _Ranking:
     def key(self, kernel: str) -> str:
         return key_of(kernel, model_for(kernel, self.model)[1])
 
-    def trials(self, configs: Sequence[Config]) -> Iterator[Trial]:
+    def trials(self, configs: Sequence[Config]) -> Iterator[TuneTrial]:
         checks, costs = findings("check", self.model, configs), findings("compiled", self.device, configs)
         for config, check, fields in zip(configs, checks, costs, strict=True):
             kernel, compiled = KERNEL_OF[type(config)], cost.Cost(**fields)
             why = check["why"] or compiled.why
             value = None if why else compiled.weight
-            yield Trial(kernel, self.key(kernel), config, not check["why"], value, self.unit, why, fields)
+            yield TuneTrial(kernel, self.key(kernel), config, not check["why"], value, self.unit, why, fields)
 
 
 class _Timing:
@@ -248,7 +248,7 @@ class _Timing:
     def key(self, kernel: str) -> str:
         return key_of(kernel, self._states(kernel))
 
-    def trials(self, configs: Sequence[Config]) -> Iterator[Trial]:
+    def trials(self, configs: Sequence[Config]) -> Iterator[TuneTrial]:
         for kernel, group in groupby(configs, key=lambda config: KERNEL_OF[type(config)]):
             states = self._states(kernel)
             free = self._free
@@ -264,15 +264,15 @@ class _Timing:
                     trial = self._inspected(trial)
                 yield trial
 
-    def _inspected(self, trial: Trial) -> Trial:
+    def _inspected(self, trial: TuneTrial) -> TuneTrial:
         """Returns the trial, excluded if its code spills or moves few bytes. Compiling takes longer than timing."""
         why = cost.cost(trial.config, self._target).why if self._target else ""
         return replace(trial, value=None, micros=None, why=why) if why else trial
 
-    def _trial(self, kernel: str, config: Config, checked: Model, batches: Mapping[int, Workload]) -> Trial:
+    def _trial(self, kernel: str, config: Config, checked: Model, batches: Mapping[int, Workload]) -> TuneTrial:
         bad, key = wrong(config, checked, self._backend, torch.seed() % 2**31), self.key(kernel)
         if bad:
-            return Trial(kernel, key, config, False, None, self.unit, bad)
+            return TuneTrial(kernel, key, config, False, None, self.unit, bad)
         try:
             with trying(config):
                 spent = {
@@ -281,14 +281,14 @@ class _Timing:
                     for op, act in workload.acts.items()
                 }
         except TooSlow as error:
-            return Trial(kernel, key, config, True, None, self.unit, str(error))
+            return TuneTrial(kernel, key, config, True, None, self.unit, str(error))
         rates = {name: nbytes / seconds for name, (seconds, nbytes) in spent.items()}
         micros = geometric_mean(seconds for seconds, _ in spent.values()) * 1e6
         value = geometric_mean(rates.values())  # so few and many slots have the same weight
-        return Trial(kernel, key, config, True, value, self.unit, "", rates, micros)
+        return TuneTrial(kernel, key, config, True, value, self.unit, "", rates, micros)
 
 
-def _key(trial: Trial) -> tuple[str, str]:
+def _key(trial: TuneTrial) -> tuple[str, str]:
     return trial.kernel, trial.key
 
 

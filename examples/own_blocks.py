@@ -1,11 +1,9 @@
-"""A small engine that keeps its own KV blocks and finds them by hashes. See docs/own_blocks.md.
-
-memstate keeps the states, and finds them by the same hashes.
-"""
+"""A small engine that finds its own KV blocks by hashes, and states by the same hashes. See docs/own_blocks.md."""
 
 from collections import OrderedDict, deque
 from collections.abc import Generator, Sequence
 from hashlib import blake2b
+from itertools import takewhile
 
 import torch
 
@@ -26,12 +24,7 @@ class Blocks:
 
     def held(self, keys: Sequence[bytes]) -> list[int]:
         """Returns the blocks of the first keys whose KV is there."""
-        blocks = list[int]()
-        for key in keys:
-            if key not in self.by_key:
-                break
-            blocks.append(self.by_key[key])
-        return blocks
+        return [self.by_key[key] for key in takewhile(self.by_key.__contains__, keys)]
 
     def share(self, blocks: Sequence[int]) -> None:
         """Gives blocks one more user."""
@@ -96,7 +89,7 @@ class Engine:
             pages=ms.Pages(size=BLOCK), prefix=ms.Prefix(keyed=True), forward=ms.Forward(grid=1),
         )  # fmt: skip
         self.blocks, self.waiting, self.running = Blocks(blocks, self.mem), deque[Job](), list[Job]()
-        self.hits = self.preempted = 0
+        self.hits = 0
 
     def forward(self, step: ms.Step, fed: Sequence[Sequence[int]]) -> torch.Tensor:
         """Reads the tokens `fed` to each row. Returns the logits behind the last token of each."""
@@ -140,7 +133,11 @@ class Engine:
         keys = job.keys[: self.mem.info(job.row).length // BLOCK]
         self.mem.end([job.row], keep="cache", keys=[keys])
         state = self.mem.match(keys=keys, length=len(keys) * BLOCK + 1).length
-        self.blocks.give(job.table, useful=state // BLOCK)
+        self.leave(job, state)
+
+    def leave(self, job: Job, state: int = 0) -> None:
+        """Gives the blocks of a request back. Its longest cached state has so many tokens."""
+        self.blocks.give(job.table, state // BLOCK)
         job.table = []
         self.running.remove(job)
 
@@ -153,7 +150,6 @@ class Engine:
                 else:
                     self.waiting.appendleft(newest := self.running[-1])
                     self.end(newest)
-                    self.preempted += 1
 
     def abort(self, number: int) -> None:
         """Ends a request that waits or runs, also in the middle of its prompt."""
@@ -176,7 +172,14 @@ class Engine:
                 goals = [at + mem.chunk(row, CHUNK) for at, row in zip(starts, rows, strict=True)]
                 fed = [job.tokens[at:to] for job, at, to in zip(self.running, starts, goals, strict=True)]
                 step = mem.plan(rows, [len(tokens) for tokens in fed])
-                logits = self.forward(step, fed)
+                try:
+                    logits = self.forward(step, fed)
+                except BaseException:
+                    mem.end(rows)  # nobody knows which states it has stored
+                    mem.settle(step)
+                    for job in [*self.running]:
+                        self.leave(job)
+                    raise
                 mem.settle(step)
                 ends = step.after.tolist()
                 for job, at, end in zip(self.running, starts, ends, strict=True):

@@ -258,8 +258,8 @@ def test_the_page_on_own_blocks_has_the_calls_of_its_example() -> None:
     calls = part("docs/own_blocks.md", "# Start a request: as fa")
     there = {plain(line) for line in example.splitlines()}
     assert [line for line in calls.splitlines() if plain(line) and plain(line) not in there] == []
-    names: dict[str, Any] = {"ms": ms, "layout": LAYOUT, "BLOCK": 4, "tokens": [*range(9)], "cached": 4}
-    exec(part("docs/own_blocks.md", "mem = ms.StateManager("), names)
+    names: dict[str, Any] = {"ms": ms, "torch": torch, "BLOCK": 4, "tokens": [*range(9)], "cached": 4}
+    exec(part("docs/own_blocks.md", "layout = ms.StateLayout("), names)
     assert names["mem"].prefix.settings.keyed and not left_out(page)
     names["mem"] = manager(prefix=ms.Prefix(), pages=ms.Pages(size=4))
     exec(part("docs/own_blocks.md", "match = mem.match(tokens,"), names)

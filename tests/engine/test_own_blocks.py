@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 import memstate as ms
 from memstate.testing import EngineDiffers, compare
@@ -71,6 +72,30 @@ def test_hits_are_nine_tenths_of_those_where_memstate_keeps_the_pages() -> None:
 def test_compare_passes_the_example() -> None:
     found = compare(comparable(own.Engine), [tokens for tokens, _ in prompts(Random(5), 6)])
     assert found["together"]["hits"] and found["scarce"]["hits"] and not found["alone"]["hits"]
+
+
+def test_a_forward_that_raises_leaves_no_state_that_it_did_not_store() -> None:
+    draw, given = Random(4), prompts(Random(4), 16)
+    engine = own.Engine(slots=24, max_requests=4, blocks=60, debug=True)
+    forward, failed = engine.forward, 0
+
+    def fails(step: ms.Step, fed: Sequence[Sequence[int]]) -> Tensor:
+        logits = forward(step, fed)
+        if draw.random() < 0.2:
+            raise RuntimeError("out of memory")
+        return logits
+
+    engine.forward = fails
+    for _ in range(12):
+        try:
+            assert list(served(engine, given)) == []
+        except RuntimeError:
+            failed += 1
+            engine.waiting.clear()
+        engine.mem.audit().raise_if_leaking()
+        assert not engine.running and len(engine.blocks.free) == 60
+    engine.forward = forward
+    assert failed and list(served(engine, given)) == [] and engine.hits
 
 
 SHIFTS = {

@@ -155,4 +155,3 @@ class Owned(own.Engine):
                 except ms.OutOfPages:
                     self.waiting.appendleft(self.running[-1])
                     self.end(self.running[-1])
-                    self.preempted += 1

@@ -1,9 +1,10 @@
 """Encodes tokens as keys of 8 bytes a token, so that prefixes are compared and hashed without a loop over tokens."""
 
 from collections.abc import Hashable, Sequence
+from operator import index
 from struct import Struct
 from struct import error as StructError
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -88,22 +89,26 @@ def encode_keys(keys: Keys, page: int) -> bytes:
         >>> encode_keys([1, 2], page=2) == encode([1, 0, 2, 0])
         True
     """
-    unit, given = page * BYTES, keys
+    unit, encoded, given = page * BYTES, b"", cast("Any", keys)
     try:
-        if not isinstance(given, list | tuple):
-            given = np.asarray(given)[:].tolist()
+        if isinstance(given, str | bytes | bytearray | memoryview):
+            given = None  # the key of one block
+        elif not isinstance(given, Sequence):
+            numbers = np.asarray(given)
+            given = numbers[:].tolist() if numbers.dtype.kind in "iu" else None
         if given and isinstance(given[0], bytes):
             (width,) = set(map(len, given))
-            # The width stands behind a key that leaves room, so no key is another one with zeros behind it.
-            fill = b"\0" * (unit - width - 1) + bytes([width % 256]) if width < unit else b""
-            key = fill.join(given) + fill
+            padding = b"\0" * (unit - width)
+            encoded = padding.join(given) + padding if width else b""
         else:
-            key = b"".join([int.to_bytes(one, BYTES, "little").ljust(unit, b"\0") for one in given])
+            encoded = b"".join([index(key).to_bytes(BYTES, "little").ljust(unit, b"\0") for key in given])
     except (TypeError, ValueError, IndexError, OverflowError, RuntimeError):
-        key, given = b"?", ()
-    if len(key) != len(given) * unit:
-        raise InvalidArgument(f"keys={shown(keys)}: expected numbers below 2**64, or bytes of one width up to {unit}")
-    return key
+        given = None
+    if given is None or len(encoded) != len(given) * unit:
+        raise InvalidArgument(
+            f"keys={shown(keys)}: expected numbers from 0 to 2**64 - 1, or bytes of one width to {unit}"
+        )
+    return encoded
 
 
 def common(one: bytes, other: bytes, unit: int, start: int = 0, offset: int = 0) -> int:

@@ -388,10 +388,11 @@ class Admission(Verbs):
     def _start_of(self, request: Request, below: bool, away: Collection[Session]) -> Start:
         if not isinstance(request, Request):
             raise InvalidArgument(f"{request!r} is no Request: admit([Request(id, ...), ...])")
-        prompt, length, keys = EMPTY, request.length, request.keys
+        prompt, length, keys, extent = EMPTY, request.length, request.keys, None
         named = request.tokens is not None or keys is not None
         if named or request.salt is not None or request.kind is not None or request.reach is not None:
             prompt = self._cache.names.prompt(request)
+            extent = self._extent(prompt, request)
         if length is None:
             length = len(prompt.key) // BYTES
         elif not is_count(length):
@@ -411,7 +412,7 @@ class Admission(Verbs):
         if request.resume is not None:
             self._resume(start, request.resume)
         elif named:
-            self._look(start, below, away)
+            self._look(start, extent, below, away)
         elif request.session is not None:
             raise InvalidArgument(f"request {request.id!r}: a turn of a session needs tokens, to see where it goes on")
         return start
@@ -424,14 +425,13 @@ class Admission(Verbs):
         self._holdings.require_foreign([snapshot])
         start.source = Source(snapshot.length, [snapshot], snapshot.pages, PUBLISHED)
 
-    def _look(self, start: Start, below: bool, away: Collection[Session]) -> None:
+    def _look(self, start: Start, extent: tuple[int, int] | None, below: bool, away: Collection[Session]) -> None:
         """Finds the longest state for a prompt: in its session, in the prefix cache or in host memory.
 
         Adds the lengths at which the placement wants states to those that the request wants.
         """
         request, prompt = start.request, start.prompt
-        extent = self._extent(prompt, request)
-        if not (prompt.key or extent):
+        if not (extent[0] if extent else prompt.key):
             raise InvalidArgument(f"request {request.id!r}: no tokens; a prompt has at least one")
         if request.session is not None:
             session = self._sessions.get(request.session)

@@ -32,7 +32,7 @@ def require_keep(keep: Keep | None, tokens: object, lengths: object = None) -> N
     if keep is not None and (not isinstance(keep, str) or keep not in ("handle", "cache")):
         raise InvalidArgument(f"keep={keep!r}: expected None, 'handle' or 'cache'")
     if keep != "cache" and tokens is not None:
-        raise InvalidArgument(f"tokens= with keep={keep!r}: only keep='cache' takes tokens")
+        raise InvalidArgument(f"tokens= or keys= with keep={keep!r}: only keep='cache' takes them")
     if keep is None and lengths is not None:
         raise InvalidArgument("lengths= without keep=: say where the states go, 'handle' or 'cache'")
 
@@ -159,8 +159,9 @@ class Ending(Verbs):
         """
         if tokens is None:
             tokens = [None] * len(rows)
-        if len(sequence("token sequences", tokens, "tokens=[[1, 2, 3]], one per row")) != len(rows):
-            raise InvalidArgument(f"tokens of {len(tokens)} rows, expected {len(rows)}: one sequence per row")
+        word = self._cache.names.word
+        if len(sequence(f"sequences of {word}", tokens, f"{word}=[[1, 2, 3]], one per row")) != len(rows):
+            raise InvalidArgument(f"{word} of {len(tokens)} rows, expected {len(rows)}: one sequence per row")
         if not self._cache.enabled and not all(row in self._sessions.by_row for row in rows if row):
             raise ConfigurationError(
                 "keep='cache' needs a prefix cache: build the manager with prefix=ms.Prefix(), or use keep='handle'"
@@ -196,8 +197,8 @@ class Ending(Verbs):
     def _require_continued(self, row: int, key: bytes) -> None:
         """Requires tokens that agree with the row's prompt as far as both go. Otherwise matches find wrong states."""
         lease = self._cache.leases.get(row)
-        prompt = lease.prompt.key if lease else key
-        if key is not prompt and not (key.startswith(prompt) or prompt.startswith(key)):
+        known = (lease.prompt.key, lease.encoded) if lease else ()
+        if not all(key is one or key.startswith(one) or one.startswith(key) for one in known):
             raise InvalidArgument(
                 f"row {row} (request {shown(self._table.ids[row])}): the {self._cache.names.word} are not those of its "
                 "prompt: hand over all of them, from the first on"

@@ -675,7 +675,8 @@ class StateManager(NotCopied, Shown):
 
         Answers are right without this call, because a request names only blocks whose KV is there. Call it where the
         engine takes a block with a key for other tokens. A state stays until its slot is needed. If its KV is computed
-        again before, requests find it again, and it counts as before. Longer states have keys of their own.
+        again before, requests find it again. Once a request starts from it, or a row files it again, it counts as
+        before. Longer states have keys of their own.
 
         Args:
             keys: the keys of the blocks. Keys without a state are skipped.

@@ -348,7 +348,7 @@ class PrefixCache(Contents):
             The state's node. None: the cache has a state of these tokens, or the policy declines; the session stays
             the owner.
         """
-        node = self._place(prompt, len(prompt.key) // self._unit, pages, "end", None)
+        node = self._place(prompt, len(prompt.key) // self._unit, pages, "end", None, [])
         if node is None or node.snapshot is not None:
             return None
         self._attach(node, self._holdings.give(snapshot, node), "end", prompt)
@@ -377,7 +377,7 @@ class PrefixCache(Contents):
         node, kept, path = None, list[Snapshot](), start if start.end else None
         for register, length, kind in states:
             held = self._holdings.state(register)  # None: a register of the row, not a holder
-            node = self._place(prompt, length // self._pages.page_size, pages, kind, path)
+            node = self._place(prompt, length // self._pages.page_size, pages, kind, path, moves)
             cached = node.snapshot if node is not None else None
             if cached is not None and held is None:
                 self._commands.release([register])
@@ -397,11 +397,13 @@ class PrefixCache(Contents):
         self._move_lease(lease, self._shared(node, pages))
         return kept
 
-    def _place(self, prompt: SaltedTokens, end: int, pages: Ids, kind: str, start: Node | None) -> Node | None:
+    def _place(
+        self, prompt: SaltedTokens, end: int, pages: Ids, kind: str, start: Node | None, moves: list[tuple[int, int]]
+    ) -> Node | None:
         """Returns the node for a state of the first `end` pages of a prompt, None if the policy declines the state.
 
         A node that is returned with a state has one of the same tokens: a duplicate. `start` is a leased node on the
-        path.
+        path. `moves` are not recorded yet.
         """
         start = start if start is not None and start.end <= end else None
         lookup = self.tree.find(prompt, end, start)
@@ -411,15 +413,17 @@ class PrefixCache(Contents):
             if self.names.keyed and lookup.stated is not None:
                 self._superseded.pop(lookup.stated, None)  # the engine may have computed its KV again
             return lookup.stated
-        if not self.state_policy.admits(Place(end, above, kind)) or (self.by_key and self._named_twice(prompt, end)):
+        admits = self.state_policy.admits(Place(end, above, kind))
+        if not admits or (self.by_key and self._named_twice(prompt, end, moves)):
             self._counts["declined"] += 1
             return None
         return self._grow(prompt, end, pages, start)
 
-    def _named_twice(self, prompt: SaltedTokens, end: int) -> bool:
-        """Returns whether the key of a block names another prefix as well. If so, neither keeps a state under it."""
+    def _named_twice(self, prompt: SaltedTokens, end: int, moves: list[tuple[int, int]]) -> bool:
+        """Returns whether the key of a block names another prefix as well. If so, the state of that prefix is ended."""
         key = prompt.key[(end - 1) * self._unit : end * self._unit]
         others = [node for node in self.by_key.get(key, ()) if self.tree.salt(node) == prompt.salt]
+        self._record(moves if others else [])  # a state of another row of the call may be among them
         for other in others:
             why = "a key is at two places: it is no hash of all tokens up to its end, or keys= begin at another block"
             self._told.event(logging.WARNING, "two prefixes", blocks=f"{other.end} {end}", why=why)

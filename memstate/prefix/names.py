@@ -4,12 +4,12 @@ import logging
 from typing import Any
 
 from memstate import logs
-from memstate.checks import is_count, is_whole, require_kind, require_salt, shown
+from memstate.checks import is_count, require_kind, require_salt, shown
 from memstate.errors import InvalidArgument
 from memstate.requests.handles import Request
 from memstate.tokens import BYTES, SaltedTokens, encode, encode_keys
 
-IDS = 2**24  # more blocks than an engine has; hashes of 64 bits are hardly ever so small
+SMALL = 3  # bytes of the id of a block; a hash of 64 bits is hardly ever so small
 
 
 class Names:
@@ -30,7 +30,7 @@ class Names:
 
     def __init__(self, keyed: bool, page: int) -> None:
         self.keyed, self.page, self.word = keyed, page, "keys" if keyed else "tokens"
-        self._looked = False  # whether the first keys have been compared with ids of blocks
+        self._width: int | None = None  # bytes of a key, 0 for numbers; None before the first key
 
     def of(self, tokens: Any, keys: Any) -> Any:
         """Returns what names prefixes in this cache, of what was given.
@@ -56,12 +56,18 @@ class Names:
         """
         if not self.keyed:
             return encode(given)
-        encoded = encode_keys(given, self.page)
-        if encoded and not self._looked:
-            self._looked = True
-            if all(is_whole(key) and key < IDS for key in given):
+        encoded, unit = encode_keys(given, self.page), self.page * BYTES
+        if not encoded:
+            return encoded
+        width = len(given[0]) if isinstance(given[0], bytes) else 0
+        if self._width is None:
+            self._width = width
+            if not any(any(encoded[at + SMALL : at + unit]) for at in range(0, len(encoded), unit)):
                 why = "ids of blocks come back with other tokens; a key is a hash of all tokens up to the block's end"
                 logs.event(logs.logger("prefix"), logging.WARNING, "keys like ids", keys=shown(given), why=why)
+        elif width != self._width:
+            kinds = " and ".join(f"bytes of {n}" if n else "numbers" for n in (self._width, width))
+            raise InvalidArgument(f"keys={shown(given)}: one cache has keys of one kind, and there are {kinds}")
         return encoded
 
     def prompt(self, request: Request) -> SaltedTokens:
@@ -96,7 +102,7 @@ class Names:
             raise InvalidArgument(f"keys of {named} tokens, length={shown(length)}: expected all tokens of the prompt")
         if reach is not None and (not is_count(reach) or reach > named):
             raise InvalidArgument(f"reach={shown(reach)}: expected a number of tokens up to the {named} that are named")
-        return length if self.keyed and length is not None else named, named if reach is None else reach
+        return int(length) if self.keyed and length is not None else named, named if reach is None else int(reach)
 
     def continued(self, known: bytes, given: Any) -> bytes:
         """Returns names as bytes, and encodes only those behind a part that is encoded already.
@@ -111,7 +117,8 @@ class Names:
         """
         unit = self.page * BYTES if self.keyed else BYTES
         had = len(known) // unit
-        if not 0 < had <= len(given):
+        sliced = isinstance(given, list | tuple) or getattr(given, "ndim", 0) == 1
+        if not (sliced and 0 < had <= len(given)):
             return self.encode(given)
         if not self.keyed:
             return known + self.encode(given[had:])

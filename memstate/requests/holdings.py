@@ -298,7 +298,7 @@ class Holdings:
         for state in states if self.held["cached"] else ():
             if isinstance(state, Snapshot) and self.has(state) and self.kind(state.register) == "cached":
                 raise InvalidArgument(
-                    f"{state} is the prefix cache's: it drops it when the slot is needed, and finds it by tokens=..."
+                    f"{state} is the prefix cache's: it drops it when the slot is needed, and finds it by its prefix"
                 )
 
     def has(self, state: Snapshot) -> bool:

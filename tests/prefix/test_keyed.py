@@ -1,6 +1,7 @@
 """States under the keys of an engine's own KV blocks, and how far its KV reaches."""
 
 import logging
+from collections import deque
 from random import Random
 from typing import Any
 
@@ -25,8 +26,9 @@ def manager(size: int = 4, slots: int = 8, **settings: Any) -> ms.StateManager:
     )  # fmt: skip
 
 
-def run(mem: ms.StateManager, row: ms.Row, tokens: int) -> None:
-    step = mem.plan([row], tokens)
+def run(mem: ms.StateManager, rows: Any, tokens: int) -> None:
+    """Reads tokens of a row, or of each of several."""
+    step = mem.plan([rows] if isinstance(rows, ms.Row) else rows, tokens)
     for slot in (*step.write.tolist(), *step.marks.slot[: step.marked].tolist()):
         mem.planes["ssm"][:, slot] = 1.0
     mem.settle(step)
@@ -176,10 +178,10 @@ def test_publish_encodes_only_keys_that_are_new(monkeypatch: pytest.MonkeyPatch)
     for n in (2, 2, 3):
         mem.publish([row], "cache", keys=[K[:n]])
     assert seen == [0, 2, 1, 2] and found(mem, K[:3]) == 12
-    other = read(mem, [], 9)
-    mem.publish([other], "cache", keys=[K[:1]])
-    mem.publish([other], "cache", keys=[[K[4], K[1]]])  # its last key is no longer at its place: all are encoded
-    assert seen[-3:] == [1, 2, 2]
+    mem.publish([row], "cache", keys=[[K[4], K[1], K[2]]])
+    assert seen[-1:] == [1] and found(mem, K[:3]) == 12  # the last key stands for all before it, which are not read
+    with pytest.raises(ms.InvalidArgument, match="not those of its prompt"):
+        mem.publish([row], "cache", keys=[[K[4], K[1]]])
 
 
 def test_a_fork_goes_on_with_blocks_of_its_own() -> None:
@@ -222,8 +224,13 @@ def test_keys_that_look_like_ids_of_blocks_are_told_once(caplog: pytest.LogCaptu
             mem.match(keys=[3, 1], length=9)
         mem = manager()
         mem.match(keys=[3, 2**60], length=9)
-        mem.match(keys=[b"\1"], length=9)
-    assert [record.getMessage()[:24] for record in caplog.records] == ["keys like ids keys='[3, "]
+        manager().match(keys=[b"\1"], length=9)
+        manager().forget(torch.tensor([3, 1]))
+    assert [record.getMessage()[:21] for record in caplog.records] == [
+        "keys like ids keys='[",
+        'keys like ids keys="[',
+        "keys like ids keys='t",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -235,19 +242,44 @@ def test_keys_come_in_any_sequence(kind: Any) -> None:
     mem, keys = manager(), [2**40 + n for n in range(40)]  # enough for numpy
     mem.end([read(mem, [], 161)], keep="cache", keys=[kind(keys)])
     assert mem.match(keys=kind(keys), length=200).length == 160
-    assert found(mem, [*keys[:20], 1]) == 0
+    assert found(mem, kind([*keys[:20], 1])) == 0
 
 
 def test_K4_wide_keys_are_whole() -> None:
-    page = 4
-    long, short = b"a" * 31 + b"b", b"a" * 31
-    assert len({encode_keys([key], page) for key in (long, short, short + b"\0", b"a" * 32)}) == 4
-    assert encode_keys([7], page) != encode_keys([b"\7"], page)
+    mem = manager()
+    long = [b"a" * 31 + last for last in (b"b", b"c", b"\0")]
+    filed(mem, long[:1])
+    assert [found(mem, [key]) for key in long] == [4, 0, 0]
+    for other in (b"a" * 31, 7):
+        with pytest.raises(ms.InvalidArgument, match="one cache has keys of one kind, and there are bytes of 32 and"):
+            found(mem, [other])
+    numbers = manager()
+    filed(numbers, [2**40])
+    with pytest.raises(ms.InvalidArgument, match="numbers and bytes of 8"):
+        found(numbers, [(2**40).to_bytes(8, "little")])
 
 
 @pytest.mark.parametrize(
     "keys",
-    [[-1], [1.5], ["a"], [2**64], [b"a" * 33], b"abc", [b"x", 3], [b"x", b"yy"], 5, [[1]], [None], [0] * 40 + [-1]],
+    [
+        [-1],
+        [1.5],
+        ["a"],
+        [2**64],
+        [b"a" * 33],
+        b"abc",
+        [b"x", 3],
+        [b"x", b"yy"],
+        5,
+        [[1]],
+        [None],
+        [0] * 40 + [-1],
+        [b""],
+        bytearray(8),
+        memoryview(b"abc"),
+        np.array([b"ab"]),
+        {3: 4},
+    ],
 )
 def test_K4_what_is_no_key_is_refused(keys: Any) -> None:
     mem = manager()
@@ -263,6 +295,7 @@ REFUSED: dict[str, Any] = {
     "no length": ({"keys": K}, "keys of 20 tokens, length=None"),
     "too short": ({"keys": K, "length": 19}, "keys of 20 tokens, length=19"),
     "no token": ({"keys": [], "length": 0}, "length=0: expected all tokens"),
+    "reach of nothing": ({"reach": 4}, "length=None|match what"),
     "reach": ({"keys": K, "length": 21, "reach": 21}, "reach=21: expected a number of tokens up to the 20"),
     "no reach": ({"keys": K, "length": 21, "reach": -1}, "reach=-1: expected"),
 }
@@ -414,3 +447,77 @@ def test_keys_cost_no_launch_and_no_upload() -> None:
         return vars(mem.backend.counts)
 
     assert counts(keyed=True) == counts(keyed=False)
+
+
+@pytest.mark.parametrize("number", [np.int16, np.uint8, np.int64])
+def test_lengths_of_numpy_are_plain_numbers(number: Any) -> None:
+    mem = manager(slots=12)
+    for _ in range(3):
+        (row,) = mem.admit([ms.Request("a", keys=K[:2], length=number(14), reach=number(8))])
+        assert all(type(count) is int for count in vars(mem.stats().prefix).values())
+        run(mem, row, 14 - mem.info(row).length)
+        mem.end([row], keep="cache", keys=[K[:3]])
+    long = [2**40 + n for n in range(40)]
+    tokens = manager(prefix=ms.Prefix(), slots=12)
+    for each, given in ((mem, {"keys": long, "length": 161}), (tokens, {"tokens": [*range(161)]})):
+        (row,) = each.admit([ms.Request("b", reach=0, **given)])
+        run(each, row, 161)
+        each.end([row], keep="cache", **({"keys": [long]} if each is mem else {"tokens": [[*range(161)]]}))
+    assert (
+        mem.match(keys=long, length=161, reach=np.uint8(160)).length
+        == 160
+        == tokens.match(range(161), reach=np.uint8(160)).length
+    )
+
+
+@pytest.mark.parametrize("call", ["publish", "end"])
+def test_a_key_at_two_places_in_one_call_leaks_no_slot(call: str) -> None:
+    mem = manager(slots=12)
+    rows = mem.admit([ms.Request(n, keys=[], length=1) for n in range(2)])
+    for tokens in (8, 1):
+        run(mem, rows, tokens)
+    keys = [[K[0], K[1]], [K[2], K[1]]]
+    if call == "publish":
+        mem.publish(rows, "cache", keys=keys)
+        mem.end(rows)
+    else:
+        mem.end(rows, keep="cache", keys=keys)
+    mem.audit().raise_if_leaking()
+    for n in range(14):
+        (row,) = mem.admit([ms.Request(n, keys=[], length=1)])
+        for tokens in (4, 1):
+            run(mem, row, tokens)
+        mem.end([row], keep="cache", keys=[[2**50 + n]])
+    mem.audit().raise_if_leaking()
+
+
+def test_a_row_that_has_keys_takes_any_sequence_and_refuses_the_rest() -> None:
+    mem = manager(slots=12)
+    row = read(mem, [], 13)
+    mem.publish([row], "cache", keys=[K[:1]])
+    for keys in (5, {1, 2}, {3: 4}, map(int, K), (key for key in K), np.array(5)):
+        with pytest.raises(ms.InvalidArgument, match="keys="):
+            mem.publish([row], "cache", keys=[keys])
+    for kind in (deque, lambda keys: [np.uint64(key) for key in keys]):
+        mem.publish([row], "cache", keys=[kind(K[:2])])
+    mem.end([row], keep="cache", keys=[deque(K[:3])])
+    assert found(mem, [np.uint64(key) for key in K[:3]]) == 12
+
+
+def test_texts_speak_of_keys() -> None:
+    mem = manager()
+    row = read(mem, [], 9)
+    with pytest.raises(ms.InvalidArgument, match="tokens= or keys= with keep='handle'"):
+        mem.end([row], keep="handle", keys=[K[:2]])
+    with pytest.raises(ms.InvalidArgument, match="keys of 2 rows, expected 1"):
+        mem.end([row], keep="cache", keys=K[:2])
+    with pytest.raises(ms.InvalidArgument, match="keep='cache' needs its keys, and none are known: give keys="):
+        mem.end([row], keep="cache")
+    mem.end([row])
+
+
+def test_a_prompt_without_tokens_is_refused_with_a_reach_too() -> None:
+    mem = manager(prefix=ms.Prefix())
+    with pytest.raises(ms.InvalidArgument, match="no tokens; a prompt has at least one"):
+        mem.admit([ms.Request("a", tokens=[], reach=0)])
+    assert len(mem.rows) == 0

@@ -180,8 +180,9 @@ def test_publish_encodes_only_keys_that_are_new(monkeypatch: pytest.MonkeyPatch)
     assert seen == [0, 2, 1, 2] and found(mem, K[:3]) == 12
     mem.publish([row], "cache", keys=[[K[4], K[1], K[2]]])
     assert seen[-1:] == [1] and found(mem, K[:3]) == 12  # the last key stands for all before it, which are not read
-    with pytest.raises(ms.InvalidArgument, match="not those of its prompt"):
-        mem.publish([row], "cache", keys=[[K[4], K[1]]])
+    for keys in ([K[4], K[1]], [K[0], K[1], K[4]]):
+        with pytest.raises(ms.InvalidArgument, match="not those of its prompt"):
+            mem.publish([row], "cache", keys=[keys])
 
 
 def test_a_fork_goes_on_with_blocks_of_its_own() -> None:

@@ -63,6 +63,16 @@ def test_random_programs_with_tails_follow_the_rules(backend: Backend, strategy:
         run(Program.random(seed, length, strategy=strategy, tail=True), backend)
 
 
+@pytest.mark.parametrize("kv", ["keys", "reach"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_random_programs_of_engines_that_keep_their_kv_follow_the_rules(
+    backend: Backend, strategy: str, kv: str
+) -> None:
+    programs, length = (PROGRAMS, 150) if backend.name == "reference" else (PROGRAMS // 2, 40)
+    for seed in range(SEED, SEED + programs):
+        run(Program.random(seed, length, strategy=strategy, kv=kv), backend)
+
+
 @hypothesis_settings(
     max_examples=60 if PROOF else 10, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
@@ -122,6 +132,9 @@ SEEN = (
     "the end of a chunk is kept twice",
     "states at marks of an ended row stay",
     "a state at a mark is handed out before its step",
+    "a request starts from a state beyond the KV of its engine",
+    "states of forgotten keys count as before",
+    "the last key of a row is not compared",
 )
 SEEDS = {"a register twice in one phase": 14}  # first seed for mutants that the usual programs do not notice
 LIMIT = 120.0  # seconds for one mutant

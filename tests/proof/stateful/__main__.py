@@ -33,6 +33,7 @@ def main() -> int:
     parser.add_argument("--length", type=positive, default=300, help="operations of a program")
     parser.add_argument("--workers", type=positive, default=os.cpu_count() or 1)
     parser.add_argument("--tails", action="store_true", help="rows of all programs have tails")
+    parser.add_argument("--kv", choices=("keys", "reach"), help="what the engine of all programs tells of its KV")
     parser.add_argument("--no-shrink", action="store_true")
     chosen = parser.parse_args()
     if chosen.backend == "interpreter":
@@ -47,12 +48,13 @@ def main() -> int:
     started = told = time.monotonic()
     done = calls = 0
     with ProcessPoolExecutor(chosen.workers, multiprocessing.get_context("spawn")) as pool:
-        given = (chosen.length, chosen.backend, not chosen.no_shrink, chosen.tails)
+        drawn = ({"tail": True} if chosen.tails else {}) | ({"kv": chosen.kv} if chosen.kv else {})
+        given = (chosen.length, chosen.backend, not chosen.no_shrink, drawn)
         for chunk, (made, difference) in zip(chunks, pool.map(work, chunks, *map(repeat, given)), strict=True):
             done, calls = done + len(chunk) * chosen.length, calls + made
             if difference:
                 again = f"--backend {chosen.backend} --operations {chosen.length} --length {chosen.length}"
-                again += " --tails" * chosen.tails
+                again += " --tails" * chosen.tails + f" --kv {chosen.kv}" * bool(chosen.kv)
                 seed, _, _ = difference.partition(":")
                 print(f"seed {difference}\nagain: python -m tests.proof.stateful {again} --seed {seed}", flush=True)
                 pool.shutdown(cancel_futures=True)

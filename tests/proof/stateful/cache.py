@@ -112,7 +112,8 @@ class Start:
     size: tokens that it has pages for. wants: (length, kind) of marks; asked: those that the request names. origin: the
     snapshot or row whose state it reads or copies; taken: whether the origin's slot becomes the row's. moved: states of
     a session that become the row's. shared: pages of its prefix. hit: a longer state in host memory, which is loaded
-    first. away: its session, if this makes way for its own turn.
+    first. away: its session, if this makes way for its own turn. given: the part of the prompt that is named. reach:
+    tokens whose KV the caller has, if it says so.
     """
 
     name: object
@@ -131,6 +132,8 @@ class Start:
     asked: Sequence[tuple[int, str]] = ()
     hit: "Hit | None" = None
     away: Talk | None = None
+    given: Text = ()
+    reach: int | None = None
 
 
 class Cache(Ledger):
@@ -156,6 +159,10 @@ class Cache(Ledger):
         self._attached: list[tuple[int, int]] = []  # (holder, register) of moves that are recorded together
         self.talks: list[Talk] = []
         self.starting: list[Talk] = []
+
+    def nameable(self, n: int) -> int:
+        """Returns how many of n tokens can be named: with keys, those of whole pages."""
+        return self.floor(n) if self.settings.keyed else n
 
     def beyond(self, entry: Entry) -> list[Entry]:
         return [one for one in self.entries if one is not entry and one.begins_with(entry)]
@@ -195,20 +202,28 @@ class Cache(Ledger):
         """Returns the entries whose texts begin with these tokens."""
         return [one for one in self.entries if one.salt == salt and one.tokens[: len(tokens)] == tokens]
 
-    def find(self, tokens: Text, salt: Hashable) -> Found:
-        """Returns what the cache has for a prompt; the last token of the prompt is always computed."""
-        head = tokens[: self.floor(max(0, len(tokens) - 1))]
+    def find(self, tokens: Text, salt: Hashable, most: int | None = None) -> Found:
+        """Returns what the cache has for a prompt; the last token of the prompt is always computed.
+
+        most: tokens whose KV the caller has; None: the cache has the KV.
+        """
+        end = max(0, len(tokens) - 1)
+        head = tokens[: self.floor(end if most is None else min(end, most))]
         kv = self.reach(head, salt)
         inside = [one for one in self.entries if one.salt == salt and head[: len(one.tokens)] == one.tokens]
         stated = max((one for one in inside if one.state), key=lambda one: len(one.tokens), default=None)
         length = len(stated.tokens) if stated else 0
         gone = max((len(one.tokens) for one in inside if one.evicted and not one.state), default=0)
         reached = min(self.within(head[:kv], salt) if kv else [], key=lambda one: len(one.tokens), default=None)
-        return Found(len(tokens), length, kv, max(length, gone), stated, reached)
+        return Found(len(tokens), length, kv if most is None else len(head), max(length, gone), stated, reached)
 
     @property
     def evictable_states(self) -> int:
         return sum(not self.pins[one.state.register] for one in self.stated if one.state)
+
+    @property
+    def superseded_states(self) -> int:
+        return sum(one.newer > 0 and not self.pins[one.state.register] for one in self.stated if one.state)
 
     def prefix_stats(self) -> dict[str, int]:
         """Returns the statistics of the cache under the names that `mem.stats()` has."""
@@ -261,6 +276,12 @@ class Cache(Ledger):
             del own[entry]
         for entry, uses in own.items():
             if gone(len(entry.tokens)) and entry.uses == uses:
+                self._rank(entry, superseded=True)
+
+    def forget(self, texts: Sequence[Text]) -> None:
+        """Puts the states of these texts first in the order of eviction, under every salt."""
+        for text in texts:
+            for entry in [entry for entry in self.stated if entry.tokens == text]:
                 self._rank(entry, superseded=True)
 
     def _touch(self, entry: Entry | None) -> None:
@@ -316,6 +337,8 @@ class Cache(Ledger):
             if there and there.state:
                 kept = there.state
                 self.figures["duplicates"] += 1
+                if self.settings.keyed:
+                    there.newer = 0
                 if not mark:
                     self.record_releases([register])
             else:
@@ -536,9 +559,7 @@ class Cache(Ledger):
 
     def _evict_superseded(self, n: int) -> None:
         """Evicts up to n superseded states; they go before any session makes way."""
-        self.evict_states(
-            min(n, sum(one.newer > 0 and not self.pins[one.state.register] for one in self.stated if one.state))
-        )
+        self.evict_states(min(n, self.superseded_states))
 
     def free_some_holders(self, n: int) -> None:
         self._evict_superseded(n - sum(map(len, self.free_holders)))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cache
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -275,10 +276,11 @@ class Machine:
         ])  # fmt: skip
         if mem.prefix is not None:
             told = sorted(
-                (repr(one.salt), encoded(one.tokens), one.pages, *((one.state.register, one.state.length) if one.state
-                 else (0, 0)), one.evicted, model.leased(one)) for one in model.entries
+                (repr(one.salt), encoded(self.names(one.tokens, fill=True)), one.pages, *((one.state.register,
+                 one.state.length) if one.state else (0, 0)), one.evicted, model.leased(one)) for one in model.entries
             )  # fmt: skip
             self._same("cache", _nodes(mem.prefix), told)
+            self._same("superseded states", mem.prefix.superseded_states, model.superseded_states)
             stats = asdict(mem.stats().prefix)
             tokens = sum(n for name, n in stats.items() if name == "hit_tokens" or name.startswith("lost_"))
             self._same("tokens looked up", tokens, stats["prompt_tokens"])
@@ -420,6 +422,37 @@ class Machine:
         tail = tuple(d(3) for _ in range(d(4)))
         return (base[: self.longest - len(tail)] + tail) or (0,)
 
+    # Names of texts: tokens, or keys of whole pages
+
+    def names(self, text: Text, fill: bool = False) -> list[int]:
+        """Returns the names of a text. fill: keys are followed by zeros, one number for each token."""
+        size, zeros = self.settings.page_size, [0] * (self.settings.page_size - 1) * fill
+        if not self.settings.keyed:
+            return list(text)
+        return [n for end in range(size, len(text) + 1, size) for n in (key_of(text[:end]), *zeros)]
+
+    def spell(self, d: Digits, text: Text) -> Any:
+        """Returns the names of a text in one of the types that memstate accepts."""
+        if self.settings.keyed:
+            return d.pick(list, tuple, np.array, torch.tensor)(self.names(text))
+        return spelled(d, text)
+
+    def naming(self, given: Any) -> dict[str, Any]:
+        """Returns names as the argument of a call."""
+        return {"keys" if self.settings.keyed else "tokens": given}
+
+    def draw_extent(self, d: Digits, prompt: Text) -> tuple[Text, int | None]:
+        """Draws the part of a prompt that is named, and how far its KV reaches, None to leave this out."""
+        named = prompt[: self.model.nameable(len(prompt))]
+        if self.settings.keyed:
+            named = named[: self.model.nameable(d.pick(len(named), len(named), d(len(named) + 1)))]
+        most = len(named)
+        return named, d.pick(None, most, most, d(most + 1), 0) if self.settings.kv else None
+
+    def reached(self, named: Text, reach: int | None) -> int | None:
+        """Returns the tokens whose KV the caller has, None if it does not say so."""
+        return len(named) if reach is None and self.settings.keyed else reach
+
     def draw_request(self, d: Digits, name: str) -> tuple[ms.Request, Start, Faults]:
         """Draws a request; returns it, its start in the model, and the errors that it may raise."""
         ways = ("new", "new", "resume", "prompt", "prompt", "turn") if self.settings.prefix else (
@@ -476,28 +509,41 @@ class Machine:
         length = d.pick(None, None, None, len(prompt) + d(4), d(len(prompt)))
         page = self.settings.unit
         snapshot_at = d.pick((), (), [page * d(9) + d(2)], (page * d(9), page * d(9), page * d(9)))
-        tokens: Any = spelled(d, prompt)
+        named, reach = self.draw_extent(d, prompt)
+        length = len(prompt) if self.settings.keyed else length
+        tokens: Any = self.spell(d, named)
         resume: Any = None
         wrong = d(40)
         if wrong == 1:
-            tokens = d.pick(*NO_TOKENS)
+            tokens = d.pick(*NO_TOKENS[self.settings.keyed :])  # no keys are keys
             faults.add(ms.InvalidArgument)
         elif wrong == 2:
             busy = [session for session, talk in self.talks.items() if talk.row]
             session, talk = d.pick("session", *busy, *self.closed, ms.Session("nobody's", 0)), None
             known = isinstance(session, ms.Session) and session not in self.talks
-            faults.add(ms.StaleHandle if known else ms.InvalidArgument)
+            faults.add(ms.StaleHandle if known and not self.settings.keyed else ms.InvalidArgument)
         elif wrong == 3 and session:
             tokens = None
             faults.add(ms.InvalidArgument)
         elif wrong == 4 and session and self.snaps:
             resume = next(iter(self.snaps))
             faults.add(ms.InvalidArgument)
+        elif wrong == 5 and self.settings.kv:
+            reach = d.pick(-1, len(named) + 1, True)
+            faults.add(ms.InvalidArgument)
+        elif wrong == 6 and self.settings.keyed:
+            length = d.pick(None, len(named) - 1, -1)
+            faults.add(ms.InvalidArgument)
+        if session and wrong != 5:
+            reach = None
         start = Start(name, wants=self.wants(snapshot_at, len(prompt)), prompt=prompt, salt=salt, talk=talk)
+        start.given, start.reach = named, self.reached(named, reach)
         faults |= self._of_sizes(len(prompt) if length is None else length, snapshot_at, start)
         if not faults:
             self.model.look_up(start)
-        return ms.Request(name, length, resume, snapshot_at, tokens, salt, session), start, faults
+        named_by = self.naming(tokens)
+        request = ms.Request(name, length, resume, snapshot_at, salt=salt, session=session, reach=reach, **named_by)
+        return request, start, faults
 
     # Tokens of rows
 
@@ -512,8 +558,9 @@ class Machine:
         for row in rows:
             tenant = self.handles.get(row)
             text = self.known(tenant) if tenant else ()
-            keys.append(d.pick(text, text, text, text, text[: d(len(text) + 1)], (*text, 7, 7)))
-        given: Any = [spelled(d, key) for key in keys]
+            text = d.pick(text, text, text, text, text[: d(len(text) + 1)], (*text, 7, 7))
+            keys.append(text[: self.model.nameable(len(text))])
+        given: Any = [self.spell(d, key) for key in keys]
         wrong = d(40)
         if wrong == 1:
             given = d.pick(given[1:], [*given, [1]], 3)
@@ -526,10 +573,21 @@ class Machine:
                 keys[-1] = last.given
             elif rows[-1] is not None:
                 faults.add(ms.InvalidArgument)
+        elif wrong == 3 and self.settings.keyed and keys and keys[-1]:
+            last = self.handles.get(rows[-1])
+            if last and last.given:  # its keys do not go on from those of its prompt
+                given = [*given[:-1], self.spell(d, (9, *keys[-1][1:]))]
+                faults.add(ms.InvalidArgument)
         turns = [row is None or (row in self.handles and self.handles[row].talk) for row in rows]
         if not self.settings.prefix and not all(turns):
             faults.add(ms.ConfigurationError)
         return given, keys, faults
+
+
+@cache
+def key_of(text: Text) -> int:
+    """Returns the key of a block, which names all tokens up to its end."""
+    return int.from_bytes(blake2b(encoded(text), digest_size=7).digest())
 
 
 def encoded(tokens: Collection[int]) -> bytes:

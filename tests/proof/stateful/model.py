@@ -623,7 +623,7 @@ class Model(Cache):
         """Looks for the longest state for a prompt, in its session and in the cache, and notes it in `start`."""
         s, prompt, talk = self.settings, start.prompt, start.talk
         assert prompt
-        match, start.asked = self.find(prompt, start.salt) if s.prefix else None, start.wants
+        match, start.asked = self.find(prompt, start.salt, start.reach) if s.prefix else None, start.wants
         serving = self.serving(talk, prompt, start.salt) if talk else []
         if talk and serving and not (match and match.length > serving[0].length):
             start.moved, start.length = serving, serving[0].length
@@ -878,7 +878,7 @@ class Model(Cache):
     def _restore(self, row: Row, start: Start) -> int:
         """Sets prompt and text of a row; returns the register that it reads first or is a copy of, 0 for none."""
         origin, length = start.origin, start.length
-        row.prompt, row.given = start.prompt, start.prompt or ()
+        row.prompt, row.given = start.prompt, start.given
         if origin:
             row.text = origin.text[:length]
         elif start.moved:
@@ -921,7 +921,7 @@ class Model(Cache):
         rows = self.start(starts)
         for new in rows:
             new.prompt, new.taste = row.prompt, row.taste
-            new.given = row.given[:length]  # its later tokens may differ from the prompt
+            new.given = row.given[: self.nameable(length)]  # its later tokens may differ from the prompt
             if row.lease:
                 self.leases.append(lease := Lease(row.lease.entry, row.lease.salt))
                 new.lease = lease

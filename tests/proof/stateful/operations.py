@@ -23,6 +23,7 @@ from tests.proof.stateful.machine import (
     Handles,
     Machine,
     foreign,
+    key_of,
     spelled,
 )
 from tests.proof.stateful.memory import RUBBISH
@@ -39,6 +40,7 @@ GAP = (
     "wait", "forget_states", "forget_pages", "forget_all", "ready", "unfetch", "work", "thin", "flush", "empty_host",
     "push_down",
 )  # fmt: skip
+WITH_KEYS = GAP + ("forget",) * 4
 AROUND_TAILS = GAP + ("leave", "cancel") * 4
 FAULTS = ("gone", "vanished", "half", "garbage", "denied", "raises", "", "")
 # operation -> weight with which it is drawn
@@ -55,6 +57,9 @@ BELOW = {
     "serve": 60, "poll": 16, "work": 16, "prefetch": 12, "ready": 8, "unfetch": 3, "tick": 3, "spoil": 8, "stock": 8,
     "thin": 4, "flush": 2, "empty_host": 2, "forget_states": 4, "plan": 20,
 }  # fmt: skip
+
+# weights of programs with keys
+KEYED = {"serve": 60, "forget": 10, "match": 6, "fork": 30, "forget_states": 4}
 
 
 class Operations(Machine):
@@ -433,7 +438,8 @@ class Operations(Machine):
         flight, self.in_gap = self.flights[-1], True
         for _ in range(d.pick(0, 0, 0, 1, 2, 3, 5)):
             if flight in self.flights:
-                getattr(self, d.pick(*(AROUND_TAILS if self.settings.tail else GAP)))(d)
+                names = WITH_KEYS if self.settings.keyed else AROUND_TAILS if self.settings.tail else GAP
+                getattr(self, d.pick(*names))(d)
                 self.look()
         if self.asleep:
             self.wake(d)
@@ -708,7 +714,7 @@ class Operations(Machine):
 
         def call() -> Any:
             keep: Any = "cache" if tokens is not None else "handle" if publish else None
-            return self.mem.cancel(flight.step, keep, tokens=tokens)
+            return self.mem.cancel(flight.step, keep, **self.naming(tokens))
 
         # A step cannot be cancelled if its results are promised, if it is launched, or if it is late.
         promised = model.promised or flight.planned is not model.open or model.late is not None
@@ -813,7 +819,10 @@ class Operations(Machine):
             row = self.bad_row(d)
         names: Any = [f"fork {self.calls}.{i}" for i in range(d(4))]
         wrong = d(40) == 1
-        self.fork_row(row, d.pick("ab", 3) if wrong else names, {ms.InvalidArgument} if wrong else set())
+        rows = self.fork_row(row, d.pick("ab", 3) if wrong else names, {ms.InvalidArgument} if wrong else set())
+        for row in rows:
+            if d(3) == 1:
+                self.handles[row].prompt = None  # it leaves the prompt
 
     def fork_row(self, row: Any, names: Any, faults: Faults) -> Handles:
         """Forks a row on both sides; returns the new rows, none if the call is refused."""
@@ -934,13 +943,13 @@ class Operations(Machine):
                 ends = zip(
                     texts, [self.handles[row].confirmed for row in rows], given or [1 << 30] * len(rows), strict=True
                 )
-                if any(len(text) < min(confirmed, most) for text, confirmed, most in ends):
+                if any(len(text) < self.model.nameable(min(confirmed, most)) for text, confirmed, most in ends):
                     faults.add(ms.InvalidArgument)
         elif how not in ("release", "abort") and any(row in self.handles and self.handles[row].talk for row in rows):
             faults.add(ms.InvalidArgument)
         keep: Any = "cache" if tokens is not None else None if given is False else "handle"
         lengths = None if isinstance(given, bool) else given
-        snaps = self.attempt(faults, lambda: self.mem.end(rows, keep, lengths=lengths, tokens=tokens))
+        snaps = self.attempt(faults, lambda: self.mem.end(rows, keep, lengths=lengths, **self.naming(tokens)))
         if snaps is REFUSED:
             return
         tenants = [self.handles[row] for row in rows]
@@ -1107,9 +1116,10 @@ class Operations(Machine):
         """Publishes rows to the cache; without a cache, only rows of sessions may pass tokens."""
         tokens, texts, faults = self.tell(d, rows)
         faults |= self.row_faults(rows) | self._undecided(rows)
-        if not faults and tokens and tokens[-1] is None and len(texts[-1]) < self.handles[rows[-1]].confirmed:
+        bare = not faults and tokens and tokens[-1] is None
+        if bare and len(texts[-1]) < self.model.nameable(self.handles[rows[-1]].confirmed):
             faults.add(ms.InvalidArgument)  # the prompt is shorter than the row
-        snaps = self.attempt(faults, lambda: self.mem.publish(rows, keep="cache", tokens=tokens))
+        snaps = self.attempt(faults, lambda: self.mem.publish(rows, keep="cache", **self.naming(tokens)))
         if snaps is not REFUSED:
             tenants = [self.handles[row] for row in rows]
             bounds = [tenant.confirmed for tenant in tenants]
@@ -1122,16 +1132,18 @@ class Operations(Machine):
         """Compares a match with the model's search; `look` then sees that the call changed nothing."""
         prompt, salt = self.draw_prompt(d), self.draw_salt(d)
         faults: Faults = set() if self.settings.prefix else {ms.ConfigurationError}
-        given = spelled(d, prompt)
+        named, reach = self.draw_extent(d, prompt)
+        given = self.spell(d, named)
         if d(20) == 1:
             given = d.pick(*NO_TOKENS)
-            if not isinstance(given, list) or given:
+            if not isinstance(given, list) or given or self.settings.keyed:  # a prompt has a token
                 faults.add(ms.InvalidArgument)
-            prompt = ()
-        match = self.attempt(faults, lambda: self.mem.match(given, salt))
+            prompt, named, reach = (), (), None
+        asked = {"length": len(prompt)} if self.settings.keyed else {}
+        match = self.attempt(faults, lambda: self.mem.match(salt=salt, reach=reach, **asked, **self.naming(given)))
         if match is REFUSED:
             return
-        expected = self.model.find(prompt, salt)
+        expected = self.model.find(prompt, salt, self.reached(named, reach))
         state = expected.stated.state if expected.stated else None
         seen = (match.tokens, match.length, match.kv_length, match.evicted_length)
         self._same("match", seen, (expected.tokens, expected.length, expected.kv, expected.gone))
@@ -1147,7 +1159,7 @@ class Operations(Machine):
 
     def talk(self, d: Digits) -> None:
         """Opens a session with a new name, with invalid limits now and then."""
-        if len(self.talks) < 3:
+        if len(self.talks) < 3 and not self.settings.keyed:  # sessions know no keys
             name, faults = f"talk {self.calls}", set[type[ms.MemstateError]]()
             priority, ttl = d.pick(0, 0, 1, -1), d.pick(None, 3, 1, 0)
             if d(30) == 1:
@@ -1200,6 +1212,16 @@ class Operations(Machine):
         if self.mem.prefix is not None and not self.asleep:
             n = d(3)
             self._same("evicted states", self.mem.prefix.evict_states(n), self.model.evict_states(n))
+
+    def forget(self, d: Digits) -> None:
+        """Says that KV of blocks is gone: of some with a state, of one without, of none; or gives no keys."""
+        texts = [one.tokens for one in self.model.stated if d(3) == 1] + [STEMS[0]] * (d(3) == 1)
+        given, faults = [key_of(text) for text in texts], set[type[ms.MemstateError]]()
+        if d(20) == 1:
+            given = d.pick(*NO_TOKENS[1:])
+            faults.add(ms.InvalidArgument)
+        if self.attempt(faults, lambda: self.mem.forget(given)) is not REFUSED:
+            self.model.forget(texts)
 
     def forget_pages(self, d: Digits) -> None:
         if self.mem.prefix is not None and not self.asleep:

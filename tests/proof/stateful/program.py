@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from memstate.kernels.dispatch import Backend
-from tests.proof.stateful.operations import BELOW, OPERATIONS, Operations
+from tests.proof.stateful.operations import BELOW, KEYED, OPERATIONS, Operations
 from tests.proof.stateful.settings import Settings
 
 LARGEST = 2**128
@@ -36,7 +36,8 @@ class Program:
         """Draws a program; the same seed gives the same program."""
         chance = random.Random(f"{seed}")
         settings = chance.randrange(LARGEST)
-        shares = OPERATIONS | (BELOW if Settings.draw(settings, **given).tiered else {})
+        drawn = Settings.draw(settings, **given)
+        shares = OPERATIONS | (BELOW if drawn.tiered else KEYED if drawn.keyed else {})
         names = chance.choices(list(shares), list(shares.values()), k=length)
         numbers = [chance.randrange(LARGEST) for _ in names]
         return cls(settings, tuple(zip(names, numbers, strict=True)), given)
@@ -113,13 +114,13 @@ def _smaller(number: int) -> list[int]:
     return sorted({number % 2**keep for keep in kept if 0 <= keep < bits} - {number})
 
 
-def work(seeds: Sequence[int], length: int, name: str, shrink: bool, tails: bool = False) -> tuple[int, str]:
+def work(seeds: Sequence[int], length: int, name: str, shrink: bool, given: dict[str, Any]) -> tuple[int, str]:
     """Runs the programs of some seeds in a worker process; returns the number of calls, and the first difference."""
     torch.set_num_threads(1)
     backend, calls = Backend(name, "cuda" if name == "cuda" else "cpu"), 0
     for seed in seeds:
         try:
-            calls += run(Program.random(seed, length, **({"tail": True} if tails else {})), backend).calls
+            calls += run(Program.random(seed, length, **given), backend).calls
         except Difference as error:
             return calls, f"{seed}: {shrunk(error, backend) if shrink else error}"
     return calls, ""

@@ -39,7 +39,8 @@ class Settings:
     memory: "own" and "fenced" are allocated by memstate, the latter inside larger blocks; "tensor" and "layers" are
     given by the engine. gap: bytes between blocks of given memory. parts: planes, "fold" and perhaps "conv", "conv
     turned", "ring" and "score". alone: grid of "fold", tokens. tails: whether rows have memory of their own. tail:
-    largest step, in tokens, that the tail takes, 0 for no tails; without row memory, the engine keeps the tails.
+    largest step, in tokens, that the tail takes, 0 for no tails; without row memory, the engine keeps the tails. kv:
+    what the engine tells of KV that it keeps: "keys" of its blocks, the "reach" of prompts in tokens, or nothing.
     """
 
     strategy: str = "none"
@@ -93,13 +94,15 @@ class Settings:
     alone: int = 1
     tails: bool = False
     tail: int = 0
+    kv: str = ""
 
     @classmethod
     def draw(
         cls, number: int, strategy: str | None = None, overlap: bool | None = None, tiered: bool | None = None,
-        tail: bool = False,
+        tail: bool = False, kv: str | None = None,
     ) -> "Settings":  # fmt: skip
         """Draws settings that work together; arguments that are given stay. tail: rows have tails in any case."""
+        tiered = False if kv else tiered
         d = Digits(number)
         name = strategy or d.pick("none", "ping-pong", "lazy", "redirect")
         every = d.pick(4, 2, 3, 1, 6)
@@ -109,7 +112,7 @@ class Settings:
         most = 1 + {"none": 0, "ping-pong": 2, "lazy": 2, "redirect": 1}[name]
         least = {"none": 1, "ping-pong": 1 + (lane_count or 1 + late), "lazy": 2, "redirect": 1}[name]
         page_size = d.pick(*[n for n in (1, 2, 3) if every % n == 0])
-        prefix = d(3) > 0 or bool(tiered)
+        prefix = d(3) > 0 or bool(tiered or kv)
         more = most * rows // 2 + 4 + 6 * prefix
         pages_per_row = d.pick(0, 24 // page_size, 10)
         chosen = cls(
@@ -142,6 +145,9 @@ class Settings:
             elif chosen.overlap:  # memstate cannot tell which states to copy
                 parts = tuple(part for part in chosen.parts if part != "ring")
                 chosen = replace(chosen, in_place=False, parts=parts)
+        if chosen.prefix and not chosen.tiered and (kv := kv or d.pick("", "keys", "reach")):
+            more = {"snapshots": None, "most_states": None, "slots": chosen.slots + 8} if d(4) else {}  # most have room
+            chosen = replace(chosen, kv=kv, pages=0, pages_per_row=0, **more)
         return chosen
 
     @staticmethod
@@ -179,6 +185,10 @@ class Settings:
         return self.grid == 1 or (self.grid > 1 and not self.packed and at % gcd(self.unit, self.grid) == 0)
 
     @property
+    def keyed(self) -> bool:
+        return self.kv == "keys"
+
+    @property
     def row_count(self) -> int:
         return self.rows + self.preallocated
 
@@ -192,7 +202,7 @@ class Settings:
         if not self.prefix:
             return None
         pages, placement = ms.policies.LruPages(self.tombstones), Ends(self.placed or None)
-        return ms.Prefix(ms.policies.Lru(), pages, self.most_states, self.evict, placement)
+        return ms.Prefix(ms.policies.Lru(), pages, self.most_states, self.evict, placement, self.keyed)
 
     def sessions(self, clock: Callable[[], float]) -> ms.SessionLimits:
         return ms.SessionLimits(share=self.share, per_session=self.per_session, most_states=self.most_kept, clock=clock)

@@ -22,15 +22,26 @@ SEED = int(os.environ.get("MEMSTATE_SEED", "1"))
 POINTS = 24 if PROOF else 2
 EACH = [(name, error) for name in SCENES for error in ERRORS]
 CASES = EACH if PROOF else list(zip(SCENES, cycle(ERRORS), strict=False))
-NAMES = list(calls(scene("redirect")))
+NAMES, WITH_KEYS = list(calls(scene("redirect"))), list(calls(scene("keyed")))
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(("name", "error"), CASES)
 def test_a_call_is_done_or_undone_or_noticed(name: str, error: str) -> None:
-    rng, results = random.Random(SEED), []
     turn = (list(SCENES).index(name) + SEED) % len(SCENES)
-    for call in NAMES if PROOF else NAMES[turn :: len(SCENES)]:
+    require_sound(name, NAMES if PROOF else NAMES[turn :: len(SCENES)], error)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_call_with_keys_is_done_or_undone_or_noticed(error: str) -> None:
+    require_sound("keyed", WITH_KEYS, error)
+
+
+def require_sound(name: str, names: list[str], error: str) -> None:
+    """Raises an error at a few points of calls, and asserts that no state is wrong after it."""
+    rng, results = random.Random(SEED), []
+    for call in names:
         some = outcomes(scene(name), call, error, lambda count: rng.sample(range(1, count + 1), min(count, POINTS)))
         results += [(call, one) for one in some]
     assert [(call, one.place, one.text) for call, one in results if one.kind == "wrong"] == []
@@ -44,7 +55,7 @@ def test_every_public_call_has_its_points() -> None:
         for name in dir(kind)
         if not name.startswith("_") and callable(getattr(kind, name))
     }
-    words = {word.split(" ")[0] for word in NAMES}
+    words = {word.split(" ")[0] for word in NAMES + WITH_KEYS}
     elsewhere = {"close", "run_data", "zero", "copy", "sheet"}
     named = words | {"info", "chunk", "claim", "release", "check"}
     assert public - named - elsewhere == set()

@@ -65,9 +65,7 @@ def test_random_programs_with_tails_follow_the_rules(backend: Backend, strategy:
 
 @pytest.mark.parametrize("kv", ["keys", "reach"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_random_programs_of_engines_that_keep_their_kv_follow_the_rules(
-    backend: Backend, strategy: str, kv: str
-) -> None:
+def test_random_programs_of_engines_with_kv_follow_the_rules(backend: Backend, strategy: str, kv: str) -> None:
     programs, length = (PROGRAMS, 150) if backend.name == "reference" else (PROGRAMS // 2, 40)
     for seed in range(SEED, SEED + programs):
         run(Program.random(seed, length, strategy=strategy, kv=kv), backend)

@@ -24,15 +24,16 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the program; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.proof.injection")
     parser.add_argument("--every", type=int, default=1)
-    parser.add_argument("--scenes", default=",".join(SCENES))
+    parser.add_argument("--scenes", default=",".join([*SCENES, "keyed"]))
     parser.add_argument("--errors", default=",".join(ERRORS))
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("calls", nargs="*")
     given = parser.parse_args(arguments)
-    names, began, total = given.calls or list(calls(scene("redirect"))), time.monotonic(), Counter[str]()
+    began, total = time.monotonic(), Counter[str]()
     jobs = [
-        (name, error, call) for name in given.scenes.split(",") for error in given.errors.split(",") for call in names
-    ]
+        (name, error, call) for name in given.scenes.split(",") for error in given.errors.split(",")
+        for call in given.calls or calls(scene(name))
+    ]  # fmt: skip
     with ProcessPoolExecutor(given.workers, mp_context=get_context("spawn")) as pool:
         results = pool.map(every_so_many, *zip(*jobs, strict=True), [given.every] * len(jobs))
         for job, outcomes in zip(jobs, results, strict=True):

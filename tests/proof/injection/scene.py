@@ -15,6 +15,7 @@ import torch
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.tokens import BYTES
+from tests.proof.injection.keyed import Keyed
 from tests.support import owners
 from tests.support.endings import close_idle, finish
 from tests.support.planes import LAYOUT, fold
@@ -252,13 +253,15 @@ SCENES: dict[str, tuple[Any, ...]] = {
 
 
 @cache
-def scene(name: str) -> Scene:
+def scene(name: str) -> Scene | Keyed:
     """Returns the scene of this name; callers must not change it."""
-    return Scene(*SCENES[name])
+    return Keyed() if name == "keyed" else Scene(*SCENES[name])
 
 
-def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
+def calls(scene: Scene | Keyed) -> dict[str, Callable[[], Call]]:
     """Returns the public calls by name; each function prepares the scene for a call, and returns the call."""
+    if isinstance(scene, Keyed):
+        return scene.calls()
     mem, s = scene.mem, scene
 
     def plan() -> Call:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 import memstate as ms
+from tests.proof.injection.keyed import Keyed
 from tests.proof.injection.points import Tracer
 from tests.proof.injection.scene import Scene, calls, scene
 from tests.support import inside, owners
@@ -43,7 +44,7 @@ class Outcome(NamedTuple):
     text: str = ""
 
 
-def fingerprint(scene: Scene) -> dict[str, Any]:
+def fingerprint(scene: Scene | Keyed) -> dict[str, Any]:
     """Sends the recorded changes, and returns everything that a later call can depend on."""
     mem = scene.mem
     seen = asdict(mem.inspect())
@@ -63,6 +64,8 @@ def fingerprint(scene: Scene) -> dict[str, Any]:
     seen["host"] = [[(e.key, e.record, e.pins, e.stored) for e in cache.entries()] for cache in scene.caches]
     seen["free"] = mem.free_slots, mem.free_pages, owners.free(mem)
     seen["fetches"] = [fetch.done for fetch in (below.prefetcher._fetches if below.prefetcher else ())]
+    gone_first = mem.prefix._superseded if mem.prefix else ()
+    seen["superseded"] = [node.snapshot.register for node in gone_first if node.snapshot]
     seen["asleep"] = mem.planes.asleep
     seen["rows' memory"] = rows["tail"][:, table.used].tolist() if (rows := mem.planes.rows) else None
     return seen
@@ -91,7 +94,9 @@ def _different(one: dict[str, Any], other: dict[str, Any]) -> str:
     return ", ".join(name for name in one if one[name] != other[name])
 
 
-def judge(scene: Scene, name: str, call: Callable[[], Any], at: int, error: BaseException, marks: Any) -> Outcome:
+def judge(
+    scene: Scene | Keyed, name: str, call: Callable[[], Any], at: int, error: BaseException, marks: Any
+) -> Outcome:
     """Raises an error at one point of a call, and judges the state that is left."""
     tracer, mem = Tracer(at, error), scene.mem
     sys.unraisablehook = lambda _: None  # a discarded generator reports the exception again
@@ -134,7 +139,7 @@ def judge(scene: Scene, name: str, call: Callable[[], Any], at: int, error: Base
     return Outcome(kind, tracer.place)
 
 
-def held_by_id(scene: Scene) -> list[int]:
+def held_by_id(scene: Scene | Keyed) -> list[int]:
     """Returns the slots that the caller claimed by id and that are not free."""
     free = scene.mem.pool.allocator.free_slots()
     return [slot for slot in scene.by_id.tolist() if not free[slot]]
@@ -164,7 +169,7 @@ def forked(work: Callable[[], Any]) -> Any:
     os._exit(0)
 
 
-def outcomes(scene: Scene, name: str, error: str, chosen: Callable[[int], Sequence[int]]) -> list[Outcome]:
+def outcomes(scene: Scene | Keyed, name: str, error: str, chosen: Callable[[int], Sequence[int]]) -> list[Outcome]:
     """Returns the results of points of one call. The scene does not change, because each point runs in another process.
 
     Args:
@@ -176,7 +181,7 @@ def outcomes(scene: Scene, name: str, error: str, chosen: Callable[[int], Sequen
     return list(forked(lambda: _outcomes(scene, name, error, chosen)))
 
 
-def _outcomes(scene: Scene, name: str, error: str, chosen: Callable[[int], Sequence[int]]) -> list[Outcome]:
+def _outcomes(scene: Scene | Keyed, name: str, error: str, chosen: Callable[[int], Sequence[int]]) -> list[Outcome]:
     call = calls(scene)[name]()
 
     def after() -> Any:

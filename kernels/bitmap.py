@@ -34,7 +34,7 @@ TOP_WORDS = tl.constexpr(MOST_WORDS)
 def popcount(word):
     """Returns the number of set bits of each int32 word (SWAR; Warren, Hacker's Delight, 5-1).
 
-    Compiles to popc.b32 and v_bcnt_u32_b32.
+    Compiles to popc.b32 on NVIDIA and to v_bcnt_u32_b32 on AMD.
     """
     x = word.to(tl.uint32, bitcast=True)
     x = x - ((x >> 1) & 0x55555555)
@@ -68,7 +68,8 @@ def lowest_bits(word, at, n, CHUNK: tl.constexpr):
         CHUNK: number of lanes.
 
     Returns:
-        (in lane r, the index of the bit of rank r in the level; the number of bits; set bits before each word).
+        (lane r: the index, in the level, of the bit with r set bits before it; the number of such bits; lane i: the
+        number of set bits before word i).
     """
     rank = tl.arange(0, CHUNK)
     free = popcount(word)
@@ -85,11 +86,12 @@ def lowest_bits(word, at, n, CHUNK: tl.constexpr):
 
 @triton.jit
 def take_lowest(bitmap_ptr, words, n, rank, CHUNK: tl.constexpr):
-    """Clears the n lowest free bits, and returns (slots, number of slots): the slot of rank r in lane r, else 0.
+    """Clears the n lowest set bits, and returns (slots, number of slots claimed).
 
-    A pass starts at the lowest level that has at most CHUNK words, and finds up to CHUNK slots. At each level, it lists
-    words of the next level down that are not 0: n such words have at least n set bits. A pass clears the lowest bits of
-    the bitmap; a word that becomes 0 then clears its bit in the level above.
+    `rank` has one number per lane. A lane of rank r gets the r-th lowest free slot, counted from 0, or 0 if there is
+    none. A pass starts at the lowest level that has at most CHUNK words, and finds up to CHUNK slots. At each level, it
+    lists words of the next level down that are not 0: n such words have at least n set bits. A pass clears the lowest
+    bits of the bitmap; a word that becomes 0 then clears its bit in the level above.
 
     Every warp must have the same n: a barrier must follow the loads on which n depends. If n > 0, the function passes
     a barrier before the first store, and another after the last store.
@@ -136,7 +138,7 @@ def take_lowest(bitmap_ptr, words, n, rank, CHUNK: tl.constexpr):
             bit = tl.full(at.shape, 1, tl.int32) << at % 32
             at //= 32
             old = tl.atomic_and(bitmap_ptr + start + at, ~bit, mask=emptied, sem="relaxed")
-            emptied &= old == bit  # among lanes that clear bits of one word, one sees the last bit
+            emptied &= old == bit  # of the lanes that clear bits of one word, one clears its last set bit
             size = (size + 31) // 32
         taken += listed
         more = (taken < n) & (listed == want)
@@ -148,8 +150,8 @@ def take_lowest(bitmap_ptr, words, n, rank, CHUNK: tl.constexpr):
 def bump(counters_ptr, cell: tl.constexpr, by):
     """Adds `by` to one counter.
 
-    Only one program of one launch at a time writes counters, and only one of its threads stores; the values that its
-    other threads load are not used.
+    At any time, at most one program writes counters, and only one of its threads stores. The values that the other
+    threads load are not used.
     """
     tl.store(counters_ptr + cell, tl.load(counters_ptr + cell) + by)
 
@@ -168,7 +170,7 @@ def give_back(bitmap_ptr, slot, valid, capacity):
     bit = slot % 32
     at = slot // 32
     old = tl.atomic_or(bitmap_ptr + at, tl.full(slot.shape, 1, tl.int32) << bit, mask=valid, sem="relaxed")
-    first = valid & (old == 0)  # among lanes that set bits of one word, one finds the word 0
+    first = valid & (old == 0)  # of the lanes that set bits of one word, one finds that the word was 0
     start = capacity * 0
     size = capacity // 32 + 1
     while size > TOP_WORDS:
@@ -228,7 +230,7 @@ def _release(bitmap_ptr, ids_ptr, counters_ptr, n, capacity, BLOCK: tl.constexpr
 
 
 def chunk_words(warps: int) -> int:
-    """Returns the number of words of the bitmap that a claim loads at a time, one or two a thread.
+    """Returns the number of words of the bitmap that a claim loads at a time, one or two per thread.
 
     With 16 warps of 64 threads, only every other thread has a word: 1024 words would spill.
     """
@@ -240,7 +242,7 @@ RELEASE = KeptLaunch(_release)
 
 
 def _alike(*tensors: Tensor) -> bool:
-    """Returns whether all tensors are int32 and begin on 16-byte boundaries, as a kept launch needs it."""
+    """Returns whether all tensors are int32 and begin on 16-byte boundaries, as `KeptLaunch` requires for `alike`."""
     return all(one.dtype == torch.int32 and not one.data_ptr() % 16 for one in tensors)
 
 

@@ -2,9 +2,9 @@
 
 A block is one layer of one slot. Kernels move it as integers, so that a NaN keeps its payload:
 
-    unit   the bytes that one lane moves at a time: the most, up to 16, that divide every address and stride
-    word   the element of the kernel's pointers, at most 4 bytes of a unit
-    tile   the words of a block that one program moves at a time: LANES words
+    unit   what one lane moves at a time: the largest number of bytes, at most 16, that divides every address and stride
+    word   the element to which the kernel's pointers point: a whole unit, or 4 bytes of a larger unit
+    tile   what one program moves at a time: LANES words of a block
 """
 
 from math import gcd, prod
@@ -25,7 +25,10 @@ WIDTHS = (
 
 
 class PlaneBlocks(NamedTuple):
-    """The bytes of a plane: blocks of `size` bytes from `start` on, `count` along each axis, `stride` bytes apart."""
+    """Where the bytes of a plane lie: in blocks of `size` bytes, of which the first begins at address `start`.
+
+    Along each axis there are `count` blocks, and `stride` bytes from the start of one to the start of the next.
+    """
 
     start: int
     size: int
@@ -39,7 +42,7 @@ class PlaneBlocks(NamedTuple):
         return end
 
     def meets(self, start: int, end: int) -> bool:
-        """Returns whether a byte at start..end-1 is in a block."""
+        """Returns whether a block has any byte at the addresses start..end-1."""
         if self.size == 0 or start >= end or start >= self.end() or self.start >= end:
             return False
         (count, stride), *inner = self.axes
@@ -61,8 +64,8 @@ def blocks_of(plane: Tensor, axes: int) -> PlaneBlocks:
 def tokens_of(tensor: Tensor) -> PlaneBlocks:
     """Returns where the tokens of a tensor `batch token ..` lie, which may be a slice of a wider tensor.
 
-    A contiguous tensor is one block. If rows have gaps between them that tokens have not, as in the rings of a tail, a
-    block is a row.
+    A contiguous tensor is one block. If there are gaps between the rows but none between the tokens of a row, as in the
+    rings of a tail, each row is a block. Otherwise each token is a block.
     """
     if tensor.is_contiguous():
         return PlaneBlocks(tensor.data_ptr(), tensor.nbytes, ((1, 1),))
@@ -97,7 +100,7 @@ def taps_are_fastest(windows: Tensor) -> bool:
 
 
 def stride_unit(state: Tensor) -> int:
-    """Returns the elements that a lane can move at a time: the most, up to 16 bytes, that divide the slot stride."""
+    """Returns how many elements a lane can move at a time: at most 16 bytes, and a divisor of the slot stride."""
     return gcd(state.stride(0), ACCESS_BYTES // state.element_size())
 
 
@@ -114,7 +117,7 @@ class Cut(NamedTuple):
 
 
 def cut(plane: Tensor, *multiples: int) -> Cut:
-    """Returns how the blocks of a plane, which must have elements, are cut into words.
+    """Returns how the blocks of a plane are cut into words. The plane must not be empty.
 
     Args:
         plane: `layer slot ...`.
@@ -140,13 +143,13 @@ def block_bytes(plane: Tensor) -> int:
 
 
 def as_integers(tensor: Tensor) -> Tensor:
-    """Returns a view as integers, because a copy of floats may change a NaN; 16-byte elements become 16 bytes."""
+    """Returns a view as integers, because a copy of floats may change a NaN; for 16-byte elements as `as_bytes`."""
     integers = INTEGERS.get(tensor.element_size())
     return as_bytes(tensor) if integers is None else tensor.view(integers)
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """Returns a view as uint8, for any strides; its last axis has the bytes of an element."""
+    """Returns a view as uint8, for any strides, with one more axis: the bytes of an element."""
     size = tensor.element_size()
     strides = (*(stride * size for stride in tensor.stride()), 1)
     view = torch.empty(0, dtype=torch.uint8, device=tensor.device)

@@ -18,10 +18,11 @@ class CompileCase(NamedTuple):
         constexprs: argument -> value.
         divisible: arguments known to be multiples of 16 (pointers and strides).
         num_warps: warps of a program.
-        plane_args: pointer arguments through which plane bytes move, or of the table with the addresses of planes.
+        plane_args: pointer arguments through which the bytes of planes move. If the kernel reads the addresses of
+            planes from a table, the argument of this table.
         options: further compile options of the launch (enable_fp_fusion, ...).
         rare: whether the case is a less common shape of a kernel that has other cases.
-        of_64: constexprs with other values if a warp has 64 threads.
+        of_64: argument -> value, of the constexprs whose value is another one if a warp has 64 threads.
     """
 
     name: str

@@ -91,7 +91,7 @@ def check_columns(
 
     Args:
         device: the device on which the columns must be.
-        batch: number of entries; None takes the number of the first column.
+        batch: number of entries that each column must have; None: as many as the first column has.
         kinds: allowed dtypes.
         axis: name of the axis of entries, for errors.
         columns: the arguments by name.
@@ -212,9 +212,9 @@ def check_distinct(name: str, blocks: PlaneBlocks) -> None:
 
 
 def check_apart(name: str, blocks: PlaneBlocks, others: Mapping[str, Tensor | None], *written: str) -> None:
-    """Refuses a plane that shares bytes with another tensor, and a written tensor that shares bytes with any other.
+    """Refuses a plane that shares bytes with another tensor; refuses the same of each tensor that the op writes.
 
-    The programs of a launch run in any order, so one could read or overwrite what another one stores.
+    The programs of a launch run in any order, so one program could read or overwrite what another program stores.
 
     Args:
         name: name of the plane.

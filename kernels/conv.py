@@ -257,7 +257,15 @@ def _conv_step(
 
 
 def blocks(channels: int, taps: int, itemsize: int, config: ConvConfig = DEFAULT, threads: int = 32) -> tuple[int, int]:
-    """Returns (channels of one program, channels of one access of a lane), powers of two; `threads` of a warp."""
+    """Returns (channels of a program, channels that a lane accesses at a time), powers of two.
+
+    Args:
+        channels: channels of the convolution.
+        taps: taps of the convolution.
+        itemsize: bytes of an element of the state.
+        config: the launch configuration.
+        threads: threads of a warp.
+    """
     return config.blocks(channels, taps, itemsize, threads)
 
 

@@ -1,8 +1,9 @@
 """Copies whole slots over all planes and layers, or makes them fresh, in one launch. Knows no plane by name.
 
-An item of work is one tile of one due entry. A fixed number of programs take the items in turn. So one due slot keeps
-the whole device busy, and a call with nothing due ends after it has read its entries. The kernel itself finds the due
-entries, a few hundred entries at a time:
+To make a slot *fresh* is to fill it with the initial pattern of each plane, which is mostly zeros. An item of work is
+one tile of one due entry. A fixed number of programs take the items in turn. So one due slot keeps the whole device
+busy, and a call with nothing due ends after it has read its entries. The kernel itself finds the due entries, a few
+hundred entries at a time:
 
     entries   0 5 0 3 0 ...      due   rank 0 -> entry 1, rank 1 -> entry 3      item = rank * tiles + tile
 
@@ -25,7 +26,7 @@ from memstate.kernels.warps import ALONE
 COPY = tl.constexpr(0)  # first_ptr: destination slots, second_ptr: source slots
 ZERO = tl.constexpr(1)  # first_ptr: slots, second_ptr: not read
 DATA = tl.constexpr(2)  # first_ptr: command packet, second_ptr: slots of the registers
-ROWS = tl.constexpr(3)  # first_ptr: command packet, of which only entries of rows count; second_ptr: not read
+ROWS = tl.constexpr(3)  # first_ptr: command packet; only its entries that name rows count; second_ptr: not read
 DATA_SECTION = tl.constexpr(int(Section.DATA))
 ZEROS = tl.constexpr(ZERO_SOURCE)
 OF_ROW = tl.constexpr(ROW_CODE)
@@ -50,7 +51,7 @@ def _held(slots_ptr, register, capacity):
 def _move_tile(
     tiles, fills, tile, to, of, UNIT: tl.constexpr, WORD: tl.constexpr, LANES: tl.constexpr, FILLED: tl.constexpr
 ):  # fmt: skip
-    """Moves one tile from slot `of` to slot `to`, or makes it fresh if `of` is 0."""
+    """Copies one tile of slot `of` to slot `to`, or fills it with the initial pattern if `of` is 0."""
     PER_UNIT: tl.constexpr = UNIT * 8 // WORD.primitive_bitwidth
     start = tl.load(tiles + 3 * tile)
     stride = tl.load(tiles + 3 * tile + 1)
@@ -171,8 +172,8 @@ def compile_cases(unit: int = 0, config: CopyConfig = DEFAULT) -> list[CompileCa
     """Returns the launches to compile ahead; plane bytes move through the addresses in the tile table.
 
     Args:
-        unit: bytes of a unit. Memory that an engine has laid out can need less than 16. 0 stands for all units, those
-            below 16 as rare cases.
+        unit: bytes of a unit. Memory that an engine has laid out can need units below 16 bytes. 0 stands for all units;
+            those below 16 bytes are then rare cases.
         config: a launch configuration other than the default.
     """
     pointers = {"tiles": "*i64", "fills": "*i64", "first_ptr": "*i32", "second_ptr": "*i32"}

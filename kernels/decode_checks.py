@@ -149,7 +149,7 @@ def check_tail(
 
     Args:
         tail: the rings, `row ring ...`, or None.
-        kind: the named tuple that `tail` must be.
+        kind: class of named tuple that `tail` must be, such as `ConvTail`.
         cursor: columns of the cursor, or None.
         parents: parents of the nodes of trees, or None.
         keeps: field of the tail -> shape and dtype of one token in its ring. Other fields must be None.
@@ -217,7 +217,11 @@ def check_conv(
     tokens: Tensor, activation: str | None, out: Tensor | None, marks: StepMarks | None, tail: ConvTail | None,
     cursor: Cursor | None, parents: Tensor | None,
 ) -> tuple[int, int]:  # fmt: skip
-    """Refuses arguments of `conv_step` that do not fit; returns the elements between tokens of x, and of out."""
+    """Refuses arguments of `conv_step` that do not fit.
+
+    Returns:
+        For x and for out, the number of elements from one token to the next.
+    """
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation {activation!r}: expected one of {ACTIVATIONS}")
     rows = {"read": read, "write": write, "snapshot": snapshot, "tokens": tokens}
@@ -271,7 +275,8 @@ def check_gated_delta(
     """Refuses arguments of `gated_delta_step` that do not fit each other.
 
     Returns:
-        The elements from one token to the next, of q, k, v, decay, beta, a and b; None for a tensor that is not given.
+        For each of q, k, v, decay, beta, a and b, the number of elements from one token to the next; None for a tensor
+        that is not given.
     """
     rows = {"read": read, "write": write, "snapshot": snapshot, "tokens": tokens}
     tensors: dict[str, Tensor | None] = {
@@ -346,7 +351,10 @@ def _check_matrices(state: Tensor, shape: tuple[int, int, int]) -> PlaneBlocks:
 
 
 def _check_states(state: Tensor, shape: tuple[int, int, int], tied: bool) -> PlaneBlocks:
-    """Returns where the slots lie: `head dim state` in memory or, if `tied` (one decay a head), `head state dim`."""
+    """Returns where the slots lie; in memory, a slot must be `head dim state` or, only if `tied`, `head state dim`.
+
+    `tied` means that each head has one decay, not one per channel and state.
+    """
     head, dim, states = shape
     if state.shape[1:] == shape and is_transposed(state):
         if not tied:
@@ -367,7 +375,7 @@ def check_selective(
     """Refuses arguments of `selective_step` that do not fit each other.
 
     Returns:
-        The elements from one token to the next, of x, dt, b, c and z; 0 without z.
+        For each of x, dt, b, c and z, the number of elements from one token to the next; 0 for z if it is None.
     """
     rows = {"read": read, "write": write, "snapshot": snapshot, "tokens": tokens}
     tensors: dict[str, Tensor | None] = {
@@ -431,8 +439,8 @@ def check_mamba3(
     """Refuses arguments of `mamba3_step` that do not fit each other.
 
     Returns:
-        (the elements from one token to the next, of x, b, c, dt, decay, trap, rotation and z, 0 without z;
-        for each plane, the distance of its slots in accesses of 16 bytes).
+        (for each of x, b, c, dt, decay, trap, rotation and z, the number of elements from one token to the next, 0 for
+        z if it is None; for each plane, the distance between its slots, in units of 16 bytes).
     """
     if not isinstance(state, Mamba3State):
         raise ValueError(f"state: expected Mamba3State, got {type(state).__name__}")

@@ -70,7 +70,8 @@ class Counts:
 class Op(Generic[P, R]):
     """An op as an attribute of a `Backend`, with the signature and the docstring of its reference.
 
-    The first use on a backend imports its module, and stores a function that counts and launches on the backend.
+    The first use imports the module of the op, and stores in the backend a function that counts the launch and then
+    makes it.
     """
 
     def __init__(self, reference: Callable[P, R]) -> None:
@@ -167,7 +168,7 @@ OPS = {name: op.module for name, op in vars(Backend).items() if isinstance(op, O
 
 
 def _on_tensors(op: Callable[P, R], default: torch.device) -> Callable[P, R]:
-    """Returns `op` with the device of its tensors made current, because Triton launches on the current device."""
+    """Returns a function that makes the tensors' device current, for Triton launches there, and then calls `op`."""
 
     def launch(*args: P.args, **kwargs: P.kwargs) -> R:
         with on(_device_of(args or kwargs.values(), default)):

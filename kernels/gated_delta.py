@@ -2,10 +2,11 @@
 
 One program takes one tile of one head's state, `key` by a block of `value`, through all tokens of its row. The tile
 stays in fp32 hardware registers after its load, so the program may write the slot that it read. Up to 128 keys fit one
-warp, so a sum over keys waits for no other warp. Behind the token of a mark, the program stores the tile to its slot.
+warp, so a sum over keys waits for no other warp. After the token of a mark, the program stores the tile to the slot of
+the mark.
 
 A slot stores `key value` or `value key`; the strides of the state say which. Lanes move 16 bytes along the fastest
-axis. The two orders add up sums in different orders.
+axis. Which of the two layouts a slot has also decides in which order the elements of a sum are added.
 """
 
 import math
@@ -70,10 +71,10 @@ def _below(at, SIZE: tl.constexpr, BLOCK: tl.constexpr):
 def _run(ptr, at, KEY: tl.constexpr, RUN: tl.constexpr):
     """Returns RUN neighbouring elements of each lane, in fp32: RUN tensors `lane`. Elements behind KEY are zeros.
 
-    Lanes load 16 bytes at a time if the shape alone says that every run begins on a 16-byte boundary: see
-    `check_tokens`. Each lane then loads the few words of 8 bytes that it uses, and lanes exchange nothing.
+    If the shape alone says that every head begins on a 16-byte boundary (see `check_tokens`), each lane loads the few
+    words of 8 bytes that it uses, one or two at a time. So lanes exchange nothing.
 
-    `ptr` is the first element of the head, `at` the first element of each lane's run.
+    `ptr` points to the first element of the head; `at` is the first element of each lane's run.
     """
     dtype: tl.constexpr = ptr.dtype.element_ty
     bits: tl.constexpr = dtype.primitive_bitwidth
@@ -151,7 +152,7 @@ def _joined(rows, COUNT: tl.constexpr):
 def _keys(
     ptr, KEY: tl.constexpr, KEY_FASTEST: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr
 ):  # fmt: skip
-    """Returns one head's elements for each key, in the order of the tile: a tensor `lane` for each key of a lane."""
+    """Returns a vector over the keys of one head, split as a tile is: a tensor `lane` for each key that a lane has."""
     lane = tl.arange(0, LANES)
     if not KEY_FASTEST:
         return _run(ptr, lane * PIECES, KEY, PIECES)
@@ -165,10 +166,10 @@ def _keys(
 def _values(
     ptr, VALUE: tl.constexpr, BLOCK_V: tl.constexpr, KEY_FASTEST: tl.constexpr, LANES: tl.constexpr
 ):  # fmt: skip
-    """Returns one head's elements for each value: `1 value` with keys fastest, otherwise `lane value`, one copy a lane.
+    """Returns a vector over the values of one head: `1 value` with keys fastest, else a copy per lane, `lane value`.
 
-    With keys fastest, a lane's values lie apart. Up to 16 at a time, each lane loads the values that it uses. For more
-    than 16, the compiler would load once and exchange the values through shared memory.
+    With keys fastest, the values that a lane uses are not neighbours, so it loads up to 16 values at a time. If it
+    loaded more at a time, the compiler would load each value once, and exchange the values through shared memory.
     """
     FEW: tl.constexpr = min(16, BLOCK_V) if KEY_FASTEST else BLOCK_V
     parts = ()
@@ -310,7 +311,7 @@ def _with_pending(
     KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_V: tl.constexpr, PER_KEY: tl.constexpr, KEY_FASTEST: tl.constexpr,
     LANES: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr, NORMALIZE: tl.constexpr, stored: tl.constexpr,
 ):  # fmt: skip
-    """Returns the state after one more token of the tail; the pointers are at the head in place 0 of the rings."""
+    """Returns the state after one more token of the tail; the pointers point to the head, in place 0 of the rings."""
     COUNT: tl.constexpr = PIECES * RUN
     k = _keys(k_ptr + place * (KEY_HEADS * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
     v_at = v_ptr + place * (HEADS * VALUE)
@@ -560,9 +561,10 @@ def blocks(
 
 
 def _most(unit: int, itemsize: int, warps: int) -> int:
-    """Returns the most hardware registers of a thread: WIDE for fp32 states that one warp accesses by 16 bytes.
+    """Returns the limit of hardware registers per thread: WIDE for fp32 states that one warp accesses by 16 bytes.
 
-    Narrow accesses need more addresses, tiles of several warps more inputs, and 2-byte states more elements a lane.
+    Other launches need more registers: narrow accesses for addresses, tiles of several warps for inputs, and 2-byte
+    states because a lane has more elements.
     """
     return WIDE if unit * itemsize == ACCESS_BYTES and (itemsize, warps) == (4, 1) else THREAD_REGISTERS
 
@@ -628,9 +630,9 @@ COMMON = {  # kind -> orders of the state and stores of the cases that are not r
 def compile_cases() -> list[CompileCase]:
     """Returns the launches to compile ahead: 32 heads of 128 x 128, bf16 inputs, states of all dtypes and both orders.
 
-    They have one decay a head and 16 key heads, or one decay a key channel and 32 key heads; given gates, or gates
-    computed from projections; heads of 64 x 64 for RWKV-7; plain slots, marks, tails or trees. Rare cases have tiles of
-    other sizes, or slots that begin at any element, and no trees.
+    They have one decay per head and 16 key heads, or one decay per key channel and 32 key heads. Their gates are given,
+    or computed from projections. They store plain slots, marks, tails or trees. The cases of RWKV-7 have heads of
+    64 x 64. Rare cases have tiles of other sizes, or slots that begin at any element. No rare case has trees.
     """
     delta = dict.fromkeys(LOW_RANK)
     kinds: dict[str, dict[str, Any]] = {

@@ -16,7 +16,7 @@ LOG = tl.constexpr(
 
 @triton.jit
 def softplus(x):
-    """Returns log(1 + exp(x)), exact to the last places also if it is small: max(x, 0) + log(1 + exp(-|x|))."""
+    """Returns log(1 + exp(x)), as max(x, 0) + log(1 + exp(-|x|)), so that small results are precise, too."""
     e = tl.exp(-tl.abs(x))
     series = tl.fma(e, LOG[0], LOG[1])
     for power in tl.static_range(2, 10):
@@ -41,7 +41,7 @@ COSINE = tl.constexpr((2.44383800e-5, -1.38873671e-3, 4.16666456e-2))
 def cosine_sine(angle):
     """Returns (cosine, sine) of an angle of up to a few turns, each with an error of at most 2^-23.
 
-    The functions of a compiler's library also take large angles, and need an array in memory for each thread.
+    The library functions of compilers also take large angles, but need an array in memory for each thread.
     """
     quarters = tl.floor(tl.fma(angle, 1 / HALF_PI[0], 0.5))
     rest = tl.fma(quarters, -HALF_PI[1], tl.fma(quarters, -HALF_PI[0], angle))

@@ -66,7 +66,7 @@ def gather_slots(plane: Tensor, slots: Tensor, out: Tensor, pattern: int = 0) ->
 
 
 def compile_cases() -> list[CompileCase]:
-    """Returns the launches to compile ahead: 16 bytes a unit for any dtype of the plane, and fewer as rare cases."""
+    """Returns the launches to compile ahead, for any dtype of the plane: units of 16 bytes, and rare smaller ones."""
     planes = ("plane_ptr", "out_ptr")
     signature = {"slots_ptr": "*i32"} | dict.fromkeys(SIZES[:-1], "i32")
     return [

@@ -1,8 +1,9 @@
 """Computes the state update of Mamba-3 on read, write and snapshot slots. Knows no register, strategy or layer.
 
 One program takes the whole state of one head through all tokens of its row. If several programs shared a head, one
-could read an angle or a key in place after another has stored it. The state stays in fp32 hardware registers after its
-load. A barrier separates the loads from the first store, because several warps hold the same key, value and angle.
+could read an angle or a key that another program has already overwritten. The state stays in fp32 hardware registers
+after its load. A barrier separates the loads from the first store, because several warps hold the same key, value and
+angle.
 """
 
 from itertools import product
@@ -28,7 +29,7 @@ from memstate.kernels.tables import Mamba3State, StepMarks
 from memstate.kernels.warps import all_loaded, limit, roomy
 
 OPTIONS = {"enable_fp_fusion": False}  # rounding must not depend on the Triton version
-WARP_ELEMENTS = 1024  # elements of a head's matrix for each warp: 32 fp32 registers a lane
+WARP_ELEMENTS = 1024  # elements of a head's matrix for each warp: 32 fp32 registers per lane
 TURN = tl.constexpr((6.28318548, -1.74845553e-07))  # 2 pi in fp32, and the rest that fp32 rounds away
 
 # Arguments that may differ between two calls of one model: see `memstate.kernels.selective`.
@@ -43,9 +44,9 @@ PER_CALL = [
 
 @triton.jit
 def _of(ptr, place, apart):
-    """Returns the address of a head in slot `place`; slots lie `apart` times 16 bytes apart.
+    """Returns the address of a head in slot `place`, in a plane whose slots are `apart` times 16 bytes apart.
 
-    All elements share this one address, and lie at offsets that the compiler knows, so addresses take no registers.
+    All elements lie at fixed offsets from this one address, so their addresses need no registers of their own.
     """
     return ptr + place * apart.to(tl.int64) * (128 // ptr.dtype.element_ty.primitive_bitwidth)
 

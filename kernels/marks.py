@@ -33,7 +33,10 @@ SIZES = [
 
 @triton.jit
 def _mark(mark, entry_ptr, offset_ptr, slot_ptr, starts_ptr, batch, last):
-    """Returns (entry, offset, slot of a mark; first token, tokens of the entry); slot 0 outside the entry's tokens."""
+    """Returns (entry, offset and slot of a mark, first token of its entry, number of tokens of its entry).
+
+    The slot is 0 if the offset is not one of the entry's tokens.
+    """
     entry = tl.load(entry_ptr + mark)
     offset = tl.load(offset_ptr + mark)
     known = (entry >= 0) & (entry < batch)
@@ -215,8 +218,8 @@ def window_tiles(channels: int, taps: int, tap_fastest: bool, itemsize: int) -> 
 def compile_cases() -> list[CompileCase]:
     """Returns the launches to compile ahead: 32 heads of 128 x 128 and windows of 3 x 8192, from h in both orders.
 
-    States are float32 or bf16, h is bf16, and pieces count from the start of each row. Rare cases have only one plane,
-    no h, or pieces that count from the start of the flattened batch.
+    States are float32 or bf16, h is bf16, and pieces are counted from the start of each row. Rare cases have only one
+    plane, no h, or pieces that are counted from the start of the flattened batch.
     """
     return [
         _case(dtype, itemsize, transposed, tap_fastest, absent)

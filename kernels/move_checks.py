@@ -47,7 +47,7 @@ def _require_dense(plane: Tensor) -> None:
 
 
 def check_beside(plane: Tensor, name: str, tensor: Tensor, pattern: str, shape: tuple[int, ...]) -> None:
-    """Refuses a tensor that is not contiguous, of `shape`, and on the device and of the dtype of the plane."""
+    """Refuses a tensor unless it is contiguous, and has this shape and the device and dtype of the plane."""
     check_shape(name, tensor, pattern, shape)
     if tensor.dtype != plane.dtype:
         raise ValueError(f"{name}: expected {plane.dtype} as the plane, got {tensor.dtype}")
@@ -169,7 +169,7 @@ def check_pack(
         slots: see `Backend.pack_slots`.
         index: see `Backend.pack_slots`.
         places: see `Backend.pack_slots`.
-        name: name of the argument `held`.
+        name: what the op calls `held`: "out" or "source".
         held: the records, `record byte`.
     """
     _check_entries(records.tiles.device, slots, index, places, name, held, records.nbytes)
@@ -186,7 +186,7 @@ def check_int8(planes: ScaledMap, slots: Tensor | None, index: Tensor, places: T
 def _check_entries(
     device: torch.device, slots: Tensor | None, index: Tensor, places: Tensor, name: str, held: Tensor, nbytes: int
 ) -> None:
-    """Refuses columns on another device, and records of another size, that overlap, or that the device cannot reach."""
+    """Refuses columns on another device, and records of a wrong size, that overlap, or that the device cannot reach."""
     columns = {"slots": slots, "index": index, "places": places}
     check_tensors(columns | {name: held}, "slots")
     if slots is not None:

@@ -5,8 +5,8 @@ A record holds a slot as one run of bytes, in device or host memory. Its body ha
     body    layer 0 [conv .. pad | ssm .. pad]  layer 1 [conv .. pad | ssm .. pad]  ...
 
 The kernel does not move padding. An item of work is (entry, tile); programs take items in turn, as in
-`memstate.kernels.copy`. Lanes that move to or from the host wait for its bus. So more programs than keep the bus busy
-would only take multiprocessors from the model.
+`memstate.kernels.copy`. Lanes that move bytes to or from the host wait for its bus. A few programs keep the bus busy;
+more would only take multiprocessors from the model.
 """
 
 import torch
@@ -32,7 +32,7 @@ SIZES = ["n", "first", "count", "registers", "capacity", "held", "record_units"]
 def due_entries(
     slots_ptr, index_ptr, places_ptr, start, n, registers, capacity, held, PACK: tl.constexpr, ENTRIES: tl.constexpr
 ):
-    """Returns (whether each entry from `start` on is due, place << 32 | slot of each entry); slot 0 is none."""
+    """Returns, for the entries from `start` on, (whether each is due, its `place << 32 | slot`); slot 0 is no slot."""
     index = start + tl.arange(0, ENTRIES)
     place = tl.load(places_ptr + index, mask=index < n, other=-1)
     slot = tl.load(index_ptr + index, mask=index < n, other=0)
@@ -87,7 +87,7 @@ def _move_records(
 
 
 def programs_of(tuned: int, planes: torch.device, held: torch.device) -> int:
-    """Returns the programs of a launch between planes and records: `tuned`, but few if records are in host memory."""
+    """Returns the programs of a launch: `tuned`, but at most `HOST_PROGRAMS` if only the records are in host memory."""
     return min(tuned, HOST_PROGRAMS) if held.type == "cpu" != planes.type else tuned
 
 

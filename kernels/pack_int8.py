@@ -2,9 +2,9 @@
 
     body    layer 0 [.. | values int8 | scales float32 | ..]  layer 1 [.. | values | scales | ..]  ...
 
-All values along one axis of the plane share a scale. They are a column: one layer of one slot is `column reduced`. An
-item of work is (entry, layer, block of columns); programs take items in turn, as in `memstate.kernels.copy`. A column
-that does not fit into a block is read twice.
+All values along one axis of the plane share a scale; they are called a *column*. A column has `reduced` values, which
+lie `inner` elements apart. An item of work is (entry, layer, block of columns); programs take items in turn, as in
+`memstate.kernels.copy`. A column that does not fit into a block is read twice.
 """
 
 from itertools import product
@@ -23,7 +23,7 @@ from memstate.kernels.tuned import ENTRIES, Int8Config, config_of, programs_for
 from memstate.kernels.warps import limit, roomy
 
 OPTIONS = {"enable_fp_fusion": False}  # rounding must not depend on the Triton version
-DEFAULT = Int8Config()  # 4096 elements a block: 32 a lane, of which 16 are 16 bytes of int8
+DEFAULT = Int8Config()  # 4096 elements of a block: 32 per lane, so two accesses of 16 bytes as int8
 WARPS = DEFAULT.warps
 ALIGNMENT = tl.constexpr(RECORD_ALIGNMENT)
 FULL = tl.constexpr(float(LEVELS))
@@ -133,7 +133,7 @@ def _move_int8(
 
 
 def blocks(columns: int, reduced: int, inner: int, config: Int8Config = DEFAULT) -> tuple[int, int]:
-    """Returns (columns of a block, values of a column in a block), powers of two."""
+    """Returns (columns of a block, values of each column in the block), powers of two; see `Int8Config.blocks`."""
     return config.blocks(columns, reduced, inner)
 
 
@@ -179,8 +179,8 @@ def compile_cases() -> list[CompileCase]:
     """Returns the launches to compile ahead: every dtype of two kinds of planes.
 
     One kind is `head key value` with a scale for each key of 32 heads, the other `head dim state` with a scale for each
-    state of 128 heads. Lanes move 16 bytes of values at a time, but one scale, as scales are 1 % of the bytes. Columns
-    of other lengths are rare cases.
+    state of 128 heads. Lanes move 16 bytes of values at a time, but only one scale, because scales are only 1 % of the
+    bytes. Columns of other lengths are rare cases.
     """
     signature = (
         {"layers": "*i64", "slots_ptr": "*i32", "index_ptr": "*i32", "places_ptr": "*i32"}

@@ -33,11 +33,11 @@ def _inside(ptr, at, SIZE: tl.constexpr, WHOLE: tl.constexpr):
 def _run(ptr, at, SIZE: tl.constexpr, RUN: tl.constexpr, WHOLE: tl.constexpr):
     """Returns RUN neighbouring elements of each lane, in fp32: RUN tensors `lane`. Elements from SIZE on are zeros.
 
-    Lanes load 16 bytes at a time if the shape alone says that every run begins on a 16-byte boundary: see
-    `check_tokens`. Each lane then loads the few words of 8 bytes that it uses, and lanes exchange nothing.
+    If the shape alone says that every vector begins on a 16-byte boundary (see `check_tokens`), each lane loads the few
+    words of 8 bytes that it uses, one or two at a time. So lanes exchange nothing.
 
-    `ptr` is the first element of the vector, `at` the first element of each lane's run; WHOLE says that all runs end
-    below SIZE.
+    `ptr` points to the first element of the vector; `at` is the first element of each lane's run. WHOLE says that no
+    run goes beyond SIZE.
     """
     bits: tl.constexpr = ptr.dtype.element_ty.primitive_bitwidth
     PER_WORD: tl.constexpr = 64 // bits

@@ -67,7 +67,7 @@ class Folded(NamedTuple):
     """What a step does with the tails of its rows; each field is `row`.
 
     Args:
-        store: tokens of the tail, then of the step, behind which the state is stored; -1 stores no state.
+        store: number of tokens, first of the tail, then of the step, after which the state is stored; -1: never.
         after: tokens of the row's state after the step.
         pending: real tokens that the step leaves in the tail.
         newest: tokens of the step that go to the tail, behind the pending ones.
@@ -79,7 +79,11 @@ class Folded(NamedTuple):
     newest: Longs
 
     def due(self, label: Longs) -> tuple[Longs, Longs]:
-        """Returns (label, 0 if the step stores no state; tokens after it, 0 if it stores no state with new tokens)."""
+        """Returns the lengths at which a snapshot can be due, before and after the step.
+
+        The length before it is the label, or 0 if the step stores no state. The length after it is `after`, or 0 if the
+        step stores no state with new tokens.
+        """
         return np.where(self.store >= 0, label, 0), np.where(self.store > 0, self.after, 0)
 
 
@@ -125,7 +129,7 @@ def fold(
 
 
 def needs_claim(columns: Columns, rules: Rules, rows: Longs) -> Flags:
-    """Returns which rows, if a snapshot is due, take one more slot for it.
+    """Returns which rows must claim one more slot if a snapshot is due.
 
     Args:
         columns: the columns, only read.
@@ -151,7 +155,7 @@ def superseded(columns: Columns, rows: Longs, known: NDArray[np.integer]) -> Lon
     Args:
         columns: the columns, only read.
         rows: the rows.
-        known: length up to which each row is real.
+        known: confirmed length of each row: so many of its tokens are known to be real.
     """
     lanes = rows[:, None] * REGISTERS_PER_ROW + np.array([1, 2])
     labels = columns.labels[lanes]
@@ -167,7 +171,9 @@ def due(columns: Columns, rules: Rules, rows: Longs, length: Longs) -> Flags:
 
 
 def _keep_old(columns: Columns, rows: Longs, label: Longs, wanted: Flags, claim: Claim) -> Longs:
-    """Turns the live slots of rows into snapshots, if the rows have another slot to go on in.
+    """Turns the live slots of rows into snapshots, if another slot is left in which the row can go on.
+
+    Returns the register of the lane of each row, 0 for none.
 
     Args:
         columns: the columns; slots, labels and `tracked` change.
@@ -197,10 +203,10 @@ def _keep_old(columns: Columns, rows: Longs, label: Longs, wanted: Flags, claim:
 def _write_lane(
     columns: Columns, rules: Rules, rows: Longs, label: Longs, wanted: Flags, claim: Claim
 ) -> Longs:  # fmt: skip
-    """Returns the register of the lane that takes each row's snapshot, 0 for none, after it has filled and labelled it.
+    """Chooses the lane that takes each row's snapshot, labels it, and returns its register, 0 for none.
 
-    The lane is one with a slot and label 0, else an empty one with a claimed slot, else the one with the older
-    snapshot, else, with `in_place`, the only one with a slot.
+    The lane is the first of these: a lane with a slot and label 0; an empty lane, which gets a claimed slot; if both
+    lanes hold a slot, the one with the older snapshot; with `in_place`, the only lane with a slot.
     """
     lanes = np.zeros(len(rows), np.int64)
     at = np.flatnonzero(wanted)

@@ -73,7 +73,7 @@ def scatter_slots(plane: Tensor, slots: Tensor, batch: Tensor, trusted: bool = F
 
 
 def compile_cases() -> list[CompileCase]:
-    """Returns the launches to compile ahead: 16 bytes a unit for any dtype of the plane, and fewer as rare cases."""
+    """Returns the launches to compile ahead, for any dtype of the plane: units of 16 bytes, and rare smaller ones."""
     planes = ("plane_ptr", "batch_ptr")
     signature = {"slots_ptr": "*i32"} | dict.fromkeys(SIZES, "i32")
     return [

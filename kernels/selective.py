@@ -2,11 +2,12 @@
 
 One program takes one tile of one head's state, a block of `dim` by all of `state`, through all tokens of its row. The
 tile stays in fp32 hardware registers after its load, so the program may write the slot that it read. Up to 512 states
-fit one warp, so a sum over states waits for no other warp. Behind the token of a mark, the program stores the tile to
-its slot.
+fit one warp, so a sum over states waits for no other warp. After the token of a mark, the program stores the tile to
+the slot of the mark.
 
-A slot stores `dim state` or, with one decay a head, `state dim`; the strides of the state say which. Lanes move 16
-bytes along the fastest axis. The two orders add up sums in different orders.
+A slot stores `dim state` or, with one decay per head, `state dim`; the strides of the state say which. Lanes move 16
+bytes along the fastest axis. Which of the two layouts a slot has also decides in which order the elements of a sum are
+added.
 """
 
 import math
@@ -291,7 +292,7 @@ def _selective_step(
 
 
 def blocks(dim: int, state: int, tied: bool, config: SelectiveConfig = DEFAULT, least: int = 1) -> tuple[int, int, int]:
-    """Returns (dims and states of a tile, its warps); see `SelectiveConfig.blocks`."""
+    """Returns (dims of a tile, states of a tile, warps of a program); see `SelectiveConfig.blocks`."""
     return config.blocks(dim, state, tied, least)
 
 
@@ -345,7 +346,7 @@ class SelectiveShape(NamedTuple):
     sizes: tuple[int, int, int, int]  # heads, groups, dims, states
     tied: bool = True  # whether a head has one `a`
     dim_fastest: bool = False  # whether a slot stores `state dim`
-    dtypes: tuple[str, ...] = EVERY  # of the state
+    dtypes: tuple[str, ...] = EVERY  # dtypes of the state
 
 
 MODELS = {

@@ -17,7 +17,7 @@ MARK_ARGS = tuple(f"mark_{name}_ptr" for name in StepMarks._fields)
 
 
 def mark_types(stores: str) -> dict[str, str]:
-    """Returns argument -> type of the columns of marks, if a compile case stores them ("_marks")."""
+    """Returns a dict argument -> type of the columns of marks, empty unless a compile case stores marks ("_marks")."""
     return dict.fromkeys(MARK_ARGS, "*i32") if stores == "_marks" else {}
 
 
@@ -40,7 +40,7 @@ def tail_values(
 
 
 def tail_types(stores: str, rings: Mapping[str, str]) -> dict[str, str]:
-    """Returns argument -> type of `tail_args`, if a compile case has a tail ("_tail"), or also a tree ("_tree")."""
+    """Returns a dict argument -> type of `tail_args`, empty unless a compile case has a tail ("_tail" or "_tree")."""
     if stores not in ("_tail", "_tree"):
         return {}
     types = {f"tail_{name}_ptr": ring for name, ring in rings.items()} | {"tail_rows": "i32", "ring": "i32"}
@@ -50,7 +50,7 @@ def tail_types(stores: str, rings: Mapping[str, str]) -> dict[str, str]:
 
 
 def absent(stores: str, kind: type[Tail] | None = None, *rings: str) -> dict[str, None]:
-    """Returns the arguments that are None, because a compile case has no marks, no tail or no tree."""
+    """Returns a dict argument -> None of the arguments for marks, tail and tree that a compile case does not have."""
     given = mark_types(stores) | tail_types(stores, dict.fromkeys(rings, ""))
     names = (*MARK_ARGS, *(tail_args(kind) if kind else ()))
     return dict.fromkeys(name for name in names if name not in given)
@@ -78,8 +78,8 @@ def row_slots(read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, la
 def row_tail(row_ptr, label_ptr, pending_ptr, store_ptr, row, rows, ring, count):
     """Returns (the row whose memory has the tail, 0 for none; place of the first pending token; pending tokens; store).
 
-    `store` is as in `Cursor`. Without memory, no tokens are pending, and the state is stored behind all `count` tokens
-    of the step.
+    `store` is as in `Cursor`. If no row has the tail, no tokens are pending, and the state is stored after all `count`
+    tokens of the step.
     """
     memory = tl.load(row_ptr + row)
     memory = tl.where((memory > 0) & (memory < rows), memory, 0).to(tl.int64)
@@ -97,13 +97,13 @@ def next_place(place, ring):
 
 @triton.jit
 def copy_token(to, of, index, SIZE: tl.constexpr):
-    """Copies the elements `index` of one token, below SIZE."""
+    """Copies the elements of one token whose numbers are in `index`, and below SIZE."""
     tl.store(to + index, tl.load(of + index, mask=index < SIZE, other=0.0), mask=index < SIZE)
 
 
 @triton.jit
 def first_mark(count_ptr, entry_ptr, row):
-    """Returns the index of the first mark of a row, or where it would be: marks ascend by entry."""
+    """Returns the index of the first mark of a row, or the index where it would be; marks ascend by entry."""
     marks = tl.load(count_ptr)
     mark = 0
     for start in range(0, marks, MARK_BLOCK):

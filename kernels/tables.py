@@ -12,8 +12,8 @@ ACCESS_BYTES = 16  # the widest load or store of one lane
 RECORD_ALIGNMENT = 16  # bytes; addresses of records and distances between them are multiples
 TILE_BYTES = 32768  # bytes of a tile: one item of work of the copy kernel
 HEADER_INTS = 16
-LIMIT_CELL = 7  # cell of a packet's header: the most optional claims of a plan
-DEFER_CELL = 15  # cell of a packet's header: tails of fewer tokens are not folded
+LIMIT_CELL = 7  # cell of a packet's header: limit of the optional claims of a plan
+DEFER_CELL = 15  # cell of a packet's header: `defer` of `rules.fold`
 AUDIT_FREE = 1 << 30  # added to the number of owners of a slot if the bitmap says free
 ZERO_SOURCE = -1  # in the data section of a packet: make the destination fresh instead of copying
 ROW_CODE = -1  # in the data section of a packet: ROW_CODE - r is the memory of row r
@@ -92,10 +92,11 @@ class PlaneMap(NamedTuple):
 
     Args:
         tiles: int64 `tile 3`: address of the tile inside slot 0, slot stride and length; bytes, multiples of `unit`. A
-            tile with a negative length is copied, but never made fresh.
+            tile with a negative length is copied, but never filled with an initial pattern.
         blocks: uint8 views `layer slot byte`, one per tensor that holds layers of a plane, for the reference.
         unit: bytes that one lane of a kernel moves: 16, or 8, 4, 2 or 1 if the layout of foreign memory needs it.
-        patterns: for each of `blocks`, the 64 bits that a fresh slot repeats; 0 for zeros, None if never made fresh.
+        patterns: for each of `blocks`, the 64 bits that fill a new slot again and again; 0 for zeros, None if nothing
+            fills it.
         fills: int64 `tile`, the pattern of each tile; None if all are zeros.
     """
 
@@ -149,7 +150,7 @@ class RecordMap(NamedTuple):
 
 
 class ScaledMap(NamedTuple):
-    """A plane of floats that records hold as int8: values `layer ...`, and one float32 scale for all along an axis.
+    """A plane of floats that records hold as int8, with one float32 scale for all values along one axis.
 
     Args:
         layers: int64 `layer 2`: address of the layer inside slot 0, and slot stride; bytes, multiples of `unit`.
@@ -285,8 +286,8 @@ class Cursor(NamedTuple):
         row: row whose memory has the tail; 0 for none.
         label: label of the state that the step reads. Token n, counted from 0, has place n % ring in the tail.
         pending: real tokens in the tail, behind the label.
-        store: tokens behind which the state is stored, pending tokens first. The tokens behind the stored state stay in
-            the tail, or go there. 0 stores the state that was read, a negative number stores nothing.
+        store: number of tokens, first pending ones, then those of the step, after which the state is stored. Later
+            tokens stay in the tail, or go there. 0 stores the state that was read, a negative number stores nothing.
     """
 
     row: Tensor
@@ -319,7 +320,7 @@ class DeltaTail(NamedTuple):
         k: input `k` of the op, `row ring key_head key`.
         v: input `v` of the op, `row ring head value`.
         gate: exp of the log decay, fp32 `row ring head` or `row ring head key`.
-        beta: beta behind its sigmoid, if it has one, fp32 `row ring head`; None beside `a` and `b`.
+        beta: beta after its sigmoid, if it has one, fp32 `row ring head`; None if `a` and `b` are given.
         a: input `a` of the op, `row ring key_head key`, or None.
         b: input `b` of the op, `row ring key_head key`, or None.
     """
@@ -348,7 +349,7 @@ class SelectiveTail(NamedTuple):
     Args:
         x: input `x` of the op, `row ring head dim`.
         b: input `b` of the op, `row ring group state`.
-        dt: dt behind bias and softplus, fp32 `row ring head` or `row ring head dim`.
+        dt: dt after bias and softplus, fp32 `row ring head` or `row ring head dim`.
     """
 
     x: Tensor

@@ -328,7 +328,7 @@ KEPT = KeptLaunch(_plan)
 
 
 def shape(batch: int) -> tuple[int, int]:
-    """Returns (lanes, warps) of the program: two rows a thread, up to 1024 rows at a time."""
+    """Returns (lanes, warps) of the program: two rows per thread, up to 1024 rows at a time."""
     block = block_for(batch)
     return block, warps_for(block)
 

@@ -17,7 +17,7 @@ from memstate.kernels.checks import check_path
 from memstate.kernels.copy import WORDS, units
 from memstate.kernels.tables import RingMap, TailRecord
 
-LANES = 256  # words; 16 bytes a thread also in warps of 64 threads
+LANES = 256  # words: 16 bytes per thread, also in warps of 64 threads
 WARPS = 1
 
 
@@ -42,7 +42,7 @@ def next_node(parents_ptr, node, target, nodes):
 
 @triton.jit
 def walk_length(parents_ptr, tokens, nodes):
-    """Returns the visits of a walk through a tree of `tokens` nodes; an ancestor counts each time it runs."""
+    """Returns how many nodes a walk through a tree of `tokens` nodes runs; a node counts each time that it runs."""
     visits = tokens
     for target in range(1, tl.minimum(tokens, nodes)):
         parent = parent_of(parents_ptr, target, nodes)
@@ -55,9 +55,10 @@ def walk_length(parents_ptr, tokens, nodes):
 
 @triton.jit
 def behind(parents_ptr, node, target, tokens, nodes):
-    """Returns how a walk goes on behind a node: (node, -1 at the start; target; whether it goes back to the start).
+    """Returns how a walk goes on after it has run `node`: (node, next target, whether it goes back to the start).
 
-    The walk ends behind the last of a row's `tokens`, whatever the parents of later nodes are.
+    The returned node is the one after which the walk goes on, -1 at the start. The walk ends after the last of a row's
+    `tokens`, whatever the parents of later nodes are.
     """
     arrived = node == target
     target = tl.where(arrived, target + 1, target)

@@ -7,10 +7,10 @@ read from two folders:
     tuned/            beside this module: the shipped files
 
 The user's entry wins over a shipped entry with the same key. A key has the kernel and the static sizes of its launches,
-such as the bytes of a lane; see `KEYS`. Without an entry, defaults apply. A file that was not timed changes nothing. A
-file with the name of this device that cannot be read, or that says it is another device's, is an error. But if
-MEMSTATE_TUNED is not set, a user's file that cannot be opened is skipped: this process may not be allowed to read the
-home. Files are read once in a process, at the first launch.
+such as the bytes of a lane; see `KEYS`. Without an entry, defaults apply. A file that was not timed changes nothing. It
+is an error if the file of this device cannot be read, or says that it is for another device. But if MEMSTATE_TUNED is
+not set, a user's file that cannot be opened is skipped, because this process may not be allowed to read the home
+folder. Files are read once in a process, at the first launch.
 """
 
 import json
@@ -33,7 +33,7 @@ FORMAT = 1  # version of the format of the files
 SHIPPED = Path(__file__).with_suffix("")
 ENTRIES = 256  # entries that a program looks at together
 PROGRAMS_PER_SM = 4
-LONGEST = {True: 1024, False: 64}  # whether a column is contiguous -> most of its values in an int8 block
+LONGEST = {True: 1024, False: 64}  # whether a column is contiguous -> limit of its values in an int8 block
 MOST_WARPS = 16
 PROGRAMS_ON_CPU = 2  # the fewest programs that share work
 RANGES = {  # field of a configuration -> (least, most)
@@ -129,7 +129,13 @@ class Int8Config(Config):
     programs_per_sm: int = PROGRAMS_PER_SM
 
     def blocks(self, columns: int, reduced: int, inner: int) -> tuple[int, int]:
-        """Returns (columns of a block, values of a column in a block), powers of two."""
+        """Returns (columns of a block, values of each column in the block), powers of two.
+
+        Args:
+            columns: columns of one layer of one slot; the values of a column share a scale.
+            reduced: values of a column.
+            inner: elements from one value of a column to the next.
+        """
         block_r = min(_power_above(reduced), LONGEST[inner == 1], self.block)
         return min(_power_above(columns), self.block // block_r), block_r
 
@@ -187,9 +193,9 @@ class SelectiveConfig(Config):
     """The launch configuration of the selective step. It can change the order in which a sum over states is added up.
 
     Args:
-        warp_elements: elements of the state that a warp holds; 2048 are 64 fp32 hardware registers a lane. A quarter of
-            that if every element has an `a`.
-        tile_warps: elements of a program, in multiples of those of a warp.
+        warp_elements: elements of the state that a warp holds; 2048 are 64 fp32 hardware registers per lane. If every
+            element has its own `a`, a warp holds a quarter of this number.
+        tile_warps: elements of a program, as a multiple of `warp_elements`.
     """
 
     warp_elements: int = 2048
@@ -202,7 +208,7 @@ class SelectiveConfig(Config):
             dim: dims of a head.
             state: states of a head.
             tied: whether a head has one `a`.
-            least: fewest dims of a tile, if the head has them; with dims fastest, a tile then has whole sectors.
+            least: fewest dims of a tile, unless the head has fewer. So, with dims fastest, a tile has whole sectors.
         """
         block_n = _power_above(state)
         elements = self.warp_elements if tied else max(1, self.warp_elements // 4)
@@ -238,16 +244,23 @@ class ConvConfig(Config):
     """The launch configuration of the convolution step.
 
     Args:
-        window_bytes: bytes of the window that 32 threads hold: four taps of 16 bytes a thread. So programs are small,
-            and a batch of 1 has many programs.
-        warps: warps of a program, which holds `window_bytes` for each.
+        window_bytes: bytes of the window that 32 threads hold; the default is four taps of 16 bytes per thread. So
+            programs are small, and a batch of 1 has many programs.
+        warps: warps of a program.
     """
 
     window_bytes: int = 2048
     warps: int = 1
 
     def blocks(self, channels: int, taps: int, itemsize: int, threads: int = 32) -> tuple[int, int]:
-        """Returns (channels of one program, channels of one access of a lane), powers of two; `threads` of a warp."""
+        """Returns (channels of a program, channels that a lane accesses at a time), powers of two.
+
+        Args:
+            channels: channels of the convolution.
+            taps: taps of the convolution.
+            itemsize: bytes of an element of the state.
+            threads: threads of a warp.
+        """
         held = self.window_bytes * self.warps * threads // (32 * _power_above(taps) * itemsize)
         block = min(_power_above(channels), max(1, held))
         return block, min(block, ACCESS_BYTES // itemsize)
@@ -289,22 +302,22 @@ def copy_key(unit: int, tiles: int) -> str:
 
 
 def int8_key(reduced: int, inner: int, itemsize: int) -> str:
-    """Returns the key of packing as int8, from values of a column, elements between two values, bytes of an element."""
+    """Returns the key of packing as int8, for columns of `reduced` values that lie `inner` elements apart."""
     return f"reduced={reduced},inner={inner},bytes={itemsize}"
 
 
 def delta_key(key: int, value: int, itemsize: int) -> str:
-    """Returns the key of the gated delta step, from keys and values of a head, bytes of an element of the state."""
+    """Returns the key of the gated delta step, for heads of `key` keys and `value` values in a state."""
     return f"key={key},value={value},bytes={itemsize}"
 
 
 def selective_key(dim: int, state: int, tied: bool, itemsize: int) -> str:
-    """Returns the key of the selective step, from dims, states, whether a head has one `a`, bytes of an element."""
+    """Returns the key of the selective step; `tied` says whether a head has only one `a`."""
     return f"dim={dim},state={state},tied={tied:d},bytes={itemsize}"
 
 
 def conv_key(taps: int, channel_major: bool, itemsize: int) -> str:
-    """Returns the key of the convolution step, from taps, whether they are the fastest axis, bytes of an element."""
+    """Returns the key of the convolution step; `channel_major` says whether taps are the fastest axis of a window."""
     return f"taps={taps},channel_major={channel_major:d},bytes={itemsize}"
 
 

@@ -51,7 +51,7 @@ def roomy(warps: int, needed: bool = True, most: int = THREAD_REGISTERS) -> dict
     Args:
         warps: warps of a program.
         needed: whether a shape of this kind of launch would spill.
-        most: most registers of a thread.
+        most: limit of the registers of a thread.
     """
     return {"maxnreg": min(most, REGISTERS // (32 * warps))} if needed else {}
 

@@ -50,7 +50,7 @@ def conv_step(
             rows with a null write store nothing. The slots are distinct from each other and from all other slots of the
             step.
         tail: rings of inputs that are not in a row's window yet, or None; see `gated_delta_step`.
-        cursor: how far the tails are folded, or None; beside `tail`.
+        cursor: how far the tails are folded; given if and only if `tail` is.
         parents: trees of drafts, or None; see `gated_delta_step`.
 
     Returns:
@@ -94,7 +94,7 @@ def conv_step(
 
 
 def mix(window: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
-    """Returns one output `channel` of the inputs `tap channel`: the bias plus each input, the oldest first; fp32."""
+    """Returns one output `channel` of inputs `tap channel`, in fp32: adds weighted inputs to the bias, oldest first."""
     y = torch.zeros_like(window[0]) if bias is None else bias.float()
     for tap, values in enumerate(window):
         y = y + weight[:, tap].float() * values

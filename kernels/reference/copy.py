@@ -32,7 +32,7 @@ def copy_slots(planes: PlaneMap, dst: Tensor, src: Tensor) -> None:
 
 
 def zero_slots(planes: PlaneMap, ids: Tensor) -> None:
-    """Makes slots fresh over all planes and layers, padding included: zeros, or the fill of a plane.
+    """Makes slots fresh over all planes and layers, padding included: fills them with zeros or the plane's own pattern.
 
     Args:
         planes: bytes of all slots, see `PlaneMap`. Changed.
@@ -50,10 +50,11 @@ def zero_slots(planes: PlaneMap, ids: Tensor) -> None:
 
 
 def run_data(planes: PlaneMap, slots: Tensor, packet: Tensor) -> None:
-    """Carries out the data section of a packet: copies between registers, and fresh slots.
+    """Carries out the data section of a packet: copies slots from register to register, or makes slots fresh.
 
-    Entries are (dst register, src register), or (dst register, ZERO_SOURCE) to make dst fresh. An entry whose registers
-    hold no slot, or the same slot, is skipped. Overlaps are forbidden as in `copy_slots`.
+    An entry is (dst register, src register) for a copy, or (dst register, ZERO_SOURCE) to make dst fresh, as in
+    `zero_slots`. An entry is skipped if a register of it holds no slot, or if both hold the same slot. Overlaps are
+    forbidden as in `copy_slots`.
 
     Args:
         planes: bytes of all slots, see `PlaneMap`. Changed.
@@ -76,10 +77,10 @@ def run_data(planes: PlaneMap, slots: Tensor, packet: Tensor) -> None:
 
 
 def run_rows(planes: PlaneMap, packet: Tensor) -> None:
-    """Carries out the entries of rows in the data section of a packet: copies between rows, and fresh rows.
+    """Carries out the entries of a packet's data section that name rows: copies from row to row, or makes rows fresh.
 
-    Entries are (ROW_CODE - dst, ROW_CODE - src), or (ROW_CODE - dst, ZERO_SOURCE) to make dst fresh. Entries that name
-    registers are skipped.
+    An entry is (ROW_CODE - dst, ROW_CODE - src) for a copy, or (ROW_CODE - dst, ZERO_SOURCE) to make dst fresh, as in
+    `zero_slots`. Entries that name registers are skipped.
 
     Args:
         planes: bytes of all rows, see `PlaneMap`. Changed.
@@ -117,5 +118,5 @@ def _zero(planes: PlaneMap, slot: int) -> None:
 
 
 def repeated(pattern: int, nbytes: int) -> Tensor:
-    """Returns 64 bits repeated to fill `nbytes`, uint8 `byte`."""
+    """Returns `nbytes` bytes, uint8 `byte`, filled with the 64 bits of `pattern` again and again."""
     return torch.tensor([pattern], dtype=torch.int64, device="cpu").repeat(-(-nbytes // 8)).view(torch.uint8)[:nbytes]

@@ -51,7 +51,7 @@ def gated_delta_step(
         v: `batch token head value`.
         decay: natural log of the gate, `batch token head`, or `batch token head key` for one gate per key channel. With
             `a_log`, the projection of the model from which the op computes the decay.
-        beta: `batch token head`. With `sigmoid`, the projection of the model. None beside `a` and `b`.
+        beta: `batch token head`. With `sigmoid`, the projection of the model. None if `a` and `b` are given.
         state: one layer, `slot head key value`; fp32, bf16 or fp16; any stride between slots. A slot is contiguous, or
             the transposed view of a contiguous `head value key`: `state.mT` of such a plane.
         read: slot of each row to read, int32 or int64 `batch`.
@@ -69,22 +69,22 @@ def gated_delta_step(
         a_log: `head`, contiguous. With it the log decay is -exp(a_log) softplus(decay + dt_bias). softplus is the
             identity above 20.
         dt_bias: `head`, or `head key` if the decay is per key channel, contiguous. If `key` elements are a multiple of
-            16 bytes, it begins at a multiple of 16 bytes. Only beside `a_log`.
+            16 bytes, it begins at a multiple of 16 bytes. Only together with `a_log`.
         sigmoid: whether the op takes the sigmoid of beta.
         normalize: whether q and k are divided by their lengths over keys: x / sqrt(sum(x ** 2) + 1e-6).
-        a: vector that reads the state before it decays, `batch token key_head key`. Beside `b`, without `a_log`,
-            `sigmoid` and `normalize`.
-        b: vector that writes the value which `a` has read to the state, `batch token key_head key`.
-        tail: rings of tokens that are not in a row's state yet, because nobody knows whether they are real, or None.
+        a: vector that reads the state before it decays, `batch token key_head key`. Only together with `b`, and only
+            without `a_log`, `sigmoid` and `normalize`.
+        b: vector along which the value that `a` has read is written to the state, `batch token key_head key`.
+        tail: None, or rings of tokens that are not in a row's state yet, because nobody knows whether they are real.
             The op first adds the pending tokens to the state, then runs the tokens of the step. Tokens that are not in
             the stored state go to the ring, in the memory of the row. A state of 16 bits is rounded after every token,
             as if each token had been a step. Rows of the step have distinct memory, or none. Rings have room for
-            pending tokens and those of the step. Beside `cursor`. The rings of `a` and `b` replace that of beta.
-        cursor: how far the tails are folded, or None; beside `tail`.
+            pending tokens and those of the step. The rings of `a` and `b` replace that of beta.
+        cursor: how far the tails are folded; given if and only if `tail` is.
         parents: trees of drafts, or None: the parent of each node, -1 for none, int32 or int64 `batch node`,
             contiguous. Nodes are the first tokens of the step; each later token follows the token before it. A parent
             has a lower number than its node. Rows with marks behind the first token, and rows whose tokens do not go to
-            the tail, must have the parents of a chain, `token - 1`. Beside `tail`.
+            the tail, must have the parents of a chain, `token - 1`. Only together with `tail`.
 
     Returns:
         `out`. Changes: state; tail.
@@ -147,17 +147,19 @@ def gated(projected: Tensor, a_log: Tensor, dt_bias: Tensor | None) -> Tensor:
 
 
 def normalized(x: Tensor) -> Tensor:
-    """Returns vectors `key_head key` divided by their lengths; vectors below 1e-3 stay shorter than 1."""
+    """Returns vectors `key_head key` divided by their lengths. Vectors with a length below 1e-3 stay shorter than 1."""
     return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
 
 
 def advance(
     s: Tensor, k: Tensor, v: Tensor, gate: Tensor, beta: Tensor | None, a: Tensor | None, b: Tensor | None
 ) -> Tensor:
-    """Returns the state `head key value` of one row after one more token, fp32; without beta by the generalized rule.
+    """Returns the state `head key value` of one row after one more token, in fp32.
 
-    The gate is `head` or `head key`. The function takes one row, and sums products over one axis, because the rounding
-    of a matmul over the batch would depend on the size of the batch.
+    If beta is None, this is the generalized rule.
+
+    The gate is `head` or `head key`. The function takes one row at a time, and multiplies and sums elements, because a
+    matmul over the batch would round differently for each size of the batch.
     """
     key, delta = _of_heads(k, s), v.float()
     if beta is not None:

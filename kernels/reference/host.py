@@ -13,7 +13,7 @@ Ints = NDArray[np.int32]
 
 @contextmanager
 def on_host(*tensors: Tensor) -> Iterator[tuple[Ints, ...]]:
-    """Yields arrays of the tensors; what a caller writes to them is in the tensors afterwards. Syncs: off the CPU.
+    """Yields arrays of the tensors; changes of the arrays are in the tensors afterwards. Syncs: off the CPU.
 
     Args:
         tensors: tensors of one device.

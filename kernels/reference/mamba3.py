@@ -33,7 +33,7 @@ def mamba3_step(
 
     Args:
         x: `batch token head dim`; dim and state are powers of two.
-        b: `batch token group state` behind its norm; head h uses group h // (head / group).
+        b: `batch token group state`, after its norm; head h uses group h // (head / group).
         c: `batch token group state`, as `b`.
         dt: steps, positive, `batch token head`.
         decay: log of the decay, A dt, `batch token head`.

@@ -15,9 +15,9 @@ def scatter_states(
 ) -> None:  # fmt: skip
     """Stores the states at the marks of a step whose forward has its own kernels, all layers in one launch.
 
-    A mark gets its state from `h`, or at the end of its entry's tokens from the slot that the forward wrote. The
-    forward of an entry of n tokens stores the state before each piece of `chunk` tokens. The pieces of an entry begin
-    at its first token, or with `first` None at multiples of `chunk` of the packed batch:
+    A mark at the end of its entry's tokens gets its state from the slot that the forward wrote, every other mark from
+    `h`. There the forward has stored the state before each piece of `chunk` tokens. The pieces of an entry of n tokens
+    begin at its first token or, if `first` is None, at multiples of `chunk` in the packed batch:
 
         first given   plane[:, slot] = h[:, first[entry] + offset / chunk]      where `chunk` divides offset
         first None    plane[:, slot] = h[:, (starts[entry] + offset) / chunk]   where `chunk` divides the sum
@@ -31,9 +31,9 @@ def scatter_states(
     If `h` or `inputs` is None, marks before the end of an entry's tokens are skipped, too. The slots of marks are
     distinct from each other and from all slots that the step reads or writes.
 
-    Call this op after the forward, and before the next plan. If the forward writes a window to the slot that it read, a
-    mark with fewer tokens before it than taps needs the old window. For such marks, call the op before the convolution,
-    or set no such marks.
+    Call this op after the forward, and before the next plan. One case differs: a mark with fewer tokens before it than
+    a window has taps also needs the old window. If the forward overwrites the window in the slot that it read, call the
+    op before the convolution, or set no such marks.
 
     Args:
         marks: marks of the step: int32 columns, ascending by entry.

@@ -12,7 +12,7 @@ def pack_slots(records: RecordMap, slots: Tensor | None, index: Tensor, places: 
     """Copies slots into records, bit for bit: `out[places[b]]` gets entry b.
 
     An entry without a slot, or with an id outside 1..capacity, gives zeros. An entry whose place is outside 0..record-1
-    is skipped. A slot may occur twice. A place may not: which of the two entries it would get is not defined.
+    is skipped. Two entries may have the same slot, but not the same place: the order of entries is not defined.
 
     Args:
         records: where the bytes of a slot lie in memory, and in a record.
@@ -38,7 +38,7 @@ def pack_slots(records: RecordMap, slots: Tensor | None, index: Tensor, places: 
 def unpack_slots(records: RecordMap, slots: Tensor | None, index: Tensor, places: Tensor, source: Tensor) -> None:
     """Copies records into slots, bit for bit: entry b gets `source[places[b]]`.
 
-    Entries without a slot or without a place are skipped. A place may occur twice, a slot may not.
+    Entries without a slot or without a place are skipped. Two entries may have the same place, but not the same slot.
 
     Args:
         records: see `pack_slots`. The planes are changed.

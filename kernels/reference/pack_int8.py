@@ -15,9 +15,10 @@ def pack_int8(planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Te
     quantisation, as in Dettmers et al. 2022, arXiv:2208.07339, sec. 2. Arithmetic is float32.
 
     The scale is at least 2**-126, the smallest float32 with all digits, and at most the largest float32 whose product
-    with 127 is finite. It is 0 if all values are 0. |x - x'| is at most scale / 2, plus the rounding of x / scale,
-    2**-16 of the scale, and of x', half a unit in the last place of the plane's dtype. If a value is infinite or NaN,
-    the scale is NaN, and all values that share the scale come back as NaN, so that no wrong number comes back.
+    with 127 is finite. It is 0 if all values are 0. |x - x'| is at most scale / 2 plus two rounding errors:
+    2**-16 of the scale for x / scale, and half a unit in the last place of the plane's dtype for x'. If a value is
+    infinite or NaN, the scale is NaN, and all values that share the scale come back as NaN, so that no wrong number
+    comes back.
 
     Args:
         planes: where the plane lies in memory, and in a record.

@@ -19,8 +19,8 @@ def column(packet: Ints, section: Section, second: bool = False) -> list[int]:
 def ownership(registers: Registers, packet: Tensor) -> None:
     """Carries out the moves, releases, claims, writes and label copies of a packet, in that order.
 
-    A move or a claim into a register that holds a slot changes nothing, and is counted. To release an empty register
-    does nothing.
+    A move or a claim into a register that holds a slot changes nothing, and is counted as a fault. The release of an
+    empty register does nothing.
 
     Args:
         registers: the register file. Changed: registers, bitmap and counters.
@@ -98,8 +98,8 @@ def audit(registers: Registers, out: Tensor) -> None:
 
     Args:
         registers: the register file.
-        out: int32 `capacity+1`: registers that hold each slot, plus AUDIT_FREE if the bitmap says free. Cell 0 counts
-            registers whose number is no slot of this pool. Changed.
+        out: int32 `capacity+1`. Cell s: the number of registers that hold slot s, plus AUDIT_FREE if the bitmap says
+            that s is free. Cell 0: the number of registers that hold a number which is no slot of this pool. Changed.
 
     Raises:
         ValueError: `out` does not fit.

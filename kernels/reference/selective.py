@@ -21,7 +21,7 @@ def selective_step(
     """Advances the state of every row by its tokens, in order, and returns what `c` reads from it.
 
     Per token: dt' = dt + dt_bias, or softplus of that;  S <- exp(dt' a) S + dt' x (x) b;  y = S c + d x;  y silu(z).
-    This is the selective state space model of Gu, Dao 2023, arXiv:2312.00752. With one `a` and one dt a head, it is
+    This is the selective state space model of Gu, Dao 2023, arXiv:2312.00752. With one `a` and one dt per head, it is
     Mamba2: Dao, Gu 2024, arXiv:2405.21060. Softplus is the identity above 20.
 
     Arithmetic is fp32. The state is rounded to its dtype once, when it is stored. With an fp32 state the bits do not
@@ -60,7 +60,7 @@ def selective_step(
             rows with a null write store nothing. The slots are distinct from each other and from all other slots of the
             step.
         tail: rings of tokens that are not in a row's state yet, or None; see `gated_delta_step`.
-        cursor: how far the tails are folded, or None; beside `tail`.
+        cursor: how far the tails are folded; given if and only if `tail` is.
         parents: trees of drafts, or None; see `gated_delta_step`.
 
     Returns:

@@ -14,15 +14,15 @@ NEVER = 2**31  # more tokens than any step has
 def row_slots(
     state: Tensor, read: Tensor, write: Tensor, snapshot: Tensor, tokens: Tensor, most: int
 ) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yields (row, slot to read, to write and of the snapshot, real tokens) of each real row; 0 for unknown slots.
+    """Yields (row, read slot, write slot, snapshot slot, real tokens) of each row with a write slot.
 
     Args:
-        state: `slot ...`.
-        read: slots to read, `batch`.
-        write: slots to store, `batch`.
-        snapshot: second slots to store, `batch`.
+        state: `slot ...`; slot ids outside it become 0.
+        read: slot of each row to read, `batch`.
+        write: slot of each row to store, `batch`.
+        snapshot: second slot of each row to store, `batch`.
         tokens: tokens of each row, `batch`.
-        most: most tokens of a row.
+        most: limit of the tokens of a row; larger numbers become this one.
 
     Syncs: yes.
     """
@@ -34,7 +34,7 @@ def row_slots(
 
 
 def row_marks(marks: StepMarks | None, last: int) -> dict[tuple[int, int], list[int]]:
-    """Returns (row, offset of a mark) -> slots in 1..last that keep the state there.
+    """Returns a dict (row, offset of a mark) -> slots that keep the state there, without slots outside 1..last.
 
     Syncs: yes.
     """
@@ -47,7 +47,7 @@ def row_marks(marks: StepMarks | None, last: int) -> dict[tuple[int, int], list[
 
 
 class RowTail(NamedTuple):
-    """The tail of one row. Without memory, no tokens are pending, and the state is stored behind the whole step."""
+    """The tail of one row. If `memory` is 0, no tokens are pending, and the state is stored after the whole step."""
 
     rings: Any = ()
     memory: int = 0  # row whose memory has the tail, 0 for none

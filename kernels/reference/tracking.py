@@ -58,20 +58,20 @@ def plan(
 
     Args:
         registers: the register file. Changed: registers, bitmap and counters.
-        packet: int32, laid out as `memstate.kernels.tables.Section` says. If its batch has not as many entries as a
-            column of the record, all entries are padding. Each row comes at most once. Padding is an entry without
-            tokens, or with a row that is 0, negative or beyond the table. The limit in the header bounds the optional
+        packet: int32, laid out as `memstate.kernels.tables.Section` says. If its batch has more or fewer entries than a
+            column of the record, all entries are padding. No row occurs twice. Padding is an entry without tokens, or
+            with a row that is 0, negative or beyond the table. The limit in the header bounds the optional
             claims, in addition to the budget (free slots minus the reserve). The marks name registers of snapshots,
             which no plan changes. Changed: the counts of all sections except the batch become 0.
         record: int32 `batch` columns. Changed.
         marks: int32 columns with room for marks. Changed: gets the packet's marks, with the slots that their registers
             hold; no marks if the packet has a batch of another size.
         rules: rules of the tracking strategy.
-        tails: columns of rows with tails, or None; beside `rules.tail`. `tails` still has the decisions of the last
-            plan, whatever its batch; the plan first makes the accepted tokens of that step pending. In the packet, n
-            tokens of which d may be rejected are -(2**16 d + n), and `FOLD` is a row that only folds its tail. A cell
-            of the header has `defer` of `rules.fold`. With tails, a state stands for fewer tokens than its row has, and
-            the rules apply to the tokens of the state. Changed.
+        tails: columns of rows with tails; None if and only if `rules.tail` is 0. They come with the decisions of the
+            last plan, of whatever batch; this plan first makes the accepted tokens of that step pending. In the packet,
+            n tokens of which d may be rejected are -(2**16 d + n), and `FOLD` stands for a row that only folds its
+            tail. `DEFER_CELL` of the header has the argument `defer` of `rules.fold`. With tails, a state stands for
+            fewer tokens than its row has, and the rules apply to the tokens of the state. Changed.
 
     Raises:
         ValueError: names a column that does not fit.

@@ -7,7 +7,7 @@ from memstate.kernels.tables import RingMap, TailRecord
 
 
 def keep_path(rings: RingMap, record: TailRecord, nodes: Tensor) -> None:
-    """Moves the accepted nodes of trees in the tails to the places that the tokens of a chain have.
+    """Moves the accepted nodes of trees to the places in the tails that they would have without a tree.
 
     The step of the record ran trees of drafts. Node n of a row has place length + n in its rings, behind the row's
     tokens. Node i of the accepted path moves to place length + i, in all layers and rings. After that, the accepted
@@ -40,12 +40,12 @@ def keep_path(rings: RingMap, record: TailRecord, nodes: Tensor) -> None:
 
 
 def lineage(parents: Tensor | None, row: int, token: int) -> int:
-    """Returns the token of a step that a token follows, -1 for none.
+    """Returns the parent of a token: the token of the step that it follows, -1 for none.
 
     Args:
         parents: parents of the step, int32 or int64 `batch node`; None if each token follows the token before it.
         row: entry of the batch.
-        token: the token.
+        token: number of the token in the step.
 
     Syncs: yes, off the CPU.
     """

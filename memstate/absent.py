@@ -27,7 +27,7 @@ class Absent(Shown):
 
         Raises:
             ConfigurationError: The missing record has an attribute of this name.
-            AttributeError: It has none. Notebooks and `copy` ask for many names that no record has.
+            AttributeError: The record has no such attribute. Notebooks and `copy` ask for many such names.
         """
         if not name.startswith("_") and (
             hasattr(self._record, name) or name in (each.name for each in fields(self._record))

@@ -1,4 +1,4 @@
-"""Checks arguments: sequences, flags, salts, names and whole numbers. What is wrong raises `InvalidArgument`.
+"""Checks arguments: sequences, flags, salts, names and whole numbers. A wrong argument raises `InvalidArgument`.
 
 `memstate.kernels.checks` has the checks of tensors.
 """
@@ -21,7 +21,7 @@ NESTED = 8  # levels of tuples in a salt, at most
 PARTS = 1000  # parts of a salt at most, tuples included
 LONGEST_KIND = 64  # characters of the kind of a request, at most
 SHOWN = 200  # characters of a value in a message, at most
-SHORT = Repr()  # cuts collections at four levels of six parts: a part that is nested many times is shown each time
+SHORT = Repr()  # shows at most four levels of six parts: a part that stands in many places is shown at each of them
 SHORT.maxlevel, SHORT.maxstring, SHORT.maxother = 4, SHOWN, SHOWN
 
 
@@ -56,7 +56,7 @@ def is_count(n: object) -> TypeGuard[int]:
 
 
 def whole(what: str, count: Any, least: int = 1) -> int:
-    """Returns a whole number of `least` or more as an int. Raises: InvalidArgument, which names it `what`."""
+    """Returns a whole number of `least` or more as an int. Raises: InvalidArgument, whose text begins with `what`."""
     if not is_whole(count) or count < least:
         raise InvalidArgument(f"{what} {count!r}: expected {least} or more")
     return int(count)
@@ -134,14 +134,14 @@ def flags(what: str, values: Any, size: int) -> npt.NDArray[np.bool_]:
 
 
 def sequence(what: str, values: Any, such_as: str) -> Sequence[Any]:
-    """Returns the values as they are. Raises: InvalidArgument, unless they are a sequence; a text is none here."""
+    """Returns the values as they are. Raises: InvalidArgument, unless they are a sequence other than a text."""
     if type(values) is not list and (not isinstance(values, Sequence) or isinstance(values, str | bytes)):
         raise InvalidArgument(f"{values!r}: expected a sequence of {what}, such as {such_as}")
     return values
 
 
 def items(what: str, values: Any, kind: type) -> tuple[Any, ...]:
-    """Returns values of one kind as a tuple. Raises: InvalidArgument for a single value, a text, and other kinds."""
+    """Returns values of class `kind` as a tuple. Raises: InvalidArgument for a text, one value, or other classes."""
     given = tuple(values) if isinstance(values, Iterable) and not isinstance(values, str | bytes) else None
     if given is None or not all(isinstance(value, kind) for value in given):
         raise InvalidArgument(f"{what} {values!r}: expected a sequence of {kind.__name__}")

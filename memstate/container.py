@@ -34,7 +34,7 @@ def limit(root: Path = ROOT) -> int:
 
 
 def _own(root: Path) -> Iterator[tuple[str, PurePosixPath]]:
-    """Yields pairs (type of file system, group of this process in it), for those that count memory."""
+    """Yields pairs (type of cgroup file system, group of this process in it), for file systems that count memory."""
     for line in (root / PROC / "cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers or "memory" in controllers.split(","):

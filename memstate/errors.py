@@ -43,7 +43,7 @@ class LayoutMismatch(MemstateError, ValueError):
 
 
 def _never(too_many: bool, there_are: str, wait: str) -> str:
-    """Returns advice for a caller: the text `wait`, unless more is asked for than exists."""
+    """Returns advice for a caller: the text `wait`, or, if `too_many`, that waiting cannot help."""
     return f"{there_are}, so waiting cannot help: ask for less at a time" if too_many else wait
 
 
@@ -181,7 +181,7 @@ class ForwardFault(MemstateError):
         row: number of the row.
         step: number of the step.
         rows: all rows with a fault.
-        places: number of faults: of combinations of slot, plane and layer.
+        places: number of faults; each is a combination of slot, plane and layer.
     """
 
     def __init__(

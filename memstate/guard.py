@@ -18,8 +18,8 @@ class Guard:
 
     A call checks its arguments first. Then it enters the guard, makes its changes, and leaves the guard. If an
     exception ends the call inside the guard, the guard stays closed: every later call raises `Broken`. This works for
-    an exception from anywhere, and needs no code after it: the next call sees that an earlier one did not leave. Calls
-    do not nest.
+    an exception at any line, and no code has to run after the exception: the next call sees that an earlier call did
+    not leave the guard. Calls do not nest.
 
     Attributes:
         call: name of the call inside the guard; "" for none.
@@ -44,10 +44,10 @@ class Guard:
         self.pages: list[Iterable[int]] = []
 
     def require_whole(self) -> None:
-        """Requires that no call ended in the middle.
+        """Raises an error if an exception ended an earlier call in the middle.
 
         Raises:
-            Broken: a call did.
+            Broken: such a call exists; names it.
         """
         if self.call:
             raise Broken(self.call, self.why)
@@ -66,7 +66,9 @@ class Guard:
         return Changing(self, call)
 
     def orderly(self, error: AnyError) -> AnyError:
-        """Notes that a call with this error leaves everything in order, so that the guard opens. Returns the error.
+        """Notes that a call that ends with this error has left everything in order, and returns the error.
+
+        So the guard opens when the error leaves it.
 
         Args:
             error: the error that the call is about to raise.
@@ -78,7 +80,8 @@ class Guard:
     def mending(self, call: str) -> Iterator[None]:
         """Closes the guard for a call that repairs the manager, and opens it at the end.
 
-        If the repair fails, the guard still knows the interrupted call and its changes, so that it can be tried again.
+        If the repair fails, the guard still knows the interrupted call and its changes, so the repair can be tried
+        again.
 
         Args:
             call: name of the public call.

@@ -17,8 +17,8 @@ def empty(shape: int | Sequence[int], dtype: torch.dtype, device: torch.device =
     """Returns a tensor whose memory is not initialized.
 
     Args:
-        shape: of the tensor.
-        dtype: of the tensor.
+        shape: shape of the tensor.
+        dtype: dtype of the tensor.
         device: where the memory is.
         pinned: whether the memory is page-locked, so that a device can copy from and to it by itself.
 
@@ -47,10 +47,10 @@ def view(
 
     Args:
         of: the tensor.
-        dtype: of the view.
+        dtype: dtype of the view.
         start: first byte of the view in the tensor's storage, a multiple of the size of an element.
-        shape: of the view.
-        strides: of the view, in elements.
+        shape: shape of the view.
+        strides: strides of the view, in elements.
 
     Syncs: no.
     """

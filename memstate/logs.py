@@ -57,7 +57,7 @@ def event(log: logging.Logger, level: int, name: str, **fields: Any) -> None:
 
 @dataclass
 class LogLine:
-    """The events of one kind in the minute after one was written: they become one line when the minute is over.
+    """Collects the events of one kind for a minute after such an event was written. Then they become one line.
 
     Attributes:
         level: Level of the events.
@@ -75,11 +75,11 @@ class LogLine:
 
 
 class Repeats:
-    """Writes repeated events as one line a minute, with their number.
+    """Writes repeated events as one line per minute, with their number.
 
     The first event of a kind is written at once. All events of the following minute become one line, with the field
     `times`. This line is written by `write_due`, or at the next event of its kind. Events are of one kind if their
-    names and texts are equal. Numbers do not count, and neither does what follows an opening bracket: it is usually the
+    names and texts are equal, apart from numbers and from all that follows an opening bracket, which is usually the
     text of an error.
 
     Args:

@@ -7,7 +7,7 @@ from memstate.errors import InvalidArgument
 
 
 def encode(salt: Hashable) -> bytes:
-    """Returns a salt as bytes. Different salts have different bytes, and a salt the same bytes in every process.
+    """Returns a salt as bytes. Different salts have different bytes, and a salt has the same bytes in every process.
 
     Raises:
         InvalidArgument: `require_salt` refuses the salt.

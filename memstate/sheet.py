@@ -173,7 +173,7 @@ def of_use(used: int, total: int) -> list[BarPart]:
 
 
 def figures(title: str, stats: Any) -> SheetSection:
-    """Returns a table of the figures that are not 0, several to a line.
+    """Returns a table of the figures that are not 0, with several figures per line.
 
     Args:
         title: The title of the table.

@@ -25,7 +25,7 @@ class PrefixStats(Shown):
         hit_tokens: prompt tokens that need not be computed.
         lost_no_sharing: prompt tokens that the cache has never had, or whose KV is gone.
         lost_evicted: prompt tokens whose state has been evicted.
-        lost_no_snapshot: prompt tokens whose KV is cached, and that never had a state.
+        lost_no_snapshot: prompt tokens whose KV is cached, but for which no state was ever kept.
         inserted: states that came to the cache.
         duplicates: states that came when the cache had a state of these tokens already.
         declined: states that the policy did not keep.
@@ -33,7 +33,7 @@ class PrefixStats(Shown):
         loaded: states that came back from host memory.
         evicted_states: states that left the cache: the sum of the six `gone_` figures.
         evicted_pages: pages that left the cache.
-        gone_superseded: states whose row or session had left a newer state, or whose KV was forgotten.
+        gone_superseded: states of a row or session that had left a newer state, and states whose KV was forgotten.
         gone_room: states that the policy chose, because slots or registers were short.
         gone_pages: states that went with the KV pages of a leaf, because pages were short.
         gone_limit: states beyond `Prefix(most_states=)`.
@@ -90,7 +90,8 @@ NO_PREFIX: Final[Any] = NoPrefix()
 class PrefetchStats(Shown):
     """Figures of prefetches from storage. The first two count those under way now, the others events since the start.
 
-    The eleven figures from `complete` to `lost` count prefetches by their end. Together they are all that are over.
+    The eleven figures from `complete` to `lost` count prefetches by how they ended. Their sum is the number of
+    prefetches that are over.
 
     Attributes:
         in_flight: prefetches under way.
@@ -109,7 +110,7 @@ class PrefetchStats(Shown):
         lost: ended because another rank was lost.
         late: requests that were admitted before their prefetch was over.
         truncated: prefetches that were cut to the free host memory.
-        truncated_tokens: tokens cut off from these.
+        truncated_tokens: tokens that were cut off from these prefetches.
         tokens: tokens that need not be computed, thanks to prefetches.
         read: records that came whole.
         pages: pages that were kept.
@@ -294,26 +295,26 @@ class Stats(Shown):
         held_by_lanes: slots of snapshots in lanes of rows: not published.
         held_by_snapshots: slots of published snapshots, cached states included.
         held_by_sessions: slots of sessions.
-        held_by_marks: of `held_by_snapshots`, slots of states inside the prompts of rows that still run.
+        held_by_marks: slots of states inside the prompts of rows that still run; a part of `held_by_snapshots`.
         rows: rows of the request table.
-        rows_used: rows that requests have.
+        rows_used: rows that have a request.
         oldest_row: seconds since the oldest of these requests was admitted or forked; 0 without one.
-        idlest_row: seconds for which a request has had the same length, the longest of all. Only changes between two
-            readings of figures are seen.
+        idlest_row: the longest time, in seconds, for which a request has had the same length. Lengths are compared only
+            when figures are read.
         pages: KV pages.
         pages_free: KV pages that are free.
         sessions: open sessions.
         sessions_emptied: idle sessions that made way or expired, since the start.
         sessions_parted: turns that no state of their session's last answer served, since the start.
         oldest_session: seconds since the oldest session was opened; 0 without one.
-        idlest_session: seconds for which the longest idle session is idle; 0 without one.
+        idlest_session: the longest time, in seconds, for which a session has been idle; 0 without an idle one.
         claimed: slots that were claimed, since the start.
         short_of_slots: admissions, forks and extensions refused for lack of slots, since the start: back-pressure.
         short_of_rows: the same, for lack of rows.
         short_of_pages: the same, for lack of KV pages.
         snapshots: boundaries with a snapshot, since the start.
-        degraded: boundaries for whose snapshot no slot was free, since the start. There, LazyPingPong overwrites its
-            older snapshot.
+        degraded: boundaries for whose snapshot no slot was free, since the start. At such a boundary,
+            LazyPingPong overwrites its older snapshot.
         published: snapshots that were published, since the start.
         dropped: published snapshots that were dropped, since the start.
         refused: snapshots for which no register was free, since the start.
@@ -321,7 +322,7 @@ class Stats(Shown):
             `StateManager.chunk`.
         copied_bytes: bytes of states that memstate's launches copied, since the start.
         zeroed_bytes: bytes of states that memstate's launches zeroed, since the start.
-        packets: packets that were sent, since the start. If no recorded changes conflict, at most one a step.
+        packets: packets that were sent, since the start. If no recorded changes conflict, at most one per step.
         uploads: asynchronous copies to the device, since the start.
         upload_bytes: bytes of these copies.
         upload_waits: times that the host waited because the ring of upload buffers was full, since the start.

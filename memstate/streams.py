@@ -42,8 +42,8 @@ def mark(device: torch.device) -> "torch.cuda.Event":
 class WorkStream:
     """Remembers the stream on which the slots of an allocator change owners, and refuses calls on another stream.
 
-    The first checked call decides the stream. It waits for the stream on which the allocator was built. On a CPU there
-    are no streams, and `require` allows every call.
+    The first checked call decides the stream, which then waits for the stream on which the allocator was built. On a
+    CPU there are no streams, and `require` allows every call.
 
     Args:
         device: where the slots are.

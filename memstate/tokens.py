@@ -1,4 +1,4 @@
-"""Encodes tokens as keys of 8 bytes a token, so that prefixes are compared and hashed without a loop over tokens."""
+"""Encodes tokens as keys, 8 bytes per token, so that prefixes are compared and hashed without a loop over tokens."""
 
 from collections.abc import Hashable, Sequence
 from operator import index
@@ -75,15 +75,14 @@ def encode(tokens: Tokens) -> bytes:
 
 
 def encode_keys(keys: Keys, page: int) -> bytes:
-    """Keys of blocks as bytes: each key takes the place of the tokens of a page. So a list of keys is a prompt.
+    """Returns keys of blocks as bytes: each key takes the place of a page of tokens. So a list of keys is a prompt.
 
     Args:
-        keys: whole numbers from 0 on that fit 64 bits; or bytes, all of one width, at most as many as the tokens of a
-            page take.
+        keys: whole numbers from 0 on that fit 64 bits; or byte strings of one length, which is at most `page * BYTES`.
         page: tokens of a page.
 
     Raises:
-        InvalidArgument: they are something else.
+        InvalidArgument: the keys are something else.
 
     Example:
         >>> encode_keys([1, 2], page=2) == encode([1, 0, 2, 0])
@@ -98,8 +97,9 @@ def encode_keys(keys: Keys, page: int) -> bytes:
             given = numbers[:].tolist() if numbers.dtype.kind in "iu" else None
         if given and isinstance(given[0], bytes):
             (width,) = set(map(len, given))
-            padding = b"\0" * (unit - width)
-            encoded = padding.join(given) + padding if width else b""
+            # A shorter key is filled with zeros and its width, so it differs from a longer key that ends in zeros.
+            fill = b"\0" * (unit - width - 1) + bytes([width % 256]) if width < unit else b""
+            key = fill.join(given) + fill
         else:
             encoded = b"".join([index(key).to_bytes(BYTES, "little").ljust(unit, b"\0") for key in given])
     except (TypeError, ValueError, IndexError, OverflowError, RuntimeError):

@@ -10,8 +10,8 @@ from memstate.state.layout import Order, Plane, StateLayout
 def grouped(states: Sequence[Plane], order: Order = "layer_major") -> tuple[StateLayout, tuple[tuple[str, int], ...]]:
     """Returns one layout for the states of all layers of a model, and where each state lies in it.
 
-    Equal states share a plane. A second plane of the same name gets the number 2. The number of layers of the layout is
-    that of the largest plane; other planes may have a number of their own.
+    Equal states share a plane. A second plane of the same name gets the number 2. The layout has as many layers as the
+    plane with the most layers; other planes have their own number of layers.
 
     Args:
         states: one or more; every state of every layer of the model.

@@ -37,8 +37,8 @@ class Plane:
         name: name of the plane, such as "conv" or "ssm".
         shape: elements per slot and layer; () is one element, a zero makes the plane empty.
         dtype: dtype of the elements.
-        rewritten_each_step: whether a step computes every element anew. If a step writes only a part of the plane, and
-            reads one slot and writes another, the plane must be copied first.
+        rewritten_each_step: whether a step computes every element anew. If not, the plane is copied before a step that
+            reads one slot and writes another.
         parts: the parts that tensor parallelism cuts along `axis`, in the order of memory. Without parts, every rank
             holds the whole plane.
         axis: the axis that is cut.
@@ -46,8 +46,8 @@ class Plane:
             in one order does not match a layout with another order.
         layers: number of layers of the model that hold this plane (default: that of the layout). 1 for data that a
             request has once, such as its last tokens.
-        fill: value of every element of a fresh slot and of the null slot. None if the plane is never made fresh,
-            because every element is written before it is read.
+        fill: initial value of every element, in the null slot and in slots that are made fresh. None if nothing fills
+            the plane, because every element is written before it is read.
         grid: tokens; the state can be kept and found again only at multiples of this number, because the plane is
             incomplete between them. None if it is always incomplete.
 
@@ -116,7 +116,7 @@ class Plane:
 
     @property
     def pattern(self) -> int | None:
-        """The fill as the 64 bits that repeat in memory, a signed number; 0 for zeros, None without a fill."""
+        """The 64 bits that fill memory again and again, as a signed number; 0 for zeros, None without a fill."""
         if not self.fill:
             return self.fill if self.fill is None else 0
         element = torch.full((1,), self.fill, dtype=self.dtype, device="cpu").view(torch.uint8)
@@ -148,7 +148,7 @@ class Plane:
         return replace(self, parts=parts, shape=(*self.shape[: self.axis], size, *self.shape[self.axis + 1 :]))
 
     def slices(self) -> dict[str, slice]:
-        """Returns name -> slice along `axis` of each part; nothing for a plane without parts."""
+        """Returns a dict name of each part -> its slice along `axis`; empty for a plane without parts."""
         ends = accumulate(part.length for part in self.parts)
         return {part.name: slice(end - part.length, end) for part, end in zip(self.parts, ends, strict=True)}
 
@@ -236,8 +236,8 @@ class StateLayout(Shown):
         alignment: every block starts and ends at a multiple of this many bytes from the start of its arena; a multiple
             of 16.
         rows: planes with one entry per row, `layer row ...`, for data that belongs to a request and not to a slot, such
-            as its inputs since the last complete state. An entry is fresh when a request starts, is copied by a fork,
-            and is never published.
+            as its inputs since the last complete state. An entry has its initial values when a request starts, is
+            copied by a fork, and is never published.
 
     Raises:
         InvalidArgument: a value is invalid.
@@ -283,7 +283,7 @@ class StateLayout(Shown):
 
     @property
     def grid(self) -> int:
-        """The least number of tokens at whose multiples all planes can be kept; `NEVER` if one can never be."""
+        """The least number of tokens at whose multiples all planes can be kept; `NEVER` if a plane never can."""
         return min(NEVER, lcm(*(plane.grid or NEVER for plane in self.planes)))
 
     def block_bytes(self, plane: Plane) -> int:
@@ -343,7 +343,7 @@ class StateLayout(Shown):
         return replace(self, planes=tuple(plane.shard(ranks) for plane in self.planes), rows=rows)
 
     def runs(self, slots: int) -> tuple[Run, ...]:
-        """Returns the longest runs of bytes of a slot; every block is in one run. Raises: InvalidArgument."""
+        """Returns the runs of bytes of a slot, as few as possible, with every block in one. Raises: InvalidArgument."""
         slots = whole("slots", slots, least=0)
         if self.order == "slot_major":
             return (Run(0, 0, self.bytes_per_slot, self.bytes_per_slot),) if self.bytes_per_slot else ()
@@ -382,7 +382,7 @@ class StateLayout(Shown):
 
 
 def _fill(plane: str, fill: float | None, dtype: torch.dtype) -> float | None:
-    """Returns the fill in the dtype. Raises: InvalidArgument if the dtype cannot hold it."""
+    """Returns the fill as the dtype holds it. Raises: InvalidArgument if the dtype cannot hold it."""
     try:
         if fill is None or fill == 0:  # every dtype holds 0
             return fill if fill is None else 0

@@ -34,7 +34,7 @@ class Span(NamedTuple):
     start: int
     slot_stride: int
     nbytes: int
-    pattern: int | None  # 64 bits of a fresh span; None if never made fresh
+    pattern: int | None  # 64 bits that fill a fresh span again and again; None if nothing fills it
 
     @property
     def address(self) -> int:
@@ -149,7 +149,7 @@ class PlaneTable(AddressTable):
 
 
 class RingTable(AddressTable):
-    """The table of planes of rows that are rings, on `device`."""
+    """The table, on `device`, of the planes of rows that are rings."""
 
     def __init__(self, regions: Sequence[Region], device: torch.device) -> None:
         self.regions = regions
@@ -174,9 +174,9 @@ class Memory:
 
     Args:
         regions: regions of the planes.
-        owned: the arenas whose memory memstate releases.
+        owned: the arenas that memstate allocated, whose memory it can release.
         backend: backend that launches the operations.
-        also: other memory that sleeps and wakes with this one, or None.
+        also: other memory that sleeps and wakes together with this memory, or None.
 
     Attributes:
         asleep: whether the memory of the states is released; every operation on slots raises Asleep then.
@@ -214,7 +214,7 @@ class Memory:
         return self._tables[key]
 
     def follow(self, table: AddressTable) -> None:
-        """Makes `wake` fill another table again, as long as somebody holds the table."""
+        """Makes `wake` write new addresses to one more table, as long as the table exists."""
         self._followers.add(table)
 
     def of(self, name: str, operation: str = "planes") -> list[Region]:
@@ -227,11 +227,12 @@ class Memory:
     def sleep(self, *, keep: bool = True) -> None:
         """Releases the memory of the states until `wake`; the tensors stay, and must not be read meanwhile.
 
-        Who gave memory, an engine or `allocate`, also releases it, after this call. On a GPU, released memory goes to
-        torch's allocator: `torch.cuda.empty_cache()` returns it to the device.
+        Memory that an engine or `allocate` gave must be released there, after this call. On a GPU, memory that memstate
+        releases goes to torch's allocator: `torch.cuda.empty_cache()` returns it to the device.
 
         Args:
-            keep: keep the bytes in host memory; otherwise contents are undefined after `wake`, except the null slot.
+            keep: whether to keep the bytes in host memory. If not, all slots except the null slot are undefined after
+                `wake`.
 
         Raises:
             Asleep: the memory is asleep already.
@@ -260,8 +261,9 @@ class Memory:
     def wake(self) -> None:
         """Brings back the memory that `sleep` released: the same tensors, whose addresses may have moved.
 
-        Before this call, who gave memory must bring it back into its tensors. CUDA graphs that hold addresses of planes
-        must be captured again. Graphs of copies and zeros stay valid, because they read addresses from tables.
+        Memory that an engine or `allocate` gave must be back in its tensors before this call. CUDA graphs that hold
+        addresses of planes must be captured again. Graphs of copies and zeros stay valid, because they read addresses
+        from tables.
 
         Raises:
             InvalidArgument: the memory is awake.
@@ -294,7 +296,7 @@ class Memory:
         self.backend.counts.syncs += 1
 
     def scrub_null(self) -> None:
-        """Makes slot 0 fresh, because kernels of an engine may have written it; one small device operation per tensor.
+        """Fills slot 0 again, because an engine's kernels may have written it; one small device operation per tensor.
 
         Raises:
             Asleep: the memory is released.

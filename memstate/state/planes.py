@@ -70,7 +70,7 @@ class _Naming:
 class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
     """The states of all slots: a mapping from plane names to tensors, and the operations that move slots.
 
-    Contents start undefined, except in the null slot (slot 0), which is fresh: zero, or the fill of the plane.
+    At first, all slots are undefined except the null slot (slot 0), which has zeros, or the fill of the plane.
 
     Operations run on the current stream of the planes' device, and a CUDA graph can hold them. If this is not the
     stream of the manager, the caller orders the two streams by events.
@@ -128,8 +128,8 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
     ) -> "Planes":  # fmt: skip
         """Returns the planes in memory that an engine has allocated, with any strides between slots and layers.
 
-        Slot 0 is the null slot and becomes fresh, so n slots need n + 1 entries. Only the bytes of the planes are
-        touched, never the bytes between two blocks.
+        Slot 0 is the null slot, so n slots need n + 1 entries. This call fills slot 0 with zeros, or the fill of the
+        plane. memstate touches only the bytes of the planes, never the bytes between two blocks.
 
         Checked: names, layers, shape, dtype, device, the same number of slots everywhere, each layer of each slot
         contiguous, and that no two blocks share a byte (exact, from addresses and strides). Not checked: whether other
@@ -218,7 +218,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         )
 
     def keep_path(self, record: TailRecord, nodes: Tensor) -> None:
-        """Moves the accepted nodes of trees together in the tails, in one launch; see `Backend.keep_path`.
+        """Closes the gaps between accepted nodes of trees in the tails, in one launch; see `Backend.keep_path`.
 
         Args:
             record: record of the step.
@@ -273,7 +273,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
             dst: int32 or int64 `n` on the planes' device.
             src: int32 or int64 `n` on the planes' device.
             planes: names of the planes to copy (default: all).
-            checked: whether to refuse overlapping sets and unknown ids first.
+            checked: whether to refuse, before the launch, unknown ids, and copies whose result depends on their order.
             due: number of entries that are not skipped, if the caller knows it.
 
         Raises:
@@ -296,9 +296,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
             self._count(table.slot_bytes, copied=due)
 
     def zero(self, ids: Tensor, *, due: int | None = None) -> None:
-        """Makes slots fresh, over all planes and layers in one launch; ids outside 1..slots are skipped.
-
-        A fresh slot is zero, or has the fills of its planes.
+        """Fills slots with zeros, or the fill of each plane, in one launch; ids outside 1..slots are skipped.
 
         Args:
             ids: int32 or int64 `n` on the planes' device.
@@ -325,7 +323,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
             slots: int32 `register`, the slot of each register.
             packet: int32, the packet.
             copied: number of slots that will be copied, if the caller knows it.
-            zeroed: number of slots that will be made fresh, if the caller knows it.
+            zeroed: number of slots that will be filled with zeros or the planes' fills, if the caller knows it.
 
         Raises:
             Asleep: the memory is released; nothing moved.
@@ -351,7 +349,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         self._count(table.slot_bytes, copied=copied, zeroed=zeroed)
 
     def gather(self, name: str, slots: Tensor, out: Tensor | None = None) -> Tensor:
-        """Returns slots of a plane side by side, `layer batch ...`; a fresh slot for ids outside 1..slots.
+        """Returns slots of a plane side by side, `layer batch ...`; the plane's fill for ids outside 1..slots.
 
         It takes one launch, or one per layer if an engine gave one tensor per layer.
 

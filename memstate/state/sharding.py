@@ -44,7 +44,7 @@ class Part:
 
 
 class Owned(NamedTuple):
-    """The share of a rank of one part: elements `whole` of the uncut axis are elements `local` of the rank's axis.
+    """The share of one part that a rank holds: elements `whole` of the uncut axis, `local` of the rank's own axis.
 
     Example:
         >>> import torch

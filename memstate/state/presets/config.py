@@ -43,8 +43,8 @@ def from_config(
 
     Planes have the dtypes and the order of axes of the classes of transformers. A window holds the earlier inputs that
     a step needs. A configuration of several models stands for its text model. If states of one kind differ in shape, or
-    are in some layers only, they are several planes: conv, conv2. Windows that are never open at the length of a kept
-    state are planes of rows.
+    are in some layers only, they are several planes: conv, conv2. Windows of tokens that a layer pools are planes of
+    rows if none is open at a length at which states are kept.
 
     Args:
         config: the configuration: an object, a dict, the path of a config.json, or the path of its folder.
@@ -60,16 +60,17 @@ def from_config(
         ssm_order: order of states in memory: "key_value" (default) or "value_key" of a delta rule, "dim_state"
             (default) or "state_dim" of Mamba-2, or "engine", the order of SGLang and vLLM for the model: "value_key"
             and "dim_state". Pass a plane of "value_key" or "state_dim" to kernels as `plane.mT`.
-        tail: most tokens of a step of rows with tails (`Forward(tail=)`); 0 for no tails. The rings are planes of rows.
-            A ring has the name of its plane and of a field of the decode step: conv_x of a convolution; ssm_k, ssm_v,
-            ssm_gate, ssm_beta of a delta rule; ssm_a and ssm_b instead of ssm_beta for RWKV-7; ssm_x, ssm_b, ssm_dt of
-            Mamba. conv2_x belongs to conv2, layer by layer. `planes.tail` returns the tuple that a step takes.
+        tail: limit of a row's tokens in a step, for rows with tails (`Forward(tail=)`); 0 for no tails. The rings are
+            planes of rows. A ring has the name of its plane and of a field of the decode step: conv_x of a convolution;
+            ssm_k, ssm_v, ssm_gate, ssm_beta of a delta rule; ssm_a and ssm_b instead of ssm_beta for RWKV-7; ssm_x,
+            ssm_b, ssm_dt of Mamba. conv2_x belongs to conv2, layer by layer. `planes.tail` returns the tuple that a
+            step takes.
         layers: layers of the model, from 0, whose states the layout has, such as a pipeline stage (default: all).
 
     Raises:
         InvalidArgument: the file cannot be read; the type is not known; fields are missing or contradict each other;
-            the ranks do not divide, or outnumber the heads of states; the model has no such layers; the model has no
-            such order; or with `tail`, a step of the model takes no tail.
+            the ranks do not divide the heads, groups or channels, or outnumber the heads of states; the model has no
+            such layers; the model has no such order; or `tail` is not 0 and the steps of the model take no tail.
 
     Example:
         >>> from memstate.state.presets import from_config
@@ -108,16 +109,16 @@ def kv_from_config(
 ) -> StateLayout | None:
     """Returns the layout of a KV page of a model, as if a page were a slot; None for a model without attention.
 
-    A page has keys and values of every attention layer: `2 x KV heads x head size` elements a token and layer. With
-    latent attention (`kv_lora_rank`, as in Kimi Linear), it has `kv_lora_rank + qk_rope_head_dim` elements, as in vLLM
-    and SGLang, and every rank has all of them. The layout ignores windows of attention, KV that layers share, and keys
-    of an index.
+    A page has keys and values of every attention layer: `2 x KV heads x head size` elements per token and layer. With
+    latent attention (`kv_lora_rank`, as in Kimi Linear), it has `kv_lora_rank + qk_rope_head_dim` elements per token
+    and layer, as in vLLM and SGLang, and every rank has all of them. The layout does not consider that attention may
+    have a window, that layers may share KV, or that an index may have keys.
 
     Args:
         config: the configuration, as in `from_config`.
         page_size: tokens of a page.
         dtype: dtype of keys and values.
-        ranks: tensor-parallel ranks; the layout is that of one rank. If ranks outnumber KV heads, they hold copies.
+        ranks: tensor-parallel ranks; the layout is that of one rank. More ranks than KV heads hold copies of heads.
         layers: layers of the model, as in `from_config`.
 
     Raises:

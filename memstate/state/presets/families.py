@@ -27,7 +27,7 @@ class LayerState(NamedTuple):
     Attributes:
         planes: planes of the layer, windows first; several planes may have the same name.
         orders: possible orders of a head's matrix in memory, the usual one first.
-        engine: (whether engines keep windows as `(width-1) channel`, whether they keep matrices in the second order).
+        engine: (whether engines keep windows as `(width-1) channel`, whether they keep matrices in `orders[1]`).
         rows: planes of rows, see `StateLayout`.
         rings: fields of the tail of each plane; empty if the decode step takes no tail.
     """
@@ -67,7 +67,7 @@ def delta_rule(
     """Returns the state of a gated delta rule: ssm `head key value`, and a window over the channels q | k | v.
 
     Gated DeltaNet, https://arxiv.org/abs/2412.06464. Kimi Delta Attention, https://arxiv.org/abs/2510.26692, has the
-    same state, with one gate a key channel (`by_key`); engines keep its windows width first.
+    same state, with one gate per key channel (`by_key`); engines keep its windows width first.
     """
     parts = Part("q", key_heads, key), Part("k", key_heads, key), Part("v", value_heads, value)
     conv, ssm = window(*parts, width=width), matrices(value_heads, key, value)
@@ -114,18 +114,18 @@ def convolutions(*convs: Plane) -> LayerState:
 
 
 def compressor(name: str, rate: int, size: int, overlap: int = 0) -> LayerState:
-    """Returns the state of a layer that pools windows of `rate` tokens to one entry of KV each.
+    """Returns the state of a layer that pools each window of `rate` tokens into one entry of KV.
 
     Planes of rows hold keys and gates of the open window, `token channel`. The last token of a window is not kept,
-    because it closes the window in its own step. When a window closes, the KV has all of it, unless windows overlap.
-    Then each token has a second set of keys and gates for the next window, and the state holds the last window. Gates
-    start at -inf, so that missing tokens have no weight.
+    because it closes the window in its own step. Nothing of a closed window is kept, because its KV has all of it. If
+    windows overlap, however, each token has a second set of keys and gates for the next window, and the state holds the
+    last closed window. Gates start at -inf, so that missing tokens have no weight.
 
     Args:
         name: start of the names of planes, before "_kv" and "_gate".
         rate: tokens of a window.
         size: channels of an entry.
-        overlap: grid of the state if windows overlap, otherwise 0.
+        overlap: if windows overlap, the grid of the state (`Plane.grid`), otherwise 0.
     """
 
     def planes(tokens: int, channels: int, gates: torch.dtype, grid: int = 1) -> tuple[Plane, ...]:

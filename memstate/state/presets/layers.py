@@ -80,7 +80,7 @@ def _all_but_periodic(fields: Fields, name: str) -> Layers:
 
 
 def compressors(fields: Fields) -> dict[int, tuple[str, int]]:
-    """Returns layer -> (kind, tokens of a window) of layers that pool windows. Raises: InvalidArgument."""
+    """Returns a dict layer -> (kind, tokens of a window), of the layers that pool windows. Raises: InvalidArgument."""
     if fields.get("layer_types") is not None:
         named = [(kind, f"compress_rates.{kind}") for kind in kinds(fields, "layer_types")]
         return {
@@ -110,7 +110,7 @@ READINGS: Final[Mapping[str, Callable[[Fields, str], Layers]]] = {
     "layer_group_size": _all_but_every,
     "attn_layer_period": _all_but_periodic,
 }
-ONE_EACH: Final = ("layer_types", "layers_block_type", "hybrid_override_pattern")  # fields with one entry a layer
+ONE_EACH: Final = ("layer_types", "layers_block_type", "hybrid_override_pattern")  # fields with one entry per layer
 
 
 def state_layers(config: object) -> Layers:
@@ -179,7 +179,7 @@ def attention_layers(fields: Fields) -> Layers:
 
 
 def sliding(fields: Fields, layer: int) -> bool:
-    """Returns whether a layer attends to a window only, if KV heads depend on that. Raises: InvalidArgument."""
+    """Returns whether a layer of `SLIDING_HEADS` models attends only to a window. Raises: InvalidArgument."""
     if fields.get("layer_types") is not None:
         return kinds(fields, "layer_types")[layer] == "hybrid_sliding"
     return layer in fields.numbers("local_layer_ids", range(fields.number("num_hidden_layers")))

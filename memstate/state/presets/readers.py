@@ -53,8 +53,8 @@ def _delta_rule(fields: Fields, _: int) -> LayerState:
 def _ngram_delta(fields: Fields, layer: int) -> LayerState:
     """Reads a delta rule that also adds embeddings of n-grams in some layers, as in Qwen4-Exp.
 
-    These layers also keep the inputs of a dilated convolution, and the last tokens. Tokens before the first one are the
-    token that ends a text.
+    These layers also keep the inputs of a dilated convolution, and the last tokens. At the start of a text, the missing
+    last tokens are the token that ends a text.
     """
     kept, total = _delta_rule(fields, layer), fields.number("num_hidden_layers")
     if not fields.get("ple_layer_ids") or layer + 1 not in fields.numbers("ple_layer_ids", range(1, total + 1)):
@@ -140,7 +140,7 @@ def _rwkv7(fields: Fields, _: int) -> LayerState:
 
 
 def _mamba3(fields: Fields, _: int) -> LayerState:
-    """Reads Mamba-3 with the fields of flash-linear-attention; the part `rope_fraction` of a head turns in pairs."""
+    """Reads Mamba-3 with the fields of flash-linear-attention; `rope_fraction` of a head is rotated, pair by pair."""
     turned, channels = fields.get("rope_fraction"), fields.number("expand") * fields.number("hidden_size")
     if turned not in (0.5, 1.0) or fields.get("is_mimo"):
         raise fields.refused("rope_fraction", "is_mimo", expected="0.5 or 1.0, and one input and output")
@@ -184,7 +184,8 @@ def _convolved_attention(fields: Fields, layer: int) -> LayerState:
 def _compressed(fields: Fields, layer: int) -> LayerState:
     """Reads the windows that pool KV in a layer of DeepSeek-V4 and, if windows overlap, those that pool index keys.
 
-    Open windows belong to the request, so a state can be kept at lengths at which the windows of all layers close.
+    An open window belongs to the request, not to the state. So a state can be kept only at lengths at which the windows
+    of all layers close.
     """
     pooling = compressors(fields)
     (kind, rate), size = pooling[layer], fields.number("head_dim")

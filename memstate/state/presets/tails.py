@@ -28,7 +28,7 @@ def of_window(conv: Plane) -> Fields:
 
 
 def of_delta_rule(key_heads: int, heads: int, key: int, value: int, *, by_key: bool) -> Fields:
-    """Returns the fields of a gated delta rule, with one gate a head or, with `by_key`, one a key channel."""
+    """Returns the fields of a gated delta rule, with one gate per head, or with `by_key` one per key channel."""
     gate = of_heads("gate", heads, *[key] * by_key, dtype=torch.float32)
     k, v = of_heads("k", key_heads, key), of_heads("v", heads, value)
     return k, v, gate, of_heads("beta", heads, dtype=torch.float32)
@@ -62,7 +62,7 @@ def ringed(layout: StateLayout, fields: Sequence[tuple[str, Fields]], tail: int)
     Args:
         layout: layout of the states.
         fields: for each state of each layer, (name of its plane, fields of its tail).
-        tail: most tokens of a step.
+        tail: limit of a row's tokens in a step.
     """
     of = dict(fields)
     rings = [

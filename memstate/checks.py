@@ -36,7 +36,7 @@ class NotCopied:
 
 
 def require_switch(name: str, switch: object, why: str = "") -> None:
-    """Requires True or False.
+    """Raises an error unless a value is True or False.
 
     Raises:
         ConfigurationError: The value is something else.
@@ -158,7 +158,7 @@ def hashable(what: str, name: Any) -> Any:
 
 
 def require_name(what: str, name: object) -> None:
-    """Requires a name that is a text and not empty. Raises: InvalidArgument."""
+    """Raises InvalidArgument unless a name is a text and not empty."""
     if not isinstance(name, str) or not name:
         raise InvalidArgument(f"a {what} needs a name, a text; got {name!r}")
 

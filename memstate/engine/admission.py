@@ -160,7 +160,7 @@ class Admission(Verbs):
         """Returns `extent` of `PrefixCache.match`; None if the manager keeps the KV.
 
         Raises:
-            InvalidArgument: they contradict each other, or the manager keeps the KV.
+            InvalidArgument: `keys`, `length` and `reach` contradict each other, or the manager keeps the KV.
         """
         if request.keys is None and request.reach is None:
             return None
@@ -186,7 +186,7 @@ class Admission(Verbs):
 
         Args:
             call: name of the public call.
-            lack: the error that it raises.
+            lack: the error that the call raises.
         """
         self.lacks[type(lack)] += 1
         self._told.event(logging.INFO, "refused", call=call, error=type(lack).__name__, why=str(lack))
@@ -300,7 +300,7 @@ class Admission(Verbs):
             self._filled(start, hit, match, start.source.takes)
 
     def _filled(self, start: Start, hit: Hit, match: Match, takes: bool) -> None:
-        """Changes a start from host memory to the prefix cache, and moves its lease to the cached state."""
+        """Makes a start use the state that was loaded to the prefix cache, and moves its lease to that state."""
         reach, session = start.lease, start.session
         start.source, start.match, start.hit = self._cached(match)._replace(takes=takes), match, None
         start.lease = self._cache.hold(match, start.prompt)
@@ -312,7 +312,7 @@ class Admission(Verbs):
             self._tiers.host.unpin(hit)
 
     def _short_of_holders(self, n: int) -> Lack | None:
-        """Returns the error to raise if fewer than n holders are free or can become free, one for each loaded state.
+        """Returns the error to raise unless n holders, one for each loaded state, are free or can become free.
 
         Cached states that these requests will read are pinned, so they cannot make way.
         """
@@ -559,7 +559,7 @@ class Admission(Verbs):
             length: for each row, the length that it starts with.
             tracked: for each row, the length up to which no snapshot is due.
             moved: for each row, how many of its first registers a move has filled; empty if no row has any.
-            of_rows: for each row, the row that it is forked from; empty for rows that start fresh.
+            of_rows: for each row, the row that it is forked from; empty if the rows are no forks.
         """
         file, confirmed, commands = self._file, self._table.confirmed_at, self._commands
         first_tracked, first_source = file.starts["tracked"], file.starts["source"]

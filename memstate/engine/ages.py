@@ -12,8 +12,8 @@ Seconds = NDArray[np.float64]
 class Ages:
     """Knows the age and the idle time of each row.
 
-    The idle time of a row counts from the first look that saw its present length. So the real idle time is never
-    shorter, and the measured one is as exact as looks are frequent. Each scrape of the metrics is a look.
+    The idle time of a row counts from the first look that saw its present length. So the measured idle time is shorter
+    than the real one, by at most the time between two looks. Each scrape of the metrics is a look.
 
     Args:
         table: the request table, which has the times of admission.

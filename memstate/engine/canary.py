@@ -225,7 +225,7 @@ class Canary:
         return slots * (torch.arange(len(slots), device=slots.device) < count)
 
     def _look(self, step: Step) -> list[WrongBytes]:
-        """Returns the slots of a step whose bytes are wrong: first those that were only to be read, then by vector."""
+        """Returns the slots of a step whose bytes are wrong: first those that it may only read, then by vector."""
         self._counts.syncs += 1
         record, wrong = step.record, list[WrongBytes]()
         if (read := self._only_read(record)) is not None and len(at := read.nonzero()[:, 0]):

@@ -21,7 +21,7 @@ from memstate.sizes import byte_count, token_count
 from memstate.state.layout import NEVER, Plane, StateLayout
 from memstate.state.presets import CHECKPOINTS, from_config, kv_from_config
 
-MOST_TOKENS = 1e12  # tokens a second, of all requests together
+MOST_TOKENS = 1e12  # tokens per second, of all requests together
 STRATEGIES: Final[Mapping[str, type[Tracking]]] = {
     "none": NoTracking, "ping-pong": PingPong, "lazy": LazyPingPong, "redirect": Redirect,
 }  # fmt: skip
@@ -78,8 +78,9 @@ def capacity(
         placement: the rule that chooses the lengths at which prompts keep states. Default: `Ends()`.
         tokens_per_second: decode tokens of all requests together, to compute how many bytes snapshots write.
         host_memory: bytes of host memory for a tier. None: no tier.
-        speculate: tokens of a step with drafts, `Forward(tail=)`; 0: no drafts. Every request then has a tail, and KV
-            pages for the tokens of one more step, with overlap of two. A `StateLayout` must have its rings already.
+        speculate: tokens of a step with drafts, `Forward(tail=)`; 0: no drafts. With drafts, every request has a tail,
+            and KV pages for the tokens of one more step, or of two more with overlap. A `StateLayout` must have its
+            rings already.
         layers: layers of the model, from 0, that the memory is for, such as `range(12)` for the first pipeline stage.
             None: all layers.
         **others: not allowed. The error for an option of the command names the argument to use.

@@ -13,7 +13,7 @@ from memstate.requests.handles import Session
 
 
 def require_settings(priority: object, ttl: object) -> None:
-    """Requires a valid priority and time to live of a session.
+    """Raises an error unless the priority and the time to live of a session are valid.
 
     Raises:
         InvalidArgument: a value is not valid.
@@ -78,7 +78,7 @@ class SessionCalls:
     def fork(self, session: Session, name: Hashable) -> SessionFork:
         """Opens a second session that goes on from the same turn, with the same priority and `ttl`.
 
-        Both sessions share the newest state, and KV of whole pages. The session that goes on first reads this state in
+        Both sessions share the newest state, and KV of whole pages. Whichever session goes on first reads this state in
         its first step, and the other session keeps it. No state is copied, except with `Forward(direct_hits=False)`.
         Without states, both start from what the cache or the tiers have.
 

@@ -124,10 +124,10 @@ class DeviceCalls:
         self._parts.admission.arrived(rows, lengths)
 
     def scrub_null(self) -> None:
-        """Makes slot 0 and row 0 fresh: zeros, or the `fill` of a plane.
+        """Fills slot 0 and row 0 with zeros, or with the `fill` of a plane.
 
-        Call this before each forward if your kernels write to slot 0, read slot 0 later, and need it fresh. The launch
-        is on the current stream, and a CUDA graph can contain it.
+        Call this before each forward if your kernels write to slot 0, but rely on these values when they read it later.
+        The launch is on the current stream, and a CUDA graph can contain it.
 
         Syncs: no.
         """
@@ -169,7 +169,10 @@ class DeviceCalls:
         parts.planes.keep_path(self.tails, nodes)
 
     def _require_path(self, step: Step, nodes: Tensor) -> None:
-        """Requires nodes for each entry of a step; in debug mode, that they ascend. Syncs: in debug mode only."""
+        """Refuses nodes that do not fit the entries of a step. In debug mode, also refuses nodes that do not ascend.
+
+        Syncs: in debug mode only.
+        """
         if len(nodes) != len(step.numbers):
             raise InvalidArgument(
                 f"keep_path: nodes of {len(nodes)} entries, step {step.serial} has {len(step.numbers)}"
@@ -243,8 +246,8 @@ class DeviceCalls:
     def use_stream(self, stream: "torch.cuda.Stream") -> None:
         """Moves the device work of the manager to another stream, after all its work so far.
 
-        All calls come on one stream, except `info`, `chunk`, counts, `stats` and `scrub_null`. The current stream of
-        the first call is this stream; on another one, later calls raise InvalidArgument. `use_stream` makes the new
+        All calls come on one stream, except `info`, `chunk`, counts, `stats` and `scrub_null`. It is the stream that is
+        current in the first call; later calls on another stream raise InvalidArgument. `use_stream` makes the new
         stream wait for the old one. It does not make the new stream current: make the next calls under
         `torch.cuda.stream(stream)`.
 

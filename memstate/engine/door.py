@@ -32,7 +32,7 @@ class Door:
         self._thread = threading.get_ident() if check is not None else None
 
     def enter(self) -> None:
-        """Requires that a call may change something, or use the device."""
+        """Raises an error unless a call may now change something, or use the device."""
         if self._stepping.replaying is not None:
             self.require_no_replay()
         if self._check is not None or self._stream.matters:
@@ -45,7 +45,7 @@ class Door:
             self._check()
 
     def require_whole(self) -> None:
-        """Requires that a call may read what the host knows."""
+        """Raises an error unless a call may now read what the host knows."""
         self.require_no_replay()
         self._guard.require_whole()
 

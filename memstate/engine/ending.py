@@ -24,7 +24,7 @@ Named = Sequence[Tokens | Keys | None] | None  # tokens of each row, or its keys
 
 
 def require_keep(keep: Keep | None, tokens: object, lengths: object = None) -> None:
-    """Requires a valid `keep`, and `tokens` and `lengths` that fit it.
+    """Raises an error unless `keep` is valid, and `tokens` and `lengths` fit it.
 
     Raises:
         InvalidArgument: `keep` is not valid, or `tokens` or `lengths` do not fit it.
@@ -144,7 +144,7 @@ class Ending(Verbs):
         self._stepping.promise(rows, told or [state.length if state else 0 for state in snapshots], before)
 
     def _keys(self, tokens: Named, rows: Sequence[int]) -> list[bytes]:
-        """Returns the tokens of each row as a key. Requires that tokens and prompt of a row agree as far as both go.
+        """Returns the tokens of each row as a key. Refuses tokens that differ from the row's prompt, as far as both go.
 
         Args:
             tokens: one sequence for each row; None for a row, or for all, stands for the prompt.
@@ -195,7 +195,7 @@ class Ending(Verbs):
         return names.continued(lease.prompt.key if lease and given is lease.given else b"", given)
 
     def _require_continued(self, row: int, key: bytes) -> None:
-        """Requires tokens that agree with the row's prompt as far as both go. Otherwise matches find wrong states."""
+        """Refuses tokens that differ from the row's prompt, as far as both go: matches would find wrong states."""
         lease = self._cache.leases.get(row)
         known = (lease.prompt.key, lease.encoded) if lease else ()
         if not all(key is one or key.startswith(one) or one.startswith(key) for one in known):
@@ -232,7 +232,7 @@ class Ending(Verbs):
         return self._cache.file(given)
 
     def _require_answers(self, rows: Sequence[int], known: Sequence[int]) -> None:
-        """Requires a snapshot of every running row, and holders and slots to publish them all.
+        """Raises an error unless each running row has a snapshot, and there are holders and slots to publish them all.
 
         Args:
             rows: the row numbers.

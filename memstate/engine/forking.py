@@ -94,7 +94,7 @@ class Forking(Verbs):
         return Fork(self._table.handles([left[row].pop(0) for row in order]), copies)
 
     def _require_settled(self, rows: Iterable[int], ended: Iterable[int] = ()) -> None:
-        """Requires rows that run and whose last step is settled. Rows of `ended` may have finished."""
+        """Raises an error unless the rows run and their last steps are settled. Rows of `ended` may have finished."""
         times = self._log.times(self._table)
         for index in (*rows, *ended):
             finished = self._table.finished[index] and index not in ended

@@ -441,7 +441,7 @@ class StateManager(NotCopied, Shown):
         return self._stepping.plan(rows, tokens, limit, replay, drafts, int(defer))
 
     def _require_tails(self, defer: int) -> None:
-        """Requires `Forward(tail=)`, for a plan with `drafts` or `defer`, and a valid `defer`."""
+        """Refuses `drafts` and `defer` in a manager without `Forward(tail=)`, and a `defer` that is not valid."""
         tail = self.forward.tail
         if not tail:
             raise InvalidArgument(
@@ -587,12 +587,12 @@ class StateManager(NotCopied, Shown):
                 turn began, or an older one, if a slot still holds it. "handle": the result has handles, for
                 `Request(resume=...)` and `drop`. "cache": KV and state go to the prefix cache, and the states of a turn
                 to its session. `drop` refuses states that the cache owns.
-            tokens: for each request all of its tokens so far, prompt and answer; with `keep="cache"` only. None, or
-                None for a request, stands for its prompt; a request that has decoded needs its tokens. If you give the
+            tokens: for each request all of its tokens so far, prompt and answer; with `keep="cache"` only. None for one
+                request, or for all, stands for the prompt; a request that has decoded needs its tokens. If you give the
                 object that the request was admitted with, only the tokens behind the prompt are read.
             lengths: for each row, the largest length of a state to keep, or one number for all rows. None: no limit.
             keys: with `Prefix(keyed=True)`, in place of `tokens`: the keys of all blocks that each request has filled.
-                None, or None for a request, stands for the keys that it was admitted with.
+                None for one request, or for all, stands for the keys of the admission.
 
         Returns:
             One snapshot for each row, or None.
@@ -627,8 +627,8 @@ class StateManager(NotCopied, Shown):
         Args:
             rows: the requests.
             keep: where the snapshots go: "handle" or "cache", as for `end`.
-            tokens: for each request all of its tokens so far, prompt and answer; with `keep="cache"` only. None, or
-                None for a request, stands for its prompt; a request that has decoded needs its tokens. If you give the
+            tokens: for each request all of its tokens so far, prompt and answer; with `keep="cache"` only. None for one
+                request, or for all, stands for the prompt; a request that has decoded needs its tokens. If you give the
                 object that the request was admitted with, only the tokens behind the prompt are read.
             strict: whether to raise an error and publish nothing if a row has no snapshot, or no holder is free for it.
             keys: with `Prefix(keyed=True)`, in place of `tokens`: the keys of the blocks that each row has filled, as

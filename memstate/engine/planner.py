@@ -25,7 +25,7 @@ from memstate.state.memory import table_bytes
 from memstate.tiers.settings import Tiers
 from memstate.tiers.sizing import TierBytes, pages_in_proportion, tier_bytes
 
-SHARES: Final = (0.0625, 0.125, 0.25, 0.5, 1.0)  # shares of the memory beside requests that go to states
+SHARES: Final = (0.0625, 0.125, 0.25, 0.5, 1.0)  # of the memory that requests leave, the shares for cached states
 STAGING: Final = Tiers.staging
 
 

@@ -106,7 +106,7 @@ class Recount(Verbs):
         return faults + [f"row {row} has a request and no slot" for row in sorted(used) if not held[row, 0]]
 
     def require_owners(self) -> None:
-        """Requires that each state has the owner that `Holdings` names. In debug mode every call checks this.
+        """Raises an error unless each state has the owner that `Holdings` names. In debug mode every call checks this.
 
         Raises:
             LeakFound: a state has another owner.

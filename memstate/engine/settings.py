@@ -102,7 +102,7 @@ class Forward:
 def validate_sizes(
     slots: int, max_requests: int, preallocated: int, max_batch: int | None, snapshots: int | None
 ) -> None:
-    """Requires sizes that can serve at least one request. `memstate.engine.sizing` refuses those that are too large.
+    """Refuses sizes that cannot serve even one request. `memstate.engine.sizing` refuses sizes that are too large.
 
     Raises:
         ConfigurationError: a size is not a whole number of 0 or more, or it is too small.
@@ -123,7 +123,7 @@ def _is_size(value: object) -> bool:
 
 
 def validate_tail(layout: StateLayout, tail: int) -> None:
-    """Requires rings that are long enough for steps with drafts.
+    """Refuses rings that are too short for steps with drafts.
 
     Raises:
         ConfigurationError: rings are too short. The error names them.
@@ -137,7 +137,7 @@ def validate_tail(layout: StateLayout, tail: int) -> None:
 
 
 def validate_tracking(tracking: Tracking, slots: int, unit: int, overlap: bool) -> None:
-    """Requires a strategy that works with the other settings.
+    """Refuses a strategy that does not work with the other settings.
 
     Raises:
         ConfigurationError: the strategy does not work with the other settings.
@@ -151,7 +151,7 @@ def validate_tracking(tracking: Tracking, slots: int, unit: int, overlap: bool) 
 
 
 def validate_layout(layout: StateLayout) -> None:
-    """Requires a layout.
+    """Refuses anything but a layout.
 
     Raises:
         ConfigurationError: the argument is not a StateLayout.

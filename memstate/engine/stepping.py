@@ -39,13 +39,13 @@ class Late(NamedTuple):
     Attributes:
         step: the step.
         label: tokens of the state that each row reads, `row`.
-        unsure: drafts of the step before, which may be accepted, `row`.
-        pending: certain tokens in the tail of each row, `row`.
+        unsure: number of drafts in the step before that may still be accepted, `row`.
+        pending: number of tokens in the tail of each row that are certain, `row`.
         source: column `source` of the register file before the plan.
         limit: largest number of claims of the plan.
         free: number of slots that were free at the plan.
         kept: number of slots that are held back for the claims of the plan.
-        defer: a tail of fewer tokens is not folded.
+        defer: a row whose tail and step have fewer tokens than this folds nothing.
     """
 
     step: Step
@@ -109,7 +109,7 @@ class Stepping(Verbs):
         self._close(step)
 
     def require_newest(self, step: Step) -> None:
-        """Requires the newest step.
+        """Raises an error unless this is the newest step.
 
         Raises:
             StaleHandle: the step was settled before.
@@ -124,7 +124,7 @@ class Stepping(Verbs):
         return bool(self._promised)
 
     def lengths_before(self) -> dict[int, int]:
-        """Returns row -> the largest length whose state exists without the open step, for the rows of that step."""
+        """Returns a dict row of the open step -> the largest length whose state exists even without that step."""
         if self.open is None:
             return {}
         same, before = self._same_request(self.open), self.open.before if self.open.there is None else self.open.there
@@ -225,7 +225,7 @@ class Stepping(Verbs):
             limit: largest number of slots that the step can claim for snapshots.
             replay: function that replays the graph with `launch` and the forward. None: the plan launches by itself.
             drafts: for each entry, how many of its tokens may be rejected.
-            defer: a tail of fewer tokens is not folded.
+            defer: a row whose tail and step have fewer tokens than this folds nothing.
         """
         log, commands, table = self._log, self._commands, self._table
         if len(log.unsettled) > log.depth:
@@ -359,7 +359,7 @@ class Stepping(Verbs):
             self._marks.keep(self._make_room(marks, NO_LIMIT))
 
     def _replay(self, replay: Callable[[], object], batch: int) -> None:
-        """Lets the caller launch a step, and requires that the step was launched.
+        """Lets the caller launch a step, and raises an error if the caller did not.
 
         Args:
             replay: function that replays the graph of the step.
@@ -583,7 +583,7 @@ class Stepping(Verbs):
         self._told = step, told
 
     def _unsure(self, rows: Longs) -> Longs | None:
-        """Returns for each row its drafts in the newest step, which may be accepted; None if no row has any."""
+        """Returns for each row how many of its drafts in the newest step may be accepted; None if no row has drafts."""
         step = self._log.unsettled[-1]
         if step.batch.drafts is None:
             return None
@@ -633,7 +633,7 @@ class Stepping(Verbs):
         step.after = step.before + certain
 
     def require_told(self, rows: Sequence[int]) -> None:
-        """Requires rows whose newest plan has no decision that the host does not know yet.
+        """Raises an error unless the host knows what the newest plan of each row has decided.
 
         Raises:
             InvalidArgument: a row is in a late step: the step before must be accepted first.
@@ -646,7 +646,7 @@ class Stepping(Verbs):
             )
 
     def _require_drafts(self, batch: Batch) -> None:
-        """Requires at most `tail` tokens of each row with drafts."""
+        """Refuses more than `tail` tokens of a row with drafts."""
         if batch.drafts is not None and (long := (batch.drafts > 0) & (batch.tokens > self._tail)).any():
             raise InvalidArgument(
                 f"rows {batch.rows[long].tolist()} have {batch.tokens[long].tolist()} tokens with drafts: a step keeps "
@@ -682,7 +682,7 @@ class Stepping(Verbs):
         return np.where(self._same_request(step), step.numbers, 0)
 
     def require_cancellable(self, step: Step) -> None:
-        """Requires the newest step, whose forward was not launched.
+        """Raises an error unless this is the newest step and its forward was not launched.
 
         Raises:
             StaleHandle: the step was settled before.

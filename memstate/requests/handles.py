@@ -57,10 +57,10 @@ class Source(NamedTuple):
 
     Attributes:
         length: tokens that the state stands for; 0 for zeros.
-        states: states in holders, the longest first. Empty for zeros, and for a state that is still below the device.
-        pages: ids of the KV pages of these tokens, which the row shares. A page that is still below the device has 0.
+        states: states in holders, the longest first. Empty for zeros, and for a state that must first be loaded.
+        pages: ids of the KV pages of these tokens, which the row shares; 0 for a page that must first be loaded.
         of: owner of the states: a session, a node of the prefix cache, or `PUBLISHED` if the caller has the handle.
-            None for zeros, and for a state that is still below the device.
+            None for zeros, and for a state that must first be loaded.
         takes: whether the states move to the row. If not, the row reads or copies the first of them.
 
     Example:
@@ -107,8 +107,8 @@ class Request:
         snapshot_at: additional lengths at which states are kept, in tokens, such as the ends of messages: a sequence of
             whole numbers, or an array of numpy. Each is rounded down to whole pages, and to the grid of all planes.
             Lengths beyond the prompt are ignored; without `tokens` the prompt has no known end.
-        tokens: the whole prompt: any sequence of whole numbers, of one dimension. The prefix cache or the session finds
-            by it what is computed already. Without both, only the number of tokens counts.
+        tokens: the whole prompt: any sequence of whole numbers, of one dimension. By these tokens, the prefix cache or
+            the session finds what is computed already. Without a cache and a session, only their number counts.
         salt: None, str, bytes, int or a tuple of these. Equal tokens under different salts never match.
         session: the session that this request is the next turn of.
         fetch: the result of `prefetch` for this request. Several ranks start from the length that they agreed on.

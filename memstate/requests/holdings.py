@@ -77,10 +77,11 @@ class Holdings:
         pages: KV pages, which published states share.
 
     Attributes:
-        owner: by register, its owner; None for a free holder, and for the registers of rows.
-        readers: register -> its number of readers: rows whose `source` it is, and admissions under way. None have 0.
+        owner: for each register, its owner; None for a free holder, and for the registers of rows.
+        readers: register -> number of its readers, at least 1. Readers are rows whose `source` is this register, and
+            admissions under way.
         held: kind -> register -> its state, in the order in which the states came to owners of this kind.
-        generation: by register, a number that grows by one each time that its state ends.
+        generation: for each register, a number that grows by one whenever the state in the register ends.
         published: number of states published since the start.
         dropped: number of states dropped since the start.
         refused: number of states since the start that were not published, for lack of a holder.
@@ -251,7 +252,7 @@ class Holdings:
                 self._release([register], "leaving")
 
     def reads_done(self, sources: Iterable[int]) -> None:
-        """Counts out the readers of sources: the first steps of their rows were planned, or the rows end.
+        """Counts one reader less of each source: the first step of the reading row was planned, or the row ends.
 
         Args:
             sources: for each row, its `source` until now; 0 for none.
@@ -272,7 +273,7 @@ class Holdings:
     # Handles
 
     def require(self, states: Iterable[Snapshot]) -> None:
-        """Requires valid handles.
+        """Raises an error unless all handles are valid.
 
         Raises:
             StaleHandle: a snapshot was dropped.
@@ -310,7 +311,7 @@ class Holdings:
         return held is state or held == state
 
     def droppable(self, given: Sequence[Snapshot | None]) -> tuple[Sequence[Snapshot], list[int]]:
-        """Returns the states that are not None, and their registers. Requires published states, each once.
+        """Returns the states that are not None, and their registers. They must be published, and none may come twice.
 
         Raises:
             StaleHandle: a snapshot was dropped before.

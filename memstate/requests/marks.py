@@ -342,11 +342,11 @@ class Marks:
         return [row for row, most in pairs if (end := self._ends.get(row)) and end.length == end.wanted <= most]
 
     def ends(self, rows: Sequence[int], known: Sequence[int], but: Collection[int] = ()) -> list[Mark]:
-        """Takes the marks of the rows that `at_ends` returns, except the rows in `but`. They are for `keep`."""
+        """Removes and returns the marks of the rows that `at_ends` returns, except the rows in `but`, for `keep`."""
         return [mark for row in self.at_ends(rows, known) if row not in but for mark in self.shared(row)]
 
     def shared(self, row: int) -> list[Mark]:
-        """Takes the mark at a row's live state, if there is one, for `keep`: other rows are to read this state."""
+        """Removes and returns the mark at a row's live state, if any, for `keep`, so that other rows can read it."""
         end = self._ends.pop(row, None)
         return [self._at_end(row, end)] if end else []
 
@@ -371,7 +371,7 @@ class Marks:
         return max(states, key=lambda state: state.length, default=None)
 
     def hand_over(self, row: int, known: int) -> list[tuple[int, int, str]]:
-        """Takes the states of at most `known` tokens from a row: register, length and kind of each, ascending."""
+        """Takes from a row its states of at most `known` tokens: (register, length, kind) of each, ascending."""
         taken = [state for state in self.kept.get(row, ()) if state.length <= known]
         if taken:
             self._hold(row, [state for state in self.kept[row] if state.length > known])

@@ -43,7 +43,7 @@ class PageTable:
         self.reset()
 
     def reset(self, holders: Mapping[int, int] | None = None) -> None:
-        """Takes the pages of all rows. The register file zeroes the device's table.
+        """Takes all pages away from all rows. The register file, not this call, zeroes the device's table.
 
         Args:
             holders: page -> its number of holders, for the pages that stay in use.
@@ -140,7 +140,7 @@ class PageTable:
         return self._rows[row][:most]
 
     def share(self, row: int, length: int) -> Ids:
-        """Returns the row's full pages of its first `length` tokens, after it has added a holder to each."""
+        """Adds a holder to each full page of the row's first `length` tokens, and returns these pages."""
         if not self.allocator.pages:
             return NO_PAGES
         pages = self._rows[row][: length // self.page_size]
@@ -157,7 +157,7 @@ class PageTable:
         return not partial or self.allocator.holders[self._rows[row][page]] == 1
 
     def require_room(self, rows: Sequence[int] | Longs, lengths: Longs) -> None:
-        """Requires pages for each row's length.
+        """Raises an error unless each row has pages for its length.
 
         Raises:
             InvalidArgument: a row has too few pages for its length. The error names the first such row.

@@ -112,7 +112,7 @@ class Batch(NamedTuple):
         )  # fmt: skip
 
     def spread(self, values: Longs) -> Longs:
-        """Returns one value for each entry: from one for each real entry, and 0 for padding."""
+        """Returns one value for each entry of the batch, given those of the real entries; padding has 0."""
         if isinstance(self.real, slice):
             return values
         entries = np.zeros_like(self.numbers)
@@ -122,7 +122,7 @@ class Batch(NamedTuple):
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Step:
-    """One planned step: which slot each entry of the batch reads, writes and snapshots; 0 everywhere marks padding.
+    """One planned step: which slot each entry of the batch reads, writes and snapshots. Padding has only slots 0.
 
     The device vectors `rows`, `tokens`, `read`, `write` and `snapshot` of all steps with the same batch size are the
     same tensors. So one CUDA graph serves all of them, and the vectors are valid until the next plan.
@@ -139,7 +139,7 @@ class Step:
         label: tokens of each entry's state before the step, int64 `batch`. The length of a row with a tail is larger.
         tails: what the plan decided about tails, on the device; None where rows have no tails.
         there: for each entry, the largest length whose state exists even if the forward of the step never runs, int64
-            `batch`. It is less than `label` where the step only stores again the state that it reads.
+            `batch`. It is less than `label` if the step only stores the state again that it reads.
 
     Example:
         >>> import torch, memstate as ms
@@ -285,7 +285,7 @@ class StepLog:
         self.unsettled: list[Step] = []
 
     def require_room(self) -> None:
-        """Requires that the next step may be planned.
+        """Raises an error unless the next step may be planned.
 
         Raises:
             InvalidArgument: an older step must be settled first.
@@ -336,7 +336,7 @@ class StepLog:
         return step.serial == self._serial - 1
 
     def require(self, step: Step) -> None:
-        """Requires an unsettled step.
+        """Raises an error unless the argument is an unsettled step.
 
         Raises:
             StaleHandle: the step was settled before.
@@ -349,10 +349,10 @@ class StepLog:
             raise StaleHandle(f"step {step.serial}", step.serial, self._serial, why)
 
     def require_next(self, step: Step, newest: bool = False) -> None:
-        """Requires the oldest unsettled step, or with `newest` the newest. Call `require` first.
+        """Raises an error unless this is the oldest unsettled step, or with `newest` the newest. Call `require` first.
 
         Raises:
-            InvalidArgument: it is another step.
+            InvalidArgument: the argument is another step.
         """
         expected = self.unsettled[-1 if newest else 0]
         if step is not expected:

@@ -34,7 +34,7 @@ class RequestTable:
         confirmed_at: the memory of `confirmed`, whose entries are read as plain numbers.
         ids: id of each row's request.
         admitted: when the request took the row, in seconds of the clock, `row`.
-        version: number of changes of which rows run. While it is the same, checked handles stay valid.
+        version: how often the set of running rows has changed. While it is the same, checked handles stay valid.
     """
 
     def __init__(self, rows: int, clock: Callable[[], float] = time.monotonic) -> None:

@@ -42,7 +42,7 @@ class Recorder(Protocol):
 
     @property
     def withheld(self) -> tuple[int, int]:
-        """Two numbers of slots, (released, claimed), in recorded changes that wait for a forward."""
+        """How many slots the recorded changes that wait for a forward release, and how many they claim."""
         ...
 
 
@@ -61,7 +61,7 @@ class SlotAllocator(NotCopied):
     Attributes:
         unconfirmed: number of slots that were released by id and that the device has not confirmed.
         held_back: number of slots that `free` leaves out, because the device may have claimed them, and the host does
-            not know yet how many it has. It is 0 once the host has read the device's count: then `free` is exact.
+            not know yet how many it has claimed. 0 once the host has read the device's count: then `free` is exact.
         open_groups: groups that perhaps still hold slots; an audit counts these slots as owned.
         recorder: weak reference to the command buffer, whose `submit` is called before the bitmap or the device's count
             is read. It is weak so that the planes of a manager are freed without a garbage collection.
@@ -233,7 +233,7 @@ class SlotAllocator(NotCopied):
             recorder.submit()
 
     def _withheld(self) -> tuple[int, int]:
-        """Returns two numbers of slots, (released, claimed), in changes that wait for a forward."""
+        """Returns how many slots the changes that wait for a forward release, and how many they claim."""
         recorder = None if self.recorder is None else self.recorder()
         return recorder.withheld if recorder else (0, 0)
 
@@ -329,7 +329,7 @@ class SlotAllocator(NotCopied):
         return np.unpackbits(words, bitorder="little")[: self.capacity + 1].astype(bool)
 
     def wrong_summary(self) -> list[int]:
-        """Returns the words of the bitmap's summary that disagree with the level below.
+        """Returns the indices of the words of the bitmap's summary that disagree with the level below.
 
         Syncs: only if the bitmap has a summary.
         """

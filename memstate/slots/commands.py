@@ -46,7 +46,7 @@ class DataMover(Protocol):
     """Copies and zeroes the states that a packet names, in the planes of the caller."""
 
     def __call__(self, slots: Tensor, packet: Tensor, *, copied: int, zeroed: int, replayed: bool = False) -> None:
-        """Copies `copied` slots and zeroes `zeroed` slots. If `replayed`, a graph has done it: only counts them."""
+        """Copies `copied` slots and zeroes `zeroed` slots, or only counts them if a graph has done so (`replayed`)."""
 
 
 class Action(NamedTuple):
@@ -155,7 +155,7 @@ class CommandBuffer:
 
     @property
     def withheld(self) -> tuple[int, int]:
-        """Two numbers of slots, (released, claimed), in changes that wait for a forward."""
+        """How many slots the changes that wait for a forward release, and how many they claim."""
         released = claimed = 0
         for entry in self.waiting:
             if isinstance(entry, Packet):
@@ -336,14 +336,14 @@ class CommandBuffer:
                 label[target] = label[source]
 
     def start_rows(self, rows: Sequence[int], of: Sequence[int] = ()) -> None:
-        """Makes the memory of rows fresh, or copies it from other rows.
+        """Fills the memory of rows with its initial values, or copies it from other rows.
 
         If a coming forward uses the row for its last request, the release of the row's registers waits for that
         forward. This change comes after that release, so it waits, too.
 
         Args:
             rows: the rows, no row twice.
-            of: for each row, the row to copy, which no coming forward uses; empty to make the rows fresh.
+            of: for each row, the row to copy, which no coming forward uses; empty to fill all with initial values.
         """
         targets, sources = ([ROW_CODE - row for row in named] for named in (rows, of))
         self._record(DATA, targets, sources or [ZERO_SOURCE] * len(targets), targets, sources)
@@ -436,7 +436,7 @@ class CommandBuffer:
             limit: largest number of claims of this plan.
             marks: entries of the batch, offsets and registers of this plan's marks, axis `mark`: at most `STEP_MARKS`,
                 ascending by entry, then by offset.
-            defer: this plan does not fold a tail of fewer tokens.
+            defer: this plan folds no tail that has fewer tokens than this, those of the step included.
 
         Syncs: no.
         """

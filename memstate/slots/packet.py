@@ -36,7 +36,7 @@ class Packet:
         operations: the operations, in the order of the calls.
         named: phase -> registers that an operation of this phase changes.
         reads: registers that a copy reads.
-        zeroed: number of entries of DATA that make a state fresh.
+        zeroed: number of entries of DATA that fill a state with zeros, or with the fills of its planes.
         rows: number of entries of DATA that name rows, not registers.
     """
 
@@ -118,7 +118,7 @@ class Packet:
             limit: largest number of claims of that plan.
             marks: entries of the batch, offsets and registers, axis `mark`; ascending by entry, then by offset.
             room: returns the memory for a packet, given its number of int32.
-            defer: that plan does not fold a tail of fewer tokens.
+            defer: that plan folds no tail that has fewer tokens than this, those of the step included.
         """
         header, body, at = NO_SECTIONS[:], array("i"), HEADER_INTS
         header[LIMIT_CELL], header[DEFER_CELL] = limit, defer

@@ -55,7 +55,7 @@ class Readback:
         return self._source is not None and (self._copied is None or self._copied.query())
 
     def wait(self) -> NDArray[np.int32]:
-        """Waits until the ids have arrived, and returns them in the order of the handles: int32 array, axis `n`.
+        """Waits until the ids have arrived, and returns them in the order that they have in `begin`: int32, axis `n`.
 
         Raises:
             InvalidArgument: the copy has not started, because it waits for a forward.

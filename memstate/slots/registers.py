@@ -67,8 +67,8 @@ class RegisterFile(NotCopied):
         labels: mirror of each register's label, int64 `register`.
         tracked: mirror of the length of each row up to which no snapshot is due, int32 `row`.
         source: mirror of the register that each row's next step reads directly, 0 for none, int32 `row`.
-        pending: mirror of the number of real tokens in each row's tail, int64 `row`. The device adds those of the
-            newest step in the next plan.
+        pending: mirror of the number of real tokens in each row's tail, int64 `row`. On the device, the next plan adds
+            the accepted tokens of the newest step.
         newest: mirror of the number of tokens of each row's newest step in its tail, int64 `row`.
         held_at, label_at, tracked_at, source_at, pending_at: memoryviews of these arrays. Reading one entry takes half
             of the time, and gives a plain number.

@@ -111,7 +111,7 @@ class Mirror:
         Args:
             batch: the rows.
             label: tokens of the states that the step reads, `row`.
-            defer: a tail of fewer tokens is not folded.
+            defer: a row whose tail and step have fewer tokens than this folds nothing.
         """
         drafts = np.zeros_like(batch.tokens) if batch.drafts is None else batch.drafts
         pending = self.file.pending[batch.rows]
@@ -129,7 +129,7 @@ class Mirror:
             source: column `source` of the register file at the plan.
             limit: largest number of claims for snapshots.
             free: number of slots that were free at the plan.
-            defer: a tail of fewer tokens was not folded.
+            defer: a row whose tail and step had fewer tokens than this folded nothing.
 
         Returns:
             Number of snapshots that the step takes.
@@ -188,7 +188,8 @@ class Mirror:
             rows: the rows.
             length: tokens of their states before the step, `row`.
             after: tokens of their states after the step, `row`.
-            most: the states may end at any length up to `after`; return the largest possible number.
+            most: whether the states may end at any length up to `after`. Then the result is the largest possible
+                number.
         """
         if not self.lanes:
             return 0
@@ -223,7 +224,7 @@ class Mirror:
         return self.tracking.releases_at_settle and self.doubled
 
     def answer(self, row: int, known: int, ended: bool) -> int:
-        """Returns the register with the longest state that can be published: in 1..known, of whole pages.
+        """Returns the register with the longest state that can be published: of 1..known tokens that fill whole pages.
 
         The candidates are the lanes and, if the row has ended, the live register. 0: none has such a state.
         """

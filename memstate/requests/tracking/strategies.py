@@ -57,7 +57,7 @@ class Tracking(ABC):
         return 1 + self.lanes(overlap)
 
     def validate(self, unit: int, overlap: bool) -> None:
-        """Requires settings that can work.
+        """Raises an error unless the settings can work.
 
         Args:
             unit: the length of a kept state is a multiple of this number of tokens: whole KV pages, and the grid.
@@ -120,7 +120,7 @@ class PingPong(Tracking):
         return self.lanes(overlap)
 
     def validate(self, unit: int, overlap: bool) -> None:
-        """Requires one or two lanes, and two with overlap.
+        """Raises an error unless there are two lanes, or one lane without overlap.
 
         Raises:
             ConfigurationError: `lane_count` or `every` cannot work.
@@ -163,7 +163,7 @@ class LazyPingPong(Tracking):
 
 @dataclass(frozen=True)
 class Redirect(Tracking):
-    """Keeps the old slot as the snapshot, without a copy: one slot a request, two with an unpublished snapshot.
+    """Keeps the old slot as the snapshot, without a copy: one slot per request, two with an unpublished snapshot.
 
     At a boundary the step reads the old slot and writes to a fresh slot. The old slot is the snapshot.
 

@@ -74,7 +74,7 @@ def lowest_bits(word, at, n, CHUNK: tl.constexpr):
     rank = tl.arange(0, CHUNK)
     free = popcount(word)
     through = tl.cumsum(free, 0)
-    where = rank * 0  # lane of the first word whose inclusive count exceeds the rank, by binary search
+    where = rank * 0  # lane of the word that has the bit of this rank: the first with through > rank, by binary search
     for step in tl.static_range(1, 11):
         if CHUNK >> step > 0:
             probe = tl.gather(through, where + (CHUNK >> step) - 1, 0)
@@ -103,7 +103,7 @@ def take_lowest(bitmap_ptr, words, n, rank, CHUNK: tl.constexpr):
     while more:
         start = words * 0
         size = words
-        shift = words * 0  # 5 for each level above the bitmap
+        shift = words * 0  # 5 times the number of levels between this level and the bitmap
         while size > CHUNK:
             start += size
             size = (size + 31) // 32
@@ -127,7 +127,7 @@ def take_lowest(bitmap_ptr, words, n, rank, CHUNK: tl.constexpr):
         slot = tl.where(here, tl.gather(below, tl.where(here, local, 0), 0), slot)
 
         take = tl.minimum(tl.maximum(want - before, 0), popcount(word))
-        last = nth_set_bit(word, take - 1)  # where take == 0 the value means nothing; the store is masked there
+        last = nth_set_bit(word, take - 1)  # means nothing where take == 0; the mask below stores nothing there
         kept = word & (-2 << last)
         tl.store(bitmap_ptr + at, kept, mask=take > 0)
         emptied = (take > 0) & (kept == 0)

@@ -18,7 +18,7 @@ from memstate.kernels.tables import ACCESS_BYTES
 LANES = 4096
 WORDS = {4: torch.int32, 2: torch.int16, 1: torch.int8}  # bytes -> dtype
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes -> dtype
-# Possible results of `cut`, for compile cases: suffix of a rare case's name, Triton type of a word, words of a unit.
+# Possible results of `cut`, for compile cases: (suffix of a rare case's name, Triton type of a word, words of a unit).
 WIDTHS = (
     ("", "i32", 4), (", 8 bytes", "i32", 2), (", 4 bytes", "i32", 1), (", 2 bytes", "i16", 1), (", 1 byte", "i8", 1),
 )  # fmt: skip
@@ -49,7 +49,7 @@ class PlaneBlocks(NamedTuple):
         if inner:
             layers = (PlaneBlocks(self.start + i * stride, self.size, tuple(inner)) for i in range(count))
             return any(layer.meets(start, end) for layer in layers)
-        # `first` is the first block that ends behind `start`.
+        # `first` is the number of the first block whose end lies beyond `start`.
         first = max(0, (start - self.start - self.size) // stride + 1) if stride else 0
         return first < count and self.start + first * stride < end
 
@@ -124,7 +124,7 @@ def cut(plane: Tensor, *multiples: int) -> Cut:
         multiples: further numbers that the unit must divide, such as the address of another tensor.
     """
     size = plane.element_size()
-    # The stride of an axis of size 1 means nothing, and must not make the unit smaller.
+    # The stride of an axis of size 1 can be any number, and must not make the unit smaller.
     layer, slot = (plane.stride(axis) * size if plane.shape[axis] > 1 else 0 for axis in (0, 1))
     block = block_bytes(plane)
     unit = gcd(ACCESS_BYTES, plane.data_ptr(), layer, slot, block, *multiples)

@@ -35,7 +35,7 @@ from memstate.kernels.trees import behind, either, next_node, walk_length
 from memstate.kernels.tuned import ConvConfig, config_of
 from memstate.kernels.warps import limit, roomy, warp_threads
 
-DEFAULT = ConvConfig()  # with fewer bytes, a thread would hold less than 16 bytes of a tap
+DEFAULT = ConvConfig()  # with a smaller `window_bytes`, a thread would hold less than 16 bytes of a tap
 COMMON = (8192, 4)  # channels and taps of the compile cases that are not rare
 OPTIONS = {"enable_fp_fusion": False}  # rounding must not depend on the Triton version
 
@@ -161,7 +161,7 @@ def _conv_step(
     # The compiler must see that the stride is a multiple of UNIT: otherwise accesses to the state become narrow.
     slot_stride = stride_units.to(tl.int64) * UNIT
     stored: tl.constexpr = state_ptr.dtype.element_ty
-    # The narrowest type that holds inputs and window exactly, because hardware registers limit the block.
+    # The narrowest type that holds inputs and window exactly, because a wide type needs more hardware registers.
     held: tl.constexpr = stored if x_ptr.dtype == state_ptr.dtype else tl.float32
     piece_at = lane * (LANE * OLD) + element
     live_ptr = state_ptr + write * slot_stride
@@ -172,7 +172,7 @@ def _conv_step(
         )
         pending = tl.where(real, pending, 0)
         kept_ptr = tail_x_ptr + memory * tail_x_apart
-        # Skip pending tokens that would leave the window before the window is stored or used.
+        # Skip old pending tokens: they would leave the window again before the window is stored or used.
         used = tl.where((store >= 0) & (store < pending), store, pending)
         entry = tl.maximum(used - OLD, 0)
         place = (place + entry) % ring
@@ -319,7 +319,7 @@ def compile_cases() -> list[CompileCase]:
         block, lane = blocks(channels, taps, itemsize)
         of_64 = dict(zip(("BLOCK", "LANE"), blocks(channels, taps, itemsize, threads=64), strict=True))
         if of_64["BLOCK"] < channels and (channels, taps) != COMMON:
-            continue  # a case with fewer channels has the same block
+            continue  # another case, with fewer channels, has the same block
         sizes = {
             "CHANNELS": channels, "TAPS": taps, "SILU": True,
             "UNIT": math.gcd(ACCESS_BYTES // itemsize, channels * (taps - 1)), "BLOCK": block, "LANE": lane,

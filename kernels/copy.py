@@ -57,10 +57,10 @@ def _move_tile(
     stride = tl.load(tiles + 3 * tile + 1)
     length = tl.load(tiles + 3 * tile + 2)
     length = tl.where(of != 0, tl.abs(length), tl.maximum(length, 0))
-    words = (length // UNIT * PER_UNIT).to(tl.int32)  # the compiler sees whole units: no mask below cuts a unit
+    words = (length // UNIT * PER_UNIT).to(tl.int32)  # so the compiler sees that no mask below cuts a unit
     target = tl.multiple_of((start + to.to(tl.int64) * stride).to(tl.pointer_type(WORD)), UNIT)
     source = tl.multiple_of((start + of.to(tl.int64) * stride).to(tl.pointer_type(WORD)), UNIT)
-    if FILLED:  # a fill is 64 bits that repeat; LANES words are a multiple of them
+    if FILLED:  # a fill repeats 64 bits; LANES words are a multiple of 64 bits
         width: tl.constexpr = WORD.primitive_bitwidth
         shift = (tl.arange(0, LANES) % (64 // width) * width).to(tl.int64)
         fresh = (tl.load(fills + tile) >> shift).to(WORD)

@@ -36,7 +36,7 @@ LARGEST = torch.finfo(torch.float32).max
 MOST_TOKENS = 2**31  # tokens of a batch, padding included: kernels count them in 32 bits
 MOST_PROGRAMS = 65535  # programs along the second and the third axis of a grid: heads and rows
 MOST_ELEMENTS = 8192  # elements of a matrix that one program holds
-MAMBA3 = {  # argument or plane of `mamba3_step` -> axes of one token, of the model, or of one slot
+MAMBA3 = {  # argument or plane of `mamba3_step` -> its axes without `batch token` or `slot`
     "x": "head dim", "b": "group state", "c": "group state", "dt": "head", "decay": "head", "trap": "head",
     "rotation": "angle", "z": "head dim", "b_bias": "head state", "c_bias": "head state", "d": "head",
     "angle": "head angle", "ssm": "head dim state", "k": "head state", "v": "head dim",
@@ -405,7 +405,7 @@ def check_selective(
         check_tokens(name, shared, "batch token group state", (batch, token, b.shape[2], states), device)
         for name, shared in (("b", b), ("c", c))
     )
-    # If tied, each head has one step, decay, skip and bias; otherwise each channel of a head has its own.
+    # Tied: each head has one dt, a, d and dt_bias. Not tied: each channel of a head has its own.
     tied = dt.dim() == 3
     pattern, shape = ("head", (head,)) if tied else ("head dim", (head, dim))
     dt_distance = check_tokens("dt", dt, f"batch token {pattern}", (batch, token, *shape), device)
@@ -500,7 +500,7 @@ def check_mamba3(
     for name, blocks in slots.items():
         check_apart(name, blocks, others, "out")
     for (name, mine), (other, its) in combinations(slots.items(), 2):
-        if mine.start < its.end() and its.start < mine.end():  # slots may lie only in each other's gaps
+        if mine.start < its.end() and its.start < mine.end():  # slots of one may lie in gaps of the other
             stride, after = mine.axes[0][1], its.start - mine.start
             if not stride or its.axes[0][1] != stride or not mine.size <= after % stride <= stride - its.size:
                 raise ValueError(f"{name}: shares bytes with {other}: give each plane memory of its own")

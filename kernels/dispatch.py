@@ -76,7 +76,7 @@ class Op(Generic[P, R]):
 
     def __init__(self, reference: Callable[P, R]) -> None:
         self.reference, self.name = reference, reference.__name__
-        self.module = reference.__module__.rpartition(".")[2]  # kernel and reference have modules of one name
+        self.module = reference.__module__.rpartition(".")[2]  # the modules of kernel and reference have the same name
 
     @overload
     def __get__(self, backend: None, owner: type["Backend"]) -> Callable[P, R]: ...

@@ -79,7 +79,7 @@ def _run(ptr, at, KEY: tl.constexpr, RUN: tl.constexpr):
     dtype: tl.constexpr = ptr.dtype.element_ty
     bits: tl.constexpr = dtype.primitive_bitwidth
     PER_WORD: tl.constexpr = 64 // bits
-    # Up to 8 lanes load two words at a time: of 16 words, each lane loads only its own.
+    # Up to 8 lanes load two words each at a time, 16 words together, and each lane only its own words.
     WORDS: tl.constexpr = 2 if RUN * bits % 128 == 0 and at.shape[0] <= 8 else 1
     elements = ()
     if KEY * bits % 128 == 0 and RUN * bits % 64 == 0:
@@ -409,7 +409,7 @@ def _gated_delta_step(
     visits = count
     if parents_ptr is not None:
         # The walk of the tree adds the pending tokens, and adds them again each time it goes back. One loop does both,
-        # because two loops would need too many hardware registers. So the walk has a visit even without tokens.
+        # because two loops would need too many hardware registers. So the walk makes one visit even without tokens.
         tree = parents_ptr + row * nodes
         visits = tl.maximum(walk_length(tree, count, nodes), 1)
         first_place, last_node, target, start = place, -1, 0, 0
@@ -474,7 +474,7 @@ def _gated_delta_step(
         if KEY_FASTEST or VALUE * out_ptr.dtype.element_ty.primitive_bitwidth % 128 != 0:
             tl.store(out_at + value, o, mask=of_token)
         else:
-            # Only lanes with key 0 store, each the values that it has: lanes exchange nothing.
+            # Only lanes with key 0 store. Each stores its own values, so lanes exchange nothing.
             out_at = tl.multiple_of(out_at, WIDTH)
             first = (tl.arange(0, LANES) == 0)[:, None] & of_token[None, :]
             whole = tl.broadcast_to(o[None, :], (LANES, BLOCK_V))
@@ -512,8 +512,8 @@ def _gated_delta_step(
         if parents_ptr is not None:
             last_node, target, back = behind(tree, t, target, count, nodes)
             if back:
-                # Load the state in front of the tree again: hardware registers have no room to keep it. The slot that
-                # this program has just stored has it, or else the read slot, in both cases without pending tokens.
+                # Load the state in front of the tree again: hardware registers have no room to keep it. The state
+                # is in the slot that this program has just stored, or else in the read slot. Both lack pending tokens.
                 tl.debug_barrier()
                 start = tl.maximum(store, 0)
                 start_ptr = tile_ptr + tl.where(store >= 0, write, read) * slot_stride
@@ -611,14 +611,14 @@ def _tiles(itemsize: int) -> list[tuple[int, int]]:
     return [(128, 128), *((2**power, whole) for power in range(4, 10)), *((128, values) for values in fewer)]
 
 
-GATES: dict[str, dict[str, Any]] = {  # suffix -> gates inside the kernel: none, or all of a layer
+GATES: dict[str, dict[str, Any]] = {  # suffix -> constants: the kernel computes no gates, or all of a layer
     "": {"a_log_ptr": None, "dt_bias_ptr": None, "SIGMOID": False, "NORMALIZE": False},
     "_gates": {"SIGMOID": True, "NORMALIZE": True},
 }  # fmt: skip
 
 TAIL = {"k": "*bf16", "v": "*bf16", "gate": "*fp32"}
 LOW_RANK = ("a_ptr", "b_ptr", "a_apart", "b_apart")
-COMMON = {  # kind -> orders of the state and stores of the cases that are not rare, for fp32 and bf16 states
+COMMON = {  # kind -> name endings of the cases that are not rare, for fp32 and bf16 states
     "": ("", "_marks", "_value_key", "_value_key_marks", "_tail", "_tree"),
     "_kda": ("",),
     "_gates": ("", "_value_key", "_tail", "_value_key_tail", "_tree", "_value_key_tree"),

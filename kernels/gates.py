@@ -3,9 +3,9 @@
 import triton
 import triton.language as tl
 
-EPSILON = tl.constexpr(1e-6)  # added under the root of a norm
+EPSILON = tl.constexpr(1e-6)  # added to the sum of squares under the root of a norm
 # Coefficients of a polynomial for log(1 + e) / e, e from 0 to 1, highest power first. Its error is at most 0.7 * 2^-24,
-# about the least of all polynomials of its degree, and 2.5 * 2^-24 if fp32 evaluates it.
+# close to the best of any polynomial of this degree, and 2.5 * 2^-24 if it is evaluated in fp32.
 LOG = tl.constexpr(
     (
         -0.00324398093, 0.0198512636, -0.0569591597, 0.106036171, -0.153055698,

@@ -16,7 +16,7 @@ from memstate.kernels.warps import limit, roomy
 
 WARPS = 4
 SIZES = ["batch", "layers", "tiles", "last", "layer_units", "slot_units", "block_units", "pattern"]
-POINTERS = ["plane_ptr", "slots_ptr", "out_ptr"]  # UNIT says how they are aligned
+POINTERS = ["plane_ptr", "slots_ptr", "out_ptr"]  # UNIT says how these pointers are aligned
 
 
 @triton.jit(do_not_specialize=POINTERS + SIZES)
@@ -37,7 +37,7 @@ def _gather_slots(
     source = tl.multiple_of(plane_ptr + (layer * layer_units + slot * slot_units + first) * UNIT, ALIGNMENT)
     target = tl.multiple_of(out_ptr + ((layer * batch + row) * block_units + first) * UNIT, ALIGNMENT)
     lane = tl.arange(0, LANES)
-    inside = lane < tl.minimum(block_units - first, UNITS).to(tl.int32) * UNIT  # this bound never cuts a unit
+    inside = lane < tl.minimum(block_units - first, UNITS).to(tl.int32) * UNIT  # the bound is whole units
     # `where`, because `&` of a block and a scalar is no mask in the interpreter of Triton 3.9
     words = tl.load(source + lane, mask=tl.where(known, inside, False), other=0)
     if pattern is not None:

@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-TOP_WORDS = 64  # most words of the highest level: two for each thread of one warp
+TOP_WORDS = 64  # limit of the words of the highest level: two for each thread of one warp
 Ints = NDArray[np.int32]
 
 

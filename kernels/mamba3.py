@@ -210,7 +210,7 @@ def _case(name: str, dim: int, state: int, angles: int, dtype: str, stores: str)
     signature = {name: types.get(name, "*fp32" if name.endswith("_ptr") else "i32") for name in names}
     divisible = tuple(f"{field}_ptr" for field in Mamba3State._fields)
     shape = {"HEADS": 64, "GROUPS": 1, "DIM": dim, "STATE": state, "ANGLES": angles}
-    planes = ("ssm_ptr",)  # has 98 % of the bytes of a state
+    planes = ("ssm_ptr",)  # this plane has 98 % of the bytes of a state
     rare = name not in ("_fp32", "_fp32_marks", "_bf16")
     return CompileCase(
         f"mamba3_step{name}", _mamba3_step, signature, shape | absent(stores), divisible, warps(dim, state), planes,

@@ -23,7 +23,7 @@ from memstate.kernels.tables import ACCESS_BYTES, StepMarks
 from memstate.kernels.tuned import programs
 
 WARPS = 4
-SIDE = 64  # most rows, and most columns, of a tile
+SIDE = 64  # limit of the rows, and of the columns, of a tile
 COLUMNS = ["count_ptr", "entry_ptr", "offset_ptr", "slot_ptr", "starts_ptr", "read_ptr", "write_ptr", "first_ptr"]
 SIZES = [
     "batch", "chunk", "pieces", "packed", "layers", "last",
@@ -133,7 +133,7 @@ def _scatter_states(
             if inputs_ptr is not None:
                 window = ()
                 for tap in tl.static_range(TAPS):
-                    at = offset - TAPS + tap  # token of the entry; negative in the old window
+                    at = offset - TAPS + tap  # number of the token in the entry; negative for a token of the old window
                     token = (start + at).to(tl.int64)
                     known = (slot > 0) & (at >= 0) & (token < packed)
                     input_ptr = inputs_ptr + (layer * packed + tl.where(known, token, 0)) * CHANNELS
@@ -208,7 +208,7 @@ def state_tiles(sizes: tuple[int, int, int], transposed: bool) -> dict[str, int]
 
 def window_tiles(channels: int, taps: int, tap_fastest: bool, itemsize: int) -> dict[str, int]:
     """Returns the constants of a launch that depend on the windows of the plane of a convolution."""
-    block, lane = blocks(channels, taps + 1, itemsize, threads=64)  # also for warps of 32 threads
+    block, lane = blocks(channels, taps + 1, itemsize, threads=64)  # warps of 32 threads use the same block
     block = min(WARPS * block, triton.next_power_of_2(channels))
     return {
         "CHANNELS": channels, "TAPS": taps, "TAP_FASTEST": tap_fastest, "CONV_UNIT": 1, "BLOCK": block, "LANE": lane,

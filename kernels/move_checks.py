@@ -128,7 +128,7 @@ def check_scatter_states(
 
 
 def check_states(plane: Tensor, h: Tensor | None, transposed: bool, device: torch.device) -> None:
-    """Refuses a plane `layer slot ...` of states, and states `h` that do not fit it."""
+    """Refuses a plane of states that is not `layer slot ...`, and states `h` that do not fit the plane."""
     check_memory("plane", plane, device)
     check_float("plane", plane)
     if plane.dim() < (4 if transposed else 3):
@@ -144,7 +144,7 @@ def check_states(plane: Tensor, h: Tensor | None, transposed: bool, device: torc
 
 
 def check_packed(conv: Tensor, inputs: Tensor | None, device: torch.device) -> None:
-    """Refuses a plane `layer slot tap-1 channel` of windows, and packed inputs that do not fit it."""
+    """Refuses a plane of windows that is not `layer slot tap-1 channel`, and packed inputs that do not fit it."""
     check_memory("conv", conv, device)
     check_float("conv", conv)
     if conv.dim() != 4:
@@ -200,7 +200,7 @@ def _check_entries(
             raise ValueError(f"{name}: host memory that {device} cannot reach: allocate it with pin_memory=True")
     else:
         check_memory(name, held, device)
-    stride = held.stride(0) if len(held) > 1 else 0  # the stride of a single record means nothing
+    stride = held.stride(0) if len(held) > 1 else 0  # the stride of a single record can be any number
     if held.numel() and ((held.stride(1) != 1 and nbytes > 1) or (held.data_ptr() | stride) % RECORD_ALIGNMENT):
         raise ValueError(
             f"{name}: expected records of contiguous bytes, at multiples of {RECORD_ALIGNMENT}, got address "

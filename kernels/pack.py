@@ -54,7 +54,7 @@ def _move_tile(tiles, tile, records_ptr, place, slot, record_units, PACK: tl.con
     stride = tl.load(tiles + 4 * tile + 1)
     length = tl.load(tiles + 4 * tile + 2)
     offset = tl.load(tiles + 4 * tile + 3)
-    words = (length // UNIT * PER_UNIT).to(tl.int32)  # the compiler sees whole units: no mask below cuts a unit
+    words = (length // UNIT * PER_UNIT).to(tl.int32)  # so the compiler sees that no mask below cuts a unit
     body = records_ptr + (place * record_units * ALIGNMENT + offset)
     in_slot = tl.multiple_of((start + slot * stride).to(tl.pointer_type(WORD)), UNIT)
     in_record = tl.multiple_of(body.to(tl.pointer_type(WORD)), UNIT)

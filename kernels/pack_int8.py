@@ -29,7 +29,7 @@ ALIGNMENT = tl.constexpr(RECORD_ALIGNMENT)
 FULL = tl.constexpr(float(LEVELS))
 LEAST = tl.constexpr(SMALLEST_SCALE)
 MOST = tl.constexpr(LARGEST_SCALE)
-ROUND = tl.constexpr(1.5 * 2**23)  # fp32 numbers of this size are whole: to add it rounds half to even
+ROUND = tl.constexpr(1.5 * 2**23)  # fp32 numbers of this size are whole numbers: adding ROUND rounds half to even
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 SIZES = [
     "n", "first", "count", "registers", "capacity", "held", "record_units", "value_units", "scale_units", "layer_units",

@@ -41,7 +41,7 @@ def _run(ptr, at, SIZE: tl.constexpr, RUN: tl.constexpr, WHOLE: tl.constexpr):
     """
     bits: tl.constexpr = ptr.dtype.element_ty.primitive_bitwidth
     PER_WORD: tl.constexpr = 64 // bits
-    # Up to 8 lanes load two words at a time: of 16 words, each lane loads only its own.
+    # Up to 8 lanes load two words each at a time, 16 words together, and each lane only its own words.
     WORDS: tl.constexpr = 2 if RUN * bits % 128 == 0 and at.shape[0] <= 8 else 1
     elements = ()
     if SIZE * bits % 128 == 0 and RUN * bits % 64 == 0:

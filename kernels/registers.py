@@ -6,7 +6,8 @@ The phases of a packet run in one program, and pass data through memory:
           ^ barrier  ^ barrier ^ barrier ^ barrier
 
 The host names no register twice in a phase, and records the changes of a register in the order of the phases. So two
-lanes of a phase never touch the same register. Two warps that hold the same lane could; a barrier separates them.
+lanes of a phase never touch the same register. But two warps can hold the same lane: a barrier separates the loads of
+one from the stores of the other.
 """
 
 import triton
@@ -74,7 +75,7 @@ def _move(packet_ptr, slots_ptr, labels_ptr, counters_ptr, BLOCK: tl.constexpr):
         slot = tl.load(slots_ptr + source, mask=index < n, other=0)
         label = tl.load(labels_ptr + source, mask=index < n, other=0)
         full = (slot != 0) & (tl.load(slots_ptr + target, mask=index < n, other=0) != 0)
-        all_loaded()  # otherwise a late warp finds the source empty and the target full
+        all_loaded()  # otherwise a late warp finds that the source is empty and the target full
         go = (slot != 0) & (full == 0)
         tl.store(slots_ptr + target, slot, mask=go)
         tl.store(labels_ptr + target, label, mask=go)

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from memstate.kernels.tables import REGISTERS_PER_ROW, Rules, Strategy
 
 DRAFTS = 1 << 16  # a packet has n tokens with d drafts as -(DRAFTS * d + n)
-FOLD = -(DRAFTS * (DRAFTS // 2 - 1))  # in a packet: the row reads no token, and its tail is folded
+FOLD = -(DRAFTS * (DRAFTS // 2 - 1))  # number in a packet for a row that reads no token, and whose tail is folded
 Longs = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-Claim = Callable[[Flags], NDArray[Any]]  # (which entries need a slot) -> their slots, in order; 0 past the budget
+Claim = Callable[[Flags], NDArray[Any]]  # (which entries need a slot) -> their slots, in order; 0 beyond the budget
 
 
 class Columns(NamedTuple):
@@ -64,7 +64,7 @@ def plan_snapshots(columns: Columns, rules: Rules, rows: Longs, length: Longs, a
 
 
 class Folded(NamedTuple):
-    """What a step does with the tails of its rows; each field is `row`.
+    """What a step does with the tails of its rows; each field has one number per row.
 
     Args:
         store: number of tokens, first of the tail, then of the step, after which the state is stored; -1: never.
@@ -185,7 +185,7 @@ def _keep_old(columns: Columns, rows: Longs, label: Longs, wanted: Flags, claim:
     lanes = np.zeros(len(rows), np.int64)
     if not wanted.any():
         return lanes
-    at = np.flatnonzero(wanted & (columns.source[rows] == 0))  # a state that is read directly is kept already
+    at = np.flatnonzero(wanted & (columns.source[rows] == 0))  # a source is a snapshot already
     if not at.size:
         return lanes
     slots, live = columns.slots, rows[at] * REGISTERS_PER_ROW
@@ -214,7 +214,7 @@ def _write_lane(
         return lanes
     slots, labels = columns.slots, columns.labels
     a = rows[at] * REGISTERS_PER_ROW + 1
-    b = a + (rules.lanes - 1)  # lane a again if a row has one lane
+    b = a + (rules.lanes - 1)  # if rows have one lane, b is lane a again
     slot_a, slot_b, label_a, label_b = slots[a], slots[b], labels[a], labels[b]
     idle_a = (slot_a != 0) & (label_a == 0)
     idle = idle_a | ((slot_b != 0) & (label_b == 0))

@@ -18,7 +18,7 @@ from memstate.kernels.warps import limit, roomy
 
 WARPS = 4
 SIZES = ["entries", "layers", "tiles", "last", "layer_units", "slot_units", "block_units"]
-POINTERS = ["plane_ptr", "slots_ptr", "batch_ptr"]  # UNIT says how they are aligned
+POINTERS = ["plane_ptr", "slots_ptr", "batch_ptr"]  # UNIT says how these pointers are aligned
 
 
 @triton.jit(do_not_specialize=POINTERS + SIZES)
@@ -46,7 +46,7 @@ def _scatter_slots(
 
             target = tl.multiple_of(plane_ptr + (layer * layer_units + slot * slot_units + first) * UNIT, ALIGNMENT)
             source = tl.multiple_of(batch_ptr + ((layer * entries + entry) * block_units + first) * UNIT, ALIGNMENT)
-            inside = lane < tl.minimum(block_units - first, UNITS).to(tl.int32) * UNIT  # this bound never cuts a unit
+            inside = lane < tl.minimum(block_units - first, UNITS).to(tl.int32) * UNIT  # the bound is whole units
             tl.store(target + lane, tl.load(source + lane, mask=inside, other=0), mask=inside)
             item += tl.num_programs(0)
         item -= items

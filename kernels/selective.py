@@ -159,7 +159,7 @@ def _selective_step(
         for piece in tl.static_range(PIECES):
             a_at = a_ptr + (tile + piece * (PIECE_STEP * STATE_STRIDE))
             if STATE * a_ptr.dtype.element_ty.primitive_bitwidth % 128 == 0:
-                a_at = tl.multiple_of(a_at, [16, 1])  # see `check_address`; rows are whole accesses
+                a_at = tl.multiple_of(a_at, [16, 1])  # `check_address` requires that `a` is aligned
             mask = _mask(True, index, piece, in_dim, STATE, STATE_STEP, PIECE_STEP)
             a += (tl.load(a_at, mask=mask, other=0.0).to(tl.float32),)
     if dt_bias_ptr is not None:
@@ -244,7 +244,7 @@ def _selective_step(
         if STATE_FASTEST or DIM * out_ptr.dtype.element_ty.primitive_bitwidth % 128 != 0:
             tl.store(out_ptr + token * (HEADS * DIM) + channel, y, mask=of_token)
         else:
-            # Only lanes with state 0 store, each the dims that it has: lanes exchange nothing.
+            # Only lanes with state 0 store. Each stores its own dims, so lanes exchange nothing.
             out_at = tl.multiple_of(out_ptr + (token * (HEADS * DIM) + head * DIM), WIDTH)
             of_first = (index == 0)[:, None] & of_token[None, :]
             whole = tl.broadcast_to(y[None, :], (LANES * RUN, BLOCK_D))
@@ -344,7 +344,7 @@ class SelectiveShape(NamedTuple):
     """The sizes of a model, for compile cases."""
 
     sizes: tuple[int, int, int, int]  # heads, groups, dims, states
-    tied: bool = True  # whether a head has one `a`
+    tied: bool = True  # whether a head has only one `a`
     dim_fastest: bool = False  # whether a slot stores `state dim`
     dtypes: tuple[str, ...] = EVERY  # dtypes of the state
 

@@ -69,7 +69,7 @@ def row_slots(read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, la
     real = write > 0
     read = tl.where(real, known_slot(tl.load(read_ptr + row), last), 0)
     snapshot = tl.where(real, known_slot(tl.load(snapshot_ptr + row), last), 0)
-    # Clamped before the cast to 32 bits.
+    # Clamp before the cast to 32 bits, because the number can be int64.
     tokens = tl.minimum(tl.maximum(tl.load(tokens_ptr + row), 0), max_tokens).to(tl.int32)
     return real, read, write, snapshot, tl.where(real, tokens, 0)
 

@@ -9,16 +9,16 @@ NULL_SLOT = 0
 NULL_ROW = 0
 REGISTERS_PER_ROW = 3  # live, lane 0, lane 1
 ACCESS_BYTES = 16  # the widest load or store of one lane
-RECORD_ALIGNMENT = 16  # bytes; addresses of records and distances between them are multiples
+RECORD_ALIGNMENT = 16  # bytes; addresses of records, and distances between them, are multiples of it
 TILE_BYTES = 32768  # bytes of a tile: one item of work of the copy kernel
 HEADER_INTS = 16
 LIMIT_CELL = 7  # cell of a packet's header: limit of the optional claims of a plan
 DEFER_CELL = 15  # cell of a packet's header: `defer` of `rules.fold`
-AUDIT_FREE = 1 << 30  # added to the number of owners of a slot if the bitmap says free
-ZERO_SOURCE = -1  # in the data section of a packet: make the destination fresh instead of copying
-ROW_CODE = -1  # in the data section of a packet: ROW_CODE - r is the memory of row r
+AUDIT_FREE = 1 << 30  # added to the number of owners of a slot if the slot is free in the bitmap
+ZERO_SOURCE = -1  # source of an entry of DATA: fill the destination with initial values
+ROW_CODE = -1  # in an entry of DATA, ROW_CODE - r stands for the memory of row r
 LEVELS = 127  # levels of int8 on either side of 0
-SMALLEST_SCALE = 2.0**-126  # smaller float32 numbers have fewer digits
+SMALLEST_SCALE = 2.0**-126  # below this, float32 numbers have fewer digits
 LARGEST_SCALE = float.fromhex("0x1.0204060000000p+121")  # the largest float32 whose product with LEVELS is finite
 
 

@@ -146,7 +146,7 @@ def claim_needed(need, bitmap_ptr, words, budget, CHUNK: tl.constexpr):
     """
     wanted = need.to(tl.int32)
     total = tl.sum(wanted, 0)
-    all_loaded()  # otherwise a late warp finds rows labelled and slots spent, and claims for other rows
+    all_loaded()  # otherwise a late warp reads new labels and a smaller budget, and claims for other rows
     granted = tl.maximum(tl.minimum(budget, total), 0)
     rank = tl.where(need, tl.cumsum(wanted, 0) - wanted, BIG)
     slot, taken = take_lowest(bitmap_ptr, words, granted, rank, CHUNK)
@@ -203,7 +203,7 @@ def count_accepted(rows_ptr, accepted_ptr, batch_ptr, pending_ptr, newest_ptr, t
         accepted = tl.load(accepted_ptr + index, mask=inside, other=0)
         newest = tl.load(newest_ptr + row, mask=row > 0, other=0)
         pending = tl.load(pending_ptr + row, mask=row > 0, other=0)
-        all_loaded()  # otherwise a late warp counts tokens that another warp has counted
+        all_loaded()  # otherwise a late warp adds tokens that another warp has already added
         tl.store(pending_ptr + row, pending + tl.minimum(tl.maximum(accepted, 0), newest), mask=row > 0)
         tl.store(newest_ptr + row, 0, mask=row > 0)
     all_loaded()
@@ -271,7 +271,7 @@ def _plan(
             fresh, granted, refused = claim_needed(
                 due & (slot_a == 0), bitmap_ptr, words, tl.minimum(free - reserve, limit), CHUNK
             )
-            fresh = tl.where(held > 0, held, fresh)  # rotate: the row goes on in the slot of its older snapshot
+            fresh = tl.where(held > 0, held, fresh)  # a row with an older snapshot goes on in the slot of this snapshot
             turn = fresh > 0
             tl.store(slots_ptr + live + 1, live_slot, mask=turn)
             tl.store(labels_ptr + live + 1, length, mask=turn)
@@ -320,7 +320,7 @@ def _plan(
     )  # fmt: skip
     if TAILS:
         tl.store(batch_ptr, batch)
-    section = tl.arange(0, BLOCK)  # changes are made and marks resolved: only the batch stays
+    section = tl.arange(0, BLOCK)  # all sections but the batch are done
     tl.store(packet_ptr + section, 0, mask=(section < BATCH) | (section == MARKS))
 
 

@@ -25,7 +25,7 @@ WARPS = 1
 def parent_of(parents_ptr, node, nodes):
     """Returns the parent of a node, -1 for none. From `nodes` on, each token follows the token before it."""
     parent = tl.load(parents_ptr + node, mask=node < nodes, other=-1)
-    parent = tl.maximum(tl.minimum(parent, node - 1), -1).to(tl.int32)  # clamped before the cast to 32 bits
+    parent = tl.maximum(tl.minimum(parent, node - 1), -1).to(tl.int32)  # clamp before the cast to 32 bits
     return tl.where(node < nodes, parent, node - 1)
 
 
@@ -90,7 +90,7 @@ def _keep_path(
         places = (tl.load(ring + 3) // size).to(tl.int32)
         start = tl.load(ring) + row.to(tl.int64) * tl.load(ring + 1)
         first = tl.maximum(tl.load(lengths_ptr + entry), 0) % places
-        words = (size // UNIT * PER_UNIT).to(tl.int32)  # the compiler sees whole units: no mask below cuts a unit
+        words = (size // UNIT * PER_UNIT).to(tl.int32)  # so the compiler sees that no mask below cuts a unit
         for at in range(0, words, LANES):
             index = at + tl.arange(0, LANES)
             for number in range(accepted):

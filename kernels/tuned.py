@@ -35,7 +35,7 @@ ENTRIES = 256  # entries that a program looks at together
 PROGRAMS_PER_SM = 4
 LONGEST = {True: 1024, False: 64}  # whether a column is contiguous -> limit of its values in an int8 block
 MOST_WARPS = 16
-PROGRAMS_ON_CPU = 2  # the fewest programs that share work
+PROGRAMS_ON_CPU = 2  # two, so that programs share work even on a CPU
 RANGES = {  # field of a configuration -> (least, most)
     "entries": (16, 4096), "lanes": (128, 16384), "warps": (1, 16), "programs_per_sm": (1, 32), "block": (512, 32768),
     "block_value": (4, 128), "warp_elements": (128, 8192), "tile_warps": (1, 8), "window_bytes": (512, 16384),
@@ -51,8 +51,8 @@ def _power_above(number: int) -> int:
     return 1 << max(number - 1, 0).bit_length()
 
 
-ROW_BYTES = 64  # fewest bytes of a row of a state that lanes move together
-SECTOR_BYTES = 32  # bytes that memory moves at a time
+ROW_BYTES = 64  # fewest neighbouring bytes of a state that lanes move together
+SECTOR_BYTES = 32  # bytes that device memory reads or writes at a time
 KEY_LANES = 8  # fewest lanes that share the keys of a value, with keys fastest
 
 

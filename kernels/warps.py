@@ -14,11 +14,11 @@ import triton.language as tl
 from triton import knobs
 from triton.runtime import driver
 
-LANES = 64  # fewest lanes of a warp: the widest warp has 64 threads; 32 threads take two lanes each
-MOST = 16  # most warps of a program
-BLOCKS = (32, 64, 128, 256, 512, 1024)  # lanes of a program, one for each entry; it loops over more entries
+LANES = 64  # fewest lanes of a warp: one per thread in warps of 64 threads, two in warps of 32
+MOST = 16  # limit of the warps of a program
+BLOCKS = (32, 64, 128, 256, 512, 1024)  # possible numbers of lanes: one per entry; a program loops over more entries
 REGISTERS = 65536  # hardware registers of an NVIDIA multiprocessor
-THREAD_REGISTERS = 255  # most hardware registers of a thread
+THREAD_REGISTERS = 255  # limit of the hardware registers of a thread
 
 
 def warps_for(lanes: int) -> int:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from memstate.errors import ConfigurationError, InvalidArgument
 
 INT32_MAX = 2**31 - 1
-PLAIN = frozenset((NoneType, str, bytes, int))  # types of salts: values of different types among them are never equal
+PLAIN = frozenset((NoneType, str, bytes, int))  # types of salts; values of two of these types are never equal
 BOOLS = frozenset((bool, np.bool_))
 NESTED = 8  # levels of tuples in a salt, at most
 PARTS = 1000  # parts of a salt at most, tuples included
@@ -86,7 +86,7 @@ def counts(what: str, values: npt.ArrayLike, size: int) -> npt.NDArray[np.int64]
         raise InvalidArgument(f"{what}={values!r}: expected {size} whole numbers") from error
     if given.shape not in ((), (size,)):
         raise InvalidArgument(f"{what} has {given.size} entries, expected {size}, or one number for all")
-    if (  # in a list with numbers, numpy turns True and False into numbers: look for them in the list
+    if (  # numpy turns True and False in a list of numbers into numbers: look for them in the list
         (given.size and (given.dtype.kind not in "iu" or int(given.min()) < 0 or int(given.max()) > INT32_MAX))
         or (isinstance(number, list | tuple) and not BOOLS.isdisjoint(map(type, number)))
     ):  # fmt: skip

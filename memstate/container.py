@@ -28,7 +28,7 @@ def limit(root: Path = ROOT) -> int:
             for inside, at in _mounts(root, kind)
             for folder in _between(root / at.relative_to("/"), inside, own[kind])
         ]
-    except (OSError, ValueError, IndexError):  # another system than Linux, or an unknown form of a file
+    except (OSError, ValueError, IndexError):  # not Linux, or a file of unknown form
         return sys.maxsize
     return min(limits, default=sys.maxsize)
 
@@ -62,5 +62,5 @@ def _between(top: Path, inside: PurePosixPath, own: PurePosixPath) -> Iterator[P
 def _number(file: Path) -> int:
     try:
         return int(file.read_text())
-    except (OSError, ValueError):  # the top has no such file, and "max" is no number: no limit
+    except (OSError, ValueError):  # no limit: the top group has no such file, and other files may say "max"
         return sys.maxsize

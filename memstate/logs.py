@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-EVERY: Final = 60.0  # seconds between two lines of one kind of event
+EVERY: Final = 60.0  # seconds between two lines of events of one kind
 KINDS: Final = 32  # kinds of events that are told apart, at most
 OWN: Final = re.compile(r"\d+|\(.*", re.DOTALL)  # parts in which texts of one kind may differ
 FIELDS = "memstate"  # the attribute of a log record that has the fields of an event

@@ -13,7 +13,7 @@ from memstate.checks import INT32_MAX, is_whole, shown
 from memstate.errors import InvalidArgument, MemstateError
 
 INT64_MAX = 2**63 - 1
-MOST_SLOTS = INT32_MAX - 31  # kernels number the bits of the bitmap with int32; it has whole words of 32 bits
+MOST_SLOTS = INT32_MAX - 31  # int32 must number all bits of the bitmap, which has whole words of 32 bits
 
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {f"{unit}iB": 1 << 10 * at for at, unit in enumerate("KMGT", 1)}

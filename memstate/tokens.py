@@ -124,7 +124,7 @@ def common(one: bytes, other: bytes, unit: int, start: int = 0, offset: int = 0)
         offset: first byte of `other` that is compared.
     """
     most = min(len(one) - start, len(other) - offset) // unit
-    low, high = 0, most  # low: units that agree for sure; high: units that may agree
+    low, high = 0, most  # low: units that certainly agree; high: units that perhaps agree
     while low < high:
         middle = (low + high + 1) // 2
         if one[start + low * unit : start + middle * unit] == other[offset + low * unit : offset + middle * unit]:

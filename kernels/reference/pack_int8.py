@@ -78,7 +78,7 @@ def unpack_int8(planes: ScaledMap, slots: Tensor | None, index: Tensor, places: 
 
 def _layer(planes: ScaledMap, layer: int) -> Tensor:
     """Returns one layer of the plane, `slot ...`."""
-    each = planes.layers.shape[0] // len(planes.tensors)  # all tensors hold one layer, or one tensor all layers
+    each = planes.layers.shape[0] // len(planes.tensors)  # layers per tensor: all, or one
     return planes.tensors[layer // each][layer % each]
 
 

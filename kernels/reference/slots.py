@@ -52,7 +52,7 @@ class RowTail(NamedTuple):
     rings: Any = ()
     memory: int = 0  # row whose memory has the tail, 0 for none
     place: int = 0  # place of the first pending token
-    pending: int = 0  # tokens
+    pending: int = 0  # number of pending tokens
     store: int = NEVER  # see `Cursor.store`
 
     def at(self, token: int) -> Any:

@@ -94,7 +94,8 @@ class Admission(Verbs):
             rows = self._admit(starts)
             if isinstance(rows, Rows):
                 return rows
-            # Try again without loads. Then let sessions make way, first those that their turns do not start from.
+            # Try again without loads. Then let the sessions make way, first those from which no turn of this call
+            # starts.
             loads = below and any(start.hit is not None for start in starts)
             kept = [start for start in starts if start.session is not None and start.session.kept]
             if not loads:
@@ -133,7 +134,7 @@ class Admission(Verbs):
         """See `StateManager.snapshot_at`."""
         number = self._table.index(row)
         lease = self._cache.leases.get(number)
-        # A fork may leave the prompt.
+        # The tokens of a fork can differ from its prompt.
         prompt = max(lease.prompt.tokens, lease.match.tokens) if lease and lease.given is not None else 0
         named = require_lengths(self._table.ids[number], lengths, self._pages.unit, prompt)
         self._marks.add(number, named, self._file.length(number), self._file.tracked_at[number])
@@ -294,7 +295,7 @@ class Admission(Verbs):
             self._cache.loaded(self._tiers.bring([(start.prompt, match, hit) for start, match, hit in loads]))
         for start, _, hit in loads:
             match = self._cache.match(start.prompt)
-            # Another request of this call can have loaded a longer state. But only the slot of this load is counted.
+            # If another request of this call has loaded a longer state, keep to this one: only its slot is counted.
             if match.length > hit.length:
                 match = self._cache.match(start.prompt, hit.length)
             self._filled(start, hit, match, start.source.takes)
@@ -355,7 +356,7 @@ class Admission(Verbs):
         return self._table.handles(rows)
 
     def _begin(self, row: int, start: Start) -> None:
-        """Moves the states that a start takes to its row, and begins the turn of its session."""
+        """Moves to the row the states that its start takes over, and begins the turn of its session."""
         source, session = start.source, start.session
         if source.takes:
             if isinstance(source.of, Node):
@@ -489,7 +490,7 @@ class Admission(Verbs):
             elif session is not None:
                 if tree.has(session.path):
                     tree.lease(session.path)
-                else:  # the caller's policy evicted this path, but could not free enough
+                else:  # the caller's policy has evicted this path, and still freed too little
                     session.path = NO_NODE
             if isinstance(source.of, Node):
                 self._holdings.end_read(source.states[0].register)
@@ -538,7 +539,7 @@ class Admission(Verbs):
             return OutOfSlots(slots, allocator.free, evictable, allocator.capacity, self._sessions.held)
         if missing > 0:
             room.free_pages(pages)
-            if (lack := self._pages.short_of(pages)) is not None:  # a caller's policy can free too few
+            if (lack := self._pages.short_of(pages)) is not None:  # a caller's policy can free too few pages
                 return lack
         room.free_slots(slots)
         return OutOfSlots(slots, allocator.free, 0, allocator.capacity) if slots > allocator.free else None
@@ -572,7 +573,7 @@ class Admission(Verbs):
             live, of, n, until = PER_ROW * row, source[at], length[at], tracked[at]
             read = of if self._direct_hits else 0
             claimed += range(live + moved[at] if moved else live, live + self.per_request)
-            if file.tracked_at[row] != until:  # the device has the host's value: an equal one needs no write
+            if file.tracked_at[row] != until:  # the device has this value already if the host has
                 file.tracked_at[row] = until
                 cells.append(first_tracked + row)
                 values.append(until)

@@ -28,7 +28,7 @@ from memstate.state.planes import Planes
 
 NAN = bytes.fromhex("faff")  # repeated: a NaN that no computation gives, in any float of 2 bytes or more
 NUMBERS = bytes.fromhex("c35a9e17d2864bf1396da0e87c25b40f")  # for other dtypes; no state has these bytes by chance
-LEAST = 4  # bytes; a smaller block can have the bytes of NUMBERS by chance
+LEAST = 4  # bytes; a smaller block could equal a part of NUMBERS by chance
 SCRATCH = 1 << 26  # bytes of slots that are compared in one operation
 ODD = -0x61C8864680B583EB  # factor that spreads the weights of a sum over 64 bits
 
@@ -125,7 +125,7 @@ class Canary:
     def forget(self) -> None:
         """Stops watching a step."""
         self._step: Step | None = None
-        self._wrong: list[WrongBytes] | None = None  # wrong places of the watched step, if it was replayed
+        self._wrong: list[WrongBytes] | None = None  # what is wrong in the watched step, if it was replayed
 
     def planned(self, step: Step, due: bool, replayed: bool) -> None:
         """Watches a step from now on.
@@ -161,7 +161,7 @@ class Canary:
         slots = torch.cat([slots for _, slots in self._targets(record, marked)])
         if not len(slots):
             return
-        one = slots.max()  # padding fills this slot once more; it is 0 if no slot is filled
+        one = slots.max()  # entries without a slot fill this slot once more; 0 if no slot is filled
         slots = torch.where(slots > 0, slots, one)
         for block in self._stored:
             block.data[slots] = torch.where(one > 0, block.pattern, block.data[0])

@@ -20,7 +20,7 @@ from memstate.tokens import BYTES, Keys, Tokens
 
 PER_ROW = REGISTERS_PER_ROW
 Keep = Literal["handle", "cache"]
-Named = Sequence[Tokens | Keys | None] | None  # tokens of each row, or its keys where the cache is keyed
+Named = Sequence[Tokens | Keys | None] | None  # tokens of each row, or with a keyed cache its keys
 
 
 def require_keep(keep: Keep | None, tokens: object, lengths: object = None) -> None:
@@ -374,7 +374,7 @@ class Ending(Verbs):
             if file.tracked_at[row] or file.source_at[row]:
                 file.tracked_at[row] = file.source_at[row] = 0
                 cells += file.starts["tracked"] + row, file.starts["source"] + row
-            if file.tails:  # even if the host counts 0: the device can count tokens of a dead step
+            if file.tails:  # even if the host counts 0, because the device may count tokens of a dead step
                 file.pending_at[row] = file.newest[row] = 0
                 cells += file.starts["pending"] + row, file.starts["newest"] + row
         self._commands.release(registers)

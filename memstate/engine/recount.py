@@ -176,7 +176,7 @@ class Recount(Verbs):
             f"{names[register][1]}: {self._file.labels[register]} tokens for the host, {there[register]} for the device"
             for register in wrong
         ]
-        free, least = sum(seen.free[1:]), bool(self._file.undecided)  # for undecided rows, the host holds slots back
+        free, least = sum(seen.free[1:]), bool(self._file.undecided)  # undecided: the host holds slots back
         allocator = self._file.allocator
         if not allocator.unconfirmed and (free < allocator.free if least else free != allocator.free):
             faults.append(f"{allocator.free} slots are counted as free, {free} are")
@@ -194,7 +194,7 @@ class Recount(Verbs):
             return []
         pending, in_tail = read.table.pending.cpu().numpy().copy(), read.table.newest.cpu().numpy()
         entries, steps = int(of_tails.batch), self._log.unsettled
-        newest = steps[-1] if steps and self._log.is_last(steps[-1]) else None  # None: it is settled or cancelled
+        newest = steps[-1] if steps and self._log.is_last(steps[-1]) else None  # None: settled or cancelled
         untold = {row for step in steps if step.drafted and step is not newest for row in step.numbers.tolist()}
         rows, accepted = of_tails.rows[:entries].cpu().numpy(), of_tails.accepted[:entries].cpu().numpy()
         counted = newest.after - newest.before if newest is not None else accepted

@@ -143,7 +143,7 @@ class Reports(Verbs):
         }
         rows = self._running(np.flatnonzero(self._table.used).tolist())
         read = behind(self._file, self._commands.waiting)
-        for row in self._file.undecided:  # only the device knows which of their registers hold slots
+        for row in self._file.undecided:  # only the device knows which registers of this row hold slots
             for register in range(PER_ROW * row, PER_ROW * (row + 1)):
                 names.pop(register, None)
                 if read.table.slots[register]:

@@ -20,7 +20,7 @@ from memstate.state.memory import ring_table_bytes, table_bytes
 CELLS = "max_requests, preallocated, snapshots (default: slots) or Pages(per_row=)"
 BATCH = "max_batch (default: max_requests + preallocated)"
 
-# Bytes on the host for each register, snapshot, row and page, in Python lists and numpy arrays.
+# Bytes on the host for each register, snapshot, row and page, in Python lists and numpy arrays, and what needs them.
 PER_REGISTER = 8  # held, label, fence, and two marks of a packet
 PER_SNAPSHOT = 44  # generation, and an entry in the queue of free holders
 PER_ROW = 138  # mirrors of columns, and the lists of the request table and of the row's pages

@@ -87,7 +87,7 @@ class Stepping(Verbs):
         self.replaying: int | None = None
         self._launched = False  # whether the present replay has called `launch`
         self._captured: set[int] = set()  # batch sizes that `launch` was called with
-        self._last: Batch | None = None  # batch of the last lookup; the next two are its arguments
+        self._last: Batch | None = None  # batch of the last lookup; the next two attributes are the lookup's arguments
         self._last_rows: Sequence[Row | None] = ()
         self._last_tokens: object = None
         self._confirmed: Step | None = None  # the newest step whose plan has confirmed the lengths of all of its rows
@@ -233,7 +233,7 @@ class Stepping(Verbs):
         batch = self.batch(rows, tokens, drafts)
         if (size := len(batch.numbers)) > log.max_batch:
             raise InvalidArgument(f"a batch of {size}, the limit is max_batch={log.max_batch}")
-        running, reads = batch.rows, self._holdings.readers  # a row that reads a source has its length there
+        running, reads = batch.rows, self._holdings.readers  # if a row reads a source, its length is the source's label
         length = self._mirror.lengths(running) if reads or self._tail else self._file.labels[batch.live]
         unsure = self._unsure(running) if self._tail and log.unsettled else None
         after = length + batch.tokens if unsure is None else length + unsure + batch.tokens
@@ -273,7 +273,7 @@ class Stepping(Verbs):
             if due and self._cache.settings.evict and allocator.free - allocator.reserve < len(running):
                 self._room.free_slots(allocator.free + min(limit, self._shortfall(batch, *due_at, unsure is not None)))
 
-            if due and allocator.unconfirmed:  # before the packet of this step, which the device's count lacks
+            if due and allocator.unconfirmed:  # before this step's packet is sent: the device must count without it
                 allocator.confirm(allocator.reserve + len(running))
             if commands.queue or not log.repeats(batch.numbers, batch.sent, limit, defer):
                 commands.upload_step((batch.numbers, batch.sent), limit, stored, defer)
@@ -498,10 +498,10 @@ class Stepping(Verbs):
             entries, rows = batch.real, batch.rows
             if batch.version != table.version:
                 same = self._same_request(step)
-                same &= ~table.finished[step.numbers]  # without rows that finished in the previous step
+                same &= ~table.finished[step.numbers]  # leave out rows that finished in the previous step
                 entries = np.flatnonzero(same)
                 rows = step.numbers[entries]
-            reads = self._holdings.readers  # a row that reads a source has its length there
+            reads = self._holdings.readers  # if a row reads a source, its length is the source's label
             known = self._mirror.lengths(rows) if reads or self._tail else self._file.labels[rows * PER_ROW]
             if over is not None and (ended := over[entries]).any():
                 known = np.where(ended, step.after[entries], known)
@@ -619,7 +619,7 @@ class Stepping(Verbs):
         pending = late.pending + gained[batch.rows]
         gained[batch.rows] = 0
         file.pending[rows] += gained[rows]
-        exact = allocator.free if late.kept and not allocator.held_back else None  # the count, if read since the plan
+        exact = allocator.free if late.kept and not allocator.held_back else None  # the count read since the plan
         allocator.held_back = 0
         allocator.free += late.kept
         taken = self._mirror.plan_late(batch, late.label, pending, late.source, late.limit, late.free, late.defer)

@@ -115,8 +115,8 @@ class World:
             self.backend = Backend(backend, device)
         except (ValueError, TypeError, RuntimeError) as error:  # torch raises these for an unknown device
             raise ConfigurationError(str(error)) from error
-        # With a prefix cache there is one more holder for each row. With fewer, a holder could be emptied and filled
-        # again before the next plan, and that takes another packet.
+        # With a prefix cache there is one more holder for each row. Otherwise a holder could be emptied and filled
+        # again before the next plan, which takes another packet.
         rows = int(max_requests) + int(preallocated)
         self.max_batch = max_batch or rows
         holders = slots + (rows if prefix else 0) if snapshots is None else snapshots

@@ -62,7 +62,7 @@ class Marked:
     holds: ClassVar[str] = "mark"
 
 
-PUBLISHED: Final = Nobody("snapshot")  # owner of states whose handle the caller has
+PUBLISHED: Final = Nobody("snapshot")  # owner of published states: the caller has their handles
 LEAVING: Final = Nobody("leaving")  # owner of ended states that a first step still reads
 
 
@@ -318,7 +318,7 @@ class Holdings:
             InvalidArgument: a snapshot is named twice, the prefix cache owns it, or an entry is not a snapshot.
         """
         states: Any = given
-        try:  # the common case, without a loop: published snapshots, no None
+        try:  # fast path for the common case: all entries are published snapshots
             registers = list(map(REGISTER, states))
             valid = all(map(is_, map(self.held["snapshot"].get, registers), states))
         except (AttributeError, TypeError):

@@ -163,7 +163,7 @@ class Marks:
         if coming is None:
             return 0
         if self._grid and not self._packed and length % gcd(self._page, self._grid) == 0:
-            return 0  # the grid meets page ends inside the chunk, so it need not end at a mark
+            return 0  # the grid meets page ends inside the chunk, so the chunk need not end at a mark
         return next((at for at, _ in coming.wanted if at > length), 0)
 
     def chunk(self, row: int, length: int, end: int, prompt: int) -> int:
@@ -253,7 +253,7 @@ class Marks:
                     coming.floor = at if at == wanted else coming.floor
             if wanted > reach:
                 break
-            if wanted - coming.floor >= self._finest:  # a miss: no chunk came near. Only the first miss is logged
+            if wanted - coming.floor >= self._finest:  # no chunk came near. Only the first such miss is logged
                 if not self.missed:
                     why = "the forward gives no state near it: plan chunks as mem.chunk() says, or say Forward(grid=)"
                     logs.event(LOG, logging.WARNING, "missed", row=row, wanted=wanted, chunk=[length, reach], why=why)

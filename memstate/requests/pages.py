@@ -9,7 +9,7 @@ import numpy as np
 from memstate.errors import OutOfPages
 from memstate.guard import Guard
 
-MANY: Final = 24  # ids; from this number on, numpy is faster than a loop
+MANY: Final = 24  # from this number of ids on, numpy is faster than a loop
 Ids: TypeAlias = "array[int]"  # page ids, 64 bits each
 NO_PAGES: Final[Ids] = array("q")  # all rows without pages share this array: nobody appends to it
 
@@ -80,7 +80,7 @@ class PageAllocator:
                 low = is_free.find(1, low + 1)
                 pages.append(low)
                 is_free[low], holders[low] = 0, 1
-        else:  # this path scans all pages, so it pays only for a large n
+        else:  # this path scans all pages, so it is faster only for a large n
             ids = np.flatnonzero(self._free_at)[:n]
             pages = array("q", ids.tobytes())
             self._free_at[ids], self._counts[ids], low = False, 1, pages[-1]

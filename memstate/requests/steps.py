@@ -272,11 +272,11 @@ class StepLog:
         width = _width(max_batch)
         columns = lasting.zeros((len(StepRecord._fields), width), torch.int32, device)
         self._columns = StepRecord(*columns)
-        self._records: dict[int, StepRecord] = {}  # batch size -> its slices, kept because slicing tensors takes time
+        self._records: dict[int, StepRecord] = {}  # batch size -> slices of columns, kept because slicing takes time
         count, *places = lasting.zeros((len(StepMarks._fields), _width(max(marks, 1))), torch.int32, device)
         self.marks = StepMarks(count[:1], *places)
         self.tails: TailRecord | None = None
-        self._tails: dict[int, TailRecord] = {}  # batch size -> its slices
+        self._tails: dict[int, TailRecord] = {}  # batch size -> slices of `tails`
         if tails:
             more = list(lasting.zeros((len(TailRecord._fields) - 1, width), torch.int32, device))
             self.tails = TailRecord(self._columns.rows, *more)._replace(batch=more[-1][:1])
@@ -332,7 +332,7 @@ class StepLog:
         return step
 
     def is_last(self, step: Step) -> bool:
-        """Returns whether this is the newest step, so that the vectors on the device are still those of this step."""
+        """Returns whether this is the newest step: then the vectors on the device are still those of this step."""
         return step.serial == self._serial - 1
 
     def require(self, step: Step) -> None:

@@ -83,7 +83,7 @@ class RequestTable:
 
     def claim(self, ids: Sequence[Hashable]) -> list[int]:
         """Takes the lowest free rows, one for each id. Call it only where `free` is large enough."""
-        now = self.clock()  # before any change: the clock can be the caller's, and can raise
+        now = self.clock()  # before any change, because a clock of the caller can raise
         self.version += 1
         generation, used, finished, confirmed, admitted = self._at
         taken, free = [], self._free

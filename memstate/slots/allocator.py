@@ -125,11 +125,11 @@ class SlotAllocator(NotCopied):
         self.counters.copy_(torch.from_numpy(counters))
         self.free = self.capacity - len(taken)
         self.unconfirmed = self.held_back = 0
-        self._reading: tuple[int, int] | None = None  # (`free`, `unconfirmed`) when the count was asked for
+        self._reading: tuple[int, int] | None = None  # (`free`, `unconfirmed`) when the device was asked for its count
         for group in self.open_groups:
             group.held = group.held[:0]
         self.open_groups = []
-        if self.recorder is None and self.guard.call:  # a manager mends the guard itself, after all of its parts
+        if self.recorder is None and self.guard.call:  # with a recorder, the manager mends the guard, after all parts
             with self.guard.mending("reset"):
                 pass
 

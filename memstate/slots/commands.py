@@ -34,7 +34,7 @@ from memstate.slots.registers import Longs, RegisterFile
 from memstate.slots.upload import UploadRing, Views
 
 STEP_ROOM = 1 << 14  # int32 of a step's packet, besides its batch
-STEP_MARKS = 1 << 12  # largest number of marks of one step; they fit beside any batch
+STEP_MARKS = 1 << 12  # largest number of marks of one step; so many fit beside any batch
 
 
 def step_ints(max_batch: int) -> int:
@@ -416,7 +416,7 @@ class CommandBuffer:
         at, operations = self._waits
         if operations:
             first = self.queue[at]
-            assert isinstance(first, Packet)  # only a packet can wait in part
+            assert isinstance(first, Packet)  # an action cannot wait in part
             self.queue[at : at + 1] = first.split(operations)
             at += 1
         rest = len(self.queue) - at

@@ -12,7 +12,7 @@ import numpy as np
 from memstate.kernels.tables import DEFER_CELL, HEADER_INTS, LIMIT_CELL, ZERO_SOURCE, Section
 from memstate.slots.registers import Ints, Longs
 
-# Plain integers, because an access to an enumeration takes 1 us.
+# The sections as plain integers, because an access to a member of an enumeration takes 1 us.
 MOVES, RELEASES, CLAIMS, WRITES, DATA, BATCH, MARKS = map(int, Section)
 PAIRS = (MOVES, WRITES, DATA)  # sections with two columns
 NOTHING = [0, 0, 0, 0]

@@ -16,8 +16,8 @@ from memstate.kernels.dispatch import Backend, on
 from memstate.streams import mark
 
 RING = 16  # number of host buffers
-VIEWS = 256  # slices of a tensor that are kept
-INTS = 4096  # int32 of a buffer at first; buffers grow with the largest packet
+VIEWS = 256  # limit of the slices of a tensor that are kept for reuse
+INTS = 4096  # initial size of a buffer, in int32; buffers grow with the largest packet
 
 
 class Views(dict[int, Tensor]):

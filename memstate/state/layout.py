@@ -93,7 +93,7 @@ class Plane:
         names = [part.name for part in parts]
         if len(set(names)) != len(names):
             raise InvalidArgument(f"{who}: parts {names}, expected each name once")
-        axes = len(self.shape) if parts else 1  # without parts, the axis means nothing
+        axes = len(self.shape) if parts else 1  # without parts, `axis` must be 0
         if not is_whole(axis) or not 0 <= axis < axes:
             why = "nothing to cut there"
             raise InvalidArgument(f"{who}: axis {axis!r} of shape {self.shape} with {len(parts)} parts: {why}")

@@ -193,7 +193,7 @@ class Memory:
         self._names = frozenset(region.plane.name for region in regions)
         self.whole = PlaneTable(regions, backend.device)
         self.plane_map = self.whole.map
-        self.device = self.plane_map.tiles.device  # with an index, which `backend.device` may lack
+        self.device = self.plane_map.tiles.device  # has an index, which `backend.device` may lack
         self._tables = {self._names: self.whole}
         self._followers: WeakSet[AddressTable] = WeakSet()
 

@@ -31,9 +31,9 @@ from memstate.state.regions import (
     require_no_grad,
 )
 
-MOST_TAPS = 8  # a plane without inputs counts as windows if one of its axes is at most this long
+MOST_TAPS = 8  # a plane without a source holds windows if one of its axes is at most this long
 
-Given = tuple[Any, Tensor | None]  # a plane, and the tensor of the forward that fills it
+Given = tuple[Any, Tensor | None]  # (a plane, tensor of the forward from which it gets its states)
 NOTHING: Given = (None, None)
 
 

@@ -213,7 +213,7 @@ class Mirror:
         if not self.releases:
             return NO_LANES
         held, end = self.file.held, self.file.first_holder
-        both = held[1:end:REGISTERS_PER_ROW] & held[2:end:REGISTERS_PER_ROW]  # one snapshot alone supersedes none
+        both = held[1:end:REGISTERS_PER_ROW] & held[2:end:REGISTERS_PER_ROW]  # a single snapshot supersedes no other
         self.doubled = bool(both.any())
         both = both[rows]
         return superseded(self._columns, rows[both], known[both]) if both.any() else NO_LANES

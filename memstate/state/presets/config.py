@@ -21,7 +21,7 @@ from memstate.state.presets.layers import attention_layers, require_layers, stat
 from memstate.state.presets.readers import READERS, kv_heads
 from memstate.state.sharding import Part
 
-NESTED: Final = 4  # most levels of nested text models; real configurations have one or two
+NESTED: Final = 4  # limit of the levels of nested text models; real configurations have one or two
 TEXT: Final = ("text_config", "llm_config", "language_config", "thinker_config")  # fields that hold a nested text model
 DTYPE: Final = ("dtype", "torch_dtype")  # "torch_dtype" before transformers 5.0
 SSM_DTYPE: Final = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")  # dtype in which engines keep states

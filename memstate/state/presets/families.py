@@ -132,7 +132,7 @@ def compressor(name: str, rate: int, size: int, overlap: int = 0) -> LayerState:
         kv = Plane(f"{name}_kv", (tokens, channels), OF_MODEL, rewritten_each_step=False, grid=grid)
         return kv, replace(kv, name=f"{name}_gate", dtype=gates, fill=-inf)
 
-    last = planes(rate, size, torch.float32, overlap) if overlap else ()  # fp32, because the class adds a bias in fp32
+    last = planes(rate, size, torch.float32, overlap) if overlap else ()  # fp32: the class adds a bias in fp32
     return LayerState(last, rows=planes(rate - 1, 2 * size if overlap else size, OF_MODEL))
 
 

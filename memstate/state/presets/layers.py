@@ -12,7 +12,7 @@ from memstate.state.presets.fields import Fields
 
 Layers = tuple[int, ...]
 
-# Tokens of a window -> kind of the layers that pool such windows, for checkpoints that only have the numbers.
+# Tokens of a window -> kind of the layers that pool such windows, for checkpoints that list only these numbers.
 COMPRESSED: Final = {4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
 # Kinds of layers that hold state; checkpoints written before transformers 5.0 say "mamba".
 STATE_LAYERS: Final = ("linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba", *COMPRESSED.values())
@@ -96,8 +96,8 @@ def compressors(fields: Fields) -> dict[int, tuple[str, int]]:
     return {layer: (COMPRESSED[rate], int(rate)) for layer, rate in enumerate(rates[:total]) if rate}
 
 
-# Field -> function that reads it. The first field that a configuration has decides, as in the classes of transformers,
-# which compute the later fields from the first or drop them.
+# Field -> function that reads it. The first of these fields that a configuration has decides, because the classes of
+# transformers compute the later fields from it, or drop them.
 READINGS: Final[Mapping[str, Callable[[Fields, str], Layers]]] = {
     "layer_types": _of_kinds,
     "layers_block_type": _of_kinds,
@@ -137,7 +137,7 @@ def state_layers(config: object) -> Layers:
     for name, read in READINGS.items():
         if fields.get(name) is not None:
             return read(fields, name)
-    if kind == "bamba" and fields.has("attn_layer_indices"):  # written as null: no attention
+    if kind == "bamba" and fields.has("attn_layer_indices"):  # the field is null: no layer attends
         return tuple(range(fields.number("num_hidden_layers")))
     raise InvalidArgument(f"{kind} without {', '.join(READINGS)}, one of them: which of its layers hold state?")
 

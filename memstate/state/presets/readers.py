@@ -31,7 +31,7 @@ from memstate.state.sharding import Part
 
 Reader = Callable[[Fields, int], LayerState]  # (fields, number of a layer with state) -> its state
 
-SLIDING_HEADS: Final = ("inkling_text", "inkling2_text")  # their sliding layers have other KV heads
+SLIDING_HEADS: Final = ("inkling_text", "inkling2_text")  # model types whose sliding layers have other KV heads
 _EXPANDED: Final = ("mamba_expand", "hidden_size")  # fields whose product is the channels of all heads
 
 
@@ -105,7 +105,7 @@ def _mamba2(
 
 
 def _mamba(fields: Fields, _: int) -> LayerState:
-    # intermediate_size wins: Falcon-Mamba-7B has expand 16, but twice its hidden size in channels.
+    # Prefer intermediate_size: Falcon-Mamba-7B has expand 16, but its channels are only twice its hidden size.
     wide = ("intermediate_size",) if fields.get("intermediate_size") is not None else ("expand", "hidden_size")
     return mamba(prod(map(fields.number, wide)), fields.number("state_size"), fields.number("conv_kernel"))
 
@@ -209,7 +209,7 @@ READERS: Final[Mapping[str, Reader]] = {
     "olmo_hybrid": _delta_rule,
     "kimi_linear": _KIMI,
     "glm5_next_text": _KIMI,
-    "glm5_next": _KIMI,  # checkpoints without pictures nest no text model
+    "glm5_next": _KIMI,  # checkpoints without vision have no nested text model
     "bailing_hybrid": _kimi("num_attention_heads", "head_dim", "short_conv_kernel_size"),
     "nemotron_h": _mamba2("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel"),
     "falcon_h1": _hybrid_mamba2(("mamba_d_ssm",), _EXPANDED),

@@ -35,7 +35,7 @@ SIZES = [
 def _mark(mark, entry_ptr, offset_ptr, slot_ptr, starts_ptr, batch, last):
     """Returns (entry, offset and slot of a mark, first token of its entry, number of tokens of its entry).
 
-    The slot is 0 if the offset is not one of the entry's tokens.
+    The slot is 0 unless the offset is between 1 and the number of tokens.
     """
     entry = tl.load(entry_ptr + mark)
     offset = tl.load(offset_ptr + mark)

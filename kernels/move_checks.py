@@ -28,7 +28,7 @@ def check_plane(plane: Tensor, beside: dict[str, Tensor]) -> PlaneBlocks:
     """Returns where the blocks of a plane lie; refuses a plane that is not `layer slot ...` with contiguous blocks.
 
     Args:
-        plane: the plane.
+        plane: the tensor of the plane, `layer slot ...`.
         beside: the other tensors of the call, by name.
     """
     check_tensors({"plane": plane} | beside)

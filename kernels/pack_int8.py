@@ -61,7 +61,10 @@ def _scale_of(peak):
 
 @triton.jit
 def _rounded(x, DTYPE: tl.constexpr):
-    """Returns floats of a dtype, rounded half to even; by hand for bfloat16, which Triton's interpreter truncates."""
+    """Returns x in another dtype, rounded half to even.
+
+    For bfloat16 the function rounds bits itself, because Triton's interpreter would truncate them.
+    """
     if tl.bfloat16 == DTYPE:
         bits = x.to(tl.int32, bitcast=True)
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16

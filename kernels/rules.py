@@ -48,7 +48,7 @@ def plan_snapshots(columns: Columns, rules: Rules, rows: Longs, length: Longs, a
     Args:
         columns: the columns; slots, labels and `tracked` change.
         rules: rules of the strategy.
-        rows: the rows.
+        rows: numbers of the rows.
         length: tokens before the step.
         after: tokens after the step.
         claim: returns one more slot for each entry that needs one.
@@ -110,7 +110,7 @@ def fold(
     Args:
         columns: the columns, only read.
         rules: rules of the strategy.
-        rows: the rows.
+        rows: numbers of the rows.
         label: tokens of the state that the step reads.
         pending: real tokens in the tail.
         tokens: tokens of the step.
@@ -134,7 +134,7 @@ def needs_claim(columns: Columns, rules: Rules, rows: Longs) -> Flags:
     Args:
         columns: the columns, only read.
         rules: rules of the strategy.
-        rows: the rows.
+        rows: numbers of the rows.
     """
     first = rows * REGISTERS_PER_ROW + 1
     slots, labels = columns.slots, columns.labels
@@ -154,7 +154,7 @@ def superseded(columns: Columns, rows: Longs, known: NDArray[np.integer]) -> Lon
 
     Args:
         columns: the columns, only read.
-        rows: the rows.
+        rows: numbers of the rows.
         known: confirmed length of each row: so many of its tokens are known to be real.
     """
     lanes = rows[:, None] * REGISTERS_PER_ROW + np.array([1, 2])
@@ -177,7 +177,7 @@ def _keep_old(columns: Columns, rows: Longs, label: Longs, wanted: Flags, claim:
 
     Args:
         columns: the columns; slots, labels and `tracked` change.
-        rows: the rows.
+        rows: numbers of the rows.
         label: label of each row's snapshot.
         wanted: whether a snapshot of each row is due.
         claim: returns one more slot for each entry that needs one.

@@ -13,7 +13,7 @@ def write(path: Path, content: bytes) -> None:
     """Writes a file whole or not at all. A link stays a link. A device or a pipe is written to directly.
 
     Args:
-        path: The file.
+        path: Path of the file.
         content: The bytes to write.
 
     Raises:

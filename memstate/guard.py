@@ -105,7 +105,7 @@ class Changing:
     """The context of one call inside a guard. It can be entered many times.
 
     Args:
-        guard: the guard.
+        guard: the guard that the call enters and leaves.
         call: name of the public call.
     """
 

@@ -46,7 +46,7 @@ def view(
     """Returns a view of a tensor's storage. The view can be changed in every mode, whatever the mode of the tensor.
 
     Args:
-        of: the tensor.
+        of: the tensor whose storage is viewed.
         dtype: dtype of the view.
         start: first byte of the view in the tensor's storage, a multiple of the size of an element.
         shape: shape of the view.

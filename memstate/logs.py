@@ -39,7 +39,7 @@ def event(log: logging.Logger, level: int, name: str, **fields: Any) -> None:
     to stderr if `logging.raiseExceptions` is set, as `logging` does with errors that a handler reports itself.
 
     Args:
-        log: the logger.
+        log: the logger that writes the event.
         level: the level of the event, such as `logging.INFO`.
         name: what happened, such as "evicted".
         fields: the details: numbers and short texts.
@@ -83,7 +83,7 @@ class Repeats:
     text of an error.
 
     Args:
-        log: the logger.
+        log: the logger that writes the lines.
         clock: returns seconds.
         sums: fields whose values are added up. Of other fields, a line has the value of the last event.
 

@@ -82,8 +82,8 @@ class Sheet(NamedTuple):
 
     Attributes:
         title: One line.
-        bars: Bars.
-        sections: Tables.
+        bars: Bars, one below the other.
+        sections: Tables, below the bars.
         faults: What is wrong, one sentence each.
         notes: Further remarks, one sentence each.
     """
@@ -135,7 +135,7 @@ def sheet(
 
 
 def cut(text: str, letters: int) -> str:
-    """Returns a text without what cannot be shown, cut to at most `letters` letters."""
+    """Returns a text cut to at most `letters` letters, in which `visible` has replaced what cannot be shown."""
     return visible(text if len(text) <= letters else text[: letters - 3] + "...")
 
 

@@ -126,5 +126,5 @@ def of_heads(shared: Tensor, s: Tensor) -> Tensor:
 
 
 def per_channel(values: Tensor) -> Tensor:
-    """Returns `head` as fp32 `head 1`, or `head dim` as fp32."""
+    """Returns values in fp32: `head` becomes `head 1`, and `head dim` keeps its shape."""
     return rearrange(values.float(), "head -> head 1") if values.dim() == 1 else values.float()

@@ -34,7 +34,7 @@ class Start:
     """The start of one request: its prompt, and where its state comes from.
 
     Attributes:
-        request: the request.
+        request: what the caller passed to `admit`.
         tokens: number of tokens that the row gets KV pages for.
         prompt: the prompt, empty if the request has no tokens.
         source: where the state of the row comes from.
@@ -65,7 +65,7 @@ class Admission(Verbs):
     except the log of steps.
 
     Args:
-        world: the world.
+        world: the tables of the manager.
 
     Attributes:
         per_request: slots that a new row claims.
@@ -196,7 +196,7 @@ class Admission(Verbs):
         """Returns a start for each request.
 
         Args:
-            requests: the requests.
+            requests: what the caller passed to `admit`.
             below: whether requests can start from host memory, too.
             away: sessions that make way. Their turns start from the prefix cache or from zeros.
         """
@@ -275,7 +275,7 @@ class Admission(Verbs):
         return [max(0, self._pages.count(start.tokens) - len(start.source.pages)) for start in starts]
 
     def _fill(self, starts: Sequence[Start], look_again: bool) -> None:
-        """Loads states from host memory to the prefix cache. Then the starts read or take them there.
+        """Loads states from host memory to the prefix cache, where the starts read them or take them over.
 
         A session that made way can have left a state in the prefix cache that serves a prompt as well as the state in
         host memory. Then the request reads that state, and loads nothing.
@@ -375,7 +375,7 @@ class Admission(Verbs):
                     self._cache.shorten(start.lease, source.length)
 
     def _reads(self, source: Source) -> None:
-        """Notes one more reader of a row's source, or one less after its copy is recorded.
+        """Counts a row as a reader of its source or, if the state is copied instead, ends the read.
 
         A state of the prefix cache or of a session has this reader since the start of the admission. So it gets none
         here, and without direct reads the copy ends the read.

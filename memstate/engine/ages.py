@@ -1,4 +1,4 @@
-"""Measures how long rows have run and stood still. It looks at rows only when figures are asked for."""
+"""Measures the age of each row, and how long its length has not changed, but only when figures are asked for."""
 
 import numpy as np
 from numpy.typing import NDArray

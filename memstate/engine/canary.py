@@ -37,7 +37,7 @@ class PlaneLayer(NamedTuple):
     """One layer of a plane.
 
     Attributes:
-        plane: the plane.
+        plane: the plane to which the layer belongs.
         layer: number of the layer.
         data: bytes of the layer without padding, uint8 `slot byte`.
         pattern: the canary, uint8 `byte`.
@@ -131,7 +131,7 @@ class Canary:
         """Watches a step from now on.
 
         Args:
-            step: the step.
+            step: the planned step.
             due: whether the step stores in a slot that it does not read. A step with drafts is always watched, because
                 it must not change slots of entries that store no state.
             replayed: whether a replay has launched the forward already. `fill` was part of this replay.
@@ -167,7 +167,7 @@ class Canary:
             block.data[slots] = torch.where(one > 0, block.pattern, block.data[0])
 
     def fault(self, step: Step | None, relied: Callable[[Step], NDArray[np.bool_]]) -> ForwardFault | None:
-        """Returns the error of the watched step, if this is the given step or was replayed. Otherwise None.
+        """Returns the error of the watched step if that is the given step, or if it was replayed; otherwise None.
 
         Each error is returned once.
 

@@ -25,7 +25,7 @@ def require_settings(priority: object, ttl: object) -> None:
 
 
 class SessionCalls:
-    """Opens, forks and closes sessions, and changes when they make way.
+    """Opens, forks and closes sessions, and changes their priority and time to live.
 
     If a request, a snapshot or a load needs room, idle sessions make way: see `SessionLimits`. Such a session stays
     open. Its next turn starts from what the prefix cache or the tiers have of its tokens.

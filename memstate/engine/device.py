@@ -20,7 +20,7 @@ from memstate.state.regions import BufferInfo
 
 
 class DeviceCalls:
-    """The calls of `mem.device`. A decode loop needs none of them; transfers, captured graphs and other kernels do.
+    """The calls of `mem.device`: for transfers, captured graphs and other kernels. A decode loop needs none of them.
 
     Args:
         parts: the parts of the manager.
@@ -138,7 +138,7 @@ class DeviceCalls:
         parts.planes.scrub_null()
 
     def keep_path(self, nodes: Tensor) -> None:
-        """Moves the accepted nodes of draft trees next to each other in the tails of rows, in one launch.
+        """Moves the accepted nodes of draft trees to adjacent places in the tails of rows, in one launch.
 
         Call it once in a step with trees: after the sampler has written `step.accepted`, and before the next plan.
         After it, the tail of a row is like that of a step without a tree. The launch is on the current stream, and a

@@ -44,7 +44,7 @@ class Ending(Verbs):
     published what the step computes, so that the step cannot be cancelled.
 
     Args:
-        world: the world.
+        world: the tables of the manager.
         stepping: knows the open step, which perhaps still has to compute what is published.
     """
 
@@ -140,7 +140,7 @@ class Ending(Verbs):
         self, rows: Sequence[int], told: Sequence[int] | None, snapshots: Sequence[Snapshot | None],
         before: dict[int, int],
     ) -> None:  # fmt: skip
-        """Notes the published length of each row, because the open step perhaps must still compute it."""
+        """Notes the published length of each row, which the open step perhaps must still compute."""
         self._stepping.promise(rows, told or [state.length if state else 0 for state in snapshots], before)
 
     def _keys(self, tokens: Named, rows: Sequence[int]) -> list[bytes]:
@@ -207,7 +207,7 @@ class Ending(Verbs):
     def _leave(
         self, rows: Sequence[int], known: Sequence[int], keys: Sequence[bytes] | None, ended: bool = False
     ) -> list[Snapshot | None]:
-        """Publishes states of each row: with keys to the prefix cache, without keys the newest one as a handle.
+        """Publishes states of each row: to the prefix cache if there are `keys`, otherwise the newest one as a handle.
 
         Args:
             rows: the row numbers.
@@ -301,7 +301,7 @@ class Ending(Verbs):
         """Returns the states that go from a row to the prefix cache: (register, length, kind) of each, ascending.
 
         Args:
-            row: the row.
+            row: number of the row.
             known: length up to which the states of the row are real.
             ended: whether the row has ended. If it was a turn, the states in its registers go to its session instead.
         """

@@ -48,7 +48,7 @@ class Forking(Verbs):
     This part gives new rows their slots and pages, and moves a state that several rows share to a holder.
 
     Args:
-        world: the world.
+        world: the tables of the manager.
         admission: gives the new rows their slots.
         ending: ends rows.
     """
@@ -71,7 +71,7 @@ class Forking(Verbs):
         """See `StateManager.reorder`.
 
         Args:
-            rows: the rows.
+            rows: handles of the rows to continue.
             entries: for each new row, the entry of `rows` that it continues.
         """
         numbers = self._table.indices(rows)

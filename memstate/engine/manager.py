@@ -300,7 +300,7 @@ class StateManager(NotCopied, Shown):
         return self._parts.forking.fork(row, ids)
 
     def reorder(self, rows: Sequence[Row], entries: Sequence[int]) -> Fork:
-        """Forks and ends rows, so that row i of the result continues `rows[entries[i]]`. For beams, it takes one call.
+        """Forks and ends rows, so that row i of the result continues `rows[entries[i]]`: one call for all beams.
 
         A row that is named once goes on. A row that is named several times goes on and is forked, as by `fork`, under
         its own id. A row that is not named ends, as by `end`, and the forks can use its slots, pages and row. All of

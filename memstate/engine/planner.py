@@ -1,4 +1,4 @@
-"""Computes what fits a memory, with the functions by which a manager and its tiers allocate.
+"""Computes what fits into a memory, with the functions that a manager and its tiers use to allocate.
 
 one split    [ slots of requests | cached states | pages of requests | cached pages | tables ]
                                                 `- border between states and KV
@@ -53,7 +53,7 @@ class Split:
     """One way to divide the memory between states and KV pages, under one strategy.
 
     Attributes:
-        tracking: the strategy.
+        tracking: the tracking strategy.
         requests: number of requests that can run at a time.
         slots: number of slots of the manager.
         pages: number of KV pages of the manager; 0 if the memory holds no KV.
@@ -139,7 +139,7 @@ class Residency:
 
     Attributes:
         strategy: "none", "ping-pong", "lazy" or "redirect".
-        tracking: the strategy.
+        tracking: the tracking strategy.
         slots_per_request: number of slots that a request holds from its admission on.
         most_slots_per_request: largest number of slots of a request, while it has unpublished snapshots. The slots
             beyond `slots_per_request` are free ones, or those of cached states. Without them, no snapshot is taken.
@@ -165,7 +165,7 @@ def snapshot_bytes(layout: StateLayout, tracking: Tracking, *, overlap: bool = T
 
     Args:
         layout: layout of a state.
-        tracking: the strategy.
+        tracking: the tracking strategy.
         overlap: whether the next step can be planned before the previous step is settled.
         in_place: whether the kernels of the forward update one slot.
 
@@ -255,7 +255,7 @@ class Planner:
         return requests * (1 + tracking.lanes_at_admission(self.overlap))
 
     def most(self, tracking: Tracking) -> int:
-        """Returns the number of requests that fit beside an empty cache."""
+        """Returns the number of requests that fit if nothing is cached."""
         return _most(
             lambda count: not count or self.fits(count, self.slots(tracking, count), count * self.per_row), INT32_MAX
         )
@@ -354,7 +354,7 @@ class Planner:
         return slots + _most(lambda count: self.fits(requests, slots + count, pages), MOST_SLOTS)
 
     def splits(self, tracking: Tracking, requests: int) -> tuple[Split, ...]:
-        """Returns the balanced split, and for each of `SHARES` a split that gives states this share of the rest."""
+        """Returns the balanced split, and for each of `SHARES` a split whose cached states get this share."""
         balanced = self.balanced(tracking, requests)
         assert balanced is not None
         splits = {(balanced.slots, balanced.pages): balanced}
@@ -368,7 +368,7 @@ class Planner:
 
 
 def _most(fits: Callable[[int], bool], limit: int) -> int:
-    """Returns the largest number up to `limit` that fits. 0 must fit, and no number above one that does not."""
+    """Returns the largest number up to `limit` that fits. 0 must fit; above a number that does not, none may fit."""
     low, high = 0, 1
     while high <= limit and fits(high):
         low, high = high, 2 * high

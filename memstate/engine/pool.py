@@ -17,7 +17,7 @@ class StatePool(NotCopied):
     """Claims slots by id and moves their bytes.
 
     Args:
-        allocator: the slots.
+        allocator: the allocator of the slots.
         of: planes with one entry for every slot of the allocator.
         debug: whether to refuse overlapping copies. Each copy then waits for the device.
 

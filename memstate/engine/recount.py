@@ -44,7 +44,7 @@ class Recount(Verbs):
     It changes nothing.
 
     Args:
-        world: the world.
+        world: the tables of the manager.
     """
 
     def walk(self) -> Iterator[OwnerHoldings]:

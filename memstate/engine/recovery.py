@@ -50,7 +50,7 @@ class Recovered(NamedTuple):
 
 
 class Sure(NamedTuple):
-    """The states on which host and device agree. Each owner keeps those of them that it has.
+    """The states on which host and device agree. Each owner keeps those that are its own.
 
     Attributes:
         slots: register -> (slot, label).

@@ -34,10 +34,10 @@ PER_ROW = REGISTERS_PER_ROW
 
 
 class Late(NamedTuple):
-    """A step that was planned before the step before it was accepted, so the host does not know the device's decisions.
+    """A step that was planned while its predecessor was not accepted: the host does not know what the device decided.
 
     Attributes:
-        step: the step.
+        step: the planned step.
         label: tokens of the state that each row reads, `row`.
         unsure: number of drafts in the step before that may still be accepted, `row`.
         pending: number of tokens in the tail of each row that are certain, `row`.
@@ -69,7 +69,7 @@ class Stepping(Verbs):
     states.
 
     Args:
-        world: the world.
+        world: the tables of the manager.
 
     Attributes:
         open: the step whose forward is perhaps not launched yet, or None.
@@ -220,7 +220,7 @@ class Stepping(Verbs):
         """Plans a step; see `StateManager.plan`.
 
         Args:
-            rows: the batch.
+            rows: the row of each entry; None and finished rows are padding.
             tokens: tokens of each entry.
             limit: largest number of slots that the step can claim for snapshots.
             replay: function that replays the graph with `launch` and the forward. None: the plan launches by itself.
@@ -351,7 +351,7 @@ class Stepping(Verbs):
         """Keeps the live states of rows that stand at a mark, so that they can be published before the next step.
 
         Args:
-            rows: the rows.
+            rows: numbers of the rows.
             known: confirmed length of each row.
             turns: rows that are turns of sessions, which are left out: their live states go to their sessions.
         """
@@ -442,7 +442,7 @@ class Stepping(Verbs):
         The copies read the vectors on the device. So they copy the right states even if the host knows no number.
 
         Args:
-            step: the step.
+            step: the planned step.
             direct: number of entries that read the slot of a snapshot directly.
             taken: number of snapshots that this step takes.
             replayed: whether a captured graph has made the copies before the forward.
@@ -466,7 +466,7 @@ class Stepping(Verbs):
         """Returns the registers whose slots a step reads, writes or takes as snapshots, as they are after the plan.
 
         Args:
-            batch: the rows.
+            batch: the rows of the step, looked up.
             sources: registers that rows read instead of their live ones.
             before: for each row, its length before the step.
             after: for each row, its length after the step.

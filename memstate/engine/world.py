@@ -209,7 +209,7 @@ class Verbs:
     freed as soon as nobody uses the manager.
 
     Args:
-        world: the world.
+        world: the tables of the manager.
     """
 
     def __init__(self, world: World) -> None:

@@ -199,7 +199,7 @@ class Rows(Sequence[Row]):
     A part, `rows[2:5]` or `rows[mask]`, is `Rows`, too, and so is the sum of two. One entry, `rows[2]`, is a `Row`.
 
     Args:
-        rows: the handles.
+        rows: handles of the rows, in order.
         table: the request table that made the handles.
         distinct: whether no row comes twice. None: the constructor finds out.
 

@@ -116,7 +116,7 @@ class Holdings:
         self.owner[register], self.held[to.holds][register] = to, state
 
     def _forget(self, registers: list[int], kind: str) -> None:
-        """Makes holders free, all of one kind of owner. Their slots were released or moved, and nobody reads them."""
+        """Frees holders whose owners are of one kind. Their slots were released or moved, and nobody reads them."""
         owner, generation, held = self.owner, self.generation, self.held[kind]
         for register in registers:
             del held[register]
@@ -129,7 +129,7 @@ class Holdings:
         return len(self._free)
 
     def evictable(self, kind: str) -> int:
-        """Returns how many states of owners of this kind no first step is about to read."""
+        """Returns the number of states, of owners of this kind, that no first step is about to read."""
         return len(self.held[kind]) - sum(self.kind(register) == kind for register in self.readers)
 
     def state(self, register: int) -> Snapshot | None:
@@ -144,7 +144,7 @@ class Holdings:
     # Owners
 
     def add(self, lengths: Sequence[int], to: Owner, pages: Iterable[Sequence[int]] = repeat(())) -> list[Snapshot]:
-        """Gives an owner free holders, one for each state that a step, a load or a recorded move writes there.
+        """Gives an owner free holders, one for each state that a step, a load or a recorded move writes to it.
 
         Call it only where `free` is large enough.
 
@@ -178,7 +178,7 @@ class Holdings:
         """Gives a state in a holder to another owner.
 
         Args:
-            state: the state.
+            state: handle of the state.
             to: its new owner.
             pages: KV pages that the state shares from now on; empty for no change.
 

@@ -116,7 +116,7 @@ class Marks:
         """Notes the wanted lengths of a new row.
 
         Args:
-            row: the row.
+            row: number of the row.
             wanted: (length, kind) of each, ascending. Lengths are multiples of the unit.
             length: tokens of the state that the row starts from.
             prompt: length of the prompt, 0 if it is not known.
@@ -128,7 +128,7 @@ class Marks:
         """Notes more wanted lengths of a running row.
 
         Args:
-            row: the row.
+            row: number of the row.
             lengths: the wanted lengths, multiples of the unit.
             length: length of the row.
             prompt: length of the prompt.
@@ -170,7 +170,7 @@ class Marks:
         """Returns the length at which a chunk should end, so that the forward can give the wanted states.
 
         Args:
-            row: the row.
+            row: number of the row.
             length: length of the row.
             end: largest length at which the chunk can end.
             prompt: length of the prompt.

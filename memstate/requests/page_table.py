@@ -77,7 +77,7 @@ class PageTable:
         """Gives pages to rows that have none: first the shared pages, then new ones, which must be free.
 
         Args:
-            rows: the rows.
+            rows: numbers of the rows.
             shared: for each row, the pages that it shares with a snapshot or the prefix cache.
             fresh: for each row, the number of new pages.
         """

@@ -98,7 +98,7 @@ class RequestTable:
         """Frees rows and makes every handle to them stale.
 
         Args:
-            rows: the rows.
+            rows: numbers of the rows.
             how: what ended their requests, for the errors of stale handles.
         """
         self.version += 1

@@ -127,7 +127,7 @@ class CommandBuffer:
         Call it only while nothing is recorded.
 
         Args:
-            registers: the registers.
+            registers: numbers of the registers whose changes wait.
             unwritten: more registers, whose states the forward must still write. Actions that read them wait, too.
         """
         self.fencing, self._used, self._fenced = True, registers, None
@@ -310,7 +310,7 @@ class CommandBuffer:
             self._label(registers, lengths)
 
     def _label(self, registers: list[int], lengths: list[int]) -> None:
-        """Records writes of labels. They name the registers, so that later changes of these cannot run too early."""
+        """Records writes of labels. Each names its register, so that a later change of it cannot run too early."""
         cells, label = self.registers.address("labels", registers), self.registers.label_at
         self._record(WRITES, cells, lengths, registers)
         self.registers.longest = max(self.registers.longest, *lengths)
@@ -477,7 +477,7 @@ class CommandBuffer:
         If no change waits for a forward, it submits and runs the action at once. Otherwise the action waits, too.
 
         Args:
-            action: the action.
+            action: the work to run.
             reads: registers whose states the action reads. It waits if a coming forward must still write one of them.
         """
         if self._waits is None and not self._unwritten.isdisjoint(reads):

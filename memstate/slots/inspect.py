@@ -100,7 +100,7 @@ class Inspection(Shown):
         device can hold any.
 
         Args:
-            path: the file.
+            path: path of the file.
 
         Raises:
             InvalidArgument: the file is not an inspection, or has more than `LARGEST` bytes. The message names the
@@ -117,7 +117,7 @@ class Inspection(Shown):
         """Reads an inspection from the bytes of a file that `save` wrote. See `load`.
 
         Args:
-            content: the bytes.
+            content: the bytes of the file.
             source: name of the file, for errors.
 
         Raises:

@@ -63,7 +63,7 @@ class Journal:
         return list(self._changes)
 
     def note(self, what: str, submit: int, registers: Sequence[int], sources: Sequence[int] = ()) -> None:
-        """Notes changes of the command buffer: a release before the mirror changes, other changes after the mirror."""
+        """Notes changes of the command buffer: releases before the mirror changes, claims and moves after that."""
         for register, source in zip(registers, sources or repeat(0), strict=False):
             of = self._owner(source)[1] if source else ""
             label = int(self._file.labels[register])

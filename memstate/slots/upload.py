@@ -24,7 +24,7 @@ class Views(dict[int, Tensor]):
     """Length -> the slice of a tensor from its start. Each is made once, because slicing takes longer than sending.
 
     Args:
-        whole: the tensor.
+        whole: the tensor that is sliced.
     """
 
     def __init__(self, whole: Tensor) -> None:

@@ -343,7 +343,7 @@ class StateLayout(Shown):
         return replace(self, planes=tuple(plane.shard(ranks) for plane in self.planes), rows=rows)
 
     def runs(self, slots: int) -> tuple[Run, ...]:
-        """Returns the runs of bytes of a slot, as few as possible, with every block in one. Raises: InvalidArgument."""
+        """Returns the runs of bytes of a slot, as few as possible; no run cuts a block. Raises: InvalidArgument."""
         slots = whole("slots", slots, least=0)
         if self.order == "slot_major":
             return (Run(0, 0, self.bytes_per_slot, self.bytes_per_slot),) if self.bytes_per_slot else ()

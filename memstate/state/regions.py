@@ -23,7 +23,7 @@ class Region(NamedTuple):
     """Layers of a plane in one tensor.
 
     Args:
-        plane: the plane.
+        plane: the plane whose layers these are.
         first: number of the plane's first layer in this tensor.
         tensor: `layer slot ...`.
         blocks: bytes of the tensor, uint8 `layer slot byte`; with padding in memstate's own arenas.

@@ -36,7 +36,7 @@ class Mirror:
 
     Args:
         file: the register file.
-        tracking: the strategy.
+        tracking: the tracking strategy.
         overlap: whether the next step can be planned before the previous step is settled.
         pad: number that a plan stores where there is no slot.
         unit: the length of a kept state is a multiple of this number of tokens.
@@ -83,7 +83,7 @@ class Mirror:
         """Plans rows that have a live slot, no row twice.
 
         Args:
-            batch: the rows.
+            batch: the rows of the step, looked up.
             length: tokens before the step, `row`.
             after: tokens after the step, `row`.
             limit: largest number of claims for snapshots.
@@ -109,7 +109,7 @@ class Mirror:
         """Decides what a step does with the tails of its rows, as the device does.
 
         Args:
-            batch: the rows.
+            batch: the rows of the step, looked up.
             label: tokens of the states that the step reads, `row`.
             defer: a row whose tail and step have fewer tokens than this folds nothing.
         """
@@ -123,7 +123,7 @@ class Mirror:
         """Repeats a plan of rows with tails that the device made when the host did not know the lengths of the rows.
 
         Args:
-            batch: the rows.
+            batch: the rows of the step, looked up.
             label: tokens of the states that the step reads, `row`.
             pending: real tokens in the tails at the plan, `row`.
             source: column `source` of the register file at the plan.
@@ -185,7 +185,7 @@ class Mirror:
         """Returns how many slots the next plan of these rows would claim for snapshots if enough were free.
 
         Args:
-            rows: the rows.
+            rows: numbers of the rows.
             length: tokens of their states before the step, `row`.
             after: tokens of their states after the step, `row`.
             most: whether the states may end at any length up to `after`. Then the result is the largest possible

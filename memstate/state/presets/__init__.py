@@ -209,7 +209,7 @@ def nemotron_h(**options: Unpack[Options]) -> StateLayout:
 
 
 def falcon_h1(**options: Unpack[Options]) -> StateLayout:
-    """Returns the layout of a Falcon-H1 with the sizes of the class: Mamba-2 beside attention in all 32 layers."""
+    """Returns the layout of a Falcon-H1 with the default sizes of its class: Mamba-2 and attention in all 32 layers."""
     return from_config(CHECKPOINTS["falcon_h1"], **options)
 
 

@@ -16,10 +16,10 @@ from memstate.errors import InvalidArgument
 
 
 class Fields:
-    """The fields of a configuration, an object with attributes or a dict; a dot in a name leads into a nested one.
+    """The fields of a configuration, an object with attributes or a dict. The name "a.b" means field b of field a.
 
     Args:
-        config: the configuration.
+        config: the configuration object, or dict.
 
     Raises:
         InvalidArgument: the configuration is neither, for example the name of a model.
@@ -35,7 +35,7 @@ class Fields:
         """Returns the fields of a configuration, which may be the path of a config.json or of its folder.
 
         Args:
-            config: the configuration.
+            config: the configuration: an object, a dict or a path.
 
         Raises:
             InvalidArgument: there is no such file, the file is no JSON object, or the configuration cannot be read.

@@ -184,7 +184,7 @@ def _values(
 
 @triton.jit
 def _dot(keys, rows, COUNT: tl.constexpr):
-    """Returns sums over keys, `value`: first over the keys of each lane, in order, then over lanes."""
+    """Returns a tensor `value` of sums over keys: each lane adds its keys in order, then lanes are added."""
     products = keys[0][:, None] * rows[0]
     for key in tl.static_range(1, COUNT):
         products = tl.fma(keys[key][:, None], rows[key], products)

@@ -31,7 +31,7 @@ def parent_of(parents_ptr, node, nodes):
 
 @triton.jit
 def next_node(parents_ptr, node, target, nodes):
-    """Returns the node behind `node` on the path to `target`; the first node of the path for -1."""
+    """Returns the node that follows `node` on the path to `target`; if `node` is -1, the first node of the path."""
     following = target
     parent = parent_of(parents_ptr, target, nodes)
     while parent > node:

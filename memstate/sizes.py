@@ -137,7 +137,7 @@ def describe(parts: Sequence[MemoryPart], device: torch.device, where: str = "")
 
 
 def _bytes(count: int) -> str:
-    """Returns a number of bytes with its GiB, rounded down to a tenth."""
+    """Returns a number of bytes as text, followed by the same in GiB, rounded down to a tenth."""
     tenths = count * 10 >> 30
     return f"{count} bytes ({tenths // 10}.{tenths % 10} GiB)"
 

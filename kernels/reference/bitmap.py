@@ -1,4 +1,7 @@
-"""Claims and releases slots in a bitmap, in plain numpy: oracle of `memstate.kernels.bitmap`."""
+"""Claims and releases slots in a bitmap, in plain numpy.
+
+Tests compare `memstate.kernels.bitmap` with this reference, which replaces the kernels where Triton is missing.
+"""
 
 import numpy as np
 import torch

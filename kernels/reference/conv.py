@@ -1,4 +1,7 @@
-"""Computes the causal convolution step in plain torch: oracle of `memstate.kernels.conv`, stand-in without Triton."""
+"""Computes the causal convolution step in plain torch.
+
+Tests compare `memstate.kernels.conv` with this reference, which replaces the kernels where Triton is missing.
+"""
 
 import torch
 from torch import Tensor

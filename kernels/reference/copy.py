@@ -1,4 +1,7 @@
-"""Copies slots and makes them fresh, one by one: oracle of `memstate.kernels.copy`, stand-in without Triton."""
+"""Copies slots and makes them fresh, one by one, in plain torch.
+
+Tests compare `memstate.kernels.copy` with this reference, which replaces the kernels where Triton is missing.
+"""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,7 @@
-"""Computes the gated delta rule step in torch: oracle of `memstate.kernels.gated_delta`, stand-in without Triton."""
+"""Computes the gated delta rule step in plain torch.
+
+Tests compare `memstate.kernels.gated_delta` with this reference, which replaces the kernels where Triton is missing.
+"""
 
 import torch
 import torch.nn.functional as F

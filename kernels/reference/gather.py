@@ -1,4 +1,7 @@
-"""Gathers slots in plain torch: oracle of `memstate.kernels.gather`, stand-in without Triton."""
+"""Gathers slots in plain torch.
+
+Tests compare `memstate.kernels.gather` with this reference, which replaces the kernels where Triton is missing.
+"""
 
 import torch
 from torch import Tensor

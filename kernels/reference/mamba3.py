@@ -1,4 +1,7 @@
-"""Computes the state update of Mamba-3 in plain torch: oracle of `memstate.kernels.mamba3`, stand-in without Triton."""
+"""Computes the state update of Mamba-3 in plain torch.
+
+Tests compare `memstate.kernels.mamba3` with this reference, which replaces the kernels where Triton is missing.
+"""
 
 import math
 from typing import Any

@@ -1,4 +1,7 @@
-"""Stores the states at marks, one by one: oracle of `memstate.kernels.marks`, stand-in without Triton."""
+"""Stores the states at marks, one by one, in plain torch.
+
+Tests compare `memstate.kernels.marks` with this reference, which replaces the kernels where Triton is missing.
+"""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,7 @@
-"""Moves slots to and from records tile by tile: oracle of `memstate.kernels.pack`, stand-in without Triton."""
+"""Moves slots to and from records, tile by tile, in plain torch.
+
+Tests compare `memstate.kernels.pack` with this reference, which replaces the kernels where Triton is missing.
+"""
 
 from collections.abc import Iterator
 

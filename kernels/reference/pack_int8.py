@@ -1,4 +1,7 @@
-"""Moves planes to and from records as int8: oracle of `memstate.kernels.pack_int8`, stand-in without Triton."""
+"""Moves planes to and from records as int8, in plain torch.
+
+Tests compare `memstate.kernels.pack_int8` with this reference, which replaces the kernels where Triton is missing.
+"""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,7 @@
-"""Changes ownership, resolves registers and audits, in plain numpy: oracle of `memstate.kernels.registers`."""
+"""Changes ownership, resolves registers and audits, in plain numpy.
+
+Tests compare `memstate.kernels.registers` with this reference, which replaces the kernels where Triton is missing.
+"""
 
 import numpy as np
 from torch import Tensor

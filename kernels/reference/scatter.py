@@ -1,4 +1,7 @@
-"""Scatters a batch to slots in plain torch: oracle of `memstate.kernels.scatter`, stand-in without Triton."""
+"""Scatters a batch to slots in plain torch.
+
+Tests compare `memstate.kernels.scatter` with this reference, which replaces the kernels where Triton is missing.
+"""
 
 from torch import Tensor
 

@@ -1,4 +1,7 @@
-"""Computes the selective state update of Mamba in plain torch: oracle of `memstate.kernels.selective`."""
+"""Computes the selective state update of Mamba in plain torch.
+
+Tests compare `memstate.kernels.selective` with this reference, which replaces the kernels where Triton is missing.
+"""
 
 import torch
 from einops import rearrange, repeat

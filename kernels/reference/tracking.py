@@ -1,4 +1,7 @@
-"""Plans a batch as the rules are written down: oracle of `memstate.kernels.tracking`, stand-in without Triton."""
+"""Plans a batch by the rules as ARCHITECTURE.md states them, in plain numpy.
+
+Tests compare `memstate.kernels.tracking` with this reference, which replaces the kernels where Triton is missing.
+"""
 
 import numpy as np
 from torch import Tensor

@@ -1,4 +1,7 @@
-"""Closes the gaps of accepted paths on the host: oracle of `memstate.kernels.trees`, stand-in without Triton."""
+"""Closes the gaps of accepted paths on the host, in plain torch.
+
+Tests compare `memstate.kernels.trees` with this reference, which replaces the kernels where Triton is missing.
+"""
 
 from torch import Tensor
 

@@ -11,7 +11,7 @@ stepping       plan, settle, accept, cancel
 ending         end, publish, cancel: the states of rows that end
 forking        fork and reorder
 capacity       plans memory: the requests, cached states and KV pages that fit
-planner        computes these plans, with the functions by which a manager allocates
+planner        computes these plans, with the functions that a manager uses to allocate
 figures        the result of such a plan, as text, table or JSON
 sizing         refuses sizes that cannot be allocated
 ages           the age of each row, and how long its length has not changed

@@ -354,7 +354,10 @@ class Planner:
         return slots + _most(lambda count: self.fits(requests, slots + count, pages), MOST_SLOTS)
 
     def splits(self, tracking: Tracking, requests: int) -> tuple[Split, ...]:
-        """Returns the balanced split, and for each of `SHARES` a split whose cached states get this share."""
+        """Returns the balanced split, and for each of `SHARES` one whose cached states get this share.
+
+        It is a share of the memory that the requests leave.
+        """
         balanced = self.balanced(tracking, requests)
         assert balanced is not None
         splits = {(balanced.slots, balanced.pages): balanced}

@@ -187,11 +187,11 @@ class Marks:
     ) -> list[Mark]:
         """Returns the marks of a step, in the order of its entries, then of lengths.
 
-        A wanted length moves down to the nearest length that the forward can give. The mark is left out if its state is
-        less than a page beyond the row's last kept state. A state at the end of the step stays in the row until the
-        next step, which then has a mark at offset 0, unless the next step comes closer to the wanted length. If steps
-        cannot read another slot than they write, the forward stores the state at the end as it stores the others. A
-        step of one token stores no state at a mark, so that the graphs of decode need no marks.
+        A wanted length moves down to the nearest length at which the forward can give a state. The mark is left out if
+        its state is less than a page beyond the row's last kept state. A state at the end of the step stays in the row
+        until the next step, which then has a mark at offset 0, unless the next step comes closer to the wanted length.
+        If steps cannot read another slot than they write, the forward stores the state at the end as it stores the
+        others. A step of one token stores no state at a mark, so that the graphs of decode need no marks.
 
         Args:
             rows: row of each entry; 0 for padding.

@@ -19,7 +19,7 @@ class PageAllocator:
 
     Args:
         pages: number of pages.
-        guard: gets the pages that the running call claims.
+        guard: notes the pages that the running call claims.
 
     Attributes:
         holders: number of holders of each page.

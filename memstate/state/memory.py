@@ -198,7 +198,7 @@ class Memory:
         self._followers: WeakSet[AddressTable] = WeakSet()
 
     def require_awake(self, operation: str) -> None:
-        """Raises: Asleep, between `sleep` and `wake`."""
+        """Raises Asleep between `sleep` and `wake`; the error names the operation."""
         if self.asleep:
             raise Asleep(operation)
 
@@ -227,8 +227,8 @@ class Memory:
     def sleep(self, *, keep: bool = True) -> None:
         """Releases the memory of the states until `wake`; the tensors stay, and must not be read meanwhile.
 
-        Memory that an engine or `allocate` gave must be released there, after this call. On a GPU, memory that memstate
-        releases goes to torch's allocator: `torch.cuda.empty_cache()` returns it to the device.
+        Memory that an engine or `allocate` gave must be released by its giver, after this call. On a GPU, memory that
+        memstate releases goes to torch's allocator: `torch.cuda.empty_cache()` returns it to the device.
 
         Args:
             keep: whether to keep the bytes in host memory. If not, all slots except the null slot are undefined after

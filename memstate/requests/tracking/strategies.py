@@ -165,7 +165,7 @@ class LazyPingPong(Tracking):
 class Redirect(Tracking):
     """Keeps the old slot as the snapshot, without a copy: one slot per request, two with an unpublished snapshot.
 
-    At a boundary the step reads the old slot and writes to a fresh slot. The old slot is the snapshot.
+    At a boundary the step reads the old slot and writes to a newly claimed slot. The old slot is the snapshot.
 
     If no slot is free, the step takes no snapshot, and reads and writes the same slot.
 

@@ -116,7 +116,7 @@ def rounded(tiles, dtype: tl.constexpr, PIECES: tl.constexpr):
 
 @triton.jit
 def dot(vectors, tiles, PIECES: tl.constexpr):
-    """Returns sums over the first axis, as a tensor `dim`. Each lane adds its elements in order, then lanes are added."""
+    """Returns sums over the first axis, as a tensor `dim`: over the elements of each lane in order, then over lanes."""
     products = vectors[0][:, None] * tiles[0]
     for piece in tl.static_range(1, PIECES):
         products = tl.fma(vectors[piece][:, None], tiles[piece], products)

@@ -115,7 +115,7 @@ class Forking(Verbs):
             gone: the rows to end.
 
         Returns:
-            Row -> its forks, and the page copies to make.
+            A dict row -> its forks, and the page copies to make.
         """
         origins = {row: self._file.origin(row) for row in ids}
         lengths = {row: self._file.length(row) for row in origins}

@@ -42,7 +42,7 @@ class Recorder(Protocol):
 
     @property
     def withheld(self) -> tuple[int, int]:
-        """How many slots the recorded changes that wait for a forward release, and how many they claim."""
+        """The number of slots that the waiting changes will free, and the number that they will claim."""
         ...
 
 
@@ -233,7 +233,7 @@ class SlotAllocator(NotCopied):
             recorder.submit()
 
     def _withheld(self) -> tuple[int, int]:
-        """Returns how many slots the changes that wait for a forward release, and how many they claim."""
+        """Returns the number of slots that the waiting changes will free, and the number that they will claim."""
         recorder = None if self.recorder is None else self.recorder()
         return recorder.withheld if recorder else (0, 0)
 

@@ -155,7 +155,7 @@ class CommandBuffer:
 
     @property
     def withheld(self) -> tuple[int, int]:
-        """How many slots the changes that wait for a forward release, and how many they claim."""
+        """The number of slots that the waiting changes will free, and the number that they will claim."""
         released = claimed = 0
         for entry in self.waiting:
             if isinstance(entry, Packet):

@@ -88,7 +88,7 @@ def lowest_bits(word, at, n, CHUNK: tl.constexpr):
 def take_lowest(bitmap_ptr, words, n, rank, CHUNK: tl.constexpr):
     """Clears the n lowest set bits, and returns (slots, number of slots claimed).
 
-    `rank` has one number per lane. A lane of rank r gets the r-th lowest free slot, counted from 0, or 0 if there is
+    `rank` has one number per lane. A lane of rank r gets the r-th of these slots, counted from 0, or 0 if there is
     none. A pass starts at the lowest level that has at most CHUNK words, and finds up to CHUNK slots. At each level, it
     lists words of the next level down that are not 0: n such words have at least n set bits. A pass clears the lowest
     bits of the bitmap; a word that becomes 0 then clears its bit in the level above.

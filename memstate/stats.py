@@ -172,8 +172,8 @@ class TierStats(Shown):
         host_page_records: pages for which host memory has room.
         host_bytes: bytes of host memory that the tiers take.
         staging_bytes: bytes of device memory that staging takes.
-        host_hit_tokens: hit tokens that only a state in host memory covered, no state on the device.
-        storage_hit_tokens: the same, if a prefetch had brought the state to host memory from storage.
+        host_hit_tokens: hit tokens that no state on the device covered, but a state that was saved to host memory.
+        storage_hit_tokens: hit tokens that no state on the device covered, but a state that a prefetch had brought.
         states_out: states copied from the device to host memory.
         states_in: states copied from host memory to the device.
         pages_out: pages copied from the device to host memory.

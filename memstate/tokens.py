@@ -97,9 +97,8 @@ def encode_keys(keys: Keys, page: int) -> bytes:
             given = numbers[:].tolist() if numbers.dtype.kind in "iu" else None
         if given and isinstance(given[0], bytes):
             (width,) = set(map(len, given))
-            # A shorter key is filled with zeros and its width, so it differs from a longer key that ends in zeros.
-            fill = b"\0" * (unit - width - 1) + bytes([width % 256]) if width < unit else b""
-            key = fill.join(given) + fill
+            padding = b"\0" * (unit - width)
+            encoded = padding.join(given) + padding if width else b""
         else:
             encoded = b"".join([index(key).to_bytes(BYTES, "little").ljust(unit, b"\0") for key in given])
     except (TypeError, ValueError, IndexError, OverflowError, RuntimeError):

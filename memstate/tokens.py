@@ -94,7 +94,7 @@ def encode_keys(keys: Keys, page: int) -> bytes:
             given = None  # the key of one block
         elif not isinstance(given, Sequence):
             numbers = np.asarray(given)
-            given = numbers[:].tolist() if numbers.dtype.kind in "iu" else None
+            given = numbers[:].tolist() if numbers.dtype.kind in "iu" or not numbers.size else None
         if given and isinstance(given[0], bytes):
             (width,) = set(map(len, given))
             padding = b"\0" * (unit - width)

@@ -226,7 +226,7 @@ class Ending(Verbs):
         for row, most, key in zip(rows, known, keys, strict=True):
             n = min(most, len(key) // BYTES)
             length, lease = self._pages.floor(n), self._cache.leases[row]
-            lease.encoded = key if self._cache.names.keyed else b""
+            lease.encoded = key[: length * BYTES] if self._cache.names.keyed else b""
             prompt, end = lease.prompt._replace(key=key), length // size
             given.append((lease, prompt, end, self._pages.of(row, end), self._states_of(row, n, ended)))
         return self._cache.file(given)

@@ -149,7 +149,7 @@ class Broken(MemstateError):
         self.call, self.why = call, why
         super().__init__(
             f"{call}() was interrupted while it changed something ({why or 'at its end'}), so counts and owners may be "
-            "wrong: call recover(), which keeps what was published; an allocator without a manager has reset()"
+            "wrong: call recover(), which keeps what was published; an allocator or a PrefixPart has reset() instead"
         )
 
 

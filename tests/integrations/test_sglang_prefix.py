@@ -200,6 +200,23 @@ def test_nothing_from_before_a_reset_means_anything() -> None:
     assert cache.insert([1, 2], [10, 11], 7).kept
 
 
+def test_a_reset_after_a_policy_raised_gives_no_id_back_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    cache = PrefixPart(2, Prefix(states=Lru()))
+    cache.insert([1, 2, 3, 4], [10, 11], 7)
+    for method, call in (("dropped", lambda: cache.evict(states=1)), ("reset", cache.reset)):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Lru, method, interrupted)
+            call()
+        with pytest.raises(Broken, match=r"a PrefixPart has reset\(\)"):
+            cache.insert([5, 6], [12])
+    cache.reset()
+    assert cache.insert([5, 6, 7, 8], [10, 11], 7).gone == Gone([], [])
+    assert cache.held == (2, 1)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_random_calls_against_a_naive_search(seed: int) -> None:
     """No id is lost or given back twice, and each hit is the longest prefix with a state."""

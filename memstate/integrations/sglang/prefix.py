@@ -179,10 +179,11 @@ class PrefixPart(NotCopied):
 
         Syncs: no.
         """
-        self._era, self._guard.call = self._era + 1, ""
-        self._contents.keep(None)
-        self._lent.nodes.clear()
-        self._lent.locks.clear()
+        with self._guard.mending("reset"):
+            self._era, self._lent.gone = self._era + 1, Gone([], [])
+            self._contents.keep(None)
+            self._lent.nodes.clear()
+            self._lent.locks.clear()
 
     def __repr__(self) -> str:
         tree = self._contents.tree

@@ -4,8 +4,10 @@ A command that cannot run is listed too. When called, it says why it cannot run.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
-from importlib.metadata import EntryPoint, entry_points
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from importlib.metadata import EntryPoint, distributions
+from inspect import isfunction
 from typing import Any, Final
 
 import typer
@@ -24,30 +26,37 @@ def add(app: typer.Typer, own: Collection[str]) -> None:
         app: The application that gets the commands.
         own: Names of memstate's own commands. They are never replaced.
     """
-    points: dict[str, list[EntryPoint]] = defaultdict(list)
-    for point in entry_points(group=GROUP):
-        points[point.name].append(point)
-    for name in dict.fromkeys((*TOOLS, *sorted(points))):
-        if name not in own:
-            command = _loaded(points[name])
+    offers: dict[str, list[tuple[str, EntryPoint]]] = defaultdict(list)  # command -> (distribution, entry point)
+    for distribution in distributions():
+        with suppress(Exception):  # metadata that are not UTF-8, or a line without "="
+            for point in distribution.entry_points.select(group=GROUP):
+                offers[point.name].append((distribution.name or point.value, point))
+    for name in dict.fromkeys((*TOOLS, *sorted(offers))):
+        if name and name not in own:
+            command = _loaded(offers[name])
             if isinstance(command, str):
                 app.command(name, help=command, context_settings=ANY_ARGUMENTS)(_failing(f"{name}: {command}"))
             else:
                 app.command(name)(command)
 
 
-def _loaded(points: Sequence[EntryPoint]) -> Callable[..., Any] | str:
+def _loaded(offers: list[tuple[str, EntryPoint]]) -> Callable[..., Any] | str:
     """Returns the function of a command, or a text that says why there is none."""
-    if not points:
+    if not offers:
         return "not installed: pip install ./tools in a checkout of memstate"
-    homes = " and ".join(point.dist.name if point.dist else point.value for point in points)
-    if len(points) > 1:
+    homes, (home, point) = " and ".join(dict(offers)), offers[0]  # the first copy of a distribution on the path counts
+    if homes != home and len({each.value for _, each in offers}) > 1:
         return f"offered by {homes}: uninstall one of them"
     try:
-        command = points[0].load()
-    except (Exception, SystemExit) as error:
+        command: Callable[..., Any] = point.load()
+        if not isfunction(command):
+            return f"{homes} is broken: {point.value} is no function"
+        trial = typer.Typer(add_completion=False)
+        trial.command()(command)
+        typer.main.get_command(trial)  # raises for a parameter that typer cannot read
+    except BaseException as error:  # a module can raise KeyboardInterrupt, too
         return f"{homes} is broken, {type(error).__name__}: {error}"
-    return command if callable(command) else f"{homes} is broken: {points[0].value} cannot be called"
+    return command
 
 
 def _failing(why: str) -> Callable[[], None]:

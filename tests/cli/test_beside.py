@@ -1,6 +1,7 @@
 """Tests commands that other distributions add by entry points, and the messages if one cannot run."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -18,6 +19,8 @@ from tests.support.command import memstate as command
 
 PROJECT = tomllib.loads((TOOLS / "pyproject.toml").read_text())["project"]
 OTHER = """
+import typer
+
 def check(word: str):
     '''Say a word.'''
     print("other", word)
@@ -25,6 +28,11 @@ def check(word: str):
 def bench(): ...
 capacity = demo = bench
 number = 5
+app = typer.Typer()
+app.command()(bench)
+click = typer.main.get_command(app)
+def unknown(word: "Nothing"): ...
+def unread(word: int | str): ...
 """
 
 
@@ -36,8 +44,8 @@ def names(text: str) -> dict[str, str]:
 def run(*arguments: str, path: tuple[Path, ...]) -> subprocess.CompletedProcess[str]:
     """Runs `memstate ...` with folders on the path, as if the tools were not installed in this environment."""
     hidden = """import runpy, sys, importlib.metadata as metadata
-real, own = metadata.entry_points, sys.argv.pop(1)
-metadata.entry_points = lambda **given: [p for p in real(**given) if p.dist.name != own]
+real, own = metadata.distributions, sys.argv.pop(1)
+metadata.distributions = lambda **given: [each for each in real(**given) if each.name != own]
 runpy.run_module("memstate", run_name="__main__")"""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (*path, TOOLS.parent)))}
     own = [] if TOOLS in path else [PROJECT["name"]]
@@ -89,12 +97,45 @@ def test_a_broken_command_is_named_and_the_others_run(other: Path) -> None:
     assert run("check", "hello", path=(other,)).stdout == "other hello\n"
     why = {
         "bench": "other is broken, ModuleNotFoundError: No module named 'no_such_module'",
-        "tune": "other is broken: other_1:number cannot be called",
+        "tune": "other is broken: other_1:number is no function",
         "demo": "other is broken, AttributeError: module 'other_1' has no attribute 'no'",
     }
     for name, said in why.items():
         done = run(name, path=(other,))
         assert (done.returncode, done.stderr) == (2, f"{name}: {said}\n")
+
+
+def test_what_is_no_function_of_options_is_broken_and_the_others_run(other: Path) -> None:
+    (other / "other_2.py").write_text("raise KeyboardInterrupt")
+    why = {
+        "app": "other_1:app is no function", "click": "other_1:click is no function",
+        "dict": "builtins:dict is no function", "unknown": "name 'Nothing' is not defined",
+        "unread": "AssertionError", "stopped": "other is broken, KeyboardInterrupt",
+    }  # fmt: skip
+    lines = [f"{name} = other_1:{name}" for name in ("app", "click", "unknown", "unread")]
+    offer(other, *lines, "dict = builtins:dict", "stopped = other_2:x", "= other_1:bench", "check = other_1:check")
+    listed = names(run("--help", path=(other,)).stdout)
+    assert listed["check"] == "Say a word." and len(listed) == 4 + len(beside.TOOLS) + len(why)
+    for name, said in why.items():
+        done = run(name, path=(other,))
+        assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+@pytest.mark.parametrize("content", [b"[other]\nno equals sign\n", b"[other]\nb\xe9 = a:b\n"])
+def test_a_distribution_that_cannot_be_read_hides_no_command(other: Path, tmp_path: Path, content: bytes) -> None:
+    (bad := tmp_path / "bad-1.dist-info").mkdir()
+    (bad / "entry_points.txt").write_bytes(content)
+    (other / "other-1.dist-info" / "METADATA").unlink()
+    offer(other, "more = other_1:check", "broken = other_1:no")
+    listed = names(run("--help", path=(other,)).stdout)
+    assert listed["more"] == "Say a word." and listed["broken"].startswith("other_1:no is broken, AttributeError")
+
+
+def test_equal_entries_of_a_name_count_as_one(other: Path) -> None:
+    """An upgrade that pip could not complete leaves a second copy of the metadata."""
+    offer(other, "bench = other_1:check", "bench = other_1:check")
+    shutil.copytree(other / "other-1.dist-info", other / "~ther-1.dist-info")
+    assert run("bench", "hello", path=(other,)).stdout == "other hello\n"
 
 
 def test_one_name_in_two_distributions_runs_neither_and_names_both(other: Path, tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from memstate.errors import InvalidArgument
 from memstate.kernels.tables import AUDIT_FREE
 from memstate.sheet import MOST_ROWS, Sheet, Shown, bar, figures, of_slots, section, sheet
 from memstate.slots.commands import Action
+from memstate.slots.journal import Change
 from memstate.slots.packet import Packet
 from memstate.slots.registers import RegisterFile
 
@@ -95,9 +97,9 @@ class Inspection(Shown):
     def load(cls, path: Path | str) -> "Inspection":
         """Reads an inspection that `save` wrote.
 
-        The file can come from a stranger. So `load` draws the inspection once, as `sheet`, and refuses one that cannot
-        be drawn. No number in the file decides how much memory is allocated. Slots and labels are not checked: a faulty
-        device can hold any.
+        The file can come from a stranger. So `load` draws the inspection once, as `sheet`, checks what the pictures of
+        `viz` read, and refuses one that cannot be drawn. No number in the file decides how much memory is allocated.
+        Slots and labels can be any numbers, as on a faulty device.
 
         Args:
             path: path of the file.
@@ -129,15 +131,20 @@ class Inspection(Shown):
             form = read.pop("format", None) if isinstance(read, dict) else read
             if form != FORMAT:
                 raise InvalidArgument(f"its format is {shown(form)}, expected {FORMAT!r}")
+            for name in read.keys() - {each.name for each in fields(cls)}:
+                raise InvalidArgument(f"{shown(name)} is no field")
             for keyed in ("names", "kinds", "tags"):
                 read[keyed] = {int(register): text for register, text in read[keyed].items()}
             seen = cls(**read)
-            seen._require_sizes()
+            seen._require_sound()
             seen.sheet()
             return seen
 
-    def _require_sizes(self) -> None:
-        """Refuses faults that drawing does not find: columns of wrong lengths, and a prefix cache that is no tree."""
+    def _require_sound(self) -> None:
+        """Refuses faults that `sheet` does not find: wrong lengths, a prefix cache that is no tree, and wrong types.
+
+        The types are those that `viz.timeline`, `viz.holdings_over` and `viz.occupancy` need.
+        """
         lengths = len(self.owners), len(self.free)
         if self.capacity < 1 or lengths != (self.capacity + 1,) * 2:
             raise InvalidArgument(
@@ -148,6 +155,15 @@ class Inspection(Shown):
         for at, node in enumerate(self.prefix):
             if not -1 <= node["parent"] < at:
                 raise InvalidArgument(f"prefix[{at}].parent is {node['parent']}, expected -1 or a node before it")
+        for what, value, expected in chain(
+            ((f"changes[{at}].{each.name}", change[each.name], each.type)
+             for at, change in enumerate(self.changes) for each in fields(Change)),
+            ((f"labels[{at}]", label, int) for at, label in enumerate(self.labels)),
+            (("a name, kind or tag", text, str) for register, name in self.names.items()
+             for text in (name, self.kinds[register], self.tags.get(register, ""))),
+        ):  # fmt: skip
+            if type(value) is not expected or (isinstance(value, int) and abs(value) >> 63):
+                raise InvalidArgument(f"{what} is {shown(value)}, expected a {'text' * (expected is str) or 'number'}")
 
     def by_slot(self) -> list[tuple[str, str]]:
         """Returns (kind, tag or name) of the owner of each slot 1..capacity; see `memstate.viz.holdings`."""

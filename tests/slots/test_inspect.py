@@ -126,9 +126,15 @@ def undrawn() -> Iterator[tuple[Path_, object, str]]:
     yield ("owners", 3), GONE, "capacity is 12, and owners and free have (12, 13) entries, expected one more"
     yield ("labels", 0), GONE, f"slots and labels have {last} and {last - 1} entries"
     yield ("prefix", 1, "parent"), 1, "prefix[1].parent is 1, expected -1 or a node before it"
-    yield ("colour",), "red", "unexpected keyword argument 'colour'"
+    yield ("colour",), "red", "'colour' is no field"
     yield ("slots",), GONE, "missing 1 required positional argument: 'slots'"
     yield ("kinds", held), GONE, f"it cannot be drawn: KeyError({held})"
+    yield ("changes", 0, "owner"), 7, "changes[0].owner is 7, expected a text"
+    yield ("changes", 0, "submit"), 1 << 63, f"changes[0].submit is {1 << 63}, expected a number"
+    yield ("changes", 0, "source"), GONE, "it cannot be drawn: KeyError('source')"
+    yield ("labels", 0), None, "labels[0] is None, expected a number"
+    for field in ("names", "tags"):
+        yield (field, held), 5, "a name, kind or tag is 5, expected a text"
     for number in ("nan", "inf"):
         yield ("stats", "prefix", "pages"), float(number), "is no number that a page can show"
 
@@ -148,14 +154,14 @@ def test_what_a_page_cannot_show_is_one_named_error(tmp_path: Path) -> None:
     more = [dict(tree()["rows"][0], row=at, id=f"r{at}") for at in range(12)]
     for path, value in (
         (("rows",), [*more, {"row": 3}]), (("prefix", 0, "end"), GONE), (("rows", 0, "id"), 5),
-        (("layout", "page_size"), GONE), (("changes", 0, "owner"), 7), (("summary",), GONE),
+        (("layout", "page_size"), GONE), (("summary",), GONE),
     ):  # fmt: skip
         seen = Inspection.load(stored(tmp_path, changed(tree(), path, value)))
         if path == ("summary",):
             assert page(seen)  # an older file has no summary
             continue
-        with pytest.raises(ms.InvalidArgument, match=r"^page: the inspection cannot be drawn: \w+\(") as caught:
-            page(seen)
+        with pytest.raises(ms.InvalidArgument, match=r"^x: the inspection cannot be drawn: \w+\(") as caught:
+            page(seen, "x")
         assert str(caught.value).isprintable() and len(str(caught.value)) < 600
 
 
@@ -230,8 +236,9 @@ def loads_whole_or_refuses(path: Path) -> bool:
     Inspection.load(again).save(path)
     assert path.read_bytes() == again.read_bytes()
     assert len(viz.holdings(seen)) == seen.capacity and seen.sheet()
-    with suppress(ms.InvalidArgument):
-        page(seen)
+    for drawn in (viz.holdings_over, page):
+        with suppress(ms.InvalidArgument):
+            drawn(seen)
     return True
 
 

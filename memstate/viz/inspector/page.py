@@ -49,7 +49,7 @@ def page(inspection: Inspection, title: str = "") -> str:
     try:
         return _drawn(inspection, title)
     except (*UNDRAWN, TemplateError) as error:
-        raise InvalidArgument(f"page: the inspection cannot be drawn: {shown(error)}") from error
+        raise InvalidArgument(f"{text(title) or 'page'}: the inspection cannot be drawn: {shown(error)}") from error
 
 
 def _drawn(inspection: Inspection, title: str) -> str:

@@ -27,7 +27,8 @@ def exports(package: str) -> tuple[Callable[[str], Any], list[str]]:
         >>> load("Redirect").__name__, "Redirect" in names
         ('Redirect', True)
     """
-    spec = sys.modules[package].__spec__
+    home = sys.modules[package]  # a reloader can remove it from `sys.modules`
+    spec = home.__spec__
     read = getattr(spec.loader, "get_source", None) if spec else None
     text = read(package) if read else None
     if text is None:
@@ -43,7 +44,7 @@ def exports(package: str) -> tuple[Callable[[str], Any], list[str]]:
         if module := source.get(name):
             # A name that `module` does not have is a submodule.
             value = getattr(import_module(module), name, None) or import_module(f"{module}.{name}")
-            setattr(sys.modules[package], name, value)
+            setattr(home, name, value)
             return value
         if not name.startswith("_") and name.isidentifier() and find_spec(f"{package}.{name}"):
             return import_module(f"{package}.{name}")  # other submodules, such as memstate.errors

@@ -106,6 +106,11 @@ def test_names_are_loaded_without_docstrings_and_from_an_archive(tmp_path: Path)
         assert run(code.format(str(place)), PYTHONOPTIMIZE="2") == "loaded ['late'] kept.later\n"
 
 
+def test_a_name_is_returned_although_a_reloader_has_removed_its_package() -> None:
+    code = "import sys, memstate.requests.tracking; print(sys.modules.pop('memstate').Redirect.__name__)"
+    assert run(code) == "Redirect\n"
+
+
 # -- the command line ------------------------------------------------------------------------------
 
 

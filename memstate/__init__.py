@@ -78,8 +78,8 @@ from memstate import alone as _alone, lazy as _lazy  # noqa: F401  `alone` refus
 
 if not (_Path(__file__).parent / "kernels" / "tables.py").is_file():
     raise ImportError(
-        "memstate.kernels is missing: it is a symbolic link to ../kernels, and this checkout has none; "
-        "clone with symbolic links enabled (git config core.symlinks true) or install a wheel"
+        "memstate needs its .py files on disk, and memstate/kernels has none: install a wheel, not a zip or .pyc files "
+        "alone; in a checkout it is a symbolic link to ../kernels: clone again with git config core.symlinks true"
     )
 
 __version__ = "0.3.0"  # pyproject.toml reads it here

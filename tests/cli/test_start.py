@@ -106,6 +106,14 @@ def test_names_are_loaded_without_docstrings_and_from_an_archive(tmp_path: Path)
         assert run(code.format(str(place)), PYTHONOPTIMIZE="2") == "loaded ['late'] kept.later\n"
 
 
+def test_an_archive_of_memstate_says_that_it_needs_files_on_disk(tmp_path: Path) -> None:
+    with ZipFile(archive := tmp_path / "memstate.zip", "w") as file:
+        for name in ("__init__", "alone", "errors", "lazy", "kernels/tables"):
+            file.write(ROOT / f"memstate/{name}.py", f"memstate/{name}.py")
+    code = "import sys; sys.path.insert(0, {!r})\ntry: import memstate\nexcept ImportError as error: print(error)"
+    assert run(code.format(str(archive))).startswith("memstate needs its .py files on disk")
+
+
 def test_a_name_is_returned_although_a_reloader_has_removed_its_package() -> None:
     code = "import sys, memstate.requests.tracking; print(sys.modules.pop('memstate').Redirect.__name__)"
     assert run(code) == "Redirect\n"

@@ -37,7 +37,9 @@ def untimed(report: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
 def test_trace_writes_what_replay_reads(kind: str, name: str, tmp_path: Path) -> None:
     path = tmp_path / name
-    assert memstate("trace", kind, "--out", path, "--requests", "25", "--seed", "4") == Done(0, "", "")
+    assert memstate("trace", kind, "--out", path, "--requests", "25", "--seed", "4") == Done(
+        0, "", f"{path}: 25 requests\n"
+    )
     assert form.read(path) == make(kind, 25, 4)
     assert (path.read_bytes()[:2] == b"\x1f\x8b") == name.endswith(".gz")
     done = memstate("replay", path, "--states", "3", "--pages", "600", "--json", "-")
@@ -48,7 +50,7 @@ def test_trace_writes_what_replay_reads(kind: str, name: str, tmp_path: Path) ->
 def test_trace_makes_chats_that_part_from_their_prompts(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     options = ("--requests", "25", "--seed", "4", "--tail", "5", "--thoughts", "300")
-    assert memstate("trace", kind, "--out", path, *options) == Done(0, "", "")
+    assert memstate("trace", kind, "--out", path, *options) == Done(0, "", f"{path}: 25 requests\n")
     assert form.read(path) == make(kind, 25, 4, tail=5, thoughts=300)
     assert all(one.parts is not None and one.output_length > 300 for one in form.read(path))
 

@@ -1,5 +1,6 @@
 """The command `memstate trace`: makes a synthetic trace, or a trace of a server's log."""
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +9,7 @@ from typer import Argument, Option
 
 from memstate.cli.options import Json
 from memstate.cli.output import emit_text, one_line_errors, progress
+from memstate.cli.units import several
 from memstate.errors import InvalidArgument
 from memstate_tools import names
 
@@ -56,3 +58,5 @@ def trace(
             write(out, convert.convert(log, kind, summary, tokens, report))
     if log or json_path:
         emit_text(json_path, asdict(summary), str(summary))
+    else:
+        sys.stderr.write(f"{out}: {several(requests, 'request')}\n")

@@ -22,7 +22,8 @@ def compile_kernels(
 ) -> None:
     """Compile every kernel for every target.
 
-    Needs no GPU. Targets that this Triton does not know are left out. JSON has more figures.
+    Takes about ten minutes, and needs no GPU. Targets that this Triton does not know are left out. JSON has more
+    figures.
     """
     from memstate_tools.compile import compile_all
 
@@ -69,6 +70,8 @@ def bench(
         complain(f"left out, because device time needs a GPU: {', '.join(bench.NEED_DEVICE)}")
     with one_line_errors(), progress(f"bench {name}", "sizes" if name == "launches" else "measurements") as report:
         outcome = bench.run(chosen, backend, device, toy, peer, report, case=case)
+    if not (outcome.entries or outcome.unmeasured):
+        raise typer.Exit(2)  # what was left out has said why
     counts = name == "launches"
     rows = bench.by_unit(outcome.entries) if counts else [entry.row() for entry in outcome.entries]
     emit(json_path, [asdict(entry) for entry in outcome.entries], f"bench {name}", rows, grouped=not counts)

@@ -2,9 +2,12 @@
 
 from array import array
 
-from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
-from sglang.srt.managers.schedule_batch import Req
-from sglang.srt.sampling.sampling_params import SamplingParams
+try:
+    from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.sampling.sampling_params import SamplingParams
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}: pip install --no-deps -r tests/proof/engines/sglang/pins.txt") from None
 
 from memstate.integrations.sglang import HybridReqToTokenPool
 

@@ -1,6 +1,7 @@
 """Tests `bench prefix`: its entries, its timing, its checks, and peers that fail or are missing."""
 
 import random
+import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -151,8 +152,12 @@ def test_sglang_that_is_missing_or_broken_is_an_import_error_of_one_line(
     for name in [name for name in sys.modules if name.partition(".")[0] == "sglang"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "sglang", None)
-    with pytest.raises(ImportError, match="sglang is not installed: pip install"):
+    with pytest.raises(
+        ImportError, match="sglang is not installed: pip install --no-deps -r tests/proof/engines/sglang"
+    ):
         radix_peer.load.__wrapped__()
+    with pytest.raises(SystemExit, match=r"sglang.*: pip install"):
+        runpy.run_path(str(Path(__file__).parents[2] / "examples" / "sglang_pool.py"))
     monkeypatch.delitem(sys.modules, "sglang")
     (tmp_path / "sglang" / "srt").mkdir(parents=True)
     (tmp_path / "sglang" / "__init__.py").touch()

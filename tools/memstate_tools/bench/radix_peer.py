@@ -68,7 +68,7 @@ def imported(names: Mapping[str, str]) -> SimpleNamespace:
         ImportError: SGLang cannot be used. The message is one line.
     """
     if importlib.util.find_spec("sglang") is None:
-        raise ImportError("sglang is not installed: pip install --no-deps sglang==0.5.23, and what it then misses")
+        raise ImportError("sglang is not installed: pip install --no-deps -r tests/proof/engines/sglang/pins.txt")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""The bytes that a launch may touch and has touched, and conflicts between its programs."""
+"""Compares the bytes that a launch touches with those that it may touch, and finds conflicts between its programs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ class Stray(Exception):
 
 
 def spans(tensor: Tensor) -> Bytes:
-    """Returns exactly the bytes that a tensor views, as ranges, `range 2`: start and end of each."""
+    """Returns exactly the bytes that a tensor views, as ranges: `range 2`, the start and the end of each."""
     start, size = tensor.data_ptr(), tensor.element_size()
     if tensor.numel() == 0:
         return NOTHING.reshape(0, 2)
@@ -33,7 +33,7 @@ def spans(tensor: Tensor) -> Bytes:
 
 
 class Spans:
-    """The bytes of several tensors. Two tensors side by side in memory stay two ranges."""
+    """The ranges of bytes of several tensors. Adjacent tensors stay two ranges; overlapping ones become one."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         ranges = sorted(map(tuple, np.concatenate([NOTHING.reshape(0, 2), *map(spans, tensors)]).tolist()))
@@ -63,8 +63,8 @@ class Spans:
 class Access(NamedTuple):
     """One load, store or atomic of one program.
 
-    at: addresses of the lanes that the mask lets through. lane: their numbers among the `lanes` of the block.
-    phase: how many barriers the program has passed before.
+    at: addresses that the lanes access; masked lanes are left out. lane: numbers of these lanes among all `lanes`.
+    phase: number of barriers that the program had passed.
     """
 
     program: int
@@ -81,10 +81,10 @@ class Access(NamedTuple):
 
 @dataclass
 class Limits:
-    """Memory that a launch may and may not touch, besides its arguments.
+    """Limits of the memory that a launch may touch, beyond those of its arguments.
 
-    reach: tensors that a launch reaches through addresses in its arguments. null: slot 0 of planes, which no kernel
-    touches. changes: all memory that the launch may store to, or None for no such limit.
+    reach: tensors whose addresses are in arguments; the launch may touch them. null: slot 0 of planes, which it may not
+    touch. changes: the only memory to which it may store; None: everything that it may touch.
     """
 
     reach: Sequence[Tensor] = ()
@@ -119,7 +119,7 @@ class Launch:
         return f"{self.kernel}: program {access.program} {access.kind} {access.size} bytes at {self.where(at)}, {what}"
 
     def where(self, at: int) -> str:
-        """Returns the tensor that an address is in or nearest to, and the distance from its start in bytes."""
+        """Returns the tensor that has this address, or the nearest one, and the distance from its start in bytes."""
         known = {name: spans(tensor) for name, tensor in self.named.items() if tensor.numel()}
         if not known:
             return f"{at:#x}"
@@ -138,16 +138,18 @@ class Launch:
         return np.unique(np.concatenate([NOTHING, *selected]))
 
     def shared(self) -> Bytes:
-        """Returns bytes that one program changes and another one touches: the order of the two matters only there."""
+        """Returns the bytes that one program changes and another touches. Only there the order of programs matters."""
         return _shared(self.accesses, [np.full(a.at.shape, a.program) for a in self.accesses])
 
     def contested(self) -> Bytes:
-        """Returns shared bytes that a program touches with a plain load or store."""
+        """Returns the shared bytes that some program touches with a plain load or store, not with an atomic."""
         return np.intersect1d(self.shared(), self.touched(LOAD, STORE))
 
     def conflicts(self) -> list[str]:
-        """Returns a line for each conflict: programs that contest bytes, lanes of a program that contest bytes between
-        two barriers, and warps of a program that met different barriers or atomics.
+        """Returns a line for each conflict.
+
+        Conflicts are: bytes that programs contest; bytes that lanes of one program contest between two barriers; and
+        warps of one program that met different barriers or atomics.
         """
         lines = [f"{self.kernel}: barriers and atomics of the warps of {program} differ" for program in self.parted]
         lines += self._tell(self.contested(), self.accesses, "")
@@ -161,7 +163,7 @@ class Launch:
         return lines
 
     def _tell(self, contested: Bytes, accesses: Sequence[Access], how: str) -> list[str]:
-        """Returns a line for each range of contested bytes that the same programs touch."""
+        """Returns a line for each range of contested bytes. In a range, the same programs touch all bytes."""
         who: dict[int, set[str]] = {at: set() for at in contested.tolist()}
         for access in accesses if who else ():
             for at in np.intersect1d(access.bytes(), contested).tolist():
@@ -171,21 +173,21 @@ class Launch:
 
 
 def _shared(accesses: Sequence[Access], who: Sequence[Bytes]) -> Bytes:
-    """Returns the bytes that two touch and one changes. who: for each access, the program or thread of every lane."""
+    """Returns the bytes that two programs or threads touch and one changes. who: for each access, that of each lane."""
     if not any(access.kind != LOAD for access in accesses):
         return NOTHING
     touched, at = np.unique(np.concatenate([a.bytes() for a in accesses]), return_inverse=True)
     names, name = np.unique(
         np.concatenate([np.repeat(n, a.size) for a, n in zip(accesses, who, strict=True)]), return_inverse=True
     )
-    each = np.unique(at * len(names) + name) // len(names)  # each byte once for each name that touches it
+    each = np.unique(at * len(names) + name) // len(names)  # a byte once per program or thread
     changed = np.concatenate([a.bytes() for a in accesses if a.kind != LOAD])
     return np.intersect1d(touched[np.bincount(each, minlength=len(touched)) > 1], changed)
 
 
 @dataclass
 class Log:
-    """The launches of a session, in order."""
+    """All recorded launches, in order."""
 
     launches: list[Launch] = field(default_factory=list)
 

@@ -1,7 +1,7 @@
 """Checks the arguments of kept kernels on every backend: int32 tensors on 16-byte boundaries.
 
-`memstate.kernels.kept` launches the compiled kernel of the first launch again, without a look at the arguments. On a
-GPU, a kernel compiled for vectors on 16-byte boundaries reads and writes the wrong places of others, or faults.
+`memstate.kernels.kept` launches the compiled kernel of the first launch again, without a check of the arguments. Such a
+kernel may be compiled for 16-byte boundaries. On a GPU, it uses wrong places of tensors that begin elsewhere, or fails.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ KEPT = ("ownership", "plan")  # operations whose kernels are kept
 
 
 def misfits(arguments: Any) -> Iterator[str]:
-    """Yields a line for each tensor in the arguments, at any depth of tuples, that does not suit a kept kernel."""
+    """Yields a line for each tensor, at any depth of tuples, that does not suit a kept kernel."""
     for argument in arguments:
         if isinstance(argument, tuple):
             yield from misfits(argument)
@@ -29,7 +29,7 @@ def misfits(arguments: Any) -> Iterator[str]:
 
 
 def hold(patch: pytest.MonkeyPatch) -> None:
-    """Makes calls of register files with unsuitable tensors fail."""
+    """Makes the calls of register files fail if a tensor does not suit a kept kernel."""
 
     def held(call: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(call)

@@ -1,4 +1,4 @@
-"""Makes a virtual environment with the packages of this one, but without distributions of this project."""
+"""Makes a virtual environment with all packages of this one except those of this project."""
 
 import os
 import sysconfig
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def bare(folder: Path) -> Path:
-    """Makes the environment in a folder, and returns its interpreter."""
+    """Makes the environment in a folder, and returns the path of its Python."""
     venv.create(folder, symlinks=True)
     own = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
     for place in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:

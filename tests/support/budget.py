@@ -1,4 +1,4 @@
-"""Reads the bars of tests/budget.txt, and complains about measures above their bar or far below it."""
+"""Reads the bars of tests/budget.txt, and compares measures with them: too large, or far below the bar."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -6,8 +6,8 @@ from typing import NamedTuple
 from tests.support.sources import ROOT
 
 FILE = ROOT / "tests" / "budget.txt"
-SLACK = 0.03  # share of a bar that may stay unused
-EXACT = ("frames",)  # measures without slack
+SLACK = 0.03  # a measure may be below its bar by this share
+EXACT = ("frames",)  # measures that must equal their bar
 
 
 class Bar(NamedTuple):

@@ -21,11 +21,11 @@ FORWARD = ("in_place", "direct_hits", "grid", "packed", "pad", "tail")
 class Whole(Ends):
     """A placement that keeps the state after the last token of a prompt of whole pages.
 
-    `Ends` keeps a state one page earlier. Tests of what becomes of a state use `Whole`, because they say where it lies.
+    `Ends` keeps it one page earlier. Tests that follow one state use `Whole`, so that its length is that of the prompt.
     """
 
     def marks(self, match: Match, page_size: int) -> dict[int, str]:
-        """Returns the marks that `Ends` gives a prompt with one more token."""
+        """Returns the marks that `Ends` would give if the prompt had one more token."""
         return super().marks(replace(match, tokens=match.tokens + 1) if page_size > 1 else match, page_size)
 
 
@@ -33,7 +33,7 @@ def build(layout: StateLayout, **given: Any) -> StateManager:
     """Returns a manager. The keywords in PAGES become `Pages`, and those in FORWARD become `Forward`.
 
     With a prefix cache, prompts also keep states at multiples of `every`, unless `ends` is given. With `whole`, prompts
-    of whole pages keep a state after their last token. `chaos`: faults that calls meet.
+    of whole pages keep a state after their last token. `chaos`: random faults for calls of the manager.
     """
     prefix, tracking, placement = given.get("prefix"), given.get("tracking"), Whole if given.pop("whole", 0) else Ends
     if not given.pop("ends", False) and isinstance(prefix, Prefix) and isinstance(tracking, Tracking):
@@ -56,8 +56,8 @@ def build(layout: StateLayout, **given: Any) -> StateManager:
 
 
 def check_recorded(commands: CommandBuffer) -> None:
-    """Makes a command buffer check the registers and cells that it records: each exists and is named once."""
-    mine, file = proxy(commands), commands.registers  # no cycle: tests check that a manager frees memory at once
+    """Makes a command buffer check the registers and cells of each record: all exist, and none is named twice."""
+    mine, file = proxy(commands), commands.registers  # no cycle, so that a manager frees memory at once
 
     def checked(
         section: int, first: list[int], second: list[int], regs: list[int], sources: Sequence[int] = ()

@@ -1,4 +1,4 @@
-"""Small random launches of the operations on planes, with padding and slots out of range among their entries."""
+"""Makes small random launches of the operations on planes. Their entries include padding and slots out of range."""
 
 from collections.abc import Sequence
 from math import prod
@@ -35,7 +35,7 @@ ANYTHING = (*DTYPES, torch.int8, torch.complex64)
 
 
 def planes(make: Maker) -> PlaneMap:
-    """Returns two layers of a large and a small plane; some tiles take several steps of the kernel, others a part."""
+    """Returns a large and a small plane of two layers. The copy kernel moves some of their tiles in several steps."""
     unit = make.one(16, 8, 4, 2, 1)
     blocks = tuple(make.plane(nbytes, dtype=torch.uint8, gap=make.one(0, 16)) for nbytes in (560 + 48, 32))
     tiles = [
@@ -48,7 +48,7 @@ def planes(make: Maker) -> PlaneMap:
 
 
 def moving(make: Maker, op: str, plane_map: PlaneMap, dst: Sequence[int], arguments: dict[str, Any]) -> Case:
-    """Returns a launch of the copy kernel that may store to slots `dst`, 16 entries at a time."""
+    """Returns a launch of the copy kernel on 16 entries at a time. It may store only to the slots `dst`."""
     blocks = plane_map.blocks
     limits = Limits(
         reach=blocks,
@@ -60,7 +60,10 @@ def moving(make: Maker, op: str, plane_map: PlaneMap, dst: Sequence[int], argume
 
 
 def pairs(make: Maker) -> tuple[list[int], list[int]]:
-    """Returns destinations and sources of up to 20 entries. A slot is both only where an entry copies it to itself."""
+    """Returns destinations and sources of up to 20 entries, padding first.
+
+    A slot is a destination and a source only if an entry copies it to itself.
+    """
     dst, src = make.slots(3), make.slots(7)
     src = [slot if slot not in dst else make.one(0, -1, SLOTS) for slot in src][: len(dst)]
     idle = make.one(0, 15)
@@ -79,7 +82,7 @@ def zero_slots(make: Maker) -> Case:
 
 
 def run_data(make: Maker) -> Case:
-    """Returns a launch whose registers 1, 2, 3 .. hold the slots; a source may be -1 (zeros), a register may be 0."""
+    """Returns a launch on slots in registers 1, 2, 3 .. A source may be -1, for zeros; a target may be register 0."""
     dst, src = pairs(make)
     held = [0, *(max(slot, 0) for slot in (*dst[:-1], *src[:-1]))]  # a register never holds a negative slot
     n = len(dst) - 1
@@ -90,7 +93,7 @@ def run_data(make: Maker) -> Case:
 
 
 def run_rows(make: Maker) -> Case:
-    """Returns a launch with entries of rows, which count, and of registers, which this kernel skips."""
+    """Returns a launch of `run_rows`. Its packet names rows, which the kernel copies, and registers, which it skips."""
     dst, src = pairs(make)
     data = [(-1 - to, -1 - of) for to, of in zip(dst, src, strict=True)] + [(3, -1), (2, 1), (0, 0)]
     packet = Packet(moves=[(1, 2)], data=data)
@@ -98,7 +101,10 @@ def run_rows(make: Maker) -> Case:
 
 
 def keep_path(make: Maker) -> Case:
-    """Returns a launch on rings of four rows and four places; paths have gaps or none, or leave the ring."""
+    """Returns a launch on rings of four rows with four places each.
+
+    The record and the paths are random numbers, so a path may have gaps or leave its ring.
+    """
     batch, depth = make.one(1, 3), make.one(1, 3)
     blocks = tuple(make.plane(4 * size, dtype=torch.uint8, gap=make.one(0, 16))[:, :4] for size in (48, 4))
     table = [
@@ -121,7 +127,10 @@ def keep_path(make: Maker) -> Case:
 
 
 def steps(make: Maker, batch: int) -> list[Row]:
-    """Returns rows that write in place, elsewhere, or nowhere (padding), some with a snapshot. No two share a slot."""
+    """Returns rows, of which no two share a slot.
+
+    A row writes to the slot that it reads, to another slot, or to none (padding). Some rows have a snapshot.
+    """
     free = make.rng.sample(range(1, SLOTS), SLOTS - 1)
     rows = []
     for _ in range(batch):
@@ -139,7 +148,7 @@ def steps(make: Maker, batch: int) -> list[Row]:
 
 
 def step_marks(make: Maker, rows: list[Row]) -> StepMarks:
-    """Returns up to four marks, sorted by entry and offset, in slots that no row names."""
+    """Returns up to four marks, sorted by entry and offset. Each stores to a slot that no row names, or to none."""
     named = {slot for row in rows for slot in row[:3]}
     free = [slot for slot in range(1, SLOTS) if slot not in named]
     places = sorted((make.rng.randrange(len(rows)), make.rng.randint(1, TOKENS)) for _ in range(make.one(0, 1, 4)))
@@ -151,7 +160,7 @@ def step_marks(make: Maker, rows: list[Row]) -> StepMarks:
 def decode(
     make: Maker, op: str, inputs: dict[str, Any], state: Tensor | Mamba3State, rows: list[Row], tail: Tail | None = None
 ) -> Case:
-    """Returns a launch of a decode kernel. The output has the shape and dtype of `v`, or of `x` without `v`."""
+    """Returns a launch of a decode kernel. Its output is like the input `v`, or like `x` if there is no `v`."""
     wide = make.one(True, False)
     columns = {name: make.ints([getattr(row, name) for row in rows], wide) for name in Row._fields}
     like = inputs["v" if "v" in inputs else "x"]
@@ -177,7 +186,7 @@ def decode(
 
 
 def cursor(make: Maker, batch: int) -> Cursor:
-    """Returns the rows' places in rings of 4 tokens: some rows have none, up to 2 tokens are pending."""
+    """Returns a cursor in rings of 4 tokens. Some entries have no row; up to 2 tokens of a row are pending."""
     rows = [make.one(row, row, row, make.one(0, -1, 4)) for row in make.rng.sample(range(1, 4), batch)]
     columns = [rows, *([make.rng.randint(-1, most) for _ in range(batch)] for most in (9, 2, 5))]
     return Cursor(*(make.ints(column, make.one(True, False)) for column in columns))
@@ -197,7 +206,7 @@ def memory(make: Maker, *shape: int) -> tuple[Tensor, list[Row]]:
 
 
 def conv_step(make: Maker) -> Case:
-    """Returns a launch on one or two blocks of channels, with taps or channels contiguous in memory."""
+    """Returns a launch on one or two blocks of channels. In the states either taps or channels are contiguous."""
     channels, taps = make.one(5, 8, 600), make.one(2, 4)
     if make.one(True, False):
         state, rows = memory(make, taps - 1, channels)
@@ -215,7 +224,7 @@ def conv_step(make: Maker) -> Case:
 
 
 def gated_delta_step(make: Maker) -> Case:
-    """Returns a launch on two heads of two blocks of values, in either memory order; decays are per head or per key."""
+    """Returns a launch on two heads with two blocks of values each. Decays are per head or per key channel."""
     turned, by_key, rates = make.one(True, False), make.one(True, False), make.one(True, False)
     state, rows = memory(make, 2, *((34, 4) if turned else (4, 34)))
     state = state.mT if turned else state
@@ -234,7 +243,7 @@ def gated_delta_step(make: Maker) -> Case:
 
 
 def selective_step(make: Maker) -> Case:
-    """Returns a launch on two heads: one `a` per head, in either memory order, or one `a` per element."""
+    """Returns a launch on two heads, with one `a` per head or one per element of the state."""
     tied, turned = make.one((True, False), (True, True), (False, False))
     dim, states = (40, 64) if tied else (5, 128)
     shape = (states, dim) if turned else (dim, states)
@@ -254,7 +263,7 @@ def selective_step(make: Maker) -> Case:
 
 
 def mamba3_step(make: Maker) -> Case:
-    """Returns a launch on two heads of one group; each of the four planes has memory of its own."""
+    """Returns a launch on two heads of one group. Each of the four planes has its own memory."""
     dtype, angles, (dim, states) = make.one(*DTYPES), make.one(4, 8), make.one((8, 16), (16, 128))
     shapes = {"angle": (2, angles), "ssm": (2, dim, states), "k": (2, states), "v": (2, dim)}
     dtypes = {"angle": torch.float32} | {name: make.one(*DTYPES) for name in ("ssm", "k", "v")}
@@ -274,7 +283,7 @@ def mamba3_step(make: Maker) -> Case:
 
 
 def gather_slots(make: Maker) -> Case:
-    """Returns a launch on slots of odd sizes, or of two tiles."""
+    """Returns a launch on slots of an odd size, of a multiple of 16 bytes, or of two tiles."""
     dtype, slots = make.one(*ANYTHING), make.slots(3)
     plane = make.plane(*make.one((5,), (3, 4), (16,), (4100,)), dtype=dtype)
     out = make.empty(2, len(slots), *plane.shape[2:], dtype=dtype)
@@ -292,7 +301,10 @@ def scatter_slots(make: Maker) -> Case:
 
 
 def scatter_states(make: Maker) -> Case:
-    """Returns a launch on three rows, one of them without tokens. Grid and memory order of states and windows vary."""
+    """Returns a launch on three rows, one of them without tokens.
+
+    Chunks begin anew with each row or run through the packed batch. The memory order of states and windows varies.
+    """
     lengths, chunk, flat, transposed = [4, 0, make.one(3, 5)], 2, make.one(True, False), make.one(True, False)
     dtype, given = make.one(*DTYPES), make.one(*DTYPES)
     plane, conv = make.plane(2, 3, 5, dtype=dtype), make.plane(3, 8, dtype=dtype)
@@ -319,7 +331,7 @@ def scatter_states(make: Maker) -> Case:
 
 
 def records(make: Maker) -> RecordMap:
-    """Returns records of a large and a small plane, with padding; some tiles take several steps, others a part."""
+    """Returns records of a large and a small plane, with padding. The kernel moves some tiles in several steps."""
     unit, body = make.one(16, 8, 4, 2, 1), 0
     sizes = (560 + 32 + unit, 16 + unit)
     blocks = tuple(make.plane(nbytes, dtype=torch.uint8, gap=make.one(0, 16)) for nbytes in sizes)
@@ -334,7 +346,10 @@ def records(make: Maker) -> RecordMap:
 
 
 def entries(make: Maker) -> tuple[dict[str, Any], list[tuple[int, int]]]:
-    """Returns the arguments for up to 20 entries on 7 records, and (place, slot) of each entry with a valid place."""
+    """Returns the arguments for up to 23 entries on 7 records, and (place, slot) of each entry with a valid place.
+
+    A place is the number of a record; a slot is 0 if the entry names no valid one.
+    """
     slots, idle = [max(slot, -1) for slot in make.slots(5)], make.one(0, 15)
     places = make.rng.sample([-1, 0, 1, 2, 3, 4, 5, 6, 7, 2**31 - 1], 8)[: len(slots) + 3]
     places += [-1] * (len(slots) + 3 - len(places))
@@ -354,7 +369,7 @@ def entries(make: Maker) -> tuple[dict[str, Any], list[tuple[int, int]]]:
 
 
 def _move_records(make: Maker, op: str, name: str) -> Case:
-    """Returns a launch of `op` on all tiles of the records. name: the argument that takes the records."""
+    """Returns a launch of `op` on all tiles of the records. name: the argument of `op` that takes the records."""
     record_map, (arguments, due) = records(make), entries(make)
     held = make.empty(7, record_map.nbytes + make.one(0, 16), dtype=torch.uint8)[:, : record_map.nbytes]
     moved, blocks = record_map.pieces, record_map.blocks
@@ -378,7 +393,10 @@ def unpack_slots(make: Maker) -> Case:
 
 
 def _move_int8(make: Maker, op: str, name: str) -> Case:
-    """Returns a launch of `op` on two layers: columns contiguous or strided, some longer than a block of the kernel."""
+    """Returns a launch of `op`, on a plane of two layers.
+
+    A column is the elements that share a scale: contiguous or strided, and perhaps longer than a block of the kernel.
+    """
     dtype, (shape, axis) = make.one(*DTYPES), make.one(((2, 3, 5), 2), ((2, 3, 8), 1), ((2, 1030), 1), ((70, 70), 0))
     plane = make.plane(*shape, dtype=dtype)
     plane.copy_(torch.randn(plane.shape, generator=make.generator))

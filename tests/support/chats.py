@@ -1,6 +1,6 @@
-"""Makes chats and agents: the messages that clients send turn by turn, in chat templates, with words as tokens.
+"""Makes conversations of chats and agents: the messages of each request, in chat templates, with words as tokens.
 
-Templates differ in where the next prompt parts from this prompt and its answer:
+Each template parts elsewhere: the next prompt differs from this prompt and its answer from this place on:
 
 plain       nowhere: the next prompt repeats the answer
 opens       at the end of this prompt: the answer begins with thoughts, which the next prompt leaves out
@@ -46,7 +46,7 @@ TEMPLATES: Final = {
 
 {% endif %}{{ m.content }}""" + _CALLS + "<end>\n{% endfor %}" + _OPEN.replace("{% endif %}", "<think>\n{% endif %}"),
 }  # fmt: skip
-BEFORE: Final = {"opens": "<think>\n"}  # template -> what the model says before its thoughts
+BEFORE: Final = {"opens": "<think>\n"}  # template -> text that the model says before its thoughts
 FUNCTIONS: Final = ("read_file", "search", "run")
 TOOLS: Final = [
     {"type": "function", "function": {"name": name, "description": f"Does {name}.", "parameters": {"type": "object"}}}
@@ -100,7 +100,7 @@ class Template:
         return self._words(self._made.render(messages=messages, add_generation_prompt=True, **other))
 
     def said(self, reply: Message) -> list[int]:
-        """Returns the tokens of an answer as the model says them after a prompt."""
+        """Returns the tokens that the model says for an answer. The next prompt may write the answer otherwise."""
         thoughts = reply.get("reasoning_content")
         text = "" if thoughts is None else f"{BEFORE.get(self.name, '')}{thoughts}\n</think>\n\n"
         calls = "".join(f"<call>{json.dumps(call['function'])}</call>" for call in reply.get("tool_calls", ()))
@@ -152,12 +152,12 @@ def chat(seed: Any, turns: int = 6, told: str = "", thinks: bool = True) -> Iter
 
 
 def agent(seed: Any, loops: int = 3, calls: int = 4, told: str = "", thinks: bool = True) -> Iterator[Turn]:
-    """Yields the requests of an agent: for each question some calls of tools, then an answer.
+    """Yields the requests of an agent. After each question it calls tools a few times, then answers.
 
     Args:
         seed: seed of the texts.
         loops: number of questions.
-        calls: calls of tools for each question.
+        calls: number of tool calls per question.
         told: the system prompt.
         thinks: whether answers have thoughts.
     """
@@ -179,7 +179,7 @@ def agent(seed: Any, loops: int = 3, calls: int = 4, told: str = "", thinks: boo
 
 
 def interleaved(conversations: Sequence[Sequence[Any]], seed: int = 0) -> Iterator[tuple[int, Any]]:
-    """Yields the turns of conversations, each with the number of its conversation, as clients send them.
+    """Yields (number of the conversation, turn) of all turns, mixed at random. Turns of one conversation stay in order.
 
     Args:
         conversations: the turns of each conversation.

@@ -1,4 +1,4 @@
-"""Checks of a manager with KV pages and a prefix cache, which test loops run between two calls."""
+"""Checks a manager with KV pages and a prefix cache between two calls of a test loop."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -42,14 +42,14 @@ class Checked:
     kv: Any
 
     def in_pages(self, pages: Sequence[int], tokens: Sequence[int]) -> bool:
-        """Whether the pages hold the KV of exactly these tokens. True if the manager has no pages."""
+        """Whether the pages hold the KV of these tokens. True if the manager has no pages."""
         if not owners.kv_pages(self.mem).pages:
             return True
         there: list[int] = self.kv[list(pages)].reshape(-1)[: len(tokens)].tolist()
         return there == list(tokens)
 
     def of_rows(self) -> dict[int, History]:
-        """Returns slot -> tokens of its state, for slots of rows that the loop knows."""
+        """Returns slot -> tokens of its state, for the rows whose tokens the loop knows. Here: none."""
         return {}
 
     def look(self, idle: bool = False) -> None:

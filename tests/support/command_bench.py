@@ -1,4 +1,4 @@
-"""A register file with real slots, for tests of the command buffer, which checks every packet that is submitted."""
+"""Makes a register file with real slots for tests of the command buffer, and checks each submitted packet."""
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ POISON = 99.0
 
 
 def require_unordered(packet: list[int]) -> None:
-    """Checks that no entry of a phase names what another one changes, because a GPU runs the entries at once."""
+    """Checks that no entry of a section names what another entry of it changes: a GPU runs them at the same time."""
     columns = {}
     for section in Section:
         n, start = packet[section], packet[8 + section]
@@ -32,7 +32,7 @@ def require_unordered(packet: list[int]) -> None:
 
 
 class Bench:
-    """A register file, a command buffer, and slots full of poison."""
+    """A register file, a command buffer, and slots that hold poison."""
 
     def __init__(self, backend: Backend) -> None:
         self.allocator = SlotAllocator(CAPACITY, backend)
@@ -50,7 +50,7 @@ class Bench:
         backend.ownership = guarded  # type: ignore[method-assign]
 
     def fill(self, register: int, content: float, label: int) -> None:
-        """Gives a register a slot with known bytes and a label, as if a step had written it."""
+        """Claims a slot for a register, and sets its bytes and its label as a step would."""
         self.buffer.claim([register])
         self.buffer.submit()
         self.storage["s"][:, int(self.file.table.slots[register])] = content
@@ -76,14 +76,14 @@ def recorded(buffer: CommandBuffer) -> list[object]:
 
 
 def perform(bench: Bench, operation: str, to: list[int], of: list[int]) -> None:
-    if operation == "write":  # to cells of the columns `tracked` and `source`
+    if operation == "write":  # writes cells of the columns `tracked` and `source`
         pairs = list(zip(to, of, strict=False))
         places = [divmod((register - 3) % CELLS, ROWS + 1) for register, _ in pairs]
         cells = [bench.file.starts[("tracked", "source")[column]] + row for column, row in places]
         bench.buffer.write(cells, [value for _, value in pairs])
     elif operation in ("copy", "move"):
         getattr(bench.buffer, operation)(to, of)
-    elif operation == "zero":  # recorded in the way of a claim
+    elif operation == "zero":  # recorded as `claim` records it
         if to:
             bench.buffer._require_held("zero", to)
             bench.buffer._record(Section.DATA, to, [ZERO_SOURCE] * len(to), to)

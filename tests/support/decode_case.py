@@ -1,4 +1,4 @@
-"""Steps of decode kernels in poisoned memory, and checks of what a step returns, stores and leaves unchanged."""
+"""Runs steps of decode kernels in poisoned memory, and checks what a step returns, stores and leaves unchanged."""
 
 import mmap
 from collections.abc import Callable, Iterator, Sequence
@@ -27,14 +27,14 @@ class Row(NamedTuple):
     tokens: int = 3
 
 
-# Rows: in place; to another slot, with a snapshot; from zeros; padding; without tokens, with a snapshot.
+# Rows: write where they read; write to another slot, with a snapshot; read zeros; padding; no tokens, but a snapshot.
 MIXED = [Row(1, 1), Row(2, 3, 4, 2), Row(0, 5, 0, 1), Row(0, 0), Row(6, 6, 7, 0)]
-# Every way in which the slots of one row may coincide.
+# All cases of slots that one row uses twice.
 COINCIDING = [Row(1, 1), Row(1, 2), Row(1, 1, 2), Row(1, 2, 1), Row(1, 2, 3), Row(1, 2, 2), Row(1, 1, 1), Row(1, 2, -4)]
 
 
 def racing(rows: Sequence[Row]) -> set[int]:
-    """Returns slots that one row writes and another one reads or writes in the same launch. Padding does not count."""
+    """Returns the slots that one row writes and another row reads or writes. Padding does not count."""
     real = [row for row in rows if row.write > 0]
     written = [{slot for slot in (row.write, row.snapshot) if slot > 0} for row in real]
     named = [slots | {row.read} - {0} for slots, row in zip(written, real, strict=True)]
@@ -44,7 +44,7 @@ def racing(rows: Sequence[Row]) -> set[int]:
 
 
 def rubbish(nbytes: int, device: torch.device, generator: torch.Generator) -> Tensor:
-    """Returns bytes that are NaN as fp32, bf16 and fp16. The NaNs differ, so the store of another NaN shows too."""
+    """Returns bytes that are NaN as fp32, bf16 and fp16. The NaNs differ, so a test notices if a NaN is overwritten."""
     whole = torch.randint(0xC0, 0x100, (nbytes,), dtype=torch.uint8, generator=generator)
     whole[1::2] = 0xFF
     return whole.to(device)
@@ -56,13 +56,13 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 class Memory:
-    """The states of one layer, `slot ...`, with rubbish in and around every slot until `fill`."""
+    """The states of one layer, `slot ...`. Rubbish is around all slots, and in each slot until `fill`."""
 
     def __init__(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, generator: torch.Generator,
         transposed: bool = False,
     ) -> None:  # fmt: skip
-        """transposed: whether the last axis but one is the contiguous one in memory."""
+        """transposed: whether the second last axis is contiguous in memory, not the last one."""
         swapped = (*shape[:-2], shape[-1], shape[-2])
         layout = torch.empty(swapped if transposed else shape, dtype=dtype, device="meta")
         layout = layout.mT if transposed else layout
@@ -97,7 +97,7 @@ class Memory:
 
 
 def vast(nbytes: int, device: torch.device) -> Tensor:
-    """Returns `nbytes` zeros. On a CPU they are mapped addresses; only pages that are touched take memory."""
+    """Returns `nbytes` zeros. On a CPU only the pages that are touched take memory."""
     if device.type != "cpu":
         return torch.zeros(nbytes, dtype=torch.uint8, device=device)
     no_reserve = 0x4000  # MAP_NORESERVE of Linux, for which Python 3.11 has no name
@@ -106,7 +106,7 @@ def vast(nbytes: int, device: torch.device) -> Tensor:
 
 
 def far_apart(slots: int, slot: Tensor, stride: int) -> Tensor:
-    """Returns zeroed states of the shape and dtype of `slot`, `stride` elements apart."""
+    """Returns `slots` states of zeros, like `slot`, one every `stride` elements."""
     elements = vast(((slots - 1) * stride + slot.numel()) * slot.element_size(), slot.device).view(slot.dtype)
     return elements.as_strided((slots, *slot.shape), (stride, *slot.stride()))
 
@@ -115,8 +115,8 @@ def far_apart(slots: int, slot: Tensor, stride: int) -> Tensor:
 class Case:
     """A step of a decode kernel and the memory it runs on.
 
-    inputs: `batch token ...`, NaN where a token is not real. shared: arguments that all rows share. like: the input
-    with the shape and dtype of the output. planes: splits the states into planes, for an op that takes several.
+    inputs: `batch token ...`, NaN where a token is not real. shared: arguments that all rows share. like: name of the
+    input that has the shape and dtype of the output. planes: for an op of several planes, splits the states into them.
     """
 
     op: str
@@ -128,7 +128,7 @@ class Case:
     planes: Callable[[Tensor], Any] | None = None
 
     def arguments(self) -> dict[str, Any]:
-        """Returns all arguments but `out`. Checks first that no row uses a slot that another row writes."""
+        """Returns all arguments except `out`. Checks first that no row uses a slot that another row writes."""
         assert not (shared := racing(self.rows)), f"rows of one launch race for slots {sorted(shared)}: {self.rows}"
         device = self.memory.state.device
         columns = {
@@ -162,10 +162,10 @@ def fill_rows(
     memory: Memory, rows: list[Row], tokens: int, shapes: dict[str, tuple[tuple[int, ...], torch.dtype]],
     generator: torch.Generator, value: Callable[[str, Tensor], Tensor] = lambda _, normal: normal,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """Fills the slots that real rows read with random states. Returns inputs, random where tokens are real.
+    """Fills the slots that rows read with random states. Returns inputs of random numbers for real tokens.
 
-    All other bytes are rubbish. shapes: input -> its shape after `batch token`, and its dtype. value: turns normal
-    numbers into values of an input.
+    All other bytes are rubbish. shapes: input -> its shape after `batch token`, and its dtype. value: computes the
+    values of an input from its name and normal random numbers.
     """
     made = {}
     for name, (shape, dtype) in shapes.items():
@@ -183,10 +183,10 @@ Pairs = Iterator[tuple[Tensor, Array, Rounded | None]]
 
 
 def check_step(case: Case, backend: Backend, stated: Callable[[Case, int, int, Array, Tensor], Pairs]) -> Tensor:
-    """Runs a step and checks numbers against bounds, snapshots against states, and that nothing else has changed.
+    """Runs a step. Checks numbers against bounds, snapshots against states, and that nothing else has changed.
 
-    stated: case, row, its number of real tokens, the state that it read, output -> (computed, exact, bound of the
-    difference), for each tensor to check. If the bound is None, the two must be equal in every bit.
+    stated: a function of a case, a row, its number of real tokens, the state that it read, and the output. For each
+    tensor to check, it yields (computed, exact, bound of the difference). Without a bound all bits must be equal.
     """
     state, before = case.memory.state, case.memory.state.clone()
     out = case.step(backend)
@@ -210,7 +210,7 @@ def check_step(case: Case, backend: Backend, stated: Callable[[Case, int, int, A
 
 
 def check_rows_alone(case: Case, backend: Backend) -> None:
-    """Checks that each row has the same bits alone, in reverse order, and in a smaller batch."""
+    """Checks that each row gives the same bits alone, in a smaller batch, and in a batch in reverse order."""
     together = case.twin()
     out = together.step(backend)
     for order in ([0], [1], [2], [3], [4], [4, 3, 2, 1, 0], [2, 0]):
@@ -221,7 +221,7 @@ def check_rows_alone(case: Case, backend: Backend) -> None:
 
 
 def check_chunks(case: Case, backend: Backend, cuts: list[int]) -> None:
-    """Checks that the tokens in chunks, where each chunk reads what the last one wrote, give the same bits."""
+    """Checks that one step and the same tokens in several steps give the same bits. cuts: borders of the steps."""
     whole = case.twin()
     out = whole.step(backend)
     chunks = []
@@ -233,7 +233,7 @@ def check_chunks(case: Case, backend: Backend, cuts: list[int]) -> None:
 
 
 def check_misfit(case: Case, backend: Backend, name: str, value: Any) -> None:
-    """Checks that the op refuses an argument that does not fit by name, and changes nothing."""
+    """Checks that the op refuses argument `name` with this value, names it in the error, and changes nothing."""
     with pytest.raises(ValueError, match=rf"\b{name}\b"):
         getattr(backend, case.op)(**(case.arguments() | {name: value}))
     case.memory.check_changed_only(set())

@@ -1,4 +1,4 @@
-"""Runs the demo in tests, and writes conversations of fixed lengths, which are the same on every Python."""
+"""Runs the demo in tests, and writes conversations of given lengths, which are the same on every Python."""
 
 import json
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def demo(**settings: Any) -> DemoReport:
 
 
 def write_talks(path: Path, lengths: Sequence[int]) -> Path:
-    """Writes a conversation of two turns for each length of a first prompt. All begin with the same text."""
+    """Writes conversations of two turns. lengths: of their first prompts, which all begin with the same text."""
     talks = [{"system": TEXT[:6], "turns": [TEXT[6:length], TEXT[: 9 + i % 3]]} for i, length in enumerate(lengths)]
     path.write_text("\n".join(json.dumps(talk) for talk in talks))
     return path

@@ -1,4 +1,4 @@
-"""Ends each test that made a server: aborts requests, closes sessions, and checks that everything is free."""
+"""Ends each test that made a test loop: ends its requests, closes sessions, and checks that everything is free."""
 
 from collections.abc import Generator
 from typing import ClassVar, Protocol
@@ -33,7 +33,7 @@ def made(one: Ending) -> None:
 
 
 def unchecked() -> None:
-    """Skips the end checks of the loops made so far. For tests whose states do not match their tokens."""
+    """Leaves out the checks at the end for the loops made so far, because their states do not match their tokens."""
     assert Made.now is not None
     Made.now.clear()
 

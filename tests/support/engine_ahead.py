@@ -1,4 +1,4 @@
-"""An engine without KV that plans each step before it knows the tokens of the last step, and indexes snapshots."""
+"""Defines an engine without KV that plans each step before it knows the tokens of the last one."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ WORDS, ANSWER = 50, 2
 
 
 class Engine:
-    """Serves prompts, each a list of tokens."""
+    """Serves prompts. Finds snapshots in an index of its own."""
 
     def __init__(
         self, *, slots: int = 40, max_requests: int = 8, every: int = 4, debug: bool = False, **_: int
@@ -35,7 +35,7 @@ class Engine:
         return -((torch.arange(WORDS) - 7 * state[1, :, :1]) % WORDS)
 
     def admit(self, waiting: deque[tuple[int, Sequence[int]]], running: dict[int, ms.Row]) -> dict[int, int]:
-        """Admits the requests that fit. Returns request -> number of tokens that its state starts with."""
+        """Admits the requests that fit. Returns request -> number of tokens of the state that it starts from."""
         read = {}
         while waiting:
             number, prompt = waiting[0]
@@ -81,7 +81,7 @@ class Engine:
                 yield number, texts[number][len(prompts[number]) + ANSWER - left[number] - 1], scores
             ends = [number for number in answered if not left[number]]
             mem.settle(step, [number in ends for number in numbers])
-            most = [len(prompts[number]) - 1 for number in ends]  # so that the same prompt can start from the snapshot
+            most = [len(prompts[number]) - 1 for number in ends]  # so that the same prompt starts from it
             kept = mem.end([running.pop(number) for number in ends], keep="handle", lengths=most)
             for number, state in zip(ends, kept, strict=True):
                 if state is not None:

@@ -1,4 +1,4 @@
-"""Puts typical faults of engines into two engines by replaced lines, with the message that `compare` must give."""
+"""Lists typical faults of engines: which lines of an engine are replaced, and which error its check must then give."""
 
 from collections.abc import Sequence
 from types import ModuleType
@@ -13,7 +13,7 @@ Change = tuple[str, str]
 
 
 def engine(source: str, *changes: Change) -> Any:
-    """Returns the engine of a source file with some lines replaced, on the reference backend."""
+    """Returns the class `Engine` of a source text with some lines replaced. It runs on the reference backend."""
     if source is EXAMPLE:
         reference = ('Backend("auto")', 'Backend("reference")'), ("debug=debug", 'debug=debug, backend="reference"')
         changes = (*reference, *changes)
@@ -45,10 +45,10 @@ NINES = """tokens=[
 class Fault(NamedTuple):
     """A fault of an engine.
 
-    changes: lines, and the lines that replace them.
-    said: pattern of the expected message.
+    changes: pairs of a line and the line that replaces it.
+    said: pattern of the message of the expected error.
     kind: class of the expected error.
-    source: source of the engine.
+    source: source text of the engine.
     """
 
     changes: Sequence[Change]

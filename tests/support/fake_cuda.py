@@ -1,7 +1,7 @@
-"""Fake CUDA devices: host tensors that say they are on a GPU, and streams and events that record their order.
+"""Fakes CUDA devices: host tensors that say they are on a GPU, and streams and events that record their order.
 
-Reference kernels can compute on a fake tensor, because its memory is host memory. Work runs at once. Vector clocks
-record what the order of streams and events would guarantee on a GPU:
+Reference kernels can compute on a fake tensor, because its memory is host memory. Work runs at once. Clocks record the
+order that streams and events would guarantee on a GPU: a clock says how many pieces of work of each stream have run.
 
     work.clock    how much of each stream had certainly run when this work began
     cuda.host     how much of each stream the host knows to have run
@@ -30,7 +30,7 @@ QUIET = ("__get__", "view", "reshape", "detach", "numel", "dim", "size", "stride
 
 
 def joined(*clocks: Clock) -> Clock:
-    """Returns the clock with the largest number of each stream."""
+    """Returns a clock with, for each stream, the largest number of these clocks."""
     return {stream: max(clock.get(stream, 0) for clock in clocks) for stream in {s for c in clocks for s in c}}
 
 
@@ -48,7 +48,7 @@ class Work:
         return self.stream.index
 
     def behind(self, other: "Work") -> bool:
-        """Whether this work begins after the other has ended, whatever the streams' speed."""
+        """Whether this work always begins after the other has ended, however fast the streams are."""
         return self.clock.get(other.stream, 0) >= other.number
 
 
@@ -154,11 +154,11 @@ class FakeCuda:
         self.do(self.host)
 
     def lag(self, *streams: Stream) -> None:
-        """Makes streams lag: from here on their work waits for `do` or `advance`."""
+        """Makes streams lag: from now on their work waits until `do` or `advance` runs it."""
         self.lagging |= {stream: deque() for stream in streams}
 
     def do(self, clock: Clock) -> None:
-        """Runs the work of lagging streams up to a clock."""
+        """Runs all work of lagging streams that has run according to `clock`."""
         for stream, number in clock.items():
             queue = self.lagging.get(stream, deque())
             while queue and queue[0][0].number <= number:
@@ -200,14 +200,14 @@ class FakeCuda:
         return SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=lambda address: 0)
 
     def give(self, what: str, stream: Stream) -> Work:
-        """Records work on a stream. It begins after all that the host knows to have run."""
+        """Records work on a stream. The work begins after everything that the host knows to have run."""
         clock = joined(stream.clock, self.host)
         self.work.append(Work(what, stream, clock.get(stream, 0) + 1, clock))
         stream.clock = clock | {stream: self.work[-1].number}
         return self.work[-1]
 
     def launch(self, what: str) -> Work:
-        """Records a launch on the current stream of the current device, as Triton launches."""
+        """Records a launch on the current stream of the current device, where Triton would launch."""
         return self.give(what, self.current_stream())
 
     def given(self, *what: str) -> list[Work]:
@@ -219,7 +219,7 @@ CUDA = FakeCuda()
 
 
 class OnDevice(torch.Tensor):
-    """A tensor of host memory that says it is on a device, and refuses `numpy()`."""
+    """A tensor in host memory that says it is on a device. Like a tensor on a GPU, it refuses `numpy()`."""
 
     index: int
 
@@ -251,7 +251,7 @@ def placed(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """Calls a torch function on the host tensors below fake tensors. Records work on the device's current stream."""
+    """Calls a torch function on the host tensors inside fake tensors. Records work on the device's current stream."""
     if func is torch.device:
         return func(*args, **kwargs)
     name, to, inside = getattr(func, "__name__", ""), target(args, kwargs), list[OnDevice]()
@@ -311,7 +311,7 @@ class Placing(TorchFunctionMode):
 
 @contextmanager
 def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
-    """Replaces `torch.cuda` by two fake devices, of which 0 is current.
+    """Replaces `torch.cuda` by two fake devices. Device 0 is the current one.
 
     With the backend "reference", each op counts as a launch on the current device.
     """
@@ -332,7 +332,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
 
 
 def launching(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns an op that counts as one launch, whatever its reference does inside."""
+    """Returns an op that records exactly one launch, however many torch functions its reference calls."""
 
     def launch(*args: Any, **kwargs: Any) -> Any:
         work = CUDA.launch(name)

@@ -1,4 +1,4 @@
-"""A prefetch of the model of prefetches, and its jobs."""
+"""Models one prefetch and its jobs, for `tests.support.model_prefetch`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,10 @@ from tests.support.shelves import Item, Key, Shelf
 
 @dataclass(eq=False)
 class Job:
-    """A job for a thread. It belongs to `fetch`, or writes `items`. It reads `pages`, and uses `records` of `shelf`."""
+    """A job for a thread. A job of `fetch` asks the store or reads from it; one without `fetch` writes `items` to it.
+
+    A job that reads fills `records` of `shelf`, for `pages` of the prompt; no pages mean the state.
+    """
 
     run: Callable[[], Any]
     fetch: "Fetched | None" = None
@@ -31,11 +34,11 @@ class Job:
 
 @dataclass(eq=False)
 class Fetched:
-    """A prefetch. Pages have numbers from 0; an end is a number of pages, from 1.
+    """A prefetch. Pages are numbered from 0. An end is a number of pages, from 1.
 
-    here: pages in host memory. stated: ends whose state is in host memory. able: ends that can be reached. vote: ends
-    that it would agree on. pages, state: records that are read into. run: pages that have arrived without a gap. bad:
-    the first page that will not arrive.
+    here: pages in host memory. stated: ends whose state is in host memory. able: ends for which host memory and store
+    have all pages and the state. vote: ends that this rank can accept. pages: page -> record for it. state: record for
+    the state. run: number of pages before the first that has not arrived. bad: the first page that will never arrive.
     """
 
     keys: list[Key]

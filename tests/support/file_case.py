@@ -1,4 +1,4 @@
-"""Helpers for tests of file stores: records, the files of a store, and calls of `os` that fail."""
+"""Makes records for tests of file stores, names their files, and makes calls of `os` fail."""
 
 import os
 import random
@@ -24,7 +24,7 @@ def record(seed: int, size: int = 100) -> Bytes:
 
 
 def key(word: str) -> str:
-    """Returns the name of a record for a word. The name of a record stays as it is."""
+    """Returns a name of a record that a word stands for. Returns a word that is such a name unchanged."""
     return (
         word
         if re.fullmatch(r"(state|kv)-[0-9a-f]{64}", word)
@@ -69,7 +69,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, call: str, code: int, when: Callable
 
     def refused(*arguments: Any, **settings: Any) -> Any:
         if when(*arguments):
-            if call == "close":  # even a close that fails frees the descriptor
+            if call == "close":  # even a failed close frees the descriptor
                 real(*arguments)
             raise OSError(code, os.strerror(code))
         return real(*arguments, **settings)

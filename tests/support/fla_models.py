@@ -25,7 +25,7 @@ class SaidToBeOnCuda(nn.Module):
 
 
 def fla_model(patch: pytest.MonkeyPatch, name: str, device: torch.device, **config: Any) -> Any:
-    """Returns a model of the class with this name. Autotuned kernels take their largest blocks without a trial."""
+    """Returns a model of the class with this name. Its autotuned kernels use their largest blocks, unmeasured."""
     models = module("fla.models")
     patch.setattr("triton.runtime.autotuner.Autotuner._bench", _small)
     plain = {"vocab_size": WORDS, "fuse_norm": False, "fuse_cross_entropy": False, "dtype": "float32"}
@@ -34,7 +34,7 @@ def fla_model(patch: pytest.MonkeyPatch, name: str, device: torch.device, **conf
 
 
 def _small(tuner: Any, *args: Any, config: Any, **kwargs: Any) -> int:
-    """Returns a smaller time for larger blocks, because the interpreter is faster with few programs."""
+    """Returns a false time for a configuration: smaller for larger blocks, because they mean fewer programs."""
     return -sum(config.kwargs.values())
 
 

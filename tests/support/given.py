@@ -1,4 +1,6 @@
-"""Memory of planes in the forms of engines, with foreign bytes in it, and of memstate, checked byte by byte.
+"""Makes memory of planes in the forms of engines and of memstate, and checks it byte by byte.
+
+In the forms of engines, *foreign* bytes, which belong to no plane, lie between the blocks:
 
 pages      layer slot (page: all planes of the layer, then the rest of the page)   one tensor per plane
 slots      slot layer plane, each followed by foreign bytes                        one tensor per plane and layer
@@ -32,7 +34,7 @@ def in_order(layout: StateLayout) -> Iterator[tuple[Plane, int]]:
 class Engine:
     """Random memory, the tensors in it, and the expected bytes of the memory.
 
-    unit: each block starts at a multiple of `unit` bytes. gap: least number of foreign bytes after each block.
+    unit: each block starts at a multiple of `unit` bytes. gap: smallest number of foreign bytes after a block.
     """
 
     def __init__(
@@ -45,7 +47,7 @@ class Engine:
         self.own = form in ORDERS
         unit, gap = (16, 0) if self.own else (unit, gap)
         room = {name: -(-(plane.nbytes + gap) // unit) * unit for name, plane in self.plane.items()}
-        self.places: dict[KEY, tuple[int, int, int]] = {}  # (plane, layer) -> number of its memory, offset, slot stride
+        self.places: dict[KEY, tuple[int, int, int]] = {}  # (plane, layer) -> (memory, offset, slot stride)
         at = unit
         if form == "separate":
             sizes = []
@@ -84,7 +86,7 @@ class Engine:
         return layers[0].as_strided((len(layers), *layers[0].shape), (step, *layers[0].stride()))
 
     def _layer(self, plane: Plane, layer: int) -> Tensor:
-        """Returns one layer, `slot ...`, from its place alone, without the library's arithmetic."""
+        """Returns one layer, `slot ...`, as its place says. Uses no code of the library."""
         memory, offset, stride = self.places[plane.name, layer]
         size = plane.dtype.itemsize
         assert offset % size == 0 == stride % size
@@ -94,7 +96,7 @@ class Engine:
         return view.set_(self.memory[memory].untyped_storage(), offset // size, shape, strides)
 
     def storage(self) -> Planes:
-        """Returns planes in this memory. Expects from here on that their null slot is zero."""
+        """Returns planes in this memory. From now on, expects zeros in their null slot."""
         if self.own:
             memory = iter(self.memory)
             layout = replace(self.layout, order=self.form)
@@ -111,14 +113,14 @@ class Engine:
         return self.expected[memory][start : start + self.room[name]]
 
     def expect(self, dst: int, src: int | None, names: tuple[str, ...] | None = None) -> None:
-        """Expects in slot dst the bytes of slot src, or of a fresh slot if src is None. names: planes; None for all."""
+        """Expects in slot dst the bytes of slot src; src None: of a fresh slot. names: of planes; None for all."""
         for name, layer in self.places:
             if names is None or name in names:
                 block = self.bytes_of(name, layer, dst)
                 block.copy_(self.fresh(name, len(block), dst) if src is None else self.bytes_of(name, layer, src))
 
     def fresh(self, name: str, nbytes: int, slot: int) -> Tensor:
-        """Returns the bytes of a fresh block. Its padding repeats the fill, except in the null slot, where it is 0."""
+        """Returns the bytes of a fresh block. Its padding repeats the fill value, but is 0 in the null slot."""
         plane = self.plane[name]
         element = torch.full((1,), plane.fill, dtype=plane.dtype).view(torch.uint8)
         block = element.repeat(-(-nbytes // len(element)))[:nbytes]

@@ -1,4 +1,4 @@
-"""Collects the data of a manager that a refused call may not change."""
+"""Collects all data of a manager that a refused call must leave unchanged."""
 
 import memstate as ms
 from tests.support import inside, owners

@@ -1,4 +1,4 @@
-"""HTTP clients over plain sockets, which are cheap and can go away at any moment."""
+"""Makes HTTP clients over plain sockets. They are cheap, and can close their connection at any moment."""
 
 import asyncio
 import json
@@ -10,13 +10,13 @@ from typing import Any
 
 @asynccontextmanager
 async def asked(port: int, path: str, body: Mapping[str, Any] | None, buffer: int = 0) -> AsyncIterator[Any]:
-    """Sends a request, and yields a reader of the answer. If the block ends early, the client goes away.
+    """Sends a request, and yields a reader of the answer. The end of the block closes the connection at any time.
 
     Args:
         port: Port of the server.
         path: Path of the endpoint.
         body: Body of a POST; None for a GET.
-        buffer: Most bytes that the socket receives ahead; 0 for the default.
+        buffer: Limit of the bytes that the socket receives before they are read; 0 for the default.
     """
     here = socket.socket()
     if buffer:
@@ -34,18 +34,18 @@ async def asked(port: int, path: str, body: Mapping[str, Any] | None, buffer: in
 
 
 async def answered(port: int, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
-    """Sends a request, and returns the status and the object of the answer."""
+    """Sends a request, and returns the status and the JSON object of the answer."""
     async with asked(port, path, body) as reader:
         head, _, data = (await reader.read()).partition(b"\r\n\r\n")
         return int(head.split()[1]), json.loads(data)
 
 
 async def parts(reader: asyncio.StreamReader, pause: float = 0) -> AsyncIterator[dict[str, Any]]:
-    """Yields the objects of a stream up to its end.
+    """Yields the JSON objects of a streamed answer up to its end.
 
     Args:
         reader: Reader of the answer.
-        pause: Seconds between two lines, for a slow client.
+        pause: Seconds to wait between two lines, as a slow client does.
     """
     while b"[DONE]" not in (line := await reader.readline()):
         assert line, "the stream has no end"

@@ -1,4 +1,4 @@
-"""Access of tests to private parts of a manager: register file, command buffer and tables of records.
+"""Gives tests access to private parts of a manager: register file, command buffer and tables of records.
 
 `tests.support.owners` gives access to the tables of owners. `mem.pool.allocator` is public.
 """
@@ -13,7 +13,7 @@ from memstate.tiers.host.packing import Packing, RecordTable
 
 
 def registers(mem: ms.StateManager) -> RegisterFile:
-    """Returns the registers of a manager: the host's mirror, and `table` on the device."""
+    """Returns the register file of a manager: the mirror on the host, and `table` on the device."""
     return mem._parts.registers
 
 
@@ -23,10 +23,10 @@ def commands(of: ms.StateManager | ms.prefix.PrefixCache) -> CommandBuffer:
 
 
 def record_table(packing: Packing) -> RecordTable:
-    """Returns the table of where the pieces of a record lie in the planes."""
+    """Returns the table of the pieces of a record: where each lies in the planes."""
     return packing._table
 
 
 def records(worker: Any) -> RecordCache:
-    """Returns the host memory of a worker of vLLM."""
+    """Returns the host records of a worker of vLLM."""
     return worker._cache

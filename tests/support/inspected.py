@@ -1,4 +1,4 @@
-"""Inspections of managers after a small loop with conversations, a shared prompt, tenants, tiers and a journal."""
+"""Makes inspections of managers with conversations, a shared prompt, tenants, tiers and a journal."""
 
 import random
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ KV = ms.StateLayout((ms.Plane("kv", (PAGE, 4), torch.float32),), layers=1)
 
 
 class Scene:
-    """A manager and its running requests, whose tokens are random."""
+    """A manager, and the texts of its running requests. All tokens are random."""
 
     def __init__(self) -> None:
         kv = ms.Planes(KV, 72, ms.Backend("reference", torch.device("cpu")))
@@ -37,7 +37,7 @@ class Scene:
         return [self.random.randrange(1000) for _ in range(count)]
 
     def start(self, name: str, tokens: Sequence[int], most: int | None = None, **more: object) -> ms.Row:
-        """Admits a prompt, and computes it, or its first `most` tokens. Returns its row."""
+        """Admits a prompt, and computes all of it or its first `most` tokens. Returns its row."""
         (row,) = self.mem.admit([ms.Request(name, tokens=tokens, **more)])  # type: ignore[arg-type]
         self.text[row] = list(tokens)
         self.read(row, len(tokens) if most is None else most)
@@ -63,7 +63,7 @@ class Scene:
 
 
 def scene() -> Scene:
-    """Returns a scene: two requests decode, one reads its prompt, two conversations wait, and the cache has evicted."""
+    """Returns a scene: two requests decode, one reads its prompt, two conversations wait, and states were evicted."""
     server = Scene()
     mem, system = server.mem, server.words(16)
     for at in range(6):
@@ -94,7 +94,7 @@ def scene() -> Scene:
 
 @cache
 def served() -> Inspection:
-    """Returns an inspection of `scene`: requests, lanes, marks, snapshots, sessions, ghosts, tiers and a journal."""
+    """Returns an inspection of `scene`. It has requests, marks, snapshots, sessions, ghosts, tiers and a journal."""
     mem = scene().mem
     with mem.pool.allocator.group(2):
         return mem.inspect()

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Final
 
-# program -> its arguments after the model, and the texts that its output must have
+# program -> (its arguments after the model, texts that its output must contain)
 EXAMPLES: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "transformers_generate": (("w5 w6 w7", "w9 w10 w11 w12 w13"), ("slots free", "w5 w6 w7 w")),
     "transformers_serve": (
@@ -32,7 +32,7 @@ def save(folder: Path, model: object) -> None:
 
 
 def show() -> None:
-    """Prints the path of memstate, and makes the inspector's page, which needs installed data files."""
+    """Prints the path of memstate. Then makes the page of the inspector, which needs installed data files."""
     import torch
 
     import memstate as ms

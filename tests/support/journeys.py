@@ -1,8 +1,8 @@
 """Counts the Python frames of memstate in four journeys, which are common calls of a manager.
 
-The second call of its kind is counted, on the reference backend. Every Python from 3.11 on gives the same number: list,
-set and dict comprehensions do not count, because 3.12 runs them without a frame, and a generator counts once, because
-3.13 ends some of them without a call.
+The second run of each journey is counted, on the reference backend. Every Python from 3.11 on gives the same number:
+list, set and dict comprehensions do not count, because 3.12 runs them without a frame. A generator counts once, because
+3.13 ends some generators without a call.
 """
 
 import gc
@@ -17,7 +17,7 @@ import torch
 import memstate as ms
 
 INSIDE = str(Path(ms.__file__).parent.resolve())
-KERNELS = str((Path(ms.__file__).parent / "kernels").resolve())  # a link in a checkout
+KERNELS = str((Path(ms.__file__).parent / "kernels").resolve())  # in a checkout, this folder is a link
 INLINED = ("<listcomp>", "<setcomp>", "<dictcomp>")
 
 
@@ -36,7 +36,7 @@ def admit() -> Callable[[], object]:
 
 
 def step() -> Callable[[], object]:
-    """Returns a call that runs a decode step of one row, without its forward."""
+    """Returns a call that plans and settles a decode step of one row, without a forward."""
     mem = manager()
     rows = mem.admit([ms.Request("a")])
     return lambda: mem.settle(mem.plan(rows))
@@ -59,7 +59,7 @@ JOURNEYS = {"admit": admit, "plan+settle": step, "end": end, "admit-with-cache":
 
 
 def frames() -> dict[str, int]:
-    """Returns the number of frames of memstate in each journey."""
+    """Returns journey -> number of frames of memstate."""
     counts = {}
     for name, start in JOURNEYS.items():
         act = start()
@@ -69,7 +69,7 @@ def frames() -> dict[str, int]:
 
 
 def count(act: Callable[[], object], ours: Callable[[str], bool]) -> int:
-    """Returns the number of frames of one call in files for which `ours` is true."""
+    """Returns the number of frames of the call `act` that are in our files. ours: whether a file is ours."""
     frames, generators = 0, set()
 
     def note(frame: Any, event: str, of: Any) -> None:
@@ -82,7 +82,7 @@ def count(act: Callable[[], object], ours: Callable[[str], bool]) -> int:
         frames += ours(code.co_filename)
 
     before, collects = sys.getprofile(), gc.isenabled()
-    gc.disable()  # finalizers would be counted
+    gc.disable()  # otherwise finalizers would be counted
     sys.setprofile(note)
     try:
         act()

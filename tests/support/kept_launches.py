@@ -1,7 +1,7 @@
 """Compares kept launches of plan, ownership, data, claim and release with launches through Triton, without a GPU.
 
-Run it with `python -m tests.support.kept_launches`. Triton compiles for a GPU that the machine does not have. A stub of
-its driver records each launch, and runs nothing.
+Run it with `python -m tests.support.kept_launches`. Triton compiles for a GPU that need not exist. A stub of Triton's
+driver records each launch, and runs nothing.
 """
 
 import json
@@ -43,7 +43,7 @@ def _seen(arg: Any) -> Any:
 
 
 class Launcher:
-    """Records launches: grid, stream, kernel and arguments, tensors as addresses, metadata and hooks as types."""
+    """Records the values that launches pass: of a tensor its address, of metadata and hooks only the type."""
 
     def __init__(self, source: Any, metadata: Any) -> None:
         pass
@@ -71,7 +71,7 @@ class Stub(NoDevice):
 
 @contextmanager
 def through_triton() -> Iterator[None]:
-    """Empties all kept launches for the block, so that each launch goes through Triton."""
+    """Replaces all kept launches by empty ones during the block, so that the next launch goes through Triton."""
     with pytest.MonkeyPatch.context() as patch:
         for module, name in KEPT:
             usual = getattr(module, name)
@@ -80,9 +80,9 @@ def through_triton() -> Iterator[None]:
 
 
 def main() -> None:
-    """Prints the differences between both ways, and the numbers of launches."""
+    """Prints the differences between kept launches and those through Triton, and the numbers of launches."""
     driver.set_active(Stub())
-    dispatch.choose = lambda name, device: name  # takes the kernels, although on a CPU and not interpreted
+    dispatch.choose = lambda name, device: name  # chooses the kernels, although on a CPU
     backend = dispatch.Backend("interpreter")
     file = RegisterFile(SlotAllocator(900, backend), 300, 10)
     planes = Planes(StateLayout((Plane("ssm", (40, 9), torch.float32),), 3), 900, backend)

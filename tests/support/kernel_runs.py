@@ -1,4 +1,4 @@
-"""Runs programs in processes without Triton's interpreter, where kernels compile, and forbids allocations by torch."""
+"""Runs programs in processes where kernels are compiled, not interpreted, and makes allocations by torch fail."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def nothing_allocated() -> Iterator[None]:
 
 
 def not_interpreted(*program: str) -> Any:
-    """Runs a Python program in a process without Triton's interpreter, and returns what it writes as JSON.
+    """Runs a Python program in a process without Triton's interpreter. It must print JSON; returns the parsed output.
 
     Args:
         program: arguments of Python: a file, "-c" and text, or "-m" and a module.
@@ -55,7 +55,7 @@ def not_interpreted(*program: str) -> Any:
 
 @cache
 def _warm() -> "subprocess.Popen[str]":
-    """Starts a process that has imported the slow modules and runs programs in children. It ends with this process."""
+    """Starts a process that imports the slow modules, then runs programs in forks. It ends with this process."""
     environment = {name: value for name, value in os.environ.items() if name != INTERPRET}
     return subprocess.Popen(
         [sys.executable, "-m", "tests.support.kernel_runs"], cwd=ROOT, env=environment, text=True,
@@ -64,7 +64,7 @@ def _warm() -> "subprocess.Popen[str]":
 
 
 def main() -> None:
-    """Runs the program of each input line in a child, and answers with its exit status."""
+    """Reads a program from each line of the input, runs it in a child, and prints its exit status."""
     import_module("memstate_tools.compile.build")
     all_cases()  # imports every kernel
     answers = os.fdopen(os.dup(1), "w")
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def _run(program: list[str], said: dict[str, str]) -> int:
-    """Runs a program in this process as Python would, with its output in files. Returns the exit status."""
+    """Runs a program in this process as Python would. Its output goes to files. Returns the exit status."""
     for at, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(said[name], os.O_WRONLY | os.O_CREAT, 0o600), at)
     first, *rest = program

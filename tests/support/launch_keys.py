@@ -1,7 +1,7 @@
 """Records the keys under which Triton's JIT would compile launches, without running them and without a GPU.
 
-Triton itself binds and specialises the arguments, and asks a hook before it compiles. The hook records the key and
-refuses, so nothing is launched. The process must run without Triton's interpreter.
+Triton itself binds and specialises the arguments, and calls a hook before it compiles. The hook records the key and
+forbids to go on, so nothing is launched. Triton's interpreter must be off in this process.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
 TARGETS = {"sm_90": GPUTarget("cuda", 90, 32), "gfx942": GPUTarget("hip", "gfx942", 64)}
-VALUES = (1, 2, 16, 17, 4096)  # Triton specialises integers as 1, a multiple of 16, or any other
+VALUES = (1, 2, 16, 17, 4096)  # Triton has three kinds of integers: 1, multiples of 16, all others
 
 Keys = dict[str, list[str]]  # kernel -> keys
 
@@ -23,7 +23,7 @@ class NoDevice:
     """A stand-in for Triton's driver, which names a target and has no device."""
 
     def __init__(self, target: str) -> None:
-        self.number, self.target = list(TARGETS).index(target), TARGETS[target]  # Triton has a cache per device number
+        self.number, self.target = list(TARGETS).index(target), TARGETS[target]  # Triton caches per device number
 
     def get_current_device(self) -> int:
         return self.number
@@ -55,7 +55,7 @@ class Recorder:
 
     @contextmanager
     def recorded(self) -> Iterator[Keys]:
-        """Yields a dictionary that has, after the block, the keys of all launches in the block."""
+        """Yields a dictionary. After the block, it has the keys of all launches in the block."""
         self._seen = {}
         keys: Keys = {}
         yield keys

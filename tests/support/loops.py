@@ -1,4 +1,4 @@
-"""A decode loop of an engine whose kernels update a single slot in place."""
+"""Runs a decode loop of an engine whose kernels update a slot in place."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ from tests.support.planes import History, Loop, Planes
 
 
 class InPlacePlanes(Planes):
-    """Planes whose forward uses only `write`, for reads as well, and writes rubbish to slot 0 for padding."""
+    """Planes whose forward reads and writes the slot in `write`. For padding it writes rubbish to slot 0."""
 
     def forward(self, step: ms.Step, fed: Sequence[History]) -> None:
         none = torch.zeros_like(step.snapshot)
@@ -19,7 +19,7 @@ class InPlacePlanes(Planes):
 
 
 class InPlace(Loop):
-    """A decode loop over an in-place engine."""
+    """A decode loop with `InPlacePlanes`."""
 
     def __init__(self, backend: Backend, tracking: ms.Tracking, **settings: object) -> None:
         super().__init__(backend, tracking, in_place=True, **settings)  # type: ignore[arg-type]

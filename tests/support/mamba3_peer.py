@@ -26,17 +26,17 @@ def _tanh(x):
 
 
 class Exact(ModuleType):
-    """Triton's language with fp32 in place of bfloat16, so that products are of fp32."""
+    """Triton's language with fp32 in place of bfloat16, so that products are computed in fp32."""
 
     def __getattr__(self, name: str) -> Any:
         return tl.float32 if name == "bfloat16" else getattr(tl, name)
 
 
 def siso_step(patch: pytest.MonkeyPatch) -> Any:
-    """Returns `mamba3_siso_step`. On a CPU its sines, tanh and products are of fp32."""
+    """Returns `mamba3_siso_step`. On a CPU, it computes sines, tanh and products in fp32."""
     module = inner_module("mamba_ssm.ops.triton.mamba3.mamba3_siso_step")
     if not CUDA:
-        kernel = module.mamba3_siso_step_kernel.fn  # the kernel below the autotuner
+        kernel = module.mamba3_siso_step_kernel.fn  # the kernel that the autotuner wraps
         exact = {"cos_approx": _cos, "sin_approx": _sin, "tanh_approx": _tanh, "tl": Exact("tl"), "language": tl}
         for name, value in {**exact, "mamba3_siso_step_kernel": kernel}.items():
             patch.setattr(module, name, value, raising=False)

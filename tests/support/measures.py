@@ -1,4 +1,4 @@
-"""Measures the size of the project: lines of code, words, `is None`, and arrows between rooms, without importing it."""
+"""Measures the project without importing it: lines of code, words, tests for None, and imports between rooms."""
 
 import ast
 import io
@@ -46,7 +46,7 @@ def code_lines(text: str) -> int:
 
 
 def folder(path: Path) -> str:
-    """Returns the folder whose bar counts a file: a folder of the root or of `memstate/`."""
+    """Returns the folder whose bar a file counts for: a folder of the root or of `memstate/`."""
     return path.parts[0] if path.parts[0] != "memstate" else "/".join(path.parts[:-1][:2])
 
 
@@ -83,12 +83,12 @@ def _asks(node: ast.AST) -> bool:
 
 
 def arrows() -> dict[str, int]:
-    """Returns the number of pairs of rooms of which one imports the other, at any place in its modules."""
+    """Returns the number of pairs of rooms in which the first imports the second, anywhere in its modules."""
     parsed = trees("kernels", "memstate", "tools")
     rooms = {_module(path): room(path) for path in parsed}
     pairs = set()
     for path, tree in parsed.items():
-        if path.name != "__main__.py":  # that file only starts the command line
+        if path.name != "__main__.py":  # this file only starts the command line
             pairs |= {(room(path), other) for name in imported(tree) if (other := _nearest(name, rooms))}
     return {"rooms": sum(own != other for own, other in pairs)}
 
@@ -125,7 +125,7 @@ def _module(path: Path) -> str:
 
 
 def _nearest(name: str, rooms: dict[str, str]) -> str | None:
-    """Returns the room of the module that a dotted name is or lies in."""
+    """Returns the room of the module with this dotted name, or of the module that contains the name."""
     while name and name not in rooms:
         name = name.rpartition(".")[0]
     return rooms.get(name)

@@ -1,4 +1,4 @@
-"""Small managers for tests of exported figures, and a loop that changes the figures."""
+"""Makes small managers for tests of exported figures, and runs requests that change the figures."""
 
 import urllib.request
 from typing import Any

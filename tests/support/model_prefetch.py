@@ -1,6 +1,7 @@
-"""A model of prefetch with sets and lists, by which the records of a prompt come from a store to host memory.
+"""Models prefetches, which read the records of a prompt from a store into host memory, with sets and lists.
 
-One object models one rank. It calls nothing of the library.
+One object models one rank. It calls nothing of the library. An *end* is a number of pages after which a prefetch may
+end, because a state lies there.
 """
 
 import math
@@ -24,7 +25,7 @@ Said = tuple[Fetched, str, set[int] | None, bool]  # what a rank sends: a prefet
 
 
 class Storage(Protocol):
-    """A store: which records it has, and their faults. broken: all calls fail; forgetful: all questions fail."""
+    """A store: its records, and their faults. broken: all calls fail. forgetful: only `exists` calls fail."""
 
     broken: bool
     forgetful: bool
@@ -34,7 +35,7 @@ class Storage(Protocol):
 
 
 class Prefetches:
-    """The prefetches of one rank. pages, states: its records in host memory; pages is None if the caller keeps KV."""
+    """The prefetches of one rank. pages, states: its host memory; pages is None if the caller keeps the KV."""
 
     def __init__(
         self, page_size: int, rules: Any, pages: Shelf | None, states: Shelf, storage: Storage, ranks: int = 1
@@ -57,7 +58,11 @@ class Prefetches:
     # Calls
 
     def start(self, keys: Sequence[Key], covered: int, kv_pages: int) -> Fetched:
-        """Starts a prefetch. keys: of the whole pages of the prompt. covered: tokens that the prefix cache has."""
+        """Starts a prefetch.
+
+        keys: keys of the whole pages of the prompt. covered: tokens whose state the prefix cache has. kv_pages: number
+        of first pages whose KV the device has.
+        """
         limit, gain = self.rules.limit, max(self.rules.threshold, 1)
         fits = len(keys)
         while limit is not None and fits * self.page_size - covered > max(0, limit - self.in_flight_tokens):
@@ -94,7 +99,7 @@ class Prefetches:
             self._collect()
 
     def poll_fetches(self, everyone: "Sequence[Prefetches]" = ()) -> None:
-        """Moves all prefetches on. everyone: with several ranks, all that vote together, this one among them."""
+        """Advances all prefetches. everyone: with several ranks, all ranks that vote together, also this one."""
         self._collect()
         if self.pending:
             self.pending = False
@@ -119,7 +124,7 @@ class Prefetches:
         return job
 
     def finish(self, job: Job) -> None:
-        """Ends the job of a thread: it looks at the store now. `_collect` looks at the result later."""
+        """Runs a thread's job to its end, with the records that the store has now. `_collect` uses the result later."""
         job.begun = job.ended = True
         try:
             job.result = job.run()
@@ -134,7 +139,7 @@ class Prefetches:
     # Records in the store
 
     def _first(self, fetch: Fetched, least: int) -> int:
-        """Returns the first end, in pages, that gains at least `least` tokens."""
+        """Returns the smallest end, in pages, with at least `least` tokens more than the prefix cache has."""
         return math.ceil((fetch.covered + max(least, 1)) / self.page_size)
 
     def _ask(self, fetch: Fetched) -> None:
@@ -157,7 +162,7 @@ class Prefetches:
         return sum(page < reach for page in pages), stored_ends
 
     def _read(self, fetch: Fetched, kind: str, keys: Sequence[Key]) -> tuple[int, str]:
-        """Returns how many records from the first on are good, and the fault of the next one."""
+        """Returns how many records are good before the first bad one, and the fault of the bad one."""
         if fetch.over:
             return 0, ""
         faults = [self.storage.fault(kind, key) for key in keys]
@@ -221,7 +226,10 @@ class Prefetches:
         fetch.phase, fetch.vote = "proposed", had
 
     def _claim(self, fetch: Fetched, wanted: set[int], most: int) -> set[int]:
-        """Takes records, and returns the ends that they suffice for. Ranks agree on one; one rank takes the last."""
+        """Claims host records for the largest end that they suffice for. Returns all ends that they suffice for.
+
+        Several ranks then agree on one of these ends. A single rank takes the largest.
+        """
         pages, states = self.pages, self.states
         here = [(page + 1, pages.get(fetch.keys[page])) for page in range(fetch.kv_pages, most) if pages]
         here += [(end, states.get(fetch.keys[end - 1])) for end in fetch.able & fetch.stated if end <= most]
@@ -241,7 +249,7 @@ class Prefetches:
         return ends
 
     def _give_back(self, fetch: Fetched, end: int, state: bool) -> None:
-        """Gives back records and pins beyond an end, and the record of the state unless `state`."""
+        """Gives back records and pins beyond an end. state: whether to keep the record for the state."""
         for page in [page for page in fetch.pages if page >= end]:
             assert self.pages
             self.pages.give(fetch.pages.pop(page))
@@ -266,7 +274,7 @@ class Prefetches:
                 self._arrive(fetch)
 
     def _conclude(self, own: list[Said], sent: list[list[Said]]) -> None:
-        """Acts on what the ranks agree on. own: what this rank has sent; sent: what each rank has sent."""
+        """Acts on the agreement of the ranks. own: what this rank has sent. sent: what each rank has sent."""
         for at, (fetch, phase, _, _) in enumerate(own):
             votes = [each[at][2] for each in sent]
             stop = any(each[at][3] for each in sent)
@@ -313,7 +321,7 @@ class Prefetches:
         fetch.phase, fetch.vote = "arrived", fetch.reachable(fetch.run, fetch.come is True)
 
     def _drop(self, fetch: Fetched) -> None:
-        """Ends a prefetch's jobs that no thread has begun."""
+        """Ends those jobs of a prefetch that no thread has begun."""
         fetch.over = True
         for job in fetch.jobs:
             if not job.begun and not job.ended:

@@ -1,4 +1,4 @@
-"""A Mooncake store with registered memory, and a second process that uses the same store."""
+"""Makes a Mooncake store with registered memory, and starts a second process that uses the same store."""
 
 import subprocess
 import sys
@@ -13,9 +13,9 @@ from memstate.tiers.host.pool import RecordPool
 from memstate.tiers.stores.base import Bytes
 from memstate.tiers.stores.mooncake import Mooncake, MooncakeStore
 
-SIZE = 100_003  # bytes of a record: odd, and more than the client's slices
+SIZE = 100_003  # bytes of a record: odd, and more than one slice of the client
 RECORDS = 24
-PATIENCE_S = 60.0  # limit for calls that must end
+PATIENCE_S = 60.0  # limit for calls that must not hang
 ROOT = Path(__file__).parents[2]
 
 fresh = (f"kv-{number:064x}" for number in count()).__next__
@@ -57,7 +57,7 @@ sys.stdin.read()
 
 
 def peer(settings: Mooncake, read: str, write: str, seed: int) -> "subprocess.Popen[str]":
-    """Starts another process, which has read a record and written one, and stays until its input ends."""
+    """Starts another process and returns when it has read one record and written another. It ends with its input."""
     where = (settings.master, settings.metadata, str(settings.segment_bytes))
     made = subprocess.Popen(
         [sys.executable, "-c", PEER, *where, read, write, str(seed)], cwd=ROOT, text=True,

@@ -19,7 +19,7 @@ from memstate.tiers.stores.mooncake_client import INSTALL, LIBRARIES, Mooncake
 
 HOST = "127.0.0.1"
 PATIENCE_S = 60.0  # limit for a start, which usually takes one second
-LEASE_MS = 3000  # how long a record is safe from eviction after a read
+LEASE_MS = 3000  # time after a read in which a record is not evicted
 
 
 def missing() -> str:
@@ -38,7 +38,7 @@ class Master:
 
     def __init__(self) -> None:
         with socket.socket() as first, socket.socket() as second, socket.socket() as third:
-            sockets = first, second, third  # open together, so that the ports differ
+            sockets = first, second, third  # all open at once, so that the ports differ
             for one in sockets:
                 one.bind((HOST, 0))
             self.port, self.metadata_port, self.metrics_port = (one.getsockname()[1] for one in sockets)
@@ -50,7 +50,7 @@ class Master:
         return Mooncake(**{"master": f"{HOST}:{self.port}", "segment_bytes": 32 << 20, **metadata, **others})
 
     def start(self) -> None:
-        """Starts the process, and returns when it answers."""
+        """Starts the process, and waits until it answers."""
         flags = {
             "rpc_address": HOST, "rpc_port": self.port, "rpc_thread_num": 2, "default_kv_lease_ttl": LEASE_MS,
             "enable_http_metadata_server": "true", "http_metadata_server_host": HOST,
@@ -77,7 +77,7 @@ class Master:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Stops all threads of the process during the block: connections stay open, but nothing answers."""
+        """Stops all threads of the process during the block. Its connections stay open, but it does not answer."""
         os.kill(self.process.pid, signal.SIGSTOP)
         while not self._stopped():
             time.sleep(0.001)

@@ -1,7 +1,7 @@
 """Lets `memstate` find the commands of the tools in the checkout, even if the tools are not installed.
 
-A folder on the path gets the metadata with their entry points, as `pip install` writes it. Processes that tests start
-inherit the path.
+A folder on the path gets the metadata of the tools, with their entry points, like a folder of `pip install`. Processes
+that tests start inherit the path.
 """
 
 import os
@@ -25,7 +25,7 @@ def write(folder: Path) -> None:
 
 
 def offer() -> TemporaryDirectory[str]:
-    """Puts tools and metadata on the path. The metadata lies in the returned folder."""
+    """Puts the tools and a folder with their metadata on the path. Returns the folder, which must be kept."""
     folder = TemporaryDirectory(prefix="memstate-tools-")
     write(Path(folder.name))
     sys.path.insert(0, folder.name)

@@ -1,4 +1,4 @@
-"""A small launch of an operation, with random arguments between guard bytes, and the memory that it may touch."""
+"""Makes a small launch of an operation: random arguments between guard bytes, and the memory that it may touch."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -23,10 +23,10 @@ GUARD = 48  # bytes before and after every tensor
 
 @dataclass
 class Case:
-    """A launch: its arguments, and the memory that it may touch besides them.
+    """A launch: its arguments, and the limits of the memory that it may touch.
 
-    exact: whether the reference gives the same bits. times: number of launches, one after the other. copying: the
-    launch configuration, for operations of the copy kernel. memory: all memory of the arguments, filled in here.
+    exact: whether kernel and reference give the same bits. times: number of launches, one after the other. copying:
+    launch configuration of the copy kernel, for its operations. memory: all memory of the arguments, computed here.
     """
 
     op: str
@@ -48,7 +48,7 @@ class Case:
         return import_module(f"{folder}.{OPS[self.op]}")
 
     def run(self, module: ModuleType | Backend) -> list[Tensor]:
-        """Launches on fresh copies of the memory. Returns all bytes of the memory and of returned tensors.
+        """Restores the memory, then launches. Returns copies of all memory, and of the returned tensors.
 
         module: a module or a backend that has the operation.
         """
@@ -61,7 +61,7 @@ class Case:
 
 
 def tensors(given: Any) -> Iterator[Tensor]:
-    """Yields the tensors in tuples, lists and dictionaries at any depth."""
+    """Yields all tensors inside a tuple, list or dictionary, at any depth."""
     if isinstance(given, Tensor):
         yield given
     elif isinstance(given, (tuple, list, dict)):
@@ -101,7 +101,7 @@ class Maker:
         return whole.as_strided(shape, strides)
 
     def slots(self, n: int) -> list[int]:
-        """Returns up to `n` distinct slots, some of them replaced by ids that are no slot."""
+        """Returns up to `n` ids: different slots, and some numbers that are no slot."""
         none = [self.one(0, -1, -(2**31), SLOTS, 2**31 - 1) for _ in range(n)]
         real = self.rng.sample(range(1, SLOTS), min(n, SLOTS - 1))
         return [slot if self.rng.random() < 0.7 else other for slot, other in zip(real, none, strict=False)]

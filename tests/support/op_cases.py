@@ -15,18 +15,18 @@ from tests.support.op_case import Case, Maker
 
 MAKERS = vars(register_cases) | vars(byte_cases)
 TABLES = {PlaneMap: "tiles", RecordMap: "tiles", ScaledMap: "layers", RingMap: "table"}  # column 0 holds addresses
-MOST = 64  # seeds that `several` tries at most
+MOST = 64  # limit of the seeds that `several` tries
 
 
 def made(op: str, seed: int) -> Case:
-    """Returns a launch with random arguments."""
+    """Returns a launch of an operation with random arguments."""
     assert op in MAKERS, f"neither register_cases.py nor byte_cases.py of tests/support makes a launch of {op}"
     case: Case = MAKERS[op](Maker(seed))
     return case
 
 
 def several(op: str, least: int = 3) -> Iterator[Case]:
-    """Yields at least `least` launches of an operation, until each optional argument, such as a tree, has occurred."""
+    """Yields `least` launches of an operation, then more until each optional argument, such as a tree, has occurred."""
     given: set[str] = set()
     for seed in count():
         case = made(op, seed)
@@ -40,14 +40,14 @@ def several(op: str, least: int = 3) -> Iterator[Case]:
 
 
 class Moving:
-    """Moves tensors to a device with all their memory, so that tensors that shared bytes still share them."""
+    """Moves tensors to a device with their whole storage. Tensors that shared bytes still share them."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._memory: dict[int, tuple[int, Tensor]] = {}  # old address -> number of bytes, and the moved memory
 
     def tensor(self, old: Tensor) -> Tensor:
-        """Returns the same slice of the moved memory."""
+        """Moves the storage of a tensor, unless it was moved before. Returns the tensor on the moved storage."""
         storage = old.untyped_storage()
         if storage.data_ptr() not in self._memory:
             whole = torch.empty(0, dtype=torch.uint8).set_(storage)
@@ -64,7 +64,7 @@ class Moving:
         raise AssertionError(f"address {old:#x} is in no tensor of this launch")
 
     def anything(self, given: Any) -> Any:
-        """Returns moved arguments, at any depth. Tables get the addresses of the moved memory."""
+        """Moves all tensors of an argument, at any depth. Tables get the addresses of the moved memory."""
         if isinstance(given, Tensor):
             return self.tensor(given)
         if isinstance(given, dict):

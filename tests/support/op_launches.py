@@ -1,7 +1,7 @@
-"""Launches of every operation for one model, with all that may differ between two calls. No test reads the results.
+"""Launches every operation with all arguments that may differ between two calls of one model, to see Triton's keys.
 
-Batches of 1 to 256 entries are all padding. Columns, inputs and outputs start anywhere in their memory. Integers take
-all values that Triton may specialise on.
+No test reads the results, so all entries of the batches, 1 to 256, are padding. Columns, inputs and outputs start
+anywhere in their memory. Integers have all values that Triton may specialise on.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,12 +39,12 @@ SIZES = (*range(1, 18), *(2**k + near for k in range(5, 8) for near in (-1, 0, 1
 
 
 def ints(n: int, start: int = 0) -> Tensor:
-    """Returns `n` zeros, which are padding, that start `start` elements into their memory."""
+    """Returns a column of `n` zeros (padding) that begins `start` elements after the start of its memory."""
     return torch.zeros(start + n, dtype=torch.int32)[start:]
 
 
 def shifted(*shape: int, start: int = 0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """Returns a contiguous tensor that starts `start` elements into its memory."""
+    """Returns a contiguous tensor that begins `start` elements after the start of its memory."""
     return torch.zeros(start + prod(shape), dtype=dtype)[start:].view(shape)
 
 
@@ -53,7 +53,7 @@ def registers(capacity: int) -> Registers:
 
 
 def record(batch: int) -> StepRecord:
-    """Returns columns like a manager's: each starts at a multiple of 256 bytes."""
+    """Returns the columns of a step. As in a manager, each begins at a multiple of 256 bytes."""
     return StepRecord(*(ints(256)[:batch] for _ in StepRecord._fields))
 
 
@@ -62,7 +62,7 @@ def marks(room: int = 64, start: int = 0) -> StepMarks:
 
 
 def packet(batch: int, columns: int) -> Tensor:
-    """Returns an empty packet with room for the columns of a batch after its header."""
+    """Returns a packet without entries. Behind its header it has room for the columns of a batch."""
     return ints(HEADER_INTS + columns * -(-batch // 4) * 4)
 
 
@@ -72,13 +72,13 @@ def planes(tiles: int, capacity: int) -> PlaneMap:
 
 
 def states(*slot: int, units: int, slots: int = 8) -> Tensor:
-    """Returns fp32 states, `slot ...`, with `units` times 16 bytes from slot to slot."""
+    """Returns fp32 states, `slot ...`. A slot begins `units` times 16 bytes after the one before it."""
     stride = 4 * units
     return torch.zeros(slots * stride).as_strided((slots, *slot), (stride, *torch.empty(slot).stride()))
 
 
 def ring(*token: int, units: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Returns two rows of rings of `units` places, with a gap between the rows."""
+    """Returns the rings of two rows, each with `units` places, with a gap between the rows."""
     one = torch.zeros(units, *token, dtype=dtype)
     apart = -(-one.nbytes // 16) * 16 // dtype.itemsize + 8 * units
     return torch.zeros(2 * apart, dtype=dtype).as_strided((2, *one.shape), (apart, *one.stride()))
@@ -98,7 +98,7 @@ def release(op: Callable[..., Any]) -> None:
     for n in SIZES:
         for capacity in VALUES:
             op(ints(bitmap_ints(capacity)), ints(n), capacity, ints(16))
-        op(ints(bitmap_ints(64)), ints(n, start=3), 64, ints(16))  # the rest of a group, not aligned
+        op(ints(bitmap_ints(64)), ints(n, start=3), 64, ints(16))  # last ids of a group, not aligned
 
 
 def ownership(op: Callable[..., Any]) -> None:
@@ -164,7 +164,7 @@ def trees(batch: int, units: int, start: int) -> Tensor:
 
 
 def steps() -> Iterator[tuple[int, int, int, int]]:
-    """Yields (batch, tokens, 16-byte units between slots, elements from the start of the memory to the input)."""
+    """Yields (batch, tokens, 16-byte units from slot to slot, elements of memory before the first input)."""
     yield from ((batch, 1, 17, batch % 8) for batch in SIZES)
     yield from ((3, tokens, 17, 0) for tokens in VALUES)
     yield from ((3, 2, units, 5) for units in VALUES)
@@ -177,8 +177,8 @@ def columns(batch: int, start: int) -> dict[str, Tensor]:
 def conv_step(op: Callable[..., Any]) -> None:
     """Launches plain steps, and steps with marks, with a tail, and with trees.
 
-    A token's inputs fill 16 bytes, as those of real models do, so each batch begins aligned. Other sizes would give
-    other keys.
+    A token's inputs have 16 bytes. Those of real models have a multiple of 16, so each entry of a batch begins aligned.
+    Other sizes would give other keys.
     """
     for batch, tokens, units, start in steps():
         x, weight, bias = shifted(batch, tokens, 8, start=8 * start), shifted(8, 2), shifted(8)
@@ -193,7 +193,7 @@ def conv_step(op: Callable[..., Any]) -> None:
 
 
 def gated_delta_step(op: Callable[..., Any]) -> None:
-    """Launches plain steps, and steps with marks, a tail, trees, inputs that are slices, and gates in the kernel."""
+    """Launches plain steps, and steps with marks, a tail, trees, sliced inputs, and gates computed in the kernel."""
     for batch, tokens, units, start in steps():
         q, k, v, out = (shifted(batch, tokens, 1, 2, start=start + i) for i in range(4))
         decay, beta = (shifted(batch, tokens, 1, start=start + i, dtype=torch.float32) for i in range(2))
@@ -240,7 +240,7 @@ def mamba3_step(op: Callable[..., Any]) -> None:
 
 
 def plane(*block: int, units: int, slots: int = 6) -> Tensor:
-    """Returns two layers of fp32 states, `slot ...`, with `units` times 16 bytes from slot to slot."""
+    """Returns fp32 states, `layer slot ...`. A slot begins `units` times 16 bytes after the one before it."""
     one = states(*block, units=units, slots=2 * slots)
     return one.as_strided((2, slots, *block), (slots * one.stride(0), *one.stride()))
 
@@ -258,12 +258,12 @@ def scatter_slots(op: Callable[..., Any]) -> None:
 
 
 def nowhere(n: int, start: int = 0) -> Tensor:
-    """Returns the places of `n` entries that have none: -1."""
+    """Returns `n` places, all -1: no record."""
     return ints(n, start).sub_(1)
 
 
 def scatter_states(op: Callable[..., Any]) -> None:
-    """Launches with states and windows, with a grid over rows."""
+    """Launches with states and windows. Chunks begin anew with each row."""
     for batch, tokens, units, start in steps():
         rows = {"starts": ints(batch + 1, start), "read": ints(batch, start), "write": ints(batch, start + 1)}
         held = {"plane": plane(1, 2, 2, units=units), "conv": plane(2, 4, units=max(2, units))}
@@ -272,14 +272,14 @@ def scatter_states(op: Callable[..., Any]) -> None:
 
 
 def records(tiles: int, capacity: int) -> RecordMap:
-    """Returns a map of `tiles` empty tiles of planes and records."""
+    """Returns a map between planes and records, of `tiles` tiles without bytes."""
     blocks = (torch.zeros(1, capacity + 1, 16, dtype=torch.uint8),)
     pieces = tuple(RecordPiece(0, 0, 0, 0, 0) for _ in range(tiles))
     return RecordMap(torch.zeros(tiles, 4, dtype=torch.int64), blocks, pieces, 16)
 
 
 def _move_records(op: Callable[..., Any]) -> None:
-    """Launches on slots in registers and slots named directly, with records any stride apart."""
+    """Launches with slots in registers and with slots by id. The stride of records varies."""
     for n in SIZES:
         for value in VALUES:
             held = torch.zeros(2, 16 * value, dtype=torch.uint8)[:, :16]
@@ -293,7 +293,7 @@ pack_slots = unpack_slots = _move_records
 
 
 def _move_int8(op: Callable[..., Any]) -> None:
-    """Launches on slots in registers and slots named directly, with planes and records any stride apart."""
+    """Launches with slots in registers and with slots by id. The strides of planes and records vary."""
     for batch, _, units, start in steps():
         one = plane(2, 4, units=max(2, units))
         map_of = ScaledMap(torch.zeros(2, 2, dtype=torch.int64), (one,), 1, 16 * units, 16 * units + 16, 48, 160, 16)
@@ -307,7 +307,7 @@ pack_int8 = unpack_int8 = _move_int8
 
 
 def run_op(recorder: Recorder, op: str) -> Keys | str:
-    """Returns the keys of all launches of an operation, or a line that says why it has none."""
+    """Returns the keys of all launches of an operation, or a line that says why there are none."""
     if op not in globals():
         return f"tests/support/op_launches.py has no launches of {op}"
     try:

@@ -1,4 +1,4 @@
-"""Random traffic for `examples/own_blocks.py`, and what its toy model says without any memory of the past."""
+"""Runs random traffic through `examples/own_blocks.py`, and computes the expected answers without states and KV."""
 
 import importlib.util
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ Prompts = list[tuple[list[int], int]]  # tokens, new tokens
 
 
 def module() -> Any:
-    """Returns the example, as its file is now."""
+    """Imports the example from its file, and returns the module."""
     spec = importlib.util.spec_from_file_location("own_blocks", PATH)
     assert spec and spec.loader
     loaded = importlib.util.module_from_spec(spec)
@@ -30,7 +30,7 @@ own = module()
 
 @lru_cache(maxsize=4096)
 def logits(tokens: tuple[int, ...]) -> Tensor:
-    """Returns the logits behind tokens, computed from the first token on."""
+    """Returns the logits after these tokens, computed from the first token on."""
     state = torch.zeros(2, 8)
     seen = own.EMBED[list(tokens)]
     for at, token in enumerate(tokens):
@@ -40,7 +40,7 @@ def logits(tokens: tuple[int, ...]) -> Tensor:
 
 
 def prompts(draw: Random, n: int) -> Prompts:
-    """Returns prompts, many of which begin with the tokens of another or go on from one."""
+    """Returns `n` prompts. Many share their first tokens, or continue another prompt."""
     bases = [[draw.randrange(1, own.WORDS) for _ in range(draw.randrange(8, 40))] for _ in range(4)]
     given: Prompts = []
     for _ in range(n):
@@ -53,17 +53,17 @@ def prompts(draw: Random, n: int) -> Prompts:
 
 
 def jobs(given: Prompts) -> list[Any]:
-    """Returns the requests of the example for prompts."""
+    """Returns a request of the example for each prompt."""
     return [own.Job(number, tokens, new) for number, (tokens, new) in enumerate(given)]
 
 
 def served(engine: Any, given: Prompts, draw: Random | None = None) -> Iterator[str]:
-    """Serves prompts and yields what is wrong. Some are aborted, as the random numbers say.
+    """Serves prompts, and yields a line for each wrong answer.
 
     Args:
         engine: An engine of the example.
         given: The prompts.
-        draw: Says which requests end early. None: none.
+        draw: Chooses requests to abort. None aborts no request.
     """
     answers: dict[int, list[int]] = {number: [] for number in range(len(given))}
     run = engine.serve(jobs(given))
@@ -80,7 +80,7 @@ def served(engine: Any, given: Prompts, draw: Random | None = None) -> Iterator[
         abort = draw is not None and draw.random() < 0.02
         if abort:
             cut.add(number)
-        if draw is not None and draw.random() < 0.02:  # often one that reads its prompt, or waits
+        if draw is not None and draw.random() < 0.02:  # often a request that reads its prompt, or waits
             cut.add(other := draw.randrange(len(given)))
             engine.abort(other)
             abort = abort or None
@@ -90,7 +90,7 @@ def served(engine: Any, given: Prompts, draw: Random | None = None) -> Iterator[
 
 
 def without_kv(engine: Any) -> tuple[int, int]:
-    """Returns how many cached states have no KV any more, and how many of these are not the first to go."""
+    """Returns two numbers of cached states: those without KV, and those of them that will not be evicted first."""
     cache, known = engine.mem.prefix, {ms_key(key) for key in engine.blocks.by_key}
     dead = [node for node in cache.stated() if node.key[-own.BLOCK * 8 :] not in known]
     first = set(cache.next_states(cache.superseded_states))
@@ -98,14 +98,14 @@ def without_kv(engine: Any) -> tuple[int, int]:
 
 
 def ms_key(key: bytes) -> bytes:
-    """Returns a key as the cache has it."""
+    """Returns a key of the example in the form that the prefix cache uses."""
     from memstate.tokens import encode_keys
 
     return encode_keys([key], own.BLOCK)
 
 
 class Owned(own.Engine):
-    """The same engine, where memstate keeps the pages and finds states by tokens."""
+    """The engine of the example, changed: memstate keeps the KV pages, and finds states by tokens."""
 
     def __init__(self, slots: int, max_requests: int, blocks: int) -> None:
         super().__init__(slots, max_requests, blocks)
@@ -122,7 +122,7 @@ class Owned(own.Engine):
         self.blocks.fill = lambda block, key: block
 
     def forward(self, step: ms.Step, fed: Sequence[Sequence[int]]) -> Tensor:
-        """Reads tokens; the pages of rows are memstate's."""
+        """Runs the forward of the example with the page table of memstate."""
         for entry, job in enumerate(self.running):
             job.table = self.mem.device.page_table[step.rows[entry]].long()
         return super().forward(step, fed)
@@ -141,7 +141,7 @@ class Owned(own.Engine):
             self.running.append(self.waiting.popleft())
 
     def end(self, job: Any) -> None:
-        """Ends a request with its pages."""
+        """Ends a request, and leaves its states and pages in the cache."""
         self.mem.end([job.row], keep="cache", tokens=[job.tokens])
         self.running.remove(job)
 

@@ -1,4 +1,4 @@
-"""A hybrid Transformers model by an author outside of Transformers: memstate knows none of its names."""
+"""Defines a hybrid Transformers model that is no part of Transformers: memstate knows none of its names."""
 
 import inspect
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Access of tests to the manager's tables of owners. Tests use no other way into these private tables."""
+"""Gives tests access to the manager's private tables of owners. Tests use no other way to them."""
 
 import memstate as ms
 from memstate.prefix.sessions import Conversation, Sessions
@@ -41,27 +41,27 @@ def sessions(mem: ms.StateManager) -> Sessions:
 
 
 def states(mem: ms.StateManager) -> dict[int, ms.Snapshot]:
-    """Returns register -> state, for all states that have a valid handle. States that leave have none."""
+    """Returns register -> state, for all states with a valid handle."""
     return {state.register: state for state in holdings(mem).of("snapshot", "cached", "session", "mark")}
 
 
 def leaving(mem: ms.StateManager) -> dict[int, ms.Snapshot]:
-    """Returns register -> state, for states without an owner that a first step has yet to read."""
+    """Returns register -> state, for states without owner or handle that wait until a first step has read them."""
     return {state.register: state for state in holdings(mem).of("leaving")}
 
 
 def pinned(mem: ms.StateManager) -> list[int]:
-    """Returns the registers of holders that a first step has yet to read."""
+    """Returns the registers of pinned holders: a first step will read them."""
     return sorted(holdings(mem).readers)
 
 
 def nodes(cache: ms.prefix.PrefixCache) -> dict[int, Node]:
-    """Returns register -> node of the prefix cache whose state it has."""
+    """Returns register -> node, for the nodes of the prefix cache that have a state."""
     return {node.snapshot.register: node for node in cache.stated() if node.snapshot}
 
 
 def kinds(mem: ms.StateManager, row: ms.Row) -> list[str]:
-    """Returns the kinds of a row's states at marks, in order."""
+    """Returns the kinds of the states that a row has kept at marks, in order."""
     return [marks(mem).kind(state) for state in marks(mem).kept.get(row.index, ())]
 
 
@@ -76,5 +76,5 @@ def pages_of(mem: ms.StateManager, row: ms.Row) -> list[int]:
 
 
 def session(mem: ms.StateManager, handle: ms.Session) -> Conversation:
-    """Returns what an open session holds, and the row of its turn."""
+    """Returns the entry of an open session: what it holds, and the row of its turn."""
     return sessions(mem).opened[handle]

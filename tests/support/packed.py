@@ -1,4 +1,4 @@
-"""Planes of random bytes, the expected body of a slot's record, and records between canaries."""
+"""Makes planes of random bytes, the expected bodies of records, and records between canaries (bytes that must stay)."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ PRESETS = [name for name in presets.__all__ if name in presets.CHECKPOINTS]
 
 
 def toy(name: str, order: Order = "layer_major", **options: torch.dtype) -> StateLayout:
-    """Returns a small copy of a preset: its planes with axes of at most 3, 5 and 6 elements."""
+    """Returns a small copy of a preset. The axes of its planes have at most 3, 5 and 6 elements."""
     layout = getattr(presets, name)(order=order, **options)
     planes = [Plane(plane.name, tuple(map(min, plane.shape, (3, 5, 6))), plane.dtype) for plane in layout.planes]
     return StateLayout(planes, 3, order)
@@ -36,13 +36,13 @@ def filled(layout: StateLayout, slots: int, backend: Backend, generator: torch.G
 
 
 def blocks(storage: Planes, slot: int) -> Iterator[tuple[str, int, Tensor]]:
-    """Yields (plane, layer, bytes) of a slot, in the order of a record."""
+    """Yields (plane, layer, bytes) of each block of a slot, in the order of a record."""
     for plane, layer in in_order(storage.layout):
         yield plane.name, layer, storage[plane.name][layer][slot].reshape(-1).view(torch.uint8)
 
 
 def body(storage: Planes, slot: int) -> Tensor:
-    """Returns the expected body of a slot's record, with padding of zeros: uint8 `byte`, on the host."""
+    """Returns the expected body of the record of a slot, `byte`, as uint8 on the host. Its padding is 0."""
     parts = []
     for _, _, block in blocks(storage, slot):
         parts += [block.cpu(), torch.zeros(-len(block) % 16, dtype=torch.uint8)]
@@ -66,7 +66,7 @@ class Records:
 
 
 def body_mask(packing: Packing) -> Tensor:
-    """Returns for each byte of a body whether it is no padding, on the host."""
+    """Returns a mask on the host: for each byte of a body, false if it is padding."""
     mask = torch.zeros(packing.nbytes, dtype=torch.bool)
     for row in packing.layout.table():
         for layer in range(packing.layout.layers):

@@ -1,4 +1,4 @@
-"""Command packets made by hand, and a model in plain Python of what the ownership launch does with them."""
+"""Makes command packets by hand, and models in plain Python what the ownership launch does with them."""
 
 import random
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ SINGLE = (Section.RELEASES, Section.CLAIMS)
 
 @dataclass
 class Packet:
-    """The entries of each section: (target, source) or (cell, value) pairs; releases and claims are registers."""
+    """The entries of each section: moves and data (target, source), writes (cell, value), otherwise registers."""
 
     moves: list[tuple[int, int]] = field(default_factory=list)
     releases: list[int] = field(default_factory=list)
@@ -25,7 +25,7 @@ class Packet:
     data: list[tuple[int, int]] = field(default_factory=list)
 
     def pack(self, device: torch.device) -> Tensor:
-        """Returns header and sections. Gaps hold 77 777 777, which would be noticed."""
+        """Returns header and sections. Gaps hold 77 777 777, so that a kernel that uses them fails."""
         header, body = [0] * HEADER_INTS, []
         for section in ORDER:
             entries = getattr(self, section.name.lower(), [])
@@ -46,8 +46,9 @@ class Model:
         self.counts = dict.fromkeys(Count, 0) | {Count.FREE: capacity}
 
     def populate(self, rng: random.Random, share: float) -> None:
-        """Gives a share of the registers random slots and labels. A few empty registers get a stray label, which must
-        not become the label of their next slot.
+        """Gives a share of the registers random slots and labels.
+
+        A few empty registers get a wrong label. It must not become the label of their next slot.
         """
         for register in range(3, self.count):
             if self.free and rng.random() < share:
@@ -108,7 +109,7 @@ class Model:
 
 
 class Device:
-    """A register file in raw tensors, with the content of a model and canaries between the columns."""
+    """A register file in raw tensors, filled like a model. Between the columns are numbers that must not change."""
 
     GAP = 5
 
@@ -128,7 +129,7 @@ class Device:
         self.table = Registers(*columns, cells, bitmap, counters, model.capacity)
 
     def run(self, packet: Packet) -> None:
-        """Runs a packet. Its writes name cells by the model's numbers: column after column, without gaps."""
+        """Runs a packet. Its writes count cells as the model does: column after column, without gaps."""
         width = self.table.tracked.numel()
         moved = [(self.starts[2 + cell // width] + cell % width, value) for cell, value in packet.writes]
         sent = Packet(packet.moves, packet.releases, packet.claims, moved, packet.data).pack(self.backend.device)
@@ -149,7 +150,7 @@ class Device:
 
 
 def bits(free: Iterable[int], capacity: int) -> list[int]:
-    """Returns the bitmap words for a set of free slots, then their summary: a bit for each lower word that is not 0."""
+    """Returns the words of the bitmap for a set of free slots, then those of its summary in levels."""
     level, count, everything = list(free), capacity + 1, []
     while True:
         words = [0] * ((count + 31) // 32)

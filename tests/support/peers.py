@@ -1,4 +1,4 @@
-"""A decode loop whose forward is a kernel of another library, on slots of a manager, compared with float64."""
+"""Runs a decode loop whose forward is a kernel of another library, on slots of a manager, and compares with float64."""
 
 import sys
 from collections.abc import Callable
@@ -60,9 +60,9 @@ def module(name: str) -> ModuleType:
 
 
 def inner_module(name: str, built: str = "") -> ModuleType:
-    """Returns a module of a package whose `__init__` needs a CUDA extension, and skips `__init__` if that cannot work.
+    """Returns a module of a package whose `__init__` needs a CUDA extension. If this cannot work, skips `__init__`.
 
-    built: the name of the CUDA extension, for which an empty module stands in then.
+    built: name of the CUDA extension. If `__init__` is skipped, an empty module takes this name.
     """
     package, *inside = name.split(".")[:-1]
     spec = find_spec(package)
@@ -84,7 +84,7 @@ def inner_module(name: str, built: str = "") -> ModuleType:
 def on_cpu(patch: pytest.MonkeyPatch, kernels: ModuleType | None = None) -> None:
     """Lets launchers that select a GPU run in Triton's interpreter on a machine without a GPU.
 
-    kernels: a module that binds `tl.exp` to a name of its own, where the interpreter cannot replace it.
+    kernels: a module with its own name for `tl.exp`. The interpreter replaces only `tl.exp`, so this replaces the name.
     """
     if CUDA:
         return
@@ -101,7 +101,7 @@ def normal(generator: torch.Generator, *shape: int) -> Tensor:
 
 
 def delta_inputs(generator: torch.Generator, tokens: int) -> Inputs:
-    """Returns inputs of a gated delta rule; `a` and `b` are its gates before their activations."""
+    """Returns inputs of a gated delta rule. `a` and `b` are the inputs of its gates."""
     q, k = normalize(normal(generator, 2, 1, tokens, KEY_HEADS, KEY), dim=-1)
     v, (a, b) = normal(generator, 1, tokens, HEADS, VALUE), normal(generator, 2, 1, tokens, HEADS)
     return {"q": q, "k": k, "v": v, "a": a, "b": b}
@@ -119,7 +119,7 @@ def gates(weights: Inputs, x: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def delta_exact(weights: Inputs, value_first: bool = True) -> Exact:
-    """Returns the gated delta rule of one token. value_first: states are `head value key`, as engines store them."""
+    """Returns a function that computes the gated delta rule for one token. value_first: states are `head value key`."""
     log_rate, bias = (recurrences.float64(weights[name]) for name in ("A_log", "dt_bias"))
 
     def exact(x: dict[str, Array], state: Array) -> tuple[Array, Array]:
@@ -148,7 +148,7 @@ def mamba_weights(generator: torch.Generator) -> Inputs:
 
 
 def mamba_exact(weights: Inputs) -> Exact:
-    """Returns Mamba2 for one token, with softplus(dt + dt_bias) and the D term."""
+    """Returns a function that computes Mamba2 for one token, with softplus(dt + dt_bias) and the D term."""
     a, d, bias = (recurrences.float64(weights[name]) for name in ("a", "d", "dt_bias"))
 
     def exact(x: dict[str, Array], state: Array) -> tuple[Array, Array]:
@@ -165,9 +165,9 @@ def mamba_exact(weights: Inputs) -> Exact:
 
 
 def mamba_arguments(weights: Inputs, x: Inputs) -> dict[str, Tensor]:
-    """Returns arguments that each library's `selective_state_update` takes.
+    """Returns the arguments of `selective_state_update`, which are the same in each library.
 
-    Strides of 0 say that a head has one step size, one rate and one bias.
+    Each head has one step size, one rate and one bias; strides of 0 repeat them for all channels.
     """
     dt, d, bias = (t[..., None].expand(*t.shape, DIM) for t in (x["dt"][:, 0], weights["d"], weights["dt_bias"]))
     rate = weights["a"][:, None, None].expand(HEADS, DIM, STATE)
@@ -183,7 +183,7 @@ def conv_weights(generator: torch.Generator) -> Inputs:
 
 
 def conv_exact(weights: Inputs) -> Exact:
-    """Returns a short convolution with SiLU of one token; windows are `channel width-1`."""
+    """Returns a function that computes a short convolution with SiLU for one token. Windows are `channel width-1`."""
     weight, bias = recurrences.float64(weights["weight"]), recurrences.float64(weights["bias"])
 
     def exact(x: dict[str, Array], state: Array) -> tuple[Array, Array]:
@@ -204,7 +204,7 @@ class Coming(NamedTuple):
 
     name: str
     at: int  # the step in which the request begins
-    tokens: int  # that the request computes
+    tokens: int  # number of tokens that the request computes
     after: str = ""  # the request from whose last snapshot this one starts
 
 
@@ -216,17 +216,17 @@ RESUMED = 3  # requests that start from a snapshot
 
 
 class Loop:
-    """Twenty steps in which requests begin, end, and start from snapshots of others. Unused slots hold NaN.
+    """Runs twenty steps in which requests begin, end, and start from snapshots of others. Unused slots hold NaN.
 
-    After each step, the loop compares outputs and states with float64. It compares snapshots with their states byte for
-    byte: after the step if the forward stores them, otherwise when a request starts from them.
+    After each step, the loop compares outputs and states with float64. A snapshot must have the bytes of its state. The
+    loop checks this after the step if the forward stores snapshots, otherwise when a request starts from the snapshot.
     """
 
     def __init__(
         self, backend: Backend, generator: torch.Generator, op: Op, forward: Forward, tracking: ms.Tracking, *,
         order: Order = "slot_major", **settings: Any,
     ) -> None:  # fmt: skip
-        """order: with "slot_major" the layers of a slot lie side by side, so there are gaps between a layer's slots."""
+        """order: with "slot_major" a slot has all its layers, so the slots of one layer have gaps between them."""
         layout = ms.StateLayout((ms.Plane("states", op.shape, torch.float32),), layers=2, order=order)
         self.mem = on(backend, layout, slots=14, max_requests=3, max_batch=4, tracking=tracking, **settings)
         self.plane: Tensor = self.mem.planes["states"][1]
@@ -261,7 +261,7 @@ class Loop:
         return self
 
     def _admit(self, request: Coming) -> None:
-        """Admits a request. If it starts from a snapshot, its first inputs are those of the snapshot's request."""
+        """Admits a request. If it starts from a snapshot, it gets the first inputs of the snapshot's request."""
         kept = self.kept[request.after] if request.after else None
         (self.rows[request.name],) = self.mem.admit([ms.Request(request.name, resume=kept)])
         if kept is None:
@@ -304,5 +304,5 @@ class Loop:
 
     @property
     def copied(self) -> int:
-        """How many states memstate copied."""
+        """The number of states that memstate has copied."""
         return self.mem.stats().copied_bytes // self.mem.layout.bytes_per_slot

@@ -1,4 +1,4 @@
-"""Planes whose bytes show which tokens a slot stands for, and a decode loop that writes and checks them."""
+"""Runs a decode loop that writes and checks planes whose bytes show which tokens a slot stands for."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -31,12 +31,12 @@ both_orders = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", 
 
 @lru_cache(maxsize=8192)
 def fold(history: History) -> int:
-    """Returns the state of one element and weight 1 after these tokens: a signed 64-bit integer, 0 without tokens."""
+    """Returns the signed 64-bit integer of a state after these tokens; each element is this integer times a weight."""
     return folds(0, history)[-1]
 
 
 def folds(value: int, tokens: Sequence[int]) -> list[int]:
-    """Returns a state `value` of one element and weight 1, and the state after each of the tokens."""
+    """Returns `value`, and what `fold` makes of it after each of the tokens."""
     states = [value]
     for token in tokens:
         value = (value * FACTOR + token + 1 + 2**63) % 2**64 - 2**63
@@ -67,7 +67,7 @@ class Planes:
         return [slot for slot, is_changed in zip(slots, changed.tolist(), strict=True) if is_changed]
 
     def forward(self, step: ms.Step, fed: Sequence[History]) -> None:
-        """Runs one step: entries without a row read zeros, and write rubbish to slot 0."""
+        """Runs the forward of a step. Entries without a row read zeros, and write rubbish to slot 0."""
         width = max(map(len, fed), default=0)
         tokens = torch.tensor(
             [[*row, *[0] * (width - len(row))] for row in fed], dtype=torch.int64, device=step.read.device
@@ -86,7 +86,7 @@ class Planes:
             plane[:, snapshot[snapshot > 0]] = state[:, snapshot > 0].to(plane.dtype)
 
     def wrong(self, content: dict[int, History]) -> list[int]:
-        """Returns the slots that differ in any byte from the state of their history. content: slot -> history."""
+        """Returns the slots that do not hold the state of their tokens. content: slot -> all its tokens."""
         slots = list(content)
         values = torch.tensor([fold(history) for history in content.values()], dtype=torch.int64, device="cpu")
         bad = torch.zeros(len(slots), dtype=torch.bool, device="cpu")
@@ -124,7 +124,7 @@ class Loop:
     def step(
         self, rows: Sequence[ms.Row | None], tokens: int | Sequence[int] = 1, run: bool = True, **settings: int
     ) -> ms.Step:
-        """Plans and runs one step, with tokens that are all new. Does not settle."""
+        """Plans and runs one step. Each of its tokens is a number that was not used before. Does not settle."""
         step = self.mem.plan(rows, tokens, **settings)
         fed = []
         for row, n in zip(rows, step.tokens.tolist(), strict=True):
@@ -143,7 +143,7 @@ class Loop:
             self.mem.settle(self.step(rows))
 
     def slot(self, row: ms.Row, part: int = 0) -> int:
-        """Returns the slot in a row's live (0) or lane (1, 2) register on the device."""
+        """Returns the slot in a register of a row on the device. part: 0 for live, 1 or 2 for a lane."""
         return int(inside.registers(self.mem).table.slots[3 * row.index + part])
 
     def label(self, row: ms.Row, part: int = 0) -> int:
@@ -168,7 +168,7 @@ class Loop:
 
 
 def running(backend: Backend, tracking: ms.Tracking, length: int = 0, **settings: object) -> tuple[Loop, ms.Row]:
-    """Returns a loop with one row, and the row, which has decoded `length` tokens."""
+    """Returns a loop with one row that has decoded `length` tokens, and the row."""
     loop = Loop(backend, tracking, **settings)  # type: ignore[arg-type]
     (row,) = loop.admit()
     loop.advance([row], length)

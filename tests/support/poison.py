@@ -1,7 +1,7 @@
-"""Poisons fresh tensors, and slots as soon as a launch has freed them.
+"""Fills uninitialised tensors, and slots as soon as a launch has freed them, with wrong values (poison).
 
-Torch fills fresh tensors: NaN in floats, the largest number in integers. Test loops such as `tests.support.planes` also
-write rubbish to slot 0, which memstate's kernels may not read.
+Torch fills uninitialised tensors: with NaN in floats, and the largest number in integers. Test loops such as
+`tests.support.planes` also write rubbish to slot 0, which memstate's kernels may not read.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,14 +17,14 @@ from memstate.engine.pool import StatePool
 from memstate.slots.allocator import SlotAllocator
 from memstate.slots.registers import RegisterFile
 
-FLOAT, INTEGER = (0xFF, 0x5A)  # byte of NaN in every float format; POISON of `tests.support.planes`
+FLOAT, INTEGER = (0xFF, 0x5A)  # 0xFF: NaN in each float format; 0x5A: POISON of `tests.support.planes`
 
 
 @contextmanager
 def fresh_memory() -> Iterator[None]:
-    """Makes torch fill uninitialised tensors during the block."""
+    """Makes torch fill uninitialised tensors with poison during the block."""
     before = torch.get_deterministic_debug_mode()
-    torch.set_deterministic_debug_mode("warn")  # as `use_deterministic_algorithms`, which would load torch's compiler
+    torch.set_deterministic_debug_mode("warn")  # `use_deterministic_algorithms` would load torch's compiler
     torch.utils.deterministic.fill_uninitialized_memory = True
     try:
         yield

@@ -1,4 +1,4 @@
-"""A prefetcher over tiny records, with calls that put records into the store or host memory and count them all."""
+"""Builds a prefetcher over tiny records, fills its store and host memory, and checks that no record is lost."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +27,7 @@ PLENTY = 200
 
 
 def digests(name: str, pages: int) -> list[bytes]:
-    """Returns the keys of a prompt that no other name has."""
+    """Returns the keys of a prompt. Each name gives other keys."""
     return [hashlib.blake2b(f"{name} {page}".encode(), digest_size=32).digest() for page in range(pages)]
 
 
@@ -39,12 +39,12 @@ def record(form: RecordFormat, key: bytes, length: int) -> bytes:
 
 
 def any_number(settings: Prefetch) -> Prefetch:
-    """Returns settings without a limit if it is a share of host memory, because a rig has no manager to resolve it."""
+    """Returns settings without a `limit` that is a share of host memory: a rig has no manager that could resolve it."""
     return replace(settings, limit=None) if isinstance(settings.limit, float) else settings
 
 
 class Rig:
-    """One rank. kv, states: number of host records; kv is None if the caller keeps KV. ranks: how ranks agree."""
+    """One rank. kv, states: numbers of host records; no kv: the caller keeps KV. ranks: how several ranks agree."""
 
     def __init__(
         self, settings: Prefetch | None = None, kv: int | None = PLENTY, states: int = 4, *, reserve: int = 0,
@@ -64,7 +64,7 @@ class Rig:
         )  # fmt: skip
 
     def stock(self, keys: Sequence[bytes], kv: Iterable[int] = (), states: Iterable[int] = ()) -> None:
-        """Puts records into the store. kv: numbers of pages, from 0 on. states: lengths in tokens."""
+        """Puts records into the store. kv: numbers of pages, from 0. states: lengths of states, in tokens."""
         for page in kv:
             self.store.records[KV.name(keys[page])] = record(KV, keys[page], (page + 1) * self.page)
         for length in states:
@@ -72,7 +72,7 @@ class Rig:
             self.store.records[STATE.name(key)] = record(STATE, key, length)
 
     def host(self, keys: Sequence[bytes], kv: Iterable[int] = (), states: Iterable[int] = ()) -> list[CachedRecord]:
-        """Puts records into host memory, and returns their entries. Arguments as those of `stock`."""
+        """Puts records into host memory, and returns their entries. kv, states: as for `stock`."""
         wanted = [(self.kv, KV, keys[page], (page + 1) * self.page) for page in kv]
         wanted += [(self.states, STATE, keys[length // self.page - 1], length) for length in states]
         entries = []
@@ -93,7 +93,7 @@ class Rig:
         self.prefetcher.poll()
 
     def available(self, keys: Sequence[bytes], kv_pages: int = 0) -> int:
-        """Returns the number of tokens that a request could start from, according to host memory."""
+        """Returns the largest length from which a request could start with the records in host memory."""
         reach = kv_pages if self.keeps_kv else len(keys)
         while reach < len(keys) and keys[reach] in self.kv:
             reach += 1
@@ -108,7 +108,7 @@ class Rig:
             cache.reset()
 
     def check(self, idle: bool = True) -> None:
-        """Checks that a cache or a prefetch holds each claimed record, and that entries have their keys' bytes."""
+        """Checks that a cache or prefetch holds each claimed record, and that each entry has the bytes of its key."""
         held = self.prefetcher.held
         for cache, form, taken in ((self.kv, KV, held[1]), (self.states, STATE, held[0])):
             pool, entries = cache.pool, list(cache.entries())
@@ -130,14 +130,14 @@ class Rig:
 
 
 WAIT = Prefetch(stop="wait_complete")
-ALL, ENDS = range(62), range(16, 993, 16)  # pages of a prompt of 1000 tokens, and all its lengths of whole pages
+ALL, ENDS = range(62), range(16, 993, 16)  # all pages of a prompt of 1000 tokens; its lengths of whole pages
 
 
 class Case:
     """A prompt of 1000 tokens in the store, and its prefetch.
 
     kv: pages in the store. ends: lengths of the states in the store. here: (pages, lengths of states) in host memory.
-    others: the same of another prompt. rig: settings of the rig.
+    others: pages and lengths of another prompt in host memory. rig: settings of the rig.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Case:
         self.kv_pages, self.fetch = kv_pages, self.rig.start(1000, self.keys, covered, kv_pages)
 
     def end(self, polls: int = 40) -> tuple[str | None, int]:
-        """Runs the prefetch to its end, and returns its `outcome`."""
+        """Runs the prefetch to its end, and returns what `outcome` returns."""
         self.rig.run(polls)
         return outcome(self.rig, self.fetch, self.keys, self.kv_pages)
 
@@ -160,7 +160,7 @@ class Case:
 
 
 def outcome(rig: Rig, fetch: Fetch, keys: Sequence[bytes], kv_pages: int = 0) -> tuple[str | None, int]:
-    """Returns outcome and length of a prefetch. Checks that it holds nothing, and that host memory has this length."""
+    """Returns outcome and length of an ended prefetch. Checks that it holds nothing, and that its length is right."""
     assert fetch.done
     rig.check()
     available = rig.available(keys, kv_pages)

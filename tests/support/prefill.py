@@ -1,4 +1,4 @@
-"""A test server whose forward stores states inside chunks, at the lengths that its grid allows."""
+"""Runs a test server whose forward stores states inside chunks, at the lengths that its grid allows."""
 
 from collections.abc import Sequence
 
@@ -9,8 +9,8 @@ from memstate.kernels.dispatch import Backend
 from tests.support.planes import History, Planes, folds
 from tests.support.serving import Server
 
-# name -> where a forward can store states: at the end of a chunk, or on a grid that counts from the start of the row's
-# chunk or of the packed batch.
+# name -> settings that say where a forward can store states: only at the end of a chunk, or on a grid. The grid counts
+# from the start of the row's chunk, or of the packed batch.
 GIVES: dict[str, dict[str, object]] = {
     "ends": {}, "1": {"grid": 1}, "4": {"grid": 4}, "8": {"grid": 8}, "4 packed": {"grid": 4, "packed": True},
     "8 packed": {"grid": 8, "packed": True}, "1 packed": {"grid": 1, "packed": True}, "in place": {"in_place": True},
@@ -18,10 +18,10 @@ GIVES: dict[str, dict[str, object]] = {
 
 
 class MarkingPlanes(Planes):
-    """Planes whose forward folds a chunk in one go, and stores the states at `step.marks`."""
+    """Planes whose forward computes a whole chunk at once, and also stores the states at `step.marks`."""
 
     def forward(self, step: ms.Step, fed: Sequence[History]) -> None:
-        """Runs a step. Checks that each mark is on the grid, and that the step uses its slot for nothing else."""
+        """Runs a step. Checks that each mark is on the grid, and that its slot is used for nothing else in the step."""
         can, read, write = self.mem.forward, step.read.tolist(), step.write.tolist()
         assert step.tokens.tolist() == [len(row) for row in fed]
         values, starts, at = list[list[int]](), list[int](), 0
@@ -47,7 +47,7 @@ class MarkingPlanes(Planes):
 
 
 class Prefill(Server):
-    """A server with marks, whose steps have any number of tokens."""
+    """A server with marks. Its steps may compute any number of tokens per row."""
 
     def __init__(self, backend: Backend, name: str = "redirect", gives: str = "1", **settings: object) -> None:
         super().__init__(backend, name, **({"ends": True} | GIVES[gives] | settings))  # type: ignore[arg-type]
@@ -60,7 +60,7 @@ class Prefill(Server):
         super()._forward(step, fed)
 
     def go(self, rows: Sequence[ms.Row | None], most: int, obey: bool = True) -> None:
-        """Runs a step of at most `most` tokens per row, then settles and publishes it, or with overlap the step before.
+        """Runs a step of at most `most` tokens per row. Then settles and publishes it (with overlap: the step before).
 
         obey: whether chunks end at `next_boundary`, which a forward without a grid needs.
         """
@@ -74,7 +74,7 @@ class Prefill(Server):
             self.land(1)
 
     def land(self, n: int = 99) -> None:
-        """Settles the oldest steps, and publishes their rows."""
+        """Settles the `n` oldest steps in flight, and publishes their rows."""
         for step in self.flying[:n]:
             self.mem.settle(step)
             numbers = set(step.numbers.tolist())

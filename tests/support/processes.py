@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_ranks(module: str, ranks: int, place: Path) -> list[tuple[str, str]]:
-    """Runs `python -m module RANK RANKS PLACE` for all ranks at once. Returns the output and errors of each."""
+    """Runs `python -m module RANK RANKS PLACE` for all ranks at once. Returns (stdout, stderr) of each rank."""
     settings = {"cwd": ROOT, "env": os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, "text": True}
     commands = [[sys.executable, "-m", module, str(rank), str(ranks), str(place)] for rank in range(ranks)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -24,7 +24,7 @@ def run_ranks(module: str, ranks: int, place: Path) -> list[tuple[str, str]]:
 
 
 def in_child(work: Callable[[], object]) -> int:
-    """Forks a child, which runs `work` and ends without clean-up of this process's objects. Returns its process id."""
+    """Forks a child that runs `work`, then exits without clean-up of Python objects. Returns its process id."""
     child = os.fork()
     if child:
         return child

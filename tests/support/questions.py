@@ -1,6 +1,6 @@
 """Questions that readers type into the search box of the site, and the pages or sections that answer them.
 
-There are questions of an engine author, a researcher, an operator and a user of Transformers.
+The readers are an engine author, a researcher, an operator and a user of Transformers.
 """
 
 GUIDE, KERNELS, PREFILL, FAQ, START = "docs/guide/", "docs/kernels/", "docs/prefill/", "docs/faq/", "docs/start/"

@@ -1,6 +1,6 @@
-"""Speeds up Triton's interpreter, in which tests spend most of their time, by remembering what it computes repeatedly.
+"""Speeds up Triton's interpreter, in which tests spend most of their time. It remembers what it computes repeatedly.
 
-Results stay the same. `install` skips each part of the interpreter that this version of Triton does not have.
+Results stay the same. `install` leaves out each change for which this version of Triton lacks the place.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from memstate.kernels.interpreter import mend_bounds
 
 def install() -> None:
     """Makes the interpreter of this process faster. Kernels give the same results."""
-    mend_bounds()  # first, so that mended functions are remembered
+    mend_bounds()  # first: the other changes wrap the mended functions
     _leave_out_unused_checks()
     _remember_types()
     _remember_blocks()
@@ -25,7 +25,7 @@ def install() -> None:
 
 
 def _leave_out_unused_checks() -> None:
-    """Turns off the check of every sum for overflow, whose result is unused without the debug option."""
+    """Turns off the check of each sum for overflow. Without the debug option, Triton does not use its result."""
     builder = interpreter.interpreter_builder
     options = builder.options
     if getattr(options, "sanitize_overflow", False) and getattr(options, "debug", True) is False:
@@ -49,7 +49,7 @@ def _remember_types() -> None:
 
 
 def _remember_blocks() -> None:
-    """Remembers block types by their shapes. Triton checks and names the shape of each new one."""
+    """Remembers block types by element type and shape. Triton checks and names the shape of each new block type."""
     make, known = tl.block_type.__init__, dict[tuple[object, ...], dict[str, Any]]()
 
     @wraps(make)
@@ -68,7 +68,7 @@ def _remember_blocks() -> None:
 
 
 def _remember_shapes() -> None:
-    """Remembers the wrapped shape of tensors of each type. Triton wraps each number of it again for every tensor."""
+    """Remembers by type the shape of a tensor, whose numbers Triton wraps again for every tensor."""
     make, known = tl.tensor.__init__, dict[tuple[int, ...], Any]()
     probe = tl.tensor(None, tl.block_type(tl.int32, [2]))
     if set(vars(probe)) != {"handle", "shape", "numel", "type", "dtype"}:
@@ -88,13 +88,13 @@ def _remember_shapes() -> None:
 
 
 def _remember_patches() -> None:
-    """Patches `triton.language` once per launch. Triton patches it again for every function that a kernel calls."""
+    """Patches `triton.language` once per launch. Triton itself patches it for every function that a kernel calls."""
     if not hasattr(interpreter, "_LangPatchScope"):
         return
     patch, scope_type = interpreter._patch_lang, interpreter._LangPatchScope
     Names = tuple[bool, bool]
     named: dict[Callable[..., Any], Names] = {}  # function -> whether its globals have tl and tl.core
-    known: dict[tuple[Names, ...], list[tuple[Any, str, Any]]] = {}  # names in order -> what the last patch set
+    known: dict[tuple[Names, ...], list[tuple[Any, str, Any]]] = {}  # names in order -> what their last patch set
     inside: list[Names] = []  # names of the functions that have patched since the launch began
 
     class Scope(scope_type):  # type: ignore[misc, valid-type]

@@ -1,4 +1,4 @@
-"""Records every access of interpreted kernels. Skips the module that imports it if accesses cannot be recorded."""
+"""Records every access of interpreted kernels. Where this is impossible, skips the test module that imports it."""
 
 from contextlib import AbstractContextManager
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.addresses import Log
 
-try:  # the interleaver replaces parts of Triton, and checks at import that they are as expected
+try:  # the interleaver replaces parts of Triton, and its import fails if they are not as expected
     from tests.proof.interleaver import interleaved, misfit, stock
 except ImportError as error:
     pytest.skip(f"accesses cannot be recorded here: {error}", allow_module_level=True)
@@ -15,5 +15,5 @@ if reason := misfit():
 
 
 def recorded() -> AbstractContextManager[Log]:
-    """Returns a context manager with a log of the launches in its block, which run one program after the other."""
+    """Returns a context manager that logs the launches in its block. Their programs run one after the other."""
     return interleaved(stock)

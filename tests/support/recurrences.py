@@ -1,4 +1,4 @@
-"""The recurrences as their papers state them, in float64, and bounds on the error of correct fp32 arithmetic.
+"""Computes the recurrences as their papers state them, in float64, and bounds on the error of correct fp32 arithmetic.
 
 The recurrences share no code with kernels or references. The bounds follow the algorithm of kernels and references,
 operation by operation: a `Rounded` carries an exact value and a bound on the error of its computed counterpart.
@@ -100,7 +100,7 @@ class Rounded:
         return self._rounded(1 / np.sqrt(self.value - self.error) - value, value, ulps=4)
 
     def sum(self, axis: int) -> "Rounded":
-        """Returns the sum of n terms in any order: each term takes part in at most n - 1 roundings."""
+        """Returns the sum of n terms along an axis. In any order, each term takes part in at most n - 1 roundings."""
         n = self.value.shape[axis]
         error = self.error.sum(axis)
         gamma = n * U / (1 - n * U)
@@ -122,7 +122,7 @@ class Rounded:
 
 
 class Gates(NamedTuple):
-    """Inputs of one head after its gates: q and k, perhaps of length 1, the log decay, and beta."""
+    """Inputs of one head after its gates: q and k (of length 1 with `normalize`), the log decay, and beta."""
 
     q: Rounded
     k: Rounded
@@ -155,7 +155,7 @@ def gated_delta_bound(
     q: Array | Rounded, k: Array | Rounded, v: Array, decay: Array | Rounded, beta: Array | Rounded, state: Array,
     scale: float,
 ) -> tuple[Rounded, Rounded]:  # fmt: skip
-    """Returns bounds of one head's outputs, `token value`, and of its new state, before they are stored."""
+    """Returns bounds of one head's outputs, `token value`, and of its new state, both in fp32."""
     q, k, decay, beta = (x if isinstance(x, Rounded) else Rounded(x) for x in (q, k, decay, beta))
     s = Rounded(state)
     out: list[Rounded] = []
@@ -170,7 +170,7 @@ def gated_delta_bound(
 
 
 def causal_conv_bound(x: Array, weight: Array, bias: Array, window: Array, silu: bool) -> Rounded:
-    """Returns bounds of the outputs, `token channel`, before they are stored. The new window is exact."""
+    """Returns bounds of the outputs, `token channel`, in fp32. The new window has no error."""
     inputs = np.concatenate([window, x])
     y = Rounded(np.broadcast_to(bias, x.shape))
     for tap in range(weight.shape[1]):
@@ -197,7 +197,7 @@ def kda_bound(
     q: Array | Rounded, k: Array | Rounded, v: Array, decay: Array | Rounded, beta: Array | Rounded, state: Array,
     scale: float,
 ) -> tuple[Rounded, Rounded]:  # fmt: skip
-    """Returns bounds for one head: those of the gated delta rule, with a decay for each key's row of the state."""
+    """Returns bounds for one head: those of the gated delta rule, but with a decay for each key channel."""
     return gated_delta_bound(q, k, v, decay[:, :, None], beta, state, scale)
 
 
@@ -220,7 +220,7 @@ def low_rank(
 def low_rank_bound(
     q: Array, k: Array, v: Array, decay: Array, a: Array, b: Array, state: Array, scale: float
 ) -> tuple[Rounded, Rounded]:
-    """Returns bounds for one head. The order is: read the state with a, decay it, add along b, add along k."""
+    """Returns bounds for one head. The kernel reads the state with a, decays it, then adds along b, then along k."""
     s = Rounded(state)
     out: list[Rounded] = []
     for t in range(len(v)):
@@ -271,7 +271,7 @@ def selective_bound(
     x: Array, dt: Array, bias: Array, a: Array, b: Array, c: Array, d: Array, z: Array | None, state: Array,
     softplus: bool,
 ) -> tuple[list[Rounded], list[Rounded]]:  # fmt: skip
-    """Returns bounds of one head's outputs and of h_0, h_1, ..., before they are stored; bias: `dim`, added to dt."""
+    """Returns bounds of one head's outputs and of h_0, h_1, ..., in fp32. bias: `dim`, added to dt."""
     s = Rounded(state)
     out, states = [], [s]
     for t in range(len(x)):
@@ -343,7 +343,7 @@ def mamba3(head: Mamba3) -> tuple[Array, tuple[Array, ...]]:
 
 
 def mamba3_bound(head: Mamba3) -> tuple[list[Rounded], tuple[Rounded, ...]]:
-    """Returns bounds of one head's outputs, and of the angle, h, k and v, before they are stored."""
+    """Returns bounds of one head's outputs, and of the new angle, h, k and v, all in fp32."""
 
     def sigmoid(x: Array) -> Rounded:
         return Rounded(np.ones_like(x)).over_one_plus(Rounded(-x).exp())

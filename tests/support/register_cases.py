@@ -1,4 +1,4 @@
-"""Small random launches of the operations on slots and registers, of one program each, mostly two in a row."""
+"""Makes small random launches of the operations on slots and registers. Each has one program; most run twice."""
 
 from collections.abc import Sequence
 
@@ -70,7 +70,7 @@ def audit(make: Maker) -> Case:
 
 
 def beyond(make: Maker, rows: Sequence[int]) -> list[int]:
-    """Returns rows in which some of the padding has numbers that no table has."""
+    """Returns rows in which some entries of padding have row numbers outside of any table."""
     return [row if row > 0 else make.one(0, row, 2**31 - 1) for row in rows]
 
 
@@ -83,7 +83,7 @@ def plan(make: Maker, variant: str | None = None) -> Case:
     given = random_marks(make.rng, file, batch)
     sent = batch_packet((beyond(make, rows), tokens), make.one(NO_LIMIT, 0, 2), table.cells, given)
     packet = make.ints(sent.tolist())
-    packet[: Section.BATCH] = make.one(0, 1, 3)  # counts of changes, which an ownership launch has carried out
+    packet[: Section.BATCH] = make.one(0, 1, 3)  # numbers of changes, as if the ownership launch had run them
     room = make.one(1, 5, 64)
     marks = StepMarks(*(make.empty(size, dtype=torch.int32) for size in (1, room, room, room)))
     arguments = {

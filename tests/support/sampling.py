@@ -3,10 +3,10 @@
 `tests/conftest.py` applies three rules to every test:
 
 * `@pytest.mark.proof`: the test runs in full runs only.
-* `@pytest.mark.sample`: a parametrized test runs as many cases as it takes to see every value of every parameter.
-  `@pytest.mark.sample(3)`: the test runs three cases, chosen the same way. References and kernels are sampled apart.
-* Outside tests/kernels the interpreter runs one case of each test. It runs the same host code as the reference, about
-  20 times slower. `@pytest.mark.sample(interpreter=4)` asks for four.
+* `@pytest.mark.sample`: a parametrized test runs so many cases that each value of each parameter occurs.
+  `@pytest.mark.sample(3)`: the test runs three cases, chosen the same way. Each backend has its own sample.
+* Outside tests/kernels, the interpreter runs one case of each test, because it runs the same host code as the
+  reference about 20 times slower. `@pytest.mark.sample(interpreter=4)` asks for four cases.
 
 A test that is named on the command line (`file.py::test_name`) runs in full.
 """
@@ -19,11 +19,11 @@ from zlib import crc32
 import pytest
 
 PROOF = bool(os.environ.get("MEMSTATE_PROOF"))
-KERNELS = "tests/kernels/"  # runs both backends in full, because these tests compare them
+KERNELS = "tests/kernels/"  # where both backends run in full, because the tests compare them
 
 
 def left_out(items: Iterable[pytest.Item]) -> set[pytest.Item]:
-    """Returns the tests that only a full run has."""
+    """Returns the tests that only a full run executes."""
     skipped: set[pytest.Item] = set()
     groups: dict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
     for item in items:
@@ -46,8 +46,8 @@ def left_out(items: Iterable[pytest.Item]) -> set[pytest.Item]:
 def covering(cases: Sequence[pytest.Item], most: int | None) -> list[pytest.Item]:
     """Returns cases in which every value of every parameter occurs, or `most` cases.
 
-    The next case is always the one with the most values that have not occurred yet. A hash of the name decides between
-    equal ones, so that different tests choose different cases.
+    The next case is always one with the most values that have not occurred yet. Among several such cases, a hash of the
+    name decides, so that different tests choose different cases.
     """
     if most is not None and most >= len(cases):
         return list(cases)

@@ -15,7 +15,7 @@ from tests.support.packets import bits
 
 @dataclass
 class Found:
-    """The result of a scan: free slots, ascending, and register -> slot and register -> label of full registers."""
+    """The result of a scan: free slots, ascending. slots, labels: register -> its slot, its label, if it has a slot."""
 
     free: list[int]
     slots: dict[int, int] = field(default_factory=dict)
@@ -24,8 +24,9 @@ class Found:
 
 
 def scan(mem: StateManager, by_id: Iterable[int] = ()) -> Found:
-    """Submits, and asserts that slots, rows and pages of the manager are consistent. The newest step's forward must
-    have been launched. by_id: slots that the test has claimed.
+    """Submits, and asserts that slots, rows and pages of the manager are consistent.
+
+    Launch the forward of the newest step before. by_id: slots that the test has claimed.
     """
     mem.submit(mem._parts.stepping.open)
     scanned = scan_registers(inside.registers(mem), by_id, assert_clean=False)
@@ -35,7 +36,7 @@ def scan(mem: StateManager, by_id: Iterable[int] = ()) -> Found:
 
 
 def scan_registers(file: RegisterFile, by_id: Iterable[int] = (), *, assert_clean: bool = True) -> Found:
-    """Asserts that bitmap, registers, slots by id and the host's mirror agree. Submit first."""
+    """Asserts that bitmap, registers, slots by id and the host's mirror agree. Call `submit` before."""
     scanned = scan_bitmap(file.allocator, assert_clean=False)
     problems = scanned.problems
     slots, labels = file.table.slots.tolist(), file.table.labels.tolist()
@@ -63,7 +64,7 @@ def scan_registers(file: RegisterFile, by_id: Iterable[int] = (), *, assert_clea
 
 
 def scan_bitmap(allocator: SlotAllocator, by_id: Iterable[int] | None = None, *, assert_clean: bool = True) -> Found:
-    """Asserts that bits, device count and host count agree, and with `by_id` that each slot is either free or in it."""
+    """Asserts that bits and both counts of free slots agree. by_id: if given, all slots that are not free."""
     free, problems = [], []
     words = allocator.bitmap.tolist()
     for index, word in enumerate(words[: allocator.capacity // 32 + 1]):
@@ -104,7 +105,7 @@ def _ownership_problems(capacity: int, free: set[int], owners: dict[int, list[st
 
 
 def row_problems(mem: StateManager) -> list[str]:
-    """Returns rows whose `tracked` or `source` differs from the host's, or that hold something without being in use."""
+    """Returns a line for each row with a wrong `tracked` or `source`, and for each unused row that holds something."""
     problems = []
     file, table = inside.registers(mem), owners.table(mem)
     for name in ("tracked", "source"):
@@ -121,7 +122,7 @@ def row_problems(mem: StateManager) -> list[str]:
 
 
 def page_problems(mem: StateManager) -> list[str]:
-    """Returns rows whose pages have gaps, repetitions or wrong ids, and whether the number of free pages is wrong."""
+    """Returns a line for each row with gaps, repetitions or wrong ids in its pages, and for a wrong count of pages."""
     problems = []
     referred = {page for snapshot in owners.states(mem).values() for page in snapshot.pages}
     total = owners.kv_pages(mem).pages

@@ -38,7 +38,7 @@ def busy(name: str = "", **given: Any) -> tuple[ms.StateManager, list[ms.Snapsho
 
 
 def serve(mem: ms.StateManager, request: ms.Request, more: int = 0, end: bool = True) -> ms.Row:
-    """Computes a prompt, stopping at each boundary, decodes `more` tokens, and ends the request if `end`."""
+    """Computes a prompt in chunks that end at boundaries, decodes `more` tokens, and ends the request if `end`."""
     (row,) = mem.admit([request])
     tokens = list(request.tokens)  # type: ignore[arg-type]
     mem.extend([row], [len(tokens) + more])
@@ -53,12 +53,12 @@ def serve(mem: ms.StateManager, request: ms.Request, more: int = 0, end: bool = 
 
 @contextmanager
 def faulty(mem: ms.StateManager) -> Iterator[None]:
-    """Adds slots by id, a leaked slot, a slot with two owners, and one with an unknown owner during the block."""
+    """Adds slots by id and faults during the block: a leaked slot, one with two owners, one with an unknown owner."""
     lost, taken = mem.pool.claim(1), mem.pool.claim(1)
     with mem.pool.allocator.group(2):
         slots = inside.registers(mem).table.slots
         slots[-1] = slots[3]  # a second owner for the live slot of row 1
-        slots[-2] = taken[0]  # the host takes this register for empty
+        slots[-2] = taken[0]  # for the host, this register is empty
         yield
         slots[-2:] = 0
     mem.pool.release(torch.cat([lost, taken]))

@@ -1,4 +1,4 @@
-"""A test server with a prefix cache, chunked prompts and KV pages, which draws its tokens from the bytes of states.
+"""Runs a test server with a prefix cache, chunked prompts and KV pages, whose answers follow from the bytes of states.
 
 It checks that each step reads and writes exactly the states and KV of its rows' tokens.
 """
@@ -26,12 +26,12 @@ TRACKING: dict[str, Callable[[int], ms.Tracking]] = {
 
 
 def chosen(value: int) -> int:
-    """Returns the token that follows a state of this value."""
+    """Returns the token that the model says after a state with this value."""
     return (value >> 40) % 50
 
 
 def written(prompt: Sequence[int], goal: int) -> list[int]:
-    """Returns a prompt and the `goal` tokens that follow it, computed without a manager."""
+    """Returns a prompt and the next `goal` tokens that the model says, computed without a manager."""
     text = list(prompt)
     for _ in range(goal):
         text.append(chosen(fold(tuple(text))))
@@ -39,7 +39,7 @@ def written(prompt: Sequence[int], goal: int) -> list[int]:
 
 
 class Server(Checked):
-    """A manager, its rows and their texts. No state contains the last token of a text yet."""
+    """A manager, its rows and their texts. The last token of a text is the next to compute; no state contains it."""
 
     def __init__(
         self, backend: Backend, name: str = "redirect", *, prefix: ms.Prefix | bool = True, every: int = EVERY,
@@ -79,7 +79,7 @@ class Server(Checked):
         return self.admit(ms.Request(f"of {len(tokens)}", tokens=tokens, **more))[0]  # type: ignore[arg-type]
 
     def step(self, rows: Sequence[ms.Row | None], most: int = 64, run: bool = True) -> ms.Step:
-        """Plans a chunk or a token for each row, up to the next boundary, and runs the forward. Does not settle."""
+        """Plans at most `most` tokens per row, up to its next boundary, and runs the forward. Does not settle."""
         lengths = [self.mem.info(row).length if row else 0 for row in rows]
         ends = [
             min(self.mem.info(row).next_boundary, len(self.text[row]), length + most) if row else 0
@@ -88,7 +88,7 @@ class Server(Checked):
         return self.step_to(rows, ends, run)
 
     def step_to(self, rows: Sequence[ms.Row | None], ends: Sequence[int], run: bool = True) -> ms.Step:
-        """Plans a chunk up to a length for each row, even beyond a boundary, and runs the forward. Does not settle."""
+        """Plans each row up to a length, even beyond a boundary, and runs the forward. Does not settle."""
         lengths = [self.mem.info(row).length if row else 0 for row in rows]
         self.mem.extend([row for row in rows if row], [end for row, end in zip(rows, ends, strict=True) if row])
         step = self.mem.plan(rows, [end - length for end, length in zip(ends, lengths, strict=True)])
@@ -125,7 +125,7 @@ class Server(Checked):
             self.publish([row for row in rows if row])
 
     def run_to(self, rows: Sequence[ms.Row | None], ends: Sequence[int]) -> None:
-        """Runs and settles one step up to these lengths, and publishes to the cache."""
+        """Runs and settles one step of each row up to a length, and publishes to the cache."""
         self.mem.settle(self.step_to(rows, ends))
         self.publish([row for row in rows if row])
 
@@ -159,13 +159,13 @@ class Server(Checked):
         return start
 
     def states(self, salt: object = None) -> dict[int, ms.Snapshot]:
-        """Returns length -> cached state of a salt, for a tree of a single path."""
+        """Returns length -> cached state of a salt. The salt's tree must be a single path."""
         snapshots = [node.snapshot for at, node in self.cache.tree.walk() if at == salt and node.snapshot]
         assert len({snap.length for snap in snapshots}) == len(snapshots)
         return {snap.length: snap for snap in snapshots}
 
     def states_by_prefix(self) -> dict[tuple[int, ...], ms.Snapshot]:
-        """Returns tokens -> cached state."""
+        """Returns tokens -> cached state, for all salts."""
         return {tuple(prefix_of(node)): node.snapshot for _, node in self.cache.tree.walk() if node.snapshot}
 
     @property

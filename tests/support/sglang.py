@@ -28,7 +28,7 @@ class Engine:
     Attributes:
         active: Running requests by name.
         lengths: Slot -> number of tokens that its state stands for.
-        kept: Name of a request -> the slot that a cache would own, and the length of its state.
+        kept: Name of an ended request -> (slot that a cache would own, length of its state).
     """
 
     def __init__(self, kind: Any, rows: int, slots: int, every: int, lazy: bool, overlap: bool) -> None:
@@ -57,11 +57,11 @@ class Engine:
         self.active: dict[str, Any] = {}
         self.lengths = torch.zeros(slots + 1, dtype=torch.int64)
         self.kept: dict[str, tuple[Any, int]] = {}
-        self._before: Any = None  # the last batch, whose result is not handled yet
+        self._before: Any = None  # the last batch and its finished requests, while its result is not handled yet
 
     @contextmanager
     def _here(self) -> Iterator[None]:
-        """Sets SGLang's switches for a call. The lengths of KV grow without allocations."""
+        """Sets SGLang's switches during the block, where lengths of KV grow without allocations."""
 
         def grow(batch: Any, **_: Any) -> None:
             for req in batch.reqs:
@@ -105,7 +105,7 @@ class Engine:
             self._next((copy(batch), finished) if batch.reqs else None)
 
     def _next(self, now: tuple[Any, set[str]] | None) -> None:
-        """Handles the result of the last batch with overlap, otherwise of this batch."""
+        """Handles the result of a batch: with overlap that of the last batch, otherwise that of batch `now`."""
         due, self._before = (self._before, now) if self.overlap else (now, None)
         if due is not None:
             self._results(*due)
@@ -128,7 +128,7 @@ class Engine:
             self._processor._handle_finish_state_updated_req(req, batch, result, i, None)
 
     def _end(self, req: Any, keeps: bool) -> None:
-        """Ends a request. keeps: whether `kept` gets the newest state that SGLang's tree can take."""
+        """Ends a request. keeps: whether its newest state that SGLang's tree can take is put in `kept`."""
         params, real = self.sgl.InsertParams(), len(req.output_ids)
         length = self._component.prepare_for_caching_req(req, params, real, is_finished=True) if keeps else 0
         result = SimpleNamespace(mamba_exist=False) if length else None
@@ -159,7 +159,7 @@ class Engine:
 
 
 def make_pool(kind: Any, rows: int, slots: int, *, lazy: bool = False, overlap: bool = True, **named: Any) -> Any:
-    """Makes SGLang's pool or memstate's, for two layers of a tiny state. With `pre_alloc_size`: of a decode server."""
+    """Makes a pool of class `kind` for two layers of a tiny state. With `pre_alloc_size`: that of a decode server."""
     from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
 
     shape = Mamba2StateShape.create(

@@ -1,6 +1,6 @@
-"""A model of the records of one kind, states or KV pages, in host memory.
+"""Models the records of one kind (states or KV pages) in host memory.
 
-A key is a salt and all tokens up to the end of the record, instead of a digest.
+A key is a pair: the salt, and all tokens up to the end of the record. The library has a digest of them instead.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -11,8 +11,10 @@ Key = tuple[Hashable, tuple[int, ...]]
 
 @dataclass(eq=False)
 class Item:
-    """A record under its key. fetched: whether it came from the store; stored: whether the store has it, or a write is
-    under way; filled: whether its bytes are there or on their way.
+    """A record under its key.
+
+    fetched: whether it came from the store. stored: whether the store has it or a write to the store is under way.
+    filled: whether its bytes have arrived or are on their way.
     """
 
     key: Key
@@ -24,7 +26,7 @@ class Item:
 
 
 class Shelf:
-    """Items, the least recently used first. reserve: number of records that prefetches leave free."""
+    """Items of one kind, the least recently used first. reserve: number of records that prefetches leave free."""
 
     def __init__(self, kind: str, records: int, reserve: int) -> None:
         self.kind, self.records, self.reserve = kind, records, reserve
@@ -52,7 +54,7 @@ class Shelf:
         return records
 
     def take(self, n: int) -> list[int]:
-        """Claims `n` records, and evicts the least recently used ones for them. Returns none if there are too few."""
+        """Claims `n` records, and evicts the least recently used items for them. Returns [] if there is no room."""
         if n > len(self.free) + len(self.loose):
             return []
         self.evict(n - len(self.free))
@@ -79,7 +81,7 @@ class Shelf:
                 self.free.add(record)
 
     def add(self, key: Key, record: int, fetched: bool = False) -> Item:
-        """Adds a record as the newest item. If the key has an item already, gives the record back."""
+        """Adds a record as the newest item. If the key has an item already, frees the record and returns that item."""
         if there := self.get(key):
             self.give(record)
             self.touch([key])
@@ -88,7 +90,7 @@ class Shelf:
         return item
 
     def touch(self, keys: Sequence[Key]) -> None:
-        """Makes these items the newest, the first key last."""
+        """Makes the items of these keys the most recently used, the item of the first key most of all."""
         for key in reversed(keys):
             if there := self.get(key):
                 self.items.remove(there)

@@ -1,4 +1,4 @@
-"""Prints at the end of a test run how many tests were skipped for each reason, because -q prints only one number."""
+"""Prints at the end of a test run the number of skipped tests per reason, because -q prints only their sum."""
 
 from collections import Counter
 
@@ -6,7 +6,7 @@ import pytest
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Prints the counts by the first line of the reason. A file that was skipped as a whole counts once."""
+    """Prints a count for each first line of a reason. A file that was skipped as a whole counts once."""
     reasons = [str(report.longrepr[2]) for report in terminalreporter.getreports("skipped")]
     for why, times in Counter(why.splitlines()[0].removeprefix("Skipped: ") for why in reasons).most_common():
         terminalreporter.write_line(f"skipped {times}: {why}")

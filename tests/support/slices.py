@@ -1,4 +1,4 @@
-"""Makes tensors `batch token ..` that are slices of wider tensors, and lists the torch operations of a block."""
+"""Makes tensors `batch token ..` that are slices of wider tensors, and records the torch operations of a block."""
 
 import random
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from tests.support.decode_case import rubbish
 
 
 def sliced(tensor: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Returns the same values as a slice of a wider tensor of rubbish, and all bytes of the wider tensor.
+    """Returns a slice, with the values of `tensor`, of a wider tensor of rubbish, and all bytes of the wider tensor.
 
     The amount of rubbish before and after each token differs from call to call. If the width of a token is a multiple
     of 16 bytes, each token begins at a multiple of 16 bytes.
@@ -32,7 +32,7 @@ def sliced(tensor: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def packed(shapes: dict[str, tuple[int, ...]], like: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-    """Returns adjacent slices of one projection, `batch token ..`, with rubbish after the last one.
+    """Returns adjacent slices of one tensor, `batch token ..`, as a projection makes them, with rubbish at the end.
 
     Args:
         shapes: Name -> shape of a slice after `batch token`.
@@ -62,6 +62,6 @@ class Made(TorchDispatchMode):
 
 @contextmanager
 def operations() -> Iterator[list[str]]:
-    """Yields a list that collects the torch operations of the block: those that make, copy or compute a tensor."""
+    """Yields a list. It gets the torch operations of the block that make, copy or compute a tensor."""
     with Made() as made:
         yield made.ops

@@ -1,4 +1,4 @@
-"""Layouts that tensor parallelism cuts, the share of each rank, and the records of all ranks in stores."""
+"""Cuts layouts and bytes into the shares of tensor-parallel ranks, and puts the records of all ranks into stores."""
 
 import itertools
 import random
@@ -41,7 +41,7 @@ for count in (2, 4):
 
 
 def toy(name: str) -> StateLayout:
-    """Returns a small copy of a preset: few units per part, which as many as 8 ranks can share, and sizes up to 3."""
+    """Returns a small copy of a preset, with sizes up to 3, and with few units per part, but enough for 8 ranks."""
 
     def units(count: int) -> int:
         while count > 16 and count // 2 % 8 == 0:
@@ -58,14 +58,14 @@ def toy(name: str) -> StateLayout:
 
 
 def whole(layout: StateLayout, seed: int) -> dict[str, Tensor]:
-    """Returns plane -> random bytes of the whole model, `layer ... byte`."""
+    """Returns plane -> random bytes of a state of the whole model, `layer ... byte`."""
     random = {"dtype": torch.uint8, "generator": torch.Generator().manual_seed(seed)}
     shapes = {plane.name: (layout.layers_of(plane), *plane.shape, plane.dtype.itemsize) for plane in layout.planes}
     return {name: torch.randint(0, 256, shape, **random) for name, shape in shapes.items()}
 
 
 def cut(plane: Plane, full: Tensor, ranks: int, rank: int) -> Tensor:
-    """Returns the bytes of a rank: its share of each part's units, or one unit if ranks outnumber them."""
+    """Returns the bytes of a rank: its share of the units of each part, or one unit if units are fewer than ranks."""
     pieces, axis = [], plane.axis + 1
     for part in plane.parts:
         units = full.narrow(axis, sum(piece.length for piece in plane.parts[: plane.parts.index(part)]), part.length)
@@ -77,7 +77,7 @@ def cut(plane: Plane, full: Tensor, ranks: int, rank: int) -> Tensor:
 
 
 def shard(layout: StateLayout, full: dict[str, Tensor], ranks: int, rank: int, padding: int = 0) -> Bytes:
-    """Returns the body of a rank's record, built from the order of blocks without the library's code."""
+    """Returns the body of a rank's record: all its blocks in order. Uses no code of the library."""
     blocks = []
     for plane, layer in in_order(layout):
         block = cut(plane, full[plane.name], ranks, rank)[layer].reshape(-1)
@@ -91,7 +91,7 @@ EVERY = range(5)
 
 
 class Model(NamedTuple):
-    """The layouts of a whole model, and its records. Kind and page are the seed of a record's bytes."""
+    """The layouts of a whole model, and its records. The bytes of a record are random, with kind and page as seed."""
 
     state: StateLayout | None = STATE
     kv: StateLayout | None = KV["2 heads"]
@@ -129,7 +129,7 @@ class Model(NamedTuple):
         return HandOver(MODEL, *self, PAGE, **ends, rank=rank, batch=batch)
 
     def found(self, store: Any, ranks: int, rank: int, salt: object = None) -> int:
-        """Returns the length that a rank can start from, as a prefetch finds it. Checks every byte of these records."""
+        """Returns the length that a rank can start from with the records of a store. Checks every byte of them."""
         names = {kind: [self.name(kind, page, ranks, rank, salt) for page in EVERY] for kind in self.kinds}
         there = {kind: store.exists(names[kind]) for kind in names}
         reach = [*there.get("kv", [True] * 5), False].index(False)

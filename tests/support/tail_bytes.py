@@ -11,28 +11,28 @@ from memstate.state.layout import StateLayout
 
 
 class Cost(NamedTuple):
-    """moved: bytes moved per accepted token. scratch: bytes that a request keeps beside its state."""
+    """moved: bytes moved per accepted token. scratch: bytes that a request has besides its state."""
 
     moved: float
     scratch: int
 
 
 def of_token(layout: StateLayout) -> int:
-    """Returns the bytes that tails keep of one token, in all layers. Axis 0 of a plane of a ring is its places."""
+    """Returns the bytes that tails keep per token, in all layers. In planes of rings, axis 0 counts the places."""
     rows = layout.rows
     assert rows is not None
     return sum(rows.layers_of(plane) * plane.nbytes // plane.shape[0] for plane in rows.planes)
 
 
 def tail_step(state: int, token: int, tokens: int, pending: float) -> float:
-    """Returns the bytes of a step: it reads and stores a state, reads pending inputs, and keeps those of its tokens."""
+    """Returns the bytes of a step: it reads and stores a state, reads pending inputs, and keeps its own inputs."""
     return 2 * state + (pending + tokens) * token
 
 
 def deferred(state: int, token: int, defer: int) -> float:
-    """Returns the bytes per token of plain decode that reads the state in each step and stores every `defer`-th one.
+    """Returns the bytes per token of plain decode that reads the state in each step, but stores it every `defer` steps.
 
-    Until then the inputs wait in the tail.
+    Between the stores, the inputs wait in the tail.
     """
     return state * (1 + 1 / defer) + token * (1 + (defer - 1) / 2) * (defer > 1)
 

@@ -1,7 +1,7 @@
-"""A loop with drafts on one layer of a gated delta rule, compared with plain decode.
+"""Runs a loop with drafts on one layer of a gated delta rule, and compares it with plain decode.
 
-Texts have numbers. The text alone decides the inputs of its token n, so the state after n tokens of a text is known. A
-wrong draft is a token of another text.
+The inputs of all tokens of a few texts are drawn in advance, so the state after n tokens of a text is known. A wrong
+draft is a token of another text.
 """
 
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ class Model:
     def forward(
         self, mem: ms.StateManager, step: ms.Step, texts: list[list[tuple[int, int]]], trees: Sequence[Tree] = ()
     ) -> Tensor:  # fmt: skip
-        """Runs a step. texts: (text, place in the text) for each token of each entry. trees: drafts of the entries."""
+        """Runs a step. texts: for each entry, (text, place in the text) of its tokens. trees: drafts of each entry."""
         width = max(1, *map(len, texts))
         x = {}
         for name, stream in self.inputs.items():
@@ -86,11 +86,11 @@ class Model:
 
 
 class Walk:
-    """A loop with drafts and random calls, which checks outputs and snapshots against plain decode."""
+    """Makes random calls with drafts, and checks outputs and snapshots against plain decode."""
 
     def __init__(self, mem: ms.StateManager, model: Model, generator: torch.Generator, tail: int) -> None:
         self.mem, self.model, self.generator, self.tail, self.overlap = mem, model, generator, tail, mem.overlap
-        self.rows: dict[ms.Row, tuple[int, int]] = {}  # row -> its text, its length
+        self.rows: dict[ms.Row, tuple[int, int]] = {}  # row -> (number of its text, its length)
         self.kept: list[tuple[ms.Snapshot, int]] = []
         self.names = 0
         self.flight: Any = None  # with overlap, the arguments of `settle` for the last step
@@ -146,7 +146,7 @@ class Walk:
     def settle(
         self, step: ms.Step, entries: list[Any], accepted: list[int], guessed: bool, written: bool, starts: list[int]
     ) -> None:
-        """Settles a step. Some of its rows end with it, although with overlap the next step has them too."""
+        """Settles a step. Some of its rows end with it. With overlap, the next step was planned with these rows too."""
         over = [row in self.rows and self.draw(30) == 0 for row in entries]
         if guessed or self.draw(1):
             self.mem.accept(step, accepted, finished=over, written=written)
@@ -160,8 +160,8 @@ class Walk:
         for row, ended in zip(entries, over, strict=True):
             if ended:
                 at = dict(zip(self.flight[1], self.flight[5], strict=True)) if self.flight else {}
-                length = at.get(row, self.rows[row][1])  # without the tokens of a dead step
-                # An end of the request may lie a few tokens before the last one.
+                length = at.get(row, self.rows[row][1])  # the length before the dead step
+                # The request may have ended a few tokens earlier.
                 self.rows[row] = self.rows[row][0], length - self.draw(min(length, self.draw(3)))
                 self.end([row])
 

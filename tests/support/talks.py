@@ -1,4 +1,4 @@
-"""A decode loop for conversations whose tokens the test gives, with KV pages of 2 tokens that hold the tokens."""
+"""Runs a decode loop for conversations whose tokens the test gives. KV pages of 2 tokens hold the tokens."""
 
 from collections.abc import Sequence
 
@@ -52,7 +52,7 @@ class Talks(Checked, Loop):
         return step
 
     def run(self, row: ms.Row, text: Sequence[int], dead: bool = False, publish: bool = False) -> None:
-        """Computes and settles the rest of a text. dead: the row ends with it, while a dead step is in flight."""
+        """Computes and settles the rest of a text. dead: whether the row then ends while a dead step is in flight."""
         left = list(text[self.mem.info(row).length :])
         while left:
             n = min(3, self.mem.info(row).next_boundary - self.mem.info(row).length, len(left))
@@ -89,7 +89,7 @@ class Talks(Checked, Loop):
     ) -> int:
         """Runs a turn from admission to end. Returns the length that it started from.
 
-        prompt: length of the prompt, if the rest of the text is the answer.
+        prompt: length of the prompt; the rest of the text is the answer. None: all is prompt.
         """
         row = self.turn(text[:prompt], session)
         start = self.mem.info(row).length
@@ -114,7 +114,10 @@ class Talks(Checked, Loop):
         return {self.slot(row, part): tuple(self.fed[row][:label]) for (row, part), label in labels.items()}
 
     def look(self, idle: bool = False) -> None:
-        """Checks also that the device has each row's pages, and that exactly the sources of first steps are pinned."""
+        """Checks the whole manager.
+
+        Beyond `Checked.look`: the device has the pages of each row, and exactly the sources of first steps are pinned.
+        """
         super().look(idle)
         table = self.mem.device.page_table.tolist()
         for row in self.mem.rows:
@@ -156,7 +159,7 @@ def counts(talks: Talks) -> tuple[int, ...]:
 def told(
     backend: Backend, name: str, overlap: bool = True, cache: bool = True, first: int = 0, **settings: object
 ) -> tuple[Talks, ms.StateManager, ms.Session]:
-    """Returns a loop with one session, which has had a turn of `first` tokens."""
+    """Returns a loop, its manager and a session. Unless `first` is 0, the session has had a turn of so many tokens."""
     talks = Talks(backend, name, overlap, cache, **settings)
     session = talks.mem.sessions.open("a")
     if first:

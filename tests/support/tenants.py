@@ -1,7 +1,7 @@
-"""Tenants that send the same tokens under different salts, with states and KV pages whose bytes name the tenant.
+"""Runs tenants that send the same tokens under different salts. The bytes of states and KV pages name the tenant.
 
-The bytes of a state are (tenant, number of tokens), those of each place of a KV page (tenant, place). Each step checks
-what it reads, so a test only has to check the length that a request starts from.
+A state is (tenant, number of tokens), and a token's KV is (tenant, place of the token). Each step checks what it reads,
+so a test only has to check the length that a request starts from.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -23,7 +23,7 @@ PAGE, EVERY, PAGES = 4, 8, 60
 STATE = ms.StateLayout((ms.Plane("state", (2,), torch.int64),), layers=1)
 KV = ms.StateLayout((ms.Plane("kv", (PAGE, 2), torch.int64),), layers=1)
 T = [7 * i % 100 for i in range(64)]  # the prompt of all tenants
-NOTHING = (0, 0, 0, 0)  # `House.matched` without any match
+NOTHING = (0, 0, 0, 0)  # what `House.matched` returns without a match
 
 two_tenants = pytest.mark.parametrize(("mine", "other"), [("a", "b"), ("a", None), (None, "a"), ("", None), (1, "1")])
 
@@ -59,11 +59,11 @@ class House:
         self._numbers: dict[tuple[type, Hashable], int] = {}
 
     def number(self, salt: Hashable) -> int:
-        """Returns the number that stands for a tenant in bytes."""
+        """Returns the number that names a tenant in states and KV."""
         return self._numbers.setdefault((type(salt), salt), 1000 * (len(self._numbers) + 1))
 
     def start(self, tokens: Sequence[int], salt: Hashable, **more: Any) -> ms.Row:
-        """Admits a request, and returns its row. tokens: the prompt; None for a request without known tokens."""
+        """Admits a request, and returns its row. tokens: the prompt; None if memstate does not know it."""
         (row,) = self.mem.admit([ms.Request("turn", tokens=tokens, salt=salt, **more)])
         self.tenants[row] = salt
         return row
@@ -87,7 +87,7 @@ class House:
         return step
 
     def run(self, row: ms.Row, end: int) -> None:
-        """Computes up to `end` tokens."""
+        """Runs and settles steps until the row has `end` tokens."""
         while self.mem.info(row).length < end:
             self.mem.settle(self.step(row, end))
 
@@ -100,7 +100,7 @@ class House:
         return start
 
     def starts(self, end: int, salt: Hashable, tokens: Sequence[int] = T, **more: Any) -> int:
-        """Returns the length that a prompt of `end` tokens starts from. Runs one step, then ends without caching."""
+        """Returns the length that a prompt of `end` tokens starts from. Computes one token, and caches nothing."""
         row = self.start(tokens[:end], salt, **more)
         start = self.mem.info(row).length
         self.run(row, start + 1)
@@ -108,12 +108,12 @@ class House:
         return start
 
     def matched(self, end: int, salt: Hashable, tokens: Sequence[int] = T, **more: Any) -> tuple[int, int, int, int]:
-        """Returns the lengths of a match: by state, by KV, of an evicted state, in host memory."""
+        """Returns the lengths of a match: of a cached state, cached KV, an evicted state, a state in host memory."""
         match = self.mem.match(tokens[:end], salt, **more)
         return match.length, match.kv_length, match.evicted_length, match.host_length
 
     def go_down(self) -> None:
-        """Evicts the whole prefix cache of the device to the tiers, and overwrites its pages."""
+        """Evicts the whole prefix cache to the tiers, and overwrites the pages on the device."""
         cache = self.mem.prefix
         assert cache is not None and self.mem.tiers is not None
         self.mem.submit()
@@ -125,7 +125,7 @@ class House:
         self.kv[[page for page, users in enumerate(owners.kv_pages(self.mem).holders) if not users]] = -1
 
     def fetch(self, end: int, salt: Hashable) -> Fetch:
-        """Prefetches a prompt, and returns the prefetch when it is done."""
+        """Prefetches a prompt, polls until the prefetch is done, and returns it."""
         fetch = self.mem.prefetch(T[:end], salt)
         for _ in range(100):
             if not fetch.done:

@@ -1,8 +1,8 @@
-"""A test server with host memory, and optionally a store, below its prefix cache, which checks every byte it reads.
+"""Runs a test server whose prefix cache has host memory, and optionally a store, below it, and checks all bytes.
 
-`look` also checks host memory: every record is free, cached or on its way, nothing stays pinned, and each byte of each
-cached state and KV page follows from the tokens of its key. KV depends on all tokens before it, so a page of another
-prefix with the same tokens fails the check. Before each step, the server checks the KV that the step reads.
+`look` also checks host memory: each record is free, cached or on its way; nothing stays pinned; each cached state and
+KV page has the bytes that the tokens of its key give. KV depends on all tokens before it, so the KV of the same tokens
+after another prefix fails the check. Before each step, the server checks the KV that the step reads.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,14 +32,15 @@ MOVED = ("states_out", "states_in", "pages_out", "pages_in")
 
 
 def whole(n: int, pages: int = 2) -> list[int]:
-    """Returns prompt number `n`, of whole pages. It shares no prefix with others, and leaves one state, at its end."""
+    """Returns prompt number `n`, of whole pages. No two share a prefix. A `Tiered` keeps one state, at its end."""
     return [100 * n + i for i in range(PAGE * pages)]
 
 
 class Tiered(Server):
     """A server with tiers that checks all KV before a step reads it. tiers: settings that replace the usual ones.
 
-    `every` is larger than the prompts of most tests, so a prompt of whole pages leaves one state, at its end (`Whole`).
+    `every` is larger than most prompts of tests, so no state is kept at a multiple of it. A prompt of whole pages keeps
+    one state, at its end (`Whole`).
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Tiered(Server):
         return [each.cache for each in self.below.host.sets]
 
     def note(self, tokens: Sequence[int], salt: object = None) -> None:
-        """Remembers the tokens that each key of a prompt stands for."""
+        """Remembers for each key of a prompt the tokens that it stands for."""
         for at, key in enumerate(self._keys.of(SaltedTokens(encode(tokens), salt)), 1):
             assert self.known.setdefault(key, tuple(tokens[: at * self.page])) == tuple(tokens[: at * self.page])
 
@@ -90,7 +91,7 @@ class Tiered(Server):
 
     @property
     def salts(self) -> dict[object, object]:
-        """Request id -> salt of its prompt, under which its answer is cached as well."""
+        """Request id -> salt. The prompt and the answer of a request are cached under its salt."""
         return self.__dict__.setdefault("_salts", {})
 
     def _note_rows(self, rows: Iterable[ms.Row]) -> None:
@@ -137,7 +138,7 @@ class Tiered(Server):
                 self.mem.poll()
 
     def give_up(self, states: int = 99, pages: int = 0) -> None:
-        """Evicts `states` states, then leaves until `pages` pages are free, and overwrites free memory with rubbish."""
+        """Evicts `states` states from the cache, then `pages` KV pages, and overwrites all free memory with rubbish."""
         self.cache.evict_states(states)
         self.cache.evict_pages(pages)
         self.mem.poll()
@@ -147,7 +148,7 @@ class Tiered(Server):
             plane[:, free] = STALE
 
     def work(self) -> None:
-        """Runs all jobs of threads that the test drives by hand (`ByHand`)."""
+        """Runs all jobs that wait in the executor of the test (`ByHand`), and polls."""
         jobs = self.below.settings.executor
         for job in list(jobs.jobs) if isinstance(jobs, ByHand) else ():
             if not job.future.done() and job.begin():
@@ -155,7 +156,7 @@ class Tiered(Server):
         self.mem.poll()
 
     def drain(self) -> None:
-        """Works until no record waits for writeback to the store."""
+        """Runs jobs until no record waits for writeback to the store."""
         while self.below.writeback and self.below.writeback.pending:
             self.work()
 
@@ -171,12 +172,12 @@ class Tiered(Server):
         self.give_up(pages=60)
 
     def checked(self, rows: Sequence[ms.Row | None]) -> None:
-        """Runs one more step, with its reads checked, and publishes nothing."""
+        """Runs one more step without publishing. Checks what it reads, and then the whole server."""
         self.run(rows, publish=False)
         self.look()
 
     def fetch(self, tokens: Sequence[int], salt: object = None) -> ms.tiers.Fetch:
-        """Prefetches a prompt, and returns the prefetch when it is done."""
+        """Prefetches a prompt, polls until the prefetch is done, and returns it."""
         self.note(tokens, salt)
         fetch = self.mem.prefetch(tokens, salt)
         while not fetch.done:
@@ -193,7 +194,7 @@ class Tiered(Server):
 
     @property
     def moved(self) -> tuple[int, int, int, int]:
-        """States copied to and from host memory, then pages to and from it."""
+        """Counts of copies: states to host memory, states from it, pages to it, pages from it."""
         return tuple(getattr(self.tiers, name) for name in MOVED)  # type: ignore[return-value]
 
     # -- checks of host memory ------------------------------------------------------------------------
@@ -221,7 +222,7 @@ class Tiered(Server):
                 assert pool.free + len(entries) == pool.records
 
     def flying(self, entry: CachedRecord, cache: RecordCache) -> bool:
-        """Whether bytes are on their way to a record. Only transfers that a test delays (`Late`) can be."""
+        """Whether bytes are on their way to a record. Without delayed transfers (`Late`) they never are."""
         mine = [each for each in Late.made if each.pool is cache.pool]
         return any(
             entry.record in of and ticket in each.flying("out") for each in mine for _, of, ticket in each.tickets
@@ -252,7 +253,7 @@ class Tiered(Server):
 
 
 def kv_of(text: Sequence[int], page: int) -> tuple[Tensor, Tensor]:
-    """Returns k and v of a text, `layer page token ..`. Zeros fill up the last page."""
+    """Returns k and v of a text, `layer page token ..`. The rest of the last page is zeros."""
     folds = [fold(tuple(text[: at + 1])) for at in range(len(text))]
     pad = -len(text) % page
     tokens, values = torch.tensor([*text, *[0] * pad], device="cpu"), torch.tensor([*folds, *[0] * pad], device="cpu")
@@ -262,13 +263,13 @@ def kv_of(text: Sequence[int], page: int) -> tuple[Tensor, Tensor]:
 
 
 def padded(blocks: Iterable[Tensor]) -> bytes:
-    """Returns the bytes of the blocks one after the other, each padded to a multiple of 16."""
+    """Returns the bytes of all blocks in order. Each block is padded with zeros to a multiple of 16 bytes."""
     parts = [block.contiguous().numpy().tobytes() for block in blocks]
     return b"".join(part + bytes(-len(part) % 16) for part in parts)
 
 
 def state_bytes(tokens: History) -> bytes:
-    """Returns the body of the record of a state."""
+    """Returns the body of the record of the state after these tokens."""
     long, short = (
         fold(tokens) * torch.arange(1, 7, device="cpu").view(2, 3),
         fold(tokens) * torch.arange(1, 11, device="cpu").view(2, 5),
@@ -286,7 +287,10 @@ def below(
     backend: Backend, name: str = "redirect", *prompts: Sequence[int], states: int = 99, kv_stays: bool = False,
     **more: object,
 ) -> Tiered:  # fmt: skip
-    """Returns a server that saved prompts to host memory, then evicted `states` states and, by default, all KV."""
+    """Returns a server that has saved prompts to host memory, then evicted `states` states and all KV from the device.
+
+    kv_stays: whether the device keeps the KV.
+    """
     at = Tiered(backend, name, **({"slots": 14} | more))  # type: ignore[arg-type]
     at.cache_prompts(*(prompts or (whole(1),)))
     settle(at)
@@ -296,7 +300,7 @@ def below(
 
 
 def filled(backend: Backend, store: object, *prompts: list[int], name: str = "redirect", **more: object) -> None:
-    """Fills a store as a process does that computes prompts and ends."""
+    """Fills a store: a server computes prompts, writes their records to the store, and ends."""
     at = Tiered(backend, name, slots=14, tiers={"store": store}, **more)  # type: ignore[arg-type]
     at.cache_prompts(*prompts)
     at.mem.close()
@@ -304,7 +308,7 @@ def filled(backend: Backend, store: object, *prompts: list[int], name: str = "re
 
 
 def settle(at: Tiered) -> None:
-    """Submits what is recorded, and waits until all transfers between device and host memory have arrived."""
+    """Submits all recorded changes, and waits until all transfers between device and host memory have arrived."""
     at.mem.submit()
     at.mem.poll()
     at.below.settle()

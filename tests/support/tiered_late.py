@@ -1,4 +1,4 @@
-"""Transfers on a CPU that arrive as late as those of a GPU may."""
+"""Makes transfers on a CPU that arrive as late as those of a GPU may."""
 
 from collections.abc import Callable, Sequence
 from typing import ClassVar
@@ -13,21 +13,21 @@ from memstate.tiers.host.transfers import Ticket, Transfers
 
 
 class Patient(Transfers):
-    """Transfers on a GPU that wait while staging is full, instead of giving up a save."""
+    """Transfers on a GPU that never give up a save because staging is full, but wait."""
 
     room = 2**31  # type: ignore[assignment]
 
 
 def wait_for_staging(mem: ms.StateManager) -> None:
-    """Lets a manager on a GPU save as much at a time as a manager on a CPU."""
+    """Lets a manager on a GPU save as many records at once as a manager on a CPU."""
     for each in mem.tiers.host.sets:  # type: ignore[union-attr]
         each.transfers.__class__ = Patient
 
 
 class LateTicket(Ticket):
-    """The ticket of a transfer. Bytes move when a stream waits for them; the host sees them arrive at `land`.
+    """The ticket of a transfer. Its bytes move when a stream waits for it; for the host they arrive at `land`.
 
-    left: whether the bytes have not moved yet. there: whether they have arrived. waits: how often a stream has waited.
+    left: whether the bytes have yet to move. there: whether they have arrived. waits: how often a stream has waited.
     """
 
     def __init__(self, move: Callable[[], None]) -> None:
@@ -56,8 +56,9 @@ class LateTicket(Ticket):
 
 
 class Late(Transfers):
-    """Transfers that arrive late. A save packs its bytes at once, and they arrive later. A load writes nothing to slots
-    before a stream has waited for it.
+    """Transfers that arrive late.
+
+    A save packs its bytes at once, but they arrive later. A load writes to slots only when a stream waits for it.
     """
 
     made: ClassVar[list["Late"]] = []
@@ -80,7 +81,7 @@ class Late(Transfers):
     def into(self, index: Sequence[int], records: Sequence[int]) -> Ticket:
         for kind, of, ticket in self.tickets:
             if kind == "out" and set(of) & set(records):
-                ticket.wait()  # the load's stream waits for a save of the same record
+                ticket.wait()  # the stream of the load waits for a save of the same record
         self.moved_in += len(records)
         columns = self._columns(index, records)
 
@@ -100,9 +101,9 @@ class Late(Transfers):
         return ticket
 
     def flying(self, kind: str) -> list[LateTicket]:
-        """Returns the tickets of a kind that are not done."""
+        """Returns the tickets of a kind, "out" or "into", that are not done."""
         return [ticket for of, _, ticket in self.tickets if of == kind and not ticket.there]
 
     def unread(self, kind: str) -> list[LateTicket]:
-        """Returns the tickets of a kind whose bytes have not moved."""
+        """Returns the tickets of a kind, "out" or "into", whose bytes have not moved."""
         return [ticket for of, _, ticket in self.tickets if of == kind and ticket.left]

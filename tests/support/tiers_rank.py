@@ -1,6 +1,6 @@
 """Runs one of several ranks that serve the same requests over their own tiers: python tiers_rank.py RANK RANKS FOLDER.
 
-All ranks run the same scheduler. Their host memory differs in size and pins, and stores lose different records. Prints
+All ranks run the same scheduler. Their host memories have different sizes, and each rank deletes other records. Prints
 as JSON the length that each request started from, and the length of its prefetch.
 """
 
@@ -21,11 +21,11 @@ from tests.support.planes import LAYOUT
 from tests.support.tiered import KV, Tiered
 
 PROMPTS, REQUESTS = 7, 26
-PATIENCE = 5000  # most polls of a prefetch
+PATIENCE = 5000  # limit of the polls for one prefetch
 
 
 class Ranked(Tiered):
-    """A server that is one of several ranks."""
+    """A server of one of several ranks."""
 
     def __init__(self, rank: int, ranks: int, slots: int = 6, **tiers: object) -> None:
         place = {"rank": rank, "ranks": ranks, "group": dist.group.WORLD}
@@ -34,7 +34,7 @@ class Ranked(Tiered):
 
 
 def other(rank: int, ranks: int) -> str:
-    """Returns the error of this rank if the first rank has other settings than the rest."""
+    """Gives the first rank other settings than the other ranks. Returns the error that this rank gets."""
     try:
         Ranked(rank, ranks, slots=6 + (rank > 0))
     except ms.ConfigurationError as error:
@@ -43,7 +43,7 @@ def other(rank: int, ranks: int) -> str:
 
 
 def play(rank: int, ranks: int, folder: Path, life: int) -> dict[str, Any]:
-    """Runs one life of a process: requests from a few prompts, some of them aborted during their prefetch."""
+    """Runs requests with a few prompts on a new server, and closes it. Some are aborted during their prefetch."""
     rng, own = random.Random(f"requests {life}"), random.Random(f"{rank} {life}")
     at = Ranked(
         rank, ranks, host_slots=12 - 7 * (rank % 2), host_pages=40 - 12 * (rank % 2), store=ms.FileStore(folder)
@@ -77,14 +77,14 @@ def play(rank: int, ranks: int, folder: Path, life: int) -> dict[str, Any]:
     at.empty()
     at.mem.close()
     records = sorted(path for path in folder.rglob("*") if path.is_file())
-    for path in records[rank::ranks]:  # each rank deletes some files, which may be another rank's
+    for path in records[rank::ranks]:  # each rank deletes some files of any rank
         if own.random() < 0.3:
             path.unlink(missing_ok=True)
     return {"starts": starts, "stored": figures.storage_hit_tokens}
 
 
 def lose(rank: int, ranks: int, folder: Path) -> dict[str, str]:
-    """Ends the last rank during a prefetch. On other ranks, checks that nothing is held, and returns the outcome."""
+    """Ends the process of the last rank during a prefetch. Other ranks check their server, and return the outcome."""
     at = Ranked(rank, ranks, host_slots=12, host_pages=40, store=ms.FileStore(folder))
     fetch = at.mem.prefetch(range(40))
     if rank == ranks - 1:

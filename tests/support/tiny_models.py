@@ -108,8 +108,7 @@ FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
     "inkling2_text": {**INKLING, "unpadded_vocab_size": COMMON["vocab_size"]},
 }  # fmt: skip
 
-# Families whose cache layers keep states as attributes, so `manager` refuses them. A test of their own puts the states
-# on slots.
+# Families whose cache layers keep states as attributes. `manager` refuses them; one test puts their states on slots.
 BY_HAND: Final[Mapping[str, Mapping[str, Any]]] = {
     "deepseek_v4": {
         "num_key_value_heads": 1, "head_dim": 8, "q_lora_rank": 8, "o_lora_rank": 8, "o_groups": 2, "hc_mult": 2,
@@ -170,7 +169,7 @@ def tiny(
 
 
 def small(vocabulary: int = 97) -> Any:
-    """Returns a model with attention only, so its cache can be cut."""
+    """Returns a model with attention only. Its cache can be shortened, unlike one with states."""
     with without_gpu_kernels():
         from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
@@ -181,7 +180,7 @@ def small(vocabulary: int = 97) -> Any:
 
 @torch.no_grad()
 def _spread(model: Any) -> None:
-    """Adds noise to parameters whose elements are all equal: a scale of 0 would hide the layers behind it."""
+    """Adds noise to parameters whose elements are all equal. Otherwise a scale of 0 could hide a layer."""
     for parameter in model.parameters():
         if parameter.numel() > 1 and torch.all(parameter == parameter.flatten()[0]):
             parameter.add_(torch.randn_like(parameter), alpha=0.1)

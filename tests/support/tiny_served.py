@@ -1,4 +1,4 @@
-"""Managers for tiny Transformers models, and the answers of the models with their own cache."""
+"""Makes managers for tiny Transformers models, and the models' answers with their own cache."""
 
 import inspect
 from collections.abc import Sequence
@@ -26,14 +26,14 @@ def managed(model: Any, **settings: Any) -> ms.StateManager:
 
 @torch.no_grad()
 def alone(model: Any, tokens: Sequence[int], known: Known, new: int = NEW) -> list[int]:
-    """Returns the answer to a prompt with the model's own cache. Adds prefix -> logits after it to `known`."""
+    """Returns the answer to a prompt with the model's own cache. Adds prefix -> logits to `known`."""
     from memstate.integrations.transformers.own import cache_argument, own_cache
 
     cache, argument, so_far, given = own_cache(model), cache_argument(model), list(tokens), list(tokens)
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters
     for _ in range(new):
         inputs = {"input_ids": torch.tensor([given]), "use_cache": True, argument: cache}
-        if takes_positions:  # without positions, which `generate` gives too, Bamba would count from 0 again
+        if takes_positions:  # as in `generate`; without positions, Bamba would count from 0 again
             inputs["position_ids"] = torch.arange(len(so_far) - len(given), len(so_far))[None]
         logits = model(**inputs).logits[0, -1]
         known[tuple(so_far)] = logits

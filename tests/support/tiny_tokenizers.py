@@ -1,4 +1,4 @@
-"""Makes tiny tokenizers of two kinds: byte pairs as GPT-2 has them, and pieces with bytes as SentencePiece has them."""
+"""Makes tiny tokenizers of two kinds: byte pairs like GPT-2's, and word pieces like SentencePiece's."""
 
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ def byte_level(size: int = 300) -> PreTrainedTokenizerFast:
 
 
 def words() -> PreTrainedTokenizerFast:
-    """Returns a tokenizer like SentencePiece's: a token has the space before its word; unknown characters are bytes."""
+    """Returns a tokenizer like SentencePiece's: a token includes the space before it; unknown characters are bytes."""
     pieces = ["<unk>", "</s>", *(f"<0x{n:02X}>" for n in range(256)), "▁", "▁and", "▁go", "▁home", "ing", "s", ".", "S"]
     known: Any = {piece: n for n, piece in enumerate(pieces)}
     made = Tokenizer(models.BPE(vocab=known, merges=[], unk_token="<unk>", byte_fallback=True))

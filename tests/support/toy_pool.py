@@ -1,4 +1,4 @@
-"""A correct pool of slots in plain Python, in which a test can put one fault. A request holds two slots."""
+"""Models a pool of slots in plain Python, correct or with one fault. A request holds two slots."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,7 +8,7 @@ ROWS = 2
 
 
 class Toy:
-    """A pool of slots. fault: the name of its fault; empty for a correct pool."""
+    """A pool of slots. fault: the name of its fault; "" for a correct pool."""
 
     def __init__(self, fault: str = "", capacity: int = 6) -> None:
         self.fault, self.capacity, self.rows = fault, capacity, ROWS
@@ -128,7 +128,7 @@ class Toy:
 
 
 def made(fault: str) -> Callable[[], Any]:
-    """Returns a function that makes pools with a fault."""
+    """Returns a function that makes pools with this fault."""
     return partial(Toy, fault)
 
 

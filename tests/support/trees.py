@@ -11,7 +11,7 @@ from memstate.kernels.tables import RingMap, Tail, TailRecord
 
 
 class Tree(NamedTuple):
-    """A tree of drafts. parents: the node before each node, or -1. path: the accepted nodes in order."""
+    """A tree of drafts. parents: the parent of each node, -1 for a root. path: the accepted nodes, from a root on."""
 
     parents: list[int]
     path: list[int]
@@ -23,7 +23,7 @@ def chain(nodes: int) -> Tree:
 
 
 def lineage(parents: Sequence[int], node: int) -> list[int]:
-    """Returns the path from the first node to `node`."""
+    """Returns the path from the root to `node`."""
     path = []
     while node >= 0:
         path.append(node)
@@ -32,14 +32,14 @@ def lineage(parents: Sequence[int], node: int) -> list[int]:
 
 
 def drawn(nodes: int, generator: torch.Generator) -> Tree:
-    """Draws any tree, perhaps with several roots. Nothing, or the path to any node, is accepted."""
+    """Draws any tree, perhaps with several roots. Either no node or the path to a random node is accepted."""
     parents = [int(torch.randint(-1, node, (1,), generator=generator)) if node else -1 for node in range(nodes)]
     last = int(torch.randint(-1, nodes, (1,), generator=generator)) if nodes else -1
     return Tree(parents, lineage(parents, last))
 
 
 def drawn_behind(real: int, drafts: int, generator: torch.Generator, branches: bool) -> Tree:
-    """Draws drafts, a tree with `branches`, otherwise a chain, after a chain of real tokens, which are accepted."""
+    """Draws drafts after a chain of real tokens, which are all accepted. branches: whether the drafts are a tree."""
     parents = [*range(-1, real + drafts - 1)]
     for node in range(real, real + drafts) if branches else ():
         parents[node] = int(torch.randint(real - 1, node, (1,), generator=generator))
@@ -48,14 +48,14 @@ def drawn_behind(real: int, drafts: int, generator: torch.Generator, branches: b
 
 
 def nodes_of(paths: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Returns the accepted nodes of a step, `batch depth`, filled up with -1."""
+    """Returns the accepted nodes of a step, `batch depth`. Shorter paths are filled up with -1."""
     depth = max(1, *map(len, paths)) if paths else 1
     padded = [[*path, *[-1] * (depth - len(path))] for path in paths]
     return torch.tensor(padded, dtype=torch.int32, device=device).view(len(paths), depth)
 
 
 def parents_of(trees: Sequence[Tree], device: torch.device) -> Tensor:
-    """Returns the parents of a step, `batch node`, filled up with rubbish after the nodes of a row."""
+    """Returns the parents of a step, `batch node`. Smaller trees are filled up with rubbish."""
     most = max(1, *(len(tree.parents) for tree in trees))
     padded = [tree.parents + [(-1, 0, 99)[n % 3]] * (most - len(tree.parents)) for n, tree in enumerate(trees)]
     return torch.tensor(padded, dtype=torch.int32, device=device)

@@ -1,6 +1,6 @@
-"""The exponential as a Triton function, for kernels of libraries that bind `exp = tl.exp`.
+"""Defines the exponential as a Triton function, for kernels of libraries that write `exp = tl.exp`.
 
-Triton's interpreter does not replace `tl.exp` under such a name.
+Triton's interpreter replaces only `tl.exp` itself.
 """
 
 import triton

@@ -1,4 +1,4 @@
-"""Fake threads that run when a test says so, and ranks in one process, beside the fakes of `memstate.testing`."""
+"""Fakes threads, whose jobs run when a test says so, and ranks, which all live in one process."""
 
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -16,21 +16,21 @@ __all__ = ["ByHand", "Clock", "Job", "MemoryStore", "Together", "Workers"]
 
 @dataclass(eq=False)
 class Job:
-    """A submitted job. All its work happens at its end, in `finish`."""
+    """A submitted job. Between `begin` and `finish` it counts as running; `finish` does all its work."""
 
     given: "Future[Any]"
     work: Callable[[], Any]
-    handed: Any = None  # the library's own job object, which the library can cancel
+    handed: Any = None  # the library's object for this job, by which the library cancels it
 
     @property
     def future(self) -> "Future[Any]":
-        """The job's future. It is cancelled if the library has cancelled the job before its begin."""
+        """The job's future. It is cancelled if the library cancelled the job before `begin`."""
         if getattr(self.handed, "cancelled", False) and not (self.given.done() or self.given.running()):
             self.given.cancel()
         return self.given
 
     def begin(self) -> bool:
-        """Begins the job, unless it is cancelled. Returns whether it runs now and can no longer be cancelled."""
+        """Begins the job, unless it is cancelled. Returns whether it has begun; then nobody can cancel it."""
         begun = self.future.set_running_or_notify_cancel()
         if begun and isinstance(self.handed, Handed):
             self.handed.begun = self.handed.claim()
@@ -49,7 +49,7 @@ class ByHand(Executor):
     """An executor whose jobs wait until a test begins and ends them."""
 
     def __init__(self) -> None:
-        self.jobs: list[Job] = []  # all jobs in order of submission, ended ones too
+        self.jobs: list[Job] = []  # all jobs in order of submission, including ended ones
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
         job = Job(Future(), lambda: fn(*args, **kwargs), args[0] if args else None)
@@ -58,7 +58,7 @@ class ByHand(Executor):
 
 
 class Workers(ByHand):
-    """An executor of `workers` threads on a fake clock. latency: returns the seconds of the next job that begins."""
+    """An executor of `workers` threads on a fake clock. latency: returns the seconds that the next job takes."""
 
     def __init__(self, clock: Clock, latency: Callable[[], float] = lambda: 1.0, workers: int = 4) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class Member:
 
 
 class Meeting:
-    """One exchange between all ranks, done when each has sent its words."""
+    """One exchange of words (integers) between all ranks. It is done when each rank has sent its words."""
 
     def __init__(self, sent: list[Words | None]) -> None:
         self._sent = sent

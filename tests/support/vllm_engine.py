@@ -1,8 +1,8 @@
-"""A test engine around vLLM's own scheduler and cache manager; its workers have no model but move real bytes on a CPU.
+"""Runs vLLM's own scheduler and cache manager with workers that have no model, but move real bytes on a CPU.
 
-A forward writes bytes that depend on all tokens up to their place. Before it writes, the worker checks all bytes that
-the request reads, so a block that was loaded, saved or reused at the wrong moment shows. Each step poisons the blocks
-that no request holds and no prefix names.
+For each token, a forward writes bytes that depend on all tokens up to it. Before it writes, the worker checks all bytes
+that the request reads, so it notices a block that was loaded, saved or reused at the wrong moment. Each step poisons
+the blocks that no request holds and no prefix names.
 """
 
 import json
@@ -68,7 +68,7 @@ SPECS = {"attention": ATTENTION, "state": STATE, "window": WINDOW}
 
 
 def vllm_config(folder: Path, extra: dict[str, Any], **scheduling: Any) -> VllmConfig:
-    """Returns a configuration without weights. Writes the files of a model, which a test may change, to the folder."""
+    """Returns a configuration of a model without weights. Writes the model's files to `folder`, unless they exist."""
     for name, text in (("config.json", json.dumps(TINY)), ("model.safetensors", EMPTY)):
         if not (folder / name).exists():
             (folder / name).write_text(text)
@@ -97,9 +97,9 @@ def vllm_config(folder: Path, extra: dict[str, Any], **scheduling: Any) -> VllmC
 
 
 def cache_config(kinds: Sequence[str], blocks: int, own: bool = False) -> KVCacheConfig:
-    """Returns groups of two layers, one for each kind. All first layers share a tensor, all second layers another.
+    """Returns a group of two layers for each kind. All first layers share one tensor, all second layers another.
 
-    own: whether each group has a copy of its spec, which a test may change.
+    own: whether each group has its own copy of its spec, so that a test can change it.
     """
     groups = [
         KVCacheGroupSpec([f"{kind}.{at}.{layer}" for layer in range(2)], replace(SPECS[kind]) if own else SPECS[kind])
@@ -120,7 +120,7 @@ def cache_config(kinds: Sequence[str], blocks: int, own: bool = False) -> KVCach
 
 
 def written(layer: str, tokens: Sequence[int], size: int) -> np.ndarray:
-    """Returns the `size` bytes that a layer writes after these tokens."""
+    """Returns the `size` bytes that a layer writes for the last of these tokens."""
     digest = blake2b(repr((layer, tuple(tokens))).encode(), digest_size=32).digest()
     return np.resize(np.frombuffer(digest, np.uint8), size)
 
@@ -141,7 +141,7 @@ class Worker:
         self.connector.register_kv_caches(named)
 
     def forward(self, name: str, tokens: list[int], before: int, blocks: Sequence[list[int]]) -> None:
-        """Checks the state and KV of a request up to `before`, and writes them from there on."""
+        """Checks the state and KV of the first `before` tokens of a request, then writes those of the other tokens."""
         for group, ids in zip(self.caches.kv_cache_groups, blocks, strict=True):
             for layer, called in enumerate(group.layer_names):
                 self._layer(
@@ -173,12 +173,12 @@ class Worker:
                 memory[at, cell] = written(called, tokens[: place + 1], size)
 
     def begin(self, output: Any) -> None:
-        """Starts the connector's loads of a step, before or after the forward."""
+        """Starts the connector's loads for a step. vLLM calls this before or after the forward."""
         self.connector.bind_connector_metadata(output.kv_connector_metadata)
         self.connector.start_load_kv(None)
 
     def end(self, output: Any, saves: bool) -> KVConnectorOutput:
-        """Ends the connector's part of a step, after the forward. Returns its results for the scheduler."""
+        """Ends the connector's part of a step after its forward. Returns what the connector tells the scheduler."""
         if saves:
             self.connector.wait_for_save()
         results = self.connector.get_transfer_results(output.finished_req_ids)
@@ -231,7 +231,7 @@ class Engine:
 
     @property
     def connector(self) -> MemstateConnector:
-        """The connector's side in the scheduler."""
+        """The connector that runs in the scheduler's process."""
         return self.scheduler.connector
 
     def add(
@@ -257,7 +257,7 @@ class Engine:
         return self.connector.counts
 
     def quiet(self) -> bool:
-        """Drains, and returns whether no load is under way and no waiting request holds blocks."""
+        """Drains. Returns true if no load is under way and no waiting request holds blocks."""
         self.drain()
         live, blocks = self.scheduler.requests, self.scheduler.kv_cache_manager.get_block_ids
         waiting = [name for name, request in live.items() if request.status != RequestStatus.RUNNING]
@@ -270,7 +270,7 @@ class Engine:
     def serve(
         self, name: str, prompt: Sequence[int], answer: int, salt: str | None = None, lora: Path | None = None
     ) -> int:
-        """Runs one request to its end; returns how many tokens were loaded for it."""
+        """Runs one request to its end. Returns the number of tokens whose states or KV were loaded for it."""
         before = self.loaded_tokens
         self.add(name, prompt, answer, salt, lora)
         self.run()
@@ -337,7 +337,7 @@ class Engine:
         return self.tokens[name][-1:]
 
     def run(self, most: int = 400) -> None:
-        """Steps until no request is left. At most `most` steps may compute; steps that wait for threads are extra."""
+        """Runs steps until no request is left. most: limit of the steps that compute tokens."""
         steps, end = 0, time.monotonic() + 60
         while self.scheduler.has_requests():
             assert steps < most and time.monotonic() < end, f"{steps} steps, and there are still requests"

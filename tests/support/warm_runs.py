@@ -1,7 +1,7 @@
-"""Records the launches of managers with many settings that make every call, without running a kernel.
+"""Records the launches of every call, of managers with many settings, without running a kernel.
 
-A recorder runs no kernel, so device memory holds rubbish. The host's mirror and host memory are exact. Prints as JSON,
-for each manager, the keys of its warm-up and those of its run.
+No kernel runs, so device memory holds rubbish, while the host's mirror is right. Prints JSON: for each manager, the
+keys of its warm-up, and those of its run.
 """
 
 import json
@@ -24,7 +24,7 @@ from memstate.tiers import FileStore, Prefetch
 from tests.support.build import build
 
 PAGE, EVERY, LENGTH = 2, 4, 8
-CONV = ms.Plane("conv", (3, 5), torch.bfloat16)  # 30 bytes, so layers begin at any even address
+CONV = ms.Plane("conv", (3, 5), torch.bfloat16)  # 30 bytes, so a layer may begin at any even address
 SSM = ms.Plane("ssm", (2, 4, 8), torch.float32)
 RING = ms.Plane("ring", (6,), torch.float16, rewritten_each_step=False)
 KV = ms.StateLayout([ms.Plane("k", (PAGE, 3), torch.bfloat16), ms.Plane("v", (PAGE, 4), torch.float32)], layers=2)
@@ -38,8 +38,8 @@ class Kind:
         planes: The planes of its layout.
         tracking: Its strategy.
         tiers: Settings of its tiers; None for no tiers.
-        kv: Whether it has the KV of its pages.
-        apart: Whether an engine has a tensor for each layer.
+        kv: Whether the tiers save the KV of its pages.
+        apart: Whether its planes lie in tensors of an engine, one per layer.
         settings: All other settings.
     """
 
@@ -123,7 +123,7 @@ def serve(mem: ms.StateManager, *prompts: list[int], answer: int = 3, **more: An
 
 
 def speculate(mem: ms.StateManager) -> None:
-    """Runs steps with drafts of some rows and of all rows, and trees, and accepts them with and without an upload."""
+    """Runs steps of some and of all rows with drafts, keeps paths of trees, and accepts with and without an upload."""
     rows = mem.admit([request(mem, i, prompt(60 + i)) for i in range(3)])
     for batch, tokens, drafts in ((3, 2, 1), (1, 3, 3), (3, 1, 1), (2, 0, 0)):
         step = mem.plan(rows[:batch], tokens, drafts=drafts)
@@ -134,7 +134,7 @@ def speculate(mem: ms.StateManager) -> None:
 
 
 def by_id(mem: ms.StateManager) -> None:
-    """Makes all calls on slots that a caller holds by id: different numbers of slots, ids in 32 and 64 bits."""
+    """Makes all calls on slots that a caller holds by id, with many numbers of slots, and ids of 32 and 64 bits."""
     for n in (1, 5, 20, mem.free_slots):
         ids = mem.pool.claim(n)
         mem.pool.copy(ids[:1], ids[-1:])
@@ -152,12 +152,12 @@ def by_id(mem: ms.StateManager) -> None:
 
 
 def below(mem: ms.StateManager) -> None:
-    """Saves to host memory and a store and loads from both, with sessions and hits."""
+    """Saves states to host memory and a store, loads them from both, and runs requests with hits and sessions."""
     assert mem.prefix is not None and mem.tiers is not None
     for first in (0, 10):
         prompts = [prompt(first + i) for i in range(5)]
         serve(mem, *prompts)
-        serve(mem, *([*tokens, 1] for tokens in prompts))  # hits on the device
+        serve(mem, *([*tokens, 1] for tokens in prompts))  # hits in the prefix cache
         if first:
             scatter(mem)
         mem.prefix.evict_states(99)
@@ -185,7 +185,7 @@ def below(mem: ms.StateManager) -> None:
 
 
 def scatter(mem: ms.StateManager) -> None:
-    """Keeps every second free host record for pages claimed, so that the free ones are not contiguous."""
+    """Claims every second free record for KV pages, so that the free records are not contiguous."""
     assert mem.tiers is not None
     if mem.tiers.host.keeps_kv:
         pool = mem.tiers.host.kv.pool
@@ -220,7 +220,7 @@ def everything(mem: ms.StateManager) -> None:
 
 
 def hand_over(folder: str, layout: ms.StateLayout) -> None:
-    """Hands the records that a manager has written over to another store."""
+    """Copies records that a manager has written from its store to another one, with `HandOver`."""
     with tempfile.TemporaryDirectory() as other:
         stores = {"source": FileStore(folder), "target": FileStore(other)}
         move = HandOver("toy", layout, KV, page_tokens=PAGE, ranks=1, to_ranks=1, rank=0, **stores)
@@ -230,7 +230,7 @@ def hand_over(folder: str, layout: ms.StateLayout) -> None:
 def runs() -> Iterator[tuple[str, Any]]:
     from tests.support.launch_keys import Keys, Recorder
 
-    # Takes the kernels, although the device is a CPU and nothing is interpreted.
+    # Chooses the kernels, although the device is a CPU without the interpreter.
     dispatch.choose = lambda name, device: name  # type: ignore[assignment]
     recorder = Recorder("sm_90")
 

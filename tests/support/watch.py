@@ -1,4 +1,4 @@
-"""Counts torch operations and Triton launches below the library: the work that really reaches the device."""
+"""Counts torch operations and Triton launches that really reach the device. Uses no counters of the library."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from tests.support import inside
 
 
 class Watch(TorchDispatchMode):
-    """Counts torch operations that would reach a device, outside the library's own launches and uploads."""
+    """Counts the torch operations that would reach a device, except calls that `let_pass` names."""
 
     FREE = (
         "empty", "view", "slice", "select", "as_strided", "alias", "detach", "reshape", "unsqueeze", "squeeze",
@@ -43,7 +43,7 @@ class Watch(TorchDispatchMode):
         return called
 
     def let_pass(self, mem: ms.StateManager, *rings: ms.slots.upload.UploadRing) -> None:
-        """Stops counting the launches and uploads of a manager, and the uploads of these rings."""
+        """From now on, does not count the launches and uploads of a manager, and the uploads of these rings."""
         for op in OPS:
             setattr(mem.backend, op, self.outside(getattr(mem.backend, op)))
         for ring in (inside.commands(mem).ring, *rings):

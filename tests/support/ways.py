@@ -1,4 +1,4 @@
-"""Decorators that run a test with every strategy, in both orders of steps, and with and without a cache."""
+"""Defines decorators that run a test with every strategy, with and without overlap, with and without a cache."""
 
 from collections.abc import Callable
 from typing import Any

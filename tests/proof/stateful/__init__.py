@@ -2,15 +2,15 @@
 
 For long runs: python -m tests.proof.stateful.
 
-settings   the settings of a manager, drawn from small numbers
+settings   draws the settings of a manager from small numbers
 ledger     slots, registers, rows and pages, the packets of recorded changes, and the text of each slot's state
 cache      the prefix cache as one list, and sessions
 model      the rules of tracking and of marks: admit, plan, settle, accept, end
-below      what goes to host memory and storage, and comes back; prefetches: tests/support/model_prefetch.py
+below      the tiers: what goes to host memory and storage, and comes back (prefetches: tests/support/model_prefetch.py)
 memory     the bytes of both sides, a forward pass over them, and the comparison of every byte
 machine    a manager beside its model: draws arguments, names the errors of a call, compares both sides
 operations the operations of a manager, valid and invalid
-program    settings and operations as plain numbers: drawn at random, run, shrunk, printed
+program    draws programs (settings and operations as plain numbers), runs them, shrinks and prints failing ones
 
-No module here asks memstate what memstate should do.
+No module here calls memstate to learn what memstate should do.
 """

@@ -2,8 +2,8 @@
 
     python -m tests.proof.stateful --operations 1000000 --backend reference [--seed 1] [--workers 2] [--length 300]
 
-Prints the first seed, a line every few seconds, and for a difference the shrunk program and how to run it again. The
-seeds are the same for any number of workers. Ends with 1 if manager and model differ.
+Prints the first seed, and a line every few seconds. If manager and model differ, prints the shrunk program and how to
+run it again, and ends with 1. The seeds are the same for any number of workers.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
 
-CHUNK = 10  # programs that a worker runs before it reports
+CHUNK = 10  # number of programs that a worker runs before it reports
 
 
 def positive(text: str) -> int:

@@ -1,6 +1,6 @@
 """Models the tiers: which states and KV pages go to host memory and storage, and which come back.
 
-It uses no memstate code and has no bytes. The rules of prefetches are in tests/support/model_prefetch.py.
+It calls no code of memstate, and knows keys of records but no bytes. tests/support/model_prefetch.py models prefetches.
 """
 
 from collections import Counter, deque
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from tests.proof.stateful.model import Model
 
 BATCH = 32  # records of one write
-Due = list[tuple[int, Item]]  # (register or page, the item that is filled from it)
-SHARE = 0.25  # of the records of a shelf, which writes may pin
+Due = list[tuple[int, Item]]  # (register or page, the item that gets its bytes)
+SHARE = 0.25  # share of the records of a shelf that writes may pin
 
 
 @dataclass(frozen=True)
 class Hit:
-    """A longer state in host memory, with the KV pages from number `first` on that the device lacks."""
+    """A state in host memory that is longer than any on the device. first: the first KV page that the device lacks."""
 
     length: int
     first: int
@@ -34,9 +34,9 @@ class Hit:
 
 @dataclass(eq=False)
 class Way:
-    """Records on their way between device and host memory, by shelf.
+    """A transfer of records between device and host memory.
 
-    registers: destinations of loaded states. awaited: whether the work stream has waited for the load.
+    registers: those that get loaded states. awaited: whether the work stream has waited for the load.
     """
 
     parts: list[tuple[Shelf, list[Item]]]
@@ -48,7 +48,7 @@ class Way:
 class Planes:
     """The records in storage, by kind and key, and their faults.
 
-    broken: every call fails. forgetful: every `exists` fails, because it answers for one name less.
+    broken: every call fails. forgetful: every `exists` call fails, because its answer is too short by one name.
     """
 
     records: set[tuple[str, Key]] = field(default_factory=set)
@@ -71,7 +71,7 @@ class Planes:
 
 
 class Below(Prefetches):
-    """Host memory of one rank, its writes to storage, and prefetches into it."""
+    """Host memory of one rank, with its writes to storage and its prefetches from there."""
 
     states: Shelf
     storage: "Planes"
@@ -84,7 +84,7 @@ class Below(Prefetches):
         states = Shelf("state", s.host_slots, int(s.host_slots * s.host_reserve))
         super().__init__(s.page_size, s.prefetch, pages, states, Planes())
         self.shelves = [self.states, *([self.pages] if self.pages else [])]
-        # `page token`: the text that ends with each token
+        # `page token`: all tokens up to the one in this place
         self.kv: list[list[Text | None]] = [[None] * s.page_size for _ in range(s.pages + 1)]
         self.figures: Counter[str] = Counter()
         self.loads: list[Way] = []
@@ -92,7 +92,7 @@ class Below(Prefetches):
         self.due: list[tuple[Entry, Kept]] = []
         self.queue: deque[tuple[Shelf, Item]] = deque()
         self.writing: list[Job] = []
-        self.off = False  # True: evicted states are not saved
+        self.off = False  # whether evicted states are lost instead of saved
         self.unwritten: set[int] = set()  # pages that the open step completes
 
     def keys(self, tokens: Text, salt: Hashable) -> list[Key]:
@@ -102,7 +102,7 @@ class Below(Prefetches):
     # The engine's KV
 
     def of_page(self, tokens: Text) -> list[Text | None]:
-        """Returns the texts of the last page of these tokens: for each token, all tokens up to it."""
+        """Returns for each token of the last page all tokens up to it."""
         return [tokens[:end] for end in range(len(tokens) - self.settings.page_size + 1, len(tokens) + 1)]
 
     def lose_kv(self) -> None:
@@ -114,7 +114,7 @@ class Below(Prefetches):
     # From host memory to the device
 
     def find(self, tokens: Text, salt: Hashable, match: Found, known: int) -> Hit | None:
-        """Returns the longest state in host memory, with its KV, if it is longer than `known` and the device's."""
+        """Returns the longest usable state in host memory, if it is longer than `known`, the longest on the device."""
         size = self.settings.page_size
         keys = self.keys(tokens[: max(0, len(tokens) - 1)], salt)
         if not self.states.items:
@@ -164,7 +164,7 @@ class Below(Prefetches):
             self.figures[f"{shelf.kind} {way}"] += len(items)
 
     def planned(self, rows: Sequence[tuple[Row, int, int]]) -> None:
-        """Notes the pages that a step completes: their bytes are wrong until its forward is launched.
+        """Notes the pages that a step completes. Their bytes are wrong until its forward is launched.
 
         rows: (row, length before the step, length after it).
         """
@@ -172,12 +172,12 @@ class Below(Prefetches):
         self.unwritten = {page for row, before, after in rows for page in row.pages[before // size : after // size]}
 
     def prepare(self) -> None:
-        """Notes that a packet is about to be sent, which waits for all loads."""
+        """Notes that a packet will be sent. It waits for all loads."""
         for load in self.loads:
             load.awaited = True
 
     def require_arrived(self, slot: int) -> None:
-        """Asserts, before memstate itself reads a slot, that no load into it is under way."""
+        """Asserts that no load into a slot is under way. Called before memstate itself reads the slot."""
         for load in self.loads:
             slots = [self.model.slot.get(register) for register in load.registers]
             assert load.awaited or slot not in slots, f"slot {slot} is read before its state has arrived"
@@ -193,7 +193,7 @@ class Below(Prefetches):
             self.due.append((entry, entry.state))
 
     def given_up(self, entries: Iterable[Entry]) -> None:
-        """Saves states that the device gives up."""
+        """Saves states that the device evicts."""
         if not self.off:
             self.keep([entry for entry in entries if entry.uses or self.settings.write != "selective"])
 
@@ -238,7 +238,7 @@ class Below(Prefetches):
         model = self.model
         packed = {register for shelf, due in given if shelf is not self.pages for register, _ in due}
         named = any(model.named(register) for register in packed)
-        if named:  # the states wait for their changes, the pages do not
+        if named:  # states wait until their changes were sent, pages do not
             self._send([(shelf, due) for shelf, due in given if shelf is self.pages])
             given = [(shelf, due) for shelf, due in given if shelf is not self.pages]
         parts = [(shelf, [item for _, item in due]) for shelf, due in given if shelf and due]
@@ -267,7 +267,7 @@ class Below(Prefetches):
                 for item in items:
                     shelf.items.remove(item)
                     shelf.give(item.record)
-                    shelf.evicted += 1  # a reset counts all items as evicted
+                    shelf.evicted += 1  # after a reset, all items count as evicted
 
         if named:
             model.then(Later(fill, forget), packed)
@@ -280,13 +280,13 @@ class Below(Prefetches):
         self.keep([entry for entry, state in due if (entry, state) not in self.due])
 
     def advance(self) -> None:
-        """Completes all loads and saves; the test waits for the real ones."""
+        """Completes all loads and saves. The test waits for the real ones before."""
         loads, self.loads = self.loads, []
         backups, self.backups = self.backups, []
         for way in (*loads, *backups):
             for _, items in way.parts:
                 Shelf.pin(items, -1)
-        for wanted in (self.pages, self.states):  # KV first: a state without its KV is of no use
+        for wanted in (self.pages, self.states):  # KV first, because a state without its KV is useless
             for shelf, items in [part for way in backups for part in way.parts if part[0] is wanted]:
                 self.enqueue(shelf, [item for item in items if shelf.get(item.key) is item])
 
@@ -299,7 +299,7 @@ class Below(Prefetches):
     # From host memory to storage
 
     def write(self) -> None:
-        """Ends writes that are done, and begins others."""
+        """Ends the writes that are done, and begins new ones."""
         for job in [job for job in self.writing if job.ended]:
             self.writing.remove(job)
             Shelf.pin(job.items, -1)
@@ -333,7 +333,7 @@ class Below(Prefetches):
     # Calls
 
     def poll(self) -> None:
-        """Does what `mem.poll` does: saves, loads, writes and prefetches go on."""
+        """Does what `mem.poll` does: advances saves, loads, writes and prefetches."""
         self.write_due()
         self.advance()
         if self.settings.storing:

@@ -1,8 +1,8 @@
-"""Models the prefix cache, as one list of entries, and the sessions: what they keep between requests, and evict.
+"""Models the prefix cache as one list of entries, and the sessions: what they keep between requests, and evict.
 
-There is no tree: every question is a search through the list. An entry has the KV of a text, from the first token on,
-and perhaps the state at its end. It shares the pages of the longest other entry that its text begins with. The order
-of eviction comes from the times of uses alone.
+There is no tree: each look-up searches the list. An entry has the KV of a text, from the first token on, and perhaps
+the state at its end. If its text begins with the text of another entry, the two share pages. The order of eviction follows
+from the times of uses alone.
 """
 
 from collections import Counter
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Entry:
-    """KV of a text, with the state at its end or without.
+    """KV of a text, with or without the state at its end.
 
-    pages: ids, from the first token on. used: time of the last prompt that matched its KV. uses: number of requests
-    that started from its state; last: time of the last of them. newer: time at which a newer state superseded its
-    state, 0 for none.
+    pages: ids of all pages from the first token on. used: time of the last prompt that matched its KV. uses: number of
+    requests that started from its state. last: time at which its state was stored or last used. newer: time at which a
+    newer state superseded its state, 0 for none.
     """
 
     salt: Hashable
@@ -43,9 +43,9 @@ class Entry:
 
 @dataclass(eq=False)
 class Lease:
-    """Keeps an entry, and those that its text begins with, for a row or a session.
+    """Keeps an entry, and all entries that its text begins with, for an owner: a row or a session.
 
-    own: entry that got its state from this owner -> uses of the state by this owner. decoded: the last cached state
+    own: entry whose state comes from this owner -> how often this owner used the state. decoded: the last cached state
     that the row computed beyond its prompt.
     """
 
@@ -59,8 +59,8 @@ class Lease:
 class Found:
     """What the cache has for a prompt.
 
-    tokens: of the prompt. length: tokens of the state. kv: tokens of cached KV. gone: tokens of the longest evicted
-    state, at least `length`. stated: the entry of the state. reached: the entry in which the KV ends.
+    tokens: length of the prompt. length: length of its longest cached state. kv: length of its cached KV. gone: length
+    of its longest evicted state, at least `length`. stated: entry of the state. reached: entry where the KV ends.
     """
 
     tokens: int
@@ -71,7 +71,7 @@ class Found:
     reached: Entry | None = None
 
     def lost(self) -> tuple[int, int, int]:
-        """Returns the tokens to compute by reason: never computed, state evicted, no state was kept."""
+        """Returns the numbers of tokens to compute, by reason: never cached, state evicted, no state kept."""
         return self.tokens - self.kv, self.gone - self.length, self.kv - self.gone
 
 
@@ -79,10 +79,10 @@ class Found:
 class Talk:
     """A session.
 
-    text: tokens that its states and pages stand for; while a turn runs, those that the turn started from. told: all
-    tokens that the caller told of it. kept: its states, longest first. own: as in `Lease`. start: tokens that the turn
-    started from. asked: tokens of the turn's prompt. parted: number of turns in a row that parted. since: time at which
-    its last turn ended; turn: number of this event. closing: it closes when its turn ends.
+    text: tokens that its states and pages stand for; while a turn runs, those from which the turn started. told: all
+    tokens that the caller gave. kept: its states, longest first. own: as in `Lease`. start: length from which the turn
+    started. asked: length of the turn's prompt. parted: number of consecutive turns that parted. since: time when its
+    last turn ended. turn: the count `Cache.turns` at that time. closing: whether it closes when its turn ends.
     """
 
     name: Hashable
@@ -109,11 +109,10 @@ class Talk:
 class Start:
     """What a new row begins with.
 
-    size: tokens that it has pages for. wants: (length, kind) of marks; asked: those that the request names. origin: the
-    snapshot or row whose state it reads or copies; taken: whether the origin's slot becomes the row's. moved: states of
-    a session that become the row's. shared: pages of its prefix. hit: a longer state in host memory, which is loaded
-    first. away: its session, if this makes way for its own turn. given: the part of the prompt that is named. reach:
-    tokens whose KV the caller has, if it says so.
+    size: tokens that it gets pages for. wants: (length, kind) of all wanted marks. asked: those that the request names.
+    origin: snapshot or row whose state it reads or copies. taken: whether the row takes over the slot of the origin.
+    moved: states of a session that become the row's. shared: pages of its prefix. hit: a longer state in host memory,
+    which is loaded first. away: its session, if the session makes way for this turn.
     """
 
     name: object
@@ -149,7 +148,7 @@ class Cache(Ledger):
 
     def clear(self) -> None:
         super().clear()
-        before = vars(self)  # the figures stay; states count as evicted
+        before = vars(self)  # the figures stay, and all cached states count as evicted
         self.figures: Counter[str] = before.get("figures", Counter())
         self.figures["evicted_states"] += len(before.get("stated", ()))
         self.entries: list[Entry] = []
@@ -168,7 +167,7 @@ class Cache(Ledger):
         return [one for one in self.entries if one is not entry and one.begins_with(entry)]
 
     def before(self, entry: Entry) -> Entry | None:
-        """Returns the longest other entry whose text begins the text of this one."""
+        """Returns the longest other entry with whose text the text of this entry begins."""
         shorter = [one for one in self.entries if one is not entry and entry.begins_with(one)]
         return max(shorter, key=lambda one: len(one.tokens), default=None)
 
@@ -177,7 +176,7 @@ class Cache(Ledger):
         return entry.pages[len(before.pages) :] if before else entry.pages
 
     def own_size(self, entry: Entry) -> int:
-        """Returns the number of pages that an entry does not share, even if memstate manages no pages."""
+        """Returns the number of pages of an entry beyond those of `before`. Counts tokens, if memstate has no pages."""
         before = self.before(entry)
         return (len(entry.tokens) - (len(before.tokens) if before else 0)) // self.settings.page_size
 
@@ -188,7 +187,7 @@ class Cache(Ledger):
         return next((one for one in self.entries if one.salt == salt and one.tokens == tokens), None)
 
     def reach(self, tokens: Text, salt: Hashable) -> int:
-        """Returns how many of the tokens have cached KV, in whole pages."""
+        """Returns the length up to which the KV of these tokens is cached, in whole pages."""
         most = 0
         for entry in self.entries:
             if entry.salt == salt:
@@ -202,13 +201,9 @@ class Cache(Ledger):
         """Returns the entries whose texts begin with these tokens."""
         return [one for one in self.entries if one.salt == salt and one.tokens[: len(tokens)] == tokens]
 
-    def find(self, tokens: Text, salt: Hashable, most: int | None = None) -> Found:
-        """Returns what the cache has for a prompt; the last token of the prompt is always computed.
-
-        most: tokens whose KV the caller has; None: the cache has the KV.
-        """
-        end = max(0, len(tokens) - 1)
-        head = tokens[: self.floor(end if most is None else min(end, most))]
+    def find(self, tokens: Text, salt: Hashable) -> Found:
+        """Returns what the cache has for a prompt without its last token, which is always computed."""
+        head = tokens[: self.floor(max(0, len(tokens) - 1))]
         kv = self.reach(head, salt)
         inside = [one for one in self.entries if one.salt == salt and head[: len(one.tokens)] == one.tokens]
         stated = max((one for one in inside if one.state), key=lambda one: len(one.tokens), default=None)
@@ -226,8 +221,8 @@ class Cache(Ledger):
         return sum(one.newer > 0 and not self.pins[one.state.register] for one in self.stated if one.state)
 
     def prefix_stats(self) -> dict[str, int]:
-        """Returns the statistics of the cache under the names that `mem.stats()` has."""
-        ours = self.entries if self.settings.pages else []  # without pages, the KV is the caller's
+        """Returns the statistics of the cache, named as in `mem.stats()`."""
+        ours = self.entries if self.settings.pages else []  # without pages, the caller has the KV
         leased, sizes = sum(self.own_size(one) for one in ours if self.leased(one)), sum(map(self.own_size, ours))
         return {"states": len(self.stated), "nodes": len(self.entries), "pages": sizes, "leased_pages": leased,
                 **self.figures}  # fmt: skip
@@ -235,7 +230,7 @@ class Cache(Ledger):
     # Insertions, uses, evictions
 
     def use(self, match: Found, lease: Lease) -> None:
-        """Counts a request that starts from a match, in the figures and in the order of eviction."""
+        """Notes that a request starts from a match: changes the figures and the order of eviction."""
         self.figures["lookups"] += 1
         self.figures["prompt_tokens"] += match.tokens
         self.figures["hit_tokens"] += match.length
@@ -256,9 +251,10 @@ class Cache(Ledger):
         entry.last, entry.newer = (entry.last, self.time) if superseded else (self.time, 0)
 
     def leaves(self, talk: Talk, length: int) -> None:
-        """Supersedes cached states of a session that has a newer state of `length` tokens, 0 for the longest cached.
+        """Supersedes the cached states of a session up to `length`, because the session has a state of this length.
 
-        If the last two turns parted, it supersedes those beyond the prompt instead: no turn will come back to them.
+        If `length` is 0, the longest cached state is this state, and stays. If the last two turns parted, supersedes
+        states beyond the prompt instead: no turn will start from them.
         """
         if talk.parted > 1:
             self.supersede(talk.own, lambda one: one > talk.asked)
@@ -271,7 +267,7 @@ class Cache(Ledger):
                     entry.newer = 0
 
     def supersede(self, own: dict[Entry, int], gone: Callable[[int], bool]) -> None:
-        """Puts states of a session first in the order of eviction, if `gone(length)` and nobody else has used them."""
+        """Puts states of a session that only it has used first in the order of eviction, if `gone(length)` is true."""
         for entry in [entry for entry in own if not entry.state]:
             del own[entry]
         for entry, uses in own.items():
@@ -300,7 +296,7 @@ class Cache(Ledger):
         self.prune(lease.entry)
 
     def up(self, entry: Entry | None, length: int) -> Entry | None:
-        """Returns the shortest entry that has the first `length` tokens of an entry, in whole pages."""
+        """Returns the shortest entry with the first `length` tokens of an entry, rounded down to whole pages."""
         end = self.floor(length)
         if not entry or not end:
             return None
@@ -308,7 +304,7 @@ class Cache(Ledger):
         return min(holding, key=lambda one: len(one.tokens), default=entry)
 
     def shorten(self, lease: Lease, length: int) -> None:
-        """Leases the first `length` tokens only, in whole pages."""
+        """Reduces a lease to the first `length` tokens, rounded down to whole pages."""
         entry, end = self.up(lease.entry, length), self.floor(length)
         longer = entry is not None and len(entry.tokens) > end
         self._move_lease(lease, self._cut(entry.tokens[:end], entry.salt) if entry and longer else entry)
@@ -320,9 +316,9 @@ class Cache(Ledger):
     def insert(
         self, row: Row, key: Text, pages: Sequence[int], register: int, mark: Kept | None, decoded: bool
     ) -> Kept | None:
-        """Adds the KV of whole pages to the cache, with a state of the row; returns the cached state.
+        """Adds the KV of whole pages to the cache, with a state of the row. Returns the cached state.
 
-        register: register of the state, 0 for none. mark: the state, if it is in a holder already. decoded: whether the
+        register: register of the state, 0 for none. mark: the state, if it is a kept mark. decoded: whether the
         state lies beyond the prompt.
         """
         if not key:
@@ -347,19 +343,19 @@ class Cache(Ledger):
                 self._outlive(row.lease, kept)
             if mark and kept is not mark:
                 self.drop([mark])
-        if not mark:  # the last call for this row, so its lease moves once
+        if not mark:  # only the last call for a row moves its lease
             self._move_lease(row.lease, self._shared(self._grow(key, pages, salt), pages))
         return kept
 
     def _outlive(self, lease: Lease, newer: Kept) -> None:
-        """Puts the row's previous decoded state first in the order of eviction, unless others have used it."""
+        """Puts the previous decoded state of a row first in the order of eviction, unless others have used it."""
         older, lease.decoded = lease.decoded, newer
         for entry in self.stated if older and older is not newer else ():
             if entry.state is older and lease.own.get(entry) == entry.uses:
                 self._rank(entry, superseded=True)
 
     def _shared(self, entry: Entry, pages: Sequence[int]) -> Entry | None:
-        """Returns the longest part of an entry whose last page is the row's; others may have cached the rest."""
+        """Returns the longest entry within `entry` whose last page is the row's. Others may have cached the rest."""
         if not self.settings.pages:
             return entry
         ends = [one for one in self.entries if entry.begins_with(one) and one.pages[-1] == pages[len(one.pages) - 1]]
@@ -373,7 +369,7 @@ class Cache(Ledger):
         at = had // self.settings.page_size
         fresh = list(pages[at : len(key) // self.settings.page_size])
         self.page_users.update(fresh)
-        if end and not (end.state or end.evicted or self.beyond(end)):  # no state, no branch: the entry becomes longer
+        if end and not (end.state or end.evicted or self.beyond(end)):  # an entry without state and branch grows
             end.tokens, end.pages = key, end.pages + fresh
             return end
         self.entries.append(new := Entry(salt, key, (end.pages if end else []) + fresh))
@@ -381,7 +377,7 @@ class Cache(Ledger):
         return new
 
     def _cut(self, tokens: Text, salt: Hashable) -> Entry:
-        """Returns the entry of exactly these tokens, whose KV is cached; makes one if there is none."""
+        """Returns the entry of exactly these tokens, whose KV is cached. Adds one if there is none."""
         if there := self.ending_at(tokens, salt):
             return there
         longer = next(one for one in self.entries if one.salt == salt and one.tokens[: len(tokens)] == tokens)
@@ -414,7 +410,7 @@ class Cache(Ledger):
         return entry.state
 
     def trim(self) -> None:
-        """Evicts states down to the maximum number."""
+        """Evicts states until there are at most `most_states`."""
         self.record_attached()
         if self.settings.most_states is not None:
             self.evict_states(len(self.stated) - self.settings.most_states)
@@ -424,7 +420,7 @@ class Cache(Ledger):
         self.record_moves(pairs)
 
     def evict_states(self, n: int) -> int:
-        """Evicts the n least recently used states that are not pinned, and returns how many went."""
+        """Evicts the n least recently used states that are not pinned. Returns the number of evicted states."""
         order = sorted(self.stated, key=lambda one: (not one.newer, one.newer or one.last))
         chosen = [one for one in order if one.state and not self.pins[one.state.register]][: max(0, n)]
         self.record_attached()
@@ -436,10 +432,10 @@ class Cache(Ledger):
         return len(chosen)
 
     def evict_pages(self, n: int) -> int:
-        """Evicts the least recently used entries until n pages are free, and returns how many are.
+        """Evicts the least recently used entries until n more pages are free. Returns the number of freed pages.
 
-        Only entries without longer ones and without a lease go. An entry without a state loses no more pages than are
-        needed, the last ones first.
+        Evicts only entries without a lease with which no longer entry begins. Of an entry without a state, evicts only
+        as many pages as needed, from its end.
         """
         self.record_attached()
         before = self.free_pages
@@ -455,7 +451,7 @@ class Cache(Ledger):
         return self.free_pages - before
 
     def plant(self, tokens: Text, salt: Hashable) -> tuple[Kept, int, list[int]]:
-        """Adds a state from host memory. Returns it, the number of its pages that are cached already, and new pages."""
+        """Adds a state from host memory. Returns the state, the number of its cached pages, and its new pages."""
         had, fresh = self.reach(tokens, salt) // self.settings.page_size, []
         if self.settings.pages:
             free = [page for page in range(1, self.settings.pages + 1) if not self.page_users[page]]
@@ -471,7 +467,7 @@ class Cache(Ledger):
         return entry.state, had, fresh
 
     def clear_cache(self) -> None:
-        """Evicts everything that has no lease, and saves nothing of it to host memory."""
+        """Evicts everything without a lease. Nothing of it is saved to host memory."""
         if self.below:
             self.below.off = True
         self.evict_states(len(self.stated))
@@ -488,7 +484,7 @@ class Cache(Ledger):
         return state
 
     def prune(self, entry: Entry | None) -> None:
-        """Removes an entry that can serve no hit, and then each entry that it begins with and that can serve none."""
+        """Removes an entry if it can serve no hit. Goes on with the longest entry that it begins with."""
         while entry and entry in self.entries and not (entry.state or self.beyond(entry) or self.leased(entry)):
             if self.settings.pages and (self.settings.tombstones or not entry.evicted):
                 return
@@ -508,7 +504,7 @@ class Cache(Ledger):
         return before
 
     def _shorten(self, entry: Entry, n: int) -> None:
-        """Cuts the last n pages off an entry; the rest is a new entry, which keeps only the time of use."""
+        """Cuts the last n pages off an entry. The rest is a new entry that keeps only the time of use."""
         gone = entry.pages[-n:]
         left = Entry(entry.salt, entry.tokens[: -n * self.settings.page_size], entry.pages[:-n], entry.used)
         self.entries[self.entries.index(entry)] = left
@@ -544,7 +540,7 @@ class Cache(Ledger):
 
     @property
     def pages_ready_to_go(self) -> int:
-        """Number of pages that are free once idle sessions are empty and all entries without a lease are evicted."""
+        """Number of pages that become free if all idle sessions make way and all unleased entries are evicted."""
         given, idle = Counter[int](), self.idle()
         given.update(page for talk in idle for page in talk.pages)
         leases = [talk.lease for talk in idle if talk.lease]
@@ -558,8 +554,10 @@ class Cache(Ledger):
         self._free(lambda: n - self.free_count, self.evict_states)
 
     def _evict_superseded(self, n: int) -> None:
-        """Evicts up to n superseded states; they go before any session makes way."""
-        self.evict_states(min(n, self.superseded_states))
+        """Evicts up to n superseded states. This comes before any session makes way."""
+        self.evict_states(
+            min(n, sum(one.newer > 0 and not self.pins[one.state.register] for one in self.stated if one.state))
+        )
 
     def free_some_holders(self, n: int) -> None:
         self._evict_superseded(n - sum(map(len, self.free_holders)))
@@ -571,7 +569,7 @@ class Cache(Ledger):
     def _free(self, lacking: Callable[[], int], evict: Callable[[int], object]) -> None:
         """Makes room until `lacking()` is 0.
 
-        Expired sessions and sessions beyond their share go first, then cached states or pages, then the other sessions.
+        The order is: expired sessions and those beyond the share of sessions; cached states or pages; other sessions.
         """
         for everyone in (False, True):
             for talk in self.idle():
@@ -582,7 +580,7 @@ class Cache(Ledger):
             evict(max(0, lacking()))
 
     def give_way(self, talk: Talk) -> None:
-        """Empties a session: states of whole pages become cached, the others are released."""
+        """Empties a session. Its states of whole pages move to the cache; its other states are released."""
         handed = []
         if self.settings.prefix and not self.expired(talk):
             for one in [one for one in reversed(talk.kept) if self.floor(one.length) == one.length]:
@@ -625,14 +623,14 @@ class Cache(Ledger):
                 self.give_way(talk)
 
     def surplus(self, start: Start) -> tuple[int, int]:
-        """Returns the slots and pages that a session gives back before its turn takes any."""
+        """Returns the numbers of slots and pages that a session gives back before its turn takes any."""
         if not start.talk:
             return 0, 0
         alone = sum(self.page_users[page] == 1 for page in start.talk.pages[self._resumed(start) :])
         return len(start.talk.kept) - len(start.moved), alone
 
     def _resumed(self, start: Start) -> int:
-        """Returns how many of a session's pages its turn keeps."""
+        """Returns the number of pages that a turn keeps of its session."""
         return self.pages_for(start.length) if start.moved else 0
 
     def give_back(self, start: Start) -> None:
@@ -651,7 +649,7 @@ class Cache(Ledger):
         talk.pages = talk.pages[:left]
 
     def begin_turn(self, row: Row, talk: Talk, start: Start) -> None:
-        """Moves the states of a session to the row of its turn, which already has the lease."""
+        """Moves the states of a session to the row of its turn. The row already has the lease."""
         assert start.prompt is not None
         if talk.lease:
             self.prune(talk.lease.entry)
@@ -665,7 +663,7 @@ class Cache(Ledger):
         self.starting = [other for other in self.starting if other is not talk]
 
     def _compare(self, talk: Talk, start: Start, prompt: Text) -> None:
-        """Counts whether a turn parts from the session's last answer."""
+        """Counts the turns that part from the last answer of the session; a turn that does not resets the count."""
         pairs = zip(talk.text, prompt, strict=False) if start.salt == talk.salt else ()
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         whole = same == len(talk.text)
@@ -722,7 +720,7 @@ class Cache(Ledger):
         self._hold_to_limit()
 
     def _whole(self, row: Row, length: int) -> bool:
-        """Says whether the row alone has the page to which the next tokens are written."""
+        """Says whether no other owner has the page to which the row writes its next tokens."""
         page, filled = divmod(length, self.settings.page_size)
         return not filled or not self.settings.pages or self.page_users[row.pages[page]] == 1
 

@@ -1,8 +1,8 @@
-"""Models what slots, registers, rows, holders and pages hold, as dictionaries and lists, without rules of tracking.
+"""Models what slots, registers, rows, holders and pages hold, in dictionaries and lists, without rules of tracking.
 
-There are two views of the registers. `held`, `known` and `free_count` are the host's: they count all recorded changes.
-`slot`, `label`, `free`, `columns` and `content` are the device's: they count the changes that a packet has carried out.
-`submit` sends the recorded changes that wait for no forward, and so brings the device's view up to the host's.
+There are two views of the registers. The host's view (`held`, `known`, `free_count`) includes all recorded changes. The
+device's view (`slot`, `label`, `free`, `columns`, `content`) has only those that a packet has carried out. `submit`
+sends all recorded changes that do not wait for a forward; if none waits, both views are then equal.
 
 The content of a slot is a text: the tokens that its state stands for.
 """
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 Text = tuple[int, ...]  # tokens
 EMPTY: Text = ()
-FILLED: Text = (-2,)  # a canary of debug mode, which the forward has to overwrite
+FILLED: Text = (-2,)  # a canary of debug mode, which the forward must overwrite
 
-MOVE, RELEASE, CLAIM, WRITE, DATA = range(5)  # phases of a packet, in the order they run
+MOVE, RELEASE, CLAIM, WRITE, DATA = range(5)  # phases of a packet, in the order in which they run
 State = Text | None  # content of a plane in a slot; None: undefined
 COLUMNS = ("tracked", "source")
 OF_TAILS = ("pending", "newest")  # columns that only rows with tails have
@@ -30,7 +30,7 @@ class Op(NamedTuple):
     """One recorded change.
 
     registers: the registers that it changes; -row for the memory of a row. source: the register that it reads, or -row.
-    cell: column, row or register, and page number of the cell that it writes; value: the number that it writes there.
+    cell: the cell that it writes, as (column, row or register, place in the row's page table). value: the new number.
     """
 
     phase: int
@@ -42,7 +42,7 @@ class Op(NamedTuple):
 
 @dataclass(eq=False)
 class Packet:
-    """Changes that one upload carries. phase: register -> its last phase; read: registers that copies read."""
+    """Changes of one upload. phase: register -> phase of its last change. read: registers that copies read."""
 
     ops: list[Op] = field(default_factory=list)
     phase: dict[int, int] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Packet:
 class Later:
     """A callback between two packets of the queue.
 
-    run: called once the packets before it are carried out; forget: called instead if the queue is discarded.
+    run: called when the packets before it were carried out. forget: called instead if the queue is discarded.
     """
 
     run: Callable[[], None]
@@ -82,13 +82,13 @@ INT32_MAX = 2**31 - 1
 
 @dataclass(eq=False)
 class Row:
-    """One request in a row; the next request in the same row is another object.
+    """One request in a row. The next request in the same row is another object.
 
-    text: all tokens so far. prompt: tokens of the prompt. given: the part of the prompt that the manager was told; for
-    a fork, what it shares of it. taste: seed of the tokens after the prompt. coming: (length, kind) of marks to come.
-    floor: length of the last mark that was kept. end: (length, kind, wanted length) of a mark whose state is still in
-    the live slot. marks: (snapshot, kind) of kept marks, ascending. pending: real tokens in the tail that the state
-    does not have. newest: tokens that the last step has put into the tail.
+    text: all tokens so far. prompt: tokens of the prompt. given: the part of the prompt that the manager knows; a fork
+    shares only its first tokens. taste: seed of the tokens after the prompt. coming: (length, kind) of wanted marks.
+    floor: length of the last kept mark. end: (length, kind, wanted length) of a mark whose state is still in the live
+    slot. marks: (snapshot, kind) of kept marks, ascending. pending: number of real tokens in the tail that the state
+    lacks. newest: number of tokens that the last step has put into the tail.
     """
 
     number: int
@@ -106,14 +106,14 @@ class Row:
     unsettled: int = 0
     finished: bool = False
     pages: list[int] = field(default_factory=list)
-    pin: int = 0  # register that this row's first step reads; it stays until then
+    pin: int = 0  # register that the first step reads; it is kept until then
     text: Text = ()
     prompt: Text | None = None
     given: Text = ()
     taste: int = 0
     lease: "Lease | None" = None
     talk: "Talk | None" = None
-    tail: Text = EMPTY  # tokens that the memory of the row stands for
+    tail: Text = EMPTY  # tokens that are in the memory of the row
 
     @property
     def live(self) -> int:
@@ -147,7 +147,7 @@ class Ledger:
         self.columns = {name: [0] * (self.row_count + 1) for name in COLUMNS + OF_TAILS}
         self.packets = self.moving = 0  # moving: packets that carry data
         self.copied = self.zeroed = 0  # bytes
-        self.tails: list[State] = [EMPTY, *[None] * self.row_count]  # row -> content of its memory
+        self.tails: list[State] = [EMPTY, *[None] * self.row_count]  # row -> tokens in its memory
         self.rings: list[tuple[State, ...]] = [()] * (self.row_count + 1)  # row -> content of its tail; (): undefined
         self.published = self.dropped = self.refused = self.missed = 0
         self.content: dict[str, list[State]] = {part: [EMPTY, *[None] * self.capacity] for part in settings.parts}
@@ -175,7 +175,7 @@ class Ledger:
         self.rows: dict[int, Row] = {}
         self.kept: dict[int, Kept] = {}
         holders = range(self.first_holder, self.register_count)
-        self.free_holders = [{register} for register in holders]  # sets that became free at once, oldest first
+        self.free_holders = [{register} for register in holders]  # sets that became free together, oldest first
         self.pins: Counter[int] = Counter()
         self.page_users: Counter[int] = Counter()
 
@@ -190,7 +190,7 @@ class Ledger:
     # The fence
 
     def fence(self, slots: Iterable[int], unwritten: Iterable[int] = ()) -> None:
-        """Fences the registers of slots that a forward uses which has not been launched.
+        """Fences the registers whose slots a forward uses that has not been launched.
 
         unwritten: registers whose states this forward stores.
         """
@@ -203,10 +203,10 @@ class Ledger:
         self.fenced: set[int] = set()
         self.fencing = False
         self.unwritten: set[int] = set()
-        # (entry of the queue, change in it): the first change that waits for the forward
+        # the first change that waits for the forward, as (entry of the queue, change in the entry)
         self.waits: tuple[int, int] | None = None
 
-    # Recording: a change begins another packet if the order of phases would carry it out too early.
+    # Recording. In a packet, phases run in a fixed order. A change that would run too early begins another packet.
 
     def _last(self) -> Packet:
         if not self.queue or isinstance(self.queue[-1], Later):
@@ -216,7 +216,7 @@ class Ledger:
         return last
 
     def _note(self, ops: Sequence[Op]) -> None:
-        """Records changes of one phase into one packet, a new packet if the last one cannot take them."""
+        """Records changes of one phase in the last packet, or in a new one if they would run too early in the last."""
         packet = self._last()
         named = {register for op in ops for register in op.registers}
         sources = {op.source for op in ops if op.phase == DATA and op.source is not None}
@@ -260,7 +260,7 @@ class Ledger:
         assert self.free_count >= 0
 
     def record_write(self, column: str, row: int, value: int, at: int = 0) -> None:
-        """Records a write to a cell of a column. at: which page of the row, in the page table."""
+        """Records a write to a cell of a column. at: place in the row, for the page table."""
         self._last().add(Op(WRITE, cell=(column, row, at), value=value))
 
     def record_labels(self, lengths: Sequence[tuple[int, int]]) -> None:
@@ -281,12 +281,12 @@ class Ledger:
             self.known[target] = self.known[source]
 
     def record_rows(self, rows: Sequence[int], of: Sequence[int]) -> None:
-        """Records that the memory of rows is made fresh, or is copied from the rows `of`."""
+        """Records that the memory of rows gets its initial pattern, or is copied from the rows `of`."""
         if self.settings.tails and rows:
             self._note([Op(DATA, (-row,), -of[at] if of else None) for at, row in enumerate(rows)])
 
     def named(self, register: int) -> bool:
-        """Says whether a recorded change names or reads a register, or the fenced forward will store its state."""
+        """Says whether a recorded change names or reads a register, or the open forward will store its state."""
         return register in self.unwritten or any(
             isinstance(entry, Packet) and entry.names(register) for entry in self.queue
         )
@@ -311,7 +311,7 @@ class Ledger:
             self.require_same()
 
     def submit_batch(self) -> tuple[bool, bool]:
-        """Sends all changes, the last packet with a batch. Returns whether this packet has changes, and data."""
+        """Sends all changes, and a batch in the last packet. Returns whether this packet has changes, and data."""
         assert self.waits is None
         last = self._last()
         due, self.queue = self.queue, []
@@ -321,13 +321,13 @@ class Ledger:
         return bool(last.ops), any(op.phase == DATA for op in last.ops)
 
     def require_same(self) -> None:
-        """Asserts that host and device agree, when no change waits."""
+        """Asserts that both views are equal. Call this when no change waits."""
         assert set(self.slot) == self.held and len(self.free) == self.free_count and self.label == self.known
 
     def then(self, later: Later, reads: Iterable[int] = ()) -> None:
-        """Runs a callback behind all recorded changes.
+        """Runs a callback after all recorded changes.
 
-        The callback runs now, unless a change waits for the forward, or the forward stores a state of `reads`.
+        It runs now, unless a change waits for the forward, or the forward stores the state of a register in `reads`.
         """
         if self.waits is None and self.unwritten & set(reads):
             self.waits = len(self.queue), 0
@@ -379,7 +379,7 @@ class Ledger:
             self.copy_content(self.slot[target], self.slot[op.source], self.content)
 
     def slots_to_come(self) -> dict[int, int]:
-        """Returns register -> slot as it will be once all recorded changes are carried out."""
+        """Returns register -> slot after all recorded changes."""
         slot, free = dict(self.slot), set(self.free)
         for entry in self.queue:
             ops = sorted(entry.ops, key=lambda op: op.phase) if isinstance(entry, Packet) else ()
@@ -419,7 +419,7 @@ class Ledger:
         return slot
 
     def agree(self) -> None:
-        """Sets the host's view to the device's, after a plan or an accept, which change both at once."""
+        """Makes the host's view equal to the device's, after a plan or an accept, which change both."""
         assert not self.queue
         self.held, self.known, self.free_count = set(self.slot), dict(self.label), len(self.free)
 
@@ -427,7 +427,7 @@ class Ledger:
         for part in parts:
             self.content[part][to] = self.content[part][of]
 
-    # Pages: the lowest free one is taken first; a page is free when its last user gives it up.
+    # Pages: the lowest free page is taken first. A page without users is free.
 
     @property
     def free_pages(self) -> int:
@@ -475,7 +475,7 @@ class Ledger:
         return self.known[row.source or row.live]
 
     def arrive(self, rows: Sequence[Row], texts: Sequence[Text]) -> None:
-        """Notes that states of these texts have been written to the live slots."""
+        """Notes that the states of these texts were written to the live slots from outside."""
         for row, text in zip(rows, texts, strict=True):
             row.confirmed, row.text = len(text), text
         self.record_labels([(row.live, row.confirmed) for row in rows])
@@ -486,9 +486,9 @@ class Ledger:
         return length - length % self.settings.page_size
 
     def answer(self, row: Row, bound: int, ended: bool) -> int:
-        """Returns the register of the state to publish, 0 for none.
+        """Returns the register of the state to publish; 0 for none.
 
-        It is the one with the largest label in 1..bound that fills whole pages; of equal labels, live comes first.
+        It has the largest label in 1..bound that fills whole pages. Among registers with this label, live comes first.
         """
         registers = [*([row.live] if ended else []), *self.lanes(row)]
         real = [one for one in registers if 1 <= self.known.get(one, 0) <= bound]
@@ -496,13 +496,13 @@ class Ledger:
         return max(whole, key=lambda one: self.known[one], default=0)
 
     def marked(self, row: Row, bound: int, ended: bool) -> Kept | None:
-        """Returns the row's longest kept mark, unless a register of the row has a longer state to publish."""
+        """Returns the longest kept mark of a row; None if a register of the row has a longer state to publish."""
         there = max((kept for kept, _ in row.marks if kept.length <= bound), key=lambda kept: kept.length, default=None)
         answer = self.answer(row, bound, ended)
         return there if there and not (answer and self.known[answer] > there.length) else None
 
     def publishable(self, rows: Sequence[Row], bounds: Sequence[int], ended: bool) -> list[bool]:
-        """Says for each row whether it gets a snapshot from its own registers."""
+        """Returns for each row whether one of its registers is published: not a mark, and a holder is free."""
         left, gets = sum(map(len, self.free_holders)), []
         for row, bound in zip(rows, bounds, strict=True):
             mine = bool(self.answer(row, bound, ended)) and not self.marked(row, bound, ended)
@@ -513,7 +513,7 @@ class Ledger:
     def publish(
         self, rows: Sequence[Row], bounds: Sequence[int], registers: Sequence[int], ended: bool
     ) -> list[Kept | None]:
-        """Publishes the rows, and returns a snapshot or None for each. registers: holders that memstate used."""
+        """Publishes rows. Returns a snapshot or None for each. registers: holders that memstate chose."""
         marks = [self.marked(row, bound, ended) for row, bound in zip(rows, bounds, strict=True)]
         unused, kept, pairs = list(registers), [], []
         for row, bound, gets, mark in zip(rows, bounds, self.publishable(rows, bounds, ended), marks, strict=True):
@@ -542,13 +542,13 @@ class Ledger:
         return kept
 
     def next_holder(self, length: int) -> int:
-        """Returns the holder for a snapshot of `length` tokens, where memstate's answer does not name one."""
+        """Returns the holder that memstate chooses for a snapshot of `length` tokens, if its answer does not tell."""
         return self.choose(self.free_holders[0], length)
 
     def hold(
         self, register: int, length: int, text: Text, pages: tuple[int, ...] = (), owner: str = "snapshot"
     ) -> Kept:
-        """Takes a holder, which must be one of those that have been free for longest."""
+        """Uses a holder for a snapshot. It must be one of the holders that became free first."""
         assert register in self.free_holders[0], f"holder {register}, but {self.free_holders} are free, oldest first"
         self.free_holders[0].remove(register)
         self.free_holders = [group for group in self.free_holders if group]
@@ -573,7 +573,7 @@ class Ledger:
 
     @property
     def evictable(self) -> int:
-        """Number of snapshots that the caller or the cache can drop."""
+        """Number of snapshots that the caller can drop or the cache can evict."""
         idle = [one for one in self.kept.values() if not one.dropped and not self.pins[one.register]]
         return sum(one.owner not in ("session", "mark") for one in idle)
 
@@ -582,7 +582,7 @@ class Ledger:
         row.pin = register
 
     def unpin(self, rows: Sequence[Row]) -> None:
-        """Unpins the states that first steps of rows have read, or never will; dropped ones go with their last pin."""
+        """Unpins states that first steps have read or will never read. Releases dropped states without pins."""
         together: set[int] = set()
         for row in rows:
             register, row.pin = row.pin, 0

@@ -1,9 +1,9 @@
 """Compares all bytes: a manager's planes between canaries, an engine's KV pages, host memory and storage.
 
-The bytes of a state depend on all its tokens, and the KV of a token on all tokens up to it, so a state or page under
-the wrong prefix is noticed. An image beside the planes has the expected bytes: those of the text in slots of known
-content, poison in all others, canaries between the planes. The test itself turns threads, clock and storage faults.
-Every byte is compared.
+The bytes of a state depend on all its tokens, and the KV of a token on all tokens up to it, so the test notices a state
+or page under a wrong prefix. For each block of memory there is an *image* with the expected bytes: in slots of known
+content those of its text, in other slots poison, and between the planes canaries (bytes that must stay). The test
+decides when threads run, what time it is, and which storage calls fail.
 """
 
 import ctypes
@@ -42,18 +42,18 @@ from tests.support.virtual import ByHand, Clock, MemoryStore
 if TYPE_CHECKING:
     from tests.proof.stateful.model import Model
 
-RUBBISH: Text = (-1,)  # what in-place kernels leave in slot 0
-UNSEEN: Text = (-3,)  # content of a slot that no `look` has compared yet
-TAPS = 2  # inputs that a convolution keeps
+RUBBISH: Text = (-1,)  # bytes that in-place kernels leave in slot 0
+UNSEEN: Text = (-3,)  # content of a slot since no `look` has compared it
+TAPS = 2  # number of inputs that a convolution keeps
 POISON, CANARY, JUNK = 0xA5, 0xC3, 0x77
 FILL = np.frombuffer(bytes.fromhex("c35a9e17d2864bf1396da0e87c25b40f"), np.uint8)
-FENCE = 64  # bytes before and behind a block
+FENCE = 64  # bytes of canaries before and after a block
 UNSIGNED = {torch.int64: np.uint64, torch.int32: np.uint32, torch.int16: np.uint16}
 Bytes = NDArray[np.uint8]
 
 
 def raw(tensor: Tensor) -> np.ndarray:
-    """Returns a tensor's numbers on the host."""
+    """Returns the numbers of a tensor on the host."""
     return tensor.numpy() if tensor.device.type == "cpu" else tensor.cpu().numpy()
 
 
@@ -64,7 +64,7 @@ def same(what: str, seen: object, told: object) -> None:
 class Block(NamedTuple):
     """One allocation.
 
-    host: its bytes, on a GPU a copy of them. image: the expected bytes. padding: mask of bytes that are not compared.
+    host: its bytes (on a GPU: a copy of them). image: the expected bytes. padding: mask of the bytes to leave out.
     """
 
     tensor: Tensor
@@ -81,19 +81,19 @@ class Place(NamedTuple):
 
 
 def _bytes(tensor: Tensor) -> Bytes:
-    """Returns the bytes of a CPU tensor. After `Tensor.numpy`, its storage could no longer be released."""
+    """Returns the bytes of a CPU tensor as an array. `Tensor.numpy` would keep its storage from being released."""
     return np.ctypeslib.as_array((ctypes.c_uint8 * tensor.numel()).from_address(tensor.data_ptr()))
 
 
 def digest(text: Text) -> int:
-    """Returns a number for a text, the same in every process; 0 for an empty text."""
+    """Returns a number for a text, which is the same in every process. An empty text gives 0."""
     return hash(text) % 2**64 if text else 0
 
 
 class Kind:
-    """The rule by which the bytes of a plane follow from a text: each element is a number of the text times a weight.
+    """The rule by which the bytes of a plane follow from a text. Each element is a number times a weight.
 
-    The number comes from the whole text or, in the plane of a convolution, from one of the last tokens.
+    The number is computed from the whole text or, in the plane of a convolution, from one of the last tokens.
     """
 
     def __init__(self, plane: ms.Plane, layers: int) -> None:
@@ -109,7 +109,7 @@ class Kind:
         self.weights = [(odd + 64 * layer).astype(np.uint64) for layer in range(layers)]
 
     def expected(self, layer: int, texts: Sequence[Text]) -> NDArray[np.unsignedinteger]:
-        """Returns the elements of texts, `text element`."""
+        """Returns the elements that a layer has after each of these texts: `text element`."""
         numbers = np.array([self._numbers(text) for text in texts], np.uint64).reshape(-1, self.size)
         return (numbers * self.weights[layer]).astype(self.dtype) + self.fill
 
@@ -120,7 +120,7 @@ class Kind:
         return [last[at - TAPS] for at in self.tap]
 
     def require(self, layer: int, seen: NDArray[np.unsignedinteger], texts: Sequence[Text]) -> None:
-        """Asserts that a forward reads the elements of these texts."""
+        """Asserts that `seen`, which a forward reads, has the elements of these texts."""
         told = self.expected(layer, texts)
         assert np.array_equal(seen, told), f"a forward reads {seen.tolist()}, expected {told.tolist()}"
 
@@ -135,9 +135,9 @@ class Memory:
         self.tail = Kind(TAIL, 2)
         self.poison = {part: np.frombuffer(bytes([POISON] * 8), kind.dtype)[0] for part, kind in self.kinds.items()}
         self.given = settings.memory in ("tensor", "layers")
-        self.backing: list[Tensor] = []  # larger blocks, out of which arenas or tensors are cut
+        self.backing: list[Tensor] = []  # larger blocks, of which arenas or tensors are parts
         self.tensors = self._cut() if self.given else None
-        self.ring_copies: list[tuple[int, int]] = []  # (to, of) rows: copies that an engine makes itself
+        self.ring_copies: list[tuple[int, int]] = []  # (to, of) rows whose tails the engine itself copies
 
     # Building
 
@@ -147,7 +147,7 @@ class Memory:
         return block
 
     def _cut(self) -> dict[str, Tensor | list[Tensor]]:
-        """Returns the planes of an engine: blocks with gaps between them, either plane by plane or slot by slot."""
+        """Returns the tensors of an engine, plane by plane or slot by slot, with gaps between blocks."""
         s, at, places = self.settings, FENCE, {}
         dtypes = {plane.name: plane.dtype for plane in s.layout.planes}
         padded = {part: -(-s.block_bytes(part) // 8) * 8 + s.gap for part in s.parts}
@@ -176,7 +176,7 @@ class Memory:
 
     @contextmanager
     def fenced(self) -> Iterator[None]:
-        """Puts canaries before and behind the memory that memstate allocates in the block."""
+        """Puts canaries before and after all memory that memstate allocates during the block."""
         from memstate.state import planes as storage
 
         allocated = storage.allocated
@@ -188,7 +188,7 @@ class Memory:
             yield
 
     def attach(self, mem: ms.StateManager) -> None:
-        """Finds the planes at their present addresses; the content of all slots is unknown until `look`."""
+        """Notes where the planes of a manager lie now. The content of all slots is unknown until `look`."""
         tensors = self.backing or list(mem.planes.arenas)
         before = getattr(self, "blocks", None)
         self.blocks = []
@@ -243,12 +243,12 @@ class Memory:
         self, read: list[int], write: list[int], snapshot: list[int], texts: list[Text], tokens: list[list[int]],
         marks: list[tuple[int, int, int]], cursor: list[tuple[int, int]] | None = None,
     ) -> None:  # fmt: skip
-        """Runs one step of a model: checks the states that it reads, and stores new ones.
+        """Runs the forward of a step: checks the states that it reads, and stores new ones.
 
-        Padding writes nothing; kernels that work in place leave rubbish in slot 0.
+        For padding it writes nothing, but in-place kernels leave rubbish in slot 0.
 
-        texts: of rows before the step. marks: (entry, tokens, slot) of states inside the step. cursor: (label read,
-        label stored or -1) of each row with a tail; None: a state has all tokens of its row.
+        texts: of rows before the step. marks: (entry, tokens, slot) of states inside the step. cursor: for each row
+        with a tail, labels of the read and the stored state (-1: none); None: a state has all tokens of its row.
         """
         self._pull()
         ends = cursor or [(len(text), len(text) + len(new)) for text, new in zip(texts, tokens, strict=True)]
@@ -280,7 +280,7 @@ class Memory:
         self._push()
 
     def forward_rows(self, rows: list[int], texts: list[Text], tokens: list[list[int]]) -> None:
-        """Asserts that each row's memory has its text, and adds the tokens of the step."""
+        """Asserts that the memory of each row stands for its text, and adds the tokens of the step."""
         real = [i for i, row in enumerate(rows) if row > 0]
         self._require_rows([(rows[i], texts[i]) for i in real])
         self._store_rows([(rows[i], (*texts[i], *tokens[i])) for i in real])
@@ -288,10 +288,10 @@ class Memory:
     def fold(
         self, rows: list[int], cursor: list[list[int]], texts: list[Text], tokens: list[list[int]]
     ) -> list[tuple[int, int]]:
-        """Checks the pending tokens in the tails of rows, and adds tokens of the step that the stored state lacks.
+        """Checks the pending tokens in the tails of rows, and adds the tokens of the step that the stored state lacks.
 
-        cursor: (label, pending, store) of each row, as in `Tail` of the model. Returns the labels of the states that
-        the step reads and stores, -1 if it stores none.
+        cursor: (label, pending, store) of each row, as in `Tail` of the model. Returns for each row the labels of the
+        read and the stored state, -1 if none is stored.
         """
         for i, (row, (label, pending, store)) in enumerate(zip(rows, cursor, strict=True)):
             text, size = (*texts[i], *tokens[i]), self.settings.ring
@@ -305,13 +305,13 @@ class Memory:
         return [(label, label + store if store >= 0 else -1) for label, _, store in cursor]
 
     def copy_rings(self) -> None:
-        """Copies the tails of forked rows to their forks, before the next step."""
+        """Copies the tails of rows to their forks. Called before the next step."""
         for to, of in self.ring_copies:
             self.rings[:, to] = self.rings[:, of]
         self.ring_copies.clear()
 
     def look_at_rings(self, rings: list[tuple[State, ...]]) -> None:
-        """Compares the tails of rows, also at places that nobody reads."""
+        """Compares the tails of rows, including places that nobody reads."""
         told = {row: ring for row, ring in enumerate(rings) if ring}
         for layer, plane in enumerate(self.rings if told else ()):
             seen = raw(plane[[*told]]).tolist()
@@ -332,7 +332,7 @@ class Memory:
             self.tails[layer, [row for row, _ in told]] = stored
 
     def put(self, slot: int, text: Text) -> None:
-        """Writes a state from elsewhere into a slot."""
+        """Writes the state of a text to a slot, as if it came from another machine."""
         self._pull()
         for part, places in self.places.items():
             for layer, place in enumerate(places):
@@ -340,7 +340,7 @@ class Memory:
         self._push()
 
     def scribble(self) -> None:
-        """Overwrites the engine's memory while the states sleep."""
+        """Overwrites the memory of the engine while the manager sleeps."""
         self._pull()
         for places in self.places.values():
             for place in places:
@@ -357,9 +357,9 @@ class Memory:
     def look(
         self, content: dict[str, list[State]], stirred: Collection[tuple[str, int]], tails: list[State]
     ) -> None:  # fmt: skip
-        """Compares every byte; slots whose content has become undefined are poisoned, and must stay poisoned.
+        """Compares every byte. Poisons slots whose content has become undefined; they must stay poisoned.
 
-        stirred: (plane, slot) that have lost their content since the last look. tails: text of each row's memory.
+        stirred: (plane, slot) pairs that lost their content since the last `look`. tails: text of each row's memory.
         """
         if self.tails is not None:
             self._require_rows([(row, text) for row, text in enumerate(tails) if text is not None])
@@ -405,7 +405,7 @@ class Memory:
 
 
 def token(layer: int, text: State) -> int:
-    """Returns the int64 number that a tail has for the last token of a text."""
+    """Returns the int64 number that a tail keeps for the last token of a text."""
     return (digest(text or ()) * (2 * layer + 3) + 2**63) % 2**64 - 2**63
 
 
@@ -413,7 +413,7 @@ ELEMENTS = 2  # elements of KV per token and layer
 
 
 def elements(settings: Settings, texts: Sequence[Text | None]) -> np.ndarray:
-    """Returns the KV of tokens, uint32 `layer token element`. texts: for each, all tokens up to it; None for poison."""
+    """Returns the KV of tokens, uint32 `layer token element`. texts: all tokens up to each of them; None: poison."""
     numbers = np.array([digest(text or ()) for text in texts], np.uint64)[:, None]
     weights = np.arange(settings.layers * ELEMENTS, dtype=np.uint64).reshape(-1, 1, ELEMENTS) * 2 + 3
     kv = (numbers * weights).astype(np.uint32)
@@ -422,7 +422,7 @@ def elements(settings: Settings, texts: Sequence[Text | None]) -> np.ndarray:
 
 
 class EngineKv:
-    """The engine's KV pages, in the order of memory that the states do not have."""
+    """The KV pages of the engine. Their order in memory is the one that the states do not have."""
 
     def __init__(self, settings: Settings, backend: Backend) -> None:
         s = self.settings = settings
@@ -436,9 +436,9 @@ class EngineKv:
         self.model, self.below = model, model.below
 
     def forward(self, rows: Sequence[tuple[Row, int, list[int]]]) -> None:
-        """Checks all KV before the step, and writes that of the step. rows: (row, length before, tokens of step)."""
+        """Checks the KV before the step, and writes that of the step. rows: (row, length before, tokens of step)."""
         for row, before, _ in rows:
-            if self.model.rows.get(row.number) is row:  # otherwise it ended between plan and forward
+            if self.model.rows.get(row.number) is row:  # a row may end between plan and forward
                 for at in range(before):
                     page, place = self._place(row, at)
                     seen = self.below.kv[page][place]
@@ -447,7 +447,7 @@ class EngineKv:
             self.write(row, (*row.text[:before], *tokens), before)
 
     def write(self, row: Row, tokens: Text, start: int) -> None:
-        """Writes the KV of a row's tokens from number `start` on."""
+        """Writes the KV of the tokens of a row from place `start` on."""
         for at in range(start, len(tokens)):
             (page, place), text = self._place(row, at), tokens[: at + 1]
             self.below.kv[page][place] = text
@@ -458,7 +458,7 @@ class EngineKv:
         return row.pages[at // size], at % size
 
     def copy(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copies pages, as a fork asks for it. copies: (to, of) pages."""
+        """Copies the pages that a fork returned. copies: (to, of) pages."""
         for to, of in copies:
             self.below.kv[to] = list(self.below.kv[of])
             self.plane[:, to] = self.plane[:, of]
@@ -467,7 +467,7 @@ class EngineKv:
         return torch.from_numpy(numbers.view(np.int32)).to(self.plane.device)
 
     def look(self) -> None:
-        """Compares every page in use, and poisons the others."""
+        """Compares all pages in use, and poisons the others."""
         self.below.lose_kv()
         seen = self.plane.cpu().numpy().view(np.uint32)
         told = elements(self.settings, [text for page in self.below.kv for text in page]).reshape(seen.shape)
@@ -480,7 +480,7 @@ class EngineKv:
 
 
 class Lower:
-    """Host memory, storage, threads and clock of one manager; jobs have the same order here and in the model."""
+    """Host memory, storage, threads and clock of one manager. Its jobs have the same order as those of the model."""
 
     def __init__(self, settings: Settings, backend: Backend) -> None:
         s = self.settings = settings
@@ -494,7 +494,7 @@ class Lower:
 
     def attach(self, mem: ms.StateManager, model: Any, memory: Memory) -> None:
         assert mem.tiers and model.below
-        if memory.device.type == "cuda":  # the model knows no running transfer
+        if memory.device.type == "cuda":  # transfers of the model have no duration
             transfers.Ticket.done = property(lambda ticket: ticket.synchronize() is None)  # type: ignore[assignment,method-assign]
             wait_for_staging(mem)
         self.mem, self.model, self.memory = mem, model, memory
@@ -506,8 +506,8 @@ class Lower:
         self.caches = self.real._caches
         self.payload = {cache.form.kind: self._payload(cache.form.kind) for cache in self.caches}
         s = self.settings
-        staged = s.host_pages if s.pages else 0  # staging holds all pages, because they are few and small
-        self.staging_bytes = 2 * s.staging * self.forms["state"].nbytes  # each row has room for a header
+        staged = s.host_pages if s.pages else 0  # staging has room for all pages
+        self.staging_bytes = 2 * s.staging * self.forms["state"].nbytes  # each record has room for a header
         self.staging_bytes += 2 * staged * self.forms["kv"].nbytes if staged else 0
         self.host_bytes = s.host_slots * self.forms["state"].nbytes
         self.host_bytes += s.host_pages * self.forms["kv"].nbytes if s.pages else 0
@@ -516,7 +516,7 @@ class Lower:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Lets jobs run when a call in the block waits for them."""
+        """Runs jobs if a call in the block waits for them."""
         with mock.patch.object(Workers, "wait", self._wait):
             yield
 
@@ -527,7 +527,7 @@ class Lower:
                 job.finish()
 
     def work(self, at: int, finish: bool) -> None:
-        """Begins a job, if it has not begun, and ends it if `finish`."""
+        """Begins a job, unless it has begun. finish: whether to end it, too."""
         job, told = self.threads.jobs[at], self.below.jobs[at]
         assert not job.future.done()
         assert job.future.running() == told.begun
@@ -547,7 +547,7 @@ class Lower:
         self.below.now += seconds
 
     def spoil(self, kind: str, key: Key, fault: str) -> None:
-        """Sets the fault of a record: "" removes it, "gone" deletes the record."""
+        """Sets the fault of a record. "" removes the fault; "gone" deletes the record."""
         name = self.name(kind, key)
         if fault == "gone":
             self.store.records.pop(name, None)
@@ -563,7 +563,7 @@ class Lower:
         self.store.forgetful = self.below.storage.forgetful = forgetful
 
     def stock(self, tokens: Text, salt: Hashable, ends: Collection[int], gap: int) -> None:
-        """Writes states at these ends of pages, and KV except page `gap`, as another process of the model would."""
+        """Writes records to storage, as another process would: states at `ends`, in pages, and KV except page `gap`."""
         keys = self.below.keys(tokens, salt)
         wanted = [("state", keys[end - 1]) for end in ends if end <= len(keys)]
         wanted += [("kv", key) for page, key in enumerate(keys) if page != gap and self.settings.pages]
@@ -575,7 +575,7 @@ class Lower:
             self.below.storage.records.add((kind, key))
 
     def texts(self, d: Digits) -> list[Key]:
-        """Returns keys of states in the tiers that the device does not have."""
+        """Returns keys, some chosen by `d`, of states that the tiers have and the device lacks."""
         stored = sorted((key for kind, key in self.below.storage.records if kind == "state"), key=str)
         there = [item.key for item in self.below.states.items[-3:]]
         there += [d.pick(*stored) for _ in range(min(3, len(stored)))]
@@ -630,11 +630,11 @@ class Lower:
             same("prefetch", seen, (told.phase, told.outcome, told.length, told.tokens))
 
     def _payload(self, kind: str) -> np.ndarray:
-        """Returns a mask of the bytes of a body that are not padding."""
+        """Returns a mask of a body: true for bytes that are not padding."""
         return self._body(kind, None) == 1
 
     def _body(self, kind: str, texts: Any) -> Bytes:
-        """Returns the bytes of a record without its header; ones instead of data if texts is None."""
+        """Returns the bytes of a record without its header. texts None: ones in place of data, to find the padding."""
         s, parts = self.settings, []
         for layer in range(s.layers) if kind == "kv" else ():
             size = s.page_size * ELEMENTS * 4

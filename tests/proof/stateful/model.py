@@ -1,4 +1,4 @@
-"""Models the rules of tracking a second time: admissions, marks, plan, settle, accept, cancel and endings."""
+"""Models the rules of tracking without memstate's code: admissions, marks, plan, settle, accept, cancel and ends."""
 
 import itertools
 from collections import Counter
@@ -12,11 +12,11 @@ from tests.proof.stateful.cache import Cache, Found, Lease, Start, Talk
 from tests.proof.stateful.ledger import FILLED, Kept, Later, Row, Text
 from tests.proof.stateful.settings import Settings
 
-RANKS = {"named": 0, "branch": 2, "prompt": 3}  # kind of a mark -> place in line for scarce slots, 0 first
+RANKS = {"named": 0, "branch": 2, "prompt": 3}  # kind of a mark -> its rank if slots are short; 0 comes first
 
 
 class Mark(NamedTuple):
-    """A state inside a prompt that a step keeps. offset: tokens of the step up to it; 0: the state before the step."""
+    """A state inside a prompt that a step keeps. offset: number of tokens of the step in it; 0: none."""
 
     entry: int
     row: Row
@@ -25,15 +25,15 @@ class Mark(NamedTuple):
     kind: str
 
 
-Claim = Callable[[int], bool]  # fills a register; False if the slot budget is used up
+Claim = Callable[[int], bool]  # claims a slot for a register; returns False if the slot budget is used up
 
 
 class Tail(NamedTuple):
     """What a step does with the tail of a row.
 
-    label: tokens of the state that the step reads. pending: real tokens behind this state, in the tail. store: number
-    of pending tokens and tokens of the step that the stored state gains; -1: the step stores no state. left: pending
-    tokens that stay in the tail. newest: tokens of the step that are put into the tail.
+    label: tokens of the state that the step reads. pending: real tokens after this state, which are in the tail. store:
+    how many tokens the stored state has beyond the read one (pending tokens, then tokens of the step); -1: no state is
+    stored. left: pending tokens that stay in the tail. newest: tokens of the step that are put into the tail.
     """
 
     label: int
@@ -44,7 +44,7 @@ class Tail(NamedTuple):
 
     @property
     def after(self) -> int:
-        """Tokens of the state that the step leaves in the slot it writes."""
+        """Tokens of the state in the written slot after the step."""
         return self.label + max(0, self.store)
 
 
@@ -55,8 +55,8 @@ NO_TAIL = Tail(0, 0, 0, 0, 0)
 class Entry:
     """One entry of a planned step. row: None for padding.
 
-    before, after: the row's length. read, write, snapshot: slots. accepted: tokens of the step that the device counts
-    as real. counted: whether `row` has counted them, too. more: tokens before the step that the host does not know of.
+    before, after: lengths of the row. read, write, snapshot: slots. accepted: tokens of the step that the device counts
+    as real. counted: whether `row` includes them. more: accepted tokens of the step before that the host does not know.
     """
 
     row: Row | None = None
@@ -84,7 +84,7 @@ class Entry:
 
     @property
     def whole(self) -> int:
-        """Length of the row's newest state that does not depend on whether the step runs."""
+        """Length of the newest state that the row still has if this step never runs."""
         return self.tail.label - (self.tail.store == 0)
 
 
@@ -92,8 +92,8 @@ class Entry:
 class Planned:
     """A step of the model.
 
-    drafted: whether some tokens may be rejected. changes: whether the packet with the batch also carries changes;
-    moves: whether it also carries data. marks: the marks whose states the forward stores.
+    drafted: whether it has drafts. changes: whether the packet with the batch also carries changes. moves: whether it
+    also carries data. marks: the marks whose states the forward stores.
     """
 
     entries: list[Entry]
@@ -104,10 +104,10 @@ class Planned:
 
 
 class Late(NamedTuple):
-    """A planned step whose decisions on the device are not known to the host.
+    """A planned step of which the host does not know what the device has decided, because accepted numbers are missing.
 
-    kept: free slots that the host sets aside for claims of the step; granted: slots that the step has claimed; figures:
-    numbers of snapshots and of refused claims that the host does not know yet.
+    kept: free slots that the host sets aside for claims of the step. granted: slots that the step has claimed. figures:
+    numbers of snapshots and of refused claims, which the host does not know yet.
     """
 
     step: Planned
@@ -117,9 +117,9 @@ class Late(NamedTuple):
 
 
 class Model(Cache):
-    """A manager's rules as dictionaries and loops.
+    """The rules of a manager in dictionaries and loops.
 
-    holders_left: holders that the last `weigh` left for states from host memory.
+    holders_left: holders that states from host memory can get, according to the last `weigh`.
     """
 
     holders_left = 0
@@ -127,31 +127,31 @@ class Model(Cache):
     def __init__(self, settings: Settings, generations: Sequence[int]) -> None:
         self.snapshots = self.refused_claims = 0
         width = -(-max(settings.max_batch or 0, settings.row_count) // 64) * 64
-        self.vectors = np.zeros((5, width), np.int32)  # `column entry`, the vectors of the newest step
-        self.of_tails = np.zeros((6, width), np.int32)  # rows: label, pending, store, length, accepted, batch
+        self.vectors = np.zeros((5, width), np.int32)  # `column entry`: the vectors of the newest step
+        self.of_tails = np.zeros((6, width), np.int32)  # first axis: label, pending, store, length, accepted, batch
         super().__init__(settings, generations)
 
     def clear(self) -> None:
         super().clear()
         self.steps: list[Planned] = []  # unsettled, oldest first
-        self.named_last: tuple[list[tuple[int, int, int]], int, int] | None = None  # batch, limit, defer: last plan
+        self.named_last: tuple[list[tuple[int, int, int]], int, int] | None = None  # last batch, limit, defer
         self.defer = 0  # the setting `defer` of the plan under way
-        self.due: list[tuple[int, int]] = []  # (to, of) slots: copies of in-place planes, made after the forward
+        self.due: list[tuple[int, int]] = []  # (to, of) slots of in-place planes to copy after the forward
         self.late: Late | None = None  # the newest step, until the step before it is accepted
         self.newest: Planned | None = None  # the step that was planned last, even if it is settled or cancelled
         self.open: Planned | None = None  # the open step
-        self.coming: set[Kept] = set()  # snapshots that the forward of the open step has still to store
-        self.promised = False  # whether a state or KV that the open step computes has been handed out
+        self.coming: set[Kept] = set()  # snapshots that the forward of the open step will store
+        self.promised = False  # whether a state or KV that the open step computes was published
 
     def reset(self) -> None:
-        """Forgets everything but the bytes, and counts up the generation of each row."""
+        """Forgets everything except the bytes, and increments the generation of each row."""
         self.clear()
         self.generation = [generation + 1 for generation in self.generation]
 
     def launched(self, step: Planned | None, send: bool = False) -> None:
-        """Closes the open step, if it is `step`, and copies the snapshots of planes that kernels update in place.
+        """Closes `step` if it is open. For planes that kernels update in place, copies its snapshots.
 
-        send: also submits, if a callback is in the queue.
+        send: whether to submit if a callback is in the queue.
         """
         if step is None or step is not self.open:
             return
@@ -165,12 +165,12 @@ class Model(Cache):
             self.submit()
 
     def promise(self, rows: Sequence[Row], bounds: Sequence[int]) -> None:
-        """Notes that states and KV of rows are handed out up to these lengths."""
+        """Notes that states and KV of rows are published up to these lengths."""
         before = {entry.row: entry.whole for entry in self.open.entries if self.tenant(entry)} if self.open else {}
         self.promised |= any(bound > before.get(row, bound) for row, bound in zip(rows, bounds, strict=True))
 
     def told(self, rows: Sequence[Row], bounds: Sequence[int], keys: Sequence[Text]) -> list[int]:
-        """Returns how many tokens of each row cache or session rely on: whole pages, or all tokens of a turn."""
+        """Returns the length up to which each row is published: whole pages, or all tokens for a turn of a session."""
         lengths = [min(bound, len(key)) for bound, key in zip(bounds, keys, strict=True)]
         return [n if row.talk else self.floor(n) for row, n in zip(rows, lengths, strict=True)]
 
@@ -181,7 +181,7 @@ class Model(Cache):
         return length % self.settings.every == 0 and length > row.tracked
 
     def next_boundary(self, row: Row) -> int:
-        """Returns the next length where a chunk should end: a due boundary, or a mark that the chunk would lose."""
+        """Returns the next length where a chunk should end: a due boundary, or a mark that no chunk can have inside."""
         length = self.length(row) + 1
         wanted = [] if self.settings.states_inside(length - 1) else [at for at, _ in row.coming]
         while not self.is_due(row, length) and length not in wanted:
@@ -189,9 +189,9 @@ class Model(Cache):
         return length
 
     def chunk(self, row: Row, most: int) -> int:
-        """Returns how many tokens, at most `most`, a chunk can have without losing a mark.
+        """Returns the number of tokens of a chunk, at most `most`, that loses no mark.
 
-        If no state can be stored inside the chunk, it ends at the next mark, otherwise with a whole page of the prompt.
+        A chunk inside which no state can be stored ends at the next mark, any other at the end of a page of the prompt.
         """
         length = self.length(row)
         if length >= row.tracked:
@@ -210,10 +210,10 @@ class Model(Cache):
     def fold(self, row: Row, n: int, drafts: int) -> Tail:
         """Returns what the row's next step does with its tail.
 
-        A step puts its tokens into the tail, and pending tokens into the state, if it has drafts, if a boundary lies
-        among the pending tokens, or if it waits for `defer` tokens; the tail must have room. The state then ends at the
-        last such boundary, if there is one, and gains nothing in a step that waits. Otherwise, all tokens go into the
-        state.
+        There are two cases. A step puts its own tokens into the tail if the tail has room, and if it has drafts, or a
+        boundary lies among the pending tokens, or it waits for `defer` tokens. Its state then gains the pending tokens:
+        all of them, those up to the last such boundary, or none if it waits. In any other step, the state gains all
+        pending tokens and all tokens of the step.
         """
         label, pending = self.in_state(row), row.pending
         if not self.settings.tail:
@@ -226,7 +226,7 @@ class Model(Cache):
         return Tail(label, pending, store if store or row.source else -1, left, newest)
 
     def needs(self, row: Row, n: int, drafts: int = 0, most: bool = False) -> bool:
-        """Says whether a row claims a slot in its next step. most: whether it may, if enough tokens are accepted."""
+        """Says whether a row claims a slot in its next step. most: or may claim one, if enough tokens are accepted."""
         tail, lanes = self.fold(row, n, drafts), self.lanes(row)
         held = [lane for lane in lanes if lane in self.held]
         if self.settings.strategy == "redirect":
@@ -239,7 +239,7 @@ class Model(Cache):
         return ends and not full
 
     def unsure(self, row: Row) -> int:
-        """Returns the number of drafts in the row's newest step, if it is not settled."""
+        """Returns the number of drafts in the row's newest step; 0 if that step is settled."""
         unsettled = self._unsettled(row)
         return unsettled.drafts if unsettled else 0
 
@@ -257,11 +257,11 @@ class Model(Cache):
 
     @property
     def undecided(self) -> list[Row]:
-        """Rows of the late step, whose decisions the host does not know."""
+        """Rows of the late step. The host does not know what the device decided for them."""
         return [entry.row for entry in self.late.step.entries if entry.row] if self.late else []
 
     def shortfall(self, wanted: int) -> int:
-        """Returns how many slots are lacking for `wanted` claims."""
+        """Returns the number of slots that are missing for `wanted` claims."""
         return max(0, wanted + self.settings.reserve - self.free_count) if wanted else 0
 
     # Steps
@@ -284,7 +284,7 @@ class Model(Cache):
     def plan(
         self, batch: Sequence[tuple[Row | None, list[int]]], limit: int, drafts: Sequence[int] = ()
     ) -> Planned:  # fmt: skip
-        """Plans a step. batch: (row, its tokens); finished rows and None are padding. drafts: of each entry."""
+        """Plans a step. batch: (row, its tokens); finished rows and None are padding. drafts: number per entry."""
         rows = [row if row is not None and not row.finished else None for row, _ in batch]
         drafts = [n if row else 0 for row, n in zip(rows, drafts or [0] * len(rows), strict=True)]
         planned = [(row, len(tokens), n) for row, (_, tokens), n in zip(rows, batch, drafts, strict=True) if row]
@@ -302,7 +302,7 @@ class Model(Cache):
         sent = zip(rows, batch, drafts, strict=True)
         named = [(row.number, len(tokens), n) if row else (0, 0, 0) for row, (_, tokens), n in sent]
         step = Planned([], any(drafts), marks=inside)
-        if self.queue or (named, limit, self.defer) != self.named_last:  # otherwise there is nothing to send
+        if self.queue or (named, limit, self.defer) != self.named_last:  # the same batch is not sent again
             step.changes, step.moves = self.submit_batch()
         self.named_last = named, limit, self.defer
         kept = max(0, min(claims, limit, self.free_count - self.settings.reserve))
@@ -350,9 +350,9 @@ class Model(Cache):
         return step
 
     def _hide(self, planned: Sequence[tuple[Row, int, int]]) -> dict[Row, tuple[int, int, int]]:
-        """Counts the accepted tokens that only the device knows, and returns what the host knows of each row.
+        """Adds to each row the accepted tokens that only the device knows. Returns row -> what the host knows.
 
-        The values are (pending before the count, tracked, number of tokens that were counted).
+        That is (pending before, tracked, number of added tokens).
         """
         hidden = {}
         for row, _, _ in planned:
@@ -372,7 +372,7 @@ class Model(Cache):
             row.pending += entry.accepted - entry.certain
 
     def _forget_what_was_decided(self, hidden: Mapping[Row, tuple[int, int, int]]) -> None:
-        """Sets the host's view after the plan of a late step: it knows rows of certain length, but not their lanes."""
+        """Sets the host's view after the plan of a late step: it knows labels of rows without drafts, but no lanes."""
         assert self.late
         for entry in self.late.step.entries:
             if row := entry.row:
@@ -386,7 +386,7 @@ class Model(Cache):
         self.late = self.late._replace(figures=figures)
 
     def _decide(self) -> None:
-        """Tells the host what the device decided in the plan of the late step."""
+        """Gives the host's view the decisions of the device in the plan of the late step."""
         assert self.late
         self._note_tails(self.late.step)
         for entry in self.late.step.entries:
@@ -400,7 +400,7 @@ class Model(Cache):
         self.late = None
 
     def _note_tails(self, step: Planned) -> None:
-        """Notes what a step leaves in the tails of rows; `newest` of rows that are not in it becomes 0."""
+        """Notes what a step leaves in the tails of its rows. Of all other rows, sets `newest` to 0."""
         for row in self.rows.values():
             row.newest = 0
         for entry in step.entries:
@@ -413,13 +413,13 @@ class Model(Cache):
             super().require_same()
 
     def count_slots(self) -> None:
-        """Corrects the host's number of free slots, which it has read from the device."""
+        """Gives the host the number of free slots that the device counts, also during a late step."""
         if self.late:
             self.free_count += self.late.kept - self.late.granted
             self.late = self.late._replace(kept=0, granted=0)
 
     def _count_accepted(self) -> None:
-        """Adds what was accepted of the last step to the device's column `pending`."""
+        """Adds the accepted tokens of the last step to the device's column `pending`."""
         pending, newest = self.columns["pending"], self.columns["newest"]
         for number, accepted in list(zip(self.vectors[0], self.of_tails[4], strict=True))[: self.of_tails[5, :1].sum()]:
             pending[number] += min(max(0, int(accepted)), newest[number]) if number else 0
@@ -435,7 +435,7 @@ class Model(Cache):
             self.columns["pending"][row.number], self.columns["newest"][row.number] = tail.left, tail.newest
 
     def _fill(self, step: Planned) -> None:
-        """Writes canaries, as debug mode does, to the slots that the forward stores in and does not read."""
+        """Writes canaries, as debug mode does, to the slots to which the forward stores without reading them."""
         slots = [entry.write for entry in step.entries if entry.write != entry.read and entry.tail.store >= 0]
         slots += [entry.snapshot for entry in step.entries if entry.snapshot]
         slots += [self.slot[kept.register] for _, kept in step.marks]
@@ -480,7 +480,7 @@ class Model(Cache):
         row.source = self.columns["source"][row.number] = 0
 
     def _turn(self, row: Row, length: int, claim: Claim) -> bool:
-        """Takes a snapshot under Redirect: lane and live swap their slots. Returns False if the lane finds no slot."""
+        """Takes a snapshot under Redirect: lane and live swap slots. Returns False if the lane can get no slot."""
         (lane,) = self.lanes(row)
         if lane not in self.slot and not claim(lane):
             return False
@@ -504,7 +504,7 @@ class Model(Cache):
         return sorted(lanes, key=lambda lane: self.label[lane])[0]
 
     def forward(self, step: Planned) -> None:
-        """Notes what the forward writes, plane by plane, and asserts that it reads the right states."""
+        """Runs a forward on the texts of slots, plane by plane. Asserts that each row reads the state of its tokens."""
         for part, states in self.content.items():
             copied = part in self.settings.copied
             before = {i: states[e.write if copied else e.read] for i, e in enumerate(step.entries)}
@@ -529,7 +529,7 @@ class Model(Cache):
                     self._keep_in_tail(entry)
 
     def _keep_in_tail(self, entry: Entry) -> None:
-        """Checks the pending tokens in the tail, and adds the new tokens that the state does not have."""
+        """Checks the pending tokens in the tail, and adds the tokens of the step that the stored state lacks."""
         row, tail, size = entry.row, entry.tail, self.settings.ring
         assert row
         ring, text = list(self.rings[row.number]), (*row.text[: entry.before], *entry.tokens)
@@ -553,14 +553,14 @@ class Model(Cache):
             if row is None:
                 continue
             row.unsettled -= 1
-            if not row.finished:  # otherwise this step is dead
+            if not row.finished:  # if it has finished, this step is dead
                 row.confirmed = entry.after if over else self.length(row)
                 row.finished |= over
                 settled.append(row)
         self._release_lanes(settled)
 
     def _release_lanes(self, rows: Sequence[Row]) -> None:
-        """Releases, under LazyPingPong, the lanes below the largest label in 1..K, the confirmed length."""
+        """Under LazyPingPong, releases lanes with a label below the largest one in 1..K (K: confirmed length)."""
         if self.settings.strategy != "lazy":
             return
         gone: list[int] = []
@@ -571,13 +571,13 @@ class Model(Cache):
         self.record_releases(gone)
 
     def wrote(self, step: Planned, accepted: Sequence[int]) -> None:
-        """Notes that the device is told how many tokens of each entry of the newest step are real."""
+        """Notes that the device gets the number of real tokens of each entry of the newest step."""
         self.of_tails[4, : len(accepted)] = accepted
         for entry, n in zip(step.entries, accepted, strict=True):
             entry.accepted = n
 
     def accept(self, step: Planned, accepted: Sequence[int], finished: Sequence[bool], written: bool) -> None:
-        """Accepts a step. accepted: real tokens of each entry; written: whether the device knows them already."""
+        """Accepts a step. accepted: real tokens of each entry. written: whether the device has these numbers."""
         self.launched(step, send=True)
         if step is self.newest and not written:
             self.wrote(step, accepted)
@@ -601,7 +601,7 @@ class Model(Cache):
         self._release_lanes([row for row, _, _ in settled])
 
     def cancelled(self, step: Planned) -> list[Row]:
-        """Takes the newest step back, and returns its rows, confirmed up to the state that they had before it."""
+        """Undoes the newest step. Returns its rows, whose confirmed length is now that of their state before it."""
         self.steps.remove(step)
         self.due = []
         self.launched(step, send=True)
@@ -611,7 +611,7 @@ class Model(Cache):
         return rows
 
     def snapshots_are_true(self) -> None:
-        """Asserts that each holder has the state of the tokens of its row, in every plane."""
+        """Asserts that each holder has, in every plane, the state of the tokens that its snapshot stands for."""
         for one in self.kept.values():
             if one.register in self.slot and not self.named(one.register) and one not in self.coming:
                 for states in self.content.values():
@@ -620,7 +620,7 @@ class Model(Cache):
     # The state from which a request starts
 
     def look_up(self, start: Start) -> None:
-        """Looks for the longest state for a prompt, in its session and in the cache, and notes it in `start`."""
+        """Finds the longest state for a prompt, in its session or in the cache, and notes it in `start`."""
         s, prompt, talk = self.settings, start.prompt, start.talk
         assert prompt
         match, start.asked = self.find(prompt, start.salt, start.reach) if s.prefix else None, start.wants
@@ -631,7 +631,7 @@ class Model(Cache):
         self._go_on_from(start, match)
 
     def from_elsewhere(self, start: Start) -> Start:
-        """Returns the start of the same request if its session makes way first."""
+        """Returns the start that the same request has if its session makes way first."""
         other = replace(
             start, talk=None, away=start.talk, origin=None, length=0, moved=(), shared=(), wants=start.asked
         )
@@ -639,7 +639,7 @@ class Model(Cache):
         return other
 
     def serving(self, talk: Talk, prompt: Text, salt: Hashable) -> Sequence[Kept]:
-        """Returns the states of a session whose tokens begin a prompt, longest first."""
+        """Returns those states of a session whose tokens the prompt begins with, longest first."""
         same = 0
         while same < min(len(talk.text), len(prompt) - 1) and talk.text[same] == prompt[same]:
             same += 1
@@ -664,7 +664,7 @@ class Model(Cache):
             start.wants = sorted({**more, **dict(start.asked)}.items())
 
     def from_host(self, start: Start) -> Start | None:
-        """Returns the start of the same request from host memory, None if the device has as long a state."""
+        """Returns the start that the same request has from host memory; None if the device has a state as long."""
         if not (self.below and start.prompt):
             return None
         match = self.find(start.prompt, start.salt)
@@ -677,9 +677,9 @@ class Model(Cache):
         return replace(start, hit=hit, match=match, origin=None, length=0, moved=(), shared=shared, wants=start.asked)
 
     def _bring_up(self, starts: Sequence[Start]) -> None:
-        """Loads states and KV of starts from host memory into the cache, and starts them from there.
+        """Loads states and KV of starts from host memory into the cache, and changes these into starts from the cache.
 
-        A state that the cache has got meanwhile is not loaded.
+        A state that is in the cache by now is not loaded.
         """
         if not self.below:
             return
@@ -721,9 +721,9 @@ class Model(Cache):
         self.leases.remove(lease)
 
     def _hold(self, starts: Sequence[Start]) -> None:
-        """Leases and pins what the starts found, so that making room does not evict it.
+        """Leases and pins the states and KV of the starts, so that they are not evicted to make room.
 
-        Of a session's pages, only those that the turn goes on with stay leased.
+        Of the pages of a session, only those that its turn uses stay leased.
         """
         for start in starts:
             if start.hit and start.match and self.below:
@@ -752,7 +752,7 @@ class Model(Cache):
             self.pins[state.register] -= 1
 
     def _demand(self, starts: Sequence[Start]) -> tuple[int, int]:
-        """Returns the pages and slots that starts need, and sets `taken` of starts that take their state over."""
+        """Returns the numbers of pages and slots that starts need. Sets `taken` of starts that take over a slot."""
         each = 1 + self.settings.lanes_at_admission
         pages = sum(max(0, self.pages_for(start.size) - len(start.shared)) - self.surplus(start)[1] for start in starts)
         slots = sum(max(0, each - len(start.moved)) - self.surplus(start)[0] for start in starts)
@@ -770,7 +770,7 @@ class Model(Cache):
     def weigh(self, starts: Sequence[Start]) -> tuple[tuple[int, int], tuple[int, int], int]:
         """Returns (pages, slots) needed, (pages, slots) available, and the number of snapshots that can be dropped.
 
-        What the starts found is leased meanwhile, so it does not count as available.
+        States and KV that the starts use do not count as available.
         """
         self.starting = [start.talk for start in starts if start.talk]
         self._hold(starts)
@@ -821,7 +821,7 @@ class Model(Cache):
         return rows
 
     def start(self, starts: Sequence[Start]) -> list[Row]:
-        """Begins the lowest free rows, with their slots and pages, and returns them."""
+        """Starts requests in the lowest free rows, with slots and pages. Returns the rows."""
         s = self.settings
         rows = [
             Row(number, self.generation[number], start.name)
@@ -876,7 +876,7 @@ class Model(Cache):
         return rows
 
     def _restore(self, row: Row, start: Start) -> int:
-        """Sets prompt and text of a row; returns the register that it reads first or is a copy of, 0 for none."""
+        """Sets prompt and text of a row. Returns the register that it first reads or copies; 0 for none."""
         origin, length = start.origin, start.length
         row.prompt, row.given = start.prompt, start.given
         if origin:
@@ -890,9 +890,9 @@ class Model(Cache):
         return origin.register if isinstance(origin, Kept) else origin.source or origin.live
 
     def fork(self, row: Row, names: Sequence[object], holder: int) -> tuple[list[Row], list[tuple[int, int]]]:
-        """Forks a row; returns the new rows, and (to, of) of pages to copy.
+        """Forks a row. Returns the new rows, and (to, of) for each page to copy.
 
-        holder: the register to which memstate has moved the row's state, if it moved it.
+        holder: the register to which memstate has moved the state of the row, if it has moved it.
         """
         if not names:
             return [], []
@@ -921,17 +921,17 @@ class Model(Cache):
         rows = self.start(starts)
         for new in rows:
             new.prompt, new.taste = row.prompt, row.taste
-            new.given = row.given[: self.nameable(length)]  # its later tokens may differ from the prompt
+            new.given = row.given[:length]  # the fork may leave the prompt here
             if row.lease:
                 self.leases.append(lease := Lease(row.lease.entry, row.lease.salt))
                 new.lease = lease
         if shared:
-            shared.dropped = True  # its last reader releases it
+            shared.dropped = True  # the last row that reads it releases it
         copies = [(new.pages[kept], row.pages[kept]) for new in rows] if partial else []
         return rows, copies
 
     def keep(self, rows: Sequence[Row], bounds: Sequence[int], keys: Sequence[Text], ended: bool) -> list[Kept | None]:
-        """Gives KV and the newest snapshot of each row to the cache. bounds: confirmed length of each."""
+        """Gives KV and the newest snapshot of each row to the cache. bounds: confirmed length of each row."""
         if not self.settings.prefix:
             return [None] * len(rows)
         offers = []
@@ -959,10 +959,10 @@ class Model(Cache):
         self, rows: Sequence[Row], registers: Sequence[int] | None, bounds: Sequence[int],
         keys: Sequence[Text] | None = None,
     ) -> list[Kept | None]:  # fmt: skip
-        """Ends rows; returns the snapshot that each publishes, or None.
+        """Ends rows. Returns the published snapshot of each, or None.
 
-        registers: holders for the rows that publish a handle, None to publish none. keys: tokens of each row, if it
-        publishes to the cache and its session instead.
+        registers: holders for rows that publish a handle; None: no row does. keys: if given, rows publish to the cache
+        and their session; the tokens of each row.
         """
         kept: list[Kept | None] = [None] * len(rows)
         self.unpin(rows)
@@ -1001,8 +1001,8 @@ class Model(Cache):
     def due_marks(self, batch: Sequence[tuple[Row | None, int, int]]) -> list[Mark]:
         """Returns the marks of a step. batch: (row, tokens, drafts) of each entry.
 
-        The state at the end of a chunk stays live at first, and the row's next step keeps it, unless the forward itself
-        stores it, or the tokens go into the tail.
+        The state at the end of a chunk stays live at first, and the next step of the row keeps it. In two cases it does
+        not: the forward stores the state itself, or the tokens of the step go into the tail.
         """
         marks, start = [], 0
         for at, (row, tokens, drafts) in enumerate(batch):
@@ -1043,17 +1043,17 @@ class Model(Cache):
 
     @property
     def finest(self) -> int:
-        """Tokens between two possible marks in one chunk: a multiple of the grid that fills whole pages."""
+        """Smallest distance of two marks in one chunk: a multiple of the grid that fills whole pages."""
         return next(
             n for n in itertools.count(self.settings.unit, self.settings.unit) if n % (self.settings.grid or 1) == 0
         )
 
     def _before(self, row: Row, reach: int, wanted: int, stored: bool) -> bool:
-        """Says whether a chunk that ends before the wanted length keeps its last state for it."""
+        """Says whether a chunk that ends before a wanted length keeps its last state in place of one there."""
         page, grid = self.settings.unit, self.settings.grid
         soon = wanted < reach + self.finest
         if wanted == len(row.prompt or ()):
-            return False  # a chunk always ends with the prompt
+            return False  # a chunk always ends at the end of the prompt
         if all((reach + n * grid) % page for n in range(page)):  # no state of the next chunk fills whole pages
             return soon or not self.settings.packed
         return reach % page == 0 and (soon or not stored)
@@ -1062,7 +1062,7 @@ class Model(Cache):
         return min(sum(map(len, self.free_holders)), self.free_count - self.settings.reserve, limit)
 
     def choose_marks(self, marks: list[Mark], limit: int) -> list[Mark]:
-        """Evicts states to make room for marks, and returns the marks that find room."""
+        """Evicts states to make room for marks, and returns the marks that can be kept."""
         wanted = min(len(marks), limit)
         if self.settings.prefix and self.settings.evict:
             self.evict_states(
@@ -1076,7 +1076,7 @@ class Model(Cache):
         return [mark for mark in marks if mark in chosen]
 
     def keep_marks(self, marks: Sequence[Mark]) -> list[tuple[Mark, Kept]]:
-        """Gives each mark a holder and a slot; returns the marks that the forward stores, with their snapshots."""
+        """Gives each mark a holder and a slot. Returns the marks that the forward will store, with their snapshots."""
         pairs = []
         for mark in marks:
             row, n = mark.row, mark.length
@@ -1101,7 +1101,7 @@ class Model(Cache):
         return inside
 
     def keep_ends(self, rows: Sequence[Row], bounds: Sequence[int]) -> None:
-        """Keeps live states that are marks, for rows that publish before their next step."""
+        """Keeps the live state of each row if it is a mark, because the row publishes before its next step."""
         marks = []
         for row, bound in zip(rows, bounds, strict=True):
             if row.end and row.end[0] == row.end[2] <= bound and not row.talk:
@@ -1111,13 +1111,13 @@ class Model(Cache):
             self.keep_marks(self.choose_marks(marks, 2**31 - 1))
 
     def arrived_at(self, row: Row) -> None:
-        """Notes that a state which has arrived is a mark, if one is wanted at its length."""
+        """If a mark is wanted at the length of a state that has arrived, notes that the live state is this mark."""
         length = row.confirmed
         if kinds := [kind for at, kind in row.coming if at == length]:
             row.floor, row.end = length, (length, kinds[0], length)
 
     def strictly_publishable(self, rows: Sequence[Row], bounds: Sequence[int]) -> bool:
-        """Says whether each row has a state to publish, with a free holder and slot for it."""
+        """Says whether each row has a state to publish, and there are holders and slots for all of them."""
         left = sum(map(len, self.free_holders))
         ends = [
             row
@@ -1133,7 +1133,7 @@ class Model(Cache):
         return all(rest) and len(rest) + len(ends) <= left
 
     def end_marks(self, rows: Sequence[Row]) -> None:
-        """Drops the marks of rows that were never published."""
+        """Drops those marks of rows that were not published."""
         for row in rows:
             if row.marks:
                 self.drop([kept for kept, _ in row.marks])

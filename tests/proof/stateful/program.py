@@ -1,4 +1,4 @@
-"""Makes random programs of operations, runs them, and shrinks those that fail to a text that can be pasted.
+"""Makes random programs of operations, runs them, and shrinks failing ones to a short text that runs them again.
 
 Example:
 
@@ -24,7 +24,8 @@ LARGEST = 2**128
 class Program:
     """Settings and operations as plain numbers.
 
-    settings: the number from which they are drawn; given: settings that are not drawn. operations: (name, number) each.
+    settings: number from which the settings are drawn. given: settings that are not drawn. operations: (name, number)
+    of each; its arguments are drawn from the number.
     """
 
     settings: int
@@ -33,7 +34,7 @@ class Program:
 
     @classmethod
     def random(cls, seed: object, length: int, **given: Any) -> "Program":
-        """Draws a program; the same seed gives the same program."""
+        """Draws a program. The same seed gives the same program."""
         chance = random.Random(f"{seed}")
         settings = chance.randrange(LARGEST)
         drawn = Settings.draw(settings, **given)
@@ -80,7 +81,7 @@ def difference(program: Program, backend: Backend) -> Difference | None:
 
 
 def shrunk(first: Difference, backend: Backend, tries: int = 1500) -> Difference:
-    """Returns the difference of a shorter program with smaller numbers that still fails."""
+    """Returns the failure of a simpler program: fewer operations, smaller numbers."""
     shorter = replace(first.program, operations=first.program.operations[: first.at + 1])
     best = difference(shorter, backend) or first
     programs = _simpler(best.program)
@@ -93,7 +94,7 @@ def shrunk(first: Difference, backend: Backend, tries: int = 1500) -> Difference
 
 
 def _simpler(program: Program) -> Iterator[Program]:
-    """Yields programs with fewer operations, then with smaller numbers, then with simpler settings."""
+    """Yields simpler programs: first with fewer operations, then with smaller numbers, then with simpler settings."""
     operations = program.operations
     size = len(operations) // 2
     while size:
@@ -114,8 +115,8 @@ def _smaller(number: int) -> list[int]:
     return sorted({number % 2**keep for keep in kept if 0 <= keep < bits} - {number})
 
 
-def work(seeds: Sequence[int], length: int, name: str, shrink: bool, given: dict[str, Any]) -> tuple[int, str]:
-    """Runs the programs of some seeds in a worker process; returns the number of calls, and the first difference."""
+def work(seeds: Sequence[int], length: int, name: str, shrink: bool, tails: bool = False) -> tuple[int, str]:
+    """Runs the programs of some seeds in a worker process. Returns the number of calls, and the first difference."""
     torch.set_num_threads(1)
     backend, calls = Backend(name, "cuda" if name == "cuda" else "cpu"), 0
     for seed in seeds:

@@ -1,8 +1,8 @@
 """Models the prefix cache as one list of entries, and the sessions: what they keep between requests, and evict.
 
 There is no tree: each look-up searches the list. An entry has the KV of a text, from the first token on, and perhaps
-the state at its end. If its text begins with the text of another entry, the two share pages. The order of eviction follows
-from the times of uses alone.
+the state at its end. If its text begins with the text of another entry, the two share pages. The order of eviction
+follows from the times of uses alone.
 """
 
 from collections import Counter

@@ -1,11 +1,11 @@
 """Compiles every kernel with several versions of Triton, and compares the figures with the recorded ones.
 
-    python -m tests.proof.compile_matrix              the oldest version supported, the installed one and the newest
-    python -m tests.proof.compile_matrix 3.8.0        another one
-    python -m tests.proof.compile_matrix --record     writes tests/proof/compiled/triton-<version>.json for each
-    python -m tests.proof.compile_matrix --only _tail --record      kernels with this text in their name
+    python -m tests.proof.compile_matrix              with the oldest supported version, the installed and the newest
+    python -m tests.proof.compile_matrix 3.8.0        with this version
+    python -m tests.proof.compile_matrix --record     writes tests/proof/compiled/triton-<version>.json for each version
+    python -m tests.proof.compile_matrix --only _tail --record      only kernels with this text in their name
 
-Another version than the installed one is installed into build/triton/<version>, and compiles from there.
+Versions that are not installed are first installed into build/triton/<version>.
 """
 
 import argparse
@@ -29,8 +29,8 @@ TRITONS = ROOT / "build" / "triton"
 INSTALLED: str = triton.__version__
 VERSIONS = ("3.6.0", "installed", "newest")
 
-# figure -> tolerated difference. Compiling again gives the same number of registers, but the hardware allocates them in
-# eights, so a smaller difference needs no question about a change to a kernel.
+# figure -> tolerated difference. The hardware allocates registers in eights, so a smaller difference after a change of
+# a kernel does not matter.
 FIGURES = {
     "registers": 8, "spill_bytes": 0, "shared_bytes": 0, "narrowest_bulk_access_bits": 0, "barriers": 0,
     "source_barriers": 0, "dependent_loads": 0, "instructions": 8, "bytes_in_flight": 0,
@@ -42,13 +42,13 @@ Record = dict[tuple[str, str], Figures]  # (kernel, target) -> figures
 
 
 def figures(reports: Iterable[KernelReport]) -> Record:
-    """Returns the figures of reports to record, sorted by kernel and then in the order of TARGETS."""
+    """Returns the figures to record of these reports, sorted by kernel, then in the order of TARGETS."""
     rows = {(report.kernel, report.target): {name: getattr(report, name) for name in FIGURES} for report in reports}
     return dict(sorted(rows.items(), key=_place))
 
 
 def _place(entry: tuple[tuple[str, str], Figures]) -> tuple[str, int]:
-    """Returns the sort key of a row of a record."""
+    """Returns the sort key of an entry of a record."""
     (kernel, target), _ = entry
     return kernel, list(TARGETS).index(target)
 
@@ -59,13 +59,13 @@ def path_of(version: str) -> Path:
 
 
 def text_of(record: Record) -> str:
-    """Returns a record as JSON, one line per kernel and target, so that a diff of files shows kernels."""
+    """Returns a record as JSON with one line per kernel and target, so that a diff shows which kernels differ."""
     rows = [json.dumps({"kernel": kernel, "target": target} | row) for (kernel, target), row in record.items()]
     return "[\n" + ",\n".join(rows) + "\n]\n"
 
 
 def read(version: str) -> Record | None:
-    """Returns the record of a version of Triton, None if there is none."""
+    """Returns the record of a version of Triton; None if there is none."""
     if not path_of(version).exists():
         return None
     rows = json.loads(path_of(version).read_text())
@@ -73,7 +73,7 @@ def read(version: str) -> Record | None:
 
 
 def differences(version: str, recorded: Record, compiled: Record) -> list[str]:
-    """Returns a line for each figure that differs, and for each kernel that only one of the two records has."""
+    """Returns a line for each figure that differs, and for each kernel that only one of both has."""
     lines = []
     for key in dict.fromkeys((*recorded, *compiled)):
         place = f"Triton {version}: {key[0]} on {key[1]}"
@@ -99,7 +99,7 @@ def _text(figure: int | None) -> str:
 
 
 def faults(version: str, reports: Iterable[KernelReport]) -> list[str]:
-    """Returns a line for each kernel that spills, or moves planes in narrow pieces, even if that is recorded."""
+    """Returns a line for each kernel that spills or moves planes in narrow pieces, even if the record says the same."""
     lines = []
     for report in reports:
         place, bits = f"Triton {version}: {report.kernel} on {report.target}", report.narrowest_bulk_access_bits
@@ -111,12 +111,12 @@ def faults(version: str, reports: Iterable[KernelReport]) -> list[str]:
 
 
 def advice(version: str) -> str:
-    """Returns the command that records intended differences."""
+    """Returns the text that names the command which records intended differences."""
     return f"If this is meant: python -m tests.proof.compile_matrix {version} --record"
 
 
 def newest() -> str:
-    """Returns the newest version that pip finds."""
+    """Returns the newest version of Triton that pip finds."""
     said = _pip("index", "versions", "triton", failing="ask for the newest Triton")
     match = re.search(r"^triton \((\S+)\)", said, re.MULTILINE)
     if match is None:
@@ -125,14 +125,14 @@ def newest() -> str:
 
 
 def folder_of(version: str) -> Path | None:
-    """Returns the folder with a version, and installs it if needed; None for the version that is installed anyway."""
+    """Returns the folder with a version of Triton, installed there if needed; None for the installed version."""
     if version == INSTALLED:
         return None
     folder = TRITONS / version
     if not folder.exists():
         print(f"installing Triton {version} into {folder}", file=sys.stderr)
         TRITONS.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=TRITONS) as part:  # a partial install never gets the final name
+        with tempfile.TemporaryDirectory(dir=TRITONS) as part:  # only a complete install gets the final name
             target = Path(part) / version
             _pip(
                 "install", "--target", str(target), "--no-deps", "--only-binary", ":all:", f"triton=={version}",
@@ -152,7 +152,7 @@ def _pip(*arguments: str, failing: str) -> str:
 
 
 def progress(version: str) -> Callable[[int, int], None]:
-    """Returns a function that prints the progress of a version, four times."""
+    """Returns a function that prints the progress with a version, four times in all."""
 
     def show(done: int, total: int) -> None:
         if done * 4 // total > (done - 1) * 4 // total:
@@ -162,10 +162,10 @@ def progress(version: str) -> Callable[[int, int], None]:
 
 
 def check(version: str, record: bool, only: str = "") -> list[str]:
-    """Compiles all kernels with one version; returns a line for each fault and each difference from the record.
+    """Compiles all kernels with one version. Returns a line for each fault, and each difference from the record.
 
-    record: writes a new record instead of comparing with the old one. only: compiles only kernels with this text in
-    their names; the record of the others stays.
+    record: whether to write a new record, without a comparison. only: compiles only kernels with this text in their
+    names; the entries of the others stay in the record.
     """
     try:
         reports = compile_elsewhere(tuple(TARGETS), progress(version), folder_of(version), only=only)
@@ -185,7 +185,7 @@ def check(version: str, record: bool, only: str = "") -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints a line for every difference; returns 0 if there is none."""
+    """Prints a line for every fault and difference. Returns 0 if there is none, otherwise 1."""
     parser = argparse.ArgumentParser(prog="python -m tests.proof.compile_matrix", description=__doc__.splitlines()[0])
     parser.add_argument(
         "versions", nargs="*", default=VERSIONS, metavar="VERSION",

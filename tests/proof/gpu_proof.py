@@ -1,22 +1,22 @@
 """Proves on a GPU what can only be shown there: `python3 -m tests.proof.gpu_proof --out DIR`, at most 9 minutes.
 
-It needs torch, triton, numpy, einops, pytest and hypothesis, and the checkout as the working directory; it installs
+It needs torch, triton, numpy, einops, pytest and hypothesis, and the checkout as the working directory. It installs
 nothing, and needs no network, make or git. Every part is a process with its own time limit. Its results are in DIR as
-soon as it ends, and the other parts run even if it fails or crashes. A part that runs out of time is incomplete, which
-is no failure: its results until then count. The first part compiles, in parallel, the kernels of the other parts, which
-load them from its cache. If GPU time is short, `--seconds 420` fits all parts into 7 minutes; operations that no
-committed run has proved come first. DIR gets at most 6 files, of at most 16 MB each:
+soon as it ends, and the other parts run even if it fails or crashes. A part that runs out of time is incomplete, not
+failed: its results so far count. The first part compiles the kernels of the other parts in parallel, and they load them
+from its cache. If GPU time is short, `--seconds 420` fits all parts into 7 minutes. Operations that no committed run
+has proved come first. DIR gets at most 6 files, of at most 16 MB each:
 
     summary.json   machine, versions, commit, a hash of the files, and how each part ended
-    proofs.json    the results of the parts, by the names of `PARTS`
+    proofs.json    name of a part in `PARTS` -> its results
     gpu-tests.xml  results of the chosen tests among those marked `gpu`
     bench.json     `memstate bench` alloc, copy, state and track
     DEVICE.json    launch configurations, in the format of kernels/tuned/
     log.txt        the output of the parts
 
-Exits with 0 if no part failed, also on a machine without a GPU, where there is nothing to prove; with 1 if a part
-failed or torch cannot use the GPU; with 2 if DIR cannot be written.
-`--toy` runs all parts on a CPU, at sizes that prove nothing about a GPU.
+Exits with 1 if a part failed or torch cannot use the GPU, with 2 if DIR cannot be written, otherwise with 0. Without a
+GPU there is nothing to prove, so it exits with 0. `--toy` runs all parts on a CPU, at sizes that prove nothing about a
+GPU.
 """
 
 import argparse
@@ -39,13 +39,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 525.0  # for all parts; start and end of the program bring it to 9 minutes
-MOST_BYTES = 15 * 2**20  # largest file in DIR
-LOG_BYTES = 1_500_000  # bytes of log that are kept of each part
-GRACE = 3.0  # seconds that a part is told less than its limit, so that it ends by itself
+SECONDS = 525.0  # seconds for all parts; with start and end of the program, it takes 9 minutes
+MOST_BYTES = 15 * 2**20  # limit of a file in DIR
+LOG_BYTES = 1_500_000  # bytes of the log that are kept per part
+GRACE = 3.0  # a part is told so many seconds less than its limit, so that it ends by itself
 ASKED = 3.0  # seconds between SIGTERM and SIGKILL
-KILLED = 10.0  # seconds to wait after SIGKILL: a process that hangs in the driver may not end
-LEAST = 0.2  # a part does not begin with less than this share of its time
+KILLED = 10.0  # seconds to wait after SIGKILL; a process that hangs in the driver may never end
+LEAST = 0.2  # smallest share of its time with which a part begins
 PACKAGES = (
     "torch",
     "triton",
@@ -58,7 +58,7 @@ PACKAGES = (
     "recurrent-memstate",
 )
 CLOCKS = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,clocks.max.mem,temperature.gpu,power.draw,memory.total"
-RUNNING = ("kernels", "memstate", "tests", "tools")  # folders whose files make up `tree`
+RUNNING = ("kernels", "memstate", "tests", "tools")  # folders whose files `tree` hashes
 FILES = ("summary.json", "proofs.json", "gpu-tests.xml", "bench.json", "log.txt")
 PROGRAM = "{python} -m tests.proof.gpu.{name} --json {folder}/{name}.json --seconds {seconds}"
 
@@ -67,8 +67,8 @@ PROGRAM = "{python} -m tests.proof.gpu.{name} --json {folder}/{name}.json --seco
 class Part:
     """A part of the proof: a command, its words separated by blanks, and the seconds reserved for it.
 
-    {folder} is the folder for its files, of which {name}.json has its results; {seconds} is its time. files: (file in
-    this folder, its name in DIR) of further files.
+    In the command, {folder} stands for the folder of its files, and {seconds} for its time. {name}.json in this folder
+    has its results. files: (name in this folder, name in DIR) of each other file.
     """
 
     name: str
@@ -93,10 +93,10 @@ FINE = ("ok", "unavailable")
 
 
 class Proof:
-    """Runs parts one after the other and keeps their results.
+    """Runs parts one after the other, and keeps their results.
 
-    out: folder for the files. seconds: time of all parts. toy: parts get `--toy` and see no GPU. gpu: properties of the
-    GPU, for the summary.
+    out: folder for the files. seconds: time for all parts. toy: whether parts get `--toy` and see no GPU. gpu:
+    properties of the GPU, for the summary.
     """
 
     def __init__(self, out: Path, seconds: float = SECONDS, toy: bool = False, gpu: Any = None) -> None:
@@ -116,10 +116,10 @@ class Proof:
         self._write("summary.json", self.summary)
 
     def run(self, parts: Sequence[Part]) -> bool:
-        """Runs the parts, and returns whether none failed.
+        """Runs the parts. Returns true if none failed.
 
-        If there is less time than the parts ask for, the time of each shrinks by the same factor. Time that a part does
-        not use goes to the next one.
+        If there is less time than the parts need together, the time of each shrinks by the same factor. Time that a
+        part does not use goes to the later parts.
         """
         with tempfile.TemporaryDirectory(prefix="proof-", ignore_cleanup_errors=True) as name:
             self._folder = Path(name)
@@ -172,7 +172,7 @@ class Proof:
             self._note(part, "ok", "", spent)
 
     def _environment(self) -> dict[str, str]:
-        """Returns the environment of a part: one cache of compiled kernels for all, and no settings of the user."""
+        """Returns the environment of a part: the common cache of compiled kernels, and no settings of the user."""
         environment = dict(os.environ)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH", ""))))
         environment["PYTHONUNBUFFERED"] = "1"
@@ -207,7 +207,7 @@ class Proof:
             file.write(f"\n==== {part.name}, {len(text)} bytes, the last {len(kept)} of them ====\n".encode() + kept)
 
     def _write(self, name: str, data: Any) -> None:
-        """Writes a JSON file atomically; leaves the data out if it is above the limit."""
+        """Writes a JSON file atomically. Leaves the data out if the file would be above the limit."""
         text = json.dumps(data, indent=1) + "\n"
         if len(text.encode()) > MOST_BYTES:
             text = json.dumps({"left out": f"{len(text)} characters"}) + "\n"
@@ -217,9 +217,9 @@ class Proof:
 
 
 def limited(command: Sequence[str], seconds: float, environment: dict[str, str], output: Any) -> int | None:
-    """Runs a command, and ends it at its limit with all its processes.
+    """Runs a command. At its limit, ends it with all its processes.
 
-    Returns: its exit status, negative for a signal; None if it was ended.
+    Returns: its exit status, negative for a signal; None if it reached the limit.
     """
     process = begin(command, environment, output)
     try:
@@ -231,7 +231,7 @@ def limited(command: Sequence[str], seconds: float, environment: dict[str, str],
 
 
 def begin(command: Sequence[str], environment: Mapping[str, str], output: Any) -> subprocess.Popen[bytes]:
-    """Starts a process in the root of the checkout, in a group of its own that `end` ends."""
+    """Starts a process in the root of the checkout. It gets a process group, so that `end` ends its children, too."""
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
         start_new_session=True,
@@ -239,10 +239,10 @@ def begin(command: Sequence[str], environment: Mapping[str, str], output: Any) -
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process of `begin` with its group. SIGTERM comes first, so that it can write its results."""
+    """Ends a process of `begin` with its group. It gets SIGTERM first, so that it can write its results."""
     for sign, seconds in ((signal.SIGTERM, ASKED), (signal.SIGKILL, KILLED)):
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, sign)  # the group may outlive its process
+            os.killpg(process.pid, sign)  # other processes of the group may live longer
         with suppress(subprocess.TimeoutExpired):
             process.wait(seconds)
 
@@ -262,7 +262,7 @@ def last_line(path: Path) -> str:
 
 
 def said(*command: str) -> str:
-    """Returns the output of a command; empty if it is missing, fails or hangs."""
+    """Returns the output of a command; "" if the command is missing, fails or hangs."""
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -271,13 +271,13 @@ def said(*command: str) -> str:
 
 
 def commit() -> str:
-    """Returns the commit of the checkout, marked if files differ from it; "unknown" without git."""
+    """Returns the commit of the checkout, with a mark if files were changed; "unknown" without git."""
     head = said("git", "rev-parse", "HEAD") if (ROOT / ".git").exists() else ""
     return f"{head}{'-changed' if said('git', 'status', '--porcelain') else ''}" if head else "unknown"
 
 
 def tree(root: Path = ROOT) -> str:
-    """Returns a hash of the files that run; it needs no git, and equal files give equal hashes in any checkout."""
+    """Returns a hash of the files that run. It needs no git, and is the same for equal files in any checkout."""
     files = {
         path.relative_to(root).as_posix(): path
         for folder in RUNNING for path in (root / folder).rglob("*")
@@ -322,7 +322,7 @@ print(json.dumps({
 
 
 def find_gpu() -> tuple[Any, str]:
-    """Asks torch, in another process, for the first GPU. Returns its properties, or None and the reason."""
+    """Asks torch in another process for the first GPU. Returns its properties, or None, and why there is none."""
     try:
         done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, timeout=90, check=False)
         if done.returncode == 0:
@@ -333,7 +333,7 @@ def find_gpu() -> tuple[Any, str]:
 
 
 def main() -> int:
-    """Runs the proof from the command line; returns the exit status."""
+    """Runs the proof from the command line. Returns the exit status."""
     parser = argparse.ArgumentParser("python3 -m tests.proof.gpu_proof")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for all parts together")
@@ -350,7 +350,7 @@ def main() -> int:
             return 1
         print(f"no GPU that {sys.executable} and its torch can use: nothing to prove here ({why})")
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a part is ended with this program
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # SIGTERM to this program also ends the part
     left = given.seconds - (time.monotonic() - begun)
     try:
         proof = Proof(given.out, left, given.toy, gpu)

@@ -1,17 +1,17 @@
 """Runs the programs of a launch in any order: threads under Triton's interpreter that take turns at every access.
 
-One program runs at a time, up to its next access to memory. A chooser says whose access comes next, and the same
-choices give the same run. Interpreted kernels reach memory through four native functions, in every version of Triton.
-They are replaced meanwhile by functions that let `tests.support.addresses` check each access first.
+One program runs at a time, up to its next access to memory. A chooser says which program goes on, and the same choices
+give the same run. In every version of Triton, interpreted kernels reach memory through four native functions. During a
+run these are replaced by functions that let `tests.support.addresses` check each access first.
 
-An access of all lanes of a program is one step here, and all programs see it at once. On a GPU, lanes and caches have
-orders of their own; a launch without conflicts does not depend on these orders either.
+Here an access of all lanes of a program is one step, and all programs see its effect at once. On a GPU, lanes and
+caches may work in another order. A launch without conflicts does not depend on this order.
 
-A program can have several warps that hold the same lanes, as Triton does for a tensor of fewer lanes than threads. Each
-warp is a thread here. Every warp loads for itself, and decides by the values it has loaded. One warp, chosen by a draw,
-stores a word; the first warp stores a single value, as in Triton. One warp carries out an atomic, and the others wait
-for its result. The warps meet only at barriers of the source: reductions cross warps if lanes are spread over them, but
-not if the warps hold copies.
+A program can have several warps with the same lanes, as in Triton if a tensor has fewer lanes than there are threads.
+Here each warp is a thread. Every warp loads for itself, and decides by the values that it has loaded. A random draw
+chooses the warp that stores a word; a single value is stored by the first warp, as in Triton. One warp carries out an
+atomic, and the others wait for its result. Warps wait for each other only at barriers of the source: in Triton,
+reductions are a meeting point only if lanes are spread over warps, not if warps hold copies.
 """
 
 import inspect
@@ -31,19 +31,19 @@ from triton.runtime import interpreter
 
 from tests.support.addresses import ATOMIC, LOAD, NOTHING, STORE, Access, Bytes, Launch, Limits, Log
 
-Chooser = Callable[[Sequence[int]], int]  # programs that can go on, ascending -> the program that goes on
+Chooser = Callable[[Sequence[int]], int]  # numbers of the programs that can go on, ascending -> one of them
 T = TypeVar("T")
 NATIVE = ("load", "store", "atomic_rmw", "atomic_cas")
 HARMLESS = ("fma_fp32", "fma_fp64", "RMW_OP", "MEM_SEMANTIC")
 
 
 def stock(ready: Sequence[int]) -> int:
-    """Chooses the first program, so that they run one after the other, as in the interpreter."""
+    """Chooses always the first program, so that programs run one after the other, as in the stock interpreter."""
     return ready[0]
 
 
 class Seeded:
-    """Chooses by a seed; programs have different paces, so that some fall far behind."""
+    """Chooses at random, from a seed. Programs have different speeds, so that some fall far behind."""
 
     def __init__(self, seed: int) -> None:
         self._random, self._pace = random.Random(seed), dict[int, int]()
@@ -54,7 +54,7 @@ class Seeded:
 
 
 class Scripted:
-    """Chooses as a script says, then always the first program; `path` has (choice, number of choices) of each step."""
+    """Chooses as a script says, then always the first program. path: (choice, number of choices) of each step."""
 
     def __init__(self, script: Sequence[int]) -> None:
         self._script, self.path = script, list[tuple[int, int]]()
@@ -70,7 +70,7 @@ class Abandoned(BaseException):
 
 
 class Program(threading.Thread):
-    """One program of a launch, or one of its warps; it runs only between `go_on` and its next pause."""
+    """A thread for a program of a launch, or for one of its warps. It runs only between `go_on` and its next pause."""
 
     def __init__(self, index: tuple[int, ...], body: Callable[[], object]) -> None:
         super().__init__(daemon=True)
@@ -116,20 +116,20 @@ class Program(threading.Thread):
 class Session:
     """Launches under one chooser.
 
-    shared: bytes before whose accesses programs pause; None for all bytes. warps: number of warps of each program,
-    which hold the same lanes. draw: seed of the choice of the warp that stores a word.
+    shared: programs pause only before accesses to these bytes; None: before all. warps: number of warps of each
+    program, which hold the same lanes. draw: seed by which a warp is chosen to store a word.
     """
 
     def __init__(self, chooser: Chooser, limits: Limits, shared: Bytes | None, warps: int, draw: int) -> None:
         self.log, self._chooser, self._limits, self._shared = Log(), chooser, limits, shared
         self.warps, self._draw = warps, random.Random(draw)
-        self._owners: dict[object, int] = {}  # word, or (program, number of its atomic) -> warp that changes it
+        self._owners: dict[object, int] = {}  # address of a word, or (program, number of its atomic) -> warp
         self._programs: list[Program] = []
         self._returned: dict[tuple[int, int], Any] = {}  # (program, number of its atomic) -> result
         self._running = 0
 
     def access(self, kind: str, pointers: Any, mask: Any, size: int) -> None:
-        """Pauses the program before an access, and notes the access; one without lanes is skipped."""
+        """Pauses the program before an access, then records the access. Skips an access with all lanes masked."""
         at = np.asarray(pointers).astype(np.int64).ravel()
         lane = np.arange(len(at))
         if mask is not None:
@@ -142,7 +142,7 @@ class Session:
             self.log.launches[-1].add(access)
 
     def own(self, pointers: Any, mask: Any) -> Any:
-        """Returns the mask of what the running warp stores: words by the draw, a single value by warp 0."""
+        """Returns the mask of the lanes that the running warp stores: words drawn for it; as warp 0, a single value."""
         if self.warps == 1:
             return mask
         at, warp = np.asarray(pointers), self._running % self.warps
@@ -157,7 +157,7 @@ class Session:
         return self._owners[of]
 
     def atomic(self, pointers: Any, mask: Any, size: int, carry_out: Callable[[], Any]) -> Any:
-        """Lets one warp, chosen by the draw, carry out an atomic; returns its result to all warps."""
+        """Lets one warp, chosen by the draw, carry out an atomic. Returns the result in all warps."""
         program, key = (
             self._programs[self._running],
             (self._running // self.warps, self._programs[self._running].atomics),
@@ -184,9 +184,9 @@ class Session:
         self._returned, self._owners = {}, {}
 
     def run(self, programs: list[Program]) -> None:
-        """Brings every program to its first access, then lets chosen programs go on until all have ended.
+        """Brings each program to its first access, then lets chosen programs go on until all have ended.
 
-        Warps that wait at a barrier for ever are abandoned; on a GPU they would hang.
+        Abandons warps that would wait at a barrier for ever; on a GPU they would hang.
         """
         self._programs, self.log.launches[-1].programs = programs, len(programs) // self.warps
         for program in programs:
@@ -220,7 +220,7 @@ class Session:
 
 
 class Body:
-    """Replaces a kernel's function: collects the calls of a grid, and runs all of them at the last call."""
+    """Replaces the function of a kernel. Collects the calls for all programs of a grid; the last call runs them."""
 
     def __init__(self, function: Any, session: Session) -> None:
         self.__name__, self.__globals__ = function.__name__, function.__globals__
@@ -238,11 +238,11 @@ class Body:
 def interleaved(
     chooser: Chooser, limits: Limits | None = None, shared: Bytes | None = None, warps: int = 1, draw: int = 0
 ) -> Iterator[Log]:
-    """Runs the launches in the block in the chooser's order, with every access checked.
+    """Runs the launches of the block in the order of the chooser, and checks every access.
 
-    An exception of a program is raised. warps: number of warps of each program, which hold the same lanes; the chooser
-    then chooses a warp. draw: seed of the choice of the warp that stores a word. If warps take different branches
-    around a barrier or an atomic, that is a conflict.
+    Raises the exception of a program again. warps: number of warps of each program, which hold the same lanes; then the
+    chooser chooses among warps. draw: seed by which a warp is chosen to store a word. It is a conflict if warps take
+    different branches around a barrier or an atomic.
     """
     session = Session(chooser, limits or Limits(), shared, warps, draw)
     native, executor, builder = interpreter._interpreter, interpreter.GridExecutor, interpreter.InterpreterBuilder
@@ -272,12 +272,12 @@ def interleaved(
         launch.fn = Body(launch.fn, session)
         try:
             call(launch, *args, **kwargs)
-        except Exception as error:  # the interpreter wraps the error, and says it in a string
+        except Exception as error:  # the interpreter wraps the error in one with a text
             while error.__cause__:
                 error = error.__cause__
             raise error from None
 
-    # Another function of a later version raises AttributeError, so that no access is missed.
+    # A native function of a later version that is not replaced raises AttributeError: no access is missed.
     harmless = {name: getattr(native, name) for name in HARMLESS if hasattr(native, name)}
     interpreter._interpreter = SimpleNamespace(
         **harmless, load=load, store=store, atomic_rmw=atomic_rmw, atomic_cas=atomic_cas
@@ -305,10 +305,10 @@ def every_order(run: Callable[[Chooser], T]) -> Iterator[T]:
 
 
 def every_outcome(run: Callable[[Chooser, Bytes], tuple[T, Log]]) -> list[T]:
-    """Returns the results of `run` under every order of the accesses to shared bytes, which are all that can differ.
+    """Returns the results of `run` under every order of the accesses to shared bytes. Other orders change no result.
 
-    `run` uses the same memory every time. Its logs show which bytes are shared; if a schedule shows more of them, the
-    search starts again with these bytes.
+    `run` must use the same memory every time. Its log shows which bytes are shared. If a schedule shows more shared
+    bytes, the search starts again with these, too.
     """
     shared = NOTHING
     while True:
@@ -334,7 +334,7 @@ def _probe(x_ptr, n, BLOCK: tl.constexpr):
 
 
 def misfit() -> str:
-    """Returns why this process's interpreter cannot be interleaved, after a trial of two programs; "" if it can."""
+    """Tries two programs. Returns why the interpreter of this process cannot be interleaved; "" if it can."""
     if not triton.knobs.runtime.interpret:
         return "kernels of this process are compiled, not interpreted"
     memory = torch.zeros(6, dtype=torch.int32)

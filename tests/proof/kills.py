@@ -1,12 +1,12 @@
-"""Kills serving processes again and again; each next one starts from the files of those before:
+"""Kills serving processes again and again. Each process starts with the files that those before it have left:
 
     python -m tests.proof.kills --kills 2000 [--seed 1]
 
-Each process serves conversations over tiers with a `FileStore`, with threads that write and read. It checks, from the
-tokens, every state that a request starts from, every KV page and every answer. SIGKILL ends it at a random moment, in
-half of the processes after the first turns. Then this program reads every new file of the folder itself.
+Each process serves conversations over tiers with a `FileStore`, with threads that write and read. From the tokens, it
+checks every state that a request starts from, every KV page and every answer. SIGKILL ends it at a random moment; half
+of the processes first serve a few turns. Then this program reads every new file of the folder itself.
 
-Ends with 1 at the first wrong byte, crash, fault of the store, or record that is gone although nothing evicts.
+Ends with 1 at the first wrong byte, crash or fault of the store, or if a record is missing although nothing evicts.
 """
 
 import argparse
@@ -36,28 +36,28 @@ from tests.support.serving import written
 from tests.support.tiered import Tiered, page_bytes, state_bytes
 
 SHORTEST_LIFE_S, LONGEST_LIFE_S = 0.01, 0.12  # time until the kill, after TURNS_LEFT turns
-TURNS_LEFT = (0, 0, 1, 3)  # turns that a process serves before the time until its kill begins
+TURNS_LEFT = (0, 0, 1, 3)  # turns that a process serves before the time to its kill begins
 STUCK_S = 60.0
 SLOW = 0.25  # share of the processes with a slow disk
 LIVES = 50  # processes per folder
 FRESH = 8  # a new conversation begins every 8 processes
-OPEN = 6  # newest conversations, among which a process chooses
+OPEN = 6  # a process chooses among so many newest conversations
 TURNS = 3
-LAST_TURNS = 12  # turns of the last process of a folder, which is not killed
+LAST_TURNS = 12  # turns of the last process of a folder; it is not killed
 SYSTEM = [9, 8, 7, 6, 5, 4, 3, 2]  # the first tokens of all conversations
 TOLD_S = 5.0
-LOOK = os.WEXITED | os.WNOHANG | os.WNOWAIT  # asks whether a process has ended, and does not reap it
+LOOK = os.WEXITED | os.WNOHANG | os.WNOWAIT  # asks whether a process has ended, without reaping it
 COUNTED = ("turns", "hit_tokens", "written")
 
 
 class Setting(NamedTuple):
-    """How the processes of one folder serve.
+    """Settings of all processes of one folder.
 
     Attributes:
         strategy: the tracking strategy.
         write: when states are saved.
         capacity: bytes of the folder; None: no limit.
-        durable: whether records are flushed.
+        durable: whether records are flushed to the disk.
     """
 
     strategy: str
@@ -76,11 +76,11 @@ SETTINGS = (
 
 
 class Wrong(AssertionError):
-    """A fault, with the kill after which it appeared."""
+    """A fault; the text says after which kill it appeared."""
 
 
 def goal(n: int) -> int:
-    """Returns the number of tokens of an answer in conversation n."""
+    """Returns the number of tokens of each answer in conversation n."""
     return 2 + n % 7
 
 
@@ -106,7 +106,7 @@ class Process:
         setting: how to serve.
         chance: random numbers that choose the turns.
         newest: number of the newest conversation.
-        counts: figures of COUNTED, summed over all processes; memory shared with the parent.
+        counts: the figures that COUNTED names, summed over all processes, in memory shared with the parent.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Process:
 
 
 def slow_disk() -> None:
-    """Makes `os.write` slow and partial, so that most kills come in the middle of a record."""
+    """Makes `os.write` slow, and lets it write only a part, so that most kills come in the middle of a record."""
     real = os.write
 
     def write(descriptor: int, data: memoryview) -> int:
@@ -147,16 +147,16 @@ def slow_disk() -> None:
 
 
 class Folder:
-    """One folder, which processes fill and leave one after the other.
+    """One folder, in which one process after the other writes files.
 
     Args:
         path: folder of the store.
-        setting: how its processes serve.
+        setting: settings of its processes.
 
     Attributes:
-        records: names of all records that were read and were right.
+        records: names of all records that were read and had the right bytes.
         unfinished: number of temporary files.
-        known: a server without a store, which has the tokens of each key.
+        known: a server without a store that knows the tokens of each key.
     """
 
     def __init__(self, path: Path, setting: Setting) -> None:
@@ -178,7 +178,7 @@ class Folder:
         """Reads every new file.
 
         Raises:
-            Wrong: a record has wrong bytes, or has gone although nothing evicts.
+            Wrong: a record has wrong bytes, or is missing although nothing evicts.
         """
         files = {path.name: path for path in self.path.rglob("*") if path.is_file()}
         records = {name: path for name, path in files.items() if RECORD.fullmatch(name)}
@@ -205,7 +205,7 @@ class Folder:
 
 
 def life(folder: Folder, chance: random.Random, newest: int, counts: NDArray[np.int64], killed: bool) -> None:
-    """Runs one process: it is killed at a random moment after some turns, or serves LAST_TURNS turns and closes.
+    """Runs one process. killed: whether it is killed at a random moment; if not, it serves LAST_TURNS turns and closes.
 
     Raises:
         Wrong: the process ended in another way.
@@ -214,7 +214,7 @@ def life(folder: Folder, chance: random.Random, newest: int, counts: NDArray[np.
     turns = int(counts[0]) + chance.choice(TURNS_LEFT)
 
     def work() -> None:
-        sys.setswitchinterval(1e-4)  # seconds; threads alternate often
+        sys.setswitchinterval(1e-4)  # seconds, so that threads alternate often
         if slow:
             slow_disk()
         process = Process(folder.path, folder.setting, chance, newest, counts)
@@ -237,12 +237,12 @@ def life(folder: Folder, chance: random.Random, newest: int, counts: NDArray[np.
 
 
 def kill(kills: int, seed: int, tell: Callable[[str], None]) -> str:
-    """Kills processes.
+    """Runs and kills processes, folder after folder.
 
     Args:
         kills: number of processes to kill.
-        seed: start of the random numbers.
-        tell: gets a line of progress every few seconds.
+        seed: seed of the random numbers.
+        tell: called with a line of progress every few seconds.
 
     Returns:
         The final figures, in words.
@@ -294,7 +294,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    server(SETTINGS[0], None).turn([1, 2, 3, 4, 5])  # warms up caches that children share
+    server(SETTINGS[0], None).turn([1, 2, 3, 4, 5])  # fills caches that the forked children share
     try:
         print(f"{kill(chosen.kills, chosen.seed, lambda line: print(line, flush=True))}, nothing wrong")
     except Wrong as wrong:

@@ -1,7 +1,7 @@
 """Tests that memstate's kernels compile without faults and as recorded, and tests the comparison itself.
 
-The test process interprets kernels, and cannot compile them. So the tests run this file as a program: it compiles the
-first case of each kernel for one target, and writes the reports as JSON.
+The test process interprets kernels, and cannot compile them. So the tests run this file as a program, which compiles
+the first case of each kernel for one target, and writes the reports as JSON.
 """
 
 import json
@@ -46,10 +46,10 @@ MOVERS = {
     "pack_slots", "unpack_slots", "pack_int8", "unpack_int8", "keep_path",
 }  # fmt: skip
 
-SHAPES = 200  # rare shapes that one run compiles
+SHAPES = 200  # number of rare shapes that one run compiles
 
-# kernel -> barriers of its source: one phase reads what another has written, or stores words by which warps decide.
-# Other kernels have none. On AMD, a program of one warp needs no barrier.
+# kernel -> number of barriers in its source. It has some if one phase reads what another has written, or stores words
+# by which warps decide. Other kernels have none. On AMD, a program of one warp needs no barrier.
 SOURCE_BARRIERS = {
     "ownership": 8, "claim": 2, "audit": 2,
     **{f"plan[{how}]": 3 for how in ("ping-pong", "lazy", "redirect")},
@@ -64,13 +64,13 @@ SOURCE_BARRIERS = {
 
 
 def barriers_of(report: KernelReport) -> int:
-    """Returns the number of source barriers that a compiled kernel must have."""
+    """Returns the number of barriers that a compiled kernel must have because of its source."""
     name, _, lanes = report.kernel.partition(" ")
     return 0 if report.target.startswith("gfx") and lanes == "32" else SOURCE_BARRIERS.get(name, 0)
 
 
 def one_of_each() -> list[CompileCase]:
-    """Returns the first case of every kernel, and of each strategy of a tracking kernel."""
+    """Returns the first case of every kernel. Of a tracking kernel, returns the first case of each strategy."""
     first: dict[tuple[Any, object], CompileCase] = {}
     for case in all_cases():
         first.setdefault((case.kernel, case.constexprs.get("STRATEGY")), case)
@@ -79,7 +79,7 @@ def one_of_each() -> list[CompileCase]:
 
 @pytest.mark.slow
 def test_every_kernel_is_ok_and_as_recorded() -> None:
-    """One test for all kernels, because it has to compile them. Only full runs compile all cases for all targets."""
+    """One test compiles all kernels, because this takes long. Only full runs compile all cases for all targets."""
     calls: list[tuple[int, int]] = []
     before, cases, targets = dict(os.environ), all_cases(), tuple(TARGETS)
     if PROOF:
@@ -118,14 +118,14 @@ def test_every_kernel_is_ok_and_as_recorded() -> None:
 @pytest.mark.slow
 @pytest.mark.proof
 def test_no_shape_that_can_be_launched_spills() -> None:
-    """Compiles random shapes for a random target, because all of them, more than three thousand, take hours."""
+    """Compiles random shapes for a random target. All shapes, more than three thousand, would take hours."""
     reports = [KernelReport(**report) for report in not_interpreted(__file__, str(random.randrange(10**6)))]
     assert len(reports) == SHAPES
     assert faults(INSTALLED, reports) == []
 
 
 def shapes(seed: str) -> list[KernelReport]:
-    """Returns reports of random rare shapes, for a random target."""
+    """Returns reports on random rare shapes, compiled for a random target."""
     chance = random.Random(seed)
     rare = [case for case in all_cases(every_shape=True) if case.rare]
     return compile_cases(chance.sample(rare, SHAPES), [chance.choice(list(TARGETS))])
@@ -199,7 +199,7 @@ def test_faults_are_lines(changes: dict[str, Any], said: list[str]) -> None:
 
 @pytest.fixture
 def reports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[KernelReport]:
-    """Reports that stand in for compiled kernels."""
+    """Made-up reports in place of those of compiled kernels."""
     stand_ins = [SOUND, OTHER]
     monkeypatch.setattr(compile_matrix, "RECORDS", tmp_path)
     monkeypatch.setattr(compile_matrix, "compile_elsewhere", lambda targets, progress, triton, only: list(stand_ins))

@@ -1,4 +1,4 @@
-"""Tests the GPU proof on a CPU at toy sizes: parts that fail, lack of time, and faults that checks must notice."""
+"""Tests the GPU proof on a CPU at toy sizes: parts that fail, too little time, and faults that checks must notice."""
 
 import json
 import os
@@ -72,7 +72,7 @@ def read(path: Path) -> Any:
 
 
 def test_parts_that_fail_crash_or_hang_are_told_and_the_others_run(tmp_path: Path) -> None:
-    """A part without time left is incomplete, not failed, unless it has found a fault; its results are kept."""
+    """A part that runs out of time is incomplete. It is failed only if it has found a fault. Its results are kept."""
     out, given = tmp_path / "out", parts(tmp_path, *ENDS)
     assert not Proof(out, seconds=sum(part.seconds for part in given)).run(given)
     summary, proofs, log = read(out / "summary.json"), read(out / "proofs.json"), (out / "log.txt").read_text()
@@ -124,7 +124,7 @@ def test_what_is_not_begun_for_want_of_time_is_said(tmp_path: Path) -> None:
 
 
 class Spending(Proof):
-    """A proof whose parts use all of their time, by a clock of its own."""
+    """A proof with a fake clock, whose parts use all of their time."""
 
     now = 0.0
 
@@ -137,7 +137,7 @@ class Spending(Proof):
 def test_every_part_begins_however_much_time_there_is(
     seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All parts are cut by the same factor, even if none ends early."""
+    """The time of all parts shrinks by the same factor, even if no part ends early."""
     monkeypatch.setattr(Spending, "now", 0.0)
     monkeypatch.setattr(gpu_proof.time, "monotonic", lambda: Spending.now)
     proof = Spending(tmp_path / "out", seconds=seconds)
@@ -149,7 +149,7 @@ def test_every_part_begins_however_much_time_there_is(
 
 
 def test_what_no_committed_run_has_proved_comes_first(tmp_path: Path) -> None:
-    """Benchmarks count as proofs; they name operations in words, such as "gated delta"."""
+    """Benchmarks count as proofs, although they name operations in words, such as "gated delta"."""
     assert proved.newest_first(tmp_path) == list(OPS)
     run = tmp_path / "a-gpu"
     run.mkdir()
@@ -186,7 +186,7 @@ def test_a_machine_without_a_gpu_has_nothing_to_prove(
 @pytest.mark.proof
 @on_cpu
 def test_the_whole_proof_goes_through_at_toy_sizes(tmp_path: Path) -> None:
-    """The environment has neither this project nor the packages of the command line and the notebooks."""
+    """The proof runs in an environment without this project, and without the packages of command line and notebooks."""
     out, site = tmp_path / "out", tmp_path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text("import sys; sys.modules.update(typer=None, rich=None, matplotlib=None)\n")
@@ -252,7 +252,7 @@ NO_CASE = {  # op -> parameters that no small launch passes
 
 
 class Referring(Machine):
-    """A machine that launches the reference, not kernels."""
+    """A machine that launches references in place of kernels."""
 
     backend = "reference"  # type: ignore[assignment]
 
@@ -285,7 +285,7 @@ def test_small_launches_give_every_argument(op: str) -> None:
 @pytest.mark.sample(len(OPS))
 @pytest.mark.parametrize("op", OPS)
 def test_a_launch_in_other_memory_does_the_same_there(backend: Backend, op: str) -> None:
-    """A moved launch does not touch its original memory."""
+    """The launch gives the same bytes there, and does not touch its original memory."""
     case = op_cases.made(op, 1)
     other = op_cases.moved(case, torch.device("cpu"))
     tables = {getattr(given, op_cases.TABLES[type(given)]).untyped_storage().data_ptr()
@@ -303,7 +303,7 @@ def test_a_launch_in_other_memory_does_the_same_there(backend: Backend, op: str)
 
 
 class Forgetful(Machine):
-    """A machine whose captured graphs run once; later replays do nothing."""
+    """A machine whose captured graphs run only once. Later replays do nothing."""
 
     def __init__(self) -> None:
         super().__init__(toy=True)
@@ -345,7 +345,7 @@ def test_a_row_that_depends_on_its_batch_is_noticed(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(determinism.BenchForward, "layer", layer)
     failures = determinism.beside_others(Machine(toy=True))
-    # At toy size, the other two parts have all rows, as the batch has.
+    # At toy size, the other two parts have all rows of the batch.
     assert [line.split(":")[0] for line in failures] == ["one row", "another", "half"]
 
 
@@ -367,7 +367,7 @@ def test_an_audit_of_the_stress_notices_what_a_race_leaves() -> None:
     made.audit()
     assert made.faults() == "lengths in 1 audits"
     table.labels[made.live] += 1
-    table.slots[1] = table.slots[3]  # an unused register owns the row's slot, too
+    table.slots[1] = table.slots[3]  # an unused register gets the slot of the row, too
     made.audit()
     table.slots[1] = 0
     table.counters[0] -= 1
@@ -474,7 +474,7 @@ except ImportError as error:
 
 
 def test_files_that_cannot_be_imported_are_left_out_with_why(tmp_path: Path) -> None:
-    """A missing package leaves a file out; a name that memstate lacks is a failure."""
+    """A file is left out if a package is missing. If memstate lacks a name, the file has failed."""
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     results = tmp_path / "results"
@@ -499,7 +499,7 @@ def test_files_that_cannot_be_imported_are_left_out_with_why(tmp_path: Path) -> 
 @pytest.mark.slow
 @on_cpu
 def test_the_tests_marked_gpu_are_collected_with_the_packages_of_such_a_machine(tmp_path: Path) -> None:
-    """The process pretends to have a device, and only the packages of `packages.txt`; only whole files are left out."""
+    """The process seems to have a device, and only the packages of `packages.txt`. Only whole files are left out."""
     results = tmp_path / "results"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.proof.gpu.seeming"]
     command += ["-p", "tests.proof.gpu.collecting", "-m", "gpu", "--collect-only", "tests"]

@@ -1,7 +1,7 @@
 """Tests that no kernel depends on the order of its programs, or touches a byte outside of its tensors.
 
-Every operation runs under 3 random schedules with random arguments, under 40 with MEMSTATE_PROOF=1. Defects that are
-put into kernels on purpose must be noticed: some of them, or all with MEMSTATE_PROOF=1.
+Every operation runs with random arguments under 3 random schedules, with MEMSTATE_PROOF=1 under 40. The tests also put
+defects into kernels on purpose, and must notice them: a sample, with MEMSTATE_PROOF=1 all.
 """
 
 import random
@@ -36,7 +36,7 @@ from tests.support.addresses import LOAD, STORE, Bytes, Launch, Limits, Log, Str
 from tests.support.planes import MAKERS, Loop, every_strategy
 from tests.support.sampling import PROOF
 
-try:  # interleaver replaces parts of Triton, and checks at once that they fit
+try:  # the interleaver replaces parts of Triton; its import fails if they do not fit
     from tests.proof import interleaver
 
     MISFIT = interleaver.misfit()
@@ -53,7 +53,7 @@ from tests.support.op_case import Case, Maker
 CASES = {op: op_cases.MAKERS[op] for op in OPS if op in op_cases.MAKERS}  # op -> function that makes a launch
 SCHEDULES = 40 if PROOF else 3
 PARTED = "_take: barriers and atomics of the warps of program 0 ({}) differ"
-SEEDS = 200  # number of seeds, one of which must show a defect
+SEEDS = 200  # number of seeds; one of them must show a defect
 COUNTER = torch.zeros(1, dtype=torch.int32)
 ONE_PROGRAM = {"claim", "release", "ownership", "audit", "plan"}
 
@@ -99,7 +99,7 @@ def _double(x_ptr, BARRIER: tl.constexpr):
 
 @triton.jit
 def _take(x_ptr, BARRIER: tl.constexpr):
-    """Empties a full cell, and then waits at a barrier."""
+    """Empties a cell. If it was full, then waits at a barrier."""
     value = tl.load(x_ptr)
     if BARRIER:
         tl.debug_barrier()
@@ -110,7 +110,7 @@ def _take(x_ptr, BARRIER: tl.constexpr):
 
 @triton.jit
 def _turn(x_ptr, BARRIER: tl.constexpr, BLOCK: tl.constexpr):
-    """Lane i stores what lane i + 1 reads."""
+    """Each lane stores its word, and reads the word of the next lane."""
     lane = tl.arange(0, BLOCK)
     tl.store(x_ptr + lane, lane)
     if BARRIER:
@@ -122,7 +122,7 @@ def _turn(x_ptr, BARRIER: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def counted(programs: int, atomic: bool, chooser: Chooser, shared: Bytes | None = None) -> tuple[int, Log]:
-    """Returns the counter after each program has added 1, and the log."""
+    """Runs programs that each add 1 to a counter. Returns the counter and the log."""
     COUNTER.zero_()
     with interleaved(chooser, shared=shared) as log:
         _count[(programs,)](COUNTER, ATOMIC=atomic)
@@ -131,7 +131,7 @@ def counted(programs: int, atomic: bool, chooser: Chooser, shared: Bytes | None 
 
 @pytest.mark.parametrize(("programs", "schedules", "right"), [(2, 6, 2), (3, 90, 6)])
 def test_every_schedule_of_a_lost_update(programs: int, schedules: int, right: int) -> None:
-    """There are (2p)! / 2^p orders of p loads and p stores; the p! orders of whole programs lose no update."""
+    """There are (2p)! / 2^p orders of p loads and p stores. No update is lost in the p! orders of whole programs."""
     results = [result for result, _ in every_order(partial(counted, programs, False))]
     assert (len(results), results.count(programs), min(results), max(results)) == (schedules, right, 1, programs)
     assert sorted(every_outcome(partial(counted, programs, False))) == sorted(results)
@@ -179,7 +179,7 @@ def test_an_atomic_does_not_excuse_a_plain_load() -> None:
 
 
 def test_addresses_are_checked_to_the_byte() -> None:
-    """A store into a gap between columns, a null slot, or bytes that may not change raises before it happens."""
+    """A store to a gap between columns, to a null slot, or to bytes that may not change raises an error first."""
     whole = torch.zeros(4, 6, dtype=torch.int32)
     columns = whole[:, :4]
     for out, limits, message in (
@@ -193,11 +193,11 @@ def test_addresses_are_checked_to_the_byte() -> None:
             _put[(2,)](out, 3, BLOCK=4)
         assert not whole[0, 4:].any() and not whole[1:].any()
     with interleaved(stock, Limits(reach=[whole])):
-        _put[(2,)](columns[0], 3, BLOCK=4)  # `reach` allows bytes beyond the argument
+        _put[(2,)](columns[0], 3, BLOCK=4)  # `reach` allows bytes that are not in the argument
 
 
 def test_an_interpreter_of_another_kind_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such an interpreter has accesses that are not seen, or that use other functions."""
+    """In such an interpreter, accesses go unseen, or use other functions."""
     builder, native = interpreter.InterpreterBuilder, interpreter._interpreter
 
     def unseen(_: object, at: Any, value: Any, mask: Any, *cache: object) -> None:
@@ -228,9 +228,9 @@ def test_spans_are_the_bytes_that_elements_view() -> None:
 
 
 def wrong(case: Case, seed: int, logs: list[Log], module: ModuleType | None = None, warps: int = 1) -> str:
-    """Returns the faults of a run under the schedule of a seed, "" for none. warps: warps of a program.
+    """Returns the faults of a run under the schedule of a seed, "" for none. warps: number per program.
 
-    The bytes must be those of the reference, or, if the case is not exact, of the kernel in stock order.
+    The bytes must be those of the reference; if the case is not exact, those of the kernel in stock order.
     """
     expected = case.run(case.module("memstate.kernels.reference" if case.exact else "memstate.kernels"))
     try:
@@ -255,9 +255,9 @@ def test_no_schedule_changes_a_byte_or_touches_a_wrong_one(op: str, generator: t
     logs: list[Log] = []
     for number, seed in enumerate(range(generator.initial_seed(), generator.initial_seed() + SCHEDULES + 20)):
         made = [launch for log in logs for launch in log.launches]
-        stores = any(launch.touched(STORE).size for launch in made)  # random arguments may store nothing
+        stores = any(launch.touched(STORE).size for launch in made)  # with some random arguments, nothing is stored
         if number >= SCHEDULES and stores and (op in ONE_PROGRAM or any(map(mixed, made))):
-            break  # goes on while there was one program only, or programs ran one after the other
+            break  # tries more seeds while there was only one program, or programs ran one after the other
         problem = wrong(CASES[op](Maker(seed)), seed, logs)
         assert not problem, f"{op}, arguments and schedule of seed {seed}:\n{problem}"
     launches = [launch for log in logs for launch in log.launches]
@@ -267,7 +267,7 @@ def test_no_schedule_changes_a_byte_or_touches_a_wrong_one(op: str, generator: t
 
 @pytest.mark.parametrize("op", [op for op in OPS if PROOF or op not in LONG])
 def test_launches_of_other_sizes_stay_in_their_tensors(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sizes make Triton specialise kernels; columns and inputs are unaligned, and some batches are padding."""
+    """Triton specialises kernels by these sizes. Columns and inputs are unaligned, and some batches are all padding."""
     monkeypatch.setattr(op_launches, "SIZES", (1, 2, 3, 16, 33, 256) if PROOF else (1, 33))
     with interleaved(stock) as log:
         getattr(op_launches, op)(getattr(import_module(f"memstate.kernels.{OPS[op]}"), op))
@@ -275,7 +275,7 @@ def test_launches_of_other_sizes_stay_in_their_tensors(op: str, monkeypatch: pyt
 
 
 def mixed(launch: Launch) -> bool:
-    """Says whether a program went on after a later one had begun."""
+    """Says whether some program went on after a program with a higher number had begun."""
     order = [access.program for access in launch.accesses]
     return order != sorted(order)
 
@@ -299,7 +299,7 @@ def test_no_program_sees_what_another_one_does(op: str, generator: torch.Generat
 
 @pytest.mark.parametrize(("barrier", "outcomes"), [(True, {2}), (False, {2, 3})])
 def test_a_late_warp_reads_what_another_has_stored(barrier: bool, outcomes: set[int]) -> None:
-    """Two warps, in every order: each adds the largest word to both words, and stores its own words."""
+    """Two warps run in every order. Each adds the largest word to both words, and stores the words drawn for it."""
     x = torch.empty(2, dtype=torch.int32)
     values = set()
 
@@ -318,7 +318,7 @@ def test_a_late_warp_reads_what_another_has_stored(barrier: bool, outcomes: set[
 
 @pytest.mark.parametrize("barrier", [True, False])
 def test_warps_that_part_are_told(barrier: bool) -> None:
-    """One warp comes to a barrier and the other does not, because the first has emptied the cell."""
+    """Without a barrier, one warp empties the cell and waits, and the other finds it empty and does not wait."""
     cell, told = torch.empty(1, dtype=torch.int32), set()
     for seed in range(20):
         cell.fill_(1)
@@ -342,14 +342,14 @@ def alone(op: str, variant: str, seed: int) -> Case:
 @pytest.mark.parametrize("warps", [2, 3, 4] if PROOF else [4])
 @pytest.mark.parametrize(("op", "variant"), ALONE)
 def test_warps_may_hold_the_same_lanes(op: str, variant: str, warps: int) -> None:
-    """No real launch has such warps; the barriers would be enough for them."""
+    """No real launch has such warps, but the barriers of the kernels would be enough for them."""
     for seed in range(SCHEDULES):
         problem = wrong(alone(op, variant, seed), seed, [], warps=warps)
         assert not problem, f"{op} {variant}, arguments and schedule of seed {seed}:\n{problem}"
 
 
 def test_a_label_that_is_written_is_copied_behind_a_barrier() -> None:
-    """In one packet, another lane reads the label that the first lane writes."""
+    """In one packet, one lane writes a label that another lane reads."""
     file = RegisterFile(SlotAllocator(8, Backend("interpreter")), rows=3, snapshots=0)
     commands = CommandBuffer(file)
     commands.claim([3, 6, 9])
@@ -362,7 +362,7 @@ def test_a_label_that_is_written_is_copied_behind_a_barrier() -> None:
 
 
 def test_launches_hold_every_lane_in_one_warp(generator: torch.Generator) -> None:
-    """With 32 threads per warp, no tensor has fewer lanes than the launch has threads."""
+    """No tensor has fewer lanes than the launch has threads (32 per warp)."""
     for op in sorted(ONE_PROGRAM):
         logs: list[Log] = []
         for seed in range(generator.initial_seed(), generator.initial_seed() + (5 if PROOF else 1)):
@@ -396,7 +396,7 @@ NOT_ATOMIC = (
 
 @pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "not atomic"])
 def test_a_release_that_is_not_atomic_loses_slots(atomic: bool, tmp_path: Path) -> None:
-    """If several programs released, atomics would protect the bitmap, but not the counters."""
+    """With several programs, atomics would protect the bitmap of a release, but not its counters."""
     module = mutated("release", tmp_path, PROGRAMS_SHARE, *([] if atomic else [NOT_ATOMIC]))
     ids = torch.tensor([3, 5], dtype=torch.int32)
     bitmap, counters = torch.zeros(1, dtype=torch.int32), torch.zeros(COUNTERS, dtype=torch.int32)
@@ -423,7 +423,7 @@ def test_a_release_that_is_not_atomic_loses_slots(atomic: bool, tmp_path: Path) 
 @pytest.mark.sample(2)
 @every_strategy
 def test_a_manager_serves_alike_under_every_schedule(name: str, generator: torch.Generator) -> None:
-    """Serves admissions, overlapped steps, hits and releases under a random schedule, and on the reference."""
+    """Serves requests with overlap, hits and releases, once under a random schedule and once on the reference."""
     seed, served = generator.initial_seed(), {}
     for kernels in ("reference", "interpreter"):
         loop = Loop(Backend(kernels), MAKERS[name](), overlap=True)

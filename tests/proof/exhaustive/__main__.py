@@ -2,9 +2,9 @@
 
     python -m tests.proof.exhaustive [--depth 4] [--seconds 600] [--workers 2] [WORD ..]
 
-Prints a line for each case. Depth is the number of calls up to which all schedules were tried, from an empty manager
-and from three busy ones. If a state is wrong, prints the shortest schedule to it, and ends with 1.
-A WORD chooses the cases whose names contain it.
+Prints a line for each case. The depth is the number of calls up to which all schedules were tried, from an empty
+manager and from three busy ones. If a state is wrong, prints the shortest schedule that leads to it, and ends with 1.
+If a WORD is given, only cases with this word in their name run.
 """
 
 import argparse

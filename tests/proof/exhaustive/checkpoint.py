@@ -1,8 +1,8 @@
 """Keeps everything that a manager knows, and puts it back into the same objects.
 
-A manager refuses copies, so the search restores it in place. A checkpoint walks from one object to all that it refers
-to, and keeps the contents of dictionaries, lists, arrays and tensors. It has no list of classes or fields, so it misses
-no field.
+A manager cannot be copied, so the search restores it in place. A checkpoint visits all objects to which an object
+refers, directly or not, and copies the contents of dictionaries, lists, arrays and tensors. It needs no list of classes
+or fields, so it misses no field.
 """
 
 from array import array
@@ -21,17 +21,17 @@ import torch
 from memstate.kernels.dispatch import Backend
 from memstate.state.layout import StateLayout
 
-# types that never change, or that, like the counts of a backend, no decision depends on
+# objects that never change, or on which no decision depends, such as the counts of a backend
 FIXED = (
     str, int, float, bytes, slice, type(None), type, Enum, np.generic, torch.dtype, torch.device, FunctionType,
     MethodType, BuiltinFunctionType, ModuleType, ReferenceType, Backend, StateLayout, count, Logger,
-    memoryview,  # its array is restored
+    memoryview,  # their arrays are restored
 )  # fmt: skip
-_fixed: set[type] = set(FIXED) | {bool}  # FIXED and their subclasses met so far; saves isinstance
+_fixed: set[type] = set(FIXED) | {bool}  # FIXED and the subclasses seen so far: faster than isinstance
 
 
 class Checkpoint:
-    """The present contents of all objects that `root` refers to."""
+    """The contents of all objects to which `root` refers, at the time of the checkpoint."""
 
     def __init__(self, root: object) -> None:
         self._fields: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
@@ -39,7 +39,7 @@ class Checkpoint:
         self._others: list[tuple[Any, Callable[[Any], None], Any]] = []  # deques and sets
         self._slots: list[tuple[object, dict[str, Any]]] = []  # objects without a dictionary
         self._arrays: list[tuple[Any, Any]] = []
-        self.seen: dict[int, object] = {}  # id -> object; keeps the object alive, and so its id
+        self.seen: dict[int, object] = {}  # id -> object: while it lives, no other object has its id
         self._tensors: dict[int, tuple[Any, Any]] = {}  # address -> (bytes of the storage, copy)
         self._walk(root)
 

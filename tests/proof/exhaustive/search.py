@@ -1,4 +1,4 @@
-"""Searches the states of one case breadth-first: all schedules of a length, each distinct state once."""
+"""Searches the states of one case breadth-first. Tries all schedules of a length, but expands equal states once."""
 
 import time
 from collections import Counter
@@ -14,7 +14,7 @@ from tests.proof.stateful.settings import Settings
 
 
 class Node(NamedTuple):
-    """A state, as the move that reached it from another state."""
+    """A state: the node from which it was first reached, and the move. None in place of a node: the empty manager."""
 
     before: "Node | None"
     move: Move
@@ -24,8 +24,8 @@ class Node(NamedTuple):
 class Found:
     """The result of a search.
 
-    depth: all schedules of up to this number of moves were tried. states: number of distinct ones. calls: move ->
-    number of times that it was made. difference: text of the first error, with its schedule.
+    depth: number of moves up to which all schedules were tried. states: number of distinct states. calls: name of a
+    move -> how often it was made. difference: text of the first error, with its schedule.
     """
 
     case: str
@@ -41,7 +41,7 @@ class Found:
 
 
 class Search:
-    """A search through all schedules of one case, from an empty manager and from busy ones."""
+    """A search through all schedules of one case. They start from an empty manager, and from busy ones."""
 
     def __init__(self, case: str, settings: Settings) -> None:
         self.world, self.result = World(settings), Found(case)
@@ -73,7 +73,7 @@ class Search:
         return result
 
     def _starts(self) -> list[Node | None]:
-        """Returns the start nodes: None for the empty manager, and the stages of a busy one."""
+        """Returns the nodes to start from: None, for the empty manager, and the stages of `World.warm_up`."""
         self._seen.add(name(self.world))
         starts: list[Node | None] = [None]
         for stage in self.world.warm_up():
@@ -87,7 +87,7 @@ class Search:
         return starts
 
     def _expand(self, node: Node | None, level: list[Node | None], last: bool) -> None:
-        """Makes each move from a state, unless it is of the last level; then ends everything from the state."""
+        """Makes each move from a state, except at the last level. Then ends everything, starting from this state."""
         world, seen = self.world, self._seen
         self._moves = self._go(node)
         if not last:
@@ -108,7 +108,7 @@ class Search:
         world.end()
 
     def _go(self, node: Node | None) -> list[Move]:
-        """Goes to a state from its nearest predecessor with a checkpoint; returns all moves from the start to it."""
+        """Brings the manager to a state, from the nearest checkpoint before it. Returns all moves from the start."""
         way: list[Node] = []
         at, kept = node, {id(on): i for i, (on, _) in enumerate(self._path)}
         while id(at) not in kept:

@@ -14,7 +14,7 @@ from tests.proof.stateful.operations import NO_LIMIT, Operations
 from tests.proof.stateful.settings import Digits, Settings
 
 ROWS, SLOTS, EVERY = 3, 5, 2
-LONGEST = 7  # tokens of a row: three boundaries and one token
+LONGEST = 7  # limit of the tokens of a row: three boundaries, and one more
 NOTHING = Digits(0)
 
 Move = tuple[Any, ...]  # (name of a method of `World`, *arguments)
@@ -50,13 +50,13 @@ CASES = {
 
 
 class Caller(Operations):
-    """Feeds each row one token of its own again and again, so that its states of equal length are equal."""
+    """Feeds each row always the same token, its own, so that all its states of one length are equal."""
 
     def feed(self, row: Row, length: int, n: int) -> list[int]:
         return [row.taste] * n
 
     def number(self, handles: Sequence[ms.Row]) -> list[ms.Row]:
-        """Gives new rows, as their token, the lowest number that no other row or kept state has; returns the rows."""
+        """Gives each new row its token: the lowest number that no other row or kept state uses. Returns the rows."""
         for handle in handles:
             tenants = [entry.row for flight in self.flights for entry in flight.planned.entries if entry.row]
             tenants += [row for row in self.handles.values() if row is not self.handles[handle]]
@@ -67,9 +67,9 @@ class Caller(Operations):
 
 
 class World:
-    """One case under test.
+    """A manager and its model, with all moves that are possible.
 
-    A move is a call of one of the methods that `moves` names; a refused move changes nothing, and returns False.
+    A move is a call of one of the methods that `moves` names. A refused move returns False, and changes nothing.
     to_run: the step whose forward has not run.
     """
 
@@ -81,7 +81,7 @@ class World:
     # The moves
 
     def moves(self) -> Iterator[Move]:
-        """Yields all allowed calls, with every argument that makes a difference."""
+        """Yields all allowed moves, but not two whose arguments make no difference."""
         model, at = self.model, self.at
         if self.to_run:
             yield ("forward",)
@@ -118,14 +118,14 @@ class World:
                 yield from (("accept", accepted, over) for accepted in product(*counts))
 
     def _sampling(self, newest: Flight) -> Iterator[Move]:
-        """Yields each number of accepted tokens that a sampler may write before the next plan."""
+        """Yields all numbers of accepted tokens that a sampler could write before the next plan."""
         if self.at.settings.overlap and newest.planned.drafted and not newest.written:
             entries = newest.planned.entries
             counts = [range(entry.certain, len(entry.tokens) + 1) for entry in entries]
             yield from (("sample", accepted) for accepted in product(*counts))
 
     def _planning(self) -> Iterator[Move]:
-        """Yields plans of every batch, with every number of tokens that makes a difference."""
+        """Yields plans of every set of rows, with all numbers of tokens that make a difference."""
         if (flights := self.at.flights) and flights[-1].planned.drafted and not flights[-1].written:
             return
         running = [number for number, row in self.model.rows.items() if not row.finished]
@@ -139,7 +139,7 @@ class World:
                     yield "replay", tuple((row, self._tokens(row)[-1]) for row in rows), NO_LIMIT
 
     def _drafted(self, batch: Batch) -> Iterator[Move]:
-        """Yields plans of a batch with drafts: all tokens, all but one of each row, or those of the first row alone."""
+        """Yields plans of a batch whose drafts are all tokens, all except one per row, or those of the first row."""
         most = self.at.settings.tail
         if all(0 < n <= most for _, n in batch):
             every = [n for _, n in batch]
@@ -149,14 +149,14 @@ class World:
                     yield "draft", batch, drafts
 
     def _tokens(self, row: int) -> list[int]:
-        """Returns the numbers of tokens to plan: 1, those up to the next boundary, and 0 if some may be pending."""
+        """Returns the numbers of tokens to plan: 1, those up to the next boundary, and 0 if tokens may be pending."""
         one, every = self.model.rows[row], self.at.settings.every
         length = len(self.model.text_of(one))
         none = {0} if one.pending or self.model.unsure(one) else set[int]()
         return [n for n in sorted({1, every - length % every} | none) if length + n <= LONGEST]
 
     def _batches(self, batch: Batch) -> Iterator[Move]:
-        """Yields plans of a batch: with every order of claiming rows if slots are short, and with no claim allowed."""
+        """Yields plans of a batch, also one that may claim no slot. If slots are short, claiming rows come in all orders."""
         late = any(self.model.unsure(self.model.rows[row]) for row, _ in batch)
         first = [(row, n) for row, n in batch if self.model.needs(self.model.rows[row], n, most=late)]
         rest = [one for one in batch if one not in first]
@@ -168,10 +168,10 @@ class World:
     # The calls
 
     def apply(self, move: Move) -> bool:
-        """Makes a move and compares both sides. Returns whether the move was refused."""
+        """Makes a move, and compares manager and model. Returns whether the move was refused."""
         name, *arguments = move
         refused = getattr(self, name)(*arguments) is False
-        if name not in ("plan", "replay", "draft"):  # these three end with a look
+        if name not in ("plan", "replay", "draft"):  # these three compare, too
             self.at.look()
         return refused
 
@@ -200,7 +200,7 @@ class World:
         self.plan(batch, NO_LIMIT, drafts=drafts)
 
     def sample(self, accepted: Sequence[int]) -> None:
-        """Writes the numbers of accepted tokens to the device, at the end of the forward."""
+        """Writes the numbers of accepted tokens to the device, as a sampler does after the forward."""
         self._close()
         self.at.flights[-1].accepted = list(accepted)
         self.at.write(self.at.flights[-1])
@@ -274,11 +274,12 @@ class World:
         assert self.mem.free_slots == SLOTS and not self.model.kept
 
     def warm_up(self) -> list[list[Move]]:
-        """Makes the manager busier in stages, and returns the schedule of each.
+        """Makes the manager busier in three stages. Returns for each stage the moves from the start to its end.
 
         Stage 1 has one or two rows at their second boundary. In stage 2, if there are two rows, one publishes its
-        snapshot, and a third row starts from it. Stage 3 adds a step of all rows whose forward has not run; if drafts
-        can be accepted late, it adds two steps with drafts, of which the first, with one real token, is not accepted.
+        snapshot, and a third row starts from it. Stage 3 adds a step of all rows, whose forward has not run. If drafts
+        can be accepted late, it adds two steps with drafts instead; the first has one real token per row, but is not
+        accepted.
         """
         moves: list[Move] = []
         stages: list[list[Move]] = []

@@ -12,12 +12,12 @@ from memstate_tools.bench import BenchResult, run
 from tests.proof.gpu.machine import Machine, Result, TimeIsUp, main
 
 NAMES = ("alloc", "copy", "state", "track")
-TOY_NAMES = NAMES[:3]  # track takes 20 s interpreted; tests/tools/test_bench_timed.py runs it
-LAST = 3.0  # seconds kept for one more measurement and to exit
+TOY_NAMES = NAMES[:3]  # without track, which takes 20 s interpreted; tests/tools/test_bench_timed.py runs it
+LAST = 3.0  # seconds kept for one more measurement and the exit
 
 
 def prove(machine: Machine, result: Result) -> None:
-    """Measures as much as the time allows; nothing if the part only compiles."""
+    """Measures as much as the time allows. If the part only compiles, measures nothing."""
     target = machine.beside("bench.json")
     result["fla"] = "beside the gated delta step" if find_spec("fla") and not machine.toy else "not here"
 

@@ -1,9 +1,9 @@
 """A plugin of pytest that skips test files whose packages are missing, and chooses among the tests marked `gpu`.
 
-It also writes the result of every test as it comes, and ends the session when its time is up, early enough for the
-reports.
+It also writes the result of every test when it is known, and ends the session early enough for the reports.
 
-It reads from the environment: PROOF_RESULTS, a file of JSON lines; PROOF_SECONDS; PROOF_CHOOSE, set to choose tests.
+Environment variables: PROOF_RESULTS, the file for the results, as JSON lines; PROOF_SECONDS, the time of the session;
+PROOF_CHOOSE, if set, makes it choose among the tests.
 """
 
 import gc
@@ -24,14 +24,14 @@ RULE = (
     "shapes; in tests/requests up to four cases of a test: each strategy; elsewhere one case of each test"
 )
 MOST = {"tests/kernels/": None, "tests/requests/": 4}
-# Packages that every machine of the proof has: if one of these lacks a name, the test fails and is not skipped.
+# Packages that every machine of the proof has. If a name is missing in one of them, the test fails and is not skipped.
 NEEDED = ("memstate", "memstate_tools", "tests", "torch", "triton", "numpy", "einops", "pytest", "hypothesis")
-LARGE = "B38"  # in the names of tests that need most of a GPU's memory, and so run one at a time
+LARGE = "B38"  # part of the names of tests that need most of a GPU's memory, so they run alone
 BEGUN = time.monotonic()
 
 
 def lacking(error: BaseException | None) -> str:
-    """Returns the text of an import error that leaves a file out; empty if the error is a failure."""
+    """Returns the text of an import error for which a file is left out; "" if the error is a failure."""
     errors: list[ImportError] = []
     while error:
         errors += [error] if isinstance(error, ImportError) else []
@@ -51,7 +51,7 @@ class File(pytest.Module):
     """A test file that is skipped if a package, or a version of a package, is missing."""
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        """Collects the tests, or notes why the file is left out; each process notes the same words."""
+        """Collects the tests, or notes why the file is left out. All processes note the same text."""
         try:
             return super().collect()
         except pytest.skip.Exception as skipped:
@@ -75,12 +75,12 @@ def is_worker(config: pytest.Config) -> bool:
 
 
 def most_of(name: str) -> int | None:
-    """Returns how many cases of a test are chosen; None for as many as cover every value of every parameter."""
+    """Returns the number of cases to choose of a test; None: so many that each value of each parameter occurs."""
     return next((most for folder, most in MOST.items() if name.startswith(folder)), 1)
 
 
 def chosen(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Chooses among the tests marked `gpu` by RULE; returns them, those of the newest kernels first."""
+    """Chooses tests marked `gpu` according to RULE. Returns them, those of the newest kernels first."""
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("gpu"):
@@ -95,7 +95,7 @@ def chosen(items: list[pytest.Item]) -> list[pytest.Item]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps the chosen tests; one process notes their number and that of all tests marked `gpu`."""
+    """Keeps the chosen tests. One process notes their number, and the number of all tests marked `gpu`."""
     if not os.environ.get("PROOF_CHOOSE"):
         return
     kept = chosen(items)
@@ -111,14 +111,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Frees the memory of a large test for the other processes."""
+    """Frees the GPU memory of a large test, so that other processes can use it."""
     if LARGE in item.name:
         gc.collect()
         torch.cuda.empty_cache()
 
 
 class Reporter:
-    """Notes outcomes of tests, and stops the session when time is up."""
+    """Notes the outcomes of tests, and stops the session when its time is up."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config

@@ -5,14 +5,14 @@ from typing import Any
 
 
 class Compilations:
-    """Numbers of compiled and of loaded kernels, by name; later launches of the same kernel do not count."""
+    """Numbers of compiled and of loaded kernels, by name. Later launches of a kernel do not count."""
 
     def __init__(self) -> None:
         self.compiled: Counter[str] = Counter()
         self.loaded: Counter[str] = Counter()
 
     def install(self) -> bool:
-        """Starts to count; returns whether the installed Triton supports it."""
+        """Begins to count. Returns whether the installed Triton allows it."""
         try:
             from triton import knobs
         except ImportError:
@@ -27,5 +27,5 @@ class Compilations:
 
     @property
     def all(self) -> Counter[str]:
-        """Compiled and loaded kernels together: in both cases, the launch waits."""
+        """Numbers of compiled and loaded kernels together. In both cases the launch had to wait."""
         return self.compiled + self.loaded

@@ -1,7 +1,7 @@
 """Compiles the kernels of the other parts, in parallel processes, into the cache that all parts share.
 
-Each process is another part with `--compile`: it launches each of its kernels as seldom as possible. Kernels that only
-the tests launch are compiled by the tests, which run in parallel anyway.
+Each process is one of the other parts with `--compile`: it launches each of its kernels as few times as possible.
+Kernels that only the tests launch are compiled by the tests, which run in parallel anyway.
 """
 
 import os
@@ -15,15 +15,15 @@ from tests.proof.gpu.machine import Machine, Result, main
 from tests.proof.gpu_proof import last_line, read_json
 
 ROOT = Path(__file__).parents[3]
-SHARES = {  # part -> number of processes that share its work
+SHARES = {  # part -> number of processes among which its work is divided
     "touch": 4, "determinism": 4, "benches": 4, "sweep": 4, "graphs": 1, "stress": 1, "serving": 1, "streams": 1,
 }  # fmt: skip
 TOY_SHARES = {"stress": 1}
-MARGIN = 2.0  # seconds between the end of the processes and the limit
+MARGIN = 2.0  # the processes end so many seconds before the limit
 
 
 def prove(machine: Machine, result: Result) -> None:
-    """Runs all processes, as many at a time as there are CPUs. Their failures are left to the parts themselves."""
+    """Runs all processes, as many at a time as there are CPUs. Ignores failures: the parts themselves report them."""
     shares = TOY_SHARES if machine.toy else SHARES
     waiting = [(name, at, of) for name, of in shares.items() for at in range(of)]
     running: dict[str, tuple[subprocess.Popen[bytes], float, Path]] = {}

@@ -1,7 +1,7 @@
 """Checks that a launch gives the same bits every time, and that a row's bits do not depend on the other rows.
 
-Every operation, every kind of decode step, claims and plans are repeated from the same memory. For the other rows, a
-layer of a model runs on a large batch, and on the same rows alone, in small batches and in another order.
+Every operation, every kind of decode step, claims and plans are repeated from the same memory. To see whether other
+rows matter, a layer of a model runs on a large batch, then on rows of it alone, in small batches and in another order.
 """
 
 from collections.abc import Callable
@@ -25,17 +25,17 @@ from tests.proof.gpu.proved import newest_first
 from tests.support import op_cases
 from tests.support.decode_case import Case, check_rows_alone, same_bits
 
-TIMES, TOY_TIMES, SMALL_TIMES = 100, 2, 20  # launches of each case
+TIMES, TOY_TIMES, SMALL_TIMES = 100, 2, 20  # numbers of launches of each case
 BATCH, TOY_BATCH = 256, 4
-LAST = 1.5  # seconds that one more case may take
-PER_ROW = ("x", "q", "k", "v", "decay", "beta", "mixed", "out")  # tensors of a forward with an axis of rows
+LAST = 1.5  # seconds that must be left to begin another case
+PER_ROW = ("x", "q", "k", "v", "decay", "beta", "mixed", "out")  # those tensors of a forward that have an axis of rows
 
 CASES: dict[str, Callable[..., Case]] = {kind: made.make for kind, made in KINDS.items()}
 CASES["gdn, bf16"] = partial(KINDS["gdn"].make, state=torch.bfloat16, inputs=torch.bfloat16)
 
 
 def repeated_op(op: str, machine: Machine, times: int) -> str:
-    """Repeats small launches of an operation, with each optional argument; returns the first difference in bytes."""
+    """Repeats small launches of an operation, with all optional arguments. Returns the first difference or ""."""
     backend = Backend(machine.backend, machine.device)
     for case in op_cases.several(op):
         launch = op_cases.moved(case, machine.device)
@@ -47,7 +47,7 @@ def repeated_op(op: str, machine: Machine, times: int) -> str:
 
 
 def repeated(case: Case, backend: Backend, times: int) -> str:
-    """Repeats a decode step on copies of the same memory; returns the first difference."""
+    """Repeats a decode step on copies of the same memory. Returns the first difference, "" for none."""
     first = case.twin()
     out = first.step(backend)
     for turn in range(1, times):
@@ -58,10 +58,10 @@ def repeated(case: Case, backend: Backend, times: int) -> str:
 
 
 def repeated_plans(machine: Machine, tracking: ms.Tracking, batch: int, times: int) -> str:
-    """Repeats a plan in which all rows are due, from the same registers; returns the first difference."""
+    """Repeats from the same registers a plan in which all rows are due. Returns the first difference, "" for none."""
     rows = _TrackedRows(Backend(machine.backend, machine.device), tracking, batch, drafts=False)
     for _ in range(2):
-        rows.plan()  # fills lanes
+        rows.plan()  # fills the lanes
     device = (rows.file.cells, rows.file.allocator.bitmap, rows.file.allocator.counters)
     before = [tensor.clone() for tensor in device]
     expected: list[Tensor] = []
@@ -77,7 +77,7 @@ def repeated_plans(machine: Machine, tracking: ms.Tracking, batch: int, times: i
 
 
 def repeated_claims(machine: Machine, times: int) -> str:
-    """Repeats claims of scattered slots, and releases them each time; returns the first difference."""
+    """Claims scattered slots and releases them, again and again. Returns the first difference, "" for none."""
     capacity = 64 if machine.toy else 8192
     allocator = ms.SlotAllocator(capacity, Backend(machine.backend, machine.device))
     ids = allocator.claim(capacity)
@@ -95,7 +95,7 @@ def repeated_claims(machine: Machine, times: int) -> str:
 
 
 def rows_of(forward: BenchForward, chosen: Tensor, planes: dict[str, Tensor]) -> BenchForward:
-    """Returns a copy of a forward for the chosen rows, on other planes."""
+    """Returns a copy of a forward, which has only the chosen rows and works on `planes`."""
     part = copy(forward)
     part.planes = planes
     for name in PER_ROW:
@@ -104,9 +104,9 @@ def rows_of(forward: BenchForward, chosen: Tensor, planes: dict[str, Tensor]) ->
 
 
 def beside_others(machine: Machine) -> list[str]:
-    """Runs a layer on a batch and on parts of it; returns the parts whose bits differ from the batch.
+    """Runs a layer on a batch and on parts of it. Returns the parts whose bits differ from those of the batch.
 
-    Every row writes a slot of its own, and every third row also writes a snapshot.
+    Every row writes to its own slot, and every third row also writes a snapshot.
     """
     batch = TOY_BATCH if machine.toy else BATCH
     layout = ms.StateLayout(TOY.planes if machine.toy else qwen3_next().planes, 1)

@@ -1,8 +1,8 @@
 """Checks that steps replayed as CUDA graphs give the same bits as the same steps run eagerly.
 
-Two managers get the same calls. One replays a graph of ownership, plan and forward, captured at its first use; the
-other launches the kernels in every step. In between, requests end and others start, some from snapshots; every tenth
-step is padding alone.
+Two managers get the same calls. One replays a graph of ownership, plan and forward, which it captured at the first use.
+The other launches the kernels in every step. Between steps, requests end and others start, some of them from snapshots.
+Every tenth step is all padding.
 """
 
 import random
@@ -20,12 +20,12 @@ from tests.support.decode_case import same_bits
 EVERY = 4
 STRATEGIES = (ms.NoTracking(EVERY), ms.PingPong(EVERY), ms.LazyPingPong(EVERY), ms.Redirect(EVERY))
 BATCHES, TOY_BATCHES = (1, 7, 64, 256), (2,)
-REPLAYS, TOY_REPLAYS = 250, 5  # for each strategy and batch size
-LAST = 2.0  # seconds kept for the last checks and to exit
+REPLAYS, TOY_REPLAYS = 250, 5  # number of replays for each strategy and batch size
+LAST = 2.0  # seconds kept for the last checks and the exit
 
 
 class Side:
-    """A manager with its rows and its forward; replays: whether the forward is replayed as a graph."""
+    """A manager with its rows and its forward. replays: whether its steps replay a graph."""
 
     def __init__(self, machine: Machine, tracking: ms.Tracking, batch: int, inputs: Inputs, replays: bool) -> None:
         self.machine, self.replays = machine, replays
@@ -47,7 +47,7 @@ class Side:
         machine.wait()
 
     def turn_over(self, at: int, name: str, resume: bool) -> None:
-        """Ends a request, and admits another in its place, from its snapshot if it has one."""
+        """Ends a request and admits another one. resume: whether to start from the ended one's snapshot, if any."""
         (snap,) = self.mem.end([self.rows[at]], keep="handle" if resume else None)
         (self.rows[at],) = self.mem.admit([ms.Request(name, resume=snap)])
         if snap:
@@ -70,7 +70,7 @@ class Side:
 
 
 def differing(a: Side, b: Side) -> list[str]:
-    """Returns the names of outputs, blocks of slots and step vectors that differ in a bit."""
+    """Returns the names of outputs, blocks of slots and step vectors in which both sides differ."""
     blocks = zip(a.mem.planes.plane_map.blocks, b.mem.planes.plane_map.blocks, strict=True)
     pairs = {f"block {number}": pair for number, pair in enumerate(blocks)}
     pairs |= {f"output {name}": (a.forward.out[name], b.forward.out[name]) for name in a.forward.out}
@@ -82,7 +82,7 @@ def differing(a: Side, b: Side) -> list[str]:
 
 
 def course(machine: Machine, tracking: ms.Tracking, batch: int, seed: int, replays: int) -> tuple[int, int, str]:
-    """Compares `replays` steps; returns the steps made, the number of slots written, and the first difference."""
+    """Runs `replays` steps on both sides. Returns the numbers of steps and written slots, and the first difference."""
     inputs = Inputs(batch, machine.device, torch.Generator().manual_seed(seed))
     sides = [Side(machine, tracking, batch, inputs, replayed) for replayed in (True, False)]
     rng, seen = random.Random(seed), set()
@@ -113,7 +113,7 @@ def course(machine: Machine, tracking: ms.Tracking, batch: int, seed: int, repla
 
 
 def prove(machine: Machine, result: Result) -> None:
-    """Compares every strategy with every batch size."""
+    """Compares replayed and eager steps for every strategy and batch size."""
     result |= {"replays": {}, "slots_seen": {}}
     asked = 1 if machine.compiling else TOY_REPLAYS if machine.toy else REPLAYS
     short = []

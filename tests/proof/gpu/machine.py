@@ -1,8 +1,8 @@
 """Runs a part of the proof on a GPU, or at toy sizes on a CPU, without graphs and streams.
 
 A part is a program: `python -m tests.proof.gpu.PART --json FILE --seconds N [--toy] [--compile] [--share I/N]`. With
---compile it launches its kernels only to fill the cache of compiled kernels; with --share it takes every Nth piece of
-its work, from piece I on. --toy needs TRITON_INTERPRET=1; without --toy, it must not be set.
+--compile it launches its kernels only to fill the cache of compiled kernels. With --share it does every Nth piece of
+its work, from piece I on. --toy needs TRITON_INTERPRET=1; without --toy this variable must not be set.
 """
 
 import argparse
@@ -25,14 +25,14 @@ Act = Callable[[], object]
 
 
 class TimeIsUp(Exception):
-    """A part has no time left; its results until then count."""
+    """A part has no time left. Its results so far count."""
 
 
 class Machine:
     """The device and the time of a part.
 
-    toy: small sizes on the CPU. seconds: time of the part. file: target of `keep`. compiling: whether launches only
-    fill Triton's cache. share: (first piece, step) of this process.
+    toy: whether it runs at small sizes on the CPU. seconds: time of the part. file: the file that `keep` writes.
+    compiling: whether launches only fill Triton's cache. share: (first piece, distance of pieces) of this process.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class Machine:
         return self._seconds - (time.monotonic() - self._begun)
 
     def go_on(self, what: str, needed: float = 0.0) -> None:
-        """Raises TimeIsUp if less than `needed` seconds are left; `what` says how far the part has come."""
+        """Raises TimeIsUp if less than `needed` seconds are left. what: how far the part has come."""
         if self.left < needed:
             raise TimeIsUp(what)
 
     def mine(self, pieces: Sequence[T]) -> Sequence[T]:
-        """Returns this process's share of the pieces."""
+        """Returns the pieces that this process does."""
         first, step = self._share
         return pieces[first::step]
 
@@ -72,7 +72,7 @@ class Machine:
             new.replace(self._file)
 
     def beside(self, name: str) -> Path:
-        """Returns the path of a file in the folder of `keep`."""
+        """Returns the path of another file in the folder of the results."""
         return (self._file.parent if self._file else Path.cwd()) / name
 
     @property
@@ -81,11 +81,11 @@ class Machine:
         return "interpreter" if self.toy else "cuda"
 
     def capture(self, act: Act) -> Act:
-        """Captures the launches of `act`, which has run before, in a graph; returns its replay, on a CPU `act`."""
+        """Captures the launches of `act`, which must have run before. Returns the replay of the graph; on a CPU `act`."""
         if self.toy:
             return act
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):  # raises if a call waits for the device
+        with torch.cuda.graph(graph):  # raises an error if a call waits for the device
             act()
         return graph.replay
 
@@ -100,7 +100,7 @@ class Machine:
 
 
 class Lane:
-    """A second stream; with `beside` False, or on a CPU, the lane is the main stream itself."""
+    """A second stream. With `beside` False, or on a CPU, it is the main stream itself."""
 
     def __init__(self, machine: Machine, beside: bool) -> None:
         self.stream = torch.cuda.Stream() if beside and not machine.toy else None
@@ -114,17 +114,17 @@ class Lane:
         self._context.__exit__(*error)
 
     def after_main(self) -> None:
-        """Lets the lane wait for all work that the main stream has so far."""
+        """Makes the lane wait for all work that the main stream has now."""
         if self.stream:
             self.stream.wait_event(torch.cuda.current_stream().record_event())
 
     def mark(self) -> "torch.cuda.Event | None":
-        """Returns an event after all work that the lane has so far."""
+        """Returns an event after all work that the lane has now."""
         return self.stream.record_event() if self.stream else None
 
     @staticmethod
     def main_after(mark: "torch.cuda.Event | None") -> None:
-        """Lets the main stream wait for an event of the lane."""
+        """Makes the main stream wait for an event of the lane."""
         if mark is not None:
             torch.cuda.current_stream().wait_event(mark)
 
@@ -133,7 +133,7 @@ Result = dict[str, Any]  # figures by name; failures: lines; incomplete: progres
 
 
 def main(part: Callable[[Machine, Result], None]) -> None:
-    """Runs a part and writes its result, even if it raises or is ended; exits with 1 if there are failures."""
+    """Runs a part. Writes its result even if it raises an error or is ended. Exits with 1 if there are failures."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", type=Path)
     parser.add_argument("--seconds", type=float, default=600.0)

@@ -10,7 +10,7 @@ NAME = re.compile(r"[\w.-]+")
 
 
 def plain(requirement: str) -> str:
-    """Returns the normalised name of a required package."""
+    """Returns the normalised name of the package that a requirement names."""
     match = NAME.match(requirement)
     return re.sub(r"[-_.]+", "-", match[0]).lower() if match else ""
 

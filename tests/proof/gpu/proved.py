@@ -1,4 +1,4 @@
-"""Puts operations first that no committed run has proved on a GPU, for the case that time is short.
+"""Puts those operations first that no committed run has proved on a GPU, because time may be short.
 
 The runs in benchmarks/results say which operations are proved, so nobody has to keep a list.
 """
@@ -15,7 +15,7 @@ RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 
 
 def newest_first(results: Path = RESULTS) -> list[str]:
-    """Returns all operations in the order of `OPS`, but those that no committed run names come first."""
+    """Returns all operations: first those that no committed run names, then the others, each in the order of `OPS`."""
     named = set(_named(results))
     return sorted(OPS, key=lambda op: op in named or _plain(op) in named)
 

@@ -1,11 +1,11 @@
-"""Runs compute-sanitizer and GSan over every operation: invalid accesses, races, reads of uninitialised memory.
+"""Runs compute-sanitizer and GSan, which look for invalid accesses, races and reads of uninitialised memory.
 
-GSan is a part of newer releases of Triton; it looks for races between programs in global memory, compute-sanitizer for
-races in shared memory.
+GSan, a part of newer releases of Triton, finds races between programs in global memory; compute-sanitizer finds those
+in shared memory.
 
-The tools run at the same time, each over `tests.proof.gpu.touch` in a process of its own. A tool that is missing, or
-does not know the device, is noted as unavailable, which is no failure. A complaint that names a kernel of memstate is a
-failure; complaints about other kernels, such as those of torch, are counted only.
+The tools run at the same time, each in its own process over all operations (`tests.proof.gpu.touch`). If a tool is
+missing or does not know the device, its result is "unavailable", which is no failure. A complaint that names a kernel
+of memstate is a failure. Complaints about other kernels, such as those of torch, are only counted.
 """
 
 import json
@@ -27,18 +27,18 @@ ROOT = Path(__file__).parents[3]
 TOOLS = ("memcheck", "racecheck", "initcheck")
 GSAN = "gsan"
 TOUCH = [sys.executable, "-m", "tests.proof.gpu.touch"]
-OF_OTHERS = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # with a cache, blocks are larger than their tensors
+OF_OTHERS = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # torch's cache of blocks would make them larger than their tensors
 ENVIRONMENT = {GSAN: {"TRITON_INSTRUMENTATION_MODE": "gsan"}}
 GSAN_FOUND = re.compile(r"(?:Read|Write) after (?:read|write) race detected.*")
 SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: .*?(\d+) (?:error|hazard)")
 REFUSED = re.compile(r"(?i)device not supported|not supported on|unable to (?:load|find|open)|failed to initiali[sz]e")
 TOUCHED = re.compile(r'"touched": (\[[^]]*\])')
 NAMES = re.compile(r"^def (_\w+)\(", re.MULTILINE)
-MARGIN = 5.0  # seconds before the limit at which the tools are ended
+MARGIN = 5.0  # the tools are ended so many seconds before the limit
 
 
 def kernel_names() -> set[str]:
-    """Returns the names of memstate's device functions, which a complaint may name."""
+    """Returns the names of memstate's device functions. Complaints about them count."""
     names = set()
     for path in (ROOT / "kernels").glob("*.py"):
         names |= set(NAMES.findall(path.read_text(encoding="utf-8")))
@@ -46,7 +46,7 @@ def kernel_names() -> set[str]:
 
 
 def no_gsan() -> str:
-    """Returns why GSan cannot be used; empty if it can."""
+    """Returns why GSan cannot be used; "" if it can."""
     import triton
 
     try:
@@ -66,12 +66,12 @@ def gsan_verdict(log: str, finished: bool) -> tuple[str, str]:
 
 
 def last_of(log: str) -> str:
-    """Returns the last line of a log, which names the error if the tool does not work."""
+    """Returns the last line of a log. If a tool does not work, it names the error."""
     return (log.strip().splitlines() or ["no output"])[-1]
 
 
 def verdict(log: str, finished: bool, ours: set[str]) -> tuple[str, str]:
-    """Returns ok, failed, unavailable or unfinished from a tool's output, and the reason. ours: `kernel_names()`."""
+    """Returns ok, failed, unavailable or unfinished, from the output of a tool, and why. ours: `kernel_names()`."""
     complaints = [line for line in log.splitlines() if line.startswith("=========")]
     blamed = [line for line in complaints if re.search(r"\bat (?:0x\w+ in )?(\w+)", line)]
     mine = [line for line in blamed if any(re.search(rf"\b{name}\b", line) for name in ours)]
@@ -91,7 +91,7 @@ def verdict(log: str, finished: bool, ours: set[str]) -> tuple[str, str]:
 
 
 def prove(machine: Machine, result: Result) -> None:
-    """Runs the tools side by side; at toy sizes, runs what they would check."""
+    """Runs the tools at the same time. At toy sizes, only runs the operations that they would check."""
     tool = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
     if machine.toy:
         result["unavailable"] = "a CPU has no use for compute-sanitizer"

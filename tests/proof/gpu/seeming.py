@@ -1,6 +1,6 @@
-"""A plugin of pytest with which any machine can collect the tests marked `gpu`; they cannot run.
+"""A plugin of pytest with which any machine can collect the tests marked `gpu`, but not run them.
 
-torch reports a device, and packages that `packages.txt` neither names nor needs are hidden.
+torch then reports a device. Packages are hidden unless `packages.txt` names them or a named package needs them.
 """
 
 import re
@@ -15,7 +15,7 @@ VERSION = re.compile(r"^transformers==(.*)$", re.MULTILINE)
 
 
 def hidden(listed: str) -> set[str]:
-    """Returns the installed modules that a machine with the listed packages would not have."""
+    """Returns the installed modules that a machine with only the listed packages lacks."""
     kept = needed(listed) | {"memstate", "pip", "setuptools"}
     return {
         module for module, packages in packages_distributions().items()
@@ -31,7 +31,7 @@ def seem() -> None:
     torch.cuda.get_device_name = lambda device=None: "seeming"
     import transformers
 
-    # A property of the class, because some files of Transformers make the module again.
+    # On the class, because some files of Transformers create the module again.
     type(transformers).__version__ = property(lambda _: VERSION.findall(listed)[0])  # type: ignore[attr-defined]
 
 

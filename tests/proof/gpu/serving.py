@@ -1,8 +1,8 @@
 """Checks that serving compiles nothing after `warm_up`, and measures steps while states are evicted.
 
-The check covers the kernels that the manager launches itself, in scenarios with every strategy, snapshots, hits on the
+The check covers the kernels that the manager itself launches, in scenarios with every strategy, snapshots, hits on the
 device and in host memory, eviction, int8 records, speculation, sleep and wake. The measured steps are those of a decode
-loop, with and without 64 states on their way to host memory.
+loop: without an eviction, and while 64 states are copied to host memory.
 """
 
 import time
@@ -22,11 +22,11 @@ from memstate_tools.bench.forward import BenchForward
 from tests.proof.gpu.machine import Machine, Result, main
 
 PAGE, EVERY = 4, 8
-PROMPT = EVERY  # tokens: a prompt ends at a boundary, and leaves one state there
+PROMPT = EVERY  # tokens of a prompt; it ends at a boundary, where one state is kept
 LAYERS = 12  # with these layers, a step of all rows takes about a millisecond
 ROWS, TOY_ROWS = 64, 1
-CACHED, TOY_CACHED = 64, 3  # states that are evicted together
-QUIET, BURST, TOY_STEPS = 200, 100, 3  # steps without and with eviction
+CACHED, TOY_CACHED = 64, 3  # number of states that are evicted together
+QUIET, BURST, TOY_STEPS = 200, 100, 3  # numbers of steps without and with eviction
 LAST = 2.0  # seconds kept to write the result and exit
 SCENARIOS: dict[str, dict[str, Any]] = {
     "none": {"tracking": ms.NoTracking(EVERY)},
@@ -40,7 +40,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 
 
 class Server:
-    """A warmed-up manager with prefix cache and host memory, and a forward of one token per row."""
+    """A manager with prefix cache and host memory, after its warm-up, and a forward of one token per row."""
 
     def __init__(
         self, machine: Machine, layout: ms.StateLayout, rows: int, cached: int, int8: dict[str, int] | None = None,
@@ -63,12 +63,12 @@ class Server:
         machine.wait()
 
     def prompt(self) -> list[int]:
-        """Returns a prompt that shares no first token with another one."""
+        """Returns a prompt. No two of them begin with the same token."""
         self.made += 1
         return [1000 * self.made + at for at in range(PROMPT)]
 
     def start(self, prompts: list[list[int]]) -> ms.Rows:
-        """Admits prompts, and plans and settles their tokens without a forward, because contents do not matter."""
+        """Admits prompts, and plans and settles their tokens. No forward runs, because contents do not matter."""
         rows = self.mem.admit([ms.Request(f"{tokens[0]}", tokens=[*tokens, 1]) for tokens in prompts])
         left = [PROMPT - self.mem.info(row).length for row in rows]
         if max(left) > 0:
@@ -76,9 +76,9 @@ class Server:
         return rows
 
     def step(self, rows: ms.Rows, run: bool = True) -> None:
-        """Makes a step of one token per row, or, with tails, of one token and two drafts, one of them accepted."""
+        """Runs a step of one token per row. With tails, each row has also two drafts, of which one is accepted."""
         mem = self.mem
-        if tail := mem.forward.tail:  # no forward: its kernels are the engine's
+        if tail := mem.forward.tail:  # no forward, because its kernels belong to the engine
             mem.accept(mem.plan(rows, tail, drafts=tail - 1), [2] * len(rows))
             return
         step = mem.plan(rows)
@@ -95,7 +95,7 @@ class Server:
 
 
 def scenario(server: Server) -> Iterator[str]:
-    """Makes the calls of an engine; yields the name of each group of calls before it."""
+    """Makes the calls of an engine. Before each group of calls, yields its name."""
     mem = server.mem
     prompts = [server.prompt() for _ in range(3)]
     yield "steps over boundaries"
@@ -138,13 +138,13 @@ def scenario(server: Server) -> Iterator[str]:
 
 
 def compiled_after_warm_up(machine: Machine, result: Result) -> None:
-    """Runs each scenario in a new manager; a kernel that is compiled or loaded meanwhile is a failure."""
+    """Runs each scenario in a new manager. It is a failure if a kernel is compiled or loaded during a scenario."""
     layout = TOY if machine.toy else replace(qwen3_next(), layers=1)
     by_scenario: dict[str, Any] = result.setdefault("compiled_after_warm_up", {})
     for name, settings in list(SCENARIOS.items())[3 if machine.toy else 0 : 4 if machine.toy else None]:
         machine.go_on(f"before {name}", LAST)
         server = Server(machine, layout, 2, 3, **settings)
-        if not server.mem.forward.tail:  # compiles the forward, as an engine does
+        if not server.mem.forward.tail:  # compiles the forward, as an engine would before
             step = server.mem.plan([None, None])
             server.forward(step)  # type: ignore[arg-type]
             server.mem.settle(step)
@@ -165,7 +165,7 @@ def compiled_after_warm_up(machine: Machine, result: Result) -> None:
 
 
 def spread_of(seconds: list[float]) -> dict[str, float]:
-    """Returns median and 99th percentile, in microseconds, and the number of steps."""
+    """Returns the median and the 99th percentile of seconds, in microseconds, and their number."""
     cuts = quantiles(seconds, n=100, method="inclusive")
     return {"p50_us": round(cuts[49] * 1e6, 1), "p99_us": round(cuts[98] * 1e6, 1), "steps": len(seconds)}
 
@@ -173,7 +173,7 @@ def spread_of(seconds: list[float]) -> dict[str, float]:
 def timed(
     server: Server, rows: ms.Rows, steps: int, first: Callable[[], object] = lambda: None
 ) -> tuple[list[float], list[float]]:
-    """Times steps, each from the end of the step before. `first` is called in the first step.
+    """Times steps, each from the end of the step before it. first: called in the first step.
 
     Returns: seconds of each step on the device, and on the host.
     """
@@ -194,12 +194,12 @@ def timed(
 
 
 def latency(machine: Machine, result: Result) -> None:
-    """Measures a decode loop without and with an eviction, in one manager on one stream."""
+    """Measures a decode loop in one manager on one stream, first without, then with an eviction."""
     toy = machine.toy
     layout = TOY if toy else replace(qwen3_next(), layers=LAYERS)
     rows, cached = (TOY_ROWS, TOY_CACHED) if toy else (ROWS, CACHED)
     quiet, burst = (TOY_STEPS, TOY_STEPS) if toy or machine.compiling else (QUIET, BURST)
-    # All states have staging: an eviction does not wait, so a state without staging would be lost, and delay no step.
+    # Staging has room for all states. Without room, states would be lost at once, and the eviction would delay no step.
     server = Server(machine, layout, rows, cached, staging=cached, tracking=ms.Redirect(EVERY))
     room = server.mem.stats().tiers
     assert room.staging_bytes >= 2 * cached * room.state_bytes, "staging holds fewer states"
@@ -229,7 +229,7 @@ def latency(machine: Machine, result: Result) -> None:
 
 
 def prove(machine: Machine, result: Result) -> None:
-    """Checks compilations and measures latency; no latency is a failure."""
+    """Checks compilations, then measures latency. No latency counts as a failure."""
     compiled_after_warm_up(machine, result)
     machine.go_on("before the latency of steps", 2 * LAST)
     latency(machine, result)

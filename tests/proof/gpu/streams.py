@@ -3,8 +3,8 @@
     main    plan forward  plan forward  plan forward publish ..      drop    wait for the lane, then free the slots
     lane                    cold slots -> batch -> host -> slots       snapshots -> batch -> host
 
-The lane is the second stream. It works on slots that decode does not use: claimed slots outside of any row, here cold,
-and published snapshots, which the main stream drops only after an event of the lane.
+The lane is the second stream. It works on slots that decode does not use: *cold* slots, which are claimed but belong to
+no row, and published snapshots, which the main stream drops only after an event of the lane.
 """
 
 import numpy as np
@@ -22,11 +22,11 @@ EVERY = 4
 STEPS, TOY_STEPS = 60, 6
 ROWS, TOY_ROWS = 16, 2
 LAYERS = 2  # 64 MiB per batch; a run keeps 74 batches in pinned memory
-AGE = 2  # publications before a snapshot is dropped
+AGE = 2  # a snapshot is dropped after so many more publications
 
 
 class Run:
-    """One decode loop from a seed, with its lane on a second stream or on the main one."""
+    """One decode loop with random numbers from a seed. Its lane is a second stream or the main one."""
 
     def __init__(self, machine: Machine, seed: int, beside: bool) -> None:
         self.machine, self.lane = machine, Lane(machine, beside)
@@ -47,14 +47,14 @@ class Run:
         self.host: list[Tensor] = []
         self.outs: list[Tensor] = []
         self.published: list[tuple[list[ms.Snapshot], torch.cuda.Event | None]] = []
-        self.alive: list[Tensor] = []  # tensors of the lane, kept from being freed and reused
+        self.alive: list[Tensor] = []  # tensors of the lane; kept, so that their memory is not reused
 
     def to_host(self, batch: Tensor) -> Tensor:
         target = torch.empty(batch.shape, dtype=batch.dtype, pin_memory=not self.machine.toy)
         return target.copy_(batch, non_blocking=True)
 
     def move_cold(self, turn: int) -> None:
-        """Moves half of the cold slots through host memory to the other half; then copies or zeroes whole slots."""
+        """Copies one half of the cold slots through host memory to the other half. Then copies or zeroes slots."""
         half = len(self.cold) // 2
         of, to = (self.cold[:half], self.cold[half:])[:: 1 if turn % 2 == 0 else -1]
         storage = self.mem.planes
@@ -66,7 +66,7 @@ class Run:
             storage.copy(of, to, due=half) if turn % 3 == 0 else storage.zero(of[:1], due=1)
 
     def publish(self) -> None:
-        """Publishes snapshots for the lane to read, and drops old ones after an event of the lane."""
+        """Publishes snapshots, which the lane reads, and drops old ones after an event of the lane."""
         snapshots = [snap for snap in self.mem.publish(self.rows) if snap]
         slots = self.mem.device.read_slots(snapshots).wait()
         ids = torch.from_numpy(np.ascontiguousarray(slots)).to(self.machine.device)
@@ -82,9 +82,9 @@ class Run:
             self.mem.drop(old)
 
     def go(self, steps: int) -> dict[str, Tensor]:
-        """Decodes `steps` steps; returns all tensors that were computed or moved, by name."""
+        """Decodes `steps` steps. Returns name -> tensor, for all tensors that were computed or moved."""
         mem = self.mem
-        self.lane.after_main()  # cold slots are claimed, and batches allocated
+        self.lane.after_main()  # cold slots are claimed now, and batches are allocated
         for t in range(1, steps + 1):
             step = mem.plan(self.rows)
             self.move_cold(t)
@@ -106,7 +106,7 @@ class Run:
 
 
 def differing(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
-    """Returns the names of tensors that differ in a bit."""
+    """Returns the names of the tensors in which both runs differ."""
     names = list(a.keys() ^ b.keys())
 
     def same(x: Tensor, y: Tensor) -> bool:
@@ -116,7 +116,7 @@ def differing(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
 
 
 def prove(machine: Machine, result: Result) -> None:
-    """Compares two streams with one, from the same seed."""
+    """Compares a run on two streams with a run on one stream from the same seed."""
     seed, steps = torch.seed() % 2**31, TOY_STEPS if machine.toy or machine.compiling else STEPS
     one, two = (Run(machine, seed, beside).go(steps) for beside in (False, True))
     result |= {"seed": seed, "steps": steps, "compared": len(one)}

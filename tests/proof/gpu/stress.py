@@ -1,7 +1,7 @@
 """Runs a million plans of small batches in CUDA graphs of many plans, with an audit after every replay.
 
 A program of a small batch has more threads than rows, so several warps hold the same row. A late warp must not decide
-by values that another warp has already stored: slots would be owned twice, or lost, and lengths would be wrong.
+by values that another warp has already stored. Otherwise slots would be owned twice or lost, and lengths wrong.
 """
 
 from itertools import product
@@ -19,19 +19,19 @@ PLANS, TOY_PLANS = 1_000_000, 200
 IN_GRAPH, TOY_IN_GRAPH = 250, 25
 STRATEGIES = (ms.NoTracking, ms.PingPong, ms.LazyPingPong, ms.Redirect)
 BATCHES, TOY_BATCHES = range(1, 34), (1, 2)
-EVERY = (1, 3)  # tokens between boundaries, so that all rows are due in every step, or in every third step
-WARM = 3  # steps that fill the lanes
+EVERY = (1, 3)  # tokens between boundaries: all rows are due in every step, or in every third step
+WARM = 3  # number of steps that fill the lanes
 LAST = 1.0  # seconds kept to write the result and exit
 
 
 class Stress:
-    """Rows of one strategy, batch size and distance of boundaries, whose plans are launched without a manager."""
+    """Rows with one strategy, batch size and distance of boundaries. Their plans are launched without a manager."""
 
     def __init__(self, machine: Machine, tracking: ms.Tracking, batch: int) -> None:
         self.rows = _TrackedRows(Backend(machine.backend, machine.device), tracking, batch, drafts=False)
         self.steps = 0
         self.live = torch.arange(1, batch + 1, device=machine.device) * REGISTERS_PER_ROW
-        self.bad = torch.zeros(3, dtype=torch.int32, device=machine.device)  # failed audits: owners, lengths, counts
+        self.bad = torch.zeros(3, dtype=torch.int32, device=machine.device)  # failed audits of owners, lengths, counts
         for _ in range(WARM):
             self.step()
 
@@ -40,7 +40,7 @@ class Stress:
         self.steps += 1
 
     def audit(self) -> None:
-        """Counts on the device a slot that is owned twice or lost, a wrong length, and a wrong count. Syncs: no."""
+        """Counts faults on the device: slots owned twice or lost, wrong lengths, wrong counts. Syncs: no."""
         file = self.rows.file
         status, counters = file.owners()[1:], file.table.counters
         free = status == AUDIT_FREE
@@ -58,13 +58,13 @@ class Stress:
 
 
 def course(machine: Machine, stress: Stress, plans: int, in_graph: int) -> tuple[int, str]:
-    """Makes plans, most of them in graphs of `in_graph`; returns their number, and the faults."""
+    """Runs plans, most of them in graphs of `in_graph` plans. Returns the number of plans, and the faults."""
 
     def many() -> None:
         for _ in range(in_graph):
             stress.rows.plan()
 
-    many()  # launched eagerly, before the capture
+    many()  # one eager launch before the capture
     stress.steps += in_graph
     stress.audit()
     replay, made = machine.capture(many), in_graph
@@ -77,7 +77,7 @@ def course(machine: Machine, stress: Stress, plans: int, in_graph: int) -> tuple
 
 
 def prove(machine: Machine, result: Result) -> None:
-    """Stresses every strategy with every batch size, the smallest first."""
+    """Stresses every strategy with every batch size, the smallest batch first."""
     toy = machine.toy
     strategies = STRATEGIES[2:] if toy else STRATEGIES
     cases = list(product(TOY_BATCHES if toy else BATCHES, strategies))

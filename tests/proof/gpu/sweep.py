@@ -1,7 +1,7 @@
 """Sweeps the launch configurations of every kernel, and writes a file for kernels/tuned/.
 
-The cheapest axis comes first, and every trial counts as soon as it is made: a sweep whose time is up is incomplete, and
-its best configurations so far count.
+The axis that is cheapest to sweep comes first, and every trial is written at once. If time is up, the sweep is
+incomplete, and its best configurations so far count.
 """
 
 import json
@@ -25,7 +25,7 @@ LAST = 4.0  # seconds kept to write the result and exit
 
 
 def stopwatch(act: object) -> float:
-    """Runs `act`, and returns a constant time, because toy sizes are not timed."""
+    """Runs `act`, and returns a constant in place of its time, because toy sizes are not timed."""
     act()  # type: ignore[operator]
     return 1e-3
 
@@ -47,7 +47,7 @@ class Kept:
 
 
 def launch_all(machine: Machine, result: Result) -> None:
-    """Launches every configuration of the first round, to compile it; the second round depends on the first."""
+    """Launches all configurations of the first round, to compile them. Those of the second depend on its results."""
     jobs = [(kernel, config) for kernel in tuning.KERNELS for config in one_at_a_time(kernel, timed=True)]
     if machine.toy:
         jobs = jobs[:1]
@@ -62,7 +62,7 @@ def launch_all(machine: Machine, result: Result) -> None:
 
 
 def prove(machine: Machine, result: Result) -> None:
-    """Runs the sweep; the result has the content of the file in `tuned`, and its name in `file`."""
+    """Runs the sweep. The entry `tuned` of the result is the content of the file, and `file` is its name."""
     if machine.compiling:
         launch_all(machine, result)
         return
@@ -74,7 +74,7 @@ def prove(machine: Machine, result: Result) -> None:
             TOY_MODEL if toy else MODEL, TOY_KERNELS if toy else tuning.KERNELS, stop=lambda: machine.left < LAST,
             report=kept.add, **given,
         )  # fmt: skip
-    except TooSlow as error:  # the copy of the device, with which trials are compared
+    except TooSlow as error:  # the device's own copy, with which trials are compared
         raise TimeIsUp(f"{result['tried']} configurations; {error}") from error
     result["yardstick"], result["trials"] = outcome.yardstick, tuning.document(outcome)["trials"]
     if outcome.best and not outcome.wrong:

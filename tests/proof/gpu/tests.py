@@ -1,6 +1,6 @@
-"""Runs a part of the tests marked `gpu` and reports each, in several processes if pytest-xdist is installed.
+"""Runs some of the tests marked `gpu` and reports each, in several processes if pytest-xdist is installed.
 
-The about three thousand tests would take longer than the part has. `collecting.RULE` chooses among them.
+All tests, about three thousand, would take more time than there is. `collecting.RULE` chooses among them.
 """
 
 import json
@@ -17,13 +17,13 @@ from tests.proof.gpu.machine import Machine, Result, main
 from tests.proof.gpu_proof import limited
 
 PROCESSES = 12
-TOY = "tests/state/test_split.py"  # runs instead at toy sizes
-MARGIN = 12.0  # seconds for the end of the session and the reports
+TOY = "tests/state/test_split.py"  # the tests that run at toy sizes
+MARGIN = 12.0  # seconds kept for the end of the session and the reports
 NO_TESTS = 5  # exit status of pytest
 
 
 def command(machine: Machine, report: Path) -> list[str]:
-    """Returns the pytest command, to run in the root of the checkout."""
+    """Returns the command of pytest. It must run in the root of the checkout."""
     given = [
         sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "-p",
         "tests.proof.gpu.collecting",
@@ -36,7 +36,7 @@ def command(machine: Machine, report: Path) -> list[str]:
 
 
 def summed_up(lines: list[dict[str, object]]) -> Result:
-    """Returns counts of outcomes, failures and left-out files; a test that fails twice counts once."""
+    """Returns counts of outcomes, the failures, and the left-out files. A test that fails twice counts once."""
     tests = {str(line["test"]): line for line in lines if "test" in line and line["outcome"] != "passed"}
     passed = {str(line["test"]) for line in lines if line.get("outcome") == "passed"} - tests.keys()
     counts = Counter(str(line["outcome"]) for line in tests.values())
@@ -68,7 +68,7 @@ def cut(report: Path, most: int) -> None:
 
 
 def prove(machine: Machine, result: Result) -> None:
-    """Runs the tests; the report is gpu-tests.xml, in the folder of the result."""
+    """Runs the tests, and writes the report gpu-tests.xml into the folder of the result."""
     with tempfile.TemporaryDirectory() as folder:
         lines, report = Path(folder, "results"), machine.beside("gpu-tests.xml")
         environment = os.environ | {"PROOF_RESULTS": str(lines), "PROOF_SECONDS": str(max(1.0, machine.left - MARGIN))}

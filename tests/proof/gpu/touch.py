@@ -1,6 +1,6 @@
 """Runs every operation once, small, on initialised memory, for tools that check memory accesses.
 
-Results are not compared: the tool watches the accesses.
+It compares no results, because the tool watches the accesses.
 """
 
 import sys
@@ -23,7 +23,7 @@ LAYOUT = ms.StateLayout((ms.Plane("conv", (3, 40), torch.bfloat16), ms.Plane("ss
 
 
 def small(machine: Machine) -> Backend:
-    """Runs every operation, with each optional argument, in guarded, poisoned memory, and every kind of decode step."""
+    """Runs every operation with all optional arguments in poisoned, guarded memory, and every kind of decode step."""
     backend, generator = Backend(machine.backend, machine.device), torch.Generator().manual_seed(torch.seed() % 2**31)
     for op in newest_first():
         for case in machine.mine(list(op_cases.several(op))):
@@ -34,7 +34,7 @@ def small(machine: Machine) -> Backend:
 
 
 def hold(machine: Machine) -> Backend:
-    """Packs slots into records and unpacks them, without and with a plane as int8."""
+    """Packs slots into records and unpacks them, without and with a plane in int8."""
     backend = Backend(machine.backend, machine.device)
     storage = Planes(LAYOUT, 3, backend)
     for arena in storage.arenas:
@@ -50,7 +50,7 @@ def hold(machine: Machine) -> Backend:
 
 
 def serve(machine: Machine, tracking: ms.Tracking, speculation: bool) -> Backend:
-    """Serves requests over boundaries, with snapshots, and copies, gathers and scatters slots."""
+    """Serves requests with snapshots at boundaries. Copies, gathers and scatters slots."""
     mem = build(
         LAYOUT, slots=24, max_requests=5, tracking=tracking, backend=machine.backend, device=machine.device,
         overlap=not speculation, tail=2 * speculation, in_place=not speculation,
@@ -95,7 +95,7 @@ def fork(machine: Machine) -> Backend:
 
 
 def prefill(machine: Machine) -> Backend:
-    """Computes a prompt in one chunk, with states stored at two marks inside it and at its end."""
+    """Computes a prompt in one chunk. States are stored at two marks inside it and at its end."""
     mem = build(
         LAYOUT, slots=12, max_requests=2, tracking=ms.PingPong(64), backend=machine.backend, device=machine.device,
         pages=0, page_size=2, grid=2,
@@ -115,13 +115,13 @@ def prefill(machine: Machine) -> Backend:
 
 
 def prove(machine: Machine, result: Result) -> None:
-    """Runs everything; an operation that was not launched is a failure."""
+    """Runs all of this. It is a failure if an operation was not launched."""
     with shadowed() if "--gsan" in sys.argv else nullcontext():
         _prove(machine, result)
 
 
 def shadowed() -> AbstractContextManager[object]:
-    """Returns a context in which tensors get memory that GSan watches."""
+    """Returns a context manager. In its block, tensors get memory that GSan watches."""
     from triton.experimental.gsan import create_mem_pool
 
     return torch.cuda.use_mem_pool(create_mem_pool())

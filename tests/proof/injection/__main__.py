@@ -2,8 +2,8 @@
 
     python -m tests.proof.injection [--every 1] [--scenes redirect,lazy] [--errors MemoryError] [--workers 2] [CALL ..]
 
-Prints a line for each scene, error and call: how often the call was done, undone, or noticed. Ends with 1 if a point
-has another result.
+Prints a line for each scene, error and call: how often the call was done, was undone, or was noticed as broken. Ends
+with 1 if a point has another result.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from multiprocessing import get_context
 from tests.proof.injection.scene import SCENES, calls, scene
 from tests.proof.injection.verdict import ERRORS, every_so_many
 
-WRONG = 3  # wrong points that are printed for each call
+WRONG = 3  # limit of the wrong points to print per call
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -18,10 +18,10 @@ def _traced(path: str) -> bool:
 
 
 class Tracer:
-    """Counts the points of a call: entry, each line and return of every function of memstate that it runs.
+    """Counts the points of a call: of each function of memstate that it runs, the entry, every line and the return.
 
     Args:
-        at: the point at which to raise, from 1 on; 0: only count.
+        at: number of the point at which to raise, from 1; 0: only count.
         error: the exception to raise.
     """
 
@@ -29,8 +29,8 @@ class Tracer:
         self.at, self.error, self.count, self.place = at, error, 0, ""
 
     def run(self, call: Callable[[], Any]) -> Any:
-        """Runs the call, and returns its answer."""
-        before = sys.gettrace()  # coverage may have set a tracer
+        """Runs a call, and returns its answer."""
+        before = sys.gettrace()  # the tracer of coverage, if it runs
         sys.settrace(self._enter)
         try:
             return call()

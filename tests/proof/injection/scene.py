@@ -1,6 +1,6 @@
 """Builds a manager in the middle of its work, and lists the public calls that can come next.
 
-A scene is always built in the same way, so that a call meets the same manager each time.
+A scene is always built the same way, so that each call of a test starts from an equal manager.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,15 +36,15 @@ class Scene(Tiered):
     Args:
         name: the strategy.
         in_place: whether the forward updates slots in place.
-        overlap: whether a step is unsettled while the next is planned.
+        overlap: whether the next step is planned before a step is settled.
         layout: layout of the states.
-        tail: largest step, in tokens, that the tails of rows take; 0 for none.
+        tail: limit of the tokens of a step that go into a tail; 0 for no tails.
     """
 
     def __init__(
         self, name: str, in_place: bool = False, overlap: bool = True, layout: ms.StateLayout = LAYOUT, tail: int = 0
     ) -> None:
-        self.tails: dict[ms.Row, int] = {}  # row -> tokens that its memory has counted
+        self.tails: dict[ms.Row, int] = {}  # row -> number of tokens in its memory
         self.store, self.jobs, self.in_gap = MemoryStore(), ByHand(), False
         super().__init__(
             Backend("reference"), name, every=EVERY, slots=30, rows=12, pages=64, in_place=in_place, overlap=overlap,
@@ -74,7 +74,7 @@ class Scene(Tiered):
         self.fetched = mem.prefetch([*C, 1])
 
     def _forward(self, step: ms.Step, fed: Sequence[Sequence[int]]) -> None:
-        """Runs a forward, and counts the tokens of each row in its memory."""
+        """Runs a forward. If rows have memory, checks there how many tokens they had, and adds those of the step."""
         by_number = {row.index: row for row in self.mem.rows}
         for number, tokens in zip(step.numbers.tolist(), fed, strict=True) if self.mem.planes.rows else ():
             if row := by_number.get(number):
@@ -88,7 +88,7 @@ class Scene(Tiered):
             super()._forward(step, fed)
 
     def _fold(self, step: ms.Step, fed: Sequence[Sequence[int]]) -> None:
-        """Runs a forward of rows with tails: it stores the state that the cursor of the step asks for."""
+        """Runs a forward of rows with tails. Stores the states to which the cursor of the step points."""
         by_number, table = {row.index: row for row in self.mem.rows}, self.mem.device.page_table.tolist()
         columns = (
             step.numbers, step.lengths, step.read, step.write, step.snapshot, step.cursor.label, step.cursor.store,
@@ -114,7 +114,7 @@ class Scene(Tiered):
             )
 
     def guess(self, rows: Sequence[ms.Row], drafts: Sequence[int]) -> tuple[Call, list[list[int]]]:
-        """Returns a call that plans two tokens of each row, and these tokens, which are the right ones."""
+        """Returns a call that plans the next two tokens of each row, some as drafts, and these tokens."""
         ends = [self.mem.info(row).length + 2 for row in rows]
         self.mem.extend(rows, ends)
         for row, end in zip(rows, ends, strict=True):
@@ -125,7 +125,7 @@ class Scene(Tiered):
         ]
 
     def guessed(self) -> ms.Step:
-        """Runs two steps with drafts and returns the second, not accepted yet; rows have a token in their tails."""
+        """Runs two steps with drafts. Returns the second, not accepted yet. Each row has a token in its tail."""
         for _ in range(2):
             self.settled()
             plan, fed = self.guess([self.first, self.second], [2, 1])
@@ -136,7 +136,7 @@ class Scene(Tiered):
         return step
 
     def guessed_again(self) -> ms.Step:
-        """Does the same, plans and runs one more step before the accept, and returns the step to accept."""
+        """Calls `guessed`, and plans and runs one more step. Returns the step of `guessed`, to be accepted next."""
         step, rows = self.guessed(), [self.first, self.second]
         self.guess(rows, [2, 1])
         for row in rows:
@@ -149,7 +149,7 @@ class Scene(Tiered):
         return step
 
     def over(self, step: ms.Step) -> None:
-        """Settles a step, or accepts one token of each row if it has drafts."""
+        """Ends a step: accepts one token of each row if the step has drafts, otherwise settles it."""
         if step.drafted:
             self.mem.accept(step, [min(1, n) for n in step.numbers.tolist()], written=True)
         else:
@@ -162,7 +162,7 @@ class Scene(Tiered):
         return self
 
     def gap(self) -> "Scene":
-        """Settles all steps and plans one whose forward is not launched; returns the scene."""
+        """Settles all steps, and plans one without launching its forward. Returns the scene."""
         self.settled()
         self.in_gap = True
         rows = [self.first, self.second]
@@ -176,20 +176,20 @@ class Scene(Tiered):
         return self
 
     def land(self) -> None:
-        """Launches the forward of the step in the gap."""
+        """Launches the forward of the step that `gap` planned."""
         pairs = zip((self.first, self.second), self.steps[-1].before.tolist(), strict=True)
         fed = [self.text[row][n : n + 1 + (self.mem.forward.tail > 0)] for row, n in pairs]
         self._forward(self.steps[-1], fed)
         self.mem.submit(self.steps[-1])
 
     def work_in_threads(self) -> None:
-        """Runs all jobs of the threads to their end."""
+        """Runs all jobs of threads to their end."""
         for job in self.jobs.jobs:
             if not job.future.done() and job.begin():
                 job.finish()
 
     def next_batch(self) -> tuple[list[ms.Row | None], list[int]]:
-        """Returns rows and numbers of tokens of a step that reaches boundaries."""
+        """Returns rows, with padding, and numbers of tokens, for a step that reaches boundaries."""
         rows = [self.first, self.second, self.idle]
         ends = [min(self.mem.info(row).next_boundary, len(self.text[row])) for row in rows]
         tokens = [max(1, end - self.mem.info(row).length) for row, end in zip(rows, ends, strict=True)]
@@ -216,16 +216,16 @@ class Scene(Tiered):
         assert there == tokens, f"KV of {snap} is not what its tokens say"
 
     def finish(self, serve: bool = True) -> None:
-        """Looks at every byte that is left; then everything must be free.
+        """Checks every byte that is left, ends everything, and checks that all is free.
 
         Args:
-            serve: whether to serve once more from what is left before.
+            serve: whether to serve requests from the states that are left before everything ends.
         """
         for step in list(self.mem._parts.stepping._log.unsettled):
             self.over(step)
         self.mem.end([row for row in self.mem.rows if owners.table(self.mem).ids[row.index] == "more"])
         self.look_at_what_is_published()
-        self.mem.pool.release(self.mem.audit().leaked)  # slots that were claimed by id
+        self.mem.pool.release(self.mem.audit().leaked)  # slots claimed by id
         if not serve:
             close_idle(self.mem)
             self.mem.end(self.mem.rows)
@@ -253,15 +253,13 @@ SCENES: dict[str, tuple[Any, ...]] = {
 
 
 @cache
-def scene(name: str) -> Scene | Keyed:
-    """Returns the scene of this name; callers must not change it."""
-    return Keyed() if name == "keyed" else Scene(*SCENES[name])
+def scene(name: str) -> Scene:
+    """Returns the scene of this name, which is built once. Callers must not change it."""
+    return Scene(*SCENES[name])
 
 
-def calls(scene: Scene | Keyed) -> dict[str, Callable[[], Call]]:
-    """Returns the public calls by name; each function prepares the scene for a call, and returns the call."""
-    if isinstance(scene, Keyed):
-        return scene.calls()
+def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
+    """Returns name -> function for each public call. The function prepares the scene, and returns the call."""
     mem, s = scene.mem, scene
 
     def plan() -> Call:
@@ -318,7 +316,7 @@ def calls(scene: Scene | Keyed) -> dict[str, Callable[[], Call]]:
         return lambda: mem.admit([ms.Request("room")])
 
     def without_room() -> Call:
-        """An admission from each kind of source that fails at the end for lack of pages."""
+        """Returns an admission with each kind of start that fails at its last request, for lack of pages."""
         s.settled()
         requests = [
             ms.Request("hit", tokens=[*A, 1]), ms.Request("below", tokens=[*C, 1]), ms.Request("kept", resume=s.kept),
@@ -338,8 +336,8 @@ def calls(scene: Scene | Keyed) -> dict[str, Callable[[], Call]]:
         """Returns a call that admits a prompt while slots are so short that the row takes over its cached state.
 
         Args:
-            prompt: the prompt.
-            states: cached states that stay.
+            prompt: the prompt, whose state is cached.
+            states: number of cached states that are not evicted.
         """
 
         def short() -> Call:
@@ -349,7 +347,7 @@ def calls(scene: Scene | Keyed) -> dict[str, Callable[[], Call]]:
             mem.sessions.close(s.chat)
             assert mem.prefix is not None
             if not states:
-                mem.prefix.clear()  # saves nothing, which would evict the prompt from host memory
+                mem.prefix.clear()  # without a save, which would evict the prompt from host memory
             while mem.prefix.states > states:
                 mem.prefix.evict_states(1)
             mem.submit()

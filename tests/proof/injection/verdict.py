@@ -1,6 +1,6 @@
-"""Judges a call that an exception ended: it is done, or undone, or noticed and put right by recover().
+"""Judges a call that an exception ended: it is done, or undone, or `Broken` is raised and recover() repairs it.
 
-Each point runs in a forked process, so that a scene is built only once.
+Each point, a place where the exception comes, is tried in a forked process, so that a scene is built only once.
 """
 
 import os
@@ -23,11 +23,11 @@ from tests.support import inside, owners
 ERRORS: dict[str, Callable[[], BaseException]] = {
     "MemoryError": MemoryError,
     "KeyboardInterrupt": KeyboardInterrupt,
-    "OutOfSlots": lambda: ms.OutOfSlots(1, 0),  # a policy of the caller may raise it
+    "OutOfSlots": lambda: ms.OutOfSlots(1, 0),  # a policy of the caller can raise it
 }
 
 
-SERVED = 4  # after every 4th point, requests are served from the states that are left
+SERVED = 4  # after each 4th point, requests are served from the remaining states
 
 
 class Outcome(NamedTuple):
@@ -44,8 +44,8 @@ class Outcome(NamedTuple):
     text: str = ""
 
 
-def fingerprint(scene: Scene | Keyed) -> dict[str, Any]:
-    """Sends the recorded changes, and returns everything that a later call can depend on."""
+def fingerprint(scene: Scene) -> dict[str, Any]:
+    """Sends the recorded changes. Returns everything on which a later call can depend."""
     mem = scene.mem
     seen = asdict(mem.inspect())
     del seen["stats"], seen["changes"]
@@ -94,12 +94,10 @@ def _different(one: dict[str, Any], other: dict[str, Any]) -> str:
     return ", ".join(name for name in one if one[name] != other[name])
 
 
-def judge(
-    scene: Scene | Keyed, name: str, call: Callable[[], Any], at: int, error: BaseException, marks: Any
-) -> Outcome:
-    """Raises an error at one point of a call, and judges the state that is left."""
+def judge(scene: Scene, name: str, call: Callable[[], Any], at: int, error: BaseException, marks: Any) -> Outcome:
+    """Raises an error at one point of a call, and judges the state after it."""
     tracer, mem = Tracer(at, error), scene.mem
-    sys.unraisablehook = lambda _: None  # a discarded generator reports the exception again
+    sys.unraisablehook = lambda _: None  # a discarded generator would report the exception again
     came = False
     try:
         tracer.run(call)
@@ -139,14 +137,14 @@ def judge(
     return Outcome(kind, tracer.place)
 
 
-def held_by_id(scene: Scene | Keyed) -> list[int]:
-    """Returns the slots that the caller claimed by id and that are not free."""
+def held_by_id(scene: Scene) -> list[int]:
+    """Returns those slots that the caller claimed by id and that are still not free."""
     free = scene.mem.pool.allocator.free_slots()
     return [slot for slot in scene.by_id.tolist() if not free[slot]]
 
 
 def forked(work: Callable[[], Any]) -> Any:
-    """Runs `work` in a forked process, so that nothing changes here; returns its answer."""
+    """Runs `work` in a forked process, so that nothing changes in this one. Returns its answer."""
     reader, writer = os.pipe()
     if child := os.fork():
         os.close(writer)
@@ -169,8 +167,8 @@ def forked(work: Callable[[], Any]) -> Any:
     os._exit(0)
 
 
-def outcomes(scene: Scene | Keyed, name: str, error: str, chosen: Callable[[int], Sequence[int]]) -> list[Outcome]:
-    """Returns the results of points of one call. The scene does not change, because each point runs in another process.
+def outcomes(scene: Scene, name: str, error: str, chosen: Callable[[int], Sequence[int]]) -> list[Outcome]:
+    """Returns the results of points of one call. Each is tried in another process, so the scene does not change.
 
     Args:
         scene: the manager before the call.
@@ -203,6 +201,6 @@ def _outcomes(scene: Scene | Keyed, name: str, error: str, chosen: Callable[[int
 
 
 def every_so_many(name: str, error: str, call: str, every: int) -> list[Outcome]:
-    """Returns the result of every `every`-th point of a call, for a worker process."""
+    """Returns the results of every `every`-th point of a call. Runs in a worker process."""
     torch.set_num_threads(1)
     return outcomes(scene(name), call, error, lambda count: range(1, count + 1, every))

@@ -2,9 +2,9 @@
 
     python -m tests.proof.long_run [--steps 1000000] [--windows 10]
 
-Prints a line for each window: steps so far, median and 99th percentile of a step in microseconds, objects that the
-garbage collector tracks, megabytes of the process. Ends with 1 if a figure of the last third is above the third before
-by more than its tolerance.
+Prints a line for each window of steps: steps so far, median and 99th percentile of a step in microseconds, number of
+objects that the garbage collector tracks, megabytes of the process. Ends with 1 if a figure of the last third of the
+windows is above that of the third before it by more than its tolerance.
 """
 
 import argparse
@@ -57,13 +57,13 @@ class Service:
         self.turns: dict[ms.Row, int] = {}
 
     def begin(self) -> None:
-        """Admits one request, if there is room: a turn of a conversation, or a prompt about a topic."""
+        """Admits one request if there is room: a turn of a conversation, or a single prompt about a topic."""
         idle = [n for n in self.talks if n not in self.turns.values()]
         self.serial += 1
         talk = self.random.choice(idle) if idle and self.random.random() < 0.5 else None
         if talk is None:
             start = [self.random.randrange(TOPICS)] * 9
-        elif len(self.said[talk]) > 80:  # ends the conversation, and opens another one of the same name
+        elif len(self.said[talk]) > 80:  # ends the conversation, and opens another one with the same name
             self.mem.sessions.close(self.talks[talk])
             self.talks[talk], self.said[talk], start = self.mem.sessions.open(talk), [], [talk]
         else:
@@ -80,7 +80,7 @@ class Service:
             self.turns[row] = talk
 
     def step(self) -> None:
-        """Makes one iteration: an admission, a step of all rows, the ends, a poll."""
+        """Runs one iteration of the loop: an admission, a step of all rows, the ends of requests, a poll."""
         if len(self.texts) < ROWS:
             self.begin()
         rows = list(self.texts)
@@ -103,7 +103,7 @@ class Service:
 
 
 def window(service: Service, steps: int) -> dict[str, float]:
-    """Runs steps; returns the figures of a window."""
+    """Runs the steps of a window. Returns its figures."""
     took = []
     for _ in range(steps):
         begin = time.perf_counter()
@@ -120,7 +120,7 @@ def window(service: Service, steps: int) -> dict[str, float]:
 
 
 def rises(lines: Sequence[dict[str, float]]) -> list[str]:
-    """Returns a text for each figure of the last third that is above the third before."""
+    """Returns a line for each figure that is too high in the last third of the windows, against the third before it."""
     third = len(lines) // 3
     before, last = lines[-2 * third : -third], lines[-third:]
     return [
@@ -131,7 +131,7 @@ def rises(lines: Sequence[dict[str, float]]) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the program; returns its exit status."""
+    """Runs the program. Returns its exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--windows", type=int, default=12)

@@ -1,11 +1,11 @@
 """Runs the adapters' tests with the newest release of each package that an adapter or a preset names.
 
-    python -m tests.proof.newest              every package; `make newest`
-    python -m tests.proof.newest transformers      one
+    python -m tests.proof.newest                   every package; the same as `make newest`
+    python -m tests.proof.newest transformers      one package
 
-The newest releases go into an environment of their own, build/newest, whose other packages are as in constraints.txt.
-The tests run there and in the pinned environment. A test is lost if it passes with the pinned versions only; a test
-that is skipped because an import fails is lost, too. Ends with 1 if a test is lost.
+The newest releases are installed in a separate environment, build/newest, with all other packages as in
+constraints.txt. The tests run there and in the pinned environment. A test is lost if it passes only with the pinned
+versions, also if it is skipped with the newest ones because an import fails. Ends with 1 if a test is lost.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).parents[2]
 FOLDER: Final = ROOT / "build" / "newest"
 EXTRAS: Final = ("transformers", "events", "mooncake", "metrics", "proof")  # extras with packages of adapters
-PEERS: Final = ("mamba-ssm", "causal-conv1d")  # built without CUDA and without their requirements
+PEERS: Final = ("mamba-ssm", "causal-conv1d")  # these are built without CUDA, and without their requirements
 TESTS: Final = (
     "tests/integrations", "tests/events", "tests/metrics", "tests/kernels/test_mamba3.py",
     "tests/state/test_presets.py", "tests/tiers/test_mooncake_client.py", "tests/tiers/test_mooncake_store.py",
@@ -54,7 +54,7 @@ class Side(NamedTuple):
     variables: Mapping[str, str] = {}
 
     def run(self, *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-        """Runs Python with arguments, and returns the process with its output."""
+        """Runs Python with arguments. Returns the ended process, with its output."""
         given = [str(self.python), *arguments]
         return subprocess.run(given, cwd=cwd, env=os.environ | self.variables, capture_output=True, text=True)
 
@@ -63,7 +63,7 @@ class Side(NamedTuple):
         return dict(line.split() for line in self.run("-c", VERSIONS, *names).stdout.splitlines())
 
     def outcomes(self, tests: Sequence[str], root: Path = ROOT) -> Outcomes:
-        """Runs tests and returns the outcome of each; a file that cannot be collected has failed.
+        """Runs tests. Returns the outcome of each; a file that cannot be collected has failed.
 
         Args:
             tests: files or folders, relative to `root`, and options of pytest.
@@ -92,7 +92,7 @@ def _outcome(case: ET.Element) -> str:
 
 
 def lost(pinned: Outcomes, newest: Outcomes) -> Outcomes:
-    """Returns the tests that pass only with the pinned versions, with their outcome with the newest.
+    """Returns the tests that pass only with the pinned versions: test -> outcome with the newest versions.
 
     Raises:
         SystemExit: no test passes with the pinned versions.
@@ -104,22 +104,23 @@ def lost(pinned: Outcomes, newest: Outcomes) -> Outcomes:
 
 
 def named() -> list[str]:
-    """Returns the packages whose newest releases are tried: those of EXTRAS, and PEERS."""
+    """Returns the packages whose newest releases are tried: those that EXTRAS require, and PEERS."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     listed = (re.match(r"[A-Za-z0-9_.-]+", line) for extra in EXTRAS for line in extras[extra])
     return [*dict.fromkeys(match[0] for match in listed if match), *PEERS]
 
 
 def pins() -> dict[str, str]:
-    """Returns the exact versions in constraints.txt, by package."""
+    """Returns package -> its exact version in constraints.txt."""
     return dict(re.findall(r"^([A-Za-z0-9_.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
 
 
 def build(names: Sequence[str]) -> Side:
-    """Builds the environment build/newest, with pinned versions except the newest ones of these packages; returns it.
+    """Builds and returns the environment build/newest: newest releases of some packages, all others pinned.
 
     Args:
-        names: the packages. If one cannot be installed, that is reported, and its tests are lost.
+        names: the packages to take the newest release of. If one cannot be installed, this is printed, and its tests
+            are lost.
 
     Raises:
         CalledProcessError: pip could not install the pinned packages.
@@ -132,7 +133,7 @@ def build(names: Sequence[str]) -> Side:
     held.write_text("\n".join(line for line in lines if not re.match(rf"({'|'.join(free)})[=<>]", line)))
     pip = [str(FOLDER / "bin" / "python"), "-m", "pip", "install", "-q", "-c", str(held)]
     torch = Side(sys.executable).versions(["torch"])["torch"].partition("+")[0]
-    subprocess.run([*pip, f"torch=={torch}"], check=True)  # first, or pip would fetch a CUDA build of gigabytes
+    subprocess.run([*pip, f"torch=={torch}"], check=True)  # first, or pip would download a CUDA build of gigabytes
     subprocess.run([*pip, "-e", f"{ROOT}[cli,test]", "setuptools", "wheel"], check=True)
     for name in names:
         peer = name in PEERS
@@ -143,7 +144,7 @@ def build(names: Sequence[str]) -> Side:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints versions newer than constraints.txt, and lost tests; returns 1 if a test is lost."""
+    """Prints the versions that are newer than in constraints.txt, and the lost tests. Returns 1 if a test is lost."""
     parser = argparse.ArgumentParser("tests.proof.newest", description=__doc__.partition("\n")[0])
     parser.add_argument("packages", nargs="*", metavar="PACKAGE", help=f"of {named()}; default: all")
     parser.add_argument("--workers", type=int, default=2, help="test processes")

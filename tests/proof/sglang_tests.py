@@ -2,12 +2,12 @@
 
     SGLANG_TESTS=<a source tree of SGLang> python -m tests.proof.sglang_tests [PATH...]
 
-It needs the environment of docs/sglang.md, and a source tree of the installed version. PATHs are relative to the tree;
-the default are the tests of slots, pools, prefix cache and sessions. Each side is a process of its own. A module that
-cannot be imported on a side is reported with its reason, and the rest runs.
+It needs the environment of docs/sglang.md, and a source tree of the installed version. PATHs are relative to this tree.
+The default is the tests of slots, pools, prefix cache and sessions. A *side* is a run with the classes of one of both,
+in its own process. A module that a side cannot import is reported with the reason, and the rest runs.
 
-Exits with 0 if every test that passes with SGLang's classes passes with memstate's, with 1 if one does not, and with 2
-if no test could be compared.
+Exits with 0 if every test that passes with SGLang's classes also passes with memstate's, with 1 if one does not, and
+with 2 if no test could be compared.
 """
 
 import argparse
@@ -36,7 +36,7 @@ FILES = (
 UNIT = "test/registered/unit"
 ROOT = Path(__file__).parents[2]
 SIDES = ("theirs", "ours")
-BEFORE = (  # modules that must import SGLang's classes before memstate's replace them
+BEFORE = (  # these modules must import SGLang's classes before memstate's classes replace them
     "sglang.srt.disaggregation.decode",
     "sglang.srt.managers.schedule_batch",
     "sglang.srt.mem_cache.unified_radix_cache",
@@ -53,7 +53,7 @@ class Side:
 
 
 class Notes:
-    """A plugin of pytest that writes each outcome at once, so that a crash loses none."""
+    """A plugin of pytest that writes each outcome at once, so that no outcome is lost in a crash."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -63,12 +63,12 @@ class Notes:
             file.write(json.dumps(line) + "\n")
 
     def pytest_collectreport(self, report: Any) -> None:
-        """Notes a file that cannot be imported, or that skips itself."""
+        """Notes that a file cannot be imported or skips itself."""
         if not report.passed:
             self.write(not_run=report.nodeid, why=_reason(report.longrepr))
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Notes the outcome of a test, and that of a failing setup or teardown."""
+        """Notes the outcome of a test, and a failed setup or teardown."""
         if report.when == "call" or not report.passed:
             self.write(test=report.nodeid, outcome=report.outcome)
 
@@ -80,7 +80,7 @@ def _reason(told: Any) -> str:
 
 
 def run_side(side: str, tree: str, paths: list[str], notes: Notes) -> int:
-    """Runs tests on one side, in this process. Returns pytest's exit code."""
+    """Runs the tests of one side in this process. Returns the exit code of pytest."""
     import pytest
 
     def tried(name: str) -> Any:
@@ -101,7 +101,7 @@ def run_side(side: str, tree: str, paths: list[str], notes: Notes) -> int:
     if side == "ours":
         try:
             place = import_module("memstate.integrations.sglang").in_place()
-        except Exception as error:  # then no test can use memstate's classes
+        except Exception as error:  # without it, no test can use memstate's classes
             notes.write(not_run="everything", why=f"{type(error).__name__}: {error}")
             return 2
     options = ["-q", "-rfE", "-p", "no:cacheprovider", "--continue-on-collection-errors", "--rootdir", tree]
@@ -110,7 +110,7 @@ def run_side(side: str, tree: str, paths: list[str], notes: Notes) -> int:
 
 
 def side_of(side: str, tree: str, paths: list[str]) -> Side:
-    """Runs the tests of one side in a process of its own, and returns the results."""
+    """Runs the tests of one side in a new process, and returns the results."""
     with tempfile.TemporaryDirectory() as folder:
         lines = Path(folder, "lines")
         lines.touch()
@@ -123,7 +123,7 @@ def side_of(side: str, tree: str, paths: list[str]) -> Side:
 
 
 def read(lines: list[dict[str, str]]) -> Side:
-    """Returns the noted outcomes; a test that fails in its teardown has failed."""
+    """Returns the noted outcomes. If the teardown of a test fails, the test has failed."""
     side = Side()
     for line in lines:
         if "test" in line:
@@ -135,7 +135,7 @@ def read(lines: list[dict[str, str]]) -> Side:
 
 
 def compared(theirs: Side, ours: Side) -> tuple[list[str], int]:
-    """Returns the lines about both sides, and the exit status."""
+    """Compares both sides. Returns the lines to print, and the exit status."""
     good = {test for test, outcome in theirs.tests.items() if outcome == PASSED}
     both = [test for test in good if ours.tests.get(test) == PASSED]
     bad = sorted(good - set(both))
@@ -156,7 +156,7 @@ def compared(theirs: Side, ours: Side) -> tuple[list[str], int]:
 
 
 def main() -> int:
-    """Runs the program; returns its exit status."""
+    """Runs the program. Returns its exit status."""
     parser = argparse.ArgumentParser("python -m tests.proof.sglang_tests")
     parser.add_argument("paths", nargs="*")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)

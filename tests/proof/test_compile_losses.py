@@ -1,6 +1,6 @@
-"""Tests that the compile matrix notices a copy kernel without its alignment; mutants test lost barriers.
+"""Tests that the compile matrix notices a copy kernel without its alignment. (Mutants test it for barriers.)
 
-The test process interprets kernels and cannot compile them, so the test runs this file as a program that compiles.
+The test process interprets kernels and cannot compile them, so the test runs this file as a program, which compiles.
 """
 
 import json
@@ -23,7 +23,7 @@ ALIGNED = "(start + to.to(tl.int64) * stride).to(tl.pointer_type(WORD))"  # the 
 
 
 def compiled(path: Path) -> list[KernelReport]:
-    """Returns the reports of the copy kernel of a file."""
+    """Returns the reports on the copy kernel in a file."""
     spec = spec_from_file_location(f"memstate.kernels.{path.stem}_from_a_file", path)
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
@@ -32,7 +32,7 @@ def compiled(path: Path) -> list[KernelReport]:
 
 
 def main() -> None:
-    """Writes the reports of the copy kernel with and without its alignment, as JSON."""
+    """Writes as JSON the reports on the copy kernel with and without its alignment."""
     lines, path = sys.stdout, ROOT / "kernels" / "copy.py"
     with redirect_stdout(sys.stderr), TemporaryDirectory() as folder:
         (lossy := Path(folder, "copy.py")).write_text(

@@ -1,4 +1,4 @@
-"""Tests the outer part of `make engine-proof`: pins, names, exit status. The engines themselves do not run here."""
+"""Tests `make engine-proof` without running engines: pins, names, comparison of answers, exit status."""
 
 import os
 import re
@@ -23,7 +23,7 @@ FAKE = "import sys; print('it runs'); print('fake 1.0: 3 requests: {word}'); sys
 def test_every_package_of_an_engine_has_one_exact_version(engine: str) -> None:
     names = [re.sub(r"[-_.]+", "-", pin.split("==")[0]).lower() for pin in pins(HERE / engine / "pins.txt")]
     assert "torch" in names and len(set(names)) == len(names)
-    assert not [name for name in names if name.startswith("nvidia")]  # no packages for GPUs
+    assert not [name for name in names if name.startswith("nvidia")]  # packages for GPUs do not belong there
 
 
 def test_a_range_is_no_pin(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_control_without_a_wrong_token_is_a_failure() -> None:
     assert compared(Scenario(Job(), wrong=True), [({"answers": {"0.1": RIGHT}}, result)]).failures
 
 
-# SGLang's own tests on both sides, with a made-up SGLang that lacks modules, and a stand-in for `in_place`
+# SGLang's own tests on both sides. SGLang is made up and lacks modules, and `in_place` is a stand-in.
 
 STANDING_IN = """
 import sys
@@ -121,7 +121,7 @@ def test_broken(): assert False
 
 
 def both_sides(tmp_path: Path, *names: str, in_place: bool = True) -> tuple[int, list[str]]:
-    """Returns the status of a run over made-up tests, and its lines about the sides."""
+    """Runs made-up tests on both sides. Returns the exit status, and the lines about the sides."""
     package, tree = tmp_path / "site" / "sglang", tmp_path / "tree"
     (package / "srt").mkdir(parents=True)
     tree.mkdir()

@@ -1,4 +1,4 @@
-"""Tries every schedule of a few calls on a small manager; `make proof` tries longer ones."""
+"""Tries every schedule of a few calls on a small manager; `make proof` tries longer schedules."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from tests.proof.exhaustive.world import CASES, World
 from tests.proof.stateful.operations import NO_LIMIT
 from tests.support.sources import ROOT
 
-# PingPong goes deeper: one row takes 3 of the 5 slots, so there are few states. SHORT cases differ little from others.
+# PingPong has few states, because one row takes 3 of the 5 slots, so it goes deeper. SHORT cases resemble others.
 SHORT = (
     "Redirect, pages of 2", "Redirect, copied hits", "Redirect, in place", "Redirect, rows and a grid",
     "LazyPingPong, skipping",
@@ -26,7 +26,7 @@ CALLS = {
 
 @pytest.fixture(autouse=True)
 def poison() -> None:
-    """Replaces the fixture of all tests, because the model poisons slots itself."""
+    """Replaces the fixture `poison` of all tests, because the model poisons slots itself."""
 
 
 @pytest.mark.sample(2)

@@ -1,4 +1,4 @@
-"""Raises exceptions in public calls, at a few points of some calls; MEMSTATE_PROOF=1 tries more of every call.
+"""Raises exceptions at a few points of some public calls; with MEMSTATE_PROOF=1 at more points of every call.
 
 See `tests/proof/injection`; `python -m tests.proof.injection` prints the result of each call.
 """
@@ -62,7 +62,7 @@ def test_every_public_call_has_its_points() -> None:
 
 
 def test_without_the_guard_wrong_states_go_unnoticed() -> None:
-    """Without the guard, one of every 7th point must be wrong; they are tried in portions until one is."""
+    """Without the guard, the state must be wrong at some point. Every 7th point is tried, until one is wrong."""
     for start in range(0, 49, 7):
         with mock.patch.object(Guard, "require_whole"), mock.patch.object(stepping, "PER_ROW", 3):
             results = outcomes(scene("redirect"), "plan", "MemoryError", partial(every_49th, start))

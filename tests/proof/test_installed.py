@@ -1,4 +1,4 @@
-"""Tests the wheel in an environment of its own, with the requirements of the core and no extra."""
+"""Tests the wheel in a new environment, with the requirements of the core and without extras."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ LEFT_OUT = ("jupyterlab", "matplotlib", "memstate_tools", "mooncake", "pytest", 
 
 
 def run(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Runs a command outside of the checkout, without the checkout in PYTHONPATH."""
+    """Runs a command in a folder outside of the checkout, without the checkout in PYTHONPATH."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TRITON_INTERPRET")}
     return subprocess.run(
         [str(word) for word in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
@@ -25,7 +25,7 @@ def run(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment that has the wheel and the torch of this environment."""
+    """The Python of a new environment, which has the wheel, and the torch of this environment."""
     folder = tmp_path_factory.mktemp("installed")
     done = run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", folder, ROOT, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""Tests that killed serving processes lose hits and nothing else, with a sample of `python -m tests.proof.kills`."""
+"""Tests that killed serving processes lose only hits, with a sample of `python -m tests.proof.kills`."""
 
 import os
 import random
@@ -18,7 +18,7 @@ from tests.support.sampling import PROOF
 
 
 def test_processes_that_are_killed_lose_hits_and_nothing_else() -> None:
-    """Runs in a process of its own, because only one without threads can be forked. MEMSTATE_SEED repeats a run."""
+    """Runs in a new process, because only a process without threads can fork. MEMSTATE_SEED repeats a run."""
     seed = int(os.environ.get("MEMSTATE_SEED", random.SystemRandom().randrange(2**31)))
     most = 2000 if PROOF else 25
     command = [sys.executable, "-m", "tests.proof.kills", "--kills", str(most), "--seed", str(seed)]
@@ -30,7 +30,7 @@ def test_processes_that_are_killed_lose_hits_and_nothing_else() -> None:
 
 
 def filled(path: Path, setting: Setting) -> Folder:
-    """Returns a folder that one server has filled and closed."""
+    """Returns a folder that one server has filled before it closed."""
     folder = Folder(path, setting)
     folder.know(1)
     at = server(setting, FileStore(path))
@@ -71,7 +71,7 @@ def test_a_record_that_is_gone_or_that_nobody_asked_for_is_found(tmp_path: Path)
     path.rename(unasked)
     with pytest.raises(Wrong, match=f"1 records have gone: .*{name}"):
         folder.look()
-    folder.setting = Setting("redirect", capacity=6_000)  # a store with a limit may evict
+    folder.setting = Setting("redirect", capacity=6_000)  # a store with a limit evicts
     with pytest.raises(Wrong, match="never asked"):
         folder.look()
     unasked.unlink()

@@ -1,4 +1,4 @@
-"""Tests that a long text with tails and random drafts has the bits of plain decode after every chunk."""
+"""Tests that the state of a long text with tails and random drafts has the bits of plain decode."""
 
 import random
 
@@ -11,7 +11,7 @@ from tests.support.decode_case import same_bits
 from tests.support.sampling import PROOF
 from tests.support.tail_walk import Model, layout
 
-CHUNK = 80  # tokens between two comparisons
+CHUNK = 80  # number of tokens between two comparisons
 TOKENS = 100_000 if PROOF else 800
 
 

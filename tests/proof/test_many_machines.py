@@ -26,7 +26,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 def run(place: str, folder: Path) -> list[str]:
-    """Returns the lines that the program prints, sorted, because ranks print in any order."""
+    """Returns the lines that the program prints. They are sorted, because ranks print in any order."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "many_machines" / "run.py"), place],

@@ -1,4 +1,4 @@
-"""Tests what mutants showed that no other quick test checks."""
+"""Tests rules that no other quick test checks: mutants of them had survived."""
 
 import random
 from pathlib import Path
@@ -47,7 +47,7 @@ def manager(backend: Backend, tracking: ms.Tracking, **forward: int) -> ms.State
     )  # fmt: skip
 
 
-@pytest.mark.proof  # in other runs, the compile records compare the barriers
+@pytest.mark.proof  # other runs compare the barriers with the compile records
 def test_barriers_stand_between_what_phases_write_and_read() -> None:
     assert not_interpreted("-c", COUNT_BARRIERS) == {
         "claim": 2, "ownership": 8, "audit": 2, "plan[none]": 1, "plan[redirect]": 3,
@@ -55,7 +55,7 @@ def test_barriers_stand_between_what_phases_write_and_read() -> None:
 
 
 def test_a_claim_passes_over_words_that_no_level_has(backend: Backend) -> None:
-    """The last word of the summary has bits for more words than exist; the summary itself lies in their place."""
+    """The last word of the summary also has bits for words that do not exist. There lies the summary itself."""
     capacity, free = 3_000, [5, 2_999]
     bitmap = torch.zeros(bitmap_ints(capacity), dtype=torch.int32, device=backend.device)
     for slot in free:
@@ -78,7 +78,7 @@ def test_the_device_keeps_to_the_limit_of_a_plan(backend: Backend) -> None:
 
 
 def test_a_warm_up_leaves_the_batch_of_no_step(backend: Backend) -> None:
-    """warm_up plans null rows, so the next plan must upload its batch again."""
+    """`warm_up` plans null rows, so the next plan must upload its batch, even if it equals the last one."""
     mem = manager(backend, ms.NoTracking(4))
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
     mem.settle(mem.plan(rows))
@@ -96,7 +96,7 @@ def test_changes_that_do_not_fit_beside_a_batch_go_before_it(backend: Backend, m
         step = mem.plan(rows, replay=replay)
         assert step.rows.tolist() == [row.index for row in rows] and step.write.all()
         mem.settle(step)
-    assert mem.backend.counts.uploads - before == 2  # the second batch equals the first, and is not uploaded
+    assert mem.backend.counts.uploads - before == 2  # the second batch equals the first one, so it is not uploaded
     mem.audit().raise_if_leaking()
 
 
@@ -116,7 +116,7 @@ def test_drafts_of_a_row_given_up_say_nothing_of_its_next_request(backend: Backe
 
 
 def test_a_batch_is_looked_up_again_once_a_row_has_ended(backend: Backend) -> None:
-    """A plan keeps the looked-up rows of its batch for the next plan of the same batch."""
+    """A plan keeps the rows that it has looked up, for the next plan with the same batch."""
     mem = manager(backend, ms.NoTracking(4))
     a, b = rows = mem.admit([ms.Request("a"), ms.Request("b")])
     mem.settle(mem.plan(rows), [True, False])
@@ -131,7 +131,7 @@ def test_a_batch_is_looked_up_again_once_a_row_has_ended(backend: Backend) -> No
 
 @pytest.mark.parametrize("variant", ["none", "lazy in place", "redirect"])
 def test_more_rows_than_lanes_follow_the_rules(backend: Backend, variant: str) -> None:
-    """A program plans 1024 rows at a time, then the next ones with the rest of limit and slots."""
+    """A program plans 1024 rows, then the next 1024 with the slots and the limit that are left."""
     batch, rng = 1300, random.Random(variant)
     strategy, lanes, in_place = VARIANTS[variant]
     file = RandomFile(rng, backend, batch, lanes)

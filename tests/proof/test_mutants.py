@@ -12,7 +12,7 @@ from tests.proof.mutation.__main__ import COLUMNS, RESULTS
 from tests.proof.mutation.catalogue import MUTANTS, Mutant
 from tests.proof.mutation.runner import DEAD, ROOT, Runner, Stale
 
-LIMIT = 60.0  # seconds for one test
+LIMIT = 60.0  # limit for one test, in seconds
 OFTEN = MUTANTS[::60]
 
 
@@ -32,7 +32,7 @@ def test_a_mutant_is_killed(runner: Runner, mutant: Mutant) -> None:
 
 
 def test_the_catalogue_is_whole() -> None:
-    """Names and changes are unique, each old text is in its file exactly once, and each killer exists."""
+    """Names and changes are unique, each old text occurs exactly once in its file, and each killer exists."""
     for part in ([m.name for m in MUTANTS], [(m.file, m.old, m.new) for m in MUTANTS]):
         assert [entry for entry, times in Counter(part).items() if times > 1] == []
     assert [m.name for m in MUTANTS if m.old == m.new or (ROOT / m.file).read_text().count(m.old) != 1] == []
@@ -41,7 +41,7 @@ def test_the_catalogue_is_whole() -> None:
 
 
 def test_the_results_are_those_of_the_catalogue() -> None:
-    """`python -m tests.proof.mutation` writes the results."""
+    """If this fails, run `python -m tests.proof.mutation`, which writes the results."""
     head, *rows = [tuple(line.split("\t")) for line in RESULTS.read_text().splitlines()]
     assert head == COLUMNS and [name for name, _, _ in rows] == [m.name for m in MUTANTS]
     assert {fate for _, fate, _ in rows} <= set(DEAD)

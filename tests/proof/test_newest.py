@@ -1,4 +1,4 @@
-"""Tests `make newest`, which names the tests lost with a newer release, with a made-up package."""
+"""Tests with a made-up package that `make newest` names the tests that are lost with a newer release."""
 
 import sys
 from pathlib import Path

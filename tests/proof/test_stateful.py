@@ -1,7 +1,7 @@
 """Compares random programs of all operations of a manager, valid and invalid, with a plain model of the rules.
 
-Each operation is followed by a comparison of registers, labels, bitmap, counters, columns, page table, step vectors,
-counts and every byte of memory; see `tests/proof/stateful`. MEMSTATE_SEED is the first seed. MEMSTATE_PROOF=1 runs more
+After each operation, the tests compare registers, labels, bitmap, counters, columns, page table, step vectors, counts
+and every byte of memory; see `tests/proof/stateful`. MEMSTATE_SEED is the first seed. MEMSTATE_PROOF=1 runs more
 programs; `python -m tests.proof.stateful` runs as many as you like.
 """
 
@@ -31,14 +31,14 @@ from tests.support.sampling import PROOF
 SEED = int(os.environ.get("MEMSTATE_SEED", "1"))
 PROGRAMS = 12 if PROOF else 2
 STRATEGIES = ("none", "ping-pong", "lazy", "redirect")
-# all errors except AgreementLost, which needs a second rank
+# AgreementLost is left out: it needs a second rank
 ERRORS = {"InvalidArgument", "StaleHandle", "OutOfSlots", "OutOfRows", "OutOfPages", "Asleep", "ConfigurationError"}
 numbers = st.integers(0, LARGEST - 1)
 
 
 @pytest.fixture(autouse=True)
 def poison() -> None:
-    """Replaces the fixture of all tests, because these programs poison slots themselves."""
+    """Replaces the fixture `poison` of all tests, because these programs poison slots themselves."""
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
@@ -106,7 +106,7 @@ def test_programs_use_every_public_operation_and_see_every_error(monkeypatch: py
     assert set(errors) == ERRORS
 
 
-# mutants that the programs must notice, besides the test that each mutant names
+# the programs must notice these mutants, like the test that each mutant names
 SEEN = (
     "a superseded lane is not released",
     "a settle believes the plan of an overlapped step",
@@ -134,7 +134,7 @@ SEEN = (
     "states of forgotten keys count as before",
     "the last key of a row is not compared",
 )
-SEEDS = {"a register twice in one phase": 14}  # first seed for mutants that the usual programs do not notice
+SEEDS = {"a register twice in one phase": 14}  # mutant -> first seed, if the usual programs do not notice it
 LIMIT = 120.0  # seconds for one mutant
 
 

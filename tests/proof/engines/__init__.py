@@ -2,7 +2,7 @@
 
     python -m tests.proof.engines [vllm|sglang ...] [--only SCENARIO ...] [--newest] [--json PATH]
 
-An engine is a folder here. Its `pins.txt` has the versions of its environment; its `run.py` runs in this environment as
-`python -m tests.proof.engines.NAME.run`. It prints a line for each scenario and a last line for the engine, and ends
+Each engine has a folder here. Its `pins.txt` has the versions of its environment. Its `run.py` runs in this environment
+as `python -m tests.proof.engines.NAME.run`, and prints a line for each scenario and a last line for the engine. It ends
 with 0 if all scenarios passed.
 """

@@ -1,4 +1,4 @@
-"""Builds the environments, runs the engines and prints a line for each; ends with 1 if an engine failed."""
+"""Builds the environments, runs the engines, and prints a line for each. Ends with 1 if an engine failed."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ from tests.proof.engines.environment import ROOT, build, engines
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the engines.
+    """Runs the engines that the command line names.
 
     Args:
         arguments: Arguments of the command line; None for those of this process.
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(name: str, python: Path, options: Sequence[str], root: Path = ROOT) -> dict[str, object]:
-    """Runs an engine's proof and prints its lines; output of the engine itself goes to a log.
+    """Runs the proof of an engine, and prints its lines. The output of the engine itself goes to a log.
 
     Args:
         name: The engine.
@@ -51,7 +51,7 @@ def run(name: str, python: Path, options: Sequence[str], root: Path = ROOT) -> d
         root: The folder that holds `tests`.
 
     Returns:
-        The exit `status`, the last `line`, and the `report` that the proof wrote.
+        The exit `status`, the last printed `line`, and the `report` that the proof has written.
     """
     report = root / "build" / "engines" / f"{name}.json"
     report.parent.mkdir(parents=True, exist_ok=True)

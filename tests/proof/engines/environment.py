@@ -12,7 +12,7 @@ HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parents[2]
 PIN: Final = re.compile(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!+_-]+")
 TORCH: Final = "import torch, sys; sys.exit(torch.version.cuda is not None)"
-# Prints the requirements of an installed package that the installed versions do not meet.
+# Prints those requirements of an installed package that the other installed packages do not meet.
 UNMET: Final = """
 import sys
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -26,7 +26,7 @@ for one in map(Requirement, requires(sys.argv[1]) or ()):
 
 
 def engines() -> list[str]:
-    """Returns the engines that have a folder here."""
+    """Returns the names of the engines, each of which has a folder here."""
     return sorted(path.parent.name for path in HERE.glob("*/pins.txt"))
 
 
@@ -37,7 +37,7 @@ def pins(file: Path) -> list[str]:
         file: One `name==version` per line; lines that begin with `#` are comments.
 
     Raises:
-        ValueError: A line is neither.
+        ValueError: A line is neither a pin nor a comment.
     """
     lines = [line.strip() for line in file.read_text().splitlines()]
     packages = [line for line in lines if line and not line.startswith("#")]
@@ -47,15 +47,15 @@ def pins(file: Path) -> list[str]:
 
 
 def build(name: str, newest: bool = False) -> Path:
-    """Returns the interpreter of an engine's environment in `build/engines`, which is rebuilt if a pin has changed.
+    """Returns the Python of an engine's environment in `build/engines`. Builds it first, unless all pins are the same.
 
-    Only pinned packages are installed, so no requirement brings a build of torch for GPUs.
+    Only pinned packages are installed, so that no requirement installs a build of torch for GPUs.
 
     Args:
         name: The engine.
-        newest: Whether to take the newest release of the engine, and the versions of pinned packages that this release
-            requires. Such an environment is always rebuilt. A requirement that is not pinned at all is missing, and
-            the engine's log names it.
+        newest: Whether to install the newest release of the engine, and of pinned packages the versions that it
+            requires. Such an environment is always rebuilt. Packages that are required but not pinned are not
+            installed; the log of the engine names them.
 
     Raises:
         CalledProcessError: pip failed.
@@ -89,7 +89,7 @@ def _renew(pin: str, python: Path, pip: list[str | Path]) -> None:
     unmet = subprocess.run([python, "-c", UNMET, package], check=True, capture_output=True, text=True).stdout.split(
         "\n"
     )
-    asked = [one for one in unmet if one and not one.startswith("torch")]  # a build of torch may have gigabytes
+    asked = [one for one in unmet if one and not one.startswith("torch")]  # a build of torch can have gigabytes
     if asked:
         subprocess.run([*pip, *asked], check=True)
     command = [python, "-c", f"from importlib.metadata import version; print(version({package!r}))"]

@@ -81,7 +81,7 @@ class Machine:
         return "interpreter" if self.toy else "cuda"
 
     def capture(self, act: Act) -> Act:
-        """Captures the launches of `act`, which must have run before. Returns the replay of the graph; on a CPU `act`."""
+        """Captures the launches of `act`, which must have run before. Returns the replay; on a CPU `act`."""
         if self.toy:
             return act
         graph = torch.cuda.CUDAGraph()

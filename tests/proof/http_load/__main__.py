@@ -1,15 +1,16 @@
-"""Loads examples/serve_http with many clients, some of which go away, and checks the answers and what is left.
+"""Loads examples/serve_http with many clients, some of which go away. Checks the answers and what is left.
 
     python -m tests.proof.http_load [--minutes 10] [--clients 100] [--rounds 7]
 
-The example runs in a process of its own, on a small model in fp32. First the model with its own cache answers each
-prompt alone. Prompts where two tokens are almost equally likely are left out, because a batch and a single row round
-differently. Then clients ask for these answers, whole or in streams. 30 % of the requests end because the client goes
-away, before the first token or later. One client reads slowly. Then pairs of rounds run the same requests over HTTP,
-and without HTTP through `Server.stream`.
-The server has a CPU core of its own: Python runs one thread at a time anyway, and on two cores its threads would move.
+The example runs in its own process, on a small model in fp32. First the model with its own cache answers each prompt
+alone. Prompts for which two tokens are almost equally likely are left out, because a batch rounds differently than a
+single row. Then clients request these answers, whole or as streams. 30 % of the requests end because the client goes
+away, before the first token or later. One client reads slowly. At last, pairs of rounds run the same requests over
+HTTP, and without HTTP through `Server.stream`.
 
-Prints a line every minute. Ends with 1 if an answer is wrong, a request, row or fault is left, or memory grows.
+The server has its own CPU core: Python runs one thread at a time anyway, and on two cores its threads would move.
+
+Prints a line every minute. Ends with 1 if an answer is wrong, if a request, row or fault is left, or if memory grows.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from tests.support.sources import ROOT
 
 
 def run(folder: str, cases: list[Case], clients: int, minutes: float, rounds: int) -> int:
-    """Runs the load on the model of a folder, and returns the exit status."""
+    """Starts the server with the model of a folder, runs the load on it, and returns the exit status."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -10,7 +10,7 @@ from tests.support.tiny_served import alone
 from tests.support.tiny_tokenizers import byte_level
 
 TOPICS, VOCABULARY = 8, 300
-MARGIN = 1e-3  # least distance of the two largest logits, as a share of the largest; far above rounding
+MARGIN = 1e-3  # smallest distance of the two largest logits, as a share of the largest one; rounding is far smaller
 TEMPLATE = "{% for one in messages %}<{{ one.role }}> {{ one.content }}\n{% endfor %}<assistant> "
 
 
@@ -24,7 +24,7 @@ class Case(NamedTuple):
 
 
 def prepare(folder: Path, cases: int = 30, longest: int = 80) -> list[Case]:
-    """Saves a model with its tokenizer. Returns requests; the last one has the longest answer."""
+    """Saves a model with its tokenizer to a folder. Returns requests. The last one has the longest answer."""
     model = tiny("qwen3_next", changes=(("vocab_size", VOCABULARY), ("max_position_embeddings", 2048)))
     tokenizer, draw = byte_level(VOCABULARY), random.Random(0)
     tokenizer.chat_template = TEMPLATE
@@ -44,7 +44,7 @@ def prepare(folder: Path, cases: int = 30, longest: int = 80) -> list[Case]:
         return asked("/v1/chat/completions", tokens, most, messages=said)
 
     topics = [draw.choices(range(1, VOCABULARY), k=draw.randrange(16, 120)) for _ in range(TOPICS)]
-    made, ends = list[Case](), tokenizer("x").input_ids  # a whole character, after which the answer begins
+    made, ends = list[Case](), tokenizer("x").input_ids  # a whole character; the answer begins after it
     while len(made) < cases:
         tokens = draw.choice(topics) + draw.choices(range(1, VOCABULARY), k=draw.randrange(4, 40)) + ends
         made += asked("/v1/completions", tokens, draw.randrange(4, 25), prompt=tokens)

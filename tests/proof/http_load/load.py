@@ -1,4 +1,4 @@
-"""Runs the clients: they ask, compare answers or go away; then counts what is left in the server."""
+"""Runs clients that send requests and compare the answers, or go away. Then checks what is left in the server."""
 
 import asyncio
 import random
@@ -11,8 +11,8 @@ from typing import Any
 from tests.proof.http_load.cases import Case
 from tests.support.http_clients import answered, asked, parts
 
-ABORTED, BATCH = 0.3, 200  # share of requests whose client goes away; requests of a round
-GROWTH = 1.05  # tolerated growth of the memory since the second minute
+ABORTED, BATCH = 0.3, 200  # share of requests whose client goes away; number of requests of a round
+GROWTH = 1.05  # largest ratio of the memory at the end to that of the second minute
 
 
 class Load:
@@ -21,17 +21,17 @@ class Load:
     Args:
         port: port of the server.
         model: name of the model there.
-        cases: requests with their answers.
+        cases: requests with their right answers.
         clients: number of clients, each with one request at a time.
     """
 
     def __init__(self, port: int, model: str, cases: Sequence[Case], clients: int) -> None:
         self.port, self.model, self.cases, self.clients = port, model, cases, clients
         self.random, self.counts, self.wrong = random.Random(0), Counter[str](), list[str]()
-        self.usual = 1.0  # seconds of the last finished request
+        self.usual = 1.0  # duration of the last finished request, in seconds
 
     async def run(self, seconds: float, rounds: int) -> int:
-        """Runs everything, and returns the exit status."""
+        """Runs the whole load, and returns the exit status."""
         while True:
             try:
                 await self._whole("/v1/models")
@@ -47,7 +47,7 @@ class Load:
         return bool(self.wrong or leaks)
 
     async def storm(self, seconds: float) -> list[str]:
-        """Runs clients that finish or go away, for some time. Returns a line for each thing that is left."""
+        """Runs clients for some time. Some go away. Returns a line for each request, row or fault that is left."""
         began, memory = time.monotonic(), list[float]()
         clients = [asyncio.create_task(self._client(began + seconds)) for _ in range(self.clients)]
         slow = asyncio.create_task(self._slow(began + seconds))
@@ -81,7 +81,7 @@ class Load:
                 self.usual = time.monotonic() - began
 
     async def _ask(self, case: Case, stream: bool, pause: float = 0, leave: int = 0, **more: Any) -> None:
-        """Asks, and compares the answer. leave: number of parts after which the client leaves, by TimeoutError."""
+        """Sends a request, and compares the answer. leave: after so many parts, the client leaves (TimeoutError)."""
         body, said = {**case.body, **more, "model": self.model, "stream": stream}, list[Any]()
         if stream:
             async with asked(self.port, case.path, body, 4096 if pause else 0) as reader:
@@ -101,7 +101,7 @@ class Load:
             self.wrong.append(f"{body}: {text!r} instead of {case.answer!r}, {said[-1:]}")
 
     async def _slow(self, until: float) -> None:
-        """Runs a client that reads so slowly that its socket is full."""
+        """Runs a client that reads so slowly that the buffer of its socket is full."""
         while time.monotonic() < until:
             await self._ask(self.cases[-1], stream=True, pause=0.02, logprobs=True, top_logprobs=20)
             self.counts["slow"] += 1
@@ -113,7 +113,7 @@ class Load:
         return said
 
     async def pair(self, number: int) -> float:
-        """Runs the same requests over HTTP and without. Returns the ratio of requests per second."""
+        """Runs the same requests over HTTP and without it. Returns the ratio of their requests per second."""
         cases = [self.random.choice(self.cases) for _ in range(BATCH)]
 
         async def over_http() -> float:

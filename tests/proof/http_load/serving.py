@@ -1,4 +1,4 @@
-"""Runs the server of the load: the example, with two more endpoints that only the load uses."""
+"""Runs the server of the load: the example, with two endpoints that only the load uses."""
 
 import asyncio
 import gc
@@ -20,7 +20,7 @@ ROWS, TOKENS = 32, 1024
 
 
 def serve(folder: str, port: int) -> None:
-    """Serves the model of a folder until SIGTERM."""
+    """Serves the model of a folder until SIGTERM comes."""
     with without_gpu_kernels():
         tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder).eval()
         mem = mst.manager(model, slots=8 * ROWS, max_requests=ROWS, tokens=TOKENS, prefix=ms.Prefix())
@@ -36,7 +36,7 @@ def watch(made: FastAPI, server: mst.Server) -> None:
 
     @made.get("/left")
     async def left() -> dict[str, Any]:
-        """Returns requests, rows, faults and memory of the server; without clients, requests and rows must be 0."""
+        """Returns requests, rows, faults and memory of the server. Without clients, requests and rows must be 0."""
         audit = await asyncio.wrap_future(server.call(server.mem.audit))
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * 4096
         return {
@@ -47,7 +47,7 @@ def watch(made: FastAPI, server: mst.Server) -> None:
 
     @made.post("/direct")
     async def direct(asked: dict[str, Any]) -> float:
-        """Runs requests without HTTP, as many at a time as there are clients; returns the seconds."""
+        """Runs requests without HTTP, as many at a time as there are clients. Returns the duration in seconds."""
         cases: Iterator[Any] = iter(asked["cases"])
 
         async def client() -> None:

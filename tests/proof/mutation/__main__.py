@@ -3,7 +3,7 @@
 python -m tests.proof.mutation           runs all
 python -m tests.proof.mutation WORD ..   runs the mutants with a word in their name or file
 
-Both write their results into results.tsv.
+Both write the results into results.tsv.
 """
 
 import sys
@@ -18,11 +18,11 @@ from tests.proof.mutation.runner import DEAD, Runner
 RESULTS = Path(__file__).with_name("results.tsv")
 COLUMNS = "mutant", "its killer", "tests of the killer's file that fail, with fresh random inputs"
 WORKERS = 2
-LIMIT = 300.0  # seconds for each run of tests
+LIMIT = 300.0  # limit of a run of tests, in seconds
 
 
 def row(runner: Runner, mutant: Mutant) -> tuple[str, ...]:
-    """Returns the line of one mutant. A killer in tests/proof runs alone, because the rest of its file takes long."""
+    """Returns the line of one mutant. Runs a killer in tests/proof without the rest of its file, which takes long."""
     fate, more = runner.killer(mutant, LIMIT).fate, "-"
     if not mutant.killer.startswith("tests/proof/"):
         other = "reference" if mutant.file.startswith("kernels/") else "interpreter"
@@ -33,7 +33,7 @@ def row(runner: Runner, mutant: Mutant) -> tuple[str, ...]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Runs the program; returns its exit status."""
+    """Runs the program. Returns its exit status."""
     if any(word.startswith("-") for word in words):
         print(__doc__)
         return 2
@@ -52,7 +52,7 @@ def main(words: Sequence[str]) -> int:
     with Runner() as first, Runner() as second, ThreadPoolExecutor(WORKERS) as workers:
         idle.put(first)
         idle.put(second)
-        for mutant in chosen:  # a mutant that does not fit raises at once, not after half an hour
+        for mutant in chosen:  # raises for a mutant that does not fit now, not in half an hour
             first.source(mutant)
         rows = list(workers.map(one, chosen))
     known = {fields[0]: fields for line in RESULTS.read_text().splitlines()[1:] if (fields := tuple(line.split("\t")))}

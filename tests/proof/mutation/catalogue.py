@@ -1,10 +1,10 @@
 """Reads the mutants that were written by hand, one for each rule. Their names are unique.
 
-A block of mutants/*.txt is one mutant. An empty line ends a block; a block that starts with `#` is a comment:
+A block of mutants/*.txt is one mutant. An empty line ends a block. A block that starts with `#` is a comment:
 
     name | file
-    -text that stands exactly once in the file
-    +text in its place; no such line: the old lines go, with their end
+    -old text, which stands exactly once in the file
+    +new text in its place; without such a line, the old lines are deleted
     tests/folder/test_file.py::test_that_must_fail
 """
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Mutant(NamedTuple):
-    """A change of one text in one file. killer: node id of the test that must fail for it."""
+    """A change of one text in one file. killer: node id of the test that must fail because of it."""
 
     name: str
     file: str
@@ -24,7 +24,7 @@ class Mutant(NamedTuple):
 
 
 def parse(text: str) -> Iterator[tuple[list[str], str, str, list[str]]]:
-    """Yields of each block the fields of its first line, old text, new text, and other lines."""
+    """Yields for each block: the fields of its first line, the old text, the new text, and the other lines."""
     for block in text.strip().split("\n\n"):
         if not block.startswith("#"):
             head, *lines = block.split("\n")
@@ -34,7 +34,7 @@ def parse(text: str) -> Iterator[tuple[list[str], str, str, list[str]]]:
 
 
 def mutant_of(head: list[str], old: str, new: str, others: list[str]) -> Mutant:
-    """Returns the mutant of a block. Raises: ValueError if the block has another form."""
+    """Returns the mutant that a block describes. Raises: ValueError if the block has another form."""
     if len(head) != 2 or not old.strip() or len(others) != 1 or not others[0].startswith("tests/"):
         raise ValueError(f"no mutant: {' | '.join(head)}: expected a name and a file, lines with - and +, and a test")
     return Mutant(*head, old, new, *others)

@@ -1,6 +1,7 @@
-"""Makes kernels with one defect each from their source; `tests.proof.test_interleave` must notice them all.
+"""Makes kernels that have one defect each. `tests.proof.test_interleave` must notice all of them.
 
-`interleaved.txt` has a block for each defect: a name, the operation, and one or more words of `SAID`, joined by "or".
+`interleaved.txt` has a block for each defect: a name, the operation, and one or more words of `SAID` (what the tests
+may complain about), joined by "or".
 """
 
 from importlib.util import module_from_spec, spec_from_file_location
@@ -20,7 +21,7 @@ SAID = {
 
 
 class Mutant(NamedTuple):
-    """A change in the module of an operation. said: pattern of the complaint that it must cause."""
+    """A change in the module of an operation. said: pattern of the complaint that the change must cause."""
 
     op: str
     old: str
@@ -35,7 +36,7 @@ MUTANTS = {
 
 
 def mutated(op: str, folder: Path, *changes: tuple[str, str]) -> ModuleType:
-    """Returns the module of an operation with each old text replaced, loaded beside the right module."""
+    """Returns a second copy of the module of an operation, with some texts replaced. changes: (old text, new text)."""
     source = (KERNELS / f"{OPS[op]}.py").read_text()
     for old, new in changes:
         assert old in source, f"kernels/{OPS[op]}.py has no more {old!r}: mutate what stands there now"

@@ -1,4 +1,4 @@
-"""Runs tests on a copy of the project with one mutant in it, and returns the fate of the mutant."""
+"""Runs tests on a copy of the project with one mutant in it, and says what became of the mutant."""
 
 import difflib
 import os
@@ -19,23 +19,23 @@ from tests.proof.mutation.catalogue import Mutant
 ROOT = Path(__file__).resolve().parents[3]
 COPIED = ("memstate", "kernels", "tools", "tests", "pyproject.toml")
 OPTIONS = "-q", "-p", "no:cacheprovider", "-p", "no:xdist"
-SAID, TAIL = 300, 2000  # characters kept of the message of a failing test, and of the output
+SAID, TAIL = 300, 2000  # numbers of characters kept of the message of a failing test, and of the output
 NOT_LINKED = {".git", ".venv", ".hypothesis", "build", "dist", "mutants", "shared", *COPIED}
-SEED = 7  # a fixed seed: the killer must not fail by chance
-DEAD = "killed", "crashed"  # a wild address may end the process
-# Errors of a mutant that is no valid Python: its failure says nothing about the tests.
+SEED = 7  # fixed: the killer must not pass or fail by chance
+DEAD = "killed", "crashed"  # a wrong address may end the process
+# Errors of mutants that are no valid Python. Their failure says nothing about the tests.
 BROKEN = ("SyntaxError", "IndentationError", "NameError", "ImportError", "ModuleNotFoundError", "UnboundLocalError")
 
 
 class Stale(Exception):
-    """Raised if the old text of a mutant is not exactly once in its file."""
+    """Raised if the old text of a mutant does not occur exactly once in its file."""
 
 
 class Verdict(NamedTuple):
     """The fate of a mutant.
 
-    fate: killed, survived, timed out, crashed, broken or error. failed: (test, its message). passed: number of tests.
-    output: end of the output of pytest.
+    fate: killed, survived, timed out, crashed, broken or error. failed: (test, message) of each failed test. passed:
+    number of passed tests. output: last part of the output of pytest.
     """
 
     fate: str
@@ -97,11 +97,11 @@ class Runner:
 
     @contextmanager
     def mutated(self, mutant: Mutant) -> Iterator[None]:
-        """Puts a mutant into the tree for the time of the block. Raises: Stale."""
+        """Puts a mutant into the copy during the block. Raises: Stale."""
         text, path = self.source(mutant), self.root / mutant.file
         at = path.stat().st_mtime
         path.write_text(text.replace(mutant.old, mutant.new))
-        os.utime(path, (at + 1000, at + 1000))  # Python compares whole seconds, to know whether a file has changed
+        os.utime(path, (at + 1000, at + 1000))  # to see whether a file has changed, Python compares whole seconds
         try:
             yield
         finally:
@@ -109,7 +109,7 @@ class Runner:
             os.utime(path, (at, at))
 
     def killer(self, mutant: Mutant, limit: float) -> Verdict:
-        """Runs the test that must fail for a mutant, with the same random inputs every time.
+        """Runs the test that must fail for a mutant. Its random inputs are the same in every run.
 
         limit: seconds. Raises: Stale.
         """
@@ -117,7 +117,7 @@ class Runner:
             return self._pytest(["-x", f"--hypothesis-seed={SEED}", mutant.killer], limit, SEED)
 
     def run(self, mutant: Mutant | None, tests: Sequence[str], limit: float, seed: int | None = None) -> Verdict:
-        """Runs tests with a mutant or without one, with new random inputs unless a seed is given.
+        """Runs tests with a mutant or without one. Random inputs are new, unless a seed is given.
 
         limit: seconds. Raises: Stale.
         """
@@ -125,7 +125,7 @@ class Runner:
             return self._pytest(tests, limit, seed)
 
     def _pytest(self, arguments: Sequence[str], limit: float, seed: int | None = None) -> Verdict:
-        """Runs pytest in the tree; kills it with all its processes at the limit."""
+        """Runs pytest in the copy. At the limit, kills it with all its processes."""
         report, began = self.scratch / "report.xml", time.monotonic()
         report.unlink(missing_ok=True)
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "MEMSTATE"))}

@@ -1,4 +1,4 @@
-"""Prepares SGLang to run on a CPU; nothing here has to do with slots."""
+"""Prepares SGLang to run on a CPU. Nothing here concerns slots."""
 
 import os
 from types import SimpleNamespace
@@ -12,9 +12,9 @@ from memstate_tools.bench.no_torchvision import leave_out_torchvision
 from tests.proof.engines.sglang import kernels
 
 SETTINGS = {
-    "SGLANG_USE_CPU_ENGINE": "1",  # without it, SGLang refuses a CPU
-    "SGLANG_MAMBA_CONV_DTYPE": "float32",  # windows in bfloat16 would round the tokens of a float32 model
-    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",  # looks for leaks in every step, not only in idle ones
+    "SGLANG_USE_CPU_ENGINE": "1",  # otherwise SGLang refuses a CPU
+    "SGLANG_MAMBA_CONV_DTYPE": "float32",  # in bfloat16, windows would round the inputs of a float32 model
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",  # SGLang looks for leaks in every step, not only in idle ones
     "CUDA_VISIBLE_DEVICES": "",
     "HF_HUB_OFFLINE": "1",
 }
@@ -30,9 +30,9 @@ def prepare() -> None:
     from sglang.srt.arg_groups import mamba_hook
     from sglang.srt.layers.attention import hybrid_linear_attn_backend as backend
     from sglang.srt.managers import scheduler  # noqa: F401
-    from sglang.srt.models import registry  # noqa: F401  # imports every model, before runs fork
+    from sglang.srt.models import registry  # noqa: F401  # imports every model, before runs are forked
 
-    # mamba_hook asks for the name of a GPU, but track buffers need no GPU.
+    # mamba_hook asks for the name of a GPU, although track buffers need no GPU.
     mamba_hook.get_platform = lambda: SimpleNamespace(is_cuda=True)
     FusedRMSNormGated.forward = normalise  # replaces a Triton kernel
     backend.track_mamba_states_all_layers = track  # replaces a Triton kernel
@@ -41,17 +41,17 @@ def prepare() -> None:
 
 
 def unpinned(make: Any) -> Any:
-    """Returns a function of torch that ignores `pin_memory`."""
+    """Returns a function of torch, changed so that it ignores `pin_memory`."""
     return lambda *args, pin_memory=False, **named: make(*args, **named)
 
 
 def normalise(norm: Any, x: Tensor, gate: Tensor) -> Tensor:
-    """Returns the norm of a layer's output, times its gate."""
+    """Returns the normalised output of a layer, times its gate."""
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.eps) * norm.weight * silu(gate)
 
 
 def track(conv: Tensor, ssm: Tensor, live: Tensor, mask: Tensor, track: Tensor, rows: int, **_: Any) -> None:
-    """Copies the live states of rows at a boundary to their track slots, in all layers: `layer slot ...`."""
+    """Copies the live states of rows that are at a boundary to their track slots, in all layers: `layer slot ...`."""
     due = mask[:rows] & (track[:rows] >= 0)
     for states in (conv, ssm):
         states[:, track[:rows][due].long()] = states[:, live[:rows][due].long()]

@@ -1,4 +1,4 @@
-"""Runs SGLang's own event loop: requests arrive by step number, and all its decisions are recorded."""
+"""Runs SGLang's own event loop. Requests arrive at given steps, and all decisions of the loop are recorded."""
 
 import time
 from array import array
@@ -19,15 +19,15 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from tests.proof.engines.sglang.scenarios import Pair
 from tests.proof.engines.sglang.traffic import Turn
 
-Plant = Callable[[Any, Any], bool]  # (pool, batch) -> whether the fault is planted
-SOON = 20  # steps before a fault is planted
+Plant = Callable[[Any, Any], bool]  # plants a fault; (pool, batch) -> whether it is planted
+SOON = 20  # number of steps before a fault is planted
 MOST_STEPS = 3000
-QUIET = 3  # idle steps at the end, in which SGLang looks for leaks
+QUIET = 3  # number of idle steps at the end, in which SGLang looks for leaks
 
 
 @dataclass
 class Record:
-    """The record of a run; two runs over different pools must have equal records.
+    """The record of a run. Runs over different pools must have equal records.
 
     Attributes:
         batches: for each step, its mode, and request -> length.
@@ -38,8 +38,8 @@ class Record:
         ends: request -> why it ended.
         chunks: number of steps that computed a part of a prompt.
         aborts: number of requests that were aborted.
-        retracted: number of requests that were put back for lack of memory.
-        refused: number of claims that found too few slots.
+        retracted: number of requests that were put back into the queue for lack of memory.
+        refused: number of claims that got no slots.
     """
 
     batches: list[Any] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Record:
     refused: int = 0
 
     def differences(self, other: "Record") -> list[str]:
-        """Returns the fields that differ, with the first step that differs."""
+        """Returns a line for each field that differs. For a list, it names the first step that differs."""
         places = []
         for name, mine in vars(self).items():
             theirs = vars(other)[name]
@@ -67,19 +67,19 @@ class Record:
 
 
 class Driver:
-    """Feeds the scheduler with requests, and records what it does.
+    """Gives the scheduler requests, and records what it does.
 
     Args:
-        scheduler: SGLang's booted scheduler.
+        scheduler: SGLang's scheduler, ready to run.
         pair: requests, aborts and refused claims.
-        plant: plants a fault into the pool; returns whether it did.
+        plant: tries to plant a fault into the pool; returns whether it has.
     """
 
     def __init__(self, scheduler: Any, pair: Pair, plant: Plant | None = None) -> None:
         self.scheduler, self.record, self.step = scheduler, Record(), 0
         self._pair, self._plant, self._quiet = pair, plant, 0
         self._left = {turn.talk: [each for each in pair.turns if each.talk == turn.talk] for turn in pair.turns}
-        self._last: dict[int, str] = {}  # talk -> its newest request
+        self._last: dict[int, str] = {}  # talk -> name of its newest request
         self._prompts: dict[str, list[int]] = {}
         self._arrived: dict[str, int] = {}
         self._reqs: dict[str, Any] = {}  # name -> SGLang's request
@@ -88,7 +88,7 @@ class Driver:
         self._watch_claims()
 
     def run(self) -> Record:
-        """Runs until all requests have ended and the idle scheduler has checked its memory; returns the record."""
+        """Runs until all requests have ended and the idle scheduler has checked its memory. Returns the record."""
         self.scheduler.run_event_loop()
         for name, req in self._reqs.items():
             self.record.tokens[name], self.record.hits[name] = list(req.output_ids), req.cached_tokens
@@ -125,7 +125,7 @@ class Driver:
             self._gone.add(output.rid)
 
     def _watch_claims(self) -> None:
-        """Counts claims that find too few slots, and refuses some; in an admission none, because SGLang asserts."""
+        """Counts claims that get no slots, and refuses some. Refuses none in an admission, where SGLang asserts."""
         pool, claims = self.scheduler.req_to_token_pool, 0
         admit, claim = pool.alloc, pool.mamba_allocator.alloc
         admitting = refused = False
@@ -143,7 +143,7 @@ class Driver:
             if admitting:
                 return claim(n)
             claims += 1
-            again = refused  # a second refusal would fail: after an eviction, the tree asserts that a slot is free
+            again = refused  # a second refusal would fail, because the tree asserts a free slot after an eviction
             slots = None if self._pair.refuse and claims % self._pair.refuse == 0 and not again else claim(n)
             refused = slots is None
             self.record.refused += refused
@@ -152,7 +152,7 @@ class Driver:
         pool.alloc, pool.mamba_allocator.alloc = admitted, claimed
 
     def _ingest(self) -> list[Any]:
-        """Gives the loop the requests of a step; the loop calls it at the start of each step."""
+        """Returns the requests and aborts that arrive now. The loop calls it at the start of each step."""
         scheduler = self.scheduler
         pools = scheduler.req_to_token_pool.mamba_allocator, scheduler.token_to_kv_pool_allocator
         self.record.free.append(tuple(pool.available_size() for pool in pools))
@@ -166,7 +166,7 @@ class Driver:
         idle = not due and not any(self._left.values()) and scheduler.is_fully_idle()
         self._quiet = self._quiet + 1 if idle else 0
         if scheduler.waiting_queue and scheduler.running_batch.is_empty():
-            time.sleep(0.001)  # seconds; threads may read a store for a request
+            time.sleep(0.001)  # seconds, in which threads can read a store for a request
         scheduler.gracefully_exit = self._quiet > QUIET
         return due
 

@@ -15,7 +15,7 @@ from tests.proof.engines.sglang.scenarios import Pair
 
 
 def settings(pair: Pair, folder: str) -> dict[str, Any]:
-    """Returns the arguments of SGLang's server."""
+    """Returns the arguments of SGLang's server for a pair."""
     return {
         "model_path": folder, "served_model_name": "tiny", "load_format": "dummy", "skip_tokenizer_init": True,
         "device": "cpu", "dtype": "float32",
@@ -26,7 +26,7 @@ def settings(pair: Pair, folder: str) -> dict[str, Any]:
 
 
 def boot(pair: Pair) -> Any:
-    """Returns a scheduler of a model with random weights, which are the same in every run."""
+    """Returns a scheduler with a model. Its weights are random, but the same in every run."""
     from sglang.srt.managers import scheduler
     from sglang.srt.runtime_context import publish
     from sglang.srt.server_args import PortArgs, ServerArgs
@@ -44,13 +44,13 @@ def boot(pair: Pair) -> Any:
 
 
 def run(pair: Pair, *, ours: bool, tree: bool = False, plant: Plant | None = None) -> Record:
-    """Runs a pair's requests once, and returns the record.
+    """Runs the requests of a pair once. Returns the record.
 
     Args:
         pair: settings and requests.
         ours: whether the pools are memstate's.
         tree: whether the prefix tree is memstate's, too.
-        plant: plants a fault; called before each forward until it returns True.
+        plant: function that plants a fault, called before each forward until it returns True.
     """
     from memstate import Prefix
     from memstate.integrations.sglang import in_place
@@ -72,10 +72,10 @@ class RunFailed(Exception):
 
 
 def child(pair: Pair, *, ours: bool, tree: bool = False, plant: Plant | None = None) -> Record:
-    """Does `run` in a child process, because SGLang keeps settings and process groups in globals.
+    """Calls `run` in a child process, because SGLang keeps settings and process groups in globals.
 
     Raises:
-        RunFailed: the run ended with an error; the text is that of the error.
+        RunFailed: the run ended with an error, whose text it has.
     """
     context = multiprocessing.get_context("fork")
     result, end = context.Pipe(duplex=False)

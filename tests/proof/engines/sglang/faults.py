@@ -1,4 +1,4 @@
-"""Plants faults into memstate's pools; FAULTS has, for each, a word by which the proof must notice it."""
+"""Plants faults into memstate's pools. For each, FAULTS has a word that the complaint of the proof must contain."""
 
 from typing import Any
 

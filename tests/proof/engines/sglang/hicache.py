@@ -36,7 +36,7 @@ def to_device(
 def to_host(
     src_ptrs: Sequence[Tensor], dst_ptrs: list[Tensor], src_indices: Tensor, dst_indices: Tensor, page_size: int
 ) -> None:  # fmt: skip
-    """Copies tokens of all layers from the device to host memory; the layers of each host tensor are side by side."""
+    """Copies tokens of all layers from the device to host memory, where one tensor has all layers of a page."""
     layers, at = len(src_ptrs) // len(dst_ptrs), dst_indices.long()
     for n, device in enumerate(src_ptrs):
         place = at // page_size, n % layers, at % page_size
@@ -45,15 +45,15 @@ def to_host(
 
 
 def prepare() -> None:
-    """Replaces kernels by copies in torch and registers no memory with CUDA; lets SGLang compile its hash."""
-    get_native_hash([1], None)  # compiles, which takes longer than the steps of a run
+    """Replaces kernels by copies in torch, keeps memory from being registered with CUDA, and compiles SGLang's hash."""
+    get_native_hash([1], None)  # compiles now, because this takes longer than the steps of a run
     common._cuda_host_register = lambda *_, **__: None
     for pools in (mha, mamba):
         pools.transfer_kv_per_layer_direct_pf_lf, pools.transfer_kv_all_layer_direct_lf_pf = to_device, to_host
 
 
 def over_store(folder: Path) -> Pair:
-    """Returns requests whose pages and states SGLang keeps in a store.
+    """Returns a pair whose pages and states SGLang keeps in a store.
 
     Args:
         folder: folder of the store.

@@ -1,6 +1,6 @@
-"""Stands in for `sgl_kernel`: the six of SGLang's compiled kernels that a hybrid calls on a CPU, in plain torch.
+"""Stands in for `sgl_kernel`: has, in plain torch, the six of its compiled kernels that a hybrid calls on a CPU.
 
-The wheels of `sgl_kernel` need a GPU's libraries, or a processor with AMX. Shapes are SGLang's: states
+The wheels of `sgl_kernel` need the libraries of a GPU, or a processor with AMX. Shapes are SGLang's: states
 `slot head value key`, windows `slot channel width-1`. A row with a negative slot is padding.
 """
 
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
-CHUNK = 64  # tokens between two states that a prefill returns, as SGLang's kernels do on a GPU
+CHUNK = 64  # a prefill returns a state every so many tokens, as SGLang's kernels do on a GPU
 
 
 def convolve(x: Tensor, window: Tensor, weight: Tensor, bias: Tensor | None, active: bool) -> tuple[Tensor, Tensor]:
-    """Returns the convolved tokens `channel token`, and the window after them."""
+    """Returns the convolved tokens, `channel token`, and the window after the last one."""
     whole = torch.cat([window.to(x.dtype), x], 1)
     out = (whole.unfold(1, weight.shape[1], 1) * weight[:, None]).sum(-1)
     out = out if bias is None else out + bias[:, None]
@@ -27,7 +27,7 @@ def causal_conv1d_fn_cpu(
     x: Tensor, weight: Tensor, bias: Tensor | None, *, activation: str | None, conv_states: Tensor,
     has_initial_state: Tensor, cache_indices: Tensor, query_start_loc: Tensor, **_: Any,
 ) -> Tensor:  # fmt: skip
-    """Convolves prompts that lie one after another, `channel token`, and leaves their last inputs in the windows."""
+    """Convolves a packed batch of prompts, `channel token`. Leaves the last inputs of each in its window."""
     out, starts = torch.zeros_like(x), query_start_loc.tolist()
     for row, slot in enumerate(cache_indices.tolist()):
         if slot >= 0:
@@ -41,7 +41,7 @@ def causal_conv1d_update_cpu(
     x: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, *,
     conv_state_indices: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Convolves one token of each row, `row channel`."""
+    """Convolves one token per row, `row channel`."""
     out = torch.zeros_like(x)
     for row, slot in enumerate(conv_state_indices.tolist()):
         if slot >= 0:
@@ -51,7 +51,7 @@ def causal_conv1d_update_cpu(
 
 
 def fused_gdn_gating_cpu(A_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the logarithm of the decay and the write strength, both `1 token head`."""
+    """Returns the logarithm of the decay, and beta, the strength of the update: both `1 token head`."""
     decay = -A_log.float().exp() * softplus(a.float() + dt_bias.float())
     return decay[None], b.float().sigmoid().to(b.dtype)[None]
 
@@ -62,7 +62,7 @@ def delta_rule(
     """Runs the gated delta rule token by token: Yang, Kautz, Hatamizadeh, arXiv 2412.06464, equation 10.
 
     Returns:
-        The outputs `token head value`, the state after them, and the state before each chunk.
+        The outputs, `token head value`, the state after the last token, and the state before each chunk.
     """
     groups = v.shape[1] // k.shape[1]
     q, k = (each.float() / (each.float().square().sum(-1, keepdim=True) + 1e-6).sqrt() for each in (q, k))
@@ -82,7 +82,7 @@ def chunk_gated_delta_rule_cpu(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_state: Tensor, cu_seqlens: Tensor,
     initial_state_indices: Tensor, **_: Any,
 ) -> tuple[Tensor, None, Tensor]:  # fmt: skip
-    """Runs prompts that lie one after another, and leaves their states in the slots.
+    """Runs a packed batch of prompts, and leaves the state of each in its slot.
 
     Returns:
         The outputs, nothing, and the states before each chunk of each prompt, `1 chunk head value key`.
@@ -101,7 +101,7 @@ def fused_sigmoid_gating_delta_rule_update_cpu(
     *, A_log: Tensor, dt_bias: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor,
     initial_state_source: Tensor, initial_state_indices: Tensor, **_: Any,
 ) -> Tensor:  # fmt: skip
-    """Runs one token of each row, `1 row head ...`; returns `1 row head value`."""
+    """Runs one token per row, `1 row head ...`. Returns `1 row head value`."""
     decay, beta = fused_gdn_gating_cpu(A_log, a, b, dt_bias)
     out = torch.zeros_like(v)
     for row, slot in enumerate(initial_state_indices.tolist()):
@@ -131,7 +131,7 @@ KERNELS = (
 
 
 def other(name: str) -> Any:
-    """Returns a stand-in for a kernel that SGLang imports and the proof never calls; a call raises."""
+    """Returns a stand-in for a kernel that SGLang imports but the proof never calls. A call raises an error."""
     if name.startswith("__"):
         raise AttributeError(name)
 
@@ -142,7 +142,7 @@ def other(name: str) -> Any:
 
 
 def install() -> None:
-    """Installs the stand-ins as module `sgl_kernel`. Must run before SGLang is imported."""
+    """Installs the stand-ins as module `sgl_kernel`. Call it before SGLang is imported."""
     named = {kernel.__name__: kernel for kernel in KERNELS}
     for name in ("sgl_kernel", "sgl_kernel.mamba"):
         sys.modules[name] = ModuleType(name)

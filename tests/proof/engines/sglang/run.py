@@ -2,9 +2,9 @@
 
     python -m tests.proof.engines.sglang.run [--only WORD] [--json PATH]
 
-Each pair of runs gets the same requests. Tokens, logits, hits, batches and free slots of every step must be equal, bit
-for bit, and SGLang's own checks must find no leak. SGLang must give the same tokens without a cache, and with
-memstate's tree, which may evict other states. `--only` chooses the pairs and faults with a word in their name.
+Both runs of a pair get the same requests. Tokens, logits, hits, batches and free slots of every step must be equal, bit
+for bit, and SGLang's own checks must find no leak. Two more runs must give the same tokens: one without a cache, one
+with memstate's tree, which may evict other states. `--only` chooses the pairs and faults with this word in their name.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from typing import Any
 
 from tests.proof.engines.sglang import cpu
 
-cpu.prepare()  # before anything imports SGLang
+cpu.prepare()  # must run before anything imports SGLang
 
 from tests.proof.engines.sglang import hicache  # noqa: E402
 from tests.proof.engines.sglang.engine import RunFailed, child  # noqa: E402
@@ -27,11 +27,11 @@ from tests.proof.engines.sglang.scenarios import UNCACHED, Pair, pairs  # noqa: 
 
 
 def compare(pair: Pair) -> dict[str, Any]:
-    """Runs a pair, and its requests without a cache and with memstate's tree; returns figures and faults."""
+    """Runs a pair, and the same requests without a cache and with memstate's tree. Returns figures and faults."""
     try:
         theirs, ours, tree = child(pair, ours=False), child(pair, ours=True), child(pair, ours=True, tree=True)
         alone = replace(pair, settings=pair.settings | UNCACHED, refuse=0)
-        plain = None if pair.aborts else child(alone, ours=False)  # aborts come after steps, not after tokens
+        plain = None if pair.aborts else child(alone, ours=False)  # aborts come after steps, so tokens differ
     except RunFailed as error:
         return {"name": pair.name, "requests": 0, "hits": 0, "wrong": [str(error)]}
     hits = sum(ours.hits.values())
@@ -51,7 +51,7 @@ def compare(pair: Pair) -> dict[str, Any]:
 
 
 def restarted() -> dict[str, Any]:
-    """Runs requests over a store twice; in the second run, the first request of a talk must have hits.
+    """Runs requests over a store twice. In the second run, the first requests of talks must have hits.
 
     Returns figures and faults.
     """
@@ -72,7 +72,7 @@ def restarted() -> dict[str, Any]:
 
 
 def planted(name: str) -> tuple[bool, str]:
-    """Returns whether a fault in memstate's pools was seen as expected, and what was seen."""
+    """Runs a pair with a fault in memstate's pools. Returns whether it was noticed as expected, and what was seen."""
     pair = next(pair for pair in pairs() if pair.name == "extra_buffer")
     plant, sign = FAULTS[name]
     try:
@@ -83,13 +83,13 @@ def planted(name: str) -> tuple[bool, str]:
 
 
 def line(result: dict[str, Any]) -> str:
-    """Returns the figures of a pair as a line."""
+    """Returns a line with the figures of a pair."""
     counts = ", ".join(f"{value} {name}" for name, value in result.items() if value and name not in ("name", "wrong"))
     return f"{result['name']}: {counts}: {'; '.join(result['wrong']) or 'the same'}"
 
 
 def main() -> int:
-    """Returns 0 if every pair is the same and every fault is seen."""
+    """Runs the program. Returns 0 if the runs of each pair agree and each fault is noticed."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--only", default="", metavar="WORD")
     options.add_argument("--json", type=Path, metavar="PATH")

@@ -1,4 +1,4 @@
-"""Lists the pairs of runs: settings of SGLang's server, and requests."""
+"""Lists the pairs of runs: for each, settings of SGLang's server, and requests."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ PLAIN: dict[str, Any] = {"mamba_radix_cache_strategy": "no_buffer", "disable_ove
 
 
 def tracked(*, lazy: bool = False, overlap: bool = True, every: int = 64, **more: Any) -> dict[str, Any]:
-    """Returns the settings of a strategy that tracks states while a request decodes."""
+    """Returns settings of SGLang's server for a strategy that tracks states in decode."""
     strategy = "extra_buffer_lazy" if lazy else "extra_buffer"
     return {
         "mamba_radix_cache_strategy": strategy, "disable_overlap_schedule": not overlap, "mamba_track_interval": every,
@@ -25,9 +25,9 @@ class Pair:
         name: what is special about the pair.
         settings: arguments of SGLang's server.
         turns: the requests.
-        aborts: request -> number of steps after which it is aborted.
-        sessions: whether a talk is a streaming session.
-        refuse: every `refuse`-th claim of a slot outside an admission is refused; 0 for none.
+        aborts: request -> number of steps from its arrival to its abort.
+        sessions: whether each talk is a streaming session.
+        refuse: each `refuse`-th claim of a slot outside of admissions is refused; 0 for none.
         must: counters of `Record` that must not be 0.
     """
 
@@ -70,7 +70,7 @@ def pairs() -> Iterator[Pair]:
             f"{strategy}, failing claims", with_(**FEW_SLOTS), talks(seed, 6, **LONG), refuse=3, must=("refused",)
         )
         yield Pair(f"{strategy}, mixed lengths", with_(max_running_requests=3), talks(seed, 6, 4, **MIXED))
-        if strategy != "no_buffer":  # no_buffer has pages of one token, and tracks nothing in decode
+        if strategy != "no_buffer":  # no_buffer needs pages of one token, and tracks nothing in decode
             yield Pair(f"{strategy}, pages of 16", with_(**PAGES), talks(seed, 6))
             yield Pair(f"{strategy}, interval 16", with_(every=16), talks(seed, 6, **LONG))
             everything = with_(every=16, **PAGES | CHUNKED | FEW_KV | FEW_SLOTS)

@@ -1,4 +1,4 @@
-"""Draws requests that arrive by step number: talks of several turns, some with the same first tokens."""
+"""Draws requests that arrive at given steps: talks of several turns, some with the same first tokens."""
 
 import random
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ class Turn:
 
     Args:
         talk: number of its talk.
-        at: the first step in which it may arrive; it also waits for the turn before.
-        fresh: its new tokens, which follow the talk so far in the prompt.
+        at: first step in which it may arrive. It also waits for the end of the turn before it.
+        fresh: its new tokens. In the prompt they follow all earlier turns of the talk.
         answer: number of tokens to generate.
     """
 
@@ -32,8 +32,8 @@ def talks(
         count: number of talks.
         turns: turns of each talk.
         shared: number of first tokens that every second talk shares.
-        fresh: least and largest number of new tokens of a turn.
-        answer: least and largest number of generated tokens.
+        fresh: smallest and largest number of new tokens of a turn.
+        answer: smallest and largest number of generated tokens.
         apart: largest number of steps between two arrivals of a talk.
     """
     pick = random.Random(seed)

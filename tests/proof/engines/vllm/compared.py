@@ -1,4 +1,4 @@
-"""Compares the results of processes with the connector with those of the process without a cache."""
+"""Compares the results of the processes with a connector with those of the process without a cache."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,8 +17,8 @@ class Outcome:
 
     Attributes:
         counts: Requests, wrong answers, tokens of prompts and of hits, and counts of the connectors.
-        apart: The largest difference between two logprobs.
-        cost: CPU seconds in the scheduler's and the worker's connector, and in steps.
+        apart: The largest difference between two logprobs of the same token.
+        cost: CPU seconds in steps, and in the connectors of scheduler and worker.
         failures: A line for each fault.
     """
 
@@ -29,7 +29,7 @@ class Outcome:
 
     @classmethod
     def sum(cls, outcomes: Iterable["Outcome"]) -> "Outcome":
-        """Returns the sum of outcomes."""
+        """Returns one outcome for several: sums of counts and seconds, all failures."""
         whole = cls()
         for each in outcomes:
             whole.counts += each.counts
@@ -60,8 +60,8 @@ def compared(scenario: Scenario, results: Sequence[tuple[Mapping[str, Any], Mapp
 
     Args:
         scenario: The scenario.
-        results: (result of the process without a cache, own result) of each process with the connector, in the order
-            of their start.
+        results: For each process with a connector, in the order of their start: (result of the process without a
+            cache, result of this process).
     """
     outcome, exact = Outcome(), scenario.reference.serial
     counts = outcome.counts

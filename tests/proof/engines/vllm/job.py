@@ -1,10 +1,10 @@
-"""Describes the job of one process of vLLM."""
+"""Describes the job of one process of vLLM: its requests and its settings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-BLOCKS: Final = 600  # blocks of host memory, with room for all
+BLOCKS: Final = 600  # blocks of host memory: enough for all requests
 
 
 class Ask(NamedTuple):
@@ -21,23 +21,23 @@ class Ask(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """The job of one process of vLLM.
+    """The job of one process of vLLM. It serves round after round; a round is one turn of each talk.
 
     Args:
         model: One of `MODELS`.
-        requests: Number of requests, a whole number of rounds.
-        opening: Number of tokens with which a talk begins.
+        requests: Number of requests, a multiple of `talks.TURNS`.
+        opening: Number of first tokens that a talk shares with others.
         tokens: Number of tokens of an answer.
-        rounds: The requests. None: the process writes them from its own answers.
+        rounds: The requests of each round. None: the process writes them from its own answers.
         connector: vLLM's `kv_transfer_config`, None for no connector.
-        options: Options of `vllm.LLM`, besides those of every process.
-        serial: Whether a request waits for the one before it, and no answer becomes part of a prompt.
+        options: Options of `vllm.LLM`, besides those that every process has.
+        serial: Whether requests run one at a time, and answers never become part of a prompt.
         forget: Whether vLLM's own cache is emptied after each round.
-        abort: Share of the steps after which a request is aborted.
-        reset: Share of the steps after which all caches are reset, also the connector's.
+        abort: Probability that a request is aborted after a step.
+        reset: Probability that all caches, including the connector's, are reset after a step.
         reset_running: Whether a reset preempts running requests. Otherwise, vLLM refuses a reset while one runs.
         spoil: Whether records in host memory change places after each round, as a control of the comparison.
-        asynchronous: Whether the scheduler runs a step ahead.
+        asynchronous: Whether the scheduler plans a step before it has the answer of the last one.
         seed: Seed of the model's weights.
     """
 
@@ -67,7 +67,7 @@ def connector(name: str = "MemstateConnector", **settings: Any) -> dict[str, Any
     """Returns a `kv_transfer_config`.
 
     Args:
-        name: The connector, memstate's or one of vLLM's.
+        name: Name of the connector: memstate's or one of vLLM's.
         settings: Its `kv_connector_extra_config`.
     """
     if name != "MemstateConnector":

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Measured:
-    """Sums the CPU time that this thread spends in calls. A call inside a call of the same label does not count again.
+    """Sums the CPU time of this thread in calls. A call inside another call of the same label does not count again.
 
     Attributes:
         seconds: Label -> CPU time.
@@ -18,12 +18,12 @@ class Measured:
         self._inside: set[str] = set()
 
     def watch(self, label: str, thing: Any, names: Iterable[str]) -> None:
-        """Measures methods of an object.
+        """Measures methods of an object from now on.
 
         Args:
             label: The label to which their time is added.
             thing: The object.
-            names: Names of methods; missing methods are left out.
+            names: Names of its methods. Names that it does not have are skipped.
         """
         for name in names:
             if (method := getattr(thing, name, None)) is not None:

@@ -1,6 +1,6 @@
-"""Changes vLLM so that it runs these models on a CPU, and can run a step ahead there.
+"""Changes vLLM so that it runs these models on a CPU, and there can also schedule a step ahead.
 
-vLLM's setting `worker_extension_cls` names a class of this module, so a worker imports it before the model.
+vLLM's setting `worker_extension_cls` names a class of this module, so a worker imports the module before the model.
 """
 
 from dataclasses import replace
@@ -22,11 +22,11 @@ MambaMixer2.get_kv_cache_spec = _without_checkpoints
 
 
 class Mended:
-    """Adds nothing to a worker; it only makes the worker import this module."""
+    """Adds nothing to a worker. Only makes the worker import this module."""
 
 
 def run_ahead() -> None:
-    """Lets the scheduler run a step ahead, which vLLM switches off on a CPU: platforms/cpu.py, line 331 of 0.32.0."""
+    """Lets the scheduler plan a step ahead. vLLM switches this off on a CPU: platforms/cpu.py, line 331 of 0.32.0."""
     update = CpuPlatform.check_and_update_config.__func__
 
     def ahead(cls: type, config: Any) -> None:

@@ -21,7 +21,7 @@ GRANITE: Final = {
 # model -> (its `model_type` in Transformers, settings that differ from COMMON)
 MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "granite": ("granitemoehybrid", GRANITE),
-    "reweighted": ("granitemoehybrid", GRANITE),  # in a folder of its own, whose weights are replaced
+    "reweighted": ("granitemoehybrid", GRANITE),  # this model has its own folder, because its weights are replaced
     "falcon": ("falcon_h1", {**MAMBA2, "mamba_d_ssm": 128, "head_dim": 32}),
     "nemotron": ("nemotron_h", {
         "layers_block_type": ["mamba", "attention", "mlp", "mamba"], "head_dim": 32, "ssm_state_size": 16,
@@ -36,7 +36,7 @@ MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "gemma": ("gemma3_text", {
         "head_dim": 32, "sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"] * 2,
     }),
-    # A step takes about 50 ms of CPU time, as a basis for the connector's share.
+    # A step takes about 50 ms of CPU time. The cost of the connector is a share of this.
     "large": ("granitemoehybrid", {
         **GRANITE, "hidden_size": 512, "intermediate_size": 1024, "shared_intermediate_size": 1024,
         "num_hidden_layers": 16, "num_attention_heads": 8, "num_key_value_heads": 2, "mamba_n_heads": 32,
@@ -47,7 +47,7 @@ MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 
 
 def make(name: str, folder: Path, seed: int = 0) -> None:
-    """Writes a model.
+    """Writes a model to a folder.
 
     Args:
         name: One of `MODELS`.

@@ -1,4 +1,4 @@
-"""Runs vLLM's whole engine on a CPU, with memstate's connector and without a cache, and compares the answers.
+"""Runs vLLM's whole engine on a CPU, once with memstate's connector, once without a cache. Compares the answers.
 
 Run it in the environment of `pins.txt`:
 
@@ -29,7 +29,7 @@ VARIABLES: Final = {
 
 
 class Processes:
-    """Processes of vLLM. They are forked, because an import of vLLM takes longer than most of their runs.
+    """Runs vLLM in processes. They are forked, because to import vLLM takes longer than most runs.
 
     Args:
         folder: Folder for models, results and logs.
@@ -40,10 +40,10 @@ class Processes:
         self._fork = multiprocessing.get_context("fork")
 
     def run(self, *jobs: Job) -> list[dict[str, Any]]:
-        """Runs jobs at the same time, and returns their results.
+        """Runs jobs at the same time, each in a process. Returns their results.
 
         Raises:
-            RuntimeError: A process failed; the text has the end of its output.
+            RuntimeError: A process failed. The text has the end of its output.
         """
         begun = [self._begin(job) for job in jobs]
         for process, _, log in begun:
@@ -53,7 +53,7 @@ class Processes:
         return [json.loads(result.read_text()) for _, result, _ in begun]
 
     def reference(self, job: Job) -> dict[str, Any]:
-        """Returns the result of a run without a connector; scenarios with equal jobs share it."""
+        """Returns the result of a job without a connector. Scenarios with equal jobs share one run."""
         key = json.dumps(vars(job), sort_keys=True)
         if key not in self._made:
             [self._made[key]] = self.run(job)
@@ -99,8 +99,8 @@ def prove(scenario: Scenario, processes: Processes) -> Outcome:
 
 
 def damage(store: Path) -> None:
-    """Flips a bit in every second record of a store."""
-    from memstate.tiers.records import MAGIC  # imports torch, which must find VARIABLES
+    """Flips one bit in every second record of a store."""
+    from memstate.tiers.records import MAGIC  # imports torch, which reads VARIABLES
 
     for path in sorted(path for path in store.rglob("*") if path.is_file())[::2]:
         record = bytearray(path.read_bytes())

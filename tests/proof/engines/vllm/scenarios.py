@@ -9,17 +9,17 @@ from tests.proof.engines.vllm.job import Job, connector
 
 @dataclass(frozen=True)
 class Scenario:
-    """Processes of vLLM with the connector, beside one without a cache.
+    """Runs of vLLM with the connector, to be compared with a run without a cache.
 
     Args:
         job: The job of each process.
-        wants: Count -> least value that all processes together must reach.
+        wants: Name of a count -> smallest sum over all processes that is right.
         settings: Settings of the connector.
-        theirs: A connector of vLLM instead of memstate's; "" for memstate's.
+        theirs: Name of one of vLLM's connectors; "" for memstate's.
         store: Whether there is a store.
         at_once: Number of processes that run at the same time over one store.
-        then: What happens before one more process serves the last round again, over the same store: a `restart`, or
-            damage to half of the records (`damaged`), or other weights at the same path (`reweighted`).
+        then: If not "", another process afterwards serves the last round again, over the same store. Before it,
+            nothing happens (`restart`), half of the records are damaged, or the model gets other weights (`reweighted`).
         never: Counts that must stay 0.
         wrong: Whether there must be wrong answers, as a control of the comparison.
     """
@@ -48,14 +48,14 @@ class Scenario:
 
     @property
     def transfer(self) -> dict[str, Any]:
-        """vLLM's `kv_transfer_config`, without the folder of the store."""
+        """The `kv_transfer_config` of vLLM, still without the folder of the store."""
         return connector(self.theirs, **self.settings) if self.theirs else connector(**self.settings)
 
 
 SMALL: Final = {"host_blocks": 40, "store_tokens": 32}
 NGRAM: Final = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 # In bf16, the bits of a block in vLLM itself depend on the batch, on the chunks of a prompt, and on prefill or decode.
-# So requests run one at a time beside vLLM's own cache, and no block of an answer is read again: all bits are equal.
+# So requests run one at a time with vLLM's own cache, and no block of an answer is read again. Then all bits are equal.
 SERIAL: Final = {"dtype": "bfloat16", "num_gpu_blocks_override": 1000}
 
 SCENARIOS: Final[dict[str, Scenario]] = {
@@ -82,7 +82,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "two-ranks": Scenario(Job("granite", options={"tensor_parallel_size": 2})),
     "two-engines": Scenario(Job("granite"), {"fetched": 10}, SMALL, store=True, at_once=2),
     "asynchronous": Scenario(Job("falcon", asynchronous=True), {"ahead": 1}),
-    # No hybrid: its drafts need a Triton kernel, which a CPU lacks: v1/worker/mamba_utils.py, line 1226 of 0.32.0.
+    # Not with a hybrid: its drafts need a Triton kernel, impossible on a CPU (v1/worker/mamba_utils.py:1226 of 0.32.0).
     "ngram": Scenario(Job("gemma", tokens=40, options={"speculative_config": NGRAM}), {"accepted": 1}),
     "windows": Scenario(Job("gemma")),
     "control": Scenario(Job("granite", spoil=True), wrong=True),

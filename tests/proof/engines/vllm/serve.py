@@ -1,4 +1,4 @@
-"""Serves rounds of requests with vLLM's own engine on a CPU; returns the answers, figures and what is left."""
+"""Serves rounds of requests with vLLM's own engine on a CPU. Returns answers, figures, and what is still held."""
 
 import random
 import time
@@ -11,7 +11,7 @@ from tests.proof.engines.vllm.mended import run_ahead
 from tests.proof.engines.vllm.talks import Talks
 from tests.proof.engines.vllm.theirs import stand_in
 
-SECONDS: Final = 120  # limit for the saves and writes that remain when no request runs
+SECONDS: Final = 120  # limit for saves and writes after the last request
 CALLS: Final = (
     "get_num_new_matched_tokens", "update_state_after_alloc", "build_connector_meta", "update_connector_output",
     "request_finished_all_groups", "start_load_kv", "wait_for_save", "get_transfer_results", "get_finished",
@@ -20,10 +20,10 @@ CALLS: Final = (
 
 
 class Engine:
-    """vLLM's engine, driven step by step.
+    """vLLM's engine. This class calls each of its steps.
 
     Args:
-        job: The requests, and the aborts and resets meanwhile.
+        job: The requests, aborts and resets.
         model: Folder of the model.
     """
 
@@ -63,13 +63,13 @@ class Engine:
 
     @property
     def worker(self) -> Any:
-        """The worker's connector; None if the workers are other processes."""
+        """The connector of the worker; None if the workers are other processes."""
         import vllm.distributed.kv_transfer.kv_transfer_state as state
 
         return state._KV_CONNECTOR_AGENT
 
     def serve(self, asks: list[Ask]) -> None:
-        """Serves a round: one or two requests arrive in each step, in the order of the round."""
+        """Serves the requests of a round. One or two of them arrive in each step, in order."""
         from vllm import SamplingParams
 
         waiting, length = list(asks), self.job.tokens
@@ -96,7 +96,7 @@ class Engine:
             self.happen()
 
     def happen(self) -> None:
-        """Aborts requests and resets caches at random, while other requests run."""
+        """At random, aborts a request and resets the caches, while other requests run."""
         job, running = self.job, [each for each, answer in self.answers.items() if not answer["aborted"]]
         unfinished = [name for name in running if len(self.answers[name]["tokens"]) < job.tokens]
         if job.abort and unfinished and self.draw.random() < job.abort:
@@ -117,7 +117,7 @@ class Engine:
         self.counts["resets" if done else "resets refused"] += 1
 
     def settle(self) -> None:
-        """Steps until the connector has nothing left to do."""
+        """Runs steps until the connector has nothing left to do."""
         end = time.monotonic() + SECONDS
         while self.scheduler.connector is not None and self.scheduler.connector.has_pending_push_work():
             if time.monotonic() > end:
@@ -130,13 +130,13 @@ class Engine:
             raise AssertionError("vLLM's blocks are held by nobody that runs")
 
     def spoil(self) -> None:
-        """Exchanges the records in host memory, so that each loaded block is the wrong one."""
+        """Makes records in host memory change places, so that each loaded block is a wrong one."""
         pool = self.worker.worker._cache.pool
         used = sorted(entry.record for entry in self.scheduler.connector.scheduler.cache.entries())
         pool.memory[used] = pool.memory[used].roll(1, 0)
 
     def left(self) -> list[str]:
-        """Returns a line for each thing that is held although no request runs."""
+        """Returns a line for each block, request or record that is held although no request runs."""
         pool = self.scheduler.kv_cache_manager.block_pool
         free, blocks = pool.get_num_free_blocks(), pool.num_gpu_blocks - 1  # without the null block
         faults = [] if free == blocks else [f"{free} of {blocks} blocks of vLLM are free"]
@@ -164,14 +164,14 @@ class Engine:
 
 
 def serve(job: Job, model: str) -> dict[str, Any]:
-    """Does a job in this process.
+    """Runs a job in this process.
 
     Args:
         job: The job.
         model: Folder of the model.
 
     Returns:
-        The served `rounds`, the `answers`, the `counts`, the `cost` in seconds, and what is `left`.
+        The served `rounds`, the `answers`, the `counts`, the `cost` in seconds, and `left`: a line for each held thing.
     """
     engine = Engine(job, model)
     rounds = job.rounds or []

@@ -1,4 +1,4 @@
-"""Writes talks whose prompts share prefixes: a few openings, forks of a first question, and each talk's history."""
+"""Writes talks (conversations) whose prompts share prefixes: openings, first questions, and earlier turns."""
 
 import random
 from typing import Final
@@ -8,15 +8,15 @@ from tests.proof.engines.vllm.models import WORDS
 
 OPENINGS: Final = 3
 TURNS: Final = 4
-FORK: Final = 4  # one of 4 talks asks the same first question as the talk before it
-QUESTION: Final = (20, 60)  # least and largest number of tokens
+FORK: Final = 4  # one of 4 talks has the same first question as the talk before it
+QUESTION: Final = (20, 60)  # smallest and largest number of tokens
 
 
 class Talks:
-    """Writes the prompts of a round from the answers of the rounds before.
+    """Writes the prompts of each round, one for each talk. They contain the answers of earlier rounds.
 
     Args:
-        requests: Number of requests, a whole number of rounds.
+        requests: Number of requests of all rounds, a multiple of TURNS.
         opening: Number of tokens of an opening.
         seed: Seed of the words.
     """
@@ -28,7 +28,7 @@ class Talks:
         self.turn = 0
 
     def ask(self) -> list[Ask]:
-        """Returns the requests of the next round, none after the last round."""
+        """Returns the requests of the next round; [] after the last round."""
         if self.turn == TURNS:
             return []
         question: list[int] = []

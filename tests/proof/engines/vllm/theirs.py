@@ -1,4 +1,4 @@
-"""Lets vLLM's own connectors run on a CPU: replaces their CUDA copies; they still choose what to keep."""
+"""Lets vLLM's own connectors run on a CPU: replaces their CUDA copies. The connectors still choose what to keep."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 
 
 class Stream:
-    """A stand-in for a CUDA stream, whose work is over at once."""
+    """Stands in for a CUDA stream. Its work is done at once."""
 
     def __init__(self, **_: Any) -> None:
         pass
@@ -19,7 +19,7 @@ class Stream:
 
 
 class Event:
-    """A stand-in for a CUDA event, which is always complete."""
+    """Stands in for a CUDA event. It is always complete."""
 
     def record(self, stream: object = None) -> None:
         """Does nothing."""
@@ -53,7 +53,7 @@ class Copies:
 
 
 def stand_in() -> None:
-    """Replaces the copies in this process."""
+    """Replaces the CUDA copies of vLLM's connectors in this process."""
     from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
     from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
     from vllm.v1.simple_kv_offload import worker
@@ -83,12 +83,12 @@ def stand_in() -> None:
             return self._end(job_id)
 
         def get_finished(self) -> list[TransferResult]:
-            """Returns the transfers that are over since the last call."""
+            """Returns the transfers that were done since the last call."""
             over, self._over = self._over, []
             return over
 
         def wait(self, job_ids: set[int]) -> None:
-            """Does nothing, because transfers are over at once."""
+            """Does nothing, because transfers are done at once."""
 
         def _parts(self, device: Any, host: Any) -> list[tuple[int, Any, Any]]:
             parts, first = [], 0

@@ -156,7 +156,7 @@ class World:
         return [n for n in sorted({1, every - length % every} | none) if length + n <= LONGEST]
 
     def _batches(self, batch: Batch) -> Iterator[Move]:
-        """Yields plans of a batch, also one without claims. If slots are short, the claiming rows come in all orders."""
+        """Yields plans of a batch, also one without claims. If slots are short, claiming rows come in all orders."""
         late = any(self.model.unsure(self.model.rows[row]) for row, _ in batch)
         first = [(row, n) for row, n in batch if self.model.needs(self.model.rows[row], n, most=late)]
         rest = [one for one in batch if one not in first]

@@ -19,7 +19,7 @@ class Scenario:
         store: Whether there is a store.
         at_once: Number of processes that run at the same time over one store.
         then: If not "", another process afterwards serves the last round again, over the same store. Before it,
-            nothing happens (`restart`), half of the records are damaged, or the model gets other weights (`reweighted`).
+            nothing happens (`restart`), half the records are damaged, or the model gets other weights (`reweighted`).
         never: Counts that must stay 0.
         wrong: Whether there must be wrong answers, as a control of the comparison.
     """

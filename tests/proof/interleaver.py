@@ -272,7 +272,7 @@ def interleaved(
         launch.fn = Body(launch.fn, session)
         try:
             call(launch, *args, **kwargs)
-        except Exception as error:  # the interpreter wraps the error in one with a text
+        except Exception as error:  # the interpreter raises another error from this one
             while error.__cause__:
                 error = error.__cause__
             raise error from None

@@ -12,6 +12,6 @@ def bare(folder: Path) -> Path:
     own = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
     for place in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
         for entry in os.scandir(place):
-            if "memstate" not in entry.name and not entry.name.endswith(".pth"):  # a .pth file may name a checkout
+            if "memstate" not in entry.name and not entry.name.endswith(".pth"):  # a .pth file may point to a checkout
                 (own / entry.name).symlink_to(entry.path)
     return folder / "bin" / "python"

@@ -32,7 +32,7 @@ class Shelf:
         self.kind, self.records, self.reserve = kind, records, reserve
         self.free = set(range(records))
         self.written: set[int] = set()  # records to which a thread writes
-        self.waiting: set[int] = set()  # records that were given back while a thread writes to them
+        self.waiting: set[int] = set()  # freed records to which a thread still writes
         self.items: list[Item] = []
         self.evicted = 0
 

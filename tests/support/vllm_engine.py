@@ -257,7 +257,7 @@ class Engine:
         return self.connector.counts
 
     def quiet(self) -> bool:
-        """Drains. Returns true if no load is under way and no waiting request holds blocks."""
+        """Calls `drain`. Returns true if no load is under way and no waiting request holds blocks."""
         self.drain()
         live, blocks = self.scheduler.requests, self.scheduler.kv_cache_manager.get_block_ids
         waiting = [name for name, request in live.items() if request.status != RequestStatus.RUNNING]

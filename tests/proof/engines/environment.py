@@ -89,7 +89,7 @@ def _renew(pin: str, python: Path, pip: list[str | Path]) -> None:
     unmet = subprocess.run([python, "-c", UNMET, package], check=True, capture_output=True, text=True).stdout.split(
         "\n"
     )
-    asked = [one for one in unmet if one and not one.startswith("torch")]  # a build of torch can have gigabytes
+    asked = [one for one in unmet if one and not one.startswith("torch")]  # builds of torch can have gigabytes
     if asked:
         subprocess.run([*pip, *asked], check=True)
     command = [python, "-c", f"from importlib.metadata import version; print(version({package!r}))"]

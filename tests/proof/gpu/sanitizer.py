@@ -57,7 +57,7 @@ def no_gsan() -> str:
 
 
 def gsan_verdict(log: str, finished: bool) -> tuple[str, str]:
-    """Returns the verdict of a run under GSan, as `verdict` does. A race ends the kernel and the run."""
+    """Returns the same as `verdict`, for a run under GSan, where a race ends the kernel and the run."""
     if race := GSAN_FOUND.search(log):
         return "failed", race[0]
     if not finished:

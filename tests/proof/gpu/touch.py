@@ -115,7 +115,7 @@ def prefill(machine: Machine) -> Backend:
 
 
 def prove(machine: Machine, result: Result) -> None:
-    """Runs all of this. It is a failure if an operation was not launched."""
+    """Runs all functions above. It is a failure if an operation was not launched."""
     with shadowed() if "--gsan" in sys.argv else nullcontext():
         _prove(machine, result)
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from tests.proof.stateful.model import Model
 
 RUBBISH: Text = (-1,)  # bytes that in-place kernels leave in slot 0
-UNSEEN: Text = (-3,)  # content of a slot since no `look` has compared it
+UNSEEN: Text = (-3,)  # content of a slot that no `look` has compared yet
 TAPS = 2  # number of inputs that a convolution keeps
 POISON, CANARY, JUNK = 0xA5, 0xC3, 0x77
 FILL = np.frombuffer(bytes.fromhex("c35a9e17d2864bf1396da0e87c25b40f"), np.uint8)

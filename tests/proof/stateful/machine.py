@@ -1,4 +1,4 @@
-"""Drives a manager beside its model: draws arguments, names the errors of a call, compares both sides after it."""
+"""Drives a manager beside its model: draws arguments, says which errors a call may raise, and compares both sides."""
 
 from array import array
 from collections import Counter, deque
@@ -27,14 +27,15 @@ from tests.support.build import build
 from tests.support.fetches import Fetched
 
 Faults = set[type[ms.MemstateError]]
-REFUSED = object()  # the answer of a call that raised an expected error
+REFUSED = object()  # what `attempt` returns for a call that raised an expected error
 
 
 @dataclass(eq=False)
 class Flight:
-    """A planned step on both sides.
+    """A planned step, of the manager and of the model.
 
-    tokens: of each entry. accepted: number of real ones among them. written: whether the device has these numbers.
+    tokens: tokens of each entry. accepted: number of real tokens of each entry. written: whether the device has these
+    numbers.
     """
 
     step: ms.Step
@@ -78,7 +79,7 @@ Handles = list[Any]
 
 
 class Machine:
-    """A manager, its model and its memory; `handles` and `snaps` are the handles that a caller keeps."""
+    """A manager, its model and its memory. `handles` and `snaps` are the handles that a caller keeps."""
 
     salts: tuple[Any, ...] = ()  # salt of the last drawn prompt, if it was taken from a tier
 
@@ -142,7 +143,7 @@ class Machine:
     def attempt(
         self, faults: Faults, call: Callable[[], Any], numbers: Mapping[type, tuple[int, ...]] | None = None
     ) -> Any:
-        """Returns the answer of a call; with `faults`, the call must raise one of them, and REFUSED is returned.
+        """Returns the answer of a call. With `faults`, the call must raise one of them; then returns REFUSED.
 
         numbers: error -> the numbers that it must carry: requested, free and, for slots, evictable.
         """
@@ -165,7 +166,7 @@ class Machine:
 
     @contextmanager
     def counted(self) -> Iterator[Counter[str]]:
-        """Yields a counter; at the end it has the launches by op, uploads and synchronisations of the block."""
+        """Yields a counter. After the block, it has its launches by op, uploads and synchronisations."""
         spent, counts = Counter[str](), self.mem.backend.counts
         before = counts.launches | Counter(uploads=counts.uploads, syncs=counts.syncs)
         yield spent
@@ -174,7 +175,7 @@ class Machine:
     # The comparison
 
     def look(self) -> None:
-        """Compares the host's counts, the raw tensors of the device and every byte; sends nothing."""
+        """Compares with the model: counts of the host, raw tensors of the device, and every byte. Sends nothing."""
         model, mem, registers = self.model, self.mem, self.registers
         count = model.register_count
         held, known = _dense(dict.fromkeys(model.held, True), count), _dense(model.known, count)
@@ -203,7 +204,7 @@ class Machine:
             model.stirred.clear()
 
     def _look_at_the_cells(self) -> None:
-        """Compares the arena of registers, columns and page table, and the cells between them."""
+        """Compares registers, columns and page table with the model, and checks that cells between them are the same."""
         model, seen, told = self.model, raw(self.registers.cells), self.expected
         count = model.register_count
         columns = {
@@ -253,7 +254,7 @@ class Machine:
         self._same("stats", seen, told)
 
     def _look_at_who_has_what(self) -> None:
-        """Compares owners by name, users of each page, sessions, and the cache node by node."""
+        """Compares with the model: owners by name, users of each page, sessions, and each node of the cache."""
         model, mem = self.model, self.mem
         mem._reports._recount.require_owners()
         self._same("owners", mem._reports.owners(), {register: self.owner(register) for register in model.held})
@@ -331,7 +332,7 @@ class Machine:
                 (self.cached if one.owner == "cached" else self.snaps)[snap] = one
 
     def stale(self) -> list[ms.Snapshot]:
-        """Returns handles of states that the cache has given up."""
+        """Returns the handles of states that the cache has evicted."""
         return [
             snap for snap, one in self.cached.items() if self.model.kept.get(one.register) is not one or one.dropped
         ]
@@ -347,12 +348,12 @@ class Machine:
         self.settled.append(flight.step)
 
     def tokens(self, n: int) -> list[int]:
-        """Returns n tokens that no row has had before."""
+        """Returns n tokens that no row had before."""
         self.fed += n
         return list(range(self.fed - n, self.fed))
 
     def feed(self, row: Row, length: int, n: int) -> list[int]:
-        """Returns the tokens of a row's next step: the rest of its prompt, then tokens by its `taste`."""
+        """Returns the tokens of a row's next step: the rest of its prompt, then tokens that its `taste` decides."""
         if row.prompt is None:
             return self.tokens(n)
         return [*row.prompt[length : length + n], *[(at * at + row.taste) % 3 for at in
@@ -409,7 +410,7 @@ class Machine:
         return min(24, max(1, width - 4)) if self.settings.pages else 24
 
     def draw_prompt(self, d: Digits, talk: Talk | None = None) -> Text:
-        """Draws a prompt: a text that was there before, cut somewhere, and a few more tokens."""
+        """Draws a prompt: the first tokens of an earlier text, and a few more tokens."""
         if talk and d(5):
             base: Text = d.pick(talk.told, talk.told, talk.told, talk.text, talk.told[: d(len(talk.told) + 1)])
         else:
@@ -454,7 +455,7 @@ class Machine:
         return len(named) if reach is None and self.settings.keyed else reach
 
     def draw_request(self, d: Digits, name: str) -> tuple[ms.Request, Start, Faults]:
-        """Draws a request; returns it, its start in the model, and the errors that it may raise."""
+        """Draws a request. Returns it, its start in the model, and the errors that its admission may raise."""
         ways = ("new", "new", "resume", "prompt", "prompt", "turn") if self.settings.prefix else (
             "new", "new", "new", "resume", "resume", "resume", "prompt", "turn")  # fmt: skip
         how = d.pick(*ways)
@@ -476,7 +477,7 @@ class Machine:
             start.origin = self.snaps.get(resume)
             if start.origin:
                 start.length, start.shared = resume.length, resume.pages
-            else:  # a cached state is resumed by its tokens, not by a handle
+            else:  # a request resumes a cached state by its tokens, not by a handle
                 there = resume in self.cached and resume not in self.stale()
                 void = isinstance(resume, ms.Snapshot) and not there
                 faults.add(ms.StaleHandle if void else ms.InvalidArgument)
@@ -548,11 +549,11 @@ class Machine:
     # Tokens of rows
 
     def known(self, row: Row) -> Text:
-        """Returns the tokens of a row: its text, then the rest of its prompt."""
+        """Returns the text of a row, then the rest of its prompt."""
         return row.text + (row.prompt or ())[len(row.text) :]
 
     def tell(self, d: Digits, rows: Handles) -> tuple[list[Any], list[Text], Faults]:
-        """Draws tokens of rows for the cache; returns the argument, the texts it means, and the errors it may raise."""
+        """Draws tokens of rows for the cache. Returns the argument, the texts that it means, and possible errors."""
         faults: Faults = set()
         keys = []
         for row in rows:
@@ -595,7 +596,7 @@ def encoded(tokens: Collection[int]) -> bytes:
 
 
 def _nodes(cache: ms.prefix.PrefixCache) -> list[tuple[object, ...]]:
-    """Returns the nodes of the cache's tree, each with its tokens and pages from the root on."""
+    """Returns the nodes of the tree of the cache, each with its tokens and pages from the root on."""
     whole: dict[object, tuple[bytes, list[int]]] = {}
     nodes = []
     for salt, node in cache.tree.walk():
@@ -612,7 +613,7 @@ def _dense(numbers: Mapping[int, int], count: int) -> list[int]:
 
 
 def spelled(d: Digits, tokens: Text) -> Any:
-    """Returns tokens in one of the types that memstate accepts."""
+    """Returns tokens as one of the types that memstate accepts."""
     how = d(8)
     if how == 1:
         return tokens

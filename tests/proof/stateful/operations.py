@@ -1,4 +1,4 @@
-"""Carries out the operations of a manager, with valid and invalid arguments by the digits of one number."""
+"""Carries out the operations of a manager. The digits of one number choose valid and invalid arguments."""
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -32,7 +32,7 @@ from tests.proof.stateful.settings import Digits
 from tests.support.fetches import Fetched
 
 NO_LIMIT = 2**31 - 1
-# operations that may come between a plan and its forward; repeated names are drawn more often
+# operations that may come between a plan and its forward; a repeated name is drawn more often
 GAP = (
     "admit", "admit", "admit", "leave", "leave", "leave", "publish", "publish", "drop", "drop", "fork", "cancel",
     "settle", "settle", "arrived", "submit", "submit", "lengthen", "read_slots", "read_slots", "shortfall", "ask",
@@ -83,7 +83,7 @@ class Operations(Machine):
     # Snapshots
 
     def _undecided(self, rows: Handles) -> Faults:
-        """Returns the error of a call that names rows of the late step, whose states the host does not know."""
+        """Returns the error of a call that names rows of the late step, because the host does not know their states."""
         undecided = self.model.undecided
         return {ms.InvalidArgument} if any(self.handles.get(row) in undecided for row in rows) else set()
 
@@ -159,7 +159,7 @@ class Operations(Machine):
                 states[0] = EMPTY
 
     def sleep(self, d: Digits) -> None:
-        """Puts the states to sleep, unless their memory is part of a larger block, which would go with it."""
+        """Puts the states to sleep, unless their memory is inside a larger block, which would be freed with it."""
         if self.settings.memory == "fenced":
             return
         keep = d(3) != 1
@@ -186,7 +186,7 @@ class Operations(Machine):
             self.model.rings = [()] * (1 + self.model.row_count)
             for states in self.model.content.values():
                 states[0] = EMPTY
-        self.look()  # before the next operation changes the kept states
+        self.look()  # now, because the next operation changes the kept states
 
     def reset(self, d: Digits) -> None:
         if d(3) and not self.asleep:
@@ -223,7 +223,7 @@ class Operations(Machine):
         if self.model.below:
             self.model.below.flush()
             self.model.below.clear()
-        if self.settings.debug:  # then close() audits, which submits
+        if self.settings.debug:  # in this case close() audits, and so submits
             self.model.submit()
         self.look()
         if self.mem.prefix is not None:
@@ -245,7 +245,7 @@ class Operations(Machine):
         self.snaps.clear()
 
     def _everything_can_be_had(self) -> None:
-        """Asserts that idle sessions and cache make room for requests when no other request runs."""
+        """Asserts that idle sessions and the cache make room for as many requests as fit, if no request runs."""
         s, nothing = self.settings, Digits(0)
         self.let_expire()
         n = min(s.row_count, s.slots // (1 + s.lanes_at_admission))
@@ -260,7 +260,7 @@ class Operations(Machine):
     # Plan
 
     def extend(self, rows: Handles, lengths: Any) -> bool:
-        """Takes pages for rows up to lengths, for all or for none; returns whether it did."""
+        """Takes the pages that rows need up to these lengths, for all rows or for none. Returns whether for all."""
         model, faults = self.model, self.row_faults(rows)
         given = lengths if isinstance(lengths, list) else [lengths] * len(rows)
         requested = 0
@@ -310,7 +310,7 @@ class Operations(Machine):
         return self.plan_batch(d, self.take_pages(d, handles, counts), counts, limit, run, drafts=drafts)
 
     def first(self, d: Digits, run: bool = True) -> Flight | None:
-        """Plans the first step of a request, of drafts alone. With nothing pending, it may store the state it reads."""
+        """Plans the first step of a request, all drafts. If nothing is pending, it may store the state it reads."""
         if not self.settings.tail or self.asleep:
             return self.plan(d, run)
         while self.flights:
@@ -335,7 +335,7 @@ class Operations(Machine):
             self.plan(d)
 
     def draw_drafts(self, d: Digits, counts: Sequence[int]) -> list[int]:
-        """Draws the number of drafts among each entry's tokens; an empty list for none."""
+        """Draws the number of drafts among the tokens of each entry. Returns [] without drafts."""
         most = self.settings.tail
         chosen = [d.pick(n, n, d(n + 1), 0) if n <= most or d(40) == 1 else 0 for n in counts] if most else []
         return chosen if chosen and d(5) else []
@@ -346,8 +346,8 @@ class Operations(Machine):
     ) -> Flight | None:  # fmt: skip
         """Plans these rows on both sides, valid or not, and runs the forward unless `run` is False.
 
-        replays: whether the forward runs inside the plan, as a replayed graph does; None draws it. drafts: of each
-        entry, or empty. accepted: tokens of each entry that will be real; None draws them.
+        replays: whether the forward runs inside the plan, as in a replayed graph; None: drawn. drafts: their number in
+        each entry, or (). accepted: number of real tokens of each entry; None: drawn.
         """
         model = self.model
         given: Any = counts[0] if len(set(counts)) == 1 and len(counts) == len(handles) and d(2) else counts
@@ -413,7 +413,7 @@ class Operations(Machine):
             model.launched(planned, send=True)
             self.look()
             return flight
-        self.look()  # before the forward: only zeros and copies are done
+        self.look()  # before the forward, only zeros and copies were done
         if run:
             self._gap(d)
             if flight not in self.flights:  # it was cancelled or reset
@@ -446,14 +446,14 @@ class Operations(Machine):
         self.in_gap = False
 
     def tell_launched(self) -> None:
-        """Says that the newest step's forward has been launched."""
+        """Tells manager and model that the forward of the newest step has been launched."""
         flight = self.flights[-1]
         if self.attempt(set(), lambda: self.mem.submit(flight.step)) is not REFUSED:
             self.model.launched(flight.planned)
             self.model.submit()
 
     def _spoil(self, d: Digits, handles: Handles, counts: list[int]) -> tuple[Handles, list[int], Any]:
-        """Makes a batch invalid now and then; returns rows, counts and limit."""
+        """Makes a batch invalid now and then. Returns its rows, its counts of tokens, and the limit of the plan."""
         limit: Any = d.pick(NO_LIMIT, NO_LIMIT, NO_LIMIT, 0, 1, 2)
         wrong = d(40)
         if wrong == 1 and counts:
@@ -469,7 +469,7 @@ class Operations(Machine):
         return handles, counts, limit
 
     def take_pages(self, d: Digits, handles: Handles, counts: list[int]) -> Handles:
-        """Takes the pages that a batch needs; returns the batch, with padding for rows that got none."""
+        """Takes the pages that a batch needs. Returns its rows, with padding in place of rows without enough pages."""
         if not self.settings.pages or d(12) == 11:
             return handles
         model, short = self.model, {}
@@ -483,7 +483,7 @@ class Operations(Machine):
         return [None if row in refused else row for row in handles]
 
     def _most(self, row: Row) -> int:
-        """Returns the length of a row if all its drafts are accepted."""
+        """Returns the length that a row has if all its drafts are accepted."""
         return self.model.length(row) + self.model.unsure(row)
 
     def _plan_faults(
@@ -521,7 +521,7 @@ class Operations(Machine):
             self.memory.forward_rows(record.rows.tolist(), tails, fed)
 
     def _marks(self) -> list[tuple[int, int, int]]:
-        """Returns (entry, offset, slot) of the newest plan's marks from the device."""
+        """Returns (entry, offset, slot) of each mark of the newest plan, read from the device."""
         count, *columns = (column.tolist() for column in self.mem._parts.log.marks)
         return list(zip(*(column[: count[0]] for column in columns), strict=True))
 
@@ -565,7 +565,7 @@ class Operations(Machine):
         return faults
 
     def settle(self, d: Digits) -> None:
-        """Settles the oldest step; a step with drafts is accepted instead."""
+        """Settles the oldest step, or accepts it if it has drafts."""
         wrong = d(30)
         if self.in_gap and len(self.flights) < 2:  # the newest step has not run
             return
@@ -608,7 +608,7 @@ class Operations(Machine):
         self.model.wrote(flight.planned, flight.accepted)
 
     def accept(self, d: Digits) -> None:
-        """Accepts the oldest step with the numbers drawn at its plan, which the device has already or gets now."""
+        """Accepts the oldest step, with numbers that were drawn at its plan. The device may have them already."""
         if not (self.settings.tail and self.flights) or (self.in_gap and len(self.flights) < 2):
             step = d.pick(foreign().step, *self.settled)
             fault = ms.StaleHandle if self.settings.tail else ms.InvalidArgument
@@ -653,9 +653,10 @@ class Operations(Machine):
         self._same_lengths()
 
     def _told(self, d: Digits, flight: Flight, over: list[bool], newest: bool) -> list[int]:
-        """Returns the numbers of accepted tokens to pass.
+        """Returns the numbers of accepted tokens to pass to `accept`.
 
-        A row that has ended may get 0. A row that ends now may get fewer, unless the device has counted its tokens.
+        For a row that has ended it may be 0. For a row that ends now it may be smaller than drawn, unless the device
+        has counted the tokens.
         """
         numbers = list(flight.accepted)
         for at, (entry, ends) in enumerate(zip(flight.planned.entries, over, strict=True)):
@@ -666,12 +667,12 @@ class Operations(Machine):
         return numbers
 
     def _goes_on(self, entry: Entry) -> bool:
-        """Says whether an entry's request still has its row and has not ended."""
+        """Says whether the request of an entry still has its row and has not ended."""
         row = self.model.tenant(entry)
         return row is not None and not row.finished
 
     def _same_lengths(self) -> None:
-        """Compares the lengths of unsettled steps as far as the host knows them; it knows all labels."""
+        """Compares lengths of unsettled steps, as far as the host knows them, and labels, which it always knows."""
         for flight in self.flights:
             step, entries = flight.step, flight.planned.entries
             self._same("before", step.before.tolist(), [entry.before - entry.more for entry in entries])
@@ -680,9 +681,9 @@ class Operations(Machine):
                 self._same("label", step.label.tolist(), [entry.tail.label for entry in entries])
 
     def cancel(self, d: Digits) -> None:
-        """Cancels the newest step: a new one, perhaps after a settle, or one that is there.
+        """Cancels the newest step: the last planned one, or one that it plans now, perhaps followed by a settle.
 
-        A step that has run is cancelled only if none of its snapshots waits for a copy: it may be published already.
+        A step that has run is cancelled only if none of its snapshots waits for a copy, because it may be published.
         """
         how = d(4)
         flight, ran = self.flights[-1] if self.flights and not self.model.due else None, True
@@ -716,7 +717,7 @@ class Operations(Machine):
             keep: Any = "cache" if tokens is not None else "handle" if publish else None
             return self.mem.cancel(flight.step, keep, **self.naming(tokens))
 
-        # A step cannot be cancelled if its results are promised, if it is launched, or if it is late.
+        # A step cannot be cancelled if its results were published, if it is not open any more, or if it is late.
         promised = model.promised or flight.planned is not model.open or model.late is not None
         if promised:
             faults.add(ms.InvalidArgument)
@@ -725,7 +726,7 @@ class Operations(Machine):
             if not ran:
                 self.forward(flight)
             return
-        if snaps is REFUSED:  # without a forward, the step has to be cancelled
+        if snaps is REFUSED:  # a step without a forward must be cancelled
             publish, tokens, texts = False, None, None
             snaps = self.attempt(set(), call)
         if texts is not None:
@@ -733,7 +734,7 @@ class Operations(Machine):
         self.cancelled(flight, snaps, publish, texts)
 
     def cancelled(self, flight: Flight, snaps: Any, publish: bool, texts: list[Text] | None = None) -> None:
-        """Cancels a step in the model, and compares the snapshots."""
+        """Cancels a step in the model, and compares the published snapshots."""
         model = self.model
         entries = [entry for entry in flight.planned.entries if model.tenant(entry)]
         rows = model.cancelled(flight.planned)
@@ -751,7 +752,7 @@ class Operations(Machine):
         self.admit_all(d, [self.draw_request(d, name) for name in names])
 
     def admit_all(self, d: Digits, drawn: Sequence[tuple[ms.Request, Start, Faults]]) -> Handles:
-        """Admits requests together; returns the new rows, none if the call is refused."""
+        """Admits requests in one call. Returns the new rows; [] if the call is refused."""
         model, requests, starts = self.model, [one[0] for one in drawn], [one[1] for one in drawn]
         faults: Faults = set().union(*[one[2] for one in drawn])
         turns = [request.session for request in requests if request.session]
@@ -778,7 +779,7 @@ class Operations(Machine):
         return list(rows)
 
     def _from_host(self, starts: Sequence[Start]) -> list[Start] | None:
-        """Returns the starts from host memory, None if it has nothing more or there is no room for all of it."""
+        """Returns starts with the longer states in host memory; None if it has none, or there is no room for all."""
         model = self.model
         starts_below = [model.from_host(start) or start for start in starts]
         states = {start.hit.state.key for start in starts_below if start.hit}
@@ -787,9 +788,9 @@ class Operations(Machine):
         return starts_below if len(states) <= model.holders_left else None
 
     def _from_elsewhere(self, starts: Sequence[Start]) -> tuple[Sequence[Start], Faults, dict[type, tuple[int, ...]]]:
-        """Lets sessions make way for their own turns, first those whose states the turns do not need.
+        """If room is short, lets sessions make way for their own turns, first those whose states the turn cannot use.
 
-        Returns the starts, the errors that still may come, and their numbers.
+        Returns the starts, the errors that can still come, and the numbers in these errors.
         """
         model = self.model
         turns = [start for start in starts if start.talk and start.talk.kept]
@@ -804,7 +805,7 @@ class Operations(Machine):
     def _scarce(
         self, rows: int, need: tuple[int, int], room: tuple[int, int], evictable: int
     ) -> tuple[Faults, dict[type, tuple[int, ...]]]:
-        """Returns the errors for what runs out, and the numbers that they must carry. need, room: (pages, slots)."""
+        """Returns the errors for what is short, and the numbers that they must carry. need, room: (pages, slots)."""
         model = self.model
         numbers = {ms.OutOfRows: (rows, len(model.free_rows)), ms.OutOfPages: (need[0], model.free_pages),
                    ms.OutOfSlots: (need[1], model.free_count, evictable)}  # fmt: skip
@@ -825,7 +826,7 @@ class Operations(Machine):
                 self.handles[row].prompt = None  # it leaves the prompt
 
     def fork_row(self, row: Any, names: Any, faults: Faults) -> Handles:
-        """Forks a row on both sides; returns the new rows, none if the call is refused."""
+        """Forks a row on both sides. Returns the new rows; [] if the call is refused."""
         model, s, tenant = self.model, self.settings, self.handles.get(row)
         faults = faults | self.row_faults([row])
         numbers: dict[type, tuple[int, ...]] = {}
@@ -855,7 +856,7 @@ class Operations(Machine):
         return fork.rows
 
     def arrived(self, d: Digits) -> None:
-        """Lets states arrive from elsewhere, written to the slots that `read_slots` names."""
+        """Lets states arrive from elsewhere: writes them to the slots of `read_slots`, then calls `arrived`."""
         model = self.model
         fresh = [row for row, tenant in self.handles.items() if not self._begun(tenant)]
         rows: Handles = self.draw_rows(d) if d(6) == 1 else fresh[: 1 + d(3)]
@@ -867,7 +868,7 @@ class Operations(Machine):
             if slots is REFUSED:
                 return
             model.then(Later(lambda: None))
-            if self.memory.device.type == "cuda":  # the model knows no running copy
+            if self.memory.device.type == "cuda":  # in the model, copies have no duration
                 torch.cuda.synchronize()
             assert slots.ready == (model.waits is None)
             if not slots.ready:  # the slots are not known yet
@@ -900,13 +901,13 @@ class Operations(Machine):
         return bool(self.model.length(tenant) or tenant.source or tenant.unsettled or tenant.finished)
 
     def lengthen(self, d: Digits) -> None:
-        """Takes pages for more tokens, or tries to with invalid lengths."""
+        """Takes pages for more tokens, or tries it with invalid lengths."""
         rows = self.draw_rows(d)
         lengths: Any = d.pick([d(30) for _ in rows], d(30), [-1 for _ in rows], [1, 2, 3, *[4 for _ in rows]])
         self.extend(rows, lengths)
 
     def leave(self, d: Digits) -> None:
-        """Ends rows in one of several ways; finished rows and rows without room come first."""
+        """Ends rows in one of several ways. Finished rows, and rows without room for more tokens, come first."""
         model = self.model
         wide = [
             row
@@ -923,8 +924,8 @@ class Operations(Machine):
     def end_rows(self, d: Digits, rows: Handles, how: str) -> None:
         """Ends rows on both sides.
 
-        how: "told" passes the tokens of the rows, "keys" a length for each, "key" one length for all; "retract" and
-        "publish" publish handles; "release" and "abort" publish nothing.
+        how: how `end` is called. "told": with tokens of the rows; "keys": a length for each; "key": one length for all;
+        "retract", "publish": handles are published; "release", "abort": nothing is published.
         """
         model = self.model
         faults = self.row_faults(rows) | self._undecided(rows)
@@ -987,7 +988,7 @@ class Operations(Machine):
         self.asked.append((slots, told))
 
     def shortfall(self, d: Digits) -> None:
-        """Compares the shortfall of the next plan: exact, or an upper bound if the step before is not accepted yet."""
+        """Compares the shortfall of the next plan. While a step with drafts is not accepted, it is an upper bound."""
         model = self.model
         rows = self.draw_rows(d)
         faults = self.row_faults(sorted(set(rows), key=rows.index))
@@ -999,11 +1000,11 @@ class Operations(Machine):
         late = any(model.unsure(tenant) for tenant, _ in running)
         wanted = sum(model.needs(tenant, n, most=late) for tenant, n in running)
         seen = self.attempt(faults, lambda: self.mem.shortfall(rows, counts))
-        if seen is not REFUSED and len(self.flights) <= self.settings.overlap:  # otherwise no plan can follow
+        if seen is not REFUSED and len(self.flights) <= self.settings.overlap:  # without this, no plan can follow
             self._same("shortfall", seen, model.shortfall(wanted))
 
     def ask(self, d: Digits) -> None:
-        """Compares calls that the host answers, also while the states sleep."""
+        """Compares the answers of calls that need no device, also while the states sleep."""
         mem, model = self.mem, self.model
         for row, tenant in self.handles.items():
             info = mem.info(row)
@@ -1063,7 +1064,7 @@ class Operations(Machine):
     # The prefix cache and sessions: requests with tokens
 
     def serve(self, d: Digits) -> None:
-        """Runs a prompt or a turn alone for some steps, so that it leaves states for later requests."""
+        """Runs one prompt or turn for some steps, without other rows, so that it leaves states for later requests."""
         if self.asleep:
             return
         self.let_expire()
@@ -1091,7 +1092,7 @@ class Operations(Machine):
                 self.serve(d)
 
     def _advance(self, d: Digits, rows: Handles) -> bool:
-        """Plans and runs a step of one row; returns whether the row goes on."""
+        """Plans and runs a step of one row. Returns whether the row goes on."""
         while len(self.flights) > self.settings.overlap or (self.flights and d(3)):
             self.settle(Digits(0))
         tenant = self.handles[rows[0]]
@@ -1113,7 +1114,7 @@ class Operations(Machine):
         return rows[0] in self.handles and not tenant.finished
 
     def publish_told(self, d: Digits, rows: Handles) -> None:
-        """Publishes rows to the cache; without a cache, only rows of sessions may pass tokens."""
+        """Publishes rows to the cache. If there is no cache, only rows of sessions may pass tokens."""
         tokens, texts, faults = self.tell(d, rows)
         faults |= self.row_faults(rows) | self._undecided(rows)
         bare = not faults and tokens and tokens[-1] is None
@@ -1129,7 +1130,7 @@ class Operations(Machine):
             self.note_snaps(snaps, kept)
 
     def match(self, d: Digits) -> None:
-        """Compares a match with the model's search; `look` then sees that the call changed nothing."""
+        """Compares a match with the search of the model. The next `look` checks that the call has changed nothing."""
         prompt, salt = self.draw_prompt(d), self.draw_salt(d)
         faults: Faults = set() if self.settings.prefix else {ms.ConfigurationError}
         named, reach = self.draw_extent(d, prompt)
@@ -1170,16 +1171,16 @@ class Operations(Machine):
                 self.talks[session] = self.model.open_talk(name, priority, ttl)
 
     def age(self, d: Digits) -> None:
-        """Lets time pass; the next poll or admission sees which sessions have expired."""
+        """Advances the clock. The next poll or admission notices which sessions have expired."""
         self.model.seconds += d.pick(1, 2, 4)
 
     def let_expire(self) -> None:
-        """Polls if a session has expired, so that no request is drawn for states that its admission would drop."""
+        """Polls if a session has expired. Otherwise a request could be drawn for states that its admission drops."""
         if not self.asleep and any(map(self.model.expired, self.model.idle())):
             self.poll(Digits(0))
 
     def hush(self, d: Digits) -> None:
-        """Closes a session, or tries to with an invalid one."""
+        """Closes a session, or tries it with an invalid handle."""
         session = d.pick(*self.talks, *self.closed) if self.talks or self.closed else None
         if d(9) == 1:
             session = d.pick("session", None)
@@ -1191,7 +1192,7 @@ class Operations(Machine):
             self.closed.append(session)
 
     def wait(self, d: Digits) -> None:
-        """Sets priority or ttl of a session, or lets it make way at once; sometimes of an invalid one."""
+        """Sets the priority or ttl of a session, or lets it make way at once. Sometimes the handle is invalid."""
         session = d.pick(*self.talks, *self.talks, *self.closed) if self.talks or self.closed else None
         talk, faults = self.talks.get(session), set[type[ms.MemstateError]]()
         if talk is None:
@@ -1208,7 +1209,7 @@ class Operations(Machine):
                 self.model.give_way(talk)
 
     def forget_states(self, d: Digits) -> None:
-        """Evicts states on request, but not while the states sleep, because a packet could not be sent."""
+        """Calls `evict_states`, but not while the states sleep, because then no packet can be sent."""
         if self.mem.prefix is not None and not self.asleep:
             n = d(3)
             self._same("evicted states", self.mem.prefix.evict_states(n), self.model.evict_states(n))
@@ -1382,7 +1383,7 @@ class Operations(Machine):
         self.look()
 
     def fetch_first(self, d: Digits, prompt: Text, salt: Hashable) -> None:
-        """Prefetches for a request, as a scheduler does while the request waits."""
+        """Prefetches the prompt of a request before its admission, as a scheduler does while the request waits."""
         if not (self.settings.storing and d(4)):
             return
         if d(4) == 1:

@@ -1,4 +1,4 @@
-"""Draws the settings of a manager from the digits of one number; sizes are small, so that everything runs out."""
+"""Draws the settings of a manager from the digits of one number. Sizes are small, so that everything runs short."""
 
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -19,7 +19,7 @@ RING = "late"  # name of the plane with the tail of each row
 
 
 class Digits:
-    """Decisions from one number, lowest digit first; 0, also after the last digit, means the simplest choice."""
+    """Choices by the digits of a number, lowest first. Digit 0, also after the last one, is the simplest choice."""
 
     def __init__(self, number: int) -> None:
         self.left = number
@@ -36,11 +36,10 @@ class Digits:
 class Settings:
     """One configuration of a manager.
 
-    memory: "own" and "fenced" are allocated by memstate, the latter inside larger blocks; "tensor" and "layers" are
-    given by the engine. gap: bytes between blocks of given memory. parts: planes, "fold" and perhaps "conv", "conv
-    turned", "ring" and "score". alone: grid of "fold", tokens. tails: whether rows have memory of their own. tail:
-    largest step, in tokens, that the tail takes, 0 for no tails; without row memory, the engine keeps the tails. kv:
-    what the engine tells of KV that it keeps: "keys" of its blocks, the "reach" of prompts in tokens, or nothing.
+    memory: who allocates planes: memstate ("own", "fenced": inside larger blocks) or the engine ("tensor", "layers").
+    gap: bytes between blocks of the engine's memory. parts: names of planes, "fold" and perhaps "conv", "conv turned",
+    "ring" and "score". alone: grid of plane "fold", in tokens. tails: whether rows have their own memory. tail: limit
+    of the tokens of a step that go into a tail; 0 for no tails. Without memory of rows, the engine keeps the tails.
     """
 
     strategy: str = "none"
@@ -101,8 +100,7 @@ class Settings:
         cls, number: int, strategy: str | None = None, overlap: bool | None = None, tiered: bool | None = None,
         tail: bool = False, kv: str | None = None,
     ) -> "Settings":  # fmt: skip
-        """Draws settings that work together; arguments that are given stay. tail: rows have tails in any case."""
-        tiered = False if kv else tiered
+        """Draws settings that work together. Arguments that are not None fix a setting. tail: rows must have tails."""
         d = Digits(number)
         name = strategy or d.pick("none", "ping-pong", "lazy", "redirect")
         every = d.pick(4, 2, 3, 1, 6)
@@ -152,14 +150,14 @@ class Settings:
 
     @staticmethod
     def _kinds(d: Digits, chosen: "Settings") -> dict[str, Any]:
-        """Draws settings of a plane "score" that starts filled, a grid of "fold", and memory of rows."""
+        """Draws settings with a plane "score", whose fresh states are not 0, a grid of "fold", and memory of rows."""
         alone = d.pick(1, 2, 3, 4, 1 if chosen.prefix or chosen.strategy != "none" else NEVER)
         every = lcm(chosen.every, chosen.page_size, alone % NEVER or 1)
         return {"parts": (*chosen.parts, "score"), "alone": alone, "every": every, "tails": d(4) > 0}
 
     @staticmethod
     def _below(d: Digits, chosen: "Settings") -> dict[str, Any]:
-        """Draws settings of tiers that are small enough to be full most of the time."""
+        """Draws settings of tiers that are so small that they are full most of the time."""
         slots, pages = d.pick(3, 1, 2, 4, 6, 9), d.pick(8, 4, 12, 24, 2, 40)
         return {
             "pages": min(chosen.pages, d.pick(999, 999, 999, 20, 30)), "write": d.pick("through", "selective", "back"),
@@ -177,7 +175,7 @@ class Settings:
 
     @property
     def unit(self) -> int:
-        """Tokens: the length of every kept state is a multiple of this."""
+        """Number of tokens; the length of every kept state is a multiple of it."""
         return lcm(self.page_size, self.alone)
 
     def states_inside(self, at: int) -> bool:
@@ -198,7 +196,7 @@ class Settings:
 
     @property
     def cache(self) -> ms.Prefix | None:
-        """A new prefix cache, because policies keep a history."""
+        """The settings of the prefix cache. Its policies are new each time, because they keep a history."""
         if not self.prefix:
             return None
         pages, placement = ms.policies.LruPages(self.tombstones), Ends(self.placed or None)
@@ -259,7 +257,7 @@ class Settings:
 
     @property
     def ring(self) -> int:
-        """Number of tokens that the tail of a row has room for."""
+        """Number of tokens for which the tail of a row has room."""
         return max(0, 3 * self.tail - 1)
 
     def layers_of(self, part: str) -> int:
@@ -271,11 +269,11 @@ class Settings:
         return frozenset(part for part in self.parts if self.in_place or part == "ring")
 
     def block_bytes(self, part: str) -> int:
-        """Returns the bytes of one plane of one layer, without padding."""
+        """Returns the number of bytes of one plane in one layer of a slot, without padding."""
         return {"fold": 8 * self.wide, "conv": 24, "conv turned": 24, "ring": 6, "score": 20}[part]
 
     def slot_bytes(self, parts: frozenset[str] | None = None) -> int:
-        """Returns the bytes that a copy of a slot moves; memstate pads its own blocks to 16."""
+        """Returns the number of bytes that a copy of a slot moves. Blocks of memstate's own memory are padded to 16."""
         unit = 16 if self.memory in ("own", "fenced") else 1
         named = [part for part in self.parts if parts is None or part in parts]
         return sum(self.layers_of(part) * -(-self.block_bytes(part) // unit) * unit for part in named)

@@ -395,7 +395,8 @@ def unpack_slots(make: Maker) -> Case:
 def _move_int8(make: Maker, op: str, name: str) -> Case:
     """Returns a launch of `op`, on a plane of two layers.
 
-    A column is the elements that share a scale: contiguous or strided, and perhaps longer than a block of the kernel.
+    A column is all elements that share a scale. Columns are contiguous or strided; some are longer than a block of the
+    kernel.
     """
     dtype, (shape, axis) = make.one(*DTYPES), make.one(((2, 3, 5), 2), ((2, 3, 8), 1), ((2, 1030), 1), ((70, 70), 0))
     plane = make.plane(*shape, dtype=dtype)

@@ -1,7 +1,7 @@
 """Records the keys under which Triton's JIT would compile launches, without running them and without a GPU.
 
 Triton itself binds and specialises the arguments, and calls a hook before it compiles. The hook records the key and
-forbids to go on, so nothing is launched. Triton's interpreter must be off in this process.
+stops Triton, so nothing is launched. Triton's interpreter must be off in this process.
 """
 
 from collections.abc import Iterator

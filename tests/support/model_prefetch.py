@@ -35,7 +35,7 @@ class Storage(Protocol):
 
 
 class Prefetches:
-    """The prefetches of one rank. pages, states: its host memory; pages is None if the caller keeps the KV."""
+    """The prefetches of one rank. pages, states: records in host memory; pages is None if the caller keeps the KV."""
 
     def __init__(
         self, page_size: int, rules: Any, pages: Shelf | None, states: Shelf, storage: Storage, ranks: int = 1

@@ -165,7 +165,7 @@ def compiled_after_warm_up(machine: Machine, result: Result) -> None:
 
 
 def spread_of(seconds: list[float]) -> dict[str, float]:
-    """Returns the median and the 99th percentile of seconds, in microseconds, and their number."""
+    """Returns the median and the 99th percentile of `seconds`, in microseconds, and how many there are."""
     cuts = quantiles(seconds, n=100, method="inclusive")
     return {"p50_us": round(cuts[49] * 1e6, 1), "p99_us": round(cuts[98] * 1e6, 1), "steps": len(seconds)}
 

@@ -280,7 +280,7 @@ class Below(Prefetches):
         self.keep([entry for entry, state in due if (entry, state) not in self.due])
 
     def advance(self) -> None:
-        """Completes all loads and saves. The test waits for the real ones before."""
+        """Completes all loads and saves. Before the call, the test waits for the real transfers."""
         loads, self.loads = self.loads, []
         backups, self.backups = self.backups, []
         for way in (*loads, *backups):

@@ -176,7 +176,7 @@ class Cache(Ledger):
         return entry.pages[len(before.pages) :] if before else entry.pages
 
     def own_size(self, entry: Entry) -> int:
-        """Returns the number of pages of an entry beyond those of `before`. Counts tokens, if memstate has no pages."""
+        """Returns the number of pages of an entry beyond `before`, from its tokens: memstate may have no pages."""
         before = self.before(entry)
         return (len(entry.tokens) - (len(before.tokens) if before else 0)) // self.settings.page_size
 

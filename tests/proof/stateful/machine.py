@@ -204,7 +204,7 @@ class Machine:
             model.stirred.clear()
 
     def _look_at_the_cells(self) -> None:
-        """Compares registers, columns and page table with the model, and checks that cells between them are the same."""
+        """Compares registers, columns and page table with the model. The cells between them must be unchanged."""
         model, seen, told = self.model, raw(self.registers.cells), self.expected
         count = model.register_count
         columns = {

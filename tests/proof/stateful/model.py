@@ -56,7 +56,8 @@ class Entry:
     """One entry of a planned step. row: None for padding.
 
     before, after: lengths of the row. read, write, snapshot: slots. accepted: tokens of the step that the device counts
-    as real. counted: whether `row` includes them. more: accepted tokens of the step before that the host does not know.
+    as real. counted: whether `row` includes them. more: number of accepted drafts, still unknown to the host, of the step
+    before.
     """
 
     row: Row | None = None

@@ -70,7 +70,7 @@ def trees(*folders: str) -> dict[Path, ast.Module]:
 
 
 def nones() -> dict[str, int]:
-    """Returns how often the engine asks whether something is None."""
+    """Returns how often the code of `memstate/engine` asks whether something is None."""
     engine = "memstate/engine"
     return {engine: sum(_asks(node) for tree in trees(engine).values() for node in ast.walk(tree))}
 
@@ -83,7 +83,7 @@ def _asks(node: ast.AST) -> bool:
 
 
 def arrows() -> dict[str, int]:
-    """Returns the number of pairs of rooms in which the first imports the second, anywhere in its modules."""
+    """Returns the number of pairs (a room, another room that it imports), anywhere in its modules."""
     parsed = trees("kernels", "memstate", "tools")
     rooms = {_module(path): room(path) for path in parsed}
     pairs = set()
@@ -94,8 +94,9 @@ def arrows() -> dict[str, int]:
 
 
 def room(path: Path) -> str:
-    """Returns the room of a file: a folder of `memstate/` (`files`: directly in it, `door`: its `__init__.py`), an
-    adapter, the kernels or the tools.
+    """Returns the room of a file: a folder of `memstate/`, an adapter, the kernels or the tools.
+
+    `files` are those directly in `memstate/`, and `door` is its `__init__.py`.
     """
     top, *parts = path.parts[:-1]
     if top != "memstate":

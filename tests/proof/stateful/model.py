@@ -56,8 +56,8 @@ class Entry:
     """One entry of a planned step. row: None for padding.
 
     before, after: lengths of the row. read, write, snapshot: slots. accepted: tokens of the step that the device counts
-    as real. counted: whether `row` includes them. more: number of accepted drafts, still unknown to the host, of the step
-    before.
+    as real. counted: whether `row` includes them. more: number of accepted drafts of the step before, as long as the
+    host does not know it.
     """
 
     row: Row | None = None

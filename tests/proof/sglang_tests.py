@@ -101,7 +101,7 @@ def run_side(side: str, tree: str, paths: list[str], notes: Notes) -> int:
     if side == "ours":
         try:
             place = import_module("memstate.integrations.sglang").in_place()
-        except Exception as error:  # without it, no test can use memstate's classes
+        except Exception as error:  # no test can use memstate's classes
             notes.write(not_run="everything", why=f"{type(error).__name__}: {error}")
             return 2
     options = ["-q", "-rfE", "-p", "no:cacheprovider", "--continue-on-collection-errors", "--rootdir", tree]

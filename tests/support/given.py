@@ -113,14 +113,14 @@ class Engine:
         return self.expected[memory][start : start + self.room[name]]
 
     def expect(self, dst: int, src: int | None, names: tuple[str, ...] | None = None) -> None:
-        """Expects that slot dst gets the bytes of slot src, or of a fresh slot if src is None. names: planes; None: all."""
+        """Expects in slot dst the bytes of slot src, or the fill if src is None. names: names of planes; None: all."""
         for name, layer in self.places:
             if names is None or name in names:
                 block = self.bytes_of(name, layer, dst)
                 block.copy_(self.fresh(name, len(block), dst) if src is None else self.bytes_of(name, layer, src))
 
     def fresh(self, name: str, nbytes: int, slot: int) -> Tensor:
-        """Returns the bytes of a block that was filled with `fill`. So is its padding, except in the null slot: it is 0."""
+        """Returns the bytes of a filled block. Its padding repeats the fill value, but is 0 in the null slot."""
         plane = self.plane[name]
         element = torch.full((1,), plane.fill, dtype=plane.dtype).view(torch.uint8)
         block = element.repeat(-(-nbytes // len(element)))[:nbytes]

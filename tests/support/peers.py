@@ -39,7 +39,7 @@ Forward = Callable[[Tensor, ms.Step, Inputs, Inputs], Tensor]  # a plane `slot .
 class Op(NamedTuple):
     """The computation of a layer: its state, random inputs and weights, and the exact result."""
 
-    shape: tuple[int, ...]  # of one state
+    shape: tuple[int, ...]  # shape of one state
     draw: Callable[[torch.Generator, int], Inputs]  # a generator, a number of tokens -> inputs of one request
     weights: Callable[[torch.Generator], Inputs]
     exact: Callable[[Inputs], Exact]  # weights -> the function that computes a token in float64

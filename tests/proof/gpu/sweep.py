@@ -74,7 +74,7 @@ def prove(machine: Machine, result: Result) -> None:
             TOY_MODEL if toy else MODEL, TOY_KERNELS if toy else tuning.KERNELS, stop=lambda: machine.left < LAST,
             report=kept.add, **given,
         )  # fmt: skip
-    except TooSlow as error:  # the device's own copy, with which trials are compared
+    except TooSlow as error:  # the device's own copy, the measure of all trials, is too slow
         raise TimeIsUp(f"{result['tried']} configurations; {error}") from error
     result["yardstick"], result["trials"] = outcome.yardstick, tuning.document(outcome)["trials"]
     if outcome.best and not outcome.wrong:

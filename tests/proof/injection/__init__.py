@@ -2,7 +2,8 @@
 
 To run everything: python -m tests.proof.injection.
 
-scene      builds a manager in the middle of its work, and lists the public calls that can come next
+scene      a manager in the middle of its work, and the public calls that can come next
+keyed      the same for an engine that keeps its KV, and the calls that take keys
 points     counts the lines of a call, and raises an exception at one of them
 verdict    judges the state: the call is done, or undone, or `Broken` is raised and recover() repairs it
 """

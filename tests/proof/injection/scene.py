@@ -253,13 +253,15 @@ SCENES: dict[str, tuple[Any, ...]] = {
 
 
 @cache
-def scene(name: str) -> Scene:
-    """Returns the scene of this name, which is built once. Callers must not change it."""
-    return Scene(*SCENES[name])
+def scene(name: str) -> Scene | Keyed:
+    """Returns the scene of this name; callers must not change it."""
+    return Keyed() if name == "keyed" else Scene(*SCENES[name])
 
 
-def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
-    """Returns name -> function for each public call. The function prepares the scene, and returns the call."""
+def calls(scene: Scene | Keyed) -> dict[str, Callable[[], Call]]:
+    """Returns the public calls by name; each function prepares the scene for a call, and returns the call."""
+    if isinstance(scene, Keyed):
+        return scene.calls()
     mem, s = scene.mem, scene
 
     def plan() -> Call:

@@ -44,8 +44,8 @@ class Outcome(NamedTuple):
     text: str = ""
 
 
-def fingerprint(scene: Scene) -> dict[str, Any]:
-    """Sends the recorded changes. Returns everything on which a later call can depend."""
+def fingerprint(scene: Scene | Keyed) -> dict[str, Any]:
+    """Sends the recorded changes, and returns everything that a later call can depend on."""
     mem = scene.mem
     seen = asdict(mem.inspect())
     del seen["stats"], seen["changes"]
@@ -94,8 +94,10 @@ def _different(one: dict[str, Any], other: dict[str, Any]) -> str:
     return ", ".join(name for name in one if one[name] != other[name])
 
 
-def judge(scene: Scene, name: str, call: Callable[[], Any], at: int, error: BaseException, marks: Any) -> Outcome:
-    """Raises an error at one point of a call, and judges the state after it."""
+def judge(
+    scene: Scene | Keyed, name: str, call: Callable[[], Any], at: int, error: BaseException, marks: Any
+) -> Outcome:
+    """Raises an error at one point of a call, and judges the state that is left."""
     tracer, mem = Tracer(at, error), scene.mem
     sys.unraisablehook = lambda _: None  # a discarded generator would report the exception again
     came = False
@@ -137,8 +139,8 @@ def judge(scene: Scene, name: str, call: Callable[[], Any], at: int, error: Base
     return Outcome(kind, tracer.place)
 
 
-def held_by_id(scene: Scene) -> list[int]:
-    """Returns those slots that the caller claimed by id and that are still not free."""
+def held_by_id(scene: Scene | Keyed) -> list[int]:
+    """Returns the slots that the caller claimed by id and that are not free."""
     free = scene.mem.pool.allocator.free_slots()
     return [slot for slot in scene.by_id.tolist() if not free[slot]]
 
@@ -167,8 +169,8 @@ def forked(work: Callable[[], Any]) -> Any:
     os._exit(0)
 
 
-def outcomes(scene: Scene, name: str, error: str, chosen: Callable[[int], Sequence[int]]) -> list[Outcome]:
-    """Returns the results of points of one call. Each is tried in another process, so the scene does not change.
+def outcomes(scene: Scene | Keyed, name: str, error: str, chosen: Callable[[int], Sequence[int]]) -> list[Outcome]:
+    """Returns the results of points of one call. The scene does not change, because each point runs in another process.
 
     Args:
         scene: the manager before the call.

@@ -109,10 +109,11 @@ class Talk:
 class Start:
     """What a new row begins with.
 
-    size: tokens that it gets pages for. wants: (length, kind) of all wanted marks. asked: those that the request names.
-    origin: snapshot or row whose state it reads or copies. taken: whether the row takes over the slot of the origin.
-    moved: states of a session that become the row's. shared: pages of its prefix. hit: a longer state in host memory,
-    which is loaded first. away: its session, if the session makes way for this turn.
+    size: tokens that it has pages for. wants: (length, kind) of marks; asked: those that the request names. origin: the
+    snapshot or row whose state it reads or copies; taken: whether the origin's slot becomes the row's. moved: states of
+    a session that become the row's. shared: pages of its prefix. hit: a longer state in host memory, which is loaded
+    first. away: its session, if this makes way for its own turn. given: the part of the prompt that is named. reach:
+    tokens whose KV the caller has, if it says so.
     """
 
     name: object
@@ -201,9 +202,13 @@ class Cache(Ledger):
         """Returns the entries whose texts begin with these tokens."""
         return [one for one in self.entries if one.salt == salt and one.tokens[: len(tokens)] == tokens]
 
-    def find(self, tokens: Text, salt: Hashable) -> Found:
-        """Returns what the cache has for a prompt without its last token, which is always computed."""
-        head = tokens[: self.floor(max(0, len(tokens) - 1))]
+    def find(self, tokens: Text, salt: Hashable, most: int | None = None) -> Found:
+        """Returns what the cache has for a prompt; the last token of the prompt is always computed.
+
+        most: tokens whose KV the caller has; None: the cache has the KV.
+        """
+        end = max(0, len(tokens) - 1)
+        head = tokens[: self.floor(end if most is None else min(end, most))]
         kv = self.reach(head, salt)
         inside = [one for one in self.entries if one.salt == salt and head[: len(one.tokens)] == one.tokens]
         stated = max((one for one in inside if one.state), key=lambda one: len(one.tokens), default=None)
@@ -554,10 +559,8 @@ class Cache(Ledger):
         self._free(lambda: n - self.free_count, self.evict_states)
 
     def _evict_superseded(self, n: int) -> None:
-        """Evicts up to n superseded states. This comes before any session makes way."""
-        self.evict_states(
-            min(n, sum(one.newer > 0 and not self.pins[one.state.register] for one in self.stated if one.state))
-        )
+        """Evicts up to n superseded states; they go before any session makes way."""
+        self.evict_states(min(n, self.superseded_states))
 
     def free_some_holders(self, n: int) -> None:
         self._evict_superseded(n - sum(map(len, self.free_holders)))

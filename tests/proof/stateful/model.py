@@ -922,7 +922,7 @@ class Model(Cache):
         rows = self.start(starts)
         for new in rows:
             new.prompt, new.taste = row.prompt, row.taste
-            new.given = row.given[:length]  # the fork may leave the prompt here
+            new.given = row.given[: self.nameable(length)]  # its later tokens may differ from the prompt
             if row.lease:
                 self.leases.append(lease := Lease(row.lease.entry, row.lease.salt))
                 new.lease = lease

@@ -115,8 +115,8 @@ def _smaller(number: int) -> list[int]:
     return sorted({number % 2**keep for keep in kept if 0 <= keep < bits} - {number})
 
 
-def work(seeds: Sequence[int], length: int, name: str, shrink: bool, tails: bool = False) -> tuple[int, str]:
-    """Runs the programs of some seeds in a worker process. Returns the number of calls, and the first difference."""
+def work(seeds: Sequence[int], length: int, name: str, shrink: bool, given: dict[str, Any]) -> tuple[int, str]:
+    """Runs the programs of some seeds in a worker process; returns the number of calls, and the first difference."""
     torch.set_num_threads(1)
     backend, calls = Backend(name, "cuda" if name == "cuda" else "cpu"), 0
     for seed in seeds:

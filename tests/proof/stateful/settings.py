@@ -36,10 +36,11 @@ class Digits:
 class Settings:
     """One configuration of a manager.
 
-    memory: who allocates planes: memstate ("own", "fenced": inside larger blocks) or the engine ("tensor", "layers").
-    gap: bytes between blocks of the engine's memory. parts: names of planes, "fold" and perhaps "conv", "conv turned",
-    "ring" and "score". alone: grid of plane "fold", in tokens. tails: whether rows have their own memory. tail: limit
-    of the tokens of a step that go into a tail; 0 for no tails. Without memory of rows, the engine keeps the tails.
+    memory: "own" and "fenced" are allocated by memstate, the latter inside larger blocks; "tensor" and "layers" are
+    given by the engine. gap: bytes between blocks of given memory. parts: planes, "fold" and perhaps "conv", "conv
+    turned", "ring" and "score". alone: grid of "fold", tokens. tails: whether rows have memory of their own. tail:
+    largest step, in tokens, that the tail takes, 0 for no tails; without row memory, the engine keeps the tails. kv:
+    what the engine tells of KV that it keeps: "keys" of its blocks, the "reach" of prompts in tokens, or nothing.
     """
 
     strategy: str = "none"
@@ -100,7 +101,8 @@ class Settings:
         cls, number: int, strategy: str | None = None, overlap: bool | None = None, tiered: bool | None = None,
         tail: bool = False, kv: str | None = None,
     ) -> "Settings":  # fmt: skip
-        """Draws settings that work together. Arguments that are not None fix a setting. tail: rows must have tails."""
+        """Draws settings that work together; arguments that are given stay. tail: rows have tails in any case."""
+        tiered = False if kv else tiered
         d = Digits(number)
         name = strategy or d.pick("none", "ping-pong", "lazy", "redirect")
         every = d.pick(4, 2, 3, 1, 6)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from memstate.events.publisher import Publisher as Publisher
 
 _later: list[str] = []
-if not TYPE_CHECKING:  # a type checker reads the imports above
+if not TYPE_CHECKING:  # type checkers see the imports above instead
     __getattr__, _later = exports(__name__)
 __all__ = [
     "AllBlocksCleared", "BlockRemoved", "BlockStored", "EventBatch", "Index", "Resumable", "Subscriber", "salt_tag",

@@ -1,6 +1,6 @@
 """Turns changes of a prefix cache into events. Knows no socket.
 
-The cache tells the feed of each change at once. `take` returns the events that have gathered.
+The cache tells the feed of each change at once. `take` returns the events since the call before.
 """
 
 import time
@@ -31,15 +31,15 @@ from memstate.tokens import BYTES
 class Feed:
     """Gathers the events of a manager's prefix cache.
 
-    The first batch is a snapshot: an `AllBlocksCleared`, then everything that the cache has. The batch after `reset`
-    and after `recover` is one as well. A reader can rebuild its knowledge from a snapshot alone.
+    The first batch is a snapshot: an `AllBlocksCleared`, then events for all content of the cache. So is the first
+    batch after `reset` or `recover`. From a snapshot alone, a reader knows all that the cache has.
 
     Args:
-        mem: A manager with a prefix cache and without another feed.
+        mem: A manager that has a prefix cache and no feed yet.
         rank: The worker's data-parallel rank, None for none.
 
     Raises:
-        ConfigurationError: The manager has no prefix cache, or a feed already.
+        ConfigurationError: The manager has no prefix cache, or has a feed already.
     """
 
     def __init__(self, mem: Any, rank: int | None = None) -> None:
@@ -81,7 +81,7 @@ class Feed:
             self._events.append(self._stored(node, first, node.end, KV))
 
     def pages_removed(self, node: Node, pages: int) -> None:
-        """Notes pages whose KV goes; see `Watcher`."""
+        """Notes pages whose KV is given up; see `Watcher`."""
         if not self._whole:
             self._events.append(BlockRemoved(self._hashes(node)[node.end - pages :], group_idx=KV))
 
@@ -97,7 +97,7 @@ class Feed:
 
     def _snapshot(self) -> list[Event]:
         events: list[Event] = [AllBlocksCleared()]
-        # An empty event of the group of states: from it on, readers require a state for each prefix that they resume.
+        # An empty event of the group of states tells readers that a prefix can only be resumed where it has a state.
         events.append(BlockStored([], None, [], self._size, group_idx=STATES, kv_cache_spec_kind=KINDS[STATES]))
         for _, node in self._cache.tree.walk():
             if not node.ghost:

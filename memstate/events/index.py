@@ -2,8 +2,8 @@
 
     (hash of the block before, tokens of the block) ─▶ hash of the block ─▶ groups that have the block    per worker
 
-An index needs no hash function, because events name the tokens of each block and the block before. So it also takes
-events of vLLM and SGLang. A block counts while any medium has it, such as device or host memory.
+An index computes no hashes, because events name the tokens of each block and the block before. So it also takes events
+of vLLM and SGLang, whose hashes differ. A block counts as long as any medium has it, such as device or host memory.
 """
 
 from collections.abc import Hashable
@@ -13,7 +13,7 @@ from memstate.events.wire import RECURRENT, AllBlocksCleared, BlockRemoved, Bloc
 from memstate.tokens import BYTES as TOKEN
 from memstate.tokens import Tokens, encode
 
-Above = Hash | tuple[str | None]  # hash of the block before; at the start of a prompt the tag of its salt, as a tuple
+Above = Hash | tuple[str | None]  # hash of the block before, or for a prompt's first block (tag of its salt,)
 
 
 class Resumable(NamedTuple):
@@ -35,8 +35,8 @@ class WorkerBlocks:
 
     def __init__(self) -> None:
         self.size = 0
-        self._recurrent: set[int] = set()  # groups of which only the last block of a prefix is read, such as states
-        self._reading: set[int] = set()  # groups of which all blocks of a prefix are read, such as KV
+        self._recurrent: set[int] = set()  # groups that need only the last block of a prefix, such as states
+        self._reading: set[int] = set()  # groups that need all blocks of a prefix, such as KV
         self._next: dict[tuple[Above, bytes], Hash] = {}
         self._step: dict[Hash, tuple[Above, bytes]] = {}
         self._groups: dict[Hash, dict[int, set[str | None]]] = {}  # block -> group -> media that have it
@@ -49,24 +49,24 @@ class WorkerBlocks:
         self._next, self._step, self._groups = {}, {}, {}
 
     def stored(self, event: BlockStored) -> None:
-        """Adds blocks."""
+        """Adds the blocks of an event."""
         group, count = event.group_idx or 0, len(event.block_hashes)
         (self._recurrent if event.kv_cache_spec_kind in RECURRENT else self._reading).add(group)
         self.size = self.size or event.block_size
         for block in event.block_hashes:
             self._groups.setdefault(block, {}).setdefault(group, set()).add(event.medium)
         if event.block_size != self.size or len(event.token_ids) != count * self.size:
-            return  # some tokens are missing here: they come with the event of another group
+            return  # the event lacks tokens of some blocks: the event of another group has them
         key, unit = encode(event.token_ids), self.size * TOKEN
         above: Above = event.parent_block_hash if event.parent_block_hash is not None else (_tag(event),)
         for at, block in enumerate(event.block_hashes):
             step = above, key[at * unit : (at + 1) * unit]
-            if self._step.get(block, step) != step:  # the worker has named other tokens for this block before
+            if self._step.get(block, step) != step:  # the worker named other tokens for this hash before
                 self._unlink(block)
             self._next[step], self._step[block], above = block, step, block
 
     def removed(self, event: BlockRemoved) -> None:
-        """Removes blocks."""
+        """Removes the blocks of an event."""
         for block in event.block_hashes:
             groups = self._groups.get(block, {})
             for group in [event.group_idx] if event.group_idx is not None else list(groups):
@@ -89,7 +89,7 @@ class WorkerBlocks:
         Args:
             key: The prompt's tokens, encoded.
             tag: The tag of its salt.
-            most: Tokens to look at, at most.
+            most: Limit of the tokens to look at.
         """
         above: Above = (tag,)
         length = kv = 0
@@ -104,7 +104,7 @@ class WorkerBlocks:
 
 
 def _tag(event: BlockStored) -> str | None:
-    """Returns the tag of the salt in an event of memstate, vLLM or SGLang, for the first block of a prompt."""
+    """Returns the tag of the salt in an event of memstate, vLLM or SGLang whose first block begins a prompt."""
     first = event.extra_keys[0] if event.extra_keys else None
     return "\0".join(map(str, first)) if first else event.cache_salt
 
@@ -136,7 +136,7 @@ class Index:
 
         Args:
             worker: The worker that sent the batch.
-            batch: The events. Apply the batches of a worker in their order.
+            batch: The events. The batches of a worker must be applied in the order in which it sent them.
         """
         blocks = self._workers.setdefault(worker, WorkerBlocks())
         for event in batch.events:
@@ -149,7 +149,7 @@ class Index:
                     blocks.clear()
 
     def forget(self, worker: str) -> None:
-        """Forgets the blocks of a worker that has gone, or whose events have a gap."""
+        """Forgets the blocks of a worker that has ended, or some of whose events were lost."""
         self._workers.pop(worker, None)
 
     def find(self, tokens: Tokens, salt: Hashable = None, *, tag: str | None = None) -> list[Resumable]:
@@ -167,7 +167,7 @@ class Index:
             The workers that have KV of the prompt.
 
         Raises:
-            InvalidArgument: `tokens` are no tokens, or `salt` is no salt.
+            InvalidArgument: `tokens` are not valid tokens, or `salt` is not a valid salt.
         """
         key = encode(tokens)
         tag, most = tag or salt_tag(salt), max(0, len(key) // TOKEN - 1)

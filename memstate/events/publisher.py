@@ -3,8 +3,8 @@
 PUB       topic, number of the batch (8 bytes, big-endian), batch
 ROUTER    a reader sends a number (a question); it gets the batches from this number on, then END (the answer)
 
-Any number of readers may ask. So each call reads and answers a limited part of their questions. The rest waits for the
-next call, and in each reader's own socket.
+Any number of readers may ask. So each call of `publish` reads and answers only a limited part of their questions. The
+other questions wait in the sockets for the next call.
 """
 
 from typing import Any, Final
@@ -16,26 +16,27 @@ from memstate.errors import ConfigurationError
 from memstate.events.feed import Feed
 from memstate.events.wire import END, SEQUENCE, AllBlocksCleared, pack
 
-FRAMES: Final = 256  # frames that a call reads, at most; a question has three
-ANSWERS: Final = 128  # batches that a call sends as answers, at most
-ANSWERED: Final = 1 << 20  # bytes of answers after which a call sends no further batch
-QUESTION: Final = 1024  # bytes of a frame from a reader, at most; ZMQ disconnects a reader that sends a longer one
-WAITING: Final = 64  # questions of one reader that wait in the socket, at most; as many answers to it
-LIVE: Final = 1000  # live batches that may wait for one reader, unless `keep` is more; it asks for those lost beyond
+FRAMES: Final = 256  # limit of the frames that one call reads; a question has three frames
+ANSWERS: Final = 128  # limit of the batches that one call sends as answers
+ANSWERED: Final = 1 << 20  # bytes of answers after which one call sends no further batch
+QUESTION: Final = 1024  # limit of the bytes of a frame; ZMQ disconnects a reader that sends a longer one
+WAITING: Final = 64  # limit of the questions of one reader that wait in the socket, and of the answers to it
+LIVE: Final = 1000  # live batches that may wait for one reader, or `keep` if that is more; later ones are lost
 
 
 class Publisher:
     """Publishes what the prefix cache of a manager can resume.
 
-    A reader that misses batches asks for them by number. The answer begins with the last snapshot if that is newer than
-    this number. If the publisher keeps neither any more, it makes the next batch a snapshot. A new question of a reader
-    ends the answer to its question before.
+    A reader that lacks batches asks for all batches from a number on. If a snapshot was sent after that number, the
+    answer begins with the newest snapshot. If the publisher no longer keeps the batch with which the answer should
+    begin, it makes the next batch a snapshot. A new question of a reader ends the answer to its earlier question.
 
     Args:
         mem: A manager with a prefix cache.
-        endpoint: Where readers subscribe, such as `"tcp://*:5557"`; a port of 0 takes a free one, see `endpoint`.
-        replay: Where readers ask for batches again. None: a late reader waits for the next snapshot.
-        keep: Number of batches that are kept for such readers.
+        endpoint: Address to which readers subscribe, such as `"tcp://*:5557"`. With port 0, the system chooses a free
+            port, which the attribute `endpoint` shows.
+        replay: Address at which readers ask for batches again. None: a late reader waits for the next snapshot.
+        keep: Number of batches that are kept for readers who ask.
         topic: Topic of the messages.
         rank: The worker's data-parallel rank, None for none.
 
@@ -44,7 +45,7 @@ class Publisher:
         replay: The address for questions, None for none.
 
     Raises:
-        ConfigurationError: The manager has no prefix cache or another feed, or an address cannot be used.
+        ConfigurationError: The manager has no prefix cache or has a feed already, or an address cannot be used.
 
     Example:
         >>> import torch, memstate as ms
@@ -85,7 +86,7 @@ class Publisher:
         socket.setsockopt(zmq.RCVHWM, WAITING)
         socket.setsockopt(zmq.SNDHWM, WAITING if kind == zmq.ROUTER else max(self._keep, LIVE))
         if kind == zmq.ROUTER:
-            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # raise if a reader's queue is full, and do not drop the message
+            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # if a reader's queue is full, raise; do not drop the message
         try:
             socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -124,7 +125,7 @@ class Publisher:
         return 1
 
     def _read(self) -> None:
-        """Reads questions frame by frame, because a message may have any number of frames."""
+        """Reads questions, frame by frame: a message from a reader may have any number of frames."""
         for _ in range(FRAMES if self._router is not None else 0):
             try:
                 frame = self._router.recv(zmq.NOBLOCK, copy=False)
@@ -138,7 +139,7 @@ class Publisher:
                 self._answers[asked[0]] = self._begin(int.from_bytes(asked[2], "big"))
 
     def _begin(self, first: int) -> int:
-        """Returns the number of the first batch of an answer, from that of the question."""
+        """Returns the number of the first batch of the answer to a question for all batches from `first` on."""
         first = max(first, self._snapshot)
         if first < self._number - self._keep:
             self._feed.replaced()
@@ -170,7 +171,7 @@ class Publisher:
         self._answers |= full
 
     def close(self) -> None:
-        """Ends the feed and closes the sockets. Batches that readers have not received by then may be lost."""
+        """Ends the feed and closes the sockets. Batches that are still on their way to readers may be lost."""
         self._feed.close()
         for socket in self._sockets:
             socket.close()

@@ -1,11 +1,11 @@
 """Receives the events of many workers in order, and fills an index with them.
 
-a worker connects      its index is emptied, and it is asked for all batches that it keeps
+a worker connects      its part of the index is emptied, and it is asked for all batches that it keeps
 the next batch comes   it is applied
-a later batch comes    it is held, and the missing ones are asked for; if the worker has them no more, its index is
-                       emptied, and the held batches are applied
-a worker disconnects   its index is emptied: it may be another process when it is back
-too much is held       the missing batches do not come: it is connected anew
+a later batch comes    it is held, and the missing ones are asked for; if the worker no longer keeps them, its part of
+                       the index is emptied, and the held batches are applied
+a worker disconnects   its part of the index is emptied, because another process may connect in its place
+too much is held       the missing batches do not come: the worker is connected again, with new sockets
 """
 
 from dataclasses import dataclass, field
@@ -18,10 +18,10 @@ from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.events.index import Index
 from memstate.events.wire import END, SEQUENCE, unpack
 
-LAST: Final = (2**63).to_bytes(SEQUENCE, "big")  # from here on the bytes are negative numbers, such as END
-HELD: Final = 1 << 28  # bytes of held batches of a worker, at most; also of one message: ZMQ refuses larger ones
-ENTRY: Final = 200  # bytes that a held batch takes besides its payload
-MESSAGES: Final = 1000  # messages of a worker that a call reads, at most; as many may wait in its socket
+LAST: Final = (2**63).to_bytes(SEQUENCE, "big")  # numbers from here on are negative as signed numbers, such as END
+HELD: Final = 1 << 28  # limit of the bytes of a worker's held batches, and of one message: ZMQ refuses larger ones
+ENTRY: Final = 200  # bytes that a held batch takes in addition to its payload
+MESSAGES: Final = 1000  # limit of the messages of a worker that one call reads, and of those that wait in its socket
 
 
 @dataclass
@@ -35,9 +35,9 @@ class WorkerStream:
         replay: Address for questions, None for none.
         dealer: Socket for questions; None unless the worker is connected.
         next: Number of the batch to apply next.
-        held: Number -> payload of a batch that waits, because one before it is missing.
+        held: Number -> payload of a batch that waits because an earlier batch is missing.
         nbytes: Bytes that the held batches take.
-        asked: First number of the question whose answer is under way, None for none.
+        asked: Number in the question whose answer is under way, None for none.
     """
 
     endpoint: str
@@ -59,7 +59,7 @@ class Subscriber:
         topic: Topic of the messages.
 
     Attributes:
-        faults: Number of messages that were no batches. After one, the index forgets its worker.
+        faults: Number of messages that were not valid batches. After such a message, the index forgets its worker.
 
     Example:
         >>> subscriber = Subscriber(Index())
@@ -79,7 +79,7 @@ class Subscriber:
         Args:
             worker: Name of the worker in the index.
             endpoint: Address at which the worker publishes.
-            replay: Address for questions. None: after a gap, the index is incomplete until the worker's next snapshot.
+            replay: Address for questions. None: after lost batches, the index is incomplete until the next snapshot.
 
         Raises:
             ConfigurationError: An address cannot be used, or a worker of this name was added before.
@@ -88,7 +88,7 @@ class Subscriber:
             raise ConfigurationError(f"worker {worker!r} is there already: remove it first")
         for address in (endpoint, replay):
             if address is not None:
-                self._connect(zmq.SUB, address).close()  # finds a wrong address now, not in a later `poll`
+                self._connect(zmq.SUB, address).close()  # so that a wrong address raises now, not in a later `poll`
         self._sources[worker] = self._listen(endpoint, replay)
 
     def _listen(self, endpoint: str, replay: str | None) -> WorkerStream:
@@ -111,7 +111,7 @@ class Subscriber:
         return socket
 
     def remove(self, worker: str) -> None:
-        """Ends listening to a worker, and removes it from the index."""
+        """Stops listening to a worker, and removes the worker from the index."""
         source = self._sources.pop(worker, None)
         if source is not None:
             self._close(source)
@@ -169,7 +169,7 @@ class Subscriber:
         return applied
 
     def _listen_again(self, worker: str, source: WorkerStream) -> None:
-        """Forgets a worker and listens with new sockets. Old messages are dropped: a new process numbers from 0 on."""
+        """Forgets a worker and connects new sockets. Drops waiting messages: a new process counts from 0 again."""
         self._close(source)
         self.index.forget(worker)
         self._sources[worker] = self._listen(source.endpoint, source.replay)
@@ -182,7 +182,7 @@ class Subscriber:
             self._ask(source)
 
     def _take(self, worker: str, source: WorkerStream, number: bytes, payload: bytes) -> int:
-        """Applies a batch and the held ones that follow it, or holds it. Returns how many were applied."""
+        """Applies a batch and the held batches that follow it, or holds it. Returns how many batches were applied."""
         try:
             if len(number) != SEQUENCE or number >= LAST:
                 raise InvalidArgument(f"number {number!r} of a batch: expected {SEQUENCE} bytes, the first below 128")
@@ -201,7 +201,7 @@ class Subscriber:
         return 0
 
     def _apply(self, worker: str, source: WorkerStream) -> int:
-        """Applies the held batches that follow the last one. Returns how many."""
+        """Applies the held batches that follow the last applied one. Returns how many."""
         applied = 0
         while (payload := source.held.pop(source.next, None)) is not None:
             source.next += 1
@@ -211,7 +211,7 @@ class Subscriber:
         return applied
 
     def _skip(self, worker: str, source: WorkerStream) -> int:
-        """Skips a gap that cannot be filled: forgets the worker, and applies held batches. Returns how many."""
+        """Gives up missing batches: forgets the worker, then applies its held batches. Returns how many."""
         self.index.forget(worker)
         source.next = min(source.held)
         return self._apply(worker, source)
@@ -224,6 +224,6 @@ class Subscriber:
 
 
 def _received(socket: Any) -> tuple[bytes, bytes]:
-    """Returns the number and the payload of the next message. If it has one frame only, the number is empty."""
+    """Returns number and payload of the next message; the number is empty if the message has only one frame."""
     frames: list[bytes] = [b"", *socket.recv_multipart()]
     return frames[-2], frames[-1]

@@ -19,11 +19,11 @@ from memstate.salts import encode
 
 KV, STATES = 0, 1  # numbers of the groups
 KINDS = ("full_attention", "mamba")  # vLLM's names of the groups
-RECURRENT = frozenset(("mamba",))  # kinds of groups of which only the last block of a prefix is read
-DEVICE = "GPU"  # name of the medium
+RECURRENT = frozenset(("mamba",))  # kinds of groups that need only the last block of a prefix
+DEVICE = "GPU"  # `medium` of blocks on the device
 SEQUENCE = 8  # bytes of the number of a batch
-END = (-1).to_bytes(SEQUENCE, "big", signed=True)  # in place of a number, at the end of an answer
-HASH_BYTES = 8  # first bytes of a digest that become the hash
+END = (-1).to_bytes(SEQUENCE, "big", signed=True)  # number of the message that ends an answer
+HASH_BYTES = 8  # the hash of a block comes from so many first bytes of its digest
 
 Hash = int | bytes
 Token = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -31,7 +31,7 @@ Size = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class BlockStored(msgspec.Struct, tag=True, gc=False):
-    """Blocks that can be read from now on.
+    """An event: blocks that can be read from now on.
 
     Attributes:
         block_hashes: Hashes of the blocks.
@@ -41,10 +41,11 @@ class BlockStored(msgspec.Struct, tag=True, gc=False):
         lora_id: None; a field of vLLM.
         medium: Where the blocks are, such as "GPU".
         lora_name: None; a field of vLLM.
-        extra_keys: For each block, further parts of its hash. The first block of a prompt has the tag of the salt.
+        extra_keys: For each block, what its hash depends on besides tokens: for the first block of a prompt, the tag of
+            the salt.
         group_idx: Group of the blocks.
         kv_cache_spec_kind: Kind of the group, one of `KINDS`.
-        cache_salt: The tag of the salt. SGLang sends the salt itself in this field.
+        cache_salt: The tag of the salt; in events of SGLang, the salt itself.
     """
 
     block_hashes: list[Hash]
@@ -61,7 +62,7 @@ class BlockStored(msgspec.Struct, tag=True, gc=False):
 
 
 class BlockRemoved(msgspec.Struct, tag=True, gc=False):
-    """Blocks that cannot be read any more.
+    """An event: blocks that cannot be read any more.
 
     Attributes:
         block_hashes: Hashes of the blocks.
@@ -75,7 +76,7 @@ class BlockRemoved(msgspec.Struct, tag=True, gc=False):
 
 
 class AllBlocksCleared(msgspec.Struct, tag=True, gc=False):
-    """No block can be read any more."""
+    """An event: no block can be read any more."""
 
 
 Event = BlockStored | BlockRemoved | AllBlocksCleared
@@ -104,10 +105,10 @@ def pack(batch: EventBatch) -> bytes:
 
 
 def unpack(payload: bytes) -> EventBatch:
-    """Returns the batch in a message of memstate, vLLM or SGLang. Unknown fields are left out.
+    """Returns the batch in a message of memstate, vLLM or SGLang, without fields that memstate does not know.
 
     Raises:
-        InvalidArgument: The bytes are no batch.
+        InvalidArgument: The bytes are not a batch.
     """
     try:
         return _decoder.decode(payload)
@@ -127,7 +128,7 @@ def salt_tag(salt: Hashable) -> str | None:
         salt: The salt of requests, as in `ms.Request(salt=)`.
 
     Raises:
-        InvalidArgument: The value is no salt.
+        InvalidArgument: The value is not a valid salt.
 
     Example:
         >>> salt_tag("tenant") == salt_tag(b"tenant"), salt_tag(None)

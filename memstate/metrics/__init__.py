@@ -1,10 +1,10 @@
 """Figures of running managers for Prometheus, and a Grafana dashboard of them.
 
 serve, registry, collector    Prometheus (extra `metrics`)
-FIGURES                       the table of all figures that are exported; docs/metrics.md explains each
+FIGURES                       the table of all exported figures; docs/metrics.md explains them
 
-Export costs the loop of a manager nothing: a scrape reads counts of the host, in the scraper's thread. It launches
-nothing and never waits for the device. Only `steps=True` adds to each call: two looks at the clock.
+Export costs the loop of a manager no time: another thread reads counts of the host when Prometheus asks. It launches
+nothing and never waits for the device. Only `steps=True` makes each call slower, by reading the clock twice.
 """
 
 from memstate.metrics.prometheus import Collector, FigureServer, collector, registry, serve

@@ -35,12 +35,12 @@ def _client() -> Any:
 def sources_of(
     mem: Managers, tenant: Callable[[Hashable], str] | None, top: int, steps: bool
 ) -> dict[str, ExportedManager]:
-    """Returns name -> source of the figures, for each manager.
+    """Returns the sources of the figures of managers: name -> source.
 
     Args:
         mem: a manager, or managers by name. A manager without a name is called "main".
-        tenant: function that returns the name of a salt's tenant, or None.
-        top: number of tenants that are named, at most.
+        tenant: function that returns the name of a salt's tenant; None: tenants are not counted.
+        top: limit of the tenants that are named.
         steps: whether to time calls.
 
     Raises:
@@ -71,7 +71,7 @@ def sources_of(
 class Collector:
     """Reads managers at each scrape: a custom collector for any registry of the official client.
 
-    It does not keep managers alive. A manager that is gone is left out.
+    It does not keep managers alive. It leaves out managers that have been deleted.
 
     Args:
         sources: name -> source of a manager's figures.
@@ -81,11 +81,11 @@ class Collector:
         self._sources, self._core = sources, _client().core
 
     def describe(self) -> "Iterable[Metric]":
-        """Yields every metric without samples, so that a registry can refuse metrics that it has already."""
+        """Yields every metric, without samples. A registry uses them to refuse metrics that it has already."""
         return (self._family(figure) for figure in FIGURES)
 
     def collect(self) -> "Iterable[Metric]":
-        """Yields every metric that has a sample now.
+        """Yields every metric that has samples now.
 
         Syncs: no.
         """
@@ -118,12 +118,12 @@ def collector(
     Call it in the thread of the loop. All managers of one registry need one common collector.
 
     Args:
-        mem: the manager, or managers by name. The label `manager` is the name; "main" for a manager without one. The
-            label `rank` is the rank of the manager's tiers.
-        tenant: function that returns the name of a salt's tenant, such as `str`. Then there are figures of each tenant,
-            which take a walk over the prefix cache at each scrape. None: no salt leaves the process.
-        top: number of tenants that are named, at most; all others together are "other".
-        steps: whether to time the calls of the manager. This costs two looks at the clock in each call.
+        mem: the manager, or managers by name. The name becomes the label `manager`; for a single manager it is "main".
+            The label `rank` is the rank of the manager's tiers.
+        tenant: function that returns the name of a salt's tenant, such as `str`. With it, there are figures for each
+            tenant, and each scrape walks over the whole prefix cache. None: no salt leaves the process.
+        top: limit of the tenants that are named; all others together are "other".
+        steps: whether to time the calls of the manager. Then each call reads the clock twice.
 
     Raises:
         ConfigurationError: the official client is not installed.
@@ -149,7 +149,7 @@ def collector(
 def registry(
     mem: Managers, *, tenant: Callable[[Hashable], str] | None = None, top: int = 10, steps: bool = False
 ) -> "CollectorRegistry":
-    """Returns a new registry with the collector of these managers, such as for `make_asgi_app(registry)`.
+    """Returns a new registry with the collector of these managers, for example for `make_asgi_app(registry)`.
 
     Args:
         mem: as for `collector`.
@@ -174,7 +174,7 @@ def _registered(made: Collector) -> "CollectorRegistry":
 
 
 class FigureServer:
-    """Serves figures over HTTP in threads of its own, until `close`.
+    """A server that gives out figures over HTTP in its own threads, until `close`.
 
     Attributes:
         url: address of the figures.
@@ -198,7 +198,7 @@ class FigureServer:
         self.close()
 
     def close(self) -> None:
-        """Ends the server and the timing of calls. A connected client still gets its answer."""
+        """Ends the server and the timing of calls. A client that is connected still gets its answer."""
         self._collector.close()
         if self._thread is not threading.current_thread() and self._thread.is_alive():
             self._server.shutdown()
@@ -212,12 +212,13 @@ def serve(
 ) -> FigureServer:  # fmt: skip
     """Serves the figures of managers over HTTP, for Prometheus and for `memstate top`.
 
-    This is the official client's `start_http_server`, without password and encryption. By default only this machine
-    reaches it. A client that connects and sends nothing occupies a thread: for unknown clients, put a proxy in front.
+    It uses the official client's `start_http_server`, which has no password and no encryption. By default only this
+    machine can connect. A client that connects and sends nothing occupies a thread: if clients are unknown, put a proxy
+    in front of the server.
 
     Args:
         mem: as for `collector`.
-        port: the port; 0: any free one, see `FigureServer.port`.
+        port: the port. 0: the system chooses a free one, which `FigureServer.port` shows.
         address: the address to listen at; "0.0.0.0" means all addresses of this machine.
         tenant: as for `collector`.
         top: as for `collector`.

@@ -1,7 +1,7 @@
 """Reads the figures of a manager from another thread, while its loop runs.
 
-The loop takes no lock and pays nothing: a reader reads again if a call changed something meanwhile, as `Guard` tells.
-Knows no exporter.
+The loop takes no lock and loses no time: if `Guard` says that a call changed something while a reader read, the reader
+reads again. Knows no exporter.
 """
 
 import logging
@@ -21,23 +21,23 @@ from memstate.metrics.tenants import UNKNOWN, Holding, Tenant, holdings
 from memstate.stats import Stats
 
 LOG = logs.logger("metrics")
-PATIENCE = 0.25  # seconds for which a reader waits for a moment between two calls
+PATIENCE = 0.25  # seconds for which a reader waits until no call runs
 PAUSE = 0.0005  # seconds between two tries
 Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The figures of one manager at one moment between two calls.
+    """The figures of one manager at one moment at which no call ran.
 
     Attributes:
         stats: all counts.
         about: properties of the manager, such as its strategy.
-        tenants: tenant -> what it holds; empty unless tenants are counted. They can be older than `stats`: if calls
-            interrupt the walk over the prefix cache, these are the tenants of the last complete walk.
+        tenants: tenant -> what it holds; empty unless tenants are counted. This can be older than `stats`: it is from
+            the last walk over the prefix cache that no call disturbed.
         steps: host time of the manager's calls; None unless they are timed.
         age: seconds since that moment.
-        interrupted: whether an exception ended a call in the middle. The other figures are from a moment before it.
+        interrupted: whether an exception ended a call in the middle. Then the other figures are from before that call.
     """
 
     stats: Stats
@@ -49,15 +49,15 @@ class Reading:
 
 
 def between_calls(guard: Guard, look: Callable[[], Read], patience: float = PATIENCE) -> Read | None:
-    """Calls a function that reads a manager, until no call of the manager changes anything meanwhile.
+    """Calls a function that reads a manager, and repeats this until no call changes the manager meanwhile.
 
     Args:
         guard: the manager's guard.
-        look: the function, which changes nothing.
+        look: the function. It must not change anything.
         patience: seconds after which it gives up.
 
     Returns:
-        The result of the function. None: there was no such moment within `patience`.
+        The result of the function. None: within `patience`, some call always disturbed it.
     """
     until = time.monotonic() + patience
     while True:
@@ -85,7 +85,7 @@ class ExportedManager:
         mem: the manager.
         tenant: function that returns the name of a salt's tenant; None: tenants are not counted. A salt for which it
             raises belongs to the tenant "unknown", and the log has the error.
-        top: number of tenants that are named, at most.
+        top: limit of the tenants that are named.
         timed: whether to time the calls of the manager.
 
     Raises:
@@ -107,12 +107,12 @@ class ExportedManager:
         self._timing = steps.start(mem) if timed else None
 
     def read(self) -> Reading | None:
-        """Returns the present figures or, if the loop leaves no moment between two calls, the last ones.
+        """Returns the present figures or, if calls always disturb the reading, the last ones.
 
-        Readers in several threads wait for each other, so that no later reader sees a smaller counter.
+        Only one thread reads at a time, so that no counter is ever smaller for a later reader.
 
         Returns:
-            The figures. None: the manager is gone.
+            The figures. None: the manager has been deleted.
 
         Syncs: no.
         """
@@ -148,7 +148,7 @@ class ExportedManager:
         assert self._tenant is not None
         try:
             return str(self._tenant(salt)).encode(errors="backslashreplace").decode()
-        except Exception as error:  # one bad salt must not lose all figures
+        except Exception as error:  # one bad salt must not hide all figures
             self._failed = type(error).__name__  # not the message, which could contain the salt
             return UNKNOWN
 

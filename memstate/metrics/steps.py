@@ -1,7 +1,7 @@
 """Times the calls of one manager: how much host time they take, step by step.
 
-A timed manager gets a subclass as its class. The calls of this subclass look at the clock before and after the calls of
-the manager's own class. A manager that is not timed keeps its class.
+While a manager is timed, its class is a subclass of its own class. The methods of the subclass read the clock before
+and after they call the original methods. So a manager that is not timed loses no time.
 """
 
 from bisect import bisect_left
@@ -28,9 +28,9 @@ class StepTimes(NamedTuple):
     """Host time since the timing began.
 
     Attributes:
-        seconds: call -> seconds in all.
-        buckets: histogram of the steps by host time. For each of `BOUNDS`: steps that took at most that long, and
-            longer than the bound before. Last: steps that took longer than all bounds.
+        seconds: name of a call -> seconds that all its calls took together.
+        buckets: histogram of the steps by host time. For each of `BOUNDS`: number of steps that took at most that long,
+            and longer than the bound before. Last: number of steps that took longer than all bounds.
         total: seconds of all these steps.
     """
 
@@ -48,8 +48,8 @@ class Timing(NamedTuple):
     """A timing that `start` has begun.
 
     Attributes:
-        read: returns the times so far. Any thread can call it.
-        stop: ends the timing. A second call does nothing, even if a new timing has begun.
+        read: function that returns the times so far. Any thread can call it.
+        stop: function that ends the timing. A second call does nothing, even if a new timing has begun.
     """
 
     read: Callable[[], StepTimes]
@@ -61,9 +61,10 @@ class _Timed:
 
 
 def start(mem: StateManager) -> Timing:
-    """Times the calls of a manager. It does not keep the manager alive.
+    """Begins to time the calls of a manager. The timing does not keep the manager alive.
 
-    The time of a step is that of all calls since the previous `plan` returned, until its own `plan` returns.
+    The time of a step is the host time of all calls after the `plan` of the previous step, including the step's own
+    `plan`.
 
     Args:
         mem: the manager.
@@ -87,15 +88,15 @@ def start(mem: StateManager) -> Timing:
 
 
 def _timed(kind: type[StateManager]) -> tuple[dict[str, Any], Callable[[], StepTimes]]:
-    """Returns the timed calls by name, and a function that reads their times.
+    """Returns name -> timed call, and a function that reads the times.
 
-    Only the loop writes the sums. They are variables of closures, which is fastest. `plan` and `settle` are called in
-    every step, so they name their parameters: `*args` and `**settings` take longer.
+    Only the loop writes the sums. They are variables of closures, because these are the fastest. `plan` and `settle`
+    are called in every step, so their parameters are named: `*args` and `**settings` take longer.
     """
     clock, bounds, buckets = perf_counter, BOUNDS, [0] * (len(BOUNDS) + 1)
     own_plan, own_settle = kind.plan, kind.settle
     planning = settling = rest = 0.0
-    before = 0.0  # planning + settling + rest at the end of the last plan
+    before = 0.0  # value of planning + settling + rest at the end of the last plan
     rare: defaultdict[str, float] = defaultdict(float)
 
     def plan(

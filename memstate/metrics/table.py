@@ -1,7 +1,7 @@
 """The table of figures: every metric that is exported, with its name, kind, labels, and the source of its value.
 
-Prometheus, the dashboard, `memstate top` and docs/metrics.md all follow this table. Counters count from the start of
-the manager, and nothing sets them back. Knows no exporter.
+Prometheus, the dashboard, `memstate top` and docs/metrics.md are all made from this table. Counters count from the
+start of the manager, and never become smaller. Knows no exporter.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,12 +24,12 @@ class Figure:
     """One metric.
 
     Attributes:
-        name: name of the metric, without the ending `_total` of counters.
+        name: name of the metric; for a counter, without the ending `_total`.
         kind: gauge, counter or histogram.
         help: text that says what the metric counts.
-        labels: labels of the metric, besides `COMMON`.
-        read: function that returns the samples of a reading: pairs (values of the labels, value). No samples: the
-            manager does not have this part.
+        labels: names of the labels of the metric, besides `COMMON`.
+        read: function that returns the samples for a reading: pairs (values of the labels, value). There are no samples
+            if the manager does not have this part.
     """
 
     name: str
@@ -46,9 +46,9 @@ def _figure(kind: Kind, name: str, says: str, source: str | Mapping[str, str] | 
         kind: gauge, counter or histogram.
         name: name of the metric without the prefix `memstate_`.
         says: text that says what the metric counts.
-        source: the path of a field of `Stats`, such as `tiers.prefetch.late`; or a mapping, value of the label -> path;
-            or a function that returns the samples. If a field is a mapping, each of its entries is a sample.
-        *labels: labels of the metric.
+        source: the path of a field of `Stats`, such as `tiers.prefetch.late`; or a mapping from the value of the label
+            to a path; or a function that returns the samples. If a field is a mapping, each of its entries is a sample.
+        *labels: names of the labels of the metric.
     """
     if callable(source):
         return Figure(f"memstate_{name}", kind, says, labels, source)
@@ -78,7 +78,7 @@ _gauge, _counter = partial(_figure, "gauge"), partial(_figure, "counter")
 
 
 def _slots(reading: Reading) -> Sequence[Sample]:
-    """Returns the slots of each owner. All together are the capacity."""
+    """Returns the number of slots of each kind of owner. The sum is the capacity."""
     stats = reading.stats
     cached = stats.prefix.states if stats.prefix else 0
     held = {

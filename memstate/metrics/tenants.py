@@ -20,8 +20,8 @@ class Holding:
 
     Attributes:
         slots: slots of running requests, cached states and sessions.
-        pages: KV pages. A page counts once for each tenant that holds it.
-        tokens: tokens of prompts and answers whose KV or state is held. Tokens that requests share count once.
+        pages: KV pages. A page that two tenants hold counts for both.
+        tokens: tokens of prompts and answers whose KV or state it holds. Tokens that requests share count once.
     """
 
     slots: int = 0
@@ -42,14 +42,14 @@ class Holding:
 def holdings(mem: StateManager, tenant: Tenant, most: int) -> Mapping[str, Holding]:
     """Returns what each of the largest tenants holds.
 
-    Nodes of the prefix cache count once, however many requests share them. A request or session adds its own slots, and
-    the pages and tokens that it has beyond the tree. Published handles, slots claimed by id, and requests without
-    tokens have no salt. They belong to the tenant "unknown".
+    A node of the prefix cache counts once, however many requests share it. Each request or session adds its own slots,
+    and those of its pages and tokens that are not in the cache. Published handles, slots claimed by id, and requests
+    without tokens have no salt: they belong to the tenant "unknown".
 
     Args:
         mem: the manager. Nothing may change it during the call.
         tenant: function that returns the name of a salt's tenant. It must not raise.
-        most: number of tenants that are named, at most; all others together are "other".
+        most: limit of the tenants that are named; all others together are "other".
 
     Syncs: no.
     """
@@ -72,7 +72,7 @@ def holdings(mem: StateManager, tenant: Tenant, most: int) -> Mapping[str, Holdi
     for session in sessions.opened.values():
         if session.kept:
             name = name_of(session.prompt.salt)
-            # After `recover`, a session has no lease on its path: count its pages that are in the tree.
+            # After `recover`, a session has no lease: count which of its pages are in the tree.
             shared = session.path.end or sum(page in in_tree for page in session.pages)
             tenants[name].add(len(sessions.owned(session)), 0, max(0, session.length - shared * size))
             beyond[name].update(session.pages[shared:])
@@ -94,7 +94,7 @@ def holdings(mem: StateManager, tenant: Tenant, most: int) -> Mapping[str, Holdi
 
 
 def _largest(tenants: Mapping[str, Holding], most: int) -> dict[str, Holding]:
-    """Returns the tenants with the largest part of the slots or of the KV pages; all others together are "other"."""
+    """Returns the tenants with the largest shares of slots or KV pages, and all others together as "other"."""
     slots, pages = (max(1, sum(getattr(each, what) for each in tenants.values())) for what in ("slots", "pages"))
     part = {name: max(each.slots / slots, each.pages / pages) for name, each in tenants.items()}
     order = sorted(tenants.items(), key=lambda each: (-part[each[0]], -each[1].slots, -each[1].tokens, each[0]))

@@ -3,12 +3,12 @@
 tree       knows which prefixes have KV and which have a state
 policies/  decide which states and which KV to admit and to evict
 ranking    keeps nodes in the order of their ranks, for policies
-names      encodes tokens, or the keys of an engine's blocks
+names      encodes what names a prefix: tokens, or the keys of an engine's KV blocks
 match      is the result of a lookup: how far it reaches, and why no further
 contents   evicts states and pages
-cache      joins these with holders, pages and the command buffer
+cache      connects the parts above with holders, pages and the command buffer
 sessions   keep the states of conversations between their turns
-room       makes cached states and idle sessions make way
+room       frees slots and pages by evicting cached states and emptying idle sessions
 """
 
 from memstate.prefix.cache import PrefixCache

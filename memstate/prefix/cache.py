@@ -2,7 +2,7 @@
 
 file     a row's snapshot moves to a holder that a node of the tree names; the row's KV pages get one more owner
 match    the deepest node with a state; a row starts from it and leases the path that leads to it
-evict    states and pages make way, see `memstate.prefix.contents`
+evict    states and pages are given up to make room, see `memstate.prefix.contents`
 
 `Holdings` counts the readers of a state: rows whose first step is going to read it. The tree counts the leases of a
 path: rows and sessions that share its pages. The cache only records changes. It touches no tensor and submits nothing.
@@ -52,7 +52,7 @@ class TableKeeper:
         return self._allocator.free
 
     def release(self, pages: Sequence[int]) -> None:
-        """Takes pages back."""
+        """Ends the cache's ownership of pages."""
         self._allocator.release(pages)
 
     def held(self) -> Collection[int]:
@@ -60,15 +60,15 @@ class TableKeeper:
         return self._holdings.held["cached"]
 
     def owner(self, state: int) -> object:
-        """Returns the node that has a state."""
+        """Returns the node to which a state belongs."""
         return self._holdings.owner[state]
 
     def readers(self) -> Counter[int]:
-        """Returns how many first steps are about to read each state."""
+        """Returns, for each state, how many rows are about to read it in their first step."""
         return self._holdings.readers
 
     def end(self, states: Sequence[Snapshot]) -> None:
-        """Ends states in holders."""
+        """Releases states and the holders in which they lie."""
         self._holdings.end(states)
 
 
@@ -82,7 +82,7 @@ class PrefixCache(Contents):
         holdings: Owners and readers of states.
 
     Attributes:
-        names: What names prefixes here.
+        names: Encodes the tokens or keys that name prefixes in this cache.
     """
 
     def __init__(self, settings: Prefix | None, commands: CommandBuffer, pages: PageTable, holdings: Holdings) -> None:
@@ -101,10 +101,12 @@ class PrefixCache(Contents):
         Args:
             prompt: The prompt.
             most: Tokens that a hit may cover at most. None: all but the last.
-            extent: Where the caller keeps KV: the number of all tokens, and how far its KV reaches.
+            extent: (number of all tokens of the prompt, number of its first tokens whose KV the caller has). None: the
+                KV is in the pages of the cache.
 
         Returns:
-            The match: the deepest cached state, and the lengths to which states, KV and known tokens reach.
+            The match: the deepest cached state, and how many first tokens of the prompt have a state, have KV, and are
+            known to the tree.
         """
         size, named = self._pages.page_size, len(prompt.key) // BYTES
         known, reach = extent or (named, named)
@@ -119,9 +121,9 @@ class PrefixCache(Contents):
         return Match(known, above * size, kv * size, gone * size, snapshot, found=lookup, known_length=remembered)
 
     def hold(self, match: Match, prompt: SaltedTokens) -> Lease:
-        """Leases the path of a match until `release`: eviction leaves its KV alone.
+        """Leases the path of a match until `release`: until then, no eviction takes the KV of the path.
 
-        The matched state gets one more reader. The caller ends this read.
+        The matched state gets one more reader. The caller must end this read.
 
         Args:
             match: What `match` returned.
@@ -137,7 +139,7 @@ class PrefixCache(Contents):
         return Lease(node, prompt, match, end=node.end)
 
     def release(self, node: Node) -> None:
-        """Ends a lease, and evicts the node's KV if it serves no request and the policy does not keep it.
+        """Ends a lease. Evicts the node's KV if the node is a leaf without a state and the policy does not keep its KV.
 
         Args:
             node: The deepest node of the leased path.
@@ -156,10 +158,10 @@ class PrefixCache(Contents):
         self._move_lease(lease, self.tree.cut(node, end) if node.end > end else node)
 
     def up(self, node: Node, length: int) -> Node:
-        """Returns the node on the path to `node` that has the last whole page of a prefix.
+        """Returns the node that has the last whole page of a prefix.
 
         Args:
-            node: The deepest node of the path.
+            node: The deepest node of a path that begins with the prefix.
             length: Tokens of the prefix.
         """
         end = length // self._pages.page_size
@@ -176,7 +178,7 @@ class PrefixCache(Contents):
             length: How many tokens they share.
         """
         if lease := self.leases.get(row):
-            # The key of a block that the rows share in part names other tokens in each.
+            # If the rows share only part of a block, the key of this block names other tokens in each row.
             prompt = lease.prompt.head(length - length % self.names.page if self.names.keyed else length)
             for other in others:
                 self.tree.lease(lease.node)
@@ -195,13 +197,14 @@ class PrefixCache(Contents):
     def supersede(self, own: dict[Node, int], first: int | None, last: float = math.inf) -> None:
         """Marks states of a session as superseded, unless another request has used them.
 
-        A state whose length is in first..last is not marked.
+        A state whose length is from `first` to `last` is not marked.
 
         Args:
             own: Node whose state the session left here -> how often the session used it. Nodes without a state are
                 removed from this dict.
-            first: Tokens. None: only the longest state is not marked, and loses an earlier mark.
-            last: Tokens.
+            first: Shortest length that is not marked, in tokens. None: every state but the longest is marked, and the
+                longest loses the mark that it may have had.
+            last: Longest length that is not marked, in tokens.
         """
         for node in [node for node in own if not node.snapshot]:
             del own[node]
@@ -215,7 +218,7 @@ class PrefixCache(Contents):
                 self._note_superseded(node)
 
     def marks(self, match: Match) -> list[tuple[int, str]]:
-        """Returns the lengths at which a prompt is to keep states: those of the placement that the state policy admits.
+        """Returns the lengths at which a prompt is to keep states: the placement names them, the policy admits them.
 
         Args:
             match: What the prompt matched.
@@ -224,7 +227,7 @@ class PrefixCache(Contents):
             Pairs (length, kind), ascending. Lengths are in tokens, multiples of `PageTable.unit`.
 
         Raises:
-            InvalidArgument: The placement returned no dict of such lengths and kinds.
+            InvalidArgument: The placement did not return a dict of such lengths and kinds.
         """
         size, unit, placement = self._pages.page_size, self._pages.unit, self.settings.placement
         named = placement.marks(match, unit)
@@ -243,7 +246,7 @@ class PrefixCache(Contents):
         ]  # fmt: skip
 
     def use(self, lease: Lease) -> None:
-        """Counts a request that starts from its match. The policies learn of the request later, see `hear`.
+        """Counts a request that starts from its matched state, if any. Policies learn of the request later, see `hear`.
 
         Args:
             lease: The request's lease.
@@ -272,20 +275,21 @@ class PrefixCache(Contents):
     ) -> list[Snapshot | None]:
         """Takes the KV of rows, and those of their states that the policy admits.
 
-        Each lease moves on to the end of its prompt.
+        Each lease is extended over the pages that its row now shares with the tree.
 
         Args:
             rows: For each row: its lease, its tokens, the number of whole pages to take, their ids, and its states in
-                ascending order. A state is (register, tokens, kind), see `memstate.prefix.policies.base.Place`. The
-                cache becomes the owner of a state in a holder. Rows with 0 pages are skipped.
+                ascending order. A state is (register, tokens, kind), see `memstate.prefix.policies.base.Place`. If the
+                register is a holder, its state moves no further: the cache becomes its owner. Rows with 0 pages are
+                skipped.
 
         Returns:
-            For each row the longest of the cached states with the row's lengths, None if there is none.
+            For each row the longest cached state at one of the lengths in `rows`, None if there is none.
         """
         moves: list[tuple[int, int]] = []
         try:
             cached = [self._file(*row, moves) if row[2] else [] for row in rows]
-        finally:  # if a policy raises, nodes own some states already: their moves must be recorded
+        finally:  # if a policy raises, record the moves so far: their nodes own the states already
             self._record(moves)
         self.trim()
         return [next((state for state in reversed(states) if self.has(state)), None) for states in cached]
@@ -298,8 +302,8 @@ class PrefixCache(Contents):
     def can_evict(self, pages: int) -> bool:
         """Returns whether eviction could free a number of pages.
 
-        A page counts if no lease keeps it and the tree is its only owner. Leaves are counted first, in the order of
-        eviction, then the other nodes, until enough pages are counted.
+        A page counts if no lease keeps it and the tree is its only owner. The pages of leaves are counted first, in the
+        order of eviction, then those of the other nodes, until there are enough.
 
         Args:
             pages: Pages to free.
@@ -317,11 +321,11 @@ class PrefixCache(Contents):
                     return True
                 if alone < len(node.pages):
                     held.update(node.pages)
-        # A page of several nodes (two salts) is free once all of these nodes are evicted.
+        # A page that nodes of several salts share becomes free when all of these nodes are evicted.
         return left <= sum(allocator.holders[page] == times > 1 for page, times in held.items())
 
     def clear(self) -> None:
-        """Evicts everything that no row and no session uses. The tiers do not save it.
+        """Evicts all states and pages that no row and no session uses. The tiers do not save them.
 
         Raises:
             Broken: An earlier call was interrupted.
@@ -337,7 +341,7 @@ class PrefixCache(Contents):
             self._clearing = False
 
     def adopt(self, snapshot: Snapshot, prompt: SaltedTokens, pages: Ids) -> Node | None:
-        """Takes over the state of a session that makes way. The state stays in its register.
+        """Takes over the state of a session that must free its slots. The state stays in its register.
 
         Args:
             snapshot: The state.
@@ -345,8 +349,8 @@ class PrefixCache(Contents):
             pages: Ids of these pages.
 
         Returns:
-            The state's node. None: the cache has a state of these tokens, or the policy declines; the session stays
-            the owner.
+            The state's node. None: the cache has a state of these tokens already, or the policy declines this one. The
+            session then stays the owner.
         """
         node = self._place(prompt, len(prompt.key) // self._unit, pages, "end", None, [])
         if node is None or node.snapshot is not None:
@@ -367,9 +371,9 @@ class PrefixCache(Contents):
         self, lease: Lease, prompt: SaltedTokens, end: int, pages: Ids, states: Sequence[tuple[int, int, str]],
         moves: list[tuple[int, int]],
     ) -> list[Snapshot]:  # fmt: skip
-        """Does the work of `file` for one row, and returns the row's states that are cached now, ascending.
+        """Does the work of `file` for one row, and returns the states that are cached at its lengths, ascending.
 
-        A state that leaves a register of the row adds a pair (holder, register) to `moves`.
+        Adds a pair (holder, register) to `moves` for each state that moves from a register of the row to a holder.
         """
         start, known = lease.node, min(end, lease.end, len(lease.prompt.key) // self._unit)
         while start.end > known and start.parent is not None:
@@ -435,10 +439,10 @@ class PrefixCache(Contents):
         return bool(others)
 
     def forget(self, key: bytes) -> None:
-        """Marks states as the first to evict, because the KV that goes with them is gone. Nothing is released.
+        """Marks states to be evicted first, because the engine has no KV of their tokens any more. Releases nothing.
 
         Args:
-            key: Keys of blocks, encoded. Those of blocks without a state are skipped.
+            key: Encoded keys of blocks. Keys without a state are skipped.
         """
         for at in range(0, len(key), self._unit):
             for node in self.by_key.get(key[at : at + self._unit], ()):
@@ -455,7 +459,7 @@ class PrefixCache(Contents):
     def _shared(node: Node, pages: Ids) -> Node:
         """Returns the deepest node on the path whose pages are the row's own.
 
-        Deeper pages came from another row first, so the row's lease does not cover them.
+        In deeper nodes the tree has the pages of another row, which came first. The row's lease does not cover them.
         """
         while pages and node.parent is not None and node.pages[-1] != pages[node.end - 1]:
             node = node.parent
@@ -468,7 +472,7 @@ class PrefixCache(Contents):
         self.drop_bare(before)
 
     def _grow(self, prompt: SaltedTokens, end: int, pages: Ids, start: Node | None) -> Node:
-        """Returns the node that ends at page `end` of a prompt, with KV on its path. `start` is a node of the path."""
+        """Returns the node that ends at page `end` of a prompt, and gives KV to the path from `start` to it."""
         node, had = self.tree.insert(prompt, pages, start, end)
         if had < end:
             self._pages.allocator.share(pages[had:end])
@@ -478,8 +482,8 @@ class PrefixCache(Contents):
         return node
 
     def _attach(self, node: Node, state: Snapshot, kind: str, prompt: SaltedTokens) -> None:
-        """Notes the state of a node, whose holder belongs to the node already."""
-        policy = self.state_policy  # makes the policy learn of earlier requests before the node changes
+        """Notes that a node has a state. The state's holder belongs to the node already."""
+        policy = self.state_policy  # this access makes the policy learn of earlier requests before the node changes
         node.snapshot, node.evicted, node.kind = state, False, prompt.kind
         if self.names.keyed:
             self.by_key.setdefault(node.key[-self._unit :], []).append(node)
@@ -491,7 +495,7 @@ class PrefixCache(Contents):
             self.watcher.state_stored(node)
 
     def _to_holder(self, node: Node, register: int, length: int, moves: list[tuple[int, int]]) -> Snapshot | None:
-        """Adds the move of a row's state to a holder of a node. Returns None if no holder is free or becomes free."""
+        """Adds to `moves` the move of a row's state to a holder. Returns None if no holder is or can be made free."""
         if not self._holdings.free:
             self._record(moves)  # eviction may release the target of one of these moves
             self.tree.lease(node)  # eviction must not remove the node
@@ -506,13 +510,13 @@ class PrefixCache(Contents):
         return state
 
     def _record(self, moves: list[tuple[int, int]]) -> None:
-        """Records pairs (target register, source register) as moves, and empties the list."""
+        """Records the moves, pairs (target register, source register), and empties the list."""
         if moves:
             self._commands.move([to for to, _ in moves], [of for _, of in moves])
             moves.clear()
 
     def insert_loaded(self, prompt: SaltedTokens) -> tuple[Node, int, Ids]:
-        """Claims a holder and a slot for a state that the tiers load, and pages for the path to it.
+        """Claims a holder and a slot for a state that the tiers load, and pages for the tokens that it stands for.
 
         Call this only if a holder, a slot and the pages are free. Call `loaded` once the loads are under way.
 
@@ -520,7 +524,7 @@ class PrefixCache(Contents):
             prompt: The tokens that the state stands for.
 
         Returns:
-            The state's node, the number of its pages that had KV already, and the ids of the other pages.
+            The state's node; how many pages of its path had KV already; the ids of the pages that were claimed.
         """
         length, size, allocator = len(prompt.key) // BYTES, len(prompt.key) // self._unit, self._pages.allocator
         had = self.tree.find(prompt).kv
@@ -537,10 +541,10 @@ class PrefixCache(Contents):
         return node, had, fresh
 
     def loaded(self, nodes: Sequence[tuple[Node, bool]]) -> None:
-        """Tells the policies of states that the tiers load.
+        """Tells the policies that the tiers load states.
 
         Args:
-            nodes: Pairs (node of the state, whether pages are loaded too).
+            nodes: Pairs (node of the state, whether KV pages are loaded with the state).
         """
         for node, grown in nodes:
             self.state_policy.added(node, "again")

@@ -1,7 +1,8 @@
-"""Holds the content of the prefix cache, the tree of prefixes and its states, and evicts what makes way.
+"""Holds the content of the prefix cache, the tree of prefixes and its states, and evicts states and pages.
 
-evict a state   its slot becomes free; its KV stays (a tombstone), or goes if the node is a leaf and the policy says so
-evict pages     the KV of a leaf; its state goes too
+evict a state   its slot becomes free; its KV stays (a tombstone), or is given up if the node is a leaf and the policy
+                does not keep it
+evict pages     a leaf gives up its KV, and its state with it
 
 Superseded states go first, then the policies decide. A state is superseded if its row or session has left a newer one,
 and no other request has used it. The cache touches no tensor and submits nothing.
@@ -26,12 +27,12 @@ from memstate.stats import LOST, PrefixStats
 from memstate.tokens import BYTES
 
 LOG = logs.logger("prefix")
-UNHEARD = 64  # requests that wait for `learn`, at most
-KEYS = 2**20  # tokens of ghosts, at most, if memstate manages no pages: 8 MiB of keys
+UNHEARD = 64  # limit of the requests that wait for `learn`
+KEYS = 2**20  # limit of the tokens of ghosts if memstate manages no pages: 8 MiB of keys
 
 
 class Keeper(Protocol):
-    """Owner of the KV pages and states of a cache; takes back those that make way.
+    """Keeps the tables that say who owns pages and states; the cache gives evicted ones back to it.
 
     Attributes:
         page_size: Tokens of a page.
@@ -45,19 +46,19 @@ class Keeper(Protocol):
         """Returns how many pages are free."""
 
     def release(self, pages: Sequence[int]) -> None:
-        """Takes pages back. A page with another owner does not become free."""
+        """Ends the cache's ownership of pages. A page with another owner does not become free."""
 
     def held(self) -> Collection[int]:
         """Returns the ids of the states that the cache holds, in the order in which they came."""
 
     def owner(self, state: int) -> object:
-        """Returns the node that has a state."""
+        """Returns the node to which a state belongs."""
 
     def readers(self) -> Counter[int]:
-        """Returns how many first steps are about to read each state. States without a reader are left out."""
+        """Returns, for each state, how many rows are about to read it in their first step. Zeros are left out."""
 
     def end(self, states: Sequence[Snapshot]) -> None:
-        """Takes states back."""
+        """Ends the cache's ownership of states, and frees their slots."""
 
 
 class Contents(NotCopied, Shown):
@@ -65,15 +66,16 @@ class Contents(NotCopied, Shown):
 
     Args:
         settings: Policies and limits. None: the cache stays empty, and callers do not use it.
-        keeper: Owner of the pages and the states.
+        keeper: Tables of the pages and the states.
 
     Attributes:
         enabled: Whether the cache keeps anything.
         tree: The prefixes, to be read only.
         leases: Row -> its lease, to be read only.
-        heard: Requests of which the policies do not know yet: (how far the tree matches the prompt, its tokens).
-        below: The tiers, which hear of cached, used and evicted states; None without tiers.
-        watcher: Hears of all that comes and goes; None if nobody listens.
+        heard: Requests of which the policies do not know yet: (how far the tree matches the prompt, tokens of the
+            prompt).
+        below: The tiers, which are told of cached, used and evicted states; None without tiers.
+        watcher: Is told of all states and pages that come and go; None if nobody listens.
     """
 
     def __init__(self, settings: Prefix | None, keeper: Keeper) -> None:
@@ -90,9 +92,9 @@ class Contents(NotCopied, Shown):
         self.keep(None)
 
     def keep(self, sure: Mapping[int, Snapshot] | None, unsure: Set[int] = frozenset()) -> None:
-        """Ends all leases, and forgets all prefixes but those that are sound. For a new cache and for `recover`.
+        """Ends all leases, and forgets all prefixes except the sound ones. For a new cache and for `recover`.
 
-        The caller sets registers, holders and pages accordingly.
+        The caller makes registers, holders and pages agree with what stays.
 
         Args:
             sure: Register -> the cached state that stays. None: nothing stays.
@@ -143,40 +145,40 @@ class Contents(NotCopied, Shown):
         return (self.learn() if self.heard else self._policies)[1]
 
     def hear(self, lookup: Found, tokens: int) -> None:
-        """Notes a new request. The policies learn of it before they are asked something, or at `learn`.
+        """Notes a new request. The policies learn of it at `learn`, at the latest before they are asked something.
 
         Args:
-            lookup: How far the tree matches its prompt.
-            tokens: Tokens of its prompt.
+            lookup: How far the tree matches the prompt.
+            tokens: Tokens of the prompt.
         """
         self.heard.append((lookup, tokens))
         if len(self.heard) >= UNHEARD:
             self.learn()
 
     def learn(self) -> tuple[StatePolicy, PagePolicy]:
-        """Tells the policies of the requests that wait, and returns both policies. Called while a forward runs."""
+        """Tells the policies of the requests in `heard`, and returns both policies. Called while a forward runs."""
         (states, kv), heard, self.heard = self._policies, self.heard, []
         for lookup, tokens in heard:
             states.asked(lookup.known, tokens // self._keeper.page_size)
-            if lookup.stated is not None and lookup.stated.snapshot:  # a row may have taken the state over
+            if lookup.stated is not None and lookup.stated.snapshot:  # since then, a row may have taken it over
                 states.used(lookup.stated)
             if lookup.reach.parent is not None and not lookup.reach.ghost:  # the node may be evicted by now
                 kv.used(lookup.reach)
         return self._policies
 
     def grown(self, node: Node) -> None:
-        """Tells the policy for pages that a node has KV now, and that its parent is no leaf."""
+        """Tells the policy for pages that a node has KV now, and that the parent of this node is no leaf any more."""
         if node.parent is not None:
             self.page_policy.dropped(node.parent)
         self.page_policy.leaf(node)
 
     def drop_bare_leaves(self) -> None:
-        """Gives up the KV of all leaves without a state, unless the policy keeps it."""
+        """Gives up the KV of all leaves without a state, except KV that the policy keeps."""
         for node in [node for _, node in self.tree.walk() if not node.carriers]:
             self.drop_bare(node)
 
     def stated(self) -> Iterator[Node]:
-        """Yields the nodes with a state, in the order in which their states came."""
+        """Yields the nodes with a state, in the order in which the states were cached."""
         owners = [self._keeper.owner(state) for state in self._keeper.held()]
         yield from (owner for owner in owners if isinstance(owner, Node))
 
@@ -202,23 +204,23 @@ class Contents(NotCopied, Shown):
 
     @property
     def evictable_pages(self) -> int:
-        """Number of pages of the tree without a lease. Some may have other owners, and do not become free then."""
+        """Number of pages of the tree without a lease. Some also have other owners, and would not become free."""
         return self.tree.total_pages - self.tree.leased_pages if self._keeper.pages else 0
 
     def evict_states(self, n: int, why: str = "room") -> int:
         """Evicts states: superseded ones first, then the least valuable. The tiers may save them first.
 
         Args:
-            n: States to evict. States that a first step is about to read stay, so it can be fewer.
-            why: The `gone_` figure of `PrefixStats` that counts the states that are not superseded.
+            n: States to evict. It evicts fewer if too many states are about to be read by a first step: these stay.
+            why: Which `gone_` figure of `PrefixStats` counts them. Superseded states have a figure of their own.
 
         Returns:
-            How many slots this frees.
+            How many states were evicted: each frees a slot.
         """
         if n <= 0:
             return 0
         chosen: dict[Node, None] = {}  # a policy may offer a node more than once
-        for node in self._idle(chain(self.state_policy.victims(), self.stated())):  # `stated`: nodes it skips
+        for node in self._idle(chain(self.state_policy.victims(), self.stated())):  # `stated`: nodes not offered
             chosen[node] = None
             if len(chosen) == n:
                 break
@@ -231,11 +233,11 @@ class Contents(NotCopied, Shown):
         return len(chosen)
 
     def next_states(self, n: int) -> list[Node]:
-        """Returns up to n nodes whose states `evict_states` would take next, roughly. Changes nothing."""
+        """Returns up to n nodes whose states `evict_states` would probably take next. Changes nothing."""
         return list(islice(self._idle(self.state_policy.coming()), n))
 
     def _idle(self, victims: Iterable[Node]) -> Iterator[Node]:
-        """Yields nodes whose states no first step is about to read: superseded ones, then `victims` in their order."""
+        """Yields the superseded nodes, then `victims` in their order. Leaves out states that a first step will read."""
         readers = self._keeper.readers()
         for node in chain(list(self._superseded), (node for node in victims if node not in self._superseded)):
             if node.snapshot and not readers[node.snapshot.register]:
@@ -243,7 +245,7 @@ class Contents(NotCopied, Shown):
 
     @property
     def turnover(self) -> int:
-        """Number of states that came plus number of states that went since the start."""
+        """Number of states that entered the cache plus number of states that left it, since the start."""
         return self._counts["inserted"] + self._counts["loaded"] + self._counts["evicted_states"]
 
     def evict_pages(self, n: int) -> int:
@@ -259,7 +261,7 @@ class Contents(NotCopied, Shown):
         """
         before = self._keeper.free()
         goal = before + n
-        while self._keeper.free() < goal:  # again, because evictions make leaves of parents
+        while self._keeper.free() < goal:  # again, because an eviction can turn a parent into a leaf
             if not self._give_up_leaves(self.page_policy.victims(), goal):
                 rest = [node for _, node in self.tree.walk()]
                 if not self._give_up_leaves(reversed(rest), goal):  # children before their parents
@@ -267,7 +269,7 @@ class Contents(NotCopied, Shown):
         return self._keeper.free() - before
 
     def _give_up_leaves(self, nodes: Iterable[Node], goal: int) -> bool:
-        """Gives up the nodes that are leaves, until `goal` pages are free. Returns whether any node was given up."""
+        """Gives up those nodes that are leaves, until `goal` pages are free. Returns whether it gave up any."""
         any_given = False
         for node in nodes:
             if not (node.leases or node.carriers or node.ghost):
@@ -278,11 +280,11 @@ class Contents(NotCopied, Shown):
         return any_given
 
     def detach(self, node: Node, why: str) -> None:
-        """Notes that a node has lost its state. A tombstone stays.
+        """Notes that a node has lost its state and is a tombstone now.
 
         Args:
             node: The node.
-            why: The `gone_` figure of `PrefixStats` that counts the state.
+            why: Which `gone_` figure of `PrefixStats` counts the state.
         """
         snapshot, node.snapshot = node.snapshot, None
         if snapshot:
@@ -300,7 +302,7 @@ class Contents(NotCopied, Shown):
                 self.watcher.state_removed(node)
 
     def _unname(self, node: Node) -> None:
-        """Removes a node that has lost its state from those that `forget` finds by key."""
+        """Removes a node without a state from `by_key`, so that `forget` no longer finds it."""
         key = node.key[-self._unit :]
         self.by_key[key].remove(node)
         if not self.by_key[key]:
@@ -309,10 +311,10 @@ class Contents(NotCopied, Shown):
     def drop_bare(self, node: Node | None) -> None:
         """Gives up the KV of a leaf without a state, unless the policy keeps it.
 
-        If the parent is such a leaf then, its KV goes as well, and so on.
+        If this turns the parent into a leaf without a state, the same is done for the parent, and so on.
 
         Args:
-            node: The leaf. A node that is no leaf, or has a state or a lease, stays.
+            node: The leaf. Nothing is done for a node that is no leaf, or has a state or a lease.
         """
         while node is not None and not (node.is_root or node.carriers or node.snapshot or node.leases or node.ghost):
             if self.page_policy.keeps(node) and self._keeper.pages:
@@ -320,9 +322,9 @@ class Contents(NotCopied, Shown):
             node = self._give_up(node, len(node.pages))
 
     def _give_up(self, leaf: Node, pages: int) -> Node | None:
-        """Gives up the state and all KV of a leaf; of a leaf without a state only the last `pages` pages.
+        """Gives up the state and all KV of a leaf. A leaf without a state gives up only its last `pages` pages.
 
-        Returns the node above if that is a leaf then, else None.
+        Returns the parent if it has become a leaf, else None.
         """
         size = len(leaf.key) // self._unit
         if leaf.snapshot:
@@ -346,7 +348,7 @@ class Contents(NotCopied, Shown):
         return above
 
     def _forget(self, memory: int) -> None:
-        """Removes the oldest ghosts until the others stand for at most `memory` pages."""
+        """Removes the oldest ghosts until the remaining ones stand for at most `memory` pages."""
         while (node := self.tree.forgettable(memory)) is not None:
             self.state_policy.forgotten(node)
             self.tree.remove(node)
@@ -360,7 +362,7 @@ class Contents(NotCopied, Shown):
         """Returns the nodes as plain data, parents first.
 
         Args:
-            most: Nodes at most; None for all.
+            most: Limit of the nodes that are returned; None for all.
         """
         walk = list(islice(self.tree.walk(), most))
         place = {id(node): at for at, (_, node) in enumerate(walk)}
@@ -386,7 +388,7 @@ class Contents(NotCopied, Shown):
         Syncs: no.
         """
         kv, counts = self._keeper.pages, self._counts
-        asked = counts["hit_tokens"] + sum(counts[name] for name in LOST.values())  # the sum, so that the parts add up
+        asked = counts["hit_tokens"] + sum(counts[name] for name in LOST.values())  # so hits and losses add up to it
         return replace(
             PrefixStats(**counts), states=self.states, nodes=self.tree.nodes, prompt_tokens=asked,
             pages=self.tree.total_pages if kv else 0, leased_pages=self.tree.leased_pages if kv else 0,

@@ -1,4 +1,4 @@
-"""Records of one session: its states, pages and turn, and what callers may know of it. Plain data."""
+"""Records of one session: its states, pages and turn, and the figures that callers see. Plain data."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
@@ -21,12 +21,12 @@ class SessionInfo:
         tokens: tokens that its longest state stands for; 0 without a state, and while a turn runs.
         states: number of states that the session keeps; 0 while a turn runs.
         pages: number of KV pages that the session keeps; 0 while a turn runs.
-        priority: the session with the lowest makes way first.
+        priority: if room is short, the session with the lowest number gives up its states first.
         age: seconds since it was opened.
         idle: seconds since its last turn ended or, before the first turn, since it was opened; 0 while a turn runs.
         ttl: seconds after which an idle session expires, None for never.
-        parted: turns in a row that no state of the last answer served. From two on, the prefix cache keeps what the
-            turns leave, and the session keeps nothing.
+        parted: how many turns in a row could not start from a state of the answer before them. From two on, the prefix
+            cache keeps the states of the turns, and the session keeps nothing.
     """
 
     session: Session
@@ -57,26 +57,26 @@ class SessionFork(NamedTuple):
 
 @dataclass(eq=False)
 class Conversation:
-    """The states and pages of a session, and its running turn. It is the owner of its states.
+    """The states and pages of a session, and its running turn. The object is the owner of its states.
 
-    A session and its forks share their newest state until one of them starts a turn. One of them is its owner.
+    A session and its forks share their newest state until one of them starts a turn. Only one of them owns that state.
 
     Attributes:
         handle: The session's handle.
-        prompt: The tokens that its states and pages stand for; while a turn runs, the prefix that its row started from.
+        prompt: The tokens that its states and pages stand for; while a turn runs, those from which its row started.
         kept: Its states, longest first.
         pages: Ids of its KV pages.
-        path: The node at which its lease in the prefix cache ends; `NO_NODE` for none.
+        path: The node at which its lease in the prefix cache ends; `NO_NODE` without a lease.
         own: Node whose state the session left in the prefix cache -> how often the session itself used it.
         row: Row of the turn that runs, 0 for none.
-        start: Tokens of the prefix that the row of this turn started from.
+        start: Tokens of the state from which the row of this turn started.
         asked: Tokens of the last prompt. The tokens of `prompt` beyond them are the answer.
-        parted: Turns in a row that no state of the last answer served.
-        priority: The session with the lowest makes way first.
-        ttl: Seconds that an idle session keeps its states, None for any time.
+        parted: How many turns in a row could not start from a state of the answer before them.
+        priority: If room is short, the session with the lowest number gives up its states first.
+        ttl: Seconds for which the idle session keeps its states, None for no limit.
         opened: When it was opened, in seconds of the clock.
         since: When its last turn ended or, before the first turn, when it was opened; in seconds of the clock.
-        turn: Serial number of the event of `since`: the least recently used session has the smallest.
+        turn: Serial number of the event whose time is `since`; the least recently used session has the smallest.
         closing: Whether it closes when its turn ends.
         forks: Sessions that may share its newest state, itself included; empty if it was never forked.
     """
@@ -107,11 +107,11 @@ class Conversation:
 
     @property
     def parts(self) -> bool:
-        """Whether two or more turns in a row parted. One alone may be an edit."""
+        """Whether two or more turns in a row parted from the answer before. A single one may be an edit of the user."""
         return self.parted > 1
 
     def info(self, now: float) -> SessionInfo:
-        """Returns the record that callers get of this session.
+        """Returns the record of this session that callers get.
 
         Args:
             now: The time, in seconds of the clock.

@@ -10,12 +10,12 @@ from memstate.requests.handles import Snapshot
 from memstate.slots.registers import Longs
 from memstate.tokens import Keys, SaltedTokens, Tokens
 
-NO_NODE = Node(None, b"")  # the path of a lease that shares nothing
+NO_NODE = Node(None, b"")  # the last node of an empty path: the lease shares no page
 NO_MATCH = Match(0, 0, 0, 0)
 
 
 class Below(Protocol):
-    """What the prefix cache tells the tiers: states that are cached, used and evicted."""
+    """The calls by which the prefix cache tells the tiers of states that are cached, used and evicted."""
 
     def added(self, node: Node) -> None:
         """Notes that a state has been cached.
@@ -32,10 +32,10 @@ class Below(Protocol):
         """
 
     def planned(self, rows: Longs, before: Longs, after: Longs) -> None:
-        """Notes a step whose forward has still to write KV pages.
+        """Notes a step whose forward has not written its KV pages yet.
 
         Args:
-            rows: Rows of the step's entries; row 0 is padding. int64 `batch`.
+            rows: The row of each entry of the step; row 0 is padding. int64 `batch`.
             before: Tokens of each row before the step. int64 `batch`.
             after: Tokens of each row after the step. int64 `batch`.
         """
@@ -49,22 +49,22 @@ class Below(Protocol):
 
 
 class Watcher(Protocol):
-    """Hears of all KV and states that enter and leave the prefix cache, to tell others."""
+    """Is told of all KV and states that enter and leave the prefix cache, to tell others."""
 
     def pages_stored(self, node: Node, first: int) -> None:
         """Notes that pages on the path to a node got KV.
 
         Args:
-            node: The node in which the new KV ends.
-            first: Pages from the root that had KV before.
+            node: The node at whose end the new KV ends.
+            first: Number of pages, from the root on, that had KV before.
         """
 
     def pages_removed(self, node: Node, pages: int) -> None:
-        """Notes pages whose KV goes right after this call.
+        """Notes pages whose KV is given up right after this call.
 
         Args:
-            node: A node without KV below it.
-            pages: How many pages go, from its end.
+            node: The node of these pages. No node below it has KV.
+            pages: How many pages at its end are given up.
         """
 
     def state_stored(self, node: Node) -> None:
@@ -87,17 +87,17 @@ class Watcher(Protocol):
 
 @dataclass
 class Lease:
-    """Lease of a row on a path of the tree. A session has only the end of its path, `Conversation.path`.
+    """Lease of a row on a path of the tree. Of the lease of a session, only the last node is kept: `Conversation.path`.
 
     Attributes:
         node: Last node of the path.
-        prompt: The prompt; without tokens if they are not known. Tokens that are filed later must continue it.
+        prompt: The prompt; empty if its tokens are not known. Tokens that the row files later must begin with it.
         match: What the lookup found.
-        own: Node whose state this row filed -> how often this row used it.
+        own: Node whose state this row filed -> its `uses` at that time, plus those by this row since.
         decoded: The last state beyond the prompt that this row filed.
         given: Tokens with which the row was admitted; they begin with the prompt. None: not known.
-        encoded: With keys: what the row has handed over so far, so that only new keys are encoded.
-        end: Pages from the root that the path had when the lease began. The last node may have grown since, for
+        encoded: With keys: the keys that the row has given so far, encoded, so that only new keys need encoding.
+        end: Number of pages of the path when the lease began. The last node may have grown since, by the pages of
             another row.
     """
 

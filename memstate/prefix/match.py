@@ -1,4 +1,4 @@
-"""The result of a lookup in the prefix cache: how far it reaches, and why no further. Plain data."""
+"""The result of a lookup in the prefix cache: how much of a prompt is cached, and why not more. Plain data."""
 
 from dataclasses import dataclass, field, replace
 
@@ -13,13 +13,13 @@ class Match(Shown):
 
     Attributes:
         tokens: Tokens of the prompt.
-        length: Tokens up to the deepest state, from which a row starts.
+        length: Tokens up to the deepest cached state. A row starts from this state.
         kv_length: Tokens up to which KV is cached.
         evicted_length: Tokens up to the deepest state that was evicted; `length` if there is none.
         snapshot: The deepest state, None at length 0.
         host_length: Tokens up to a longer state in host memory, 0 for none.
-        found: The nodes of the tree that matched, for the cache.
-        known_length: Tokens that the tree remembers; beyond `kv_length` their KV and states were evicted.
+        found: The nodes of the tree that matched, for the cache itself.
+        known_length: Tokens that the tree still remembers. Of those beyond `kv_length`, KV and states were evicted.
 
     Example:
         >>> match = Match(tokens=29, length=16, kv_length=20, evicted_length=16)
@@ -40,7 +40,7 @@ class Match(Shown):
 
     @property
     def lost(self) -> dict[str, int]:
-        """Tokens to compute, by the reason why no state covers them.
+        """Tokens that must be computed, by the reason why no state covers them.
 
         `no_sharing`: they have no cached KV, or lie beyond the last page that a hit may cover.
         `evicted`: a state that covered them was evicted.

@@ -33,14 +33,14 @@ class Names:
         self._width: int | None = None  # bytes of a key, 0 for numbers; None before the first key
 
     def of(self, tokens: Any, keys: Any) -> Any:
-        """Returns what names prefixes in this cache, of what was given.
+        """Returns the keys if prefixes are named by keys, else the tokens.
 
         Args:
             tokens: Tokens, or None.
             keys: Keys, or None.
 
         Raises:
-            InvalidArgument: The other one is given.
+            InvalidArgument: Tokens are given where keys are needed, or keys where tokens are needed.
         """
         if (tokens if self.keyed else keys) is not None:
             raise InvalidArgument(
@@ -49,10 +49,10 @@ class Names:
         return keys if self.keyed else tokens
 
     def encode(self, given: Any) -> bytes:
-        """Returns names as bytes: `BYTES` for each token that they stand for.
+        """Returns tokens or keys as bytes: `BYTES` for each token that they stand for.
 
         Raises:
-            InvalidArgument: They are no tokens, or no keys.
+            InvalidArgument: They are not valid as tokens, or not as keys.
         """
         if not self.keyed:
             return encode(given)
@@ -77,7 +77,7 @@ class Names:
             request: The request.
 
         Raises:
-            InvalidArgument: They are not valid, or do not name prefixes in this cache.
+            InvalidArgument: They are not valid, or the cache needs keys where tokens are given, or the other way round.
         """
         tokens, keys, salt, kind = request.tokens, request.keys, request.salt, request.kind
         given = self.of(tokens, keys) if self.keyed or keys is not None else tokens
@@ -87,15 +87,15 @@ class Names:
         )
 
     def extent(self, prompt: SaltedTokens, length: int | None, reach: int | None) -> tuple[int, int]:
-        """Returns how many tokens a prompt has, and how far the KV of the caller reaches.
+        """Returns how many tokens a prompt has, and of how many first tokens the caller has KV.
 
         Args:
             prompt: The prompt.
-            length: Number of all its tokens. With keys only.
-            reach: Tokens from the start whose KV the caller has. None: all that the prompt names.
+            length: Number of all its tokens; only used with keys.
+            reach: Number of first tokens whose KV the caller has. None: all tokens that the tokens or keys name.
 
         Raises:
-            InvalidArgument: They do not fit each other.
+            InvalidArgument: Two of these numbers contradict each other.
         """
         named = prompt.tokens
         if self.keyed and (not is_count(length) or length < max(1, named)):
@@ -105,15 +105,15 @@ class Names:
         return int(length) if self.keyed and length is not None else named, named if reach is None else int(reach)
 
     def continued(self, known: bytes, given: Any) -> bytes:
-        """Returns names as bytes, and encodes only those behind a part that is encoded already.
+        """Returns tokens or keys as bytes, and encodes only those behind a part that is encoded already.
 
         Args:
-            known: The encoded part. With keys it is only used if its last key is the one given at its place: that key
-                stands for all before it.
-            given: All names.
+            known: The encoded part. With keys, it is only used if its last key is equal to the given key at the same
+                place, because a key stands for all tokens before it.
+            given: All tokens or keys.
 
         Raises:
-            InvalidArgument: They are no tokens, or no keys.
+            InvalidArgument: They are not valid as tokens, or not as keys.
         """
         unit = self.page * BYTES if self.keyed else BYTES
         had = len(known) // unit

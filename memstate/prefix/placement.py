@@ -9,7 +9,7 @@ from memstate.prefix.match import Match
 
 
 class Placement(ABC):
-    """Names the lengths of a prompt at which states are kept.
+    """Chooses the lengths of a prompt at which states are kept.
 
     Each length has a kind, which says why it was chosen; see `memstate.prefix.policies.Place`. States are kept at the
     lengths of `Request(snapshot_at=)` as well.
@@ -19,13 +19,12 @@ class Placement(ABC):
     def marks(self, match: Match, page_size: int) -> dict[int, str]:
         """Returns lengths in tokens, each with its kind, such as {64: "branch", 128: "prompt"}.
 
-        Lengths that the match covers, and those beyond the prompt, are ignored. `admit` refuses anything else that is
-        not a multiple of the page size.
+        The caller ignores lengths that the match covers and lengths beyond the prompt. `admit` refuses any other length
+        that is not a multiple of the page size.
 
         Args:
             match: What the prompt found in the cache.
-            page_size: Tokens of a KV page. If planes have a grid: the least number of tokens that fills whole pages and
-                whole cells of the grid.
+            page_size: Tokens of a KV page. If planes have a grid: the least common multiple of the page and the grid.
         """
 
 
@@ -36,21 +35,21 @@ class Ends(Placement):
     The lengths are:
 
     * the end of the prompt: the last whole page that leaves `spare` tokens to compute
-    * the branch point: cached KV reaches it, and no state does
+    * the branch point: cached KV reaches it, but no cached state does
     * the length of an evicted state
     * the multiples of `every` before the end
 
-    That is about one state a path, and more for long prompts. The same prompt hits the state at its end, because every
-    request computes at least its last token.
+    That is about one state per path, and more for long prompts. `spare` is at least 1, because every request computes
+    at least its last token. So when the same prompt comes again, it hits the state at its end.
 
-    With templates of thinking models, the next turn leaves the prompt 0 to 10 tokens before its end. `spare=8` keeps a
-    state before most of these points. It pays if turns part 2 tokens or more before the end, and pages have 16 tokens
-    or more. Otherwise it loses: the same prompt computes up to 7 tokens more, rounded up to whole pages. If
-    Transformers renders the prompts, `mst.chat` asks the template instead.
+    With templates of thinking models, the prompt of the next turn differs from this one in its last 0 to 10 tokens.
+    `spare=8` keeps a state before most of these points. It pays if turns part 2 tokens or more before the end, and
+    pages have 16 tokens or more. Otherwise it costs time: the same prompt computes up to 7 tokens more, rounded up to
+    whole pages. If Transformers renders the prompts, `mst.chat` finds the point from the template instead.
 
     Args:
         every: Tokens between two states of a long prompt, rounded up to whole pages. None: no states in between.
-        spare: Tokens of the prompt that the last state leaves to compute, at least.
+        spare: Least number of tokens of the prompt that are computed after the last state.
 
     Raises:
         ConfigurationError: `every` or `spare` is not a whole number from 1 on.
@@ -85,7 +84,7 @@ class Ends(Placement):
 
 @dataclass(frozen=True)
 class Nowhere(Placement):
-    """Keeps only the states that requests name themselves.
+    """Keeps states only at the lengths that requests name, `Request(snapshot_at=)`.
 
     Example:
         >>> Nowhere().marks(Match(tokens=40, length=0, kv_length=0, evicted_length=0), page_size=8)

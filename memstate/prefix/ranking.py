@@ -25,9 +25,9 @@ class Ranking:
 
     def __init__(self) -> None:
         self._heap: list[_Entry] = []
-        self._entries: dict[Node, _Entry] = {}  # the valid entry of each node; any other one in the heap is outdated
+        self._entries: dict[Node, _Entry] = {}  # node -> its valid entry; every other entry in the heap is outdated
         self._serial = count()
-        self._passed: list[_Entry] = []  # entries that `ascending` took from the heap
+        self._passed: list[_Entry] = []  # entries that the last `ascending` took from the heap
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self._entries)
@@ -40,7 +40,7 @@ class Ranking:
         return self._entries[node][0]
 
     def place(self, node: Node, rank: float) -> None:
-        """Gives a node a rank, and a node that has one a new rank."""
+        """Sets the rank of a node. A rank that it had before no longer counts."""
         entry = self._entries[node] = (rank, next(self._serial), node)
         heapq.heappush(self._heap, entry)
         if len(self._heap) > 2 * len(self._entries) + 64:
@@ -52,9 +52,9 @@ class Ranking:
         self._entries.pop(node, None)
 
     def ascending(self) -> Iterator[Node]:
-        """Yields nodes, the lowest rank first. The ranking keeps them.
+        """Yields the nodes, the lowest rank first, without removing them.
 
-        The caller may stop at any node, and may remove and place nodes meanwhile.
+        The caller may stop at any node, and may remove and place nodes between two of them.
         """
         self._restore()
         while self._heap:
@@ -64,7 +64,7 @@ class Ranking:
                 yield entry[2]
 
     def _restore(self) -> None:
-        """Puts back the entries that the last `ascending` took. `ascending` cannot: its caller may stop anywhere."""
+        """Puts back the entries that the last `ascending` took: it cannot do so itself if its caller stopped early."""
         while self._passed:
             entry = self._passed.pop()
             if self._entries.get(entry[2]) is entry:

@@ -1,9 +1,10 @@
-"""Frees slots, registers and KV pages for a call that lacks them: cached states and idle sessions make way.
+"""Frees slots, registers and KV pages for a call that lacks them, from cached states and idle sessions.
 
 superseded states -> expired sessions -> sessions beyond their share -> cached states, by policy -> idle sessions
 
-A session that makes way hands its states of whole pages to the prefix cache, with their KV. The cache may evict them at
-once, like any other states. Then the tiers save them, and a later prompt can find them there.
+To make way is to give up states and pages. A session that makes way hands its states of whole pages to the prefix
+cache, with their KV. The cache may evict them at once, like any other states. The tiers save evicted states, and a
+later prompt can find them there.
 """
 
 import logging
@@ -27,7 +28,7 @@ class Room:
 
     Args:
         cache: The prefix cache, enabled or not.
-        sessions: Open sessions. A session whose turn is about to begin makes no way.
+        sessions: Open sessions. A session whose turn is about to begin keeps its states.
         allocator: The allocator of the slots.
         pages: KV pages of rows.
         holdings: Owners of states.
@@ -61,15 +62,15 @@ class Room:
         return n <= sum(holders[page] == times for page, times in held.items())
 
     def free_slots(self, n: int) -> None:
-        """Evicts states until n slots are free, or nothing is left that can make way."""
+        """Evicts states until n slots are free, or no further state can make way."""
         self._free_states(lambda: n - self._allocator.free)
 
     def free_registers(self, n: int) -> None:
-        """Evicts states until n holders are free, or nothing is left that can make way."""
+        """Evicts states until n holders are free, or no further state can make way."""
         self._free_states(lambda: n - self._holdings.free)
 
     def for_marks(self, n: int, reserve: int) -> None:
-        """Evicts cached states until n more states can be kept. No session makes way for marks.
+        """Evicts cached states until n more states can be kept. Sessions do not make way for marks.
 
         Args:
             n: States to keep. Each takes a slot and a register.
@@ -83,7 +84,7 @@ class Room:
             self._free(lacking, self.cache.evict_states)
 
     def free_pages(self, n: int) -> None:
-        """Evicts until n KV pages are free, or nothing is left that can make way."""
+        """Evicts pages until n KV pages are free, or no further page can be freed."""
         self._free(lambda: n - self._pages.allocator.free, self.cache.evict_pages)
 
     def _free(self, lacking: Callable[[], int], evict: Callable[[int], object]) -> None:
@@ -98,7 +99,7 @@ class Room:
     def _give_way(
         self, lacking: Callable[[], int], evict: Callable[[int], object], goes: Callable[[Conversation], bool]
     ) -> None:
-        """Lets sessions make way one by one, until nothing is lacking. After each, the cache evicts."""
+        """Lets sessions that `goes` accepts make way until nothing is lacking. After each one, calls `evict`."""
         for session in self._sessions.idle():
             if goes(session):
                 self.give_way(session)
@@ -140,7 +141,7 @@ class Room:
         self.cache.trim()
 
     def expire(self) -> None:
-        """Lets idle sessions make way that have expired."""
+        """Lets the idle sessions that have expired make way."""
         for session in filter(self._sessions.expired, self._sessions.idle()):
             self.give_way(session)
         self._sessions.note_expiries()

@@ -13,18 +13,19 @@ from memstate.errors import ConfigurationError
 class SessionLimits:
     """Limits what idle sessions keep.
 
-    If room is short, expired sessions make way first, then sessions beyond `share`, then cached states, then the
-    other sessions. Among sessions, those of the lowest priority go first, and the least recently used of them.
+    If room is short, expired sessions give up their states first, then sessions beyond `share`, then the prefix cache,
+    then the other sessions. Among sessions, the lowest priority goes first; at equal priority, the least recently used.
 
     Args:
-        share: part of the slots that idle sessions keep while there are cached states to evict, from 0 to 1. It limits
-            nothing while slots are free.
-        per_session: states that one session keeps at most, the longest first. None: all that its row held, up to 3.
-        most_states: states that all idle sessions keep at most. None: no limit.
-        clock: returns seconds, for `ttl` and for the ages of requests and sessions in figures. Ranks of tensor
-            parallelism need a clock that tells all of them the same time, such as the number of the step. It must not
-            raise: an error of the clock can interrupt a call that ends a turn or makes room, and the manager is
-            `Broken` then. Threads that read figures call it, too.
+        share: part of all slots, from 0 to 1, that idle sessions may keep while cached states could be evicted instead.
+            It limits nothing while slots are free.
+        per_session: limit of the states that one session keeps; it keeps the longest. None: all that its row held, up
+            to 3.
+        most_states: limit of the states that all idle sessions together keep. None: no limit.
+        clock: function that returns the time in seconds, for `ttl` and for the ages of requests and sessions in
+            figures. Ranks of tensor parallelism need a clock that gives all of them the same time, such as the number
+            of the step. It must not raise: an error can interrupt a call that ends a turn or frees slots, and then the
+            manager is `Broken`. Threads that read figures call it, too.
 
     Raises:
         ConfigurationError: a setting is out of range.

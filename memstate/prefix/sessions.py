@@ -1,12 +1,12 @@
 """Streaming sessions: states and pages of a conversation stay in memory between its turns. Slots move, bytes do not.
 
 turn ends       the states in live and lanes, up to the last real token, move to holders of the session; pages stay too
-turn begins     the longest state that the new prompt begins with moves to live; shorter ones move to lanes
+turn begins     of the states whose tokens begin the new prompt, the longest moves to live, shorter ones to lanes
 turn aborted    the session keeps the states from which the turn began, if a register still holds them
-turns part      no state of the last answer serves the next turn, twice in a row: the cache keeps the states instead
+turns part      two turns in a row could not start from a state of the answer before: the cache keeps their states
 room is short   states of whole pages move to the prefix cache; the others are released (room.py)
-closed          all is released; if a turn runs, at its end
-forked          both sessions have the newest state; the first turn of one reads it, the last session takes it over
+closed          states and pages are released; if a turn runs, at its end
+forked          both sessions share the newest state; the first to start a turn reads it, the last takes it over
 """
 
 import math
@@ -30,7 +30,7 @@ from memstate.requests.pages import NO_PAGES
 from memstate.slots.commands import CommandBuffer
 from memstate.tokens import BYTES, EMPTY, SaltedTokens, common
 
-_SERIALS = count(1)  # one sequence for all managers: the handle of another manager is stale
+_SERIALS = count(1)  # shared by all managers, so that a manager refuses a handle of another one
 
 
 class Sessions:
@@ -46,9 +46,9 @@ class Sessions:
     Attributes:
         opened: Open sessions by handle, the oldest first.
         by_row: Sessions with a running turn, by row.
-        refused: States lost for lack of a holder register.
-        emptied: Idle sessions that made way or expired.
-        parted: Turns that no state of the last answer served.
+        refused: Number of states that were lost because no holder was free.
+        emptied: Number of times that an idle session gave up its states, to make room or because it had expired.
+        parted: Number of turns that could not start from a state of the answer before them.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class Sessions:
         self.keep(None)
 
     def keep(self, sure: Mapping[int, Snapshot] | None, unsure: Set[int] = frozenset()) -> None:
-        """Ends all turns, and forgets states and pages that are not sure. For new sessions and for `recover`.
+        """Ends all turns, and forgets states and pages that are not certain. For a new manager and for `recover`.
 
-        The caller sets registers and pages accordingly.
+        The caller makes registers and pages agree with what stays.
 
         Args:
             sure: register -> the session's state that stays. None: all sessions close.
@@ -110,8 +110,8 @@ class Sessions:
 
         Args:
             name: The caller's name for the session.
-            priority: The session with the lowest makes way first.
-            ttl: Seconds that the idle session keeps its states, None for any time.
+            priority: If room is short, the session with the lowest number gives up its states first.
+            ttl: Seconds for which the idle session keeps its states, None for no limit.
 
         Returns:
             Its handle.
@@ -123,10 +123,10 @@ class Sessions:
         return handle
 
     def fork(self, session: Conversation, name: Hashable) -> SessionFork:
-        """Opens a session that goes on from the newest state of an idle session. The caller leases the new one's path.
+        """Opens a session that shares the newest state of an idle session. The caller leases the new session's path.
 
         Args:
-            session: The idle session. If its last page is filled in part, the caller makes sure that a page is free.
+            session: The idle session. If its last page is partly filled, the caller makes sure that a page is free.
             name: The caller's name for the new session.
 
         Returns:
@@ -148,11 +148,11 @@ class Sessions:
         return next((other for other in session.forks if other is not session and state in other.kept), None)
 
     def stays(self, session: Conversation, state: Snapshot) -> bool:
-        """Returns whether a state keeps its slot when its session lets it go: a fork has it, or a row reads it."""
+        """Returns whether the slot of a state stays in use when its session gives it up: a fork or a row needs it."""
         return state.register in self._holdings.readers or self._heir(session, state) is not None
 
     def _let_go(self, session: Conversation, states: Sequence[Snapshot]) -> None:
-        """Ends states of a session. A state that a fork shares goes to the fork instead."""
+        """Releases states of a session. If a fork shares a state, the fork becomes its owner instead."""
         heirs = [(state, self._heir(session, state)) for state in states]
         for state, heir in heirs:
             if heir is not None:
@@ -171,8 +171,8 @@ class Sessions:
             handle: What `open` returned.
 
         Raises:
-            StaleHandle: The session is closed, or another manager's.
-            InvalidArgument: This is no handle.
+            StaleHandle: The session is closed, or belongs to another manager.
+            InvalidArgument: `handle` is not the handle of a session.
         """
         if not isinstance(handle, Session):
             raise InvalidArgument(f"{handle!r} is no session: use the handle that sessions.open() returned")
@@ -189,8 +189,8 @@ class Sessions:
             handle: What `open` returned.
 
         Raises:
-            StaleHandle: The session is closed, or another manager's.
-            InvalidArgument: This is no handle, or a turn runs.
+            StaleHandle: The session is closed, or belongs to another manager.
+            InvalidArgument: `handle` is not the handle of a session, or a turn runs.
         """
         session = self.require(handle)
         if session.row:
@@ -210,12 +210,12 @@ class Sessions:
         return common(session.prompt.key, prompt.key, BYTES) // BYTES if prompt.salt == session.prompt.salt else 0
 
     def find(self, session: Conversation, prompt: SaltedTokens, shared: int | None = None) -> Source:
-        """Finds the session's states from which a prompt can start. At least the last token is left to compute.
+        """Finds the session's states from which a prompt can start. They leave at least its last token to compute.
 
         Args:
             session: The session.
             prompt: The prompt.
-            shared: What `shared` returned. None: it is computed here.
+            shared: What the method `shared` returned. None: this method calls it.
 
         Returns:
             The states and pages from which the turn can start; `ZEROS` if no state serves the prompt.
@@ -229,7 +229,7 @@ class Sessions:
         return Source(length, serving[: 1 + self._lanes if takes else 1], pages, session, takes)
 
     def surplus(self, session: Conversation, source: Source) -> tuple[int, int]:
-        """Returns how many slots and pages of the session a turn gives back before it takes others.
+        """Returns how many slots and pages of the session become free when a turn begins, before it claims others.
 
         Args:
             session: The session.
@@ -257,35 +257,35 @@ class Sessions:
     ) -> None:
         """Notes whether a turn goes on from the last answer, or parts from it. Call this before `begin`.
 
-        A turn that is only a beginning of the last one, or follows an aborted one, does neither.
+        Neither is noted if the prompt is only a beginning of the last turn, or if the last turn was aborted.
 
         Args:
             session: The session.
             prompt: The prompt.
-            shared: What `shared` returned.
-            length: Tokens of the state from which the turn starts, of the session or another one.
+            shared: What the method `shared` returned.
+            length: Tokens of the state from which the turn starts, be it a state of the session or not.
             cache: The prefix cache.
         """
         if prompt.salt != session.prompt.salt:
-            session.own.clear()  # states under another salt stay useful: no state under this one replaces them
+            session.own.clear()  # states under the old salt stay useful: no state under the new salt replaces them
         whole = shared == session.prompt.tokens
         if min(shared, length) > session.asked or (whole and prompt.tokens > session.asked <= shared):
             if session.parted:
-                session.own.clear()  # the next turn that parts may need these states again: mark none superseded
+                session.own.clear()  # a later turn that parts may need these states: mark none of them superseded
             session.parted = 0
         elif not whole and shared < prompt.tokens:
             session.parted += 1
             self.parted += 1
-            cache.supersede(session.own, length, length)  # the turn leaves the path of all other states
+            cache.supersede(session.own, length, length)  # mark all but the state from which the turn starts
         session.asked = prompt.tokens
 
     def begin(self, session: Conversation, row: int, prompt: SaltedTokens) -> Node:
-        """Begins a turn. Its row has the states and shares the pages already.
+        """Begins a turn. The row must have its states and pages already.
 
         Args:
             session: The session.
             row: The new row.
-            prompt: The tokens of the state from which the row starts, of the session or another one.
+            prompt: The tokens that the state from which the row starts stands for.
 
         Returns:
             The last node of the session's path in the prefix cache. The caller ends the lease on it.
@@ -303,16 +303,16 @@ class Sessions:
     ) -> bool:  # fmt: skip
         """Ends a turn: the session keeps the row's states of at most `known` tokens, and their pages.
 
-        A session that closes keeps nothing. A session whose turns part keeps only the states from which an aborted turn
-        began.
+        A session that is closing keeps nothing. A session whose turns part keeps states only if the turn was aborted:
+        those from which it began.
 
         Args:
             row: The turn's row.
             known: Tokens that are known to be real.
-            key: The conversation's tokens, encoded. None after an abort: the prefix from which the turn began counts.
+            key: The conversation's tokens, encoded. None after an abort: the tokens from which the turn began are used.
             lease: The row's lease, None for none.
             cache: The prefix cache.
-            free_registers: Function that evicts until a number of holders is free.
+            free_registers: Function that evicts states until the given number of holders is free.
 
         Returns:
             Whether the session keeps the lease.
@@ -320,14 +320,14 @@ class Sessions:
         session = self.by_row[row]
         known = min(known, session.start if key is None else len(key) // BYTES)
         session.prompt = session.prompt._replace(key=(session.prompt.key if key is None else key)[: known * BYTES])
-        # After an abort, the session keeps what its row began with, because nobody else has these states.
+        # After an abort, the session keeps the states from which its row began, because nobody else has them.
         keeps = self.keeps(row, cache) or (key is None and not session.closing)
         registers = self._real(row, known)[: self.limits.per_session] if keeps else []
         if len(registers) <= self._holdings.free:
             session.kept, registers = self._holdings.move_in(registers, session), []
         for register in registers:
             if not self._holdings.free:
-                (cache.evict_states if session.kept else free_registers)(1)  # other sessions make way for one state
+                (cache.evict_states if session.kept else free_registers)(1)  # other sessions give up only one
             self.refused += not self._holdings.free
             if self._holdings.free:
                 session.kept += self._holdings.move_in([register], session)
@@ -348,7 +348,7 @@ class Sessions:
 
     @staticmethod
     def supersede(session: Conversation, length: int, cache: PrefixCache) -> None:
-        """Marks cached states of a session as superseded that its next turn hardly needs.
+        """Marks those cached states of a session as superseded that its next turn will hardly need.
 
         Args:
             session: The session.
@@ -357,7 +357,7 @@ class Sessions:
         """
         if session.parts:
             cache.supersede(session.own, 0, session.asked)
-        elif session.parted:  # the next turn may need the state at the prompt's end or at the answer's: mark neither
+        elif session.parted:  # the next turn may need the state at the end of prompt or answer: mark neither
             cache.supersede(session.own, 0)
         else:
             cache.supersede(session.own, length + 1 if length else None)
@@ -380,8 +380,8 @@ class Sessions:
             The last node of its path in the prefix cache. The caller ends the lease on it.
 
         Raises:
-            StaleHandle: The session is closed, or another manager's.
-            InvalidArgument: This is no handle.
+            StaleHandle: The session is closed, or belongs to another manager.
+            InvalidArgument: `handle` is not the handle of a session.
         """
         session = self.require(handle)
         if session.row:
@@ -401,7 +401,7 @@ class Sessions:
         """
         path = session.path
         self._let_go(session, session.kept)
-        session.kept = []  # first: after an interrupt, no state may belong to two sessions that are no forks
+        session.kept = []  # first: an interrupt must not leave a state to two sessions that are no forks
         if session.forks:
             session.forks.remove(session)
             session.forks = []
@@ -409,10 +409,10 @@ class Sessions:
         session.pages, session.path = NO_PAGES, NO_NODE
         return path
 
-    # -- sessions that make way -------------------------------------------------------------------------
+    # -- order in which sessions give up states ---------------------------------------------------------
 
     def starting(self, sessions: Sequence[Conversation]) -> None:
-        """Sets the sessions whose next turn is about to begin: they make no way until it begins.
+        """Sets the sessions whose next turn is about to begin. They keep their states until then.
 
         Args:
             sessions: The sessions; none if no admission is under way.
@@ -420,7 +420,7 @@ class Sessions:
         self._starting = list(sessions)
 
     def idle(self) -> list[Conversation]:
-        """Returns the sessions that can make way: expired ones first, then by priority, then by last use."""
+        """Returns the sessions that can give up states: expired ones first, then by priority, then by last use."""
         if not self.held:
             return []
         idle = [session for session in self.opened.values() if session.kept and session not in self._starting]
@@ -428,7 +428,7 @@ class Sessions:
 
     @property
     def idle_states(self) -> int:
-        """Number of states of sessions that can make way."""
+        """Number of states that sessions can give up."""
         starting = {state.register for session in self._starting for state in session.kept}
         return self._holdings.evictable("session") - len(starting - self._holdings.readers.keys())
 
@@ -437,12 +437,12 @@ class Sessions:
         return session.ttl is not None and self.limits.clock() - session.since > session.ttl
 
     def set(self, session: Conversation, priority: int, ttl: float | None) -> None:
-        """Changes when an idle session makes way.
+        """Changes when an idle session gives up its states.
 
         Args:
             session: The session.
-            priority: The session with the lowest makes way first.
-            ttl: Seconds after its last turn for which it keeps its states, None for any time.
+            priority: If room is short, the session with the lowest number gives up its states first.
+            ttl: Seconds after its last turn for which it keeps its states, None for no limit.
         """
         session.priority, session.ttl = priority, ttl
         self._note_expiry(session)
@@ -452,13 +452,13 @@ class Sessions:
             self._expiry = min(self._expiry, session.since + session.ttl)
 
     def note_expiries(self) -> None:
-        """Notes when the next idle session expires, so that `any_expired` need not look at every session."""
+        """Notes the time at which the next idle session expires: then `any_expired` compares only this time."""
         times = [session.since + session.ttl for session in self.idle() if session.ttl is not None]
         self._expiry = min(times, default=math.inf)
 
     @property
     def any_expired(self) -> bool:
-        """Whether an idle session may have expired. Call `note_expiries` once expired sessions are empty."""
+        """Whether an idle session may have expired. Call `note_expiries` after emptying the expired sessions."""
         return self._expiry < math.inf and self.limits.clock() > self._expiry
 
     @property
@@ -487,9 +487,9 @@ class Sessions:
         return len(self._holdings.held["session"])
 
     def ages(self, now: float) -> tuple[float, float]:
-        """Returns two ages in seconds: since the oldest session was opened, and since the longest idle one is idle.
+        """Returns two ages in seconds: that of the oldest open session, and the longest time that one has been idle.
 
-        Without such a session the age is 0.
+        An age is 0 if there is no such session.
 
         Args:
             now: The time, in seconds of the clock.
@@ -503,7 +503,7 @@ class Sessions:
         """Returns the open sessions as plain data.
 
         Args:
-            most: sessions at most; None for all.
+            most: limit of the sessions that are returned; None for all.
         """
         now = self.limits.clock()
         return [

@@ -13,11 +13,12 @@ class Prefix:
     """Configures the prefix cache of one manager. Two managers cannot share it, because policies remember nodes.
 
     Args:
-        states: The policy that admits and evicts states.
-        pages: The policy that evicts pages. None: the policy that goes with `states`.
-        most_states: Cached states at most, None for no limit but the slots.
-        evict: Whether snapshots and marks of the next step may evict cached states. Requests always may.
-        placement: The placement: at which lengths of their prompts requests keep states.
+        states: The policy that decides which states are cached and evicted.
+        pages: The policy that decides which pages are evicted. None: the one that `states` needs, or `LruPages`.
+        most_states: Limit of the cached states. None: only the number of slots limits them.
+        evict: Whether cached states may be evicted for snapshots and marks of the next step. For requests they always
+            may.
+        placement: Chooses the lengths of prompts at which states are kept.
         keyed: Whether states are found by the keys of an engine's own KV blocks, `Request(keys=)`, instead of tokens. A
             block has as many tokens as a page.
 

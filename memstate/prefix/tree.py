@@ -1,9 +1,9 @@
-"""The radix tree: which token prefixes have KV pages and which a state. Knows no slot, no register, no policy.
+"""The radix tree: which token prefixes have KV pages, and which have a state. Knows no slot, register or policy.
 
 root (salt)
  └─ [page page page]  state        a node is a run of whole pages; its state stands for everything up to its end
      ├─ [page]                     no state: KV only
-     ├─ [page page]  evicted       a tombstone: there was a state once
+     ├─ [page page]  evicted       a tombstone: KV only; its state was evicted
      └─ [page page]  ghost         no state, and no KV here or below: only the tokens are remembered
 """
 
@@ -18,22 +18,22 @@ from memstate.tokens import SaltedTokens, common
 
 
 class Node:
-    """A run of whole pages below its parent. It is the owner of its state.
+    """A sequence of whole pages that continues its parent. A node is the owner of its state.
 
     Attributes:
         key: Tokens of its own pages, encoded.
-        end: Pages from the root up to its end.
-        pages: Ids of its own pages, empty where KV is the caller's.
-        snapshot: The state that stands for everything up to its end, None for none.
-        evicted: It had a state, which was evicted.
+        end: Number of pages from the root up to the end of this node.
+        pages: Ids of its own pages, empty if the caller keeps the KV.
+        snapshot: The state that stands for all tokens up to its end, None for none.
+        evicted: Whether it had a state that was evicted.
         kind: `Request.kind` of the request that left its last state, None for none.
-        leases: Number of rows and sessions whose leased path has this node.
-        uses: Requests that started from its state.
-        ghost: Its KV is gone.
-        carriers: Children that are no ghosts.
-        digests: Digests of its own pages, from the first on; only as many as the tiers have asked for.
-        touched: A number that the page policy keeps here.
-        worth: An object that the state policy keeps here.
+        leases: Number of rows and sessions whose leased path contains this node.
+        uses: Number of requests that started from its state.
+        ghost: Whether its KV was evicted.
+        carriers: Number of children that are not ghosts.
+        digests: Digests of its first own pages, as many as the tiers have asked for so far.
+        touched: A number for the use of the page policy.
+        worth: An object for the use of the state policy.
     """
 
     __slots__ = (
@@ -76,7 +76,7 @@ class Found(NamedTuple):
         known: The deepest node whose end the key reaches.
         stated: The deepest node with a state whose end the key reaches.
         evicted: The deepest tombstone below `stated` whose end the key reaches.
-        kv: Number of pages that agree and have KV.
+        kv: Number of first pages of the key that the tree has with KV.
         reach: The node in which these pages end.
     """
 
@@ -92,7 +92,7 @@ class Tree:
 
     Args:
         page: Bytes of the key of one page.
-        memory: Pages that all ghosts together may stand for; the oldest ghosts go first.
+        memory: Limit of the pages that all ghosts together stand for; the oldest ghosts are removed first.
 
     Example:
         >>> tree = Tree(page=2)
@@ -114,19 +114,19 @@ class Tree:
         self.leased_pages = 0  # pages of leased nodes: they cannot be evicted
 
     def root(self, salt: Hashable) -> Node:
-        """Returns the root of a salt, and makes it if it is missing."""
+        """Returns the root of a salt. Creates it if it is missing."""
         if salt not in self.roots:
             self.roots[salt] = root = Node(None, b"")
             self._salts[root] = salt
         return self.roots[salt]
 
     def find(self, prompt: SaltedTokens, end: int | None = None, start: "Node | None" = None) -> Found:
-        """Follows a prompt as far as whole pages agree. The cost is linear in the prompt, for a tree of any size.
+        """Follows a prompt as far as whole pages agree. The cost grows with the prompt, not with the tree.
 
         Args:
             prompt: The prompt.
-            end: Pages of the prompt to follow; None for all.
-            start: A leased node on the prompt's path, to begin from.
+            end: Limit of the pages of the prompt to follow; None for all.
+            start: A leased node on the prompt's path at which the search begins. None: the root.
 
         Returns:
             How far the tree matches the prompt.
@@ -160,16 +160,17 @@ class Tree:
     def insert(
         self, prompt: SaltedTokens, pages: Ids, start: "Node | None" = None, end: int | None = None
     ) -> tuple[Node, int]:
-        """Makes a node end at a page of a prompt, and gives KV to the path that leads to it.
+        """Creates or splits nodes so that one ends at page `end` of a prompt, and gives KV to all pages up to there.
 
         Args:
             prompt: The prompt.
-            pages: Ids of its pages, or none at all. The tree takes those of pages that had no KV.
-            start: A node with KV on the prompt's path, to begin from.
-            end: The page of the prompt at which the node ends; None for the last.
+            pages: Ids of the prompt's pages; empty if the caller keeps the KV. The tree takes the ids of those pages
+                that had no KV in it.
+            start: A node with KV on the prompt's path at which the search begins. None: the root.
+            end: Number of pages of the prompt at which the node ends; None for all.
 
         Returns:
-            The node, and how many pages of the path had KV before.
+            The node, and how many pages up to its end had KV before.
         """
         key, page, node = prompt.key, self.page, start or self.root(prompt.salt)
         had, at, last = node.end, node.end * page, len(key) if end is None else end * page
@@ -185,7 +186,7 @@ class Tree:
             if not node.ghost:
                 had = node.end
                 continue
-            size = len(node.key) // page  # the ghost gets KV again; its ancestors have KV by now
+            size = len(node.key) // page  # this ghost gets KV again; its ancestors got theirs before
             node.ghost, node.pages = False, pages[node.end - size : node.end]
             assert node.parent is not None
             node.parent.carriers += 1
@@ -198,8 +199,8 @@ class Tree:
         """Takes the KV of the last pages of a node. Their tokens stay in the tree as a ghost.
 
         Args:
-            leaf: The node: without leases, and without KV below it.
-            pages: How many pages, from its end.
+            leaf: The node. It has no lease, and no node below it has KV.
+            pages: How many pages at its end.
 
         Returns:
             The ids of the pages.
@@ -222,7 +223,7 @@ class Tree:
     def _grow(self, parent: Node, key: bytes, pages: Ids) -> Node:
         size = len(key) // self.page
         if not (parent.is_root or parent.children or parent.snapshot or parent.evicted):
-            parent.key += key  # the parent's end means nothing: so a prompt in chunks stays one node
+            parent.key += key  # no state or branch is at its end: a prompt in chunks stays one node
             parent.pages += pages
             parent.end += size
             self.total_pages += size
@@ -236,7 +237,7 @@ class Tree:
         return node
 
     def _split(self, node: Node, inside: int) -> Node:
-        """Cuts a node after `inside` bytes. The upper part is new and has no state."""
+        """Splits a node after `inside` bytes of its key. The upper part is a new node without a state."""
         parent, size = node.parent, inside // self.page
         assert parent is not None  # a root has no key to cut
         upper = Node(parent, node.key[:inside], node.pages[:size], parent.end + size)
@@ -247,12 +248,12 @@ class Tree:
         upper.leases, upper.ghost, upper.touched = node.leases, node.ghost, node.touched
         upper.carriers = int(not node.ghost)
         if node.ghost:
-            self._ghosts[upper] = None  # behind the lower node: children are forgotten before their parents
+            self._ghosts[upper] = None  # after the lower node, because children are forgotten before their parents
         self.nodes += 1
         return upper
 
     def remove(self, node: Node) -> None:
-        """Removes a leaf, and its root if that is empty then. The caller releases the leaf's pages and state."""
+        """Removes a leaf, and the root if it has no other node. The caller releases the leaf's pages and state."""
         parent, size = node.parent, len(node.key) // self.page
         assert parent is not None and not node.children and not node.leases
         del parent.children[node.key[: self.page]]
@@ -288,7 +289,7 @@ class Tree:
             node = node.parent
 
     def has(self, node: Node) -> bool:
-        """Returns whether a node is in the tree with KV. A root has no KV and counts as well."""
+        """Returns whether a node is in the tree and has KV. True for a root, too."""
         return not node.end or (node.parent is not None and not node.ghost)
 
     def pages_to(self, node: Node) -> Ids:
@@ -306,13 +307,13 @@ class Tree:
         vars(self).update(vars(other))
 
     def sound(self, kv: bool) -> Iterator[tuple[SaltedTokens, Ids, Node]]:
-        """Yields each node whose key, end and pages fit its ancestors, parents first. Ghosts are left out.
+        """Yields each node whose key, end and pages are consistent with its ancestors, parents first. Skips ghosts.
 
         Args:
-            kv: Whether nodes have KV pages.
+            kv: Whether the nodes of this tree have KV pages.
 
         Returns:
-            Triples: tokens and salt from the root to the node's end, ids of all pages there, and the node.
+            Triples: (tokens and salt from the root to the node's end, ids of all pages of these tokens, the node).
         """
         for salt, root in self.roots.items():
             waiting = [(SaltedTokens(b"", salt), NO_PAGES, root)]
@@ -331,7 +332,7 @@ class Tree:
         """Returns a text for each wrong count of nodes, pages and leases.
 
         Args:
-            leased: Node -> how many rows and sessions have a lease that ends there.
+            leased: Node -> number of rows and sessions whose lease ends there.
         """
         leases, nodes = Counter[Node](), [node for _, node in self.walk()]
         for end, times in leased.items():

@@ -1,7 +1,8 @@
 """Tiers below the device: host memory, stores, and the transfers of states and KV pages between them.
 
-manager     joins the parts (settings: the choices of a caller)
-keys        computes the digests of prefixes (records: the bytes of one state or page)
+manager     connects the parts below; settings has the choices of a caller
+keys        computes the digests of prefixes
+records     seals and checks the bytes of one state or page
 host/       holds records in host memory, and copies them to and from the slots
 writeback   writes host records to a store
 prefetch/   reads records from a store into host memory while a request waits; ranks agree on the result

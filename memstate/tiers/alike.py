@@ -13,12 +13,12 @@ from memstate.errors import AgreementLost, ConfigurationError
 from memstate.tiers.prefetch.agreement import Ranks
 
 BY_NATURE = re.compile(r" at 0x[0-9a-fA-F]+|\b__(?:mp_)?main__\.")  # parts of a `repr` that differ between processes
-NUMPY = re.compile(r"\bnp\.u?int\d+\((-?\d+)\)")  # counts as the plain number
-SHOWN = 300  # characters of a value in a message, at most
+NUMPY = re.compile(r"\bnp\.u?int\d+\((-?\d+)\)")  # a numpy integer becomes the plain number
+SHOWN = 300  # limit of the characters of a value in an error's text
 
 
 def said(value: object) -> str:
-    """Returns a setting as a text that is the same in every process. An object without its own `repr` is its class.
+    """Returns a setting as a text that is equal in all processes. An object without its own `repr` gives its class.
 
     Example:
         >>> said(object())
@@ -32,8 +32,8 @@ def compare(ranks: Ranks, rank: int, settings: Mapping[str, object], limit: floa
 
     Args:
         ranks: The ranks.
-        rank: The number of this rank, as its settings say.
-        settings: Name -> setting that must be the same. The name is the one that the caller of memstate knows.
+        rank: The number of this rank that its settings name.
+        settings: Name -> setting that must be the same. The text of an error uses the name.
         limit: Tokens that all prefetches of this rank together may fetch, None for any number. It depends on the size
             of host memory, which may differ between ranks.
 
@@ -41,8 +41,8 @@ def compare(ranks: Ranks, rank: int, settings: Mapping[str, object], limit: floa
         The smallest limit of all ranks.
 
     Raises:
-        ConfigurationError: On every rank: a setting differs; a number of a rank is missing or is there twice; or a rank
-            does not answer.
+        ConfigurationError: A setting differs; the number of a rank is missing or is used twice; or a rank does not
+            answer. All ranks raise it.
 
     Syncs: waits for the slowest rank.
     """

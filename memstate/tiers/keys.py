@@ -1,6 +1,6 @@
-"""Computes digests of prefixes: the same for the same tokens of the same model in every process and on every machine.
+"""Computes digests of prefixes: equal for equal tokens and model, in every process and on every machine.
 
-    fingerprint, salt ─▶ root ─▶ digest 0 ─▶ digest 1 ─▶ ..      each page's tokens go into its digest
+    fingerprint, salt ─▶ root ─▶ digest 0 ─▶ digest 1 ─▶ ..      digest i also depends on the tokens of page i
 
 Digest i stands for all tokens up to the end of page i. The nodes of a prefix tree remember the digests of their pages.
 Knows no record, no pool and no storage.
@@ -70,7 +70,7 @@ class Keys:
         return digests
 
     def of_node(self, tree: Tree, node: Node) -> list[bytes]:
-        """Returns the digests of all pages up to a node's end. Nodes keep their digests, so each is computed once."""
+        """Returns the digests of all pages up to a node's end. Nodes keep their digests: each is computed only once."""
         steps = list(node.path())[::-1]
         known: list[bytes] = []
         for step in steps:
@@ -98,14 +98,14 @@ class Keys:
 def fingerprint(
     model: str, state: StateLayout | None, kv: StateLayout | None, page_tokens: int, rank: int, ranks: int
 ) -> bytes:
-    """Returns 32 bytes that are equal for two processes if one can use the records of the other.
+    """Returns 32 bytes that are equal in two processes if each can use the records of the other.
 
-    They stand for the model's name, the planes of a state and of a KV page (names, shapes, dtypes, the order of their
-    axes, layers, grids), the tokens of a page, the rank, the byte order and the version of the record format. The
-    order and the alignment of planes on a device do not count, because records have their own.
+    They depend on the model's name, the planes of a state and of a KV page (names, shapes, dtypes, the order of their
+    axes, layers, grids), the tokens of a page, the rank, the byte order and the version of the record format. They do
+    not depend on the order and the alignment of planes on a device, because records have their own.
 
     Args:
-        model: Name of the weights and their quantisation.
+        model: Name that stands for the weights and their quantisation.
         state: Layout of a state in a record.
         kv: Layout of a KV page, None if the caller manages KV.
         page_tokens: Tokens of a page.
@@ -131,7 +131,7 @@ def _planes(layout: StateLayout | None) -> Hashable:
 
 
 def _plane(plane: Plane) -> Hashable:
-    """Returns the properties of a plane that the fingerprint contains. Defaults are left out, as in older versions."""
+    """Returns the properties of a plane that are in the fingerprint. Leaves out defaults, as older versions did."""
     order = (plane.order,) if plane.order or plane.layers else ()
     layers = (plane.layers,) if plane.layers else ()
     grid = (("grid", plane.grid),) if plane.grid != 1 else ()  # with another grid, states stand at other lengths

@@ -37,9 +37,9 @@ from memstate.tiers.workers import Threads, Workers
 from memstate.tiers.writeback import WriteBack
 from memstate.tokens import BYTES, SaltedTokens
 
-SECOND_HIT = 2  # uses of a state with which "selective" saves it
-LOOK_S = 0.1  # seconds for which `wait` waits, at most
-AHEAD = 64  # states that are saved ahead of their eviction, at most, if the settings do not say how many
+SECOND_HIT = 2  # "selective" saves a state at this number of its uses
+LOOK_S = 0.1  # limit of the seconds for which `wait` waits
+AHEAD = 64  # limit of the states that are saved ahead of their eviction, without `Tiers(ahead=)`
 
 
 class TierManager(NotCopied, Shown):
@@ -51,7 +51,7 @@ class TierManager(NotCopied, Shown):
         cache: The prefix cache; this object becomes its `below`.
         commands: The manager's command buffer.
         pages: The page table of all rows.
-        alike: Name -> setting on which decisions of the manager depend. All ranks of a group must have the same.
+        alike: Name -> setting on which decisions of the manager depend. It must be equal on all ranks of a group.
 
     Attributes:
         planned: Function that notes the KV pages that a step completes; see `HostTier.planned`.
@@ -79,13 +79,13 @@ class TierManager(NotCopied, Shown):
         self._caches = [records.cache for records in self.host.sets]
         self._due: list[tuple[Node, Snapshot]] = []
         self._ahead = min(AHEAD, settings.host_slots // 16) if settings.ahead is None else settings.ahead
-        self._ahead *= settings.write != "through"  # "through" saves all states anyway
-        self._least_uses = 1 if settings.write == "selective" else 0  # uses of a state to be saved when it is evicted
+        self._ahead *= settings.write != "through"  # "through" saves every state as soon as it is cached
+        self._least_uses = 1 if settings.write == "selective" else 0  # states with fewer uses are not saved
         self._looked, self._foreseen = 0, set[Snapshot]()
         self._workers = Workers(settings.executor or Threads(settings.threads))
-        # Prefetch -> the hit that all ranks agreed on, pinned until the request is admitted. Host memory differs from
-        # rank to rank, because threads and copies pin records. So with several ranks, requests start only from these
-        # hits, or from states on the device, which are the same on all ranks.
+        # Prefetch -> the hit on which all ranks agreed, pinned until the request is admitted. Ranks may have different
+        # records in host memory, because threads and copies pin records at different times. So with several ranks,
+        # requests start only from these hits, or from states on the device, which are the same on all ranks.
         self._agreed: dict[Fetch, Hit] = {}
         self.writeback: WriteBack | None = None
         self.prefetcher: Prefetcher | None = None
@@ -105,15 +105,15 @@ class TierManager(NotCopied, Shown):
         cache.below = self
 
     def find(self, prompt: SaltedTokens, match: Match, known: int) -> Hit | None:
-        """Finds a state in host memory that saves a request tokens.
+        """Finds a state in host memory that lets a request compute fewer tokens.
 
         Args:
-            prompt: The prompt. A hit leaves its last token to compute.
+            prompt: The prompt. A hit never covers its last token.
             match: The match of the prompt on the device.
             known: Tokens of the state from which the request can start without host memory.
 
         Returns:
-            The hit, None if no hit saves a token.
+            The hit, None if there is no hit beyond `known` tokens.
         """
         if self._closed:
             return None
@@ -121,16 +121,16 @@ class TierManager(NotCopied, Shown):
         return hit if hit and hit.length > known else None
 
     def offer(self, fetch: Fetch | None, prompt: SaltedTokens, match: Match, known: int) -> Hit | None:
-        """Finds the host state from which a request starts: that of `find` or, with several ranks, the agreed one.
+        """Finds the host state from which a request starts: what `find` returns or, with several ranks, the agreed hit.
 
         Args:
-            fetch: The request's prefetch, None for none. With several ranks, all start from the hit agreed for it.
+            fetch: The request's prefetch, None for none. With several ranks, the hit is the one agreed for it.
             prompt: The prompt.
             match: The match of the prompt on the device.
-            known: Tokens of another state that the request can start from, such as a session's.
+            known: Tokens of another state from which the request can start, such as one of its session.
 
         Returns:
-            The hit, None if no hit saves a token.
+            The hit, None if there is no hit beyond `known` tokens and the match.
 
         Raises:
             InvalidArgument: The prefetch was begun for another prompt.
@@ -146,7 +146,7 @@ class TierManager(NotCopied, Shown):
         return hit
 
     def _keep_agreed(self, fetch: Fetch) -> None:
-        """Pins the hit that the ranks have just agreed on, before other records can take its place."""
+        """Pins the hit on which the ranks have just agreed, before its records can be evicted."""
         if self.settings.group is not None and fetch.length > fetch.covered:
             keys = fetch.keys[: fetch.length // self.keys.page_tokens]
             first = min(fetch.kv_pages, len(keys)) if self.host.keeps_kv else 0
@@ -155,10 +155,10 @@ class TierManager(NotCopied, Shown):
                 self.host.pin(hit)
 
     def _agreed_hit(self, fetch: Fetch, prompt: SaltedTokens, match: Match, known: int) -> Hit | None:
-        """Returns the hit that the ranks agreed on, None if it is of no use.
+        """Returns the hit on which the ranks agreed, None if the request cannot use it.
 
-        A hit of at most `known` tokens is of no use. Neither is a hit whose first KV pages the device has evicted: they
-        were not fetched, because the device had them.
+        A hit of at most `known` tokens saves nothing. A hit lacks its first KV pages if the device had them at the time
+        of the prefetch, so that they were not fetched, and has evicted them since.
         """
         hit, size = self._agreed.get(fetch), self.keys.page_tokens
         if hit is None or hit.length <= known or match.kv_length < hit.first * size:
@@ -169,28 +169,28 @@ class TierManager(NotCopied, Shown):
         return hit
 
     def _forget_agreed(self, fetch: Fetch) -> None:
-        """Unpins the agreed hit of a request that has been admitted or will not come."""
+        """Unpins the agreed hit of a request that was admitted or was given up."""
         if hit := self._agreed.pop(fetch, None):
             self.host.unpin(hit)
 
     def admitted(self, fetches: Sequence[Fetch]) -> None:
-        """Notes that the requests of these prefetches have rows. Forgets the hits agreed for them."""
+        """Notes that the requests of these prefetches have been admitted. Forgets the hits agreed for them."""
         for fetch in fetches:
             if not fetch.done and self.prefetcher is not None:
                 self.prefetcher.note_late(fetch)
             self._forget_agreed(fetch)
 
     def bring(self, loads: Sequence[tuple[SaltedTokens, Match, Hit]]) -> list[tuple[Node, bool]]:
-        """Begins to load hits, and makes them cached states of the device. Requests with the same hit share its load.
+        """Begins to load hits, and adds them to the prefix cache. A hit that several requests have is loaded once.
 
-        Call this only if there is room and all memory is awake. The caller tells the policies of the new nodes and of
-        the KV that is loaded with them.
+        Call this only if the device has room and its memory is not released. The caller tells the policies of the
+        returned nodes.
 
         Args:
-            loads: Triples: prompt, its match on the device, and the hit.
+            loads: Triples (prompt, its match on the device, its hit in host memory).
 
         Returns:
-            Pairs (node of a state, whether KV is loaded too).
+            Pairs (node of a state, whether KV pages are loaded with the state).
         """
         nodes: list[tuple[Node, bool]] = []
         states: list[tuple[int, Hit]] = []
@@ -208,10 +208,10 @@ class TierManager(NotCopied, Shown):
         return nodes
 
     def save(self, nodes: Sequence[Node]) -> None:
-        """Copies states that the device is about to evict to host memory, if the setting `write` asks for it.
+        """Copies to host memory the states that the device is about to evict, if the setting `write` asks for it.
 
         Args:
-            nodes: The nodes whose states are evicted.
+            nodes: The nodes of these states.
 
         Syncs: no.
         """
@@ -243,7 +243,7 @@ class TierManager(NotCopied, Shown):
         return short and abs(self._cache.turnover - self._looked) >= max(1, self._ahead // 4)
 
     def _look_ahead(self) -> None:
-        """Makes the states due that the device evicts next, so that nothing is left to copy when it evicts them."""
+        """Queues copies of the states that the device will evict next, so that their eviction need not copy them."""
         self._looked, least = self._cache.turnover, self._least_uses
         known, self._foreseen = self._foreseen, set()
         for node in self._cache.next_states(self._ahead):
@@ -253,9 +253,9 @@ class TierManager(NotCopied, Shown):
                     self._due.append((node, node.snapshot))
 
     def _write_due(self) -> None:
-        """Copies states that are due to host memory, as far as staging is free.
+        """Copies to host memory the states whose copies are queued, as far as staging has room.
 
-        A state whose register an unsent packet names stays due until the packet is sent.
+        If a packet that is not sent yet names the register of a state, the state stays queued until then.
         """
         due = [(node, snapshot) for node, snapshot in self._due if node.snapshot == snapshot]
         tried, later = due[: self.host.room], due[self.host.room :]
@@ -288,14 +288,14 @@ class TierManager(NotCopied, Shown):
             return fetch
 
     def ready(self, fetch: Fetch) -> bool:
-        """Returns whether to admit the request of a prefetch now: it is done, or the stop policy has ended it.
+        """Returns whether a prefetch is over, so that its request can be admitted. Stops it if the settings say so.
 
         Args:
             fetch: The handle that `prefetch` returned.
 
         Raises:
             ConfigurationError: There is no storage, or the manager is closed.
-            InvalidArgument: The handle is not this manager's.
+            InvalidArgument: The handle does not belong to this manager.
 
         Syncs: no.
         """
@@ -305,15 +305,15 @@ class TierManager(NotCopied, Shown):
             return prefetcher.ready(fetch)
 
     def wait(self, fetch: Fetch) -> None:
-        """Waits until storage has answered a call of a prefetch, at most a tenth of a second. Changes nothing.
+        """Waits until a call of storage for a prefetch has ended, but at most 0.1 s. Changes nothing.
 
-        Call it if the loop can run nothing before the prefetch is ready, instead of calling `ready` again at once.
+        Call it if the loop has no other work before the prefetch is ready, instead of calling `ready` again at once.
 
         Args:
             fetch: The handle that `prefetch` returned.
 
         Raises:
-            InvalidArgument: The handle is not this manager's.
+            InvalidArgument: The handle does not belong to this manager.
 
         Syncs: waits for the store.
         """
@@ -323,7 +323,7 @@ class TierManager(NotCopied, Shown):
 
     @contextmanager
     def _losing_ranks(self) -> Iterator[None]:
-        """Opens the guard for AgreementLost: all prefetches are over then, and everything is in order."""
+        """Lets AgreementLost pass without breaking the manager: all prefetches are over then."""
         try:
             yield
         except AgreementLost as error:
@@ -337,7 +337,7 @@ class TierManager(NotCopied, Shown):
 
         Raises:
             ConfigurationError: There is no storage, or the manager is closed.
-            InvalidArgument: The handle is not this manager's.
+            InvalidArgument: The handle does not belong to this manager.
 
         Syncs: no.
         """
@@ -348,23 +348,23 @@ class TierManager(NotCopied, Shown):
             self._forget_agreed(fetch)
 
     def _fetching(self) -> Prefetcher:
-        """Returns the prefetcher. Raises: ConfigurationError without storage, or if the manager is closed."""
+        """Returns the prefetcher. Raises ConfigurationError if there is no storage or the manager is closed."""
         if self.prefetcher is None or self._closed:
             why = "the manager is closed" if self._closed else "Tiers(store=FileStore(path)) names one"
             raise ConfigurationError(f"there is no storage to fetch from: {why}")
         return self.prefetcher
 
     def require_own(self, fetch: Fetch) -> None:
-        """Refuses a handle that this manager's `prefetch` did not return.
+        """Raises an error if a handle is not one that this manager's `prefetch` returned.
 
         Raises:
-            InvalidArgument: The handle is another manager's, or no handle.
+            InvalidArgument: The handle belongs to another manager, or it is not a handle.
         """
         if not isinstance(fetch, Fetch) or fetch not in self._own:
             raise InvalidArgument(f"{fetch!r} is not what this manager's prefetch() returned")
 
     def _require_in_order(self, operation: str) -> None:
-        """Refuses an operation on another stream, or while changes wait for a forward. Raises: InvalidArgument."""
+        """Raises InvalidArgument if an operation is called on another stream, or while changes wait for a forward."""
         self._guard.require_whole()
         self._stream.require()
         if self._commands.waiting:
@@ -374,7 +374,7 @@ class TierManager(NotCopied, Shown):
             )
 
     def settle(self) -> None:
-        """Waits until no transfer between device and host is under way. The caller is inside the guard.
+        """Waits until no transfer between device and host is under way. The caller must have entered the guard.
 
         Syncs: yes.
         """
@@ -383,13 +383,13 @@ class TierManager(NotCopied, Shown):
         self._write_back(self.host.advance())
 
     def poll(self) -> None:
-        """Advances transfers, writes and prefetches. Call it once an iteration of the loop.
+        """Advances transfers, writes and prefetches. Call it once per iteration of the loop.
 
         Raises:
             AgreementLost: The ranks no longer agree.
-            Asleep: A state is due while the memory sleeps.
+            Asleep: A state must be copied while its memory is released.
 
-        Syncs: no; several ranks wait for one that has polled less often.
+        Syncs: no; with several ranks, a rank waits for one that has called `poll` less often.
         """
         if self._closed:
             return
@@ -412,14 +412,14 @@ class TierManager(NotCopied, Shown):
     def _write_back(self, entries: Sequence[CachedRecord]) -> None:
         if self.writeback is None:
             return
-        for cache in self._caches[::-1]:  # KV first: a state without its KV is of no use
+        for cache in self._caches[::-1]:  # KV first: a state without its KV is useless
             self.writeback.add(cache, [entry for entry in entries if cache.get(entry.key) is entry])
 
     def flush(self) -> None:
         """Copies every cached state to host memory and, if there is storage, to storage.
 
         Raises:
-            Asleep: States or KV pages sleep.
+            Asleep: The memory of states or KV pages is released.
             InvalidArgument: Changes of owners wait for a forward; nothing changed then.
 
         Syncs: yes.
@@ -432,18 +432,18 @@ class TierManager(NotCopied, Shown):
             self._commands.submit()
             self._due = []
             for cache in reversed(self._caches):
-                self._write_back(list(cache.entries()))  # tries records again that storage did not take before
+                self._write_back(list(cache.entries()))  # records that storage refused before are tried again
             self._write_all()
             nodes, room = list(self._cache.stated()), max(1, self.host.states.pool.records // 2)
-            for at in range(0, len(nodes), room):  # in turns: records that storage has make room for the next ones
+            for at in range(0, len(nodes), room):  # in parts: stored records can be evicted for the next part
                 chosen = nodes[at : at + room]
                 self._save_all(chosen)
-                for node in chosen:  # nodes whose KV found no room together with that of the others
+                for node in chosen:  # if the KV of all did not fit: one by one
                     if not self.host.has(node):
                         self._save_all([node])
 
     def _save_all(self, nodes: Sequence[Node]) -> None:
-        """Copies states to host memory and on to storage, and waits until all are written."""
+        """Copies states to host memory and from there to storage, and waits until all are written."""
         while nodes:
             nodes = nodes[self.host.save(nodes, ahead=True) :]
             self._write_all()
@@ -457,7 +457,7 @@ class TierManager(NotCopied, Shown):
             self.writeback.advance()
 
     def clear(self) -> None:
-        """Empties host memory, such as when the weights have changed. Storage keeps its records under the model's name.
+        """Empties host memory, for example after a change of the weights. Storage keeps its records.
 
         Raises:
             InvalidArgument: Changes of owners wait for a forward; nothing changed then.
@@ -520,7 +520,7 @@ class TierManager(NotCopied, Shown):
         )
 
     def miscounts(self) -> list[str]:
-        """Returns a text for each wrong count of pins and claimed host records. It counts anew at their holders.
+        """Returns a text for each wrong count of pins and claimed host records, by counting them again.
 
         Syncs: no.
         """
@@ -543,7 +543,7 @@ class TierManager(NotCopied, Shown):
 
     @property
     def _held(self) -> tuple[int, int]:
-        """Numbers of host records that prefetches hold: (for states, for KV pages)."""
+        """Numbers of host records that prefetches have claimed: (for states, for KV pages)."""
         return self.prefetcher.held if self.prefetcher is not None else (0, 0)
 
     def close(self) -> None:
@@ -552,7 +552,7 @@ class TierManager(NotCopied, Shown):
         If an earlier call was interrupted, nothing is written, because host memory could be wrong.
 
         Raises:
-            Asleep: States or KV pages sleep.
+            Asleep: The memory of states or KV pages is released.
             InvalidArgument: Changes of owners wait for a forward; nothing changed then.
 
         Syncs: yes.
@@ -576,7 +576,7 @@ class TierManager(NotCopied, Shown):
         self._end()
 
     def _end(self) -> None:
-        """Notes that the tiers are closed. An interrupted `close` does not get here, so it can be repeated."""
+        """Notes that the tiers are closed. It comes last in `close`, so that an interrupted `close` can be repeated."""
         for each in (self.writeback, self.prefetcher):
             if each is not None:
                 each.close()
@@ -594,7 +594,7 @@ class TierManager(NotCopied, Shown):
 def _record_sets(
     settings: Tiers, planes: Planes, pages: PageTable, slots: Tensor
 ) -> tuple[bytes, RecordSet, RecordSet | None]:
-    """Returns the fingerprint of all records, the record set of states, and that of KV pages, None without pages."""
+    """Returns the fingerprint of all records, the record set of states, and that of KV pages, None without KV."""
     kv, on_device = settings.kv, pages.allocator.pages
     if (kv is not None) != (on_device > 0) or (kv is not None and kv.slots != on_device):
         raise ConfigurationError(
@@ -618,7 +618,7 @@ def _record_sets(
     states = made(packing, RecordFormat("state", packing.layout, mark), settings.host_slots, settings.staging, slots)
     if kv is not None:
         form, of_page = RecordFormat("kv", kv.layout, mark), Packing(kv)
-        of_page.backend = planes.backend  # this backend counts the manager's launches
+        of_page.backend = planes.backend  # the backend that counts the launches of the manager
         count = settings.host_pages or pages_in_proportion(settings.host_slots, planes.slots, on_device)
         staged = staged_pages(settings.staging, packing.nbytes, form.body_bytes, count)
         of_kv = made(of_page, form, count, staged, None)

@@ -17,7 +17,7 @@ from memstate.tiers.stores.base import Bytes
 
 MAGIC, VERSION = b"memstate", 1
 DIGEST_BYTES = 32  # bytes of a key and of a fingerprint
-HEADER_UNIT = 64  # bytes of which the size of a header is a multiple
+HEADER_UNIT = 64  # the size of a header is a multiple of so many bytes
 Kind = Literal["state", "kv"]
 Flaw = Literal["", "truncated", "magic", "version", "header", "foreign", "checksum"]
 FLAWS: tuple[str, ...] = get_args(Flaw)[1:]
@@ -33,9 +33,9 @@ class RecordFormat:
 
     Args:
         kind: "state" or "kv".
-        layout: Layout of a slot, or of a page as if it were a slot, in any order. The body of a record is always in
-            slot-major order, aligned to 16 bytes.
-        fingerprint: What `memstate.tiers.keys.fingerprint` returns.
+        layout: Layout of a slot, or of a page as if it were a slot, in any order. The body of a record is in slot-major
+            order all the same, aligned to 16 bytes.
+        fingerprint: What `memstate.tiers.keys.fingerprint` returned.
 
     Attributes:
         nbytes: Bytes of a record, header and body.
@@ -88,12 +88,12 @@ class RecordFormat:
         Equal bodies, keys and lengths give equal bytes.
 
         Args:
-            buffer: uint8 `byte`, contiguous, `nbytes` of them: the record. Its body must be complete.
+            buffer: The record, `nbytes` contiguous bytes, uint8 `byte`. Its body must be complete.
             key: Digest of the tokens that the record stands for.
             length: Number of tokens that the record stands for.
 
         Raises:
-            InvalidArgument: The buffer is not a whole record, or key or length are not valid.
+            InvalidArgument: The buffer has not the size of a record, or the key or the length is not valid.
 
         Syncs: no.
         """
@@ -105,14 +105,14 @@ class RecordFormat:
             )
         head = bytearray(self.header_bytes)
         _FIXED.pack_into(head, 0, *self._fixed(require_digest("key", key), length))
-        for padding in self._padding:  # zeros, because recycled memory still has the bytes of an older record
+        for padding in self._padding:  # zeros, because reused memory still has the bytes of an older record
             buffer[padding] = 0
         self._crcs.pack_into(head, _FIXED.size, *self._checksums(buffer.data))
         _NUMBER.pack_into(head, len(head) - _NUMBER.size, zlib.crc32(memoryview(head)[: -_NUMBER.size]))
         buffer.data[: self.header_bytes] = head
 
     def flaw(self, buffer: Bytes, key: bytes, length: int) -> Flaw:
-        """Returns the flaw by which bytes are not the record that was asked for.
+        """Returns in what way bytes are not the record that was asked for.
 
         Args:
             buffer: uint8 `byte`, contiguous, of any size and contents.
@@ -132,7 +132,7 @@ class RecordFormat:
             return "magic"
         if version != VERSION:
             return "version"
-        # The size comes from the header itself: a sound header of another layout is "foreign", not a broken "header".
+        # The size comes from the header itself, so that a sound header of another layout is "foreign", not "header".
         (size,) = _NUMBER.unpack_from(data, _SIZE_AT)
         if not _FIXED.size + _NUMBER.size <= size <= len(data):
             return "header"
@@ -158,7 +158,7 @@ class RecordFormat:
 
 
 def require_digest(what: str, digest: bytes) -> bytes:
-    """Returns the digest as it is.
+    """Returns the digest unchanged, after a check.
 
     Raises:
         InvalidArgument: The digest is not 32 bytes.

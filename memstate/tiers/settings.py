@@ -17,7 +17,7 @@ METHODS = ("register", "exists", "get", "put", "discard", "close")
 LEAST = {  # setting that is a whole number -> its smallest value
     "host_slots": 1, "host_pages": 1, "ahead": 0, "staging": 1, "rank": 0, "threads": 1, "ranks": 1,
 }  # fmt: skip
-DERIVED = ("host_pages", "ahead")  # settings that may be None: then they follow from other settings
+DERIVED = ("host_pages", "ahead")  # settings that may be None: then they are computed from other settings
 
 
 @dataclass(frozen=True)
@@ -25,31 +25,31 @@ class Tiers:
     """Configures host memory and storage below a manager's prefix cache.
 
     Args:
-        model: Name of the weights, their quantisation and all else on which states depend. Records under another name
-            are never used.
+        model: Name that stands for the weights, their quantisation and all else on which states depend. Records under
+            another name are never used.
         host_slots: States for which host memory has room, 1 or more.
-        host_pages: KV pages for which host memory has room. None: the same proportion of pages to slots as on the
+        host_pages: KV pages for which host memory has room. None: in the same proportion to `host_slots` as on the
             device.
-        reserve: Share of host memory, from 0 up to 1, that prefetches leave to saves from the device.
-        kv: Planes of the KV pages, with a page as a slot. None if the caller manages KV.
-        write: When states go to host memory. "through": as soon as they are cached. "selective": at their second hit.
-            "back": when the device evicts them. If the device evicts a state earlier, "through" saves it then, and
-            "selective" saves it if it has had a hit.
+        reserve: Share of host memory, from 0 up to 1, that prefetches leave for saves from the device.
+        kv: Planes of the KV pages, in which a slot is a page. None if the caller manages KV.
+        write: When states are copied to host memory. "through": as soon as they are cached. "selective": at their
+            second hit. "back": when the device evicts them. If the device evicts a state before that, "through" saves
+            it then, and "selective" saves it if it has had one hit.
         store: Storage that outlives the process. None: no storage.
         prefetch: How records come back from storage.
         threads: Threads that read and write storage.
-        rank: This process's place in tensor parallelism, from 0 on.
+        rank: Number of this process among the tensor-parallel ranks, from 0 on.
         ranks: Number of tensor-parallel ranks.
-        group: gloo group of torch.distributed over which several ranks agree; nothing else may use it. The constructor
-            of a manager compares its settings with those of the other ranks, and waits for them.
+        group: gloo group of torch.distributed over which several ranks agree; nothing else may use it. When a manager
+            is built, it waits for the other ranks and compares its settings with theirs.
         ahead: With "selective" and "back": while fewer than `ahead` slots are free, `poll` copies the next `ahead`
             states to host memory before the device evicts them. None: a sixteenth of `host_slots`, at most 64.
-        staging: States that fit each of the two staging buffers on the device, 1 or more. For KV pages there are
-            buffers of the same size, but of at least 32 MiB a state. States that the device evicts while staging is
-            full are lost.
-        int8: Planes that records hold as 8-bit integers: name -> axis over which values share a scale.
+        staging: States for which each of the two staging buffers on the device has room, 1 or more. The two buffers for
+            KV pages have the same size, but at least 32 MiB for each of these states. States that the device evicts
+            while staging is full are lost.
+        int8: Planes that records hold as 8-bit integers: name -> axis along which values share a scale.
         executor: Executor that replaces the threads, for tests.
-        clock: Function that returns seconds and replaces `time.monotonic`, for tests.
+        clock: Function that replaces `time.monotonic`, for tests.
 
     Raises:
         ConfigurationError: A setting is out of range, or two of them contradict each other.

@@ -7,19 +7,19 @@ from memstate.tiers.host.packing import in_records
 from memstate.tiers.host.transfers import device_bytes
 from memstate.tiers.records import DIGEST_BYTES, Kind, RecordFormat
 
-KV_STAGING = 2**25  # bytes of staging for pages per staged state, at least; if states are small, most bytes are pages
+KV_STAGING = 2**25  # least bytes of staging for pages, per staged state: if states are small, most bytes are pages
 
 
 def pages_in_proportion(host_slots: int, slots: int, pages: int) -> int:
-    """Returns how many KV pages host memory gets, in the device's proportion of pages to slots."""
+    """Returns how many KV pages host memory gets: in proportion to its slots, as many as on the device."""
     return max(1, host_slots * pages // slots)
 
 
 def staged_pages(staging: int, state: int, page: int, host_pages: int) -> int:
-    """Returns how many KV pages fit each staging buffer for pages on the device.
+    """Returns for how many KV pages each of the staging buffers for pages on the device has room.
 
     Args:
-        staging: States that fit each staging buffer for states.
+        staging: States for which each staging buffer for states has room.
         state: Bytes of a state in a record.
         page: Bytes of a page in a record.
         host_pages: KV pages for which host memory has room.
@@ -47,14 +47,14 @@ class TierBytes(NamedTuple):
 def tier_bytes(
     layout: StateLayout, kv: StateLayout | None, *, host_slots: int, host_pages: int, staging: int
 ) -> TierBytes:
-    """Returns the bytes of tiers.
+    """Returns the bytes that tiers take.
 
     Args:
         layout: Layout of a state.
         kv: Layout of a KV page as if it were a slot. None if the caller manages KV.
         host_slots: States for which host memory has room.
         host_pages: KV pages for which host memory has room.
-        staging: States that fit each of the two staging buffers on the device.
+        staging: States for which each of the two staging buffers on the device has room.
     """
     body = in_records(layout, {})
     state = _record("state", body)

@@ -22,8 +22,8 @@ class Job:
 
     Attributes:
         begun: whether a thread has begun the call.
-        cancelled: whether the job was cancelled before a thread began the call. Then it never begins.
-        done: whether the call has ended, or never begins.
+        cancelled: whether the job was cancelled before a thread began the call. Then no thread ever begins it.
+        done: whether the call has ended, or will never begin.
         result: the value that the call returned.
         error: the exception that the call raised, or None.
     """
@@ -33,17 +33,17 @@ class Job:
         self.result: Any = None
         self.error: BaseException | None = None
         self._ended = ended
-        self._free = [True]  # thread or canceller: whoever pops the element may run or cancel; `pop` is one atomic step
+        self._free = [True]  # whoever pops the element may run or cancel the job; `pop` is one atomic step
 
     def claim(self) -> bool:
-        """Takes the right to run or to cancel the job. Returns whether nobody had taken it before."""
+        """Takes the right to run or to cancel the job. Returns False if somebody has taken this right before."""
         try:
             return self._free.pop()
         except IndexError:
             return False
 
     def end(self) -> None:
-        """Marks the job as done, and calls the `ended` of its owner."""
+        """Marks the job as done, and calls its function `ended`."""
         self.done = True
         if self._ended is not None:
             self._ended()
@@ -52,11 +52,11 @@ class Job:
 class Threads:
     """A few threads that run work in the order in which it was handed in.
 
-    `ThreadPoolExecutor` is no alternative: its `submit` takes locks that its threads need. An interrupt inside `submit`
-    would block them for ever.
+    `ThreadPoolExecutor` cannot be used: its `submit` takes locks that its threads need. An interrupt inside `submit`
+    would block the threads for ever.
 
     Args:
-        most: largest number of threads. Each of the first calls of `submit` starts one.
+        most: number of threads. Each of the first calls of `submit` starts one.
     """
 
     def __init__(self, most: int) -> None:
@@ -66,7 +66,7 @@ class Threads:
         finalize(self, self._work.put, None)
 
     def submit(self, work: Callable[..., Any], /, *arguments: Any) -> None:
-        """Hands work in. Raises: RuntimeError after `shutdown`, or if a thread cannot be started."""
+        """Hands work in. Raises RuntimeError after `shutdown`, or if a thread cannot be started."""
         if self._closed:
             raise RuntimeError("the threads have ended")
         self._work.put(partial(work, *arguments))
@@ -76,7 +76,7 @@ class Threads:
             self._threads.append(thread)
 
     def shutdown(self, wait: bool = True) -> None:
-        """Ends the threads once everything handed in has run."""
+        """Ends the threads after all work that was handed in has run."""
         self._closed = True
         self._work.put(None)
         while wait and any(thread.is_alive() for thread in self._threads):
@@ -87,21 +87,21 @@ def _run(queue: "SimpleQueue[Callable[[], Any] | None]") -> None:
     while (work := queue.get()) is not None:
         work()
         del work  # frees the work and its arguments now, not when the next work comes
-    queue.put(None)  # ends the next thread as well
+    queue.put(None)  # for the next thread, which must end as well
 
 
 Executor = Threads | futures.Executor  # runs work in threads
 
 
 class JobToken:
-    """An object that the executor holds together with a job. If the executor drops the job, the token is freed."""
+    """An object that the executor holds with a job. If the executor drops the job, the freed token cancels it."""
 
 
 class Workers:
     """Hands work to an executor.
 
-    Work writes to host records. Before host memory is emptied, `drain` ends all work. This includes work whose job was
-    lost because an exception interrupted `submit`.
+    Work writes to host records. So before host memory is emptied, `drain` must end all work. This includes work whose
+    job the caller never got, because an exception interrupted `submit`.
 
     Args:
         executor: the executor whose threads run the work.
@@ -117,7 +117,7 @@ class Workers:
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
         self._active: dict[Job, None] = {}  # jobs that threads run now
-        self._round = 0  # number of calls of `drain`; work from an earlier round does not begin
+        self._round = 0  # number of calls of `drain`; work that was handed in before the last one does not begin
 
     def submit(self, work: Callable[..., Any], *arguments: Any, ended: Callable[[], None] | None = None) -> Job:
         """Hands work in.
@@ -131,20 +131,20 @@ class Workers:
             The job. If the executor has been shut down, the job is done and has the error.
         """
         job, token = Job(ended), JobToken()
-        finalize(token, self.cancel, job)  # does nothing once the job has begun
+        finalize(token, self.cancel, job)  # does nothing if the job has begun
         try:
             self.executor.submit(self._run, job, token, self._round, work, arguments)
-        except RuntimeError as error:  # shut down; or no thread could start, although the queue has the work already
+        except RuntimeError as error:  # shut down; or no thread could start: the queue has the work all the same
             job.error = error if self.cancel(job) else None
         return job
 
     def _run(
         self, job: Job, token: JobToken, number: int, work: Callable[..., Any], arguments: tuple[Any, ...]
     ) -> None:
-        self._active[job] = None  # before the look at the round: either `drain` sees the job, or the job sees `drain`
+        self._active[job] = None  # before the check below: so `drain` sees the job, or the check sees `drain`
         try:
             if not (job.begun or job.claim()):
-                return  # the canceller ends the job
+                return  # the thread that cancels the job ends it
             if number != self._round:
                 job.cancelled = True
             else:
@@ -157,7 +157,7 @@ class Workers:
         job.end()
 
     def cancel(self, job: Job) -> bool:
-        """Cancels a job that has not begun. Returns whether the job is cancelled."""
+        """Cancels a job if it has not begun. Returns whether it is cancelled."""
         if job.claim():
             job.cancelled = True
             job.end()

@@ -1,7 +1,7 @@
 """Writes host records to storage in the background. Knows no slot and no prompt.
 
-A record:  arrived in host memory -> waits, unpinned -> pinned while a thread seals and writes it -> stored
-                                        `-> evicted meanwhile: not written, counted as missed
+A record:  arrived in host memory -> waits without a pin -> pinned while a thread seals and writes it -> stored
+                                        `-> evicted while it waits: not written, counted in `missed`
 """
 
 import logging
@@ -16,8 +16,8 @@ from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.stores.base import Outcome, Store, answered, faults_of, faults_since, reason_of, why_of
 from memstate.tiers.workers import Job, Workers
 
-BATCH = 32  # records of one write, at most
-SHARE = 0.25  # share of a cache's records that writes may pin; with slow storage, the others can still be evicted
+BATCH = 32  # limit of the records of one write
+SHARE = 0.25  # share of a cache's records that writes may pin; the others can be evicted, however slow storage is
 
 LOG = logs.logger("tiers")
 
@@ -26,7 +26,7 @@ def write(store: Store, cache: RecordCache, entries: Sequence[CachedRecord]) -> 
     """Seals records and writes them. Runs in a thread.
 
     Returns:
-        The outcome of each record, and the reasons of failures that the store counted meanwhile, "" for none.
+        The outcome of each record, and the reasons of the failures that the store counted in this time, "" for none.
 
     Raises:
         OSError: The store failed, and the outcome of each record is unknown.
@@ -45,14 +45,14 @@ class WriteBack:
     Args:
         store: The store to write to.
         workers: Threads that write.
-        clock: Function that returns seconds, for the log.
+        clock: Function that returns the time in seconds, for the log.
 
     Attributes:
         written: Number of records that were stored.
         failed: Number of records that storage did not take.
         missed: Number of records that were evicted before they were written.
-        raised: Reason -> number of writes that raised. The reason `refused` counts writes with failed records for which
-            the store's `faults` have no reason.
+        raised: Reason -> number of writes that raised an error for this reason. `refused` counts writes in which
+            records failed, but for which neither an error nor the store's `faults` give a reason.
     """
 
     def __init__(self, store: Store, workers: Workers, clock: Callable[[], float] = time.monotonic) -> None:
@@ -64,7 +64,7 @@ class WriteBack:
 
     @property
     def pending(self) -> int:
-        """Number of records that wait or are being written."""
+        """Number of records that wait for a write or are being written."""
         return len(self._waiting) + sum(len(entries) for _, entries, _ in self._writing)
 
     @property
@@ -83,7 +83,7 @@ class WriteBack:
         return [entry for _, entries, _ in self._writing for entry in entries]
 
     def reset(self) -> None:
-        """Waits for the writes under way, and forgets all records. The caller empties host memory right after.
+        """Waits for the writes under way, and forgets all records. The caller must empty host memory right after.
 
         Syncs: yes.
         """
@@ -94,7 +94,7 @@ class WriteBack:
         self._writing = []
 
     def add(self, cache: RecordCache, entries: Sequence[CachedRecord]) -> None:
-        """Queues records of a cache for storage. Their bytes have arrived in host memory."""
+        """Queues records of a cache for storage. Their bytes must have arrived in host memory."""
         for entry in entries:
             if not entry.stored:
                 entry.stored = True
@@ -113,11 +113,11 @@ class WriteBack:
         self._told.write_due()
 
     def close(self) -> None:
-        """Writes the lines that still wait into the log."""
+        """Writes lines of the log that were held back."""
         self._told.write_due(math.inf)
 
     def _next(self) -> tuple[RecordCache, list[CachedRecord]] | None:
-        """Returns the next batch: a cache, and as many of its waiting records as may be pinned. None for no batch."""
+        """Returns the next batch: a cache, and as many of its waiting records as may be pinned; or None."""
         cache = self._waiting[0][0]
         pinned = sum(len(entries) for other, entries, _ in self._writing if other is cache)
         room = min(BATCH, max(1, int(cache.pool.records * SHARE)) - pinned)

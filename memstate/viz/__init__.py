@@ -1,4 +1,4 @@
-"""Pictures of layouts and of slot owners, drawn from plain data: no function launches a kernel or waits for a device.
+"""Pictures of layouts and of slot owners, drawn from plain data. Nothing here launches a kernel or waits for a device.
 
 The functions that compute (`blocks`, `runs`, `touched`, `holdings`, `holdings_over`, `free_words`, `sections`) need no
 extra package. The pictures need the extra `viz`, and load when they are first used.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from memstate.viz.words import bitmap as bitmap, packet as packet
 
 _pictures: list[str] = []
-if not TYPE_CHECKING:  # a type checker reads the imports above and reports unknown names
+if not TYPE_CHECKING:  # type checkers see the imports above instead, and report unknown names
     __getattr__, _pictures = exports(__name__)
 __all__ = [
     "ByteRange", "OwnerSpan", "PacketSection", "blocks", "free_words", "holdings", "holdings_over", "joined", "runs",

@@ -1,4 +1,4 @@
-"""Returns the bitmap of free slots word by word, and the levels of its summary."""
+"""Computes the words of the bitmap of free slots, and of the levels of its summary, from an inspection."""
 
 import numpy as np
 
@@ -10,10 +10,10 @@ BITS = 32  # bits of a word
 
 
 def free_words(inspection: Inspection) -> list[list[int]]:
-    """Returns the words of the bitmap as unsigned numbers, then the words of each level of its summary.
+    """Returns lists of words as unsigned numbers: the words of the bitmap, then those of each level of its summary.
 
-    A slot's bit is set while the slot is free. In the summary, a word's bit is set while that word of the level below
-    is not 0. A bitmap of at most 64 words has no summary.
+    A slot's bit is set while the slot is free. In the summary, each bit stands for a word of the level below, and is
+    set while that word is not 0. A bitmap of at most 64 words has no summary.
 
     Args:
         inspection: A result of `StateManager.inspect`.

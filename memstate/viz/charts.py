@@ -7,15 +7,15 @@ from memstate.errors import InvalidArgument
 from memstate.viz import figure, inputs
 from memstate.viz.figure import Axes, Figure
 
-NARROW = 0.05  # share of the longest bar: a narrower part shows no number
+NARROW = 0.05  # share of the longest bar; the number of a narrower part is left out
 MARKERS = "osD^vX"
-THICKER = 1.3  # points: each line is thinner than the one below it, so that equal lines stay visible
-LABELS = 24  # most labels of steps
+THICKER = 1.3  # points by which a line is thinner than the one below it, so that equal lines stay visible
+LABELS = 24  # limit of the labels of steps
 Numbers = Mapping[str, Mapping[str, float]]  # group -> name -> value
 
 
 def bars(numbers: Numbers, unit: str, *, log: bool = False) -> Figure:
-    """Draws numbers as groups of bars with their values, such as MiB of several models by dtype.
+    """Draws numbers as groups of bars with their values, such as the MiB of several models for each dtype.
 
     Args:
         numbers: Group -> name -> value, with the same names in every group.
@@ -40,7 +40,7 @@ def bars(numbers: Numbers, unit: str, *, log: bool = False) -> Figure:
         container = axes.barh(places, values, height=0.92 * height, color=colours[name])
         axes.bar_label(container, fmt="\u00a0{:,.6g}", fontsize=7)
         for at, bar in zip(places, container, strict=True):
-            if logarithmic and bar.get_width() == 0:  # no place on a logarithmic axis, so bar_label skips it
+            if logarithmic and bar.get_width() == 0:  # bar_label skips a 0, which has no place on a logarithmic axis
                 axes.text(0, at, "\u00a00", transform=axes.get_yaxis_transform(), va="center", fontsize=7)
     axes.margins(x=0.12)
     if logarithmic:
@@ -90,7 +90,7 @@ def _groups(what: str, numbers: Numbers, least: float | None) -> list[str]:
 
 
 def _finish(drawn: Figure, axes: Axes, groups: Numbers, unit: str, colours: Mapping[str, figure.Colour]) -> None:
-    """Adds the names of groups, the unit and the legend."""
+    """Adds the names of the groups, the unit and the legend to a chart of bars."""
     figure.name_lines(axes, groups)
     axes.set_xlabel(figure.plain(unit))
     figure.half_frame(axes)
@@ -101,14 +101,14 @@ def lines(
     numbers: Mapping[str, Mapping[int, float]], setting: str, unit: str, *, log: bool = False,
     limits: Mapping[str, float] | None = None,
 ) -> Figure:  # fmt: skip
-    """Draws a line for each name over a setting, such as each policy's hit rate over the number of states.
+    """Draws a line for each name over the values of a setting, such as each policy's hit rate over numbers of states.
 
     Args:
-        numbers: Name -> setting, from 1 on -> number. The setting's axis is logarithmic.
-        setting: Text of the setting's axis.
+        numbers: Name -> value of the setting, 1 or more -> number. The axis of the setting is logarithmic.
+        setting: Text of the axis of the setting.
         unit: Unit of the numbers, for their axis.
         log: Whether the axis of the numbers is logarithmic; then they must be above 0.
-        limits: Name -> number of a dashed line across the picture.
+        limits: Name -> number at which a dashed line crosses the picture.
 
     Raises:
         InvalidArgument: A value is not a number, or there is nothing to draw.
@@ -161,10 +161,10 @@ def lines(
 
 
 def curves(numbers: Mapping[str, Mapping[str, Sequence[float]]], labels: Sequence[str] = ()) -> Figure:
-    """Draws a panel for each unit, with a line for each name and a number for each step.
+    """Draws a panel for each unit, and in it a line for each name, over steps.
 
     Args:
-        numbers: Unit -> name -> numbers, one for each step; the same names and as many numbers in every unit.
+        numbers: Unit -> name -> one number for each step. All units have the same names, all names as many numbers.
         labels: A label for each step (default: 0, 1, ...).
 
     Raises:
@@ -199,7 +199,7 @@ def curves(numbers: Mapping[str, Mapping[str, Sequence[float]]], labels: Sequenc
 
 
 def _length(numbers: Mapping[str, Mapping[str, Sequence[float]]], labels: Sequence[str]) -> int:
-    """Returns the number of steps, after checks of lines and labels."""
+    """Checks the lines and labels of `curves`, and returns the number of steps."""
     if not all(isinstance(values, Sequence) for each in numbers.values() for values in each.values()):
         raise InvalidArgument(f"curves: {numbers!r}, expected a list of numbers for each name")
     counts = {len(values) for each in numbers.values() for values in each.values()}

@@ -23,13 +23,13 @@ except ModuleNotFoundError as error:
 Colour = str | tuple[float, float, float] | tuple[float, float, float, float]
 Name = TypeVar("Name")
 
-PADDING = kinds.kind("padding").colour  # hatched as well, so that a print without colours shows it
+PADDING = kinds.kind("padding").colour  # also hatched, so that it shows in a print without colours
 HATCH = "/////"
-MISSING = r"Glyph \d+ .* missing from"  # how matplotlib's warning about a missing glyph begins
+MISSING = r"Glyph \d+ .* missing from"  # beginning of matplotlib's warning about a missing glyph
 EDGE = "#444444"
-COLUMNS = 8  # most columns of a legend
-# Colours of paper, frames and rules change on a dark page; those of owners and planes do not. The viewer's program
-# decides which page it is. In a notebook, the style of one picture holds for all, so a colour has one dark form.
+COLUMNS = 8  # limit of the columns of a legend
+# Colour on a light page -> colour on a dark page, for paper, frames and rules; colours of owners and planes stay. In a
+# notebook, the style of one picture applies to all, so each light colour must always have the same dark one.
 DARK = {
     "#ffffff": "#16181d", "#000000": "#d5d8de", EDGE: "#9aa0aa", "#e6e6e6": "#3a3a3a", "#eeeeee": "#2b2e35",
     "#dddddd": "#33363d", "#bbbbbb": "#555961",
@@ -39,16 +39,16 @@ STYLE = f'g[id^=figure] text:not([style*="fill:"]){{fill:{DARK["#000000"]}}}' + 
     f'[style*="stroke: {light}"]{{stroke:{dark}!important}}'
     for light, dark in DARK.items()
 )
-GOLDEN = 0.618034  # turn of the colour wheel from one hue to the next: no hue comes twice
+GOLDEN = 0.618034  # part of the colour wheel between one hue and the next: no hue comes twice
 
 
 class Drawing(Figure):
-    """A figure that a notebook shows as SVG, for light and dark pages. Equal pictures give equal SVG text."""
+    """A figure that a notebook shows as SVG, on light and dark pages. Equal pictures give equal SVG texts."""
 
     def _repr_svg_(self) -> str:
         out = StringIO()
         with rc_context({"svg.fonttype": "none", "svg.hashsalt": "memstate"}), catch_warnings():
-            filterwarnings("ignore", MISSING)  # text stays text in the SVG: the viewer's fonts draw it
+            filterwarnings("ignore", MISSING)  # no fault: SVG keeps text as text, and the viewer's fonts draw it
             self.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
         return out.getvalue().replace(
             "<defs>", f"<defs>\n  <style>@media (prefers-color-scheme:dark){{{STYLE}}}</style>", 1
@@ -61,7 +61,7 @@ def drawing(width: float, height: float) -> Drawing:
 
 
 def plane_colours(names: Iterable[Name]) -> dict[Name, Colour]:
-    """Returns a colour for each plane: the same in every layout of a picture, and no two alike."""
+    """Returns a different colour for each name of a plane, for all layouts of a picture."""
     return {name: _colour(at) for at, name in enumerate(dict.fromkeys(names))}
 
 
@@ -70,24 +70,24 @@ def _colour(at: int) -> Colour:
 
 
 def inches(text: str) -> float:
-    """Returns the width of a text of the usual size. A bar is added, because no glyphs would have no width."""
+    """Returns the width of a text in inches, plus that of a `|`, because an empty text has no width to measure."""
     with catch_warnings():
         filterwarnings("ignore", MISSING)
         return TextPath((0, 0), f"|{plain(text)}", size=rcParams["font.size"]).get_extents().width / 72
 
 
 def plain(name: object) -> str:
-    """Returns a name to draw literally: matplotlib reads `$` as a formula, and control characters break SVGs."""
+    """Returns a name as it can be drawn: to matplotlib `$` is a formula, and control characters break SVGs."""
     return visible(str(name)).replace("$", r"\$")
 
 
 def lighter(colour: Colour, part: float) -> Colour:
-    """Returns a transparent colour: 0 = unchanged, 1 = invisible."""
+    """Returns a more transparent colour. With part 0 it is unchanged, with part 1 it is invisible."""
     return *to_rgb(colour), 1 - part
 
 
 def ink(colour: Colour) -> str:
-    """Returns the colour of a text that is drawn on a colour."""
+    """Returns the colour in which a text is readable on a coloured background."""
     red, green, blue = to_rgb(colour)
     return kinds.INK if 0.3 * red + 0.59 * green + 0.11 * blue > 0.55 else kinds.LIGHT
 
@@ -95,7 +95,7 @@ def ink(colour: Colour) -> str:
 def cell(
     axes: Axes, at: float, line: float, kind: kinds.Kind, *, wide: float = 1, tall: float = 1, edge: float = 0.8
 ) -> None:
-    """Draws a cell in the colour of a kind of owner, from `at` on, centred on a line; hatched if the kind is faulty."""
+    """Draws a cell for a kind of owner: in its colour, and hatched if the kind is faulty. It begins at x = `at`."""
     axes.barh(
         line, wide, left=at, height=tall, facecolor=kind.colour, edgecolor="white", linewidth=edge, zorder=2,
         hatch=HATCH if kind.faulty else "",
@@ -103,7 +103,7 @@ def cell(
 
 
 def name_lines(axes: Axes, names: Iterable[object], size: float | None = None) -> None:
-    """Writes the names of a picture's lines, the first at the top."""
+    """Writes a name beside each line of a picture, the first name at the top."""
     labels = [plain(name) for name in names]
     axes.set_yticks(range(len(labels)), labels, fontsize=size)
     axes.invert_yaxis()
@@ -121,7 +121,7 @@ def no_frame(axes: Axes) -> None:
 
 
 def legend(drawn: Figure, handles: Sequence[Artist], columns: int = COLUMNS) -> None:
-    """Adds a legend above the picture, with few enough columns to be no wider than the picture."""
+    """Adds a legend above the picture. It gets fewer columns if it would be wider than the picture."""
     drawn.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), columns), frameon=False)
 
 
@@ -130,14 +130,14 @@ def key(colours: Mapping[Any, Colour], padding: bool = False) -> list[Patch]:
 
     Args:
         colours: Name -> colour.
-        padding: Whether to add an entry for padding, hatched like padding in the picture.
+        padding: Whether to add an entry for padding, which is hatched as in the picture.
     """
     shown = [_patch(colour, plain(name)) for name, colour in colours.items()]
     return [*shown, _patch("white", "padding", PADDING, HATCH)] if padding else shown
 
 
 def kind_key(names: Iterable[str]) -> list[Patch]:
-    """Returns the entries of a legend of kinds of owners, in the order of `KINDS`; faulty kinds are hatched."""
+    """Returns the entries of a legend for kinds of owners, in the order of `KINDS`. Faulty kinds are hatched."""
     shown = [kinds.kind(name) for name in kinds.KINDS if name in set(names)]
     return [_patch(kind.colour, kind.name, hatch=HATCH if kind.faulty else None) for kind in shown]
 

@@ -6,7 +6,7 @@ from memstate.sheet import Bar, Sheet, SheetSection
 from memstate.viz import kinds
 from memstate.viz.kinds import Kind
 
-# Colours come from the notebook's theme if it has one, else from the reader's preference for light or dark.
+# Colours follow the theme of the notebook or, if it has none, the reader's setting for light or dark pages.
 _STYLE = """<style>
 .memstate{--ms-ink:var(--jp-content-font-color1,#1f2328);--ms-pale:var(--jp-content-font-color2,#59636e);
 --ms-page:var(--jp-layout-color0,#fff);--ms-line:var(--jp-border-color2,#d0d7de);--ms-bad:#c00d0d;--ms-free:#e6e6e6;

@@ -1,4 +1,4 @@
-"""Checks the inputs of pictures: layouts, inspections and numbers. Raises a named error for wrong ones."""
+"""Checks the inputs of pictures: layouts, inspections and numbers. Wrong ones raise InvalidArgument."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
@@ -16,10 +16,10 @@ Inspections = Inspection | Sequence[Inspection]
 
 
 def layouts(given: Layouts) -> dict[str, StateLayout]:
-    """Returns name -> layout; a single layout gets its order as its name.
+    """Returns name -> layout, from one layout or a dict of them. The name of a single layout is its order.
 
     Raises:
-        InvalidArgument: `given` is not a layout, nor a dict of layouts.
+        InvalidArgument: `given` is neither a layout nor a dict of layouts.
     """
     if isinstance(given, StateLayout):
         return {given.order: given}
@@ -31,10 +31,10 @@ def layouts(given: Layouts) -> dict[str, StateLayout]:
 
 
 def inspections(given: Inspections) -> list[Inspection]:
-    """Returns a list of inspections, from one inspection or several.
+    """Returns a list of inspections, from one inspection or a list of them.
 
     Raises:
-        InvalidArgument: `given` is not an inspection, nor a list of inspections.
+        InvalidArgument: `given` is neither an inspection nor a list of inspections.
     """
     taken = [given] if isinstance(given, Inspection) else list(given) if isinstance(given, Iterable) else None
     if taken is None or not all(isinstance(inspection, Inspection) for inspection in taken):
@@ -43,7 +43,7 @@ def inspections(given: Inspections) -> list[Inspection]:
 
 
 def ids(what: str, given: Any, known: range) -> list[int]:
-    """Returns the ids as a list, after a check that all are in `known`.
+    """Checks that all ids are in `known`, and returns them as a list.
 
     Raises:
         InvalidArgument: An id is not in `known`.
@@ -58,7 +58,7 @@ def ids(what: str, given: Any, known: range) -> list[int]:
 
 
 def groups(what: str, given: Any, alike: bool = True) -> list[Any]:
-    """Returns the names in the first group, after checks of all groups.
+    """Checks groups of numbers, and returns the names in the first group.
 
     Args:
         what: Name of the picture, for messages.
@@ -81,10 +81,10 @@ def groups(what: str, given: Any, alike: bool = True) -> list[Any]:
 
 
 def number(what: str, value: Any, *, least: float | None = None, above: float | None = None) -> None:
-    """Refuses a value that is not a finite number, is below `least`, or is not above `above`.
+    """Raises an error unless a value is a finite number that is not below `least`, and is above `above`.
 
     Raises:
-        InvalidArgument: The value is refused.
+        InvalidArgument: The value is not such a number.
     """
     is_number = isinstance(value, int | float | np.number) and isfinite(value)
     if not is_number or (least is not None and value < least) or (above is not None and value <= above):
@@ -93,13 +93,13 @@ def number(what: str, value: Any, *, least: float | None = None, above: float | 
 
 
 def few(count: int, most: int, what: str, draw: str) -> None:
-    """Refuses a picture with more parts than a reader can tell apart.
+    """Raises an error if a picture has so many parts that a reader cannot tell them apart.
 
     Args:
         count: Number of the picture's parts.
-        most: Largest number of parts.
-        what: The picture and the number of its parts, for the message.
-        draw: What to draw instead, for the message.
+        most: Limit of the number of parts.
+        what: Text that names the picture and its number of parts, for the error.
+        draw: What to draw instead, for the error.
 
     Raises:
         InvalidArgument: There are more than `most` parts.

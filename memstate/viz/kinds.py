@@ -1,4 +1,4 @@
-"""Kinds of slot owners, with a colour for each, for all pictures. Contains texts alone; imports no picture.
+"""Kinds of slot owners, with a colour for each, for all pictures. Contains only texts, and imports no picture.
 
 Readers with protanopia, deuteranopia and tritanopia can tell the colours apart, on light and dark pages. Kinds that an
 audit reports as wrong are also hatched, so that a print without colours shows them.
@@ -18,7 +18,7 @@ class Kind(NamedTuple):
         meaning: Meaning of the kind, for legends.
         faulty: Whether an audit reports such a slot as wrong.
         dark: Colour on a dark page, if it differs.
-        hatched: Whether cells are hatched although the kind is not faulty, as memory that holds nothing.
+        hatched: Whether cells are hatched although the kind is not faulty. For memory that holds nothing.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Kind(NamedTuple):
 LIGHT: Final = "#ffffff"
 INK: Final = "#0a0a0a"
 
-# In the order of legends and bars.
+# The order is that of legends and bars.
 KINDS: Final[Mapping[str, Kind]] = {
     kind.name: kind
     for kind in (
@@ -55,7 +55,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         Kind("free", "#e6e6e6", INK, "free", dark="#3a3a3a"),
     )
 }
-# Parts of bars of memory and tokens that are no owners.
+# Parts of bars (of memory, of tokens) that are not owners.
 OTHERS: Final[Mapping[str, Kind]] = {
     kind.name: kind
     for kind in (
@@ -78,10 +78,10 @@ _OTHER_NAMES: Final = {"group": "by id"}  # an audit counts slots of open claim 
 
 
 def kind(name: str) -> Kind:
-    """Returns the look of a kind of owner, or of another part of a bar. An unknown name looks like `unknown`.
+    """Returns the look of a kind of owner, or of another part of a bar. For other names, it is that of `unknown`.
 
     Args:
-        name: A kind of an inspection, of `viz.holdings` or of an audit; a part in `OTHERS`; or `plane 0` and so on.
+        name: A kind in an inspection, in `viz.holdings` or in an audit; a part in `OTHERS`; or `plane 0`, `plane 1`, ..
 
     Example:
         >>> kind("group").name
@@ -94,11 +94,11 @@ def kind(name: str) -> Kind:
 
 
 def short(name: str, letters: int) -> str:
-    """Returns a name of at most `letters` letters. Keeps the end, because names differ in their ends.
+    """Returns a name shortened to `letters` letters. Keeps the end, because names differ in their ends.
 
     Args:
         name: The name.
-        letters: Most letters of the result, 3 or more.
+        letters: Limit of the letters of the result, 3 or more.
 
     Example:
         >>> short("conversation-17", 6), short("@4096", 6)

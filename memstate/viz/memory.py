@@ -11,13 +11,13 @@ from memstate.viz.figure import Axes, Colour, Figure
 from memstate.viz.inputs import Layouts
 from memstate.viz.touch import blocks, shares, touched
 
-MOST_BLOCKS = 2000  # most blocks that a reader can tell apart
+MOST_BLOCKS = 2000  # limit of the blocks that a reader can tell apart
 MOST_PAGES = 2**20
-LEVELS = 4  # shades of a page that is touched in part
+LEVELS = 4  # number of shades for pages that are touched in part
 
 
 def slot(layouts: Layouts) -> Figure:
-    """Draws one slot of each layout to one scale: the blocks of one layer, beside the slot over all layers.
+    """Draws one slot of each layout, to the same scale: the blocks of one layer, and beside them the whole slot.
 
     Padding is hatched.
 
@@ -25,7 +25,7 @@ def slot(layouts: Layouts) -> Figure:
         layouts: Name -> layout, or one layout.
 
     Raises:
-        InvalidArgument: `layouts` is not a layout, nor a dict of layouts.
+        InvalidArgument: `layouts` is neither a layout nor a dict of layouts.
         ImportError: matplotlib is not installed.
 
     Syncs: no.
@@ -56,7 +56,7 @@ def slot(layouts: Layouts) -> Figure:
 
 
 def _stack(axes: Axes, at: int, layout: StateLayout, whole: bool, unit: int, colours: Mapping[str, Colour]) -> None:
-    """Draws a layout's planes one after the other, each with its padding: of one layer, or of the whole slot."""
+    """Draws the planes of a layout one after the other, with their padding. `whole`: all layers, not only one."""
     start = 0.0
     for plane, row in zip(layout.planes, layout.table(), strict=True):
         layers = layout.layers_of(plane) if whole else 1
@@ -71,7 +71,7 @@ def _stack(axes: Axes, at: int, layout: StateLayout, whole: bool, unit: int, col
 
 
 def _unit(most: int) -> tuple[int, str]:
-    """Returns (bytes of a unit, its name), so that `most` bytes in this unit are a readable number."""
+    """Returns (bytes, name) of the unit in which `most` bytes are a readable number, such as KiB."""
     power = min(3, max(0, most.bit_length() - 1) // 10)
     return 1024**power, ("bytes", "KiB", "MiB", "GiB")[power]
 
@@ -115,7 +115,7 @@ def _lay_out(
     axes: Axes, first: int, layout: StateLayout, slots: int, ids: Sequence[int], colours: Mapping[str, Colour],
     legible: float,
 ) -> None:  # fmt: skip
-    """Draws every block of a layout, its first arena on line `first`. Blocks above `legible` bytes show their slot."""
+    """Draws every block of a layout, from line `first` on. Blocks of more than `legible` bytes show their slot."""
     for plane, place in zip(layout.planes, layout.placements(slots), strict=True):
         block, line = layout.block_bytes(plane), first + place.arena
         for layer, slot in product(range(layout.layers_of(plane)), range(slots + 1)) if block else ():
@@ -134,9 +134,9 @@ def _lay_out(
 def pages(
     layouts: Layouts, slots: int, ids: Sequence[int], page_bytes: int, layers: Iterable[int] | None = None
 ) -> Figure:
-    """Draws the pages of each layout's arenas; pages that a forward over these slots touches are red.
+    """Draws the pages of each layout's arenas. Pages that a forward touches when it reads some slots are red.
 
-    The more of a page is touched, the stronger is its colour.
+    The larger the part of a page that is touched, the stronger is its colour.
 
     Args:
         layouts: Name -> layout, or one layout; at most 2**20 pages of arenas together.

@@ -1,13 +1,13 @@
-"""Computes who held which slot: at one moment, from an inspection; over time, from the journal.
+"""Computes who holds which slot: at one moment, from an inspection; over time, from the journal.
 
-A journal lists changes of registers. `holdings_over` joins them to spans:
+A journal lists changes of registers. `holdings_over` makes spans of them:
 
     journal   #1 claim 3   #2 move 12 <- 3   #3 claim 3   #4 release 12
     spans     register 3   |--------|                     |------------->
               register 12           |-----------------------------|
 
-A journal keeps only the last changes, so a span can begin before its first change. And some owners change their name
-without a change of registers: a state at a mark becomes a cached state.
+A journal keeps only the newest changes, so a span can begin before the oldest of them. And an owner can change without
+a change of registers: a state at a mark becomes a cached state.
 """
 
 import re
@@ -37,15 +37,15 @@ class OwnerSpan:
         kind: Last known kind of the owner.
         owner: Last known name of the owner.
         group: What the owner belongs to: its request, its session, `prefix cache` or `snapshots`.
-        label: Last known label of the register, in tokens; 0 = not known.
-        begin: Packet that filled the register. None: it was filled before the first change.
+        label: Last known label of the register, in tokens; 0: not known.
+        begin: Packet that filled the register. None: it was filled before the oldest change in the journal.
         end: Packet that emptied the register. None: it still holds its slot.
         filled: Change that filled the register: claim, move, plan or accept; "" if no change says so.
-        emptied: Change that emptied the register: release, move, plan or accept; "" if it still holds its slot. With an
-            `end` and "", the register was emptied without a change, as by `reset`.
+        emptied: Change that emptied the register: release, move, plan or accept. "": it still holds its slot or, if
+            `end` is given, it was emptied without a change, for example by `reset`.
         source: Register from which the state was moved, 0 for none.
         target: Register to which the state was moved, 0 for none.
-        serials: Serials of the first and the last change of the span; (0, 0): no change names it.
+        serials: Serials of the first and the last change of the span; (0, 0): no change names its register.
     """
 
     register: int
@@ -63,10 +63,11 @@ class OwnerSpan:
 
 
 def holdings(inspection: Inspection) -> list[tuple[str, str]]:
-    """Returns (kind, name or tag) of the owner of each slot 1..capacity.
+    """Returns a pair (kind, name) for the owner of each slot 1..capacity.
 
     Kinds are those of the inspection, and also `free`, `by id` (claimed by id), `leaked` (neither free nor owned) and
-    `contested` (several owners, or an owner of a free slot). The name is "" if there is no owner, or more than one.
+    `contested` (several owners, or an owner of a free slot). The name is "" unless there is exactly one owner. Of a
+    slot claimed by id, it is the tag.
 
     Args:
         inspection: A result of `StateManager.inspect`.
@@ -79,12 +80,12 @@ def holdings(inspection: Inspection) -> list[tuple[str, str]]:
 def holdings_over(changes: Changes) -> list[OwnerSpan]:
     """Returns the spans in which owners held registers, in the order in which they begin.
 
-    Packet numbers never go down in the result: a launch between two packets counts for the later one if the journal has
-    recorded that packet already.
+    From span to span, the number of the first packet never becomes smaller. A launch between two packets is given the
+    number of the later one if the journal has recorded this packet already.
 
     Args:
-        changes: `mem.journal.changes`, or the `changes` of an inspection, oldest first; or an inspection, which also
-            has registers that no change names, lengths, and present names of owners.
+        changes: `mem.journal.changes`, or the `changes` of an inspection, oldest first; or the inspection itself. This
+            gives more: registers that no change names, lengths, and the present names of owners.
 
     Raises:
         InvalidArgument: `changes` is not a list of changes.
@@ -112,7 +113,7 @@ def group_of(kind: str, owner: str, rows: Mapping[str, str] | None = None) -> st
     Args:
         kind: Kind of the owner.
         owner: Name of the owner, as in an inspection.
-        rows: `row 1` -> group of the request in that row, to which the states at its marks belong.
+        rows: Name of a row, such as `row 1` -> group of its request, to which the states at the row's marks belong.
     """
     if match := _REQUEST.fullmatch(owner):
         return match[1]
@@ -147,7 +148,7 @@ class _Track:
         )  # fmt: skip
 
     def close_with(self, inspected: Inspection) -> None:
-        """Completes the spans with the registers of an inspection."""
+        """Adds to the spans what an inspection says of registers: those without a span, and newer names and lengths."""
         for register in [each for each in self._open if each not in inspected.names]:
             self._lose(register)
         for register, owner in inspected.names.items():
@@ -168,19 +169,19 @@ class _Track:
         self.spans.append(OwnerSpan(register, kind, owner, self._group(kind, owner), label, begin, **more))
 
     def _rename(self, register: int, kind: str, owner: str, label: int) -> None:
-        """Gives an open span its newest name and length. A name without information changes nothing."""
+        """Gives an open span a newer name and length. A name that says only the register is ignored."""
         at = self._open[register]
         span = self.spans[at]
         if not owner or owner.startswith(("holder ", "register ")):
             kind, owner, group = span.kind, span.owner, span.group
         elif (kind, owner) == (span.kind, span.owner) and not _ROW.fullmatch(span.group):
-            group = span.group  # the group of the request that was in the row at that time
+            group = span.group  # not a new one: the row may have another request now
         else:
             group = self._group(kind, owner)
         self.spans[at] = replace(span, kind=kind, owner=owner, group=group, label=label or span.label)
 
     def _empty(self, register: int, kind: str, owner: str, change: Change, target: int = 0) -> None:
-        """Ends the span of a register. If it began before the first change, adds the span first."""
+        """Ends the span of a register. Adds the span first if it began before the oldest change."""
         if register not in self._open:
             self._begin(register, kind, owner, change.label, serials=(change.serial,) * 2)
         self._rename(register, kind, owner, change.label)
@@ -206,7 +207,7 @@ def _kind_of(owner: str) -> str:
 
 
 def _read(changes: Iterable[Change | Mapping[str, Any]]) -> Sequence[Change]:
-    """Returns the changes sorted by serial. Raises: InvalidArgument for other values."""
+    """Returns the changes sorted by serial. Raises InvalidArgument if the values are not changes."""
     expected = "expected `mem.journal.changes`, the `changes` of an inspection, or an inspection"
     if not isinstance(changes, Iterable) or isinstance(changes, str | Mapping):
         raise InvalidArgument(f"{changes!r}: {expected}")

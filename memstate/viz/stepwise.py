@@ -11,25 +11,25 @@ from memstate.viz.figure import Axes, Figure
 from memstate.viz.inputs import Inspections
 from memstate.viz.owners import holdings
 
-WIDE = 16  # most letters of a name; fewer if there are many moments
+WIDE = 16  # limit of the letters of a name; smaller if there are many moments
 WIDTH = 10.4  # inches of all cells
-KEY = 1.45  # inches of a legend column
-MOST_CELLS = 20_000  # slots times moments
-LEGIBLE = (100, 48)  # most slots and most moments at which cells have edges and names
-LABELS = 24  # most labels of moments
+KEY = 1.45  # inches of one column of the legend
+MOST_CELLS = 20_000  # limit of the number of slots times the number of moments
+LEGIBLE = (100, 48)  # (slots, moments) up to which cells have edges and names
+LABELS = 24  # limit of the labels of moments
 BETWEEN = 0.04  # least inches between two labels
-LONGEST = 30  # most letters of an upright label
-MOST_STEP_CELLS = 4000  # most cells (slots times steps) of all panels together
-MOST_STEPS = 24  # most steps with room for the text of a cell
-NARROWEST = 6.5  # inches: at this width a legend of all kinds of owners fits
+LONGEST = 30  # limit of the letters of an upright label
+MOST_STEP_CELLS = 4000  # limit of the cells (slots times steps) of all panels together
+MOST_STEPS = 24  # limit of the steps at which cells have room for their texts
+NARROWEST = 6.5  # inches of width that a legend of all kinds of owners needs
 
 
 def occupancy(inspections: Inspections, steps: Sequence[str] = ()) -> Figure:
-    """Draws slots from top to bottom and moments from left to right, with names, coloured by kind of owner.
+    """Draws the owners of slots: slots from top to bottom, moments from left to right, a colour for each kind of owner.
 
-    `viz.kinds.KINDS` has the colours. Slots that an audit reports as wrong are hatched. A long name is cut to its end,
-    such as `..n-17`. Beyond 100 slots or 48 moments, names are left out and neighbours of one kind are joined. Beyond
-    20,000 cells nothing is drawn.
+    `viz.kinds.KINDS` has the colours. Slots that an audit reports as wrong are hatched. Of a long name, only the end is
+    shown, such as `..n-17`. Beyond 100 slots or 48 moments, names are left out and neighbours of one kind are joined.
+    Beyond 20,000 cells it raises an error.
 
     Args:
         inspections: One inspection, or several of one manager in the order in which they were taken.
@@ -101,7 +101,7 @@ def _cells(column: Sequence[tuple[str, str]], joined: bool) -> Iterator[tuple[in
 
 
 def _slots(axes: Axes, capacity: int, moments: int, every: int = 1) -> None:
-    """Prepares a picture: slots from top to bottom, and the colour of free slots as background."""
+    """Prepares the axes: slots from top to bottom, and the colour of free slots as background."""
     axes.set_facecolor(kinds.kind("free").colour)
     axes.set_yticks(range(1, capacity + 1, every))
     axes.set_ylim(capacity + 0.5, 0.5)
@@ -128,7 +128,7 @@ class PlannedStep(NamedTuple):
 
 
 def steps(runs: Mapping[str, Sequence[PlannedStep]]) -> Figure:
-    """Draws a panel for each run: slots from top to bottom, steps from left to right, coloured by kind of owner.
+    """Draws a panel for each run: slots from top to bottom, steps from left to right, a colour for each kind of owner.
 
     A cell says what the forward does with the slot (r reads, w writes, s writes as a snapshot), and the length in
     tokens of its state after the forward.
@@ -174,7 +174,7 @@ def _require_steps(runs: Mapping[str, Sequence[PlannedStep]]) -> None:
 
 
 def _panel(axes: Axes, moments: Sequence[PlannedStep], longest: int) -> set[str]:
-    """Draws one run, and returns its kinds of owner."""
+    """Draws one run, and returns the kinds of owners in it."""
     seen = set()
     for at, moment in enumerate(moments):
         taken = moment.inspection

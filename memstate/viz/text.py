@@ -15,7 +15,7 @@ WIDTH = 60  # cells of a bar
 
 
 def render(sheet: Sheet) -> Group:
-    """Returns a sheet as text for rich.
+    """Returns a sheet as an object that rich prints.
 
     Args:
         sheet: The sheet to show.
@@ -45,7 +45,7 @@ def _bar(bar: Bar) -> list[RenderableType]:
 
 
 def widths(sizes: list[int], cells: int) -> list[int]:
-    """Shares `cells` cells out in proportion to sizes, with at least one cell for each, and returns their numbers.
+    """Returns how many of `cells` cells each size gets: in proportion to the sizes, but at least one.
 
     Example:
         >>> widths([1, 1000, 1000], 10)

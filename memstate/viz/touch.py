@@ -1,7 +1,7 @@
-"""Computes which bytes and pages an access to slots touches, exactly, from the arithmetic of a layout.
+"""Computes exactly, from a layout, which bytes and pages an access to slots touches.
 
-A page is any unit of memory, such as the bytes of one TLB entry. Every arena is taken to start on a page, as large
-allocations do.
+A page is any unit of memory, such as the bytes of one TLB entry. It is assumed that every arena starts on a page, as
+large allocations do.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ from memstate.viz import inputs
 
 
 class ByteRange(NamedTuple):
-    """Contiguous bytes: arena[start : start + nbytes]."""
+    """Contiguous bytes of one arena: `nbytes` of them, from byte `start` on."""
 
     arena: int
     start: int
@@ -24,7 +24,7 @@ class ByteRange(NamedTuple):
 
 
 def blocks(layout: StateLayout, slots: int, ids: Sequence[int], layers: Iterable[int] | None = None) -> list[ByteRange]:
-    """Returns the blocks that a forward reads of slots: one for each plane, layer and slot, without padding.
+    """Returns the blocks that a forward reads: one for each plane, layer and slot, without padding.
 
     Args:
         layout: The layout.
@@ -51,7 +51,7 @@ def blocks(layout: StateLayout, slots: int, ids: Sequence[int], layers: Iterable
 
 
 def runs(layout: StateLayout, slots: int, ids: Sequence[int]) -> list[ByteRange]:
-    """Returns the blocks that a copy of whole slots reads or writes: the runs of the layout, with padding.
+    """Returns the blocks that a copy of whole slots reads or writes, with padding: the runs of the layout.
 
     Args:
         layout: The layout.
@@ -72,7 +72,7 @@ def runs(layout: StateLayout, slots: int, ids: Sequence[int]) -> list[ByteRange]
 
 
 def joined(pieces: Iterable[ByteRange]) -> list[ByteRange]:
-    """Returns the same bytes in as few blocks as possible, in the order of memory, each byte once.
+    """Returns as few blocks as possible that contain the same bytes, each byte once, in the order of memory.
 
     Example:
         >>> joined([ByteRange(0, 8, 8), ByteRange(0, 0, 8), ByteRange(0, 12, 8)])
@@ -105,11 +105,11 @@ def touched(pieces: Iterable[ByteRange], page_bytes: int) -> int:
         for arena, start, nbytes in pieces
         if nbytes
     )
-    return sum(run.nbytes for run in joined(numbers))  # `nbytes` of these blocks counts pages
+    return sum(run.nbytes for run in joined(numbers))  # these blocks are ranges of pages: `nbytes` counts pages
 
 
 def shares(pieces: Iterable[ByteRange], page_bytes: int, arena_bytes: Sequence[int]) -> list[NDArray[np.float64]]:
-    """Returns how much of each page these bytes take, 0..1: a vector `page` for each arena.
+    """Returns for each arena a vector `page`: which part of each page, 0..1, these bytes take.
 
     Raises:
         InvalidArgument: `page_bytes` is not a size.

@@ -8,17 +8,18 @@ from memstate.viz.figure import Axes, Figure
 from memstate.viz.owners import Changes, OwnerSpan, holdings_over
 
 MOST_LINES = 200
-TALL = 60  # most lines of full height
-WIDE = 40  # most letters of a group
+TALL = 60  # limit of the lines that are drawn at full height
+WIDE = 40  # limit of the letters of a group's name
 FEW = 0.004  # least width of a span, as a share of the picture's width
 
 
 def timeline(changes: Changes) -> Figure:
     """Draws who held what, by packets: a line for each register, grouped by request, session and cache.
 
-    A span begins at the packet that filled the register, and ends at the packet that emptied it. An open end has no
-    edge: the register was filled before the first change, or still holds its slot. The number in a span is the length
-    of the state in tokens, if it fits. A vertical line joins the spans of a state that moved.
+    A span begins at the packet that filled the register, and ends at the packet that emptied it. It has no left edge
+    if the register was filled before the first change, and no right edge if it still holds its slot. The number in a
+    span is the length of the state in tokens; it is left out if it does not fit. A vertical line joins the spans of a
+    state that moved.
 
     Args:
         changes: `mem.journal.changes`, the `changes` of an inspection, or an inspection.
@@ -70,7 +71,7 @@ def timeline(changes: Changes) -> Figure:
 
 
 def sorted_lines(spans: Sequence[OwnerSpan]) -> list[tuple[str, int]]:
-    """Returns (group, register) of each line: groups in the order in which they appear, caches last."""
+    """Returns (group, register) for each line: groups in the order in which they appear, caches last."""
     order = {group: at for at, group in reversed(list(enumerate(span.group for span in spans)))}
     late = ("snapshots", "prefix cache", "unknown")
     lines = {(span.group, span.register) for span in spans}
@@ -78,7 +79,7 @@ def sorted_lines(spans: Sequence[OwnerSpan]) -> list[tuple[str, int]]:
 
 
 def bounds(spans: Sequence[OwnerSpan]) -> tuple[float, float]:
-    """Returns the first and the last packet of a picture, with room for spans that begin earlier or go on."""
+    """Returns the first and last packet of a picture. There is room for spans that begin before it or end after it."""
     known = [packet for span in spans for packet in (span.begin, span.end) if packet is not None] or [0]
     early, late = any(span.begin is None for span in spans), any(span.end is None for span in spans)
     room = max(0.5, 0.04 * (max(known) - min(known)))
@@ -93,7 +94,7 @@ def moves(spans: Sequence[OwnerSpan]) -> list[tuple[OwnerSpan, OwnerSpan]]:
 
 
 def _draw(axes: Axes, span: OwnerSpan, line: int, begin: float, width: float, whole: float) -> None:
-    """Draws a span, with edges where it begins and ends, and its length if that fits."""
+    """Draws a span, with edges where it begins and ends, and with its length if there is room."""
     kind = kinds.kind(span.kind)
     figure.cell(axes, begin, line, kind, wide=width, tall=0.72, edge=0)
     for at, closed in ((begin, span.begin is not None), (begin + width, span.end is not None)):
@@ -109,7 +110,7 @@ def _draw(axes: Axes, span: OwnerSpan, line: int, begin: float, width: float, wh
 
 
 def _name(axes: Axes, lines: Sequence[tuple[str, int]]) -> None:
-    """Writes the register beside each line, the group beside its first line, and a rule between groups."""
+    """Writes the register beside each line and the group beside its first line, and draws a rule between groups."""
     labels = []
     for at, (group, register) in enumerate(lines):
         new = at == 0 or lines[at - 1][0] != group

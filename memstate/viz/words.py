@@ -11,18 +11,18 @@ from memstate.viz.figure import Axes, Figure
 from memstate.viz.uploads import PacketSection, sections
 
 MOST_BITMAP_WORDS = 512
-FEW_WORDS = 16  # most words at which bits show their slots and words their values
+FEW_WORDS = 16  # number of words up to which bits show their slots, and words their values
 SET, CLEAR, NO_BIT = "#cfe0ee", "#3b6ea5", "white"
-A_LINE = 16  # words of a packet in a line: 64 bytes
+A_LINE = 16  # words of a packet per line: 64 bytes
 MOST_PACKET_WORDS = 1024
 HEADER, PADDING = "#6f6f6f", "#eeeeee"
 
 
 def bitmap(inspection: Inspection) -> Figure:
-    """Draws the bitmap of free slots: a line for each word, bit 0 on the left, set bits pale and clear bits dark.
+    """Draws the bitmap of free slots: a line for each word, bit 0 on the left, set bits pale and other bits dark.
 
-    If the pool is large and the bitmap has a summary, the summary's levels stand above, the highest first. Words of a
-    small bitmap show their slots and values. Beyond 512 words nothing is drawn.
+    The bitmap of a large pool has a summary: its levels are drawn above the bitmap, the highest first. A small bitmap
+    also shows its slots and the values of its words. Beyond 512 words it raises an error.
 
     Args:
         inspection: A result of `StateManager.inspect`.
@@ -53,7 +53,7 @@ def bitmap(inspection: Inspection) -> Figure:
 
 
 def _draw_level(axes: Axes, level: Sequence[int], bits: int, named: bool) -> None:
-    """Draws the words of one level of `bits` bits; with `named`, bits show their slots and words their values."""
+    """Draws the words of one level of `bits` bits. If `named`, bits show their slots and words their values."""
     for at, word in enumerate(level):
         there = min(BITS, bits - BITS * at)
         for is_set, run in groupby(range(there), key=lambda bit, word=word: word >> bit & 1):  # type: ignore[misc]
@@ -75,10 +75,10 @@ def _draw_level(axes: Axes, level: Sequence[int], bits: int, named: bool) -> Non
 
 
 def packet(packet: Sequence[int]) -> Figure:
-    """Draws the words of a packet, 16 in a line, coloured by section; words that only pad a column are pale.
+    """Draws the words of a packet, 16 per line, with a colour for each section. Words that only pad a column are pale.
 
     The header has the number of entries of each section, the limit of optional claims, and the start of each section.
-    Beyond 1024 words nothing is drawn.
+    Beyond 1024 words it raises an error.
 
     Args:
         packet: The words of an upload; see `sections`.
@@ -112,7 +112,7 @@ def packet(packet: Sequence[int]) -> Figure:
 
 
 def _words(parts: Sequence[PacketSection]) -> Iterator[tuple[int, str]]:
-    """Yields (place, section or `padding`) of each word of a packet."""
+    """Yields (place in the packet, name of its section or `padding`) for each word."""
     for word in range(HEADER_INTS):
         yield word, "header" if word <= LIMIT_CELL or word < HEADER_INTS // 2 + len(Section) else "padding"
     for part in parts:

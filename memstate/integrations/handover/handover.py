@@ -1,4 +1,4 @@
-"""Writes the records of a prompt that a rank of another tensor-parallel split needs, from store to store.
+"""Builds the records of a prompt for a rank of another tensor-parallel split, and writes them, from store to store.
 
 Uses no device and no host cache.
 """
@@ -22,7 +22,7 @@ from memstate.tiers.stores.base import Bytes, Outcome, Store
 from memstate.tokens import SaltedTokens, Tokens, encode
 
 T = TypeVar("T")
-ASKED = 256  # most records that one call asks a store about
+ASKED = 256  # limit of the records about which one call asks a store
 
 
 @dataclass
@@ -30,11 +30,12 @@ class Handed:
     """The result of a hand-over.
 
     Attributes:
-        length: Tokens that the target rank can start from now, 0 for none.
-        written: Records that were written.
-        present: Records that the target had already.
-        faults: Faulty records by word. `missing`: absent, although other ranks or later pages have theirs. `damaged`
-            and `failed`: outcomes of stores. Any other word: a flaw of `memstate.tiers.records`.
+        length: Tokens of the state or KV from which the target rank can start now, 0 for none.
+        written: Number of records that were written.
+        present: Number of records that the target had already.
+        faults: Kind of fault -> number of records with it. `missing`: the record is absent, although other ranks or
+            later pages have theirs. `damaged` and `failed`: outcomes of stores. Other kinds: flaws of
+            `memstate.tiers.records`.
     """
 
     length: int = 0
@@ -44,7 +45,7 @@ class Handed:
 
 
 class PromptDigests(NamedTuple):
-    """Digests of a prompt's pages: for the target rank, and for each source rank."""
+    """Digests of a prompt's pages: those of the target rank, and those of each source rank."""
 
     own: list[bytes]
     theirs: Mapping[int, list[bytes]]
@@ -53,19 +54,19 @@ class PromptDigests(NamedTuple):
 class HandOver:
     """Builds the records that one target rank needs from the source ranks' records, and writes them to a store.
 
-    One thread at a time calls it. Calls wait for the stores.
+    Only one thread at a time may call it. Calls wait for the stores.
 
     Args:
         model: Name of the weights, as in `Tiers` on both sides.
         state: Layout of the whole model's states in records; None if there are no states.
         kv: Layout of the whole model's KV pages; None if there is no KV.
-        page_tokens: Tokens of a page, as on both sides.
+        page_tokens: Tokens of a page, equal on both sides.
         source: The store to read from.
         ranks: Number of source ranks.
-        target: The store to write to; it may be the source.
+        target: The store to write to; it may be the same as `source`.
         to_ranks: Number of target ranks.
         rank: The target rank.
-        batch: KV pages that are read and written at a time.
+        batch: Number of KV pages that one call of a store reads or writes.
 
     Raises:
         InvalidArgument: For the reasons of `Resplit`, or there is neither `state` nor `kv`.
@@ -105,16 +106,17 @@ class HandOver:
         self._kv = _Carrier("kv", kv_split, rank, self._own, self._theirs, *stores, batch) if kv_split else None
 
     def run(self, tokens: Tokens, salt: Hashable = None, most: int | None = None) -> Handed:
-        """Hands over the deepest state of a prompt and all KV before it, or KV alone if there are no states.
+        """Hands over the deepest state of a prompt and all KV before it; only KV if there are no states.
 
-        A record is not written if a source rank lacks its part. A state is not written without its KV. Ranks that must
-        start at the same length run again with the smallest of their lengths as `most`, until all lengths are equal.
+        A record is not written if a source rank does not have its part. A state is not written without its KV. If
+        target ranks must start at the same length, let each of them run again with the smallest of their lengths as
+        `most`, until all lengths are equal.
 
         Args:
             tokens: The prompt; only its whole pages are handed over.
             salt: The prompt's salt.
-            most: Tokens that are of use. Default: all but the last, which the prompt computes in any case. Give all
-                tokens where longer prompts will continue from there.
+            most: Limit of the tokens that are handed over. Default: all but the last, which every request computes.
+                Give the number of all tokens if longer prompts will continue this one.
 
         Raises:
             InvalidArgument: The tokens, the salt or `most` are not valid.
@@ -125,7 +127,7 @@ class HandOver:
         handed, state, done = Handed(), None, 0
         reach = len(prompt.own) if self._kv is None else self._kv.reach(prompt, handed)
         for end in self._ends(prompt, reach, handed):
-            if end > reach:  # a page before this end could not be written
+            if end > reach:  # a page before this end could not be written: try an earlier end
                 continue
             if self._state and not (state := self._state.prepare(prompt, [end - 1], handed)).usable:
                 continue
@@ -134,11 +136,11 @@ class HandOver:
                 continue
             if self._state is None or (state and self._state.finish(prompt, state, handed)):
                 handed.length = end * self.page_tokens
-            break  # a target that refuses this state would refuse other states
+            break  # if the target refuses this state, it will refuse earlier ones as well
         return handed
 
     def _ends(self, prompt: PromptDigests, reach: int, handed: Handed) -> Sequence[int]:
-        """Returns the page ends where a request could start, the deepest first."""
+        """Returns the page ends at which a request could start, the deepest first."""
         if self._state is None:
             return range(reach, 0, -1)
         lacking = self._state.lacking(prompt, range(reach))
@@ -146,7 +148,7 @@ class HandOver:
         return [page + 1 for page in range(reach)[::-1] if not lacking[page]]
 
     def _bring(self, prompt: PromptDigests, done: int, end: int, handed: Handed) -> int:
-        """Writes the KV of pages done .. end-1 in order; returns how many leading pages the target has then."""
+        """Writes the KV of pages `done` to `end - 1` in order. Returns how many first pages the target then has."""
         while self._kv is not None and done < end:
             pages = range(done, min(end, done + self._kv.room))
             came = self._kv.finish(prompt, self._kv.prepare(prompt, pages, handed), handed)
@@ -157,7 +159,7 @@ class HandOver:
 
 
 class Ready(NamedTuple):
-    """Pages of one batch: those that the target has, and those whose records are built and wait to be written."""
+    """Pages of one batch: those that the target has, and those whose records are built but not written yet."""
 
     pages: Sequence[int]
     here: set[int]
@@ -165,7 +167,7 @@ class Ready(NamedTuple):
 
     @property
     def usable(self) -> bool:
-        """Whether the target has a page, or a record is built."""
+        """Whether there is any page that the target has or whose record is built."""
         return bool(self.here or self.built)
 
 
@@ -186,7 +188,7 @@ class _Carrier:
         self._out = _memory(target, room, self._form.nbytes)
 
     def lacking(self, prompt: PromptDigests, pages: Sequence[int]) -> list[int]:
-        """Returns how many source ranks have no record of each page; 0 where the target has one."""
+        """Returns for each page how many source ranks have no record of it; 0 if the target has its record already."""
         there = self._exist(self._target, self._form, prompt.own, pages)
         rest = [page for page, has in zip(pages, there, strict=True) if not has]
         answers = [self._exist(self._source, *each, rest) for each in self._of_sources(prompt)]
@@ -194,7 +196,7 @@ class _Carrier:
         return [lack.get(page, 0) for page in pages]
 
     def reach(self, prompt: PromptDigests, handed: Handed) -> int:
-        """Returns the first page that a source rank lacks, or the number of pages."""
+        """Returns the number of pages before the first one of which a source rank has no record."""
         pages = range(len(prompt.own))
         for at in range(0, len(pages), ASKED):
             for page, lack in zip(pages[at:], self.lacking(prompt, pages[at : at + ASKED]), strict=False):
@@ -204,16 +206,16 @@ class _Carrier:
         return len(pages)
 
     def prepare(self, prompt: PromptDigests, pages: Sequence[int], handed: Handed) -> Ready:
-        """Builds the records of up to `room` pages in order, up to the first page that cannot be built."""
+        """Builds the records of up to `room` pages in order, until one cannot be built."""
         faults = self._present(prompt, pages, handed)
         here = {page for page, flaw in faults.items() if not flaw}
-        # after "failed" the state of the record is unknown: do not write it again
+        # after "failed", nobody knows what the target has: do not write the record again
         sure = takewhile(lambda page: faults.get(page) != "failed", pages)
         rest = [page for page in sure if page not in here]
         return Ready(pages, here, rest[: self._build(prompt, rest, handed)])
 
     def finish(self, prompt: PromptDigests, ready: Ready, handed: Handed) -> int:
-        """Writes the records that were built; returns how many leading pages the target has then."""
+        """Writes the records that were built. Returns how many first pages of the batch the target then has."""
         names = self._names(self._form, prompt.own, ready.built)
         outcomes = _asked(self._target.put, Outcome.FAILED, names, self._out[: len(names)])
         done = {page for page, outcome in zip(ready.built, outcomes, strict=True) if outcome == Outcome.DONE}
@@ -223,11 +225,11 @@ class _Carrier:
         return len(list(takewhile((done | ready.here).__contains__, ready.pages)))
 
     def _present(self, prompt: PromptDigests, pages: Sequence[int], handed: Handed) -> dict[int, str]:
-        """Returns page -> flaw of each record that the target has, "" for none. Deletes flawed records."""
+        """Returns page -> flaw, "" for none, of each record that the target has. Deletes records with a flaw."""
         there = self._exist(self._target, self._form, prompt.own, pages)
         pages = [page for page, has in zip(pages, there, strict=True) if has]
         flaws = self._get(self._target, self._form, prompt.own, pages, self._out)
-        # "missing": deleted since `exists`, which is no fault
+        # "missing": the record was deleted after `exists`; this is no fault
         handed.faults.update(flaw for flaw in flaws if flaw not in ("", "missing"))
         faults = dict(zip(pages, flaws, strict=True))
         wrong = [page for page, flaw in faults.items() if flaw not in ("", "missing", "failed")]
@@ -239,7 +241,7 @@ class _Carrier:
         return faults
 
     def _build(self, prompt: PromptDigests, pages: Sequence[int], handed: Handed) -> int:
-        """Builds target records in `_out`; returns how many leading pages could be built."""
+        """Builds target records in `_out`. Returns how many of the first pages could be built."""
         good = len(pages)
         for (form, keys), rows in zip(self._of_sources(prompt), self._read, strict=True):
             flaws = self._get(self._source, form, keys, pages[:good], rows)
@@ -265,7 +267,7 @@ class _Carrier:
     def _get(
         self, store: Store, form: RecordFormat, keys: Sequence[bytes], pages: Sequence[int], rows: Sequence[Bytes]
     ) -> list[str]:
-        """Reads records into rows; returns the flaw of each record, "" if it is sound."""
+        """Reads records into rows. Returns the flaw of each record, "" if it is sound."""
         outcomes = _asked(store.get, Outcome.FAILED, self._names(form, keys, pages), rows[: len(pages)])
         return [
             form.flaw(row, keys[page], (page + 1) * self._page_tokens)
@@ -287,7 +289,7 @@ def _asked(call: Callable[..., list[T]], unknown: T, names: Sequence[str], *buff
 
 
 def _memory(store: Store, records: int, nbytes: int) -> list[Bytes]:
-    """Returns memory for records that the store can read and write."""
+    """Returns memory for records, announced to the store so that it can read and write there."""
     memory = torch.zeros((records, nbytes), dtype=torch.uint8, device="cpu")
     store.register(memory)
     return list(memory.numpy())

@@ -1,4 +1,4 @@
-"""Builds the body of one target rank's record from bodies of source ranks, which cut the heads differently.
+"""Builds the body of a target rank's record from bodies of source ranks, among which heads are divided differently.
 
 rank 0 of 2   heads 0 1 | group 0  ─┬─▶  rank 0 of 4   head 0 | group 0     a target rank reads from as few source
                                     └─▶  rank 1 of 4   head 1 | group 0     ranks as possible, and of replicas
@@ -25,8 +25,8 @@ from memstate.tiers.stores.base import Bytes
 class Resplit:
     """Builds record bodies of one split from record bodies of another split.
 
-    Only moves bytes. Planes without parts are whole on every rank. A body is one slot of a rank in slot order, aligned
-    to 16 bytes: a record without its header. The scales `x.scale` of an int8 plane `x` must be cut like the plane.
+    Only moves bytes. Planes without parts are whole on every rank. A body is a record without its header: one slot of a
+    rank in slot-major order, aligned to 16 bytes. The scales `x.scale` of an int8 plane `x` must be cut like `x`.
 
     Args:
         layout: The whole model's states or KV pages, in any order; `layout.shard` says how both splits cut it.
@@ -34,7 +34,7 @@ class Resplit:
         to_ranks: Number of target ranks.
 
     Raises:
-        InvalidArgument: A number of ranks neither divides the units of a part nor is divided by them.
+        InvalidArgument: The number of units of a part is neither a multiple nor a divisor of a number of ranks.
         LayoutMismatch: A rank would hold values without their scales.
 
     Example:
@@ -59,7 +59,7 @@ class Resplit:
         return f"Resplit({planes} x {self.layout.layers} layers, {self.ranks} -> {self.to_ranks} ranks)"
 
     def sources(self, rank: int) -> list[int]:
-        """Returns the source ranks that a target rank's body is built from: as few and as low as possible.
+        """Returns the source ranks from which a target rank's body is built: as few and as low ones as possible.
 
         Raises:
             InvalidArgument: There is no such target rank.
@@ -72,7 +72,7 @@ class Resplit:
         Args:
             rank: The target rank.
             bodies: Source rank -> its body, uint8 `byte`, contiguous. `sources(rank)` names the ranks.
-            out: The target body, uint8 `byte`, contiguous; it shares no memory with the bodies.
+            out: The target body, uint8 `byte`, contiguous; it must share no memory with the source bodies.
 
         Raises:
             InvalidArgument: A body is missing or has the wrong size; nothing was written.
@@ -98,8 +98,8 @@ class Resplit:
     def _fewest(self, wanted: Sequence[Sequence[Owned]]) -> list[int]:
         """Chooses the source ranks. Each wanted piece lies on neighbouring ranks: a run.
 
-        Goes from the last run to the first, and takes the lowest rank of a run unless the run has a taken rank. No
-        choice has fewer ranks, and no choice with as few has lower ranks.
+        Goes from the last run to the first, and takes the lowest rank of a run unless a rank in the run is already
+        taken. So it takes as few ranks as possible, and of these choices the lowest ranks.
         """
         runs: list[range] = []
         for number, parts in enumerate(wanted):
@@ -120,14 +120,14 @@ class Resplit:
         """Returns the copies that build the wanted pieces, each from the lowest source rank that has the elements.
 
         Returns:
-            (plane, source rank, elements of the source, elements of the target) for each copy; elements along the cut
-            axis.
+            For each copy: (plane, source rank, range in the source, range in the target). Ranges count elements along
+            the cut axis.
         """
         moves = []
         for number, parts in enumerate(wanted):
             for place, want in enumerate(parts):
                 at, offset = want.whole.start, want.local.start - want.whole.start
-                for source in sources:  # pieces of higher ranks lie further along the axis
+                for source in sources:  # ascending, because pieces of higher ranks lie further along the axis
                     have = self._held[source][number][place]
                     if have.whole.start <= at < min(have.whole.stop, want.whole.stop):
                         end, back = min(have.whole.stop, want.whole.stop), have.local.start - have.whole.start
@@ -162,7 +162,7 @@ def _blocks(layout: StateLayout, body: Bytes) -> list[tuple[Bytes, Bytes]]:
 
 
 def _planes(layout: StateLayout, body: Bytes) -> list[Bytes]:
-    """Returns views of the planes of a body, `layer outer along byte`; `along` is the cut axis."""
+    """Returns views of the planes of a body, `layer outer along byte`: `along` is the cut axis, `outer` lies before."""
     views = []
     for plane, (block, _) in zip(layout.planes, _blocks(layout, body), strict=True):
         outer, along = prod(plane.shape[: plane.axis]), plane.shape[plane.axis] if plane.shape else 1
@@ -174,7 +174,7 @@ def _planes(layout: StateLayout, body: Bytes) -> list[Bytes]:
 
 
 def _require_body(what: str, body: Bytes, layout: StateLayout) -> None:
-    """Refuses a body of the wrong dtype, shape or memory order. Raises: InvalidArgument."""
+    """Raises InvalidArgument if a body has the wrong dtype, shape or memory order."""
     size = layout.bytes_per_slot
     if body.dtype != np.uint8 or body.shape != (size,) or not body.flags.c_contiguous:
         raise InvalidArgument(
@@ -183,7 +183,7 @@ def _require_body(what: str, body: Bytes, layout: StateLayout) -> None:
 
 
 def _require_scales(layout: StateLayout) -> None:
-    """Refuses scales if a rank would hold values without their scales.
+    """Raises LayoutMismatch if a rank would hold values without their scales.
 
     Scales have the shape of the values, but length 1 along the axis whose values share one scale.
     """

@@ -1,14 +1,14 @@
-"""Replaces SGLang's classes of slots, states and rows by classes of memstate, with the same names and methods.
+"""Replaces SGLang's classes for slots, states and rows by classes of memstate with the same names and methods.
 
 slots       `MambaSlotAllocator`: slot ids, without SGLang
-track       the track buffer of a request, with its entries on the host
+track       the track buffer of a request, with entries that the host can read and change
 states      `MambaPool`: SGLang's tensors as planes
 rows        `HybridReqToTokenPool` and `HybridMambaDecodeReqToTokenPool`: rows of requests and their slots
-storage     a HiCache storage over a store
-staging     host memory that records of the storage pass through
+storage     a storage of SGLang's HiCache, over a store of memstate
+staging     host memory through which records of the storage pass
 prefix      the prefix cache as a part, for an engine that owns its pages and slots
-core        the prefix cache as a tree core below SGLang's own cache
-replace     `in_place`: puts these classes in the place of SGLang's, for a run
+core        the prefix cache as the tree core below SGLang's own cache
+replace     `in_place`: lets SGLang use these classes instead of its own, in one process
 """
 
 from importlib import import_module
@@ -31,7 +31,7 @@ __all__ = [
     "in_place",
 ]
 
-VERSIONS = ("0.5.21", "0.5.22", "0.5.23")  # SGLang versions that these classes work with
+VERSIONS = ("0.5.21", "0.5.22", "0.5.23")  # SGLang versions with which these classes work
 
 NEED_SGLANG = {
     "HybridMambaDecodeReqToTokenPool": "rows",
@@ -43,7 +43,7 @@ NEED_SGLANG = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a name that needs SGLang when it is first used."""
+    """Imports a name at its first use, because its module needs SGLang."""
     if name not in NEED_SGLANG:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -1,11 +1,11 @@
-"""Puts memstate's prefix cache below SGLang's cache, as its tree core: what matches, and what is evicted.
+"""Puts memstate's prefix cache below SGLang's cache, as its tree core: it decides what matches and what is evicted.
 
-SGLang's cache and sessions stay as they are, and so does their use of states at the ends of chunks and
-requests. They ask a *tree core* which prefixes match, which are locked and which are evicted. SGLang's own cores evict
-the least recently used; this core evicts by the policies of `Prefix`.
+SGLang's cache and sessions do not change, and use states at the ends of chunks and requests as before. They ask a *tree
+core* which prefixes match, which are locked and which are evicted. SGLang's own cores evict what was not used for
+longest; this core evicts by the policies of `Prefix`.
 
-Ids stay in SGLang's tensors on the device. Here, pages and states are numbers that stand for places in those tensors,
-so that nothing waits for the device.
+The ids of pages and states stay in SGLang's tensors on the device. This core has its own numbers, which stand for
+places in these tensors. So nothing waits for the device.
 """
 
 from bisect import bisect_right
@@ -38,13 +38,13 @@ from memstate.integrations.sglang.prefix import Gone, PrefixHit, PrefixPart
 from memstate.prefix.settings import Prefix
 
 FULL, MAMBA = ComponentType.FULL, ComponentType.MAMBA
-# SGLang asks after each part of an eviction whether that is enough. A part has 4 pages, or a quarter of the pages
-# evicted so far if that is more.
+# An eviction goes in parts: after each part, SGLang decides whether to go on. A part has PART pages, or the number of
+# pages evicted so far divided by SHARE if that is more.
 PART, SHARE = 4, 4
 
 
 class Runs:
-    """Maps numbers of pages to tensors of KV ids. Pages of a later tensor have higher numbers.
+    """Maps numbers of pages to KV ids in tensors. A tensor that is added later has higher numbers.
 
     Args:
         page_size: Tokens of a page.
@@ -55,7 +55,7 @@ class Runs:
         self._firsts, self._runs = list[int](), dict[int, tuple[Tensor, int]]()
 
     def add(self, ids: Tensor) -> range:
-        """Adds a tensor of KV ids; returns the numbers of its pages."""
+        """Adds a tensor of KV ids. Returns the numbers of its pages."""
         first, pages = self._next, len(ids) // self._size
         self._next += pages
         self._firsts.append(first)
@@ -63,11 +63,11 @@ class Runs:
         return range(first, self._next)
 
     def ids(self, pages: Sequence[int]) -> list[Tensor]:
-        """Returns the KV ids of pages, in their order."""
+        """Returns the KV ids of pages, in the order of `pages`, as slices of the tensors."""
         return [self._runs[first][0][start:end] for first, start, end in self._slices(pages)]
 
     def give_up(self, pages: Sequence[int]) -> list[Tensor]:
-        """Forgets pages, and returns their KV ids."""
+        """Removes pages, and returns their KV ids."""
         freed = list[Tensor]()
         for first, start, end in self._slices(pages):
             ids, left = self._runs.pop(first)
@@ -79,7 +79,7 @@ class Runs:
         return freed
 
     def _slices(self, pages: Sequence[int]) -> list[tuple[int, int, int]]:
-        """Returns (number of the tensor's first page, start token, end token in the tensor) of each run of pages."""
+        """Returns for each run of pages: (number of its tensor's first page, start and end token in the tensor)."""
         slices, size = list[tuple[int, int, int]](), self._size
         numbers = np.asarray(pages, np.int64)
         starts = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(pages)]
@@ -102,7 +102,7 @@ class TreeCore:
         settings: Policies and limits of the prefix cache.
 
     Raises:
-        ConfigurationError: A feature is switched on that this core does not have.
+        ConfigurationError: A feature of SGLang is on that this core does not have.
     """
 
     enable_hicache = enable_storage = enable_external_cache_linker = is_write_back = has_swa_host_pool = False
@@ -129,7 +129,7 @@ class TreeCore:
         self.reset()
 
     def set_hicache_enabled(self) -> None:
-        """Refuses to switch tiers on later. Raises: ConfigurationError."""
+        """Raises ConfigurationError: this core has no tiers that could be switched on later."""
         raise ConfigurationError("memstate's tree core has no HiCache: leave that off, or the core (SGLang's own tree)")
 
     set_host_memory_buffer_only = set_hicache_enabled
@@ -163,7 +163,7 @@ class TreeCore:
         return (key.extra_key, key.cache_salt) if key.extra_key or key.cache_salt else None
 
     def supports_fast_match_prefix(self) -> bool:
-        """Returns False: SGLang must not match all waiting requests in each step."""
+        """Returns False, so that SGLang does not match all waiting requests in each step."""
         return False
 
     def root_node_handle(self, extra_key: str | None = None) -> PrefixHit:
@@ -175,23 +175,23 @@ class TreeCore:
         return not hit.length
 
     def node_by_id(self, hit: PrefixHit) -> PrefixHit:
-        """Returns the hit, which is its own id."""
+        """Returns the hit itself: it serves as its own id."""
         return hit
 
     def rotation_base_of(self, hit: PrefixHit) -> None:
-        """Returns None: pages are not spread over ranks."""
+        """Returns None, because pages are not spread over ranks."""
 
     def collect_full_device_indices(self, hit: PrefixHit, until: PrefixHit) -> Tensor:
-        """Returns the KV ids of a hit's prefix from its start on, one for each token."""
+        """Returns the KV ids of the whole prefix of a hit, one for each token."""
         parts = self._runs.ids(hit.pages)
         return torch.cat(parts) if parts else self._nothing
 
     def get_component_device_value(self, hit: PrefixHit, component: ComponentType) -> Tensor | None:
-        """Returns the slot of the state that a hit starts from."""
+        """Returns the slot of the state of a hit, from which a request starts."""
         return self._slots.get(hit.state) if component == MAMBA and hit.state is not None else None
 
     def dfs_weight_order(self, hits: Sequence[PrefixHit]) -> list[int]:
-        """Returns an order of requests in which requests with long common prefixes follow each other."""
+        """Returns an order of requests: those with long common prefixes come one after the other."""
         paths = [self._part.path(hit) for hit in hits]
         weights = Counter(node for path in paths for node in path)
         first = {node: at for at, node in enumerate(weights)}
@@ -201,14 +201,14 @@ class TreeCore:
     # -- locks ------------------------------------------------------------------------------------------------------
 
     def inc_lock_ref(self, hit: PrefixHit, skip_lock_components: Sequence[ComponentType] = ()) -> IncLockRefResult:
-        """Locks a prefix and its state, or the prefix alone."""
+        """Locks a prefix and its state, or only the prefix."""
         self._part.lock(hit)
         if MAMBA in skip_lock_components:
             self._part.read(hit)
         return IncLockRefResult(skipped_lock_components=tuple(skip_lock_components))
 
     def dec_lock_ref(self, hit: PrefixHit, params: DecLockRefParams, skip_swa: bool = False) -> DecLockRefResult:
-        """Ends a lock, or only its hold on the state."""
+        """Ends a lock, or lets it keep only the prefix, not the state."""
         if FULL in params.skipped_lock_components:
             self._part.read(hit)
         else:
@@ -218,7 +218,7 @@ class TreeCore:
     # -- inserts ----------------------------------------------------------------------------------------------------
 
     def begin_insert(self, params: InsertParams) -> InsertStepResult:
-        """Inserts the KV of a prefix, and a state at its end."""
+        """Inserts the KV of a prefix and, if there is one, the state at its end."""
         assert params.key is not None and params.value is not None
         key, size = params.key.page_aligned(self.page_size), self.page_size
         if not len(key):
@@ -231,7 +231,7 @@ class TreeCore:
             self._slots[state] = params.mamba_value
         try:
             came = self._part.insert(tokens, pages, state, salt)
-        except BaseException:  # a policy raised: SGLang frees the ids it has handed over
+        except BaseException:  # a policy raised: SGLang will free the ids that it gave
             self._runs.give_up(pages)
             self._slots.pop(state or 0, None)
             raise
@@ -246,11 +246,11 @@ class TreeCore:
         return InsertStepResult(actions=actions, result=result)
 
     def has_ongoing_insert(self) -> bool:
-        """Returns False: an insert ends in `begin_insert`."""
+        """Returns False, because an insert ends in `begin_insert`."""
         return False
 
     def end_insert(self) -> list[Any]:
-        """Returns an empty list: an insert ends in `begin_insert`."""
+        """Returns an empty list, because an insert ends in `begin_insert`."""
         return []
 
     def _freed(self, gone: Gone) -> list[Any]:
@@ -267,7 +267,7 @@ class TreeCore:
         self._quota[component] = most
 
     def evict_device_next_node(self, component: ComponentType, gone: dict[ComponentType, int]) -> Any:
-        """Evicts the next part, unless enough is evicted."""
+        """Evicts some more pages, or one more state, unless enough of them were evicted."""
         result = EvictDeviceNextNodeResult()
         done, left = gone[component], self._quota[component] - gone[component]
         if left > 0 and component == FULL:
@@ -287,16 +287,16 @@ class TreeCore:
         del self._quota[component]
 
     def evict_excess_path_states(self, hit: PrefixHit, *_: Any) -> None:
-        """Evicts nothing: the policies limit the states of a path."""
+        """Evicts nothing, because the policies limit the number of states."""
 
     # -- sizes ------------------------------------------------------------------------------------------------------
 
     def component_evictable_size(self, component: ComponentType) -> int:
-        """Returns the number of tokens, or of states, that are not locked."""
+        """Returns the number of tokens or states that are not locked."""
         return self._sizes(*self._part.evictable).get(component, 0)
 
     def component_protected_size(self, component: ComponentType) -> int:
-        """Returns the number of tokens, or of states, that are locked."""
+        """Returns the number of tokens or states that are locked."""
         return self._sizes(*self._part.held).get(component, 0) - self.component_evictable_size(component)
 
     def _sizes(self, pages: int, states: int) -> dict[Any, int]:
@@ -326,7 +326,7 @@ class TreeCore:
         return self.component_protected_size(MAMBA)
 
     def swa_evictable_size(self) -> int:
-        """Returns 0: no layer has a sliding window."""
+        """Returns 0, because no layer has a sliding window."""
         return 0
 
     swa_protected_size = swa_evictable_size
@@ -340,11 +340,11 @@ class TreeCore:
         return torch.cat([self._nothing, *self._slots.values()])
 
     def take_events(self) -> list[Any]:
-        """Returns an empty list: the constructor refuses KV cache events."""
+        """Returns an empty list, because the constructor refuses KV cache events."""
         return []
 
     def sanity_check(self, *_: Any) -> None:
-        """Checks the counts. Nothing may be locked. Raises: LeakFound."""
+        """Checks the counts. Raises LeakFound if one is wrong or anything is locked."""
         self._part.check()
 
     def pretty_print(self) -> None:

@@ -1,8 +1,8 @@
 """The prefix cache as a part, for an engine that owns its KV pages and slots and names them by ids.
 
-The tree, the policies and the order of eviction are those of a manager's cache. The part owns nothing: it returns the
-ids of evicted pages and states, and the engine frees them. If a policy raises during a change, later calls raise
-`Broken` until `reset`.
+The tree, the policies and the order of eviction are those of a manager's cache. This part never frees anything itself:
+it returns the ids of evicted pages and states, and the engine frees them. If a policy raises during a change, later
+calls raise `Broken` until `reset`.
 """
 
 import logging
@@ -30,7 +30,7 @@ LOG = logs.logger("prefix")
 
 
 class Gone(NamedTuple):
-    """Ids that the cache gives back.
+    """Ids that the cache gives back to the engine, because it has evicted them.
 
     Attributes:
         pages: Ids of KV pages.
@@ -46,7 +46,7 @@ class PrefixChange(NamedTuple):
 
     Attributes:
         stored: True if a prefix was stored, False if ids were removed.
-        salt: The prefix's salt; None for a removal, which is named by ids alone.
+        salt: The prefix's salt; None for a removal, which only names ids.
         length: Tokens of the prefix; 0 for a removal.
         pages: Ids of the pages that were stored or removed.
         states: Ids of the states that were stored or removed.
@@ -64,10 +64,10 @@ class PrefixHit:
     """A cached prefix: the match of a prompt, or the end of an insertion.
 
     Attributes:
-        length: Tokens that a request can start from: those of the state.
+        length: Tokens that the state stands for; a request can start behind them.
         state: Id of the state; None if no state matches.
-        branch: Tokens, more than `length`, whose KV is cached without a state: a state of the prompt is worth keeping
-            at this length. None if the KV ends at `length`.
+        branch: Tokens whose KV is cached, if they are more than `length`: a state at this length is worth keeping. None
+            if the KV ends at `length`.
         locks: Number of locks on the hit.
     """
 
@@ -75,7 +75,7 @@ class PrefixHit:
     state: int | None
     branch: int | None
     locks: int = 0
-    reads: int = field(default=0, repr=False)  # locks that no longer keep the state, after `read`
+    reads: int = field(default=0, repr=False)  # number of locks that, after `read`, no longer keep the state
     _node: Node | None = field(default=None, repr=False)
     _matched: Found | None = field(default=None, repr=False)
     _tokens: int = field(default=0, repr=False)
@@ -84,7 +84,7 @@ class PrefixHit:
 
     @property
     def pages(self) -> list[int]:
-        """Ids of the prefix's KV pages. Lock the hit first: an evicted prefix has no pages."""
+        """Ids of the prefix's KV pages. Lock the hit before: an evicted prefix has no pages."""
         if self._part is None or self._node is None:
             return []
         return self._part._contents.tree.pages_to(self._node)[: self.length // self._part._size].tolist()
@@ -94,11 +94,10 @@ class Inserted(NamedTuple):
     """The result of an insertion.
 
     Attributes:
-        had: Tokens whose KV was cached before. The call's pages for these tokens stay the engine's.
-        kept: Whether the cache took the state. Otherwise the state stays the engine's.
+        had: Tokens whose KV was cached before. The given pages of these tokens still belong to the engine.
+        kept: Whether the cache took the state. Otherwise it still belongs to the engine.
         gone: Ids that were evicted to make room.
-        end: Hit of the inserted prefix. A request that goes on from here locks it, and unlocks the hit that it had
-            locked.
+        end: Hit of the inserted prefix. A request that continues from here must lock it, and unlock its earlier hit.
     """
 
     had: int
@@ -108,13 +107,13 @@ class Inserted(NamedTuple):
 
 
 class _Lent:
-    """Keeps ids that belong to the engine, and collects those that the cache gives back. See `Keeper`."""
+    """A `Keeper` of ids that the engine has lent to the cache. Collects those that the cache gives back."""
 
     def __init__(self, page_size: int) -> None:
         self.page_size, self.pages = page_size, KEYS // page_size
         self.gone = Gone([], [])
         self.nodes: dict[int, Node] = {}  # state -> its node
-        self.locks: Counter[int] = Counter()  # state -> its locks, if it has any
+        self.locks: Counter[int] = Counter()  # state -> number of its locks, if it has any
 
     def free(self) -> int:
         return len(self.gone.pages)
@@ -143,12 +142,12 @@ class _Lent:
 
 
 class PrefixPart(NotCopied):
-    """Finds states and KV again by token prefix. An engine owns both, under its own ids.
+    """Finds states and KV again by token prefix. The engine owns both and names them by its own ids.
 
     Args:
         page_size: Tokens of a KV page.
         settings: Policies and limits. `placement` and `evict` have no effect here.
-        heard: Called after each change, for example to tell routers. Its errors are logged and do no harm.
+        heard: Function that is called after each change, for example to tell routers. Its errors are only logged.
 
     Raises:
         InvalidArgument: `page_size` is not a whole number from 1 on.
@@ -175,7 +174,7 @@ class PrefixPart(NotCopied):
         self._told, self._era = logs.Repeats(LOG), 0
 
     def reset(self) -> None:
-        """Forgets all prefixes: all ids are the engine's again, and earlier hits are refused.
+        """Forgets all prefixes. All ids belong to the engine again, and earlier hits are refused.
 
         Syncs: no.
         """
@@ -190,12 +189,12 @@ class PrefixPart(NotCopied):
         return f"PrefixPart({self._contents.states} states, {tree.total_pages} pages, {tree.leased_pages} locked)"
 
     def match(self, tokens: Tokens, salt: Hashable = None, leave: int = 1) -> PrefixHit:
-        """Looks a prompt up. Changes nothing: the match can be evicted until it is locked.
+        """Looks a prompt up. Changes nothing, so the match can be evicted before it is locked.
 
         Args:
             tokens: The prompt.
             salt: Keeps prefixes of tenants apart.
-            leave: Tokens at the prompt's end that are computed in any case; the hit ends before them.
+            leave: Number of last tokens of the prompt that are always computed; the hit ends before them.
 
         Returns:
             The longest cached prefix with a state.
@@ -222,7 +221,7 @@ class PrefixPart(NotCopied):
             hit: A hit of `match`. It can be locked more than once.
 
         Raises:
-            InvalidArgument: The hit's state has been evicted: match again. Or another cache returned the hit.
+            InvalidArgument: The hit's state was evicted (then match again), or another cache returned the hit.
 
         Syncs: no.
         """
@@ -243,7 +242,7 @@ class PrefixPart(NotCopied):
                     node.uses += 1
 
     def read(self, hit: PrefixHit) -> None:
-        """Notes that a request with a lock has read the hit's state: from now on its lock keeps only KV.
+        """Notes that a request with a lock has read the hit's state. From now on, its lock keeps only the KV.
 
         Args:
             hit: A locked hit. Call at most once for each lock.
@@ -268,7 +267,7 @@ class PrefixPart(NotCopied):
 
         Args:
             hit: A locked hit.
-            drop: Whether to evict KV that no request can use any more, if the policy gives it up.
+            drop: Whether to evict KV that no request can use any more, unless the policy keeps it.
 
         Returns:
             Ids that were evicted.
@@ -350,7 +349,7 @@ class PrefixPart(NotCopied):
                 came = [state] if kept and state is not None else []
                 self._tell(PrefixChange(True, salt, len(key) // BYTES, list(pages[had:]), came))
             if contents.settings.most_states is not None:
-                contents.tree.lease(node)  # keeps the KV when the state is evicted
+                contents.tree.lease(node)  # so that the KV stays when the state is evicted
                 contents.evict_states(contents.states - contents.settings.most_states)
                 contents.tree.unlease(node)
             there = node.snapshot.register if node.snapshot else None
@@ -361,11 +360,11 @@ class PrefixPart(NotCopied):
         """Evicts the least valuable pages and states that are not locked.
 
         Args:
-            pages: Pages to free; a leaf's state goes with its pages.
-            states: States to free; KV can go with them.
+            pages: Number of pages to free. If a leaf gives up pages, its state is evicted, too.
+            states: Number of states to free. Their KV may be evicted, too.
 
         Returns:
-            Ids that were evicted; fewer than asked for if too few are without a lock.
+            Ids that were evicted. They are fewer than asked for if too many are locked.
 
         Raises:
             InvalidArgument: A number is not a whole number of 0 or more.
@@ -391,7 +390,7 @@ class PrefixPart(NotCopied):
         return self._contents.tree.total_pages, self._contents.states
 
     def path(self, hit: PrefixHit) -> list[Hashable]:
-        """Returns the nodes of a hit's prefix from the start on; requests with a common prefix share nodes."""
+        """Returns the nodes of a hit's prefix, the first one first. Requests with a common prefix share nodes."""
         path: list[Hashable] = [*hit._node.path()] if hit._node else []
         return path[::-1]
 
@@ -400,7 +399,7 @@ class PrefixPart(NotCopied):
         return [page for _, node in self._contents.tree.walk() for page in node.pages]
 
     def check(self) -> None:
-        """Checks the counts. Nothing may be locked.
+        """Checks the counts. Call it only while nothing is locked.
 
         Raises:
             LeakFound: A state or page is locked, or a count is wrong.
@@ -411,7 +410,7 @@ class PrefixPart(NotCopied):
             raise LeakFound("; ".join(wrong))
 
     def stats(self) -> PrefixStats:
-        """Returns what is cached now; the engine counts lookups itself.
+        """Returns what is cached now. Lookups are not in it: the engine counts them.
 
         Syncs: no.
         """

@@ -1,4 +1,4 @@
-"""Puts classes of memstate in the place of SGLang's, in a process that runs SGLang."""
+"""Lets SGLang use classes of memstate instead of its own, in one process."""
 
 import os
 import sys
@@ -19,7 +19,7 @@ OURS = (MambaSlotAllocator, MambaPool, HybridReqToTokenPool, HybridMambaDecodeRe
 HOMES = (
     "sglang.srt.mem_cache.allocator.mamba", "sglang.srt.mem_cache.memory_pool", "sglang.srt.disaggregation.decode",
 )  # fmt: skip
-MAKERS = (*HOMES, "sglang.srt.mem_cache.kv_cache_configurator")  # modules that use these classes
+MAKERS = (*HOMES, "sglang.srt.mem_cache.kv_cache_configurator")  # modules that create objects of these classes
 TREE, CHOICE = "memstate", "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"
 
 
@@ -27,12 +27,13 @@ TREE, CHOICE = "memstate", "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"
 def in_place(prefix: Prefix | None = None) -> Iterator[None]:
     """Makes SGLang use memstate's pools and allocators instead of its own, until the end of the `with` statement.
 
-    Changes names in SGLang's modules, in this process alone. Some modules of SGLang only ask whether a pool is hybrid.
-    They keep asking for SGLang's class, of which memstate's class is a subclass. Import such modules before.
+    It changes names in SGLang's modules, only in this process. Some modules of SGLang only test whether a pool is of
+    SGLang's hybrid class. Import such modules before: then they still test for SGLang's class, of which memstate's
+    class is a subclass.
 
     Args:
-        prefix: Policies of the prefix cache. Each cache of SGLang then has memstate's tree, with a copy of these
-            policies. None: SGLang's own tree.
+        prefix: Policies of the prefix cache. With them, each cache of SGLang has memstate's tree and its own copy of
+            these policies. None: SGLang's own tree.
 
     Raises:
         ConfigurationError: `prefix` is neither a `Prefix` nor None.

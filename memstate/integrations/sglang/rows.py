@@ -1,8 +1,8 @@
-"""SGLang's rows of requests and their slots, in batches: one claim for an admission, one write for a step.
+"""SGLang's rows of requests and their slots, in batches: one claim per admission of a batch, one write per step.
 
-SGLang claims slots for each request alone, and writes each change of a track buffer to the device at once. Here an
-admission claims all its slots together. The host collects changes of track buffers and freed slots; they reach the
-device together, before anything there reads them.
+SGLang claims the slots of each request separately, and writes each change of a track buffer to the device at once.
+Here, one claim gets the slots of all requests in an admission. The host collects changes of track buffers and freed
+slots, and sends them to the device together, before anything there reads them.
 """
 
 import logging
@@ -24,7 +24,7 @@ log = logs.logger("sglang")
 
 
 def note_tracks(kv: Any, empty: list[bool] | None) -> None:
-    """Sets the attributes that some versions of SGLang keep beside a track buffer: previous length, empty entries."""
+    """Sets attributes that some versions of SGLang keep beside a track buffer: previous length, empty entries."""
     if hasattr(kv, "mamba_prev_track_seqlen"):
         kv.mamba_prev_track_seqlen = None
     if hasattr(kv, "mamba_ping_pong_empty"):
@@ -32,7 +32,7 @@ def note_tracks(kv: Any, empty: list[bool] | None) -> None:
 
 
 class Batched:
-    """Methods that differ from those of SGLang's pools; a base class of both pools, before SGLang's class.
+    """The methods that differ from those of SGLang's pools. Both pools have this base class before SGLang's class.
 
     Example::
 
@@ -58,13 +58,13 @@ class Batched:
 
     @property
     def req_index_to_mamba_ping_pong_track_buffer_mapping(self) -> Tensor:
-        """The track buffers on the device, `row entry`, always the same tensor. Writes collected changes first.
+        """The track buffers on the device, `row entry`; always the same tensor. Writes collected changes to it.
 
         Syncs: no.
         """
         if self._changes:
             last = {(row, entry): slot for row, entry, slot in self._changes}
-            self._changes.clear()  # clear, not a new list: clones of the pool share it
+            self._changes.clear()  # no new list, because clones of the pool share this one
             width = self._tracks.shape[1]
             at = self._upload([row * width + entry for row, entry in last])
             self._tracks.view(-1).index_copy_(0, at, torch.cat(list(last.values())))
@@ -76,7 +76,7 @@ class Batched:
         self._tracks = tracks
 
     def alloc(self, reqs: list[Any]) -> list[int] | None:
-        """Gives requests the rows and slots that they lack.
+        """Gives requests the rows and slots that they do not have yet.
 
         Args:
             reqs: the requests.
@@ -92,7 +92,7 @@ class Batched:
         """
         if len(set(map(id, reqs))) < len(reqs):
             raise InvalidArgument(f"requests {[req.rid for req in reqs]}: expected each once")
-        fresh, stateless, trackless = [], [], []  # the last two hold (record, where its ids begin)
+        fresh, stateless, trackless = [], [], []  # the last two have pairs (record, index of its first id)
         size, n = 0, self._first_slots if self.enable_mamba_extra_buffer else 0
         for req in reqs:
             if req.kv.req_pool_idx is None:
@@ -120,7 +120,7 @@ class Batched:
         return rows
 
     def _upload(self, numbers: list[int]) -> Tensor:
-        """Uploads numbers without waiting for the device; returns int64, axis `n`."""
+        """Uploads numbers without waiting for the device. Returns them as a tensor, int64 `n`."""
         self.mamba_allocator.slots.backend.counts.uploads += 1
         pinned = torch.tensor(numbers, dtype=torch.int64, device="cpu", pin_memory=self._none.is_cuda)
         return pinned.to(self.device, non_blocking=True)
@@ -132,7 +132,7 @@ class Batched:
         return ids
 
     def _start_rings(self, fresh: list[Any], stateless: list[tuple[Any, int]]) -> None:
-        """Empties the rings of inputs that SGLang's replay of Mamba steps reads; some lie by slot, some by row."""
+        """Empties the rings of inputs for SGLang's replay of Mamba steps. Some have an entry per slot, some per row."""
         pool = self.mamba_pool
         by_row = getattr(pool, "replayssm_spec_write_pos", None)
         if pool.replayssm_write_pos is not None and stateless:
@@ -147,7 +147,7 @@ class Batched:
                 ring.index_fill_(0, rows, 0)
 
     def _start_tracks(self, trackless: list[tuple[Any, int]], ids: Tensor) -> None:
-        """Gives requests their track buffers. `trackless` has (record of a request, where its ids begin) for each."""
+        """Gives requests their track buffers. `trackless` has pairs (record of a request, index of its first id)."""
         n, size = self._first_slots, self.mamba_ping_pong_track_buffer_size
         last = 0 if self.enable_mamba_extra_buffer_lazy else size - 1
         for kv, at in trackless:
@@ -164,7 +164,7 @@ class Batched:
         Args:
             rows: the rows.
             reqs: the requests.
-            ids: their slots, `request slot`, if there are several requests and all slots are new; otherwise None.
+            ids: their slots, `request slot`, if there are several requests and all their slots are new; else None.
         """
         if self._changes:
             entered = set(rows)
@@ -189,8 +189,8 @@ class Batched:
 
         Args:
             req: the request.
-            idx: the entry.
-            value: its new slot, a tensor with one id; or -1 to empty it.
+            idx: number of the entry.
+            value: its new slot, as a tensor with one id; or -1 to empty the entry.
 
         Raises:
             InvalidArgument: the request has no such entry, or the value is neither a tensor with one id nor -1; nothing
@@ -210,14 +210,14 @@ class Batched:
         self._changes.append((req.kv.req_pool_idx, idx, slot))
 
     def donate_mamba_ping_pong_slot(self, req: Any, new_slot: Tensor) -> Tensor:
-        """Gives away the newest tracked state of a request, and puts another slot in its entry.
+        """Gives away the slot with the newest tracked state of a request, and puts another slot in its entry.
 
         Args:
             req: the request.
             new_slot: one slot, axis `1`.
 
         Returns:
-            The slot that the entry had, axis `1`.
+            The slot that was in the entry, axis `1`.
 
         Raises:
             InvalidArgument: the request has no track buffer, or `new_slot` is not one slot; nothing changed.
@@ -236,11 +236,11 @@ class Batched:
 
         Args:
             req: the request.
-            mamba_ping_pong_track_buffer_to_keep: entry of the track buffer whose slot now has another owner.
+            mamba_ping_pong_track_buffer_to_keep: number of an entry of the track buffer. Its slot is not freed, because
+                it has another owner now.
 
         Raises:
-            InvalidArgument: the request has no slots, because they were freed before, or no such entry; nothing was
-                freed.
+            InvalidArgument: the slots of the request were freed before, or it has no such entry; nothing was freed.
 
         Syncs: no.
         """
@@ -269,8 +269,8 @@ class Batched:
 
 
 class HybridReqToTokenPool(Batched, theirs.HybridReqToTokenPool):
-    """SGLang's `HybridReqToTokenPool` in batches, with SGLang's arguments."""
+    """SGLang's `HybridReqToTokenPool`, but it works in batches. The arguments are SGLang's."""
 
 
 class HybridMambaDecodeReqToTokenPool(Batched, theirs_decode.HybridMambaDecodeReqToTokenPool):
-    """SGLang's pool of a decode server in batches. Rows that are preallocated for incoming requests count as rows."""
+    """SGLang's pool of a decode server, but in batches. Counts rows that are preallocated for incoming requests."""

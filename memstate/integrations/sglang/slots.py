@@ -1,4 +1,4 @@
-"""The slot ids of SGLang's recurrent states, over a `SlotAllocator`. SGLang itself is not needed."""
+"""Hands out the slot ids of SGLang's recurrent states, by means of a `SlotAllocator`. Does not import SGLang."""
 
 import torch
 from torch import Tensor
@@ -9,28 +9,29 @@ from memstate.integrations.sglang.track import TrackBuffer
 from memstate.kernels.dispatch import Backend
 from memstate.slots.allocator import SlotAllocator
 
-STOCK = 32  # slots of one claim, kept in stock for calls that want one slot
+STOCK = 32  # slots that one claim takes in advance, for calls that want one slot
 
 
 def is_ids(kind: torch.dtype) -> bool:
-    """Returns whether values of a dtype can be ids."""
+    """Returns whether a dtype is one of whole numbers, which can be ids."""
     return not (kind.is_floating_point or kind.is_complex or kind == torch.bool)
 
 
 class MambaSlotAllocator:
     """Hands out slot ids with the methods of SGLang's `MambaSlotAllocator`.
 
-    Two things save launches. Slots for calls that want one slot are claimed in stocks. Freed slots are collected until
-    the next claim or count, and then released together.
+    Two things save launches. Slots for calls that want one slot are claimed in advance: the *stock*. Freed slots are
+    collected until the next claim or count, and then released together.
 
-    Wrong frees are harmless: 0, negative ids and ids beyond the pool are ignored. An id that is
-    already free is not freed again: the device counts a fault, which `check` raises. The free count is exact again at
-    the next `available_size`, on a GPU one call later.
+    Wrong frees do no harm: 0, negative ids and ids beyond the pool are ignored. An id that is already free is not freed
+    again: the device counts a fault, for which `check` raises an error. After that, the next `available_size` returns
+        an
+    exact number again; on a GPU, the one after it.
 
     Args:
         size: number of slots; their ids are 1..size.
-        device: where the ids live.
-        copy: whether to copy a freed tensor, because its owner may write to it later, as SGLang's own pool does.
+        device: device of the tensors with ids.
+        copy: whether to copy each freed tensor, as SGLang's own pool does, in case its owner writes to it later.
 
     Raises:
         InvalidArgument: `size` is not a valid number of slots.
@@ -51,10 +52,10 @@ class MambaSlotAllocator:
         self._copy = copy
         self._none = torch.empty(0, dtype=torch.int64, device=device)
         self._device = self._none.device
-        self._stock = self._group = self._none  # claimed slots of the stock, and of the open group
-        self._left = 0  # slots at the stock's end that are not handed out yet
+        self._stock = self._group = self._none  # ids of the claimed slots of the stock, and of the open group
+        self._left = 0  # number of last slots of the stock that are not handed out yet
         self._freed: list[Tensor] = []
-        # while frees wait: (slots handed out, number of tensors freed before)
+        # while freed slots wait for release: (slots handed out, number of tensors that were freed before)
         self._handed: list[tuple[Tensor, int]] = []
 
     def __repr__(self) -> str:
@@ -90,8 +91,8 @@ class MambaSlotAllocator:
         """Claims slots.
 
         Args:
-            need_size: number of slots. A single slot comes from the open group, if it has one left. If too few slots
-                are free outside the group, the group ends.
+            need_size: number of slots. A single slot is taken from the open group, if it has one left. If too few slots
+                are free outside the group, the group is ended.
 
         Returns:
             The ids, an int64 tensor, axis `need_size`; None if fewer slots are free. The caller must not write to it.
@@ -122,7 +123,7 @@ class MambaSlotAllocator:
         return ids
 
     def free(self, free_index: Tensor | TrackBuffer) -> None:
-        """Frees slots. They are released at the next claim or count.
+        """Frees slots. The device releases them at the next claim or count.
 
         Args:
             free_index: integers in any shape, or a track buffer, which SGLang 0.5.21 passes when a session ends.
@@ -144,9 +145,9 @@ class MambaSlotAllocator:
         self._freed.append(mine if mine.dim() == 1 else mine.reshape(-1))
 
     def alloc_group_begin(self, num_reqs: int) -> None:
-        """Opens a group: claims a slot for each request, in one launch. Later calls for one slot take from the group.
+        """Opens a group: claims a slot for each request, in one launch. Later calls for one slot get one of these.
 
-        Slots that an earlier group has left become free. If too few slots are free, no group is opened.
+        Unused slots of an earlier group become free. If too few slots are free, no group is opened.
 
         Args:
             num_reqs: number of requests.
@@ -163,13 +164,13 @@ class MambaSlotAllocator:
             self._group = self._claim(num_reqs)
 
     def alloc_group_end(self) -> None:
-        """Frees the slots that the group has left.
+        """Frees the unused slots of the group.
 
         Syncs: no.
         """
         if self._group.numel():
             if self._freed:
-                self._release()  # before the group's slots become free: `_owned` compares with them
+                self._release()  # first, because `_owned` compares freed slots with the group's
             self._freed.append(self._group)
             self._group = self._none
 
@@ -195,7 +196,7 @@ class MambaSlotAllocator:
         self.slots.check()
 
     def _claim(self, n: int, stock: int = 0) -> Tensor:
-        """Claims n slots, or up to `stock` if that is more; returns no slots if fewer than n are free."""
+        """Claims n slots, or up to `stock` if this is more. Returns no slots if fewer than n are free."""
         if self._freed or self._left:
             self._release()
         self.slots.follow()
@@ -206,7 +207,7 @@ class MambaSlotAllocator:
             return self.slots.take(n)
 
     def _release(self) -> None:
-        """Releases freed slots together with the stock, so that the device notices a freed slot of the stock."""
+        """Releases freed slots together with the stock, so that the device notices if a slot of the stock was freed."""
         given = [self._owned()] if self._freed and (self._handed or self._group.numel()) else self._freed
         given = [self._stock[self._stock.numel() - self._left :], *given] if self._left else given
         self._left, self._freed, self._handed = 0, [], []
@@ -216,7 +217,7 @@ class MambaSlotAllocator:
                 self.slots.give(ids)
 
     def _owned(self) -> Tensor:
-        """Returns freed slots. Moves a slot that had no owner at its free out of range, which counts as a fault."""
+        """Returns freed slots. If a slot had no owner when it was freed, its id is moved out of range: a fault."""
         later = [*self._handed, (self._group, len(self._freed))]
         times = [at for at, each in enumerate(self._freed) for _ in range(each.numel())]
         times += [by for each, by in later for _ in range(each.numel())]

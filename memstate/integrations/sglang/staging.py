@@ -1,4 +1,4 @@
-"""Host memory, registered with a store, that records pass through on their way to and from the store."""
+"""Host memory, registered with a store, through which records pass on their way to and from the store."""
 
 from collections.abc import Iterator, Sequence
 from threading import Lock
@@ -8,7 +8,7 @@ import torch
 from memstate import lasting
 from memstate.tiers.stores.base import Bytes, Store
 
-MOST = 2**26  # bytes; a longer record gets more
+MOST = 2**26  # limit of the bytes of the memory, unless one record is larger
 
 
 class Staging:
@@ -18,13 +18,13 @@ class Staging:
         store: the store.
 
     Attributes:
-        lock: held while the memory is used.
+        lock: lock that callers must hold while they use the memory.
     """
 
     def __init__(self, store: Store) -> None:
         self._store, self.lock = store, Lock()
         self._memory = lasting.empty(0, torch.uint8)
-        self._before: list[torch.Tensor] = []  # earlier memory stays registered, so it must not be freed
+        self._before: list[torch.Tensor] = []  # earlier, smaller memory: it stays registered, so it must not be freed
 
     def parts(self, sizes: Sequence[int]) -> Iterator[tuple[int, list[Bytes]]]:
         """Divides records into parts that fit the memory.
@@ -33,7 +33,7 @@ class Staging:
             sizes: bytes of each record, 1 or more.
 
         Returns:
-            (first record, buffers of its records) for each part. The next part uses the same memory.
+            For each part: (index of its first record, buffers of its records). All parts use the same memory.
         """
         need = min(sum(sizes), max(MOST, *sizes)) if sizes else 0
         if need > self._memory.numel():

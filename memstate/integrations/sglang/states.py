@@ -1,4 +1,4 @@
-"""SGLang's tensors of recurrent states as planes: one launch for all tensors and layers, not one for each."""
+"""Treats SGLang's tensors of recurrent states as planes: one launch for all tensors and layers, not one for each."""
 
 from functools import cached_property
 from typing import Any
@@ -17,7 +17,7 @@ TEMPORAL = "temporal"
 class MambaPool(theirs.MambaPool):
     """SGLang's `MambaPool`, but memstate zeroes, copies, saves and loads the slots.
 
-    SGLang keeps the tensors, and all buffers with other data of a slot.
+    SGLang keeps the tensors, and all buffers with other data of slots.
     """
 
     @cached_property
@@ -48,7 +48,7 @@ class MambaPool(theirs.MambaPool):
 
         Args:
             src_indices: slots to read, axis `n`.
-            dst_indices: slots to write, distinct; a slot that is read is not among them.
+            dst_indices: slots to write. They must be distinct, and none of them may be among those that are read.
 
         Syncs: no.
         """
@@ -65,7 +65,7 @@ class MambaPool(theirs.MambaPool):
             indices: slots, axis `n`, or a single slot without an axis.
 
         Returns:
-            A list of the `conv` tensors, the `temporal` tensor, and a list of side states if there are any.
+            A tuple: list of the `conv` tensors, the `temporal` tensor, and a list of side states if there are any.
 
         Syncs: yes.
         """
@@ -99,5 +99,5 @@ class MambaPool(theirs.MambaPool):
         if self._slot_siblings:
             for sibling, data in zip(self._slot_siblings, mamba_cache_cpu[-1], strict=True):
                 sibling.load_cpu_slots(data, indices)
-        if slots.device.type == "cuda":  # wait, because the caller may reuse the host memory
+        if slots.device.type == "cuda":  # wait: the caller may reuse the host memory
             torch.cuda.current_stream(slots.device).synchronize()

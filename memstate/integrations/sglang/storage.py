@@ -1,4 +1,4 @@
-"""SGLang's HiCache over a store of memstate: pages of KV and states under SGLang's keys, a batch in one call."""
+"""A storage of SGLang's HiCache over a store of memstate: KV pages and states under SGLang's keys, in batches."""
 
 from collections.abc import Sequence
 from hashlib import sha256
@@ -24,7 +24,7 @@ def bytes_of(tensor: Tensor) -> Bytes:
     """Returns the bytes of a tensor in host memory, without a copy.
 
     Raises:
-        InvalidArgument: the argument is no tensor, not contiguous, or not in host memory.
+        InvalidArgument: the argument is not a contiguous tensor in host memory.
     """
     if not isinstance(tensor, Tensor):
         raise InvalidArgument(f"{shown(tensor)}: expected a tensor in contiguous host memory")
@@ -40,25 +40,25 @@ def checksum(name: str, body: Bytes) -> bytes:
 
 
 def require_as_many(names: list[str], data: list[Bytes]) -> None:
-    """Requires one tensor for each key.
+    """Raises an error unless there is one tensor for each key.
 
     Raises:
-        InvalidArgument: there are more or fewer tensors.
+        InvalidArgument: there are more or fewer tensors than keys.
     """
     if len(names) != len(data):
         raise InvalidArgument(f"{len(names)} keys with {len(data)} tensors: expected one for each")
 
 
 class StoreStorage(theirs.HiCacheStorage):
-    """Writes records of SGLang's HiCache to a `Store`, and reads them again, such as `FileStore` or `MooncakeStore`.
+    """Writes records of SGLang's HiCache to a `Store`, such as `FileStore` or `MooncakeStore`, and reads them again.
 
     A record's name is a hash of SGLang's key, the pool and `identity`. Records are written whole or not at all, and end
-    with a crc32 of name and bytes. A read does not return a record that is damaged, of another size or of another name.
+    with a crc32 of name and bytes. A read returns only records that are sound and have the right name and size.
 
     Args:
         config: SGLang's settings; model and ranks become part of every name.
         store: the store.
-        identity: everything else that the bytes depend on, such as dtypes and the layout of a page.
+        identity: text for everything else on which the bytes depend, such as dtypes and the layout of a page.
 
     Example::
 
@@ -80,7 +80,7 @@ class StoreStorage(theirs.HiCacheStorage):
 
         Args:
             key: SGLang's key of a page.
-            pool: the pool of the page. Names of states differ by rank, names of MLA's KV do not.
+            pool: the pool of the page. Names of states differ from rank to rank, names of MLA's KV do not.
         """
         whose = self._whole if pool == KV else self._shard
         return f"{'kv' if pool == KV else 'state'}-{sha256(repr((whose, pool, key)).encode()).hexdigest()}"
@@ -90,7 +90,7 @@ class StoreStorage(theirs.HiCacheStorage):
 
         Args:
             key: its key.
-            target_location: contiguous host memory of the record's size, to read to.
+            target_location: contiguous host memory of the record's size, to which the record is read.
             target_sizes: unused.
 
         Returns:
@@ -119,19 +119,19 @@ class StoreStorage(theirs.HiCacheStorage):
 
         Args:
             key: its key.
-            value: its bytes: a tensor in host memory.
+            value: tensor in host memory with its bytes.
             target_location: unused.
             target_sizes: unused.
 
         Returns:
-            Whether reads find the record from now on.
+            Whether reads now find the record.
         """
         return self.batch_set([key], [value])
 
     def batch_set(
         self, keys: list[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None
     ) -> bool:  # fmt: skip
-        """Writes records; see `set`. Returns whether reads find all of them."""
+        """Writes records; see `set`. Returns whether reads now find all of them."""
         if values is None:
             raise InvalidArgument(f"batch_set of {len(keys)} keys: expected values, tensors in host memory")
         data = [bytes_of(each.contiguous() if isinstance(each, Tensor) else each) for each in values]
@@ -142,22 +142,22 @@ class StoreStorage(theirs.HiCacheStorage):
         return self._store.exists([self.name(key)])[0]
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
-        """Returns how many leading records exist, without a gap."""
+        """Returns how many of the first records exist without a gap."""
         return self._without_gap(keys, KV)
 
     def batch_exists_v2(
         self, keys: list[str], pool_transfers: Sequence[Any] | None = None, extra_info: Any = None
     ) -> Any:  # fmt: skip
-        """Returns how far a prefix can be restored from all pools.
+        """Returns how much of a prefix can be restored, with the pages of all pools.
 
         Args:
             keys: keys of the prefix's pages.
-            pool_transfers: the pools besides KV, each with its rule: needs all pages, or only the last pages, as for
-                states.
+            pool_transfers: the pools besides KV, each with a rule that says which pages it needs: all pages, or only
+                the last ones, as for states.
             extra_info: unused.
 
         Returns:
-            SGLang's `PoolTransferResult`: the longest prefix, the pages of each pool, and every length that works.
+            SGLang's `PoolTransferResult`: the longest prefix, the pages of each pool, and every possible length.
 
         Raises:
             InvalidArgument: a pool has an unknown rule.
@@ -185,7 +185,7 @@ class StoreStorage(theirs.HiCacheStorage):
         """Reads pages of pools into host memory.
 
         Args:
-            transfers: pool, keys and host positions of pages, one transfer for each pool.
+            transfers: one transfer for each pool, with the keys and host positions of its pages.
             extra_info: unused.
 
         Returns:
@@ -211,7 +211,7 @@ class StoreStorage(theirs.HiCacheStorage):
         return written
 
     def _read(self, names: list[str], places: list[Bytes]) -> list[bool]:
-        """Reads records; changes a place only if its record is intact."""
+        """Reads records. Writes to a place only if its record is sound. Returns for each record whether it is."""
         require_as_many(names, places)
         done: list[bool] = []
         with self._reading.lock:
@@ -242,7 +242,7 @@ class StoreStorage(theirs.HiCacheStorage):
         return there.index(False) if False in there else len(there)
 
     def _places(self, transfer: Any) -> tuple[Any, list[int], list[str]]:
-        """Returns (pool, start of each page, record names) of a transfer; no pages if positions do not fit the keys."""
+        """Returns (pool, start of each page, record names) of a transfer. No pages if positions do not match keys."""
         if transfer.name not in self.registered_pools:
             raise InvalidArgument(f"pool {transfer.name!r}: expected one of {list(self.registered_pools)}")
         pool = self.registered_pools[transfer.name]

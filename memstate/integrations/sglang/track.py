@@ -1,4 +1,4 @@
-"""The track buffer of a request: the slots that its tracked states alternate between."""
+"""The track buffer of a request: the slots that it uses in turn for its tracked states."""
 
 from typing import Any
 
@@ -7,20 +7,20 @@ from torch import Tensor
 
 
 class TrackBuffer:
-    """Slots of one request for tracked states, -1 for an empty entry.
+    """Slots of one request for tracked states; -1 is an empty entry.
 
-    Stands in for a small tensor of SGLang. Its entries are views that the host holds, so that reading or changing an
-    entry launches nothing. Nothing writes to the views.
+    Replaces a small tensor of SGLang. The host holds its entries as views, so that reading or changing an entry
+    launches nothing. Nothing writes to the views.
 
     Args:
-        slots: ids of several requests.
-        first: where this request's ids begin in `slots`.
+        slots: ids of slots of several requests.
+        first: index in `slots` of this request's first id.
         held: number of this request's ids; they fill the first entries.
         size: number of entries; entries without a slot are empty.
         none: a tensor with -1, for empty entries.
 
     Attributes:
-        empty: whether each entry is empty. The request holds the same list.
+        empty: for each entry whether it is empty. The request has the same list object.
     """
 
     __slots__ = ("_changed", "_first", "_held", "_none", "_slots", "empty")
@@ -31,7 +31,7 @@ class TrackBuffer:
         self.empty = [False] * held + [True] * (size - held)
 
     def entry(self, at: int) -> Tensor:
-        """Returns an entry as a tensor of one id."""
+        """Returns an entry as a tensor with one id."""
         if self.empty[at] or at in self._changed:
             return self._changed.get(at, self._none)
         return self._slots[self._first + at : self._first + at + 1]
@@ -41,10 +41,10 @@ class TrackBuffer:
 
         Args:
             at: number of the entry.
-            slot: its new slot, a tensor of one id; None to empty the entry.
+            slot: its new slot, as a tensor with one id; None to empty the entry.
 
         Returns:
-            The entry's new id, a tensor of one id.
+            The entry's new id, as a tensor with one id.
         """
         self.empty[at] = slot is None
         self._changed[at] = self._none if slot is None else slot.reshape(1)
@@ -55,13 +55,13 @@ class TrackBuffer:
 
         Args:
             state: the slot of the request's state.
-            keep: the entry whose slot has another owner now; None for no entry.
+            keep: number of an entry that is left out, because its slot has another owner now; None for no entry.
         """
         end = 0
         while end < self._held and end != keep and end not in self._changed:
             end += 1
         slots = [self._slots[self._first - 1 : self._first + end]] if self._first and end else []
-        # the slots of state and entries were not claimed side by side
+        # the id of the state does not lie right before those of the entries in one tensor
         if not slots or slots[0].data_ptr() != state.data_ptr():
             slots, end = [state.unsqueeze(0)], 0
         return slots + [self.entry(at) for at in range(end, len(self.empty)) if at != keep and not self.empty[at]]
@@ -73,7 +73,7 @@ class TrackBuffer:
         return torch.cat([self.entry(at) for at in range(len(self.empty))])
 
     def __ne__(self, other: Any) -> Tensor:  # type: ignore[override]
-        """Compares each entry. SGLang 0.5.22 uses this to free the slots of a session."""
+        """Compares each entry with a value. SGLang 0.5.22 frees the slots of a session by this."""
         return self.ids().ne(other)
 
     def __getitem__(self, at: int | slice | Tensor) -> Tensor:

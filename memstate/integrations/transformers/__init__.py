@@ -6,15 +6,15 @@ weights     names the weights of a model
 binding     makes the manager of a model
 states      hands states to layers: copies, or references with which on_slots runs memstate's kernels in place
 trial       tries whether a model can decode on slots
-reading     `layout`: a probe, then a trial
-cache       `StateCache`, for `generate`: watch says when a forward begins, lengths which tokens count, prefill reads
-            prompts from cached states on
+reading     `layout`: calls probe, then trial
+cache       `StateCache`, for `generate`: watch tells when a forward begins, lengths counts tokens, prefill reads
+            prompts and starts from cached states
 kv, paged   KV of attention layers in pages
 batch       one forward over any rows
-server      continuous batching for requests of any thread: line orders waiting requests, running refuses wrong ones,
-            steps runs rows; prompts has requests and answers, sampling chooses tokens, text decodes them,
+server      continuous batching for requests of any thread: line orders waiting requests, running refuses those that
+            cannot run, steps runs rows; prompts has requests and answers, sampling chooses tokens, text decodes them,
             drafts guesses tokens, speculation checks guesses
-chats       prompts of chats, and the lengths at which later prompts part from them
+chats       prompts of chats, and the lengths up to which later prompts are equal to them
 serving     `serve` and `stream`
 """
 

@@ -1,4 +1,4 @@
-"""The base of a cache: what layers of Transformers ask of it, and how beam search reorders rows."""
+"""The base of a cache: the methods that layers of Transformers call, and those by which beam search reorders rows."""
 
 from typing import Any
 
@@ -16,42 +16,42 @@ class GuardedCache(Cache):
     _held: Held
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        """Returns a window of the batch, as Transformers does; None if no row has a state. Raises: InvalidArgument."""
+        """Returns a window of the batch, as in Transformers; None if no row has a state. Raises InvalidArgument."""
         if not self._held.rows:
             self._require_step()
         return super().get_conv_state(layer_idx, state_idx)
 
     def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any) -> Tensor:
-        """Adds new inputs to a window, as Transformers does. Raises: InvalidArgument."""
+        """Adds new inputs to a window, as in Transformers. Raises InvalidArgument if no forward runs."""
         self._require_step()
         return super().update_conv_state(conv_states, layer_idx, state_idx, **kwargs)
 
     def update_recurrent_state(
         self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
     ) -> Tensor:
-        """Stores a recurrent state, as Transformers does. Raises: InvalidArgument."""
+        """Stores a recurrent state, as in Transformers. Raises InvalidArgument if no forward runs."""
         self._require_step()
         return super().update_recurrent_state(recurrent_states, layer_idx, state_idx, **kwargs)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Adds keys and values, as Transformers does. Raises: InvalidArgument."""
+        """Adds keys and values, as in Transformers. Raises InvalidArgument if no forward runs."""
         self._require_step()
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
     def _require_step(self) -> None:
-        """Refuses the call of a layer while no forward runs. Raises: InvalidArgument."""
+        """Raises InvalidArgument if a layer calls while no forward runs."""
         if self._held.step is None:
             closed = self._held.closed
             why = f"the cache is closed: {closed}" if closed else "no forward of its model has begun"
             raise InvalidArgument(f"{why}; make a StateCache for the model that you call, and call that model")
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Makes entry i of the batch what entry `beam_idx[i]` was. Forks rows that are named more than once.
+        """Replaces entry i of the batch by the old entry `beam_idx[i]`, for all i. Forks rows that are named twice.
 
         Args:
-            beam_idx: number of the old entry for each new entry, axis `batch`.
+            beam_idx: index of the old entry for each new entry, `batch`.
 
         Raises:
             OutOfSlots, OutOfRows, OutOfPages: back-pressure; nothing changed.
@@ -70,5 +70,5 @@ class GuardedCache(Cache):
 
     @property
     def is_compileable(self) -> bool:
-        """False: each step has another plan."""
+        """False, because each step has another plan."""
         return False

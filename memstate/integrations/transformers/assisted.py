@@ -1,4 +1,4 @@
-"""Lets `generate` of a model take assistants while a cache is open that can forget wrong guesses."""
+"""Lets `generate` of a model use assistants, as long as a cache is open that can forget wrong guesses."""
 
 import weakref
 from typing import Any
@@ -11,13 +11,13 @@ _CACHES: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary() 
 
 
 def allow_assistants(model: Any, cache: object) -> None:
-    """Lets a model take assistants until `disallow_assistants` of this cache, or longer if another cache allows it."""
+    """Lets a model use assistants until all caches that allow it have called `disallow_assistants`."""
     _CACHES.setdefault(model, set()).add(id(cache))
-    model._is_stateful = False  # set on the instance: generate takes assistants, and the class is unchanged
+    model._is_stateful = False  # so `generate` accepts assistants; set on the instance, not on the class
 
 
 def disallow_assistants(model: Any, cache: object) -> None:
-    """Takes back `allow_assistants`. Does nothing if it was not called, or on a second call."""
+    """Takes back `allow_assistants` of a cache, if the cache has called it and not taken it back yet."""
     if model not in _CACHES:
         return
     _CACHES[model].discard(id(cache))

@@ -1,4 +1,4 @@
-"""Runs one forward over rows of a manager: states from slots, KV from pages, logits of the last token of each row."""
+"""Runs one forward over rows of a manager: states are in slots, KV in pages; returns logits after each row's tokens."""
 
 import inspect
 from collections.abc import Iterator, Sequence
@@ -21,11 +21,11 @@ from memstate.integrations.transformers.states import Kernels, States
 from memstate.requests.handles import Row
 from memstate.requests.steps import Step
 
-PAD: Final = 0  # any token id: no layer uses it
+PAD: Final = 0  # any valid token id: no result depends on it
 KINDS: Final = (
     "full_attention", "sliding_attention", "indexed_attention", "linear_attention", "hybrid", "hybrid_sliding", "dummy",
 )  # fmt: skip
-KNOWN: Final = {DYNAMIC_LAYER_TYPE_MAPPING[kind] for kind in KINDS}  # classes of cache layers that pages can replace
+KNOWN: Final = {DYNAMIC_LAYER_TYPE_MAPPING[kind] for kind in KINDS}  # cache layers that pages can replace
 
 
 class PagedCache(Cache):
@@ -34,13 +34,13 @@ class PagedCache(Cache):
     Args:
         model: the model.
         kv: the KV pages; None if no layer attends.
-        copies: for each of the last layers, the number of the layer of which it is a copy.
+        copies: for each layer that the model adds at the end of its cache, the number of the layer that it copies.
 
     Raises:
         ConfigurationError: a layer keeps KV in a way that pages cannot hold.
 
     Attributes:
-        past: number of columns before the forward.
+        past: number of columns that were read before the forward.
     """
 
     def __init__(self, model: Any, kv: KvPages | None, copies: Sequence[int]) -> None:
@@ -56,18 +56,18 @@ class PagedCache(Cache):
             layer.place(columns)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Returns the columns before the forward; for a layer with its new keys, the new columns as well."""
+        """Returns the number of columns before the forward; plus the new ones if the layer has stored its new keys."""
         layer = self.layers[layer_idx]
         return layer.get_seq_length() if isinstance(layer, PagedLayer) else self.past
 
     @property
     def is_compileable(self) -> bool:
-        """False: each step has another plan."""
+        """False, because each step has another plan."""
         return False
 
 
 def _paged(layer: Any, number: int, kv: KvPages | None) -> Any:
-    """Returns the layer with its KV in pages."""
+    """Returns a cache layer that replaces `layer` and keeps its KV in pages."""
     if type(layer) not in KNOWN:
         raise ConfigurationError(
             f"layer {number} is a {type(layer).__name__}, whose KV pages cannot hold: use generate and StateCache"
@@ -87,7 +87,7 @@ class Batches:
         model: the model.
         mem: the model's manager.
         bound: the manager's layout, weights and KV pages.
-        kernels: as for `StateCache`.
+        kernels: how one token of decode runs, as for `StateCache`.
 
     Attributes:
         cache: the cache that each forward gets.
@@ -121,12 +121,12 @@ class Batches:
 
         Args:
             rows: the rows.
-            tokens: the next tokens of each row. Their numbers may differ only if the model takes pads and no row has a
-                state yet. Either all rows or no row has a state.
-            lengths: tokens of each row before the forward.
+            tokens: the next tokens of each row. Rows may have different numbers of them only if the model takes pads
+                and no row has a state yet. Either all rows have a state, or none has one.
+            lengths: number of tokens of each row before the forward.
 
         Returns:
-            The logits after the last token of each row, `batch vocabulary`, a tensor of inference mode.
+            The logits after the last token of each row, `batch vocabulary`; an inference tensor.
 
         Raises:
             Exception: the plan or the forward raised it. The rows have ended.
@@ -147,11 +147,11 @@ class Batches:
         return logits
 
     def fold(self, rows: Sequence[Row], ends: bool = False) -> None:
-        """Adds the pending tokens of rows to their states. Runs no, one or two forwards.
+        """Adds the pending tokens of rows to their states. Runs at most two forwards.
 
         Args:
             rows: the rows.
-            ends: whether the rows end; then only states matter that the prefix cache can take.
+            ends: whether the rows end now. Then rows are skipped whose new state the prefix cache could not keep.
 
         Raises:
             Exception: a plan or a forward raised it. The rows have ended.
@@ -167,7 +167,7 @@ class Batches:
                 self.mem.settle(step)
 
     def _lags(self, row: Row, ends: bool) -> bool:
-        """Returns whether tokens are pending; if the row ends, whether they reach a boundary or end a page."""
+        """Returns whether a row has pending tokens; if it ends, whether these reach a boundary or the end of a page."""
         info, every = self.mem.info(row), self.mem.tracking.every
         if not info.pending or not ends:
             return info.pending > 0
@@ -175,12 +175,12 @@ class Batches:
 
     @contextmanager
     def step(self, rows: Sequence[Row], tokens: int | Sequence[int], drafts: int | Sequence[int] = 0) -> Iterator[Step]:
-        """Plans a step of some rows. If the plan or the block fails, the step is cancelled and the rows end.
+        """Plans a step of some rows for a `with` block. If plan or block raise, it cancels the step and ends the rows.
 
         Args:
             rows: the rows.
-            tokens: the tokens of each row.
-            drafts: how many of these tokens may be rejected, for each row or for all.
+            tokens: number of tokens of each row, or one number for all.
+            drafts: how many of these tokens may be rejected, for each row or one number for all.
         """
         step = None
         try:
@@ -201,9 +201,9 @@ class Batches:
         Args:
             rows: the rows.
             tokens: the tokens of each row. Rows with fewer tokens get pads at the right.
-            lengths: tokens of each row before the forward, minus the pads at the left of its new tokens.
-            last: number of last columns whose logits are returned.
-            goes_on: whether the last forward was of the same rows and ended at these lengths.
+            lengths: number of tokens of each row before the forward, minus the pads at the left of its new tokens.
+            last: logits of this many last columns are returned.
+            goes_on: whether the last forward had the same rows and ended at these lengths.
 
         Returns:
             The logits, `batch last vocabulary`.

@@ -1,4 +1,4 @@
-"""Shows copies of the states in the layers of a cache between two forwards, made at the first access."""
+"""Shows copies of the states in the layers of a cache between two forwards. The first access makes the copies."""
 
 from collections import UserDict
 from collections.abc import Callable
@@ -11,11 +11,11 @@ Found = dict[int, Tensor | None]
 class Between(UserDict[int, Tensor | None]):
     """The states of one kind of a layer, by number. The first access after a forward gathers the states of all layers.
 
-    The states are copies: changes that a caller makes are lost at the next forward. If no layer reads the oldest input
-    of a window, this input is 0. Pending tokens of tails are not in the states.
+    The states are copies: what a caller changes is lost at the next forward. If no layer reads the oldest input of a
+    window, this input is 0 here. The states do not contain pending tokens of tails.
 
     Args:
-        look: returns the states.
+        look: function that returns the states.
     """
 
     def __init__(self, look: Callable[[], Found]) -> None:

@@ -26,12 +26,12 @@ class Binding:
 
     Attributes:
         layout: the layout of the manager's model.
-        weights: name of the weights that the states were computed with.
+        weights: name of the weights with which the states were computed.
         kv: the KV pages; None until a server uses them.
-        left: the rows and snapshots of caches that were forgotten without `close`.
-        begun: (weak reference to the cache whose forward began last, its thread); None if that forward has ended.
+        left: the rows and snapshots of caches that were deleted without `close`.
+        begun: (weak reference to the cache whose forward began last, the thread of this forward); None if it has ended.
         lock: held while a server runs a step.
-        runs: the thread in which a server's `run` drives the manager, or None.
+        runs: the thread in which `run` of a server drives the manager, or None.
     """
 
     layout: ModelLayout
@@ -39,7 +39,7 @@ class Binding:
     kv: KvPages | None = None
     left: list[Left] = field(default_factory=list)
     begun: tuple[Callable[[], Any], Thread] | None = None
-    lock: Any = field(default_factory=RLock)  # reentrant: after an interrupt the same thread may take it again
+    lock: Any = field(default_factory=RLock)  # reentrant, so that after an interrupt the same thread can take it again
     runs: Thread | None = None
 
 
@@ -52,16 +52,17 @@ def manager(model: Any, *, slots: int, max_requests: int, tokens: int | None = N
     Args:
         model: a model of Transformers with its weights, on the device where it will run.
         slots: number of states that fit in memory.
-        max_requests: requests that can run at the same time.
-        tokens: tokens of the longest request of `serve`, prompt and answer. Makes KV pages for `max_requests` such
-            requests, with a prefix cache for twice as many. None: 2048 with a prefix cache; without one there are no
-            pages, which is enough for `generate`. Use `pages=` instead to choose number and size of pages.
-        **settings: all other arguments of `StateManager`. With `forward=Forward(tail=)`, rows get the rings of tails if
-            the model decodes on slots.
+        max_requests: number of requests that can run at the same time.
+        tokens: tokens of the longest request of `serve`, prompt and answer together. There will be KV pages for
+            `max_requests` such requests; with a prefix cache, for twice as many. None: 2048 with a prefix cache;
+            without one there are no pages, which is enough for `generate`. Give `pages=` instead to choose number and
+            size of pages yourself.
+        **settings: all other arguments of `StateManager`. With `forward=Forward(tail=)`, rows get the memory
+            of tails (rings) if the model decodes on slots.
 
     Returns:
         The manager, for `StateCache` and `serve`. With `tiers=`, tiers keep KV with the states, and the name of the
-        weights is added to `tiers.model`: records of other weights do not match.
+        weights is added to `tiers.model`, so that records of other weights are never used.
 
     Raises:
         ConfigurationError: the model keeps no recurrent state in a cache, settings contradict each other, or the model
@@ -92,7 +93,7 @@ def manager(model: Any, *, slots: int, max_requests: int, tokens: int | None = N
 
 
 def bound_to(model: Any, mem: StateManager) -> Binding:
-    """Returns the `Binding` of a manager, for a model with the layers and weights that the manager was made for.
+    """Returns the `Binding` of a manager, after checks that a model has the layers and weights of this manager.
 
     Args:
         model: the model.
@@ -123,7 +124,7 @@ def bound_to(model: Any, mem: StateManager) -> Binding:
 
 
 def kv_of(bound: Binding, mem: StateManager) -> KvPages | None:
-    """Returns the KV pages of a manager, and makes them the first time.
+    """Returns the KV pages of a manager. Makes them at the first call.
 
     Args:
         bound: the result of `bound_to`.
@@ -143,7 +144,7 @@ def kv_of(bound: Binding, mem: StateManager) -> KvPages | None:
 
 
 def leave(mem: StateManager, left: Left) -> None:
-    """Notes what a cache leaves behind, for the next cache or server to release. Calls no method of the manager.
+    """Notes what a deleted cache has not released; the next cache or server does it. Calls no method of the manager.
 
     Args:
         mem: the manager.
@@ -154,7 +155,7 @@ def leave(mem: StateManager, left: Left) -> None:
 
 
 def release_left(mem: StateManager) -> None:
-    """Releases what caches left behind, and the rows of a forward that this thread left unfinished. Syncs: no."""
+    """Releases what deleted caches have left, and rows of a forward that this thread has not finished. Syncs: no."""
     bound = _BOUND.get(mem)
     if bound is None:
         return

@@ -28,26 +28,27 @@ class StateCache(GuardedCache):
     """A cache of Transformers whose recurrent states lie in the slots of a StateManager.
 
     The first forward admits one row for each entry of the batch. Before each forward the cache plans a step and hands
-    the states to the layers. After the forward it stores the states and settles the step. KV of attention layers stays
-    as Transformers keeps it. Use the cache as a context manager, or call `close`. If a cache is forgotten, its rows are
-    released when the manager's next cache or server admits a request.
+    the states to the layers. After the forward it stores the states and settles the step. KV of attention layers is
+    kept as in Transformers. Use the cache as a context manager, or call `close`. If a cache is deleted without this,
+    its rows are released when the manager's next cache or server admits a request.
 
     Args:
         model: the model, or any model with the same layers.
         mem: the manager, made by `manager`.
         kernels: how one token of decode runs. "slots": memstate's kernels, on slots; "gathered": the model's own
             kernels, on copies of the states; "auto": slots on a GPU if the model can.
-        prompt: the ids that `generate` will get, `batch column`. The cache reads them at once, up to the last column
-            and from the longest cached states on; `generate` reads the rest. KV then lies in the pages of the manager,
-            and `close` leaves states and KV in the prefix cache.
-        prompt_mask: which ids of the prompt are tokens; None: all. Pads are at the left.
-        ends: the token or tokens that end a row, as `generate` gets them in `eos_token_id=`, because the cache does not
-            see that argument. None: those of `model.generation_config`.
+        prompt: the ids that `generate` will get, `batch column`. The cache reads all columns but the last at once, and
+            starts from the longest cached states; `generate` reads the last column. KV then lies in the pages of the
+            manager, and `close` leaves states and KV in the prefix cache.
+        prompt_mask: which ids of the prompt are tokens; None: all. Pads must be at the left.
+        ends: the token or tokens that end a row. Give here what `generate` gets in `eos_token_id=`, because the cache
+            does not see that argument. None: those of `model.generation_config`.
         pad: the token that `generate` feeds to rows that have ended, its `pad_token_id=`. None: that of
             `model.generation_config`.
 
-    A row stops counting for good when a forward brings it a pad after a token, or any pad if
-    `mst.layout(model).takes_pads` is False. States that it has by then are kept, and no later state of it is published.
+    Once a forward brings a row a pad after a token, its later states stand for no known tokens: the row *stops
+    counting*. If `mst.layout(model).takes_pads` is False, any pad does this. States that the row has at that moment are
+    kept; later ones are not published.
 
     With `prompt=`, on slots and with tails, `generate` can be assisted: a forward then reads guesses, and `crop` says
     how many of them were wrong. While such a cache is open, the model accepts assistants.
@@ -55,7 +56,7 @@ class StateCache(GuardedCache):
     Attributes:
         mem: the manager.
         rows: the requests of the batch; empty before the first forward.
-        cached: tokens of each prompt whose state was in the prefix cache.
+        cached: number of tokens of each prompt whose state was in the prefix cache.
 
     Raises:
         LayoutMismatch: the manager was made for another model.
@@ -90,7 +91,7 @@ class StateCache(GuardedCache):
             filed=self._batches is not None,
         )  # fmt: skip
         self._held = Held(mem, self._states, self._batches, self.layers, counting)
-        gather = weakref.WeakMethod(self._held.gather)  # layers can outlive their cache; then there is nothing to show
+        gather = weakref.WeakMethod(self._held.gather)  # layers that live longer than their cache show nothing
         self._states.show(lambda: method() if (method := gather()) is not None else None)
         self._guesses = False
         self._last: list[int] | None = None  # last token of each prompt, which the first forward must read
@@ -124,7 +125,7 @@ class StateCache(GuardedCache):
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each row, pads left out, up to where a row stopped counting."""
+        """Number of tokens of each row, without pads. It stays the same after the row has stopped counting."""
         lengths: list[int] = self._held.lengths.tokens.tolist()
         return lengths
 
@@ -138,16 +139,16 @@ class StateCache(GuardedCache):
 
     @property
     def _goes_back(self) -> bool:
-        """Whether tails keep the tokens of a step until the caller says which are real."""
+        """Whether tails keep the tokens of a step until the caller says which of them are real."""
         return self._batches is not None and self._states.verifies
 
     def known(self, ids: Tensor | None) -> int:
-        """Returns how many columns of a forward the cache has read before. Some calls of `generate` pass them again.
+        """Returns how many first columns of a forward the cache has read already. `generate` may pass them again.
 
         Args:
-            ids: the ids of the forward. After a prompt, or with an assistant, they can be the whole text.
+            ids: the ids of the forward. After a prompt, or with an assistant, they can be all tokens from the start.
 
-        Syncs: yes, if the ids can be the whole text.
+        Syncs: yes, if they can be all tokens from the start.
         """
         columns, known = self._held.columns, self._held.texts
         if not known or not (self._guesses or self._last) or ids is None or ids.shape[1] <= columns:
@@ -166,7 +167,7 @@ class StateCache(GuardedCache):
             call: the inputs of the forward.
 
         Returns:
-            More arguments of the forward: with a prompt, the positions of its tokens, if they were left out.
+            More arguments for the forward: with a prompt, the positions of its tokens if the caller gave none.
 
         Raises:
             OutOfSlots, OutOfRows, OutOfPages: back-pressure; no row was admitted, and the cache has not changed.
@@ -179,7 +180,7 @@ class StateCache(GuardedCache):
         held.abort_torn()
         release_left(self.mem)
         if held.closed:
-            return {}  # the layers raise, with the reason
+            return {}  # the layers will raise an error with the reason
         held.accept(0)
         drafts = self._drafts(call)
         self._go_on(call, drafts)
@@ -200,7 +201,7 @@ class StateCache(GuardedCache):
         return more
 
     def _drafts(self, call: Call) -> int:
-        """Returns how many tokens of a forward are guesses; 0 if it is longer than a tail, as the next turn is."""
+        """Returns how many tokens of a forward are guesses: 0 if it is longer than a tail, as that of a new turn is."""
         if not self._guesses or not 1 < call.columns <= self.mem.forward.tail:
             return 0
         if call.batch > 1 or not self._held.columns:
@@ -211,7 +212,7 @@ class StateCache(GuardedCache):
         return call.columns - 1
 
     def _go_on(self, call: Call, drafts: int) -> None:
-        """Refuses a forward that does not continue the rows. The first forward after a prompt may repeat the rows."""
+        """Raises an error if a forward does not continue the rows. The first one after a prompt may repeat each row."""
         if not call.columns:
             raise InvalidArgument(
                 f"a forward of no tokens: generate leaves out the {self._held.columns} columns that the cache has "
@@ -242,8 +243,8 @@ class StateCache(GuardedCache):
             )
 
     def _place(self, call: Call, batches: Batches, drafts: int) -> dict[str, Any]:
-        """Sets where the KV of a planned forward lies. Returns more arguments of the forward, as `begin` does."""
-        certain = 1 if drafts else call.columns  # tokens that the rows' lengths include
+        """Sets where the KV of a planned forward lies. Returns more arguments for the forward, as `begin` does."""
+        certain = 1 if drafts else call.columns  # tokens of this forward that the rows' lengths already include
         starts = [self.mem.info(row).length - certain for row in self.rows]  # below 0 if the row has pads
         table, numbers, size = self.mem.device.page_table, [row.index for row in self.rows], self.mem.pages.size
         columns = BatchColumns(table, numbers, starts, call.columns, size, keep=False, past=self._held.columns)
@@ -252,7 +253,7 @@ class StateCache(GuardedCache):
         return {"position_ids": columns.positions.clamp(min=0)} if fill else {}
 
     def end(self, failed: bool) -> None:
-        """Stores the states that the layers left and settles the step. Cancels the step if the forward failed.
+        """Stores the states that the layers have computed and settles the step. After a failed forward, cancels it.
 
         Args:
             failed: whether the forward raised an exception. Its rows end, and the cache is closed.
@@ -273,16 +274,16 @@ class StateCache(GuardedCache):
         """Releases the rows and stops watching the model. A second call does nothing.
 
         Args:
-            publish: whether to publish the longest state of each row that stands for tokens alone, without pads.
+            publish: whether to publish, for each row, its longest state that stands only for tokens, not for pads.
 
         Returns:
-            With `publish`, a snapshot or None for each row; the caller must drop the snapshots. With `prompt=`, the
-            state of a row that stopped counting is in the prefix cache already, and a snapshot shares the KV pages of
-            its row.
+            With `publish`, a snapshot or None for each row; the caller must drop the snapshots. With `prompt=`, a
+            snapshot shares the KV pages of its row; the state of a row that stopped counting is in the prefix cache
+            already.
 
         Raises:
-            InvalidArgument: `publish` of several rows, and nothing names the tokens that end a row: pads after an end
-                might count as tokens. The cache stays open; `close()` releases the rows.
+            InvalidArgument: `publish` is set, there are several rows, and nothing names the tokens that end a row. Then
+                pads after an end could be taken for tokens. The cache stays open; `close()` releases the rows.
 
         Syncs: no.
         """
@@ -320,21 +321,21 @@ class StateCache(GuardedCache):
         self.close()
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Returns the columns that the cache has read, tokens and pads."""
+        """Returns the number of columns that the cache has read, with tokens or pads."""
         if self._batches is not None and self._held.step is not None:
             return self._batches.cache.get_seq_length(layer_idx)
         own = self._layout.attended and self._batches is None
         return int(super().get_seq_length(layer_idx)) if own else self._held.columns
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forgets the last tokens of the last forward, which are wrong guesses.
+        """Forgets the last tokens of the last forward, because they are wrong guesses.
 
         Args:
             tokens_to_remove: number of wrong guesses, negative.
 
         Raises:
-            InvalidArgument: no forward has read that many guesses since the last call. Without `prompt=`, slots and
-                tails, no guess can be taken back.
+            InvalidArgument: since the last call, no forward has read that many guesses; or the cache cannot take back
+                guesses, because it lacks `prompt=`, decode on slots or tails.
 
         Syncs: no.
         """
@@ -348,12 +349,12 @@ class StateCache(GuardedCache):
         self._held.accept(-tokens_to_remove)
 
     def activate_past_recording(self) -> None:
-        """Makes later forwards of up to `tail` tokens read guesses. Raises: InvalidArgument."""
+        """Makes later forwards of up to `tail` tokens read guesses. Raises InvalidArgument if the cache cannot."""
         if not self._goes_back:
             raise InvalidArgument(f"activate_past_recording(): {NO_WAY_BACK}")
         self._guesses = True
 
     @property
     def is_croppable(self) -> bool:
-        """Whether `crop` can take back the guesses of a forward, and only those."""
+        """Whether `crop` can take back guesses of the last forward. It can take back nothing else."""
         return self._guesses

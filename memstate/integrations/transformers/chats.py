@@ -1,4 +1,4 @@
-"""Makes the prompt of a chat, and asks the chat template at which lengths later prompts part from this prompt."""
+"""Makes the prompt of a chat, and finds by the chat template up to which lengths later prompts are equal to it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -9,33 +9,33 @@ from memstate.errors import InvalidArgument
 from memstate.integrations.transformers.line import shared
 from memstate.integrations.transformers.prompts import Prompt
 
-HEAD: Final = ("system", "developer")  # roles of the messages at the start of a chat that other chats share
+HEAD: Final = ("system", "developer")  # roles of messages at the start that many chats share
 ANSWER: Final = {"role": "assistant", "content": "."}
 QUESTION: Final = {"role": "user", "content": "."}
-OTHER: Final = {"role": "user", "content": ")"}  # starts unlike any real question
+OTHER: Final = {"role": "user", "content": ")"}  # its beginning is unlike that of any real question
 CALL: Final = {"type": "function", "id": "call00000", "function": {"name": "f", "arguments": {}}}
 CALLS: Final = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 RESULT: Final = {"role": "tool", "content": ".", "name": "f", "tool_call_id": CALL["id"]}
 
 
 def chat(tokenizer: Any, messages: Iterable[Any], **template: Any) -> Prompt:
-    """Returns the prompt of a chat. Its `snapshot_at` has the lengths at which later prompts part from this prompt.
+    """Returns the prompt of a chat. Its `snapshot_at` has the lengths up to which later prompts are equal to it.
 
-    Templates drop thoughts, or end a prompt with tokens that no later prompt has. So the prompt is compared with three
-    prompts that the template makes: with a next question, with a next call if there are tools, and of another chat with
-    the same system prompt. If the template refuses one of them, that prompt gives no length.
+    Templates drop thoughts, or end a prompt with tokens that no later prompt has. So the prompt is compared with up to
+    three others that the template makes: the chat with a next question; the chat with a next tool call, if there are
+    tools; and another chat with the same system prompt. If the template refuses one of them, that one is left out.
 
     Args:
         tokenizer: the model's tokenizer, with a chat template.
         messages: the chat, as `tokenizer.apply_chat_template` takes it.
         **template: other arguments of `apply_chat_template`, such as `tools=` or `enable_thinking=`.
-            `add_generation_prompt` is True unless `continue_final_message` is.
+            `add_generation_prompt` is True by default, unless `continue_final_message` is True.
 
     Returns:
-        The tokens and the lengths. `dataclasses.replace` sets other fields.
+        A prompt with these tokens and lengths. Use `dataclasses.replace` to set other fields.
 
     Raises:
-        InvalidArgument: `tokenize=` or a `return_*=` is given, or several chats.
+        InvalidArgument: `tokenize=` or an argument `return_*=` is given, or there are several chats.
         Exception: the template raises it, if it refuses the messages.
 
     Syncs: no.
@@ -70,7 +70,7 @@ def chat(tokenizer: Any, messages: Iterable[Any], **template: Any) -> Prompt:
     for other in others:
         try:
             lengths.add(shared(whole, tokens(deepcopy(other), **later), 1))  # deepcopy: a tokenizer may change messages
-        except Exception:  # each template refuses with its own exception
+        except Exception:  # any exception: each template refuses in its own way
             continue
     return Prompt(whole, snapshot_at=sorted(lengths - {0, len(whole)}))
 

@@ -9,18 +9,20 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 from memstate.errors import ConfigurationError
 from memstate.integrations.transformers.own import cache_argument, own_cache, vocabulary
 
-NGRAM: Final = 2  # last tokens that must be equal; the default of Transformers
+NGRAM: Final = 2  # number of last tokens that must be equal; the default of Transformers
 NO_LIMIT: Final = 2**31
 
-Draft = Callable[[Sequence[int], int], Sequence[int]]  # (all tokens so far, the most to guess) -> guesses
+Draft = Callable[[Sequence[int], int], Sequence[int]]  # (all tokens so far, limit of the guesses) -> guesses
 
 
 def lookup(most: int, ngram: int | None) -> Draft:
-    """Returns a draft that finds the last tokens earlier in the text, as `prompt_lookup_num_tokens` of `generate` does.
+    """Returns a draft: it finds the last tokens earlier in the text, and guesses the tokens that followed there.
+
+    This is what `prompt_lookup_num_tokens` of `generate` does.
 
     Args:
-        most: most tokens of a guess.
-        ngram: the most last tokens that must be equal; None: the default of Transformers.
+        most: limit of the tokens of a guess.
+        ngram: how many last tokens it compares at first, before it tries fewer; None: the default of Transformers.
     """
     generator: Any = PromptLookupCandidateGenerator(
         num_output_tokens=most, max_matching_ngram_size=ngram or NGRAM, max_length=NO_LIMIT
@@ -35,7 +37,7 @@ def lookup(most: int, ngram: int | None) -> Draft:
 
 
 class Assistant:
-    """Drafts the greedy answer of a smaller model. Keeps the KV of one row in its own cache.
+    """A draft: guesses the greedy answer of a smaller model. Keeps the KV of one row in the model's own cache.
 
     Args:
         model: the smaller model.
@@ -57,7 +59,7 @@ class Assistant:
         """
         try:
             return self._guess(tokens, most)
-        except BaseException:  # layers may have read different numbers of tokens
+        except BaseException:  # some layers may have read more tokens than others
             self._cache, self._read = own_cache(self._model), []
             raise
 
@@ -78,14 +80,15 @@ class Assistant:
 
 
 def require_assistant(assistant: Any, model: Any) -> None:
-    """Requires that an assistant can draft for a model.
+    """Raises an error unless an assistant can guess tokens for a model.
 
     Args:
         assistant: a smaller model, or a function.
         model: the model.
 
     Raises:
-        ConfigurationError: the assistant is neither; it has another vocabulary; or its cache cannot forget tokens.
+        ConfigurationError: the assistant is neither a model nor a function; it has another vocabulary; or its cache
+            cannot forget tokens.
     """
     if not isinstance(assistant, torch.nn.Module):
         if not callable(assistant):

@@ -1,4 +1,4 @@
-"""Holds the rows of a `StateCache`: their lengths and texts, their step, and how rows are reordered and end."""
+"""Holds the rows of a `StateCache`, with lengths, texts and step; reorders and ends them."""
 
 from collections.abc import Callable, Sequence
 
@@ -28,19 +28,20 @@ class Held:
 
     Args:
         mem: the manager.
-        states: hands states to the layers.
-        batches: reads the prompt; None if there is no prompt.
+        states: object that hands states to the layers.
+        batches: object that reads the prompt; None if there is no prompt.
         layers: layers of the cache. Their KV is reordered with the rows, unless it is in pages.
-        counting: makes `Lengths` for a number of rows.
+        counting: function that makes `Lengths` for a number of rows.
 
     Attributes:
         rows: the requests of the batch; empty before the first forward.
         lengths: counts the tokens of each row that are certain.
-        texts: with a prompt, the tokens that each row has read, and also the pads after the row stopped counting.
-        columns: columns of the batch that were read, tokens and pads.
+        texts: with a prompt, the tokens that each row has read. After the row stopped counting (see `StateCache`), also
+            pads.
+        columns: number of columns of the batch that were read, with tokens or pads.
         step: the step of the running forward.
         checked: the step whose forward has read guesses, until `accept` says which of them are right.
-        torn: True while rows and other attributes do not fit each other; an interrupt leaves it True.
+        torn: True while the attributes contradict each other, within a call. After an interrupt it stays True.
         closed: why no forward can begin; "" if one can.
     """
 
@@ -58,7 +59,7 @@ class Held:
 
     def _begin(self, batch: int) -> None:
         self.lengths = self._counting(batch)
-        # entry -> the last valid snapshot of its row, if the row stopped counting
+        # entry -> the last snapshot of its row that stands for known tokens, if the row stopped counting
         self._kept: list[Snapshot | None] = [None] * batch
 
     @property
@@ -66,12 +67,12 @@ class Held:
         return Left(self.rows, self._kept, self.step or self.checked)
 
     def admit(self, batch: int) -> None:
-        """Admits a row for each entry of a batch. Raises: OutOfSlots, OutOfRows. Syncs: no."""
+        """Admits a row for each entry of a batch. Raises OutOfSlots or OutOfRows. Syncs: no."""
         self._begin(batch)
         self.rows = list(self._mem.admit([Request(f"generate {entry}") for entry in range(batch)]))
 
     def have_read(self, texts: Sequence[list[int]], columns: int) -> None:
-        """Records that the rows have read `columns` columns, which end with all tokens of `texts` but the last ones."""
+        """Notes that the rows have read `columns` columns, and of each text all tokens except the last."""
         self._begin(len(texts))
         self.texts, self.columns = [text[:-1] for text in texts], columns
         self.lengths.tokens = np.array([len(text) for text in self.texts])
@@ -89,19 +90,19 @@ class Held:
 
         Syncs: no.
         """
-        # an entry that has read only pads so far has no state: it is padding in this step
+        # a row that gets only pads is left out of this step: its entry is padding
         batch = [row if tokens else None for row, tokens in zip(self.rows, read, strict=True)]
         if self._mem.device.page_table.numel():
             lengths = [self._mem.info(row).length + tokens for row, tokens in zip(self.rows, read, strict=True)]
             self._mem.extend(self.rows, lengths)
         if self._batches is not None and columns > 1 and not drafts:
-            self._batches.fold(self.rows)  # a chunk starts from a state with all tokens before it
+            self._batches.fold(self.rows)  # so that the states include all tokens before the chunk
         self.step = self._mem.plan(batch, list(read), drafts=drafts)
         return self.step
 
     def count(self, call: Call, seen: Seen) -> None:
         """Counts the tokens of a planned forward, and keeps the states of rows that stop. Syncs: yes."""
-        for entry in np.flatnonzero(seen.stop).tolist():  # before the tokens of this forward are confirmed
+        for entry in np.flatnonzero(seen.stop).tolist():  # first, before the tokens of this forward are confirmed
             self._keep(entry, int(seen.certain[entry]))
         self.lengths.add(call, seen)
         if self._batches is None:
@@ -124,24 +125,24 @@ class Held:
             self._kept[entry] = None
 
     def settle(self) -> None:
-        """Settles the step, unless it has guesses: then `accept` settles it. Syncs: no."""
+        """Settles the step. If it has guesses, leaves this to `accept`. Syncs: no."""
         step = self.step
         assert step is not None
         if step.batch.drafts is None:
             self._mem.settle(step)
         else:
             self.checked = step
-        self.step = None  # last: after an exception above, the next call still has the step
+        self.step = None  # at the end: after an exception above, the next call still knows the step
 
     def accept(self, wrong: int) -> None:
-        """Accepts the tokens of the last forward but for the last `wrong` ones, if it had guesses. Syncs: no."""
+        """If the last forward had guesses, accepts its tokens except the last `wrong` ones. Syncs: no."""
         step = self.checked
         if step is None:
             return
         self.torn = True
         try:
             self._mem.accept(step, [step.batch.most - wrong] * len(self.rows))
-        except InvalidArgument:  # an older step of another caller must be settled before
+        except InvalidArgument:  # an older step of another caller must be settled first
             self.torn = False
             raise
         self.checked = None
@@ -151,10 +152,10 @@ class Held:
         self.torn = False
 
     def take(self, entries: list[int]) -> None:
-        """Makes row i of the batch what row `entries[i]` was.
+        """Replaces row i of the batch by the old row `entries[i]`, for all i.
 
         Args:
-            entries: number of an old row for each new row.
+            entries: index of the old row for each new row.
 
         Raises:
             OutOfSlots, OutOfRows, OutOfPages: back-pressure; nothing changed.
@@ -193,7 +194,7 @@ class Held:
         """Ends the rows, and puts their states into the prefix cache if there is one and a prompt was given.
 
         Args:
-            publish: whether to return a snapshot of each row instead.
+            publish: whether to return a snapshot of each row, instead of using the prefix cache.
 
         Returns:
             With `publish`, a snapshot or None for each row; otherwise an empty list.
@@ -237,7 +238,7 @@ class Held:
         return snapshots
 
     def abort_torn(self) -> None:
-        """Ends the rows if a forward has not ended or a call was interrupted."""
+        """Ends the rows if the last forward never ended or a call was interrupted."""
         if self.step is not None or self.torn:
             self.abort()
 
@@ -251,7 +252,7 @@ class Held:
         self.rows, self._kept, self.step, self.checked, self.torn = [], [], None, None, False
 
     def leave(self) -> None:
-        """Leaves rows and snapshots to the manager's next cache or server. Calls no method of the manager."""
+        """Lets the manager's next cache or server release rows and snapshots. Calls no method of the manager."""
         left = self._left
         if left.rows or left.step or any(left.snapshots):
             leave(self._mem, left)

@@ -1,4 +1,4 @@
-"""KV of attention layers in the pages of a StateManager: a tensor `page token ..` for keys, values and an index."""
+"""KV of attention layers in the pages of a StateManager: tensors `page token ..` for keys, values and an index."""
 
 from collections.abc import Sequence
 
@@ -21,11 +21,11 @@ class KvPages:
         model_layout: the model's layout, which names the layers that attend.
         count: number of pages.
         size: tokens of a page.
-        backend: runs the kernels that copy pages.
+        backend: backend that runs the kernels that copy pages.
 
     Attributes:
-        planes: the memory, with a page in the place of a slot, so that tiers can save pages.
-        axes: layer -> axes of the positions that the layer keeps beside its index; 0 if it keeps none.
+        planes: the memory. A slot of it is a page, so that tiers can save pages like states.
+        axes: layer -> number of axes of the positions that the layer keeps beside its index; 0 if it keeps none.
 
     Raises:
         ConfigurationError: no layer attends.
@@ -51,7 +51,7 @@ class KvPages:
         """Copies pages.
 
         Args:
-            pairs: (new page, old page) for each copy, as forks name them.
+            pairs: (new page, old page) for each copy, in the form in which forks return them.
 
         Syncs: no.
         """

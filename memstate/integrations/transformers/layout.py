@@ -32,7 +32,7 @@ class StatePlace(NamedTuple):
     number: int
 
     def of(self, plane: Any) -> Tensor:
-        """Returns the part of a plane's tensors at this place. The tensors hold all slots or a batch."""
+        """Returns the part at this place of an object with the tensors of a plane, for all slots or for a batch."""
         tensor: Tensor = plane[self.number]
         return tensor
 
@@ -45,15 +45,16 @@ class ModelLayout:
         state: the layout for a StateManager.
         places: one entry for each state of each layer.
         attended: one entry for each layer with KV.
-        argument: the name under which the model's forward takes a cache.
+        argument: name of the argument of the model's forward that takes a cache.
         layers: number of layers of the model's cache.
-        continues: whether a chunk of several tokens starts from the state before it. If not, every chunk of a prompt
-            after the first must have one token.
+        continues: whether the model can read a chunk of several tokens after a state. If not, every chunk of a prompt
+            except the first must have one token.
         takes_pads: whether prompts of several lengths can share a forward, with pads before the shorter ones.
         on_slots: whether decode can run memstate's kernels on slots.
-        tails: (plane, fields that a tail keeps of a token) for each plane; empty if guesses cannot be checked on slots.
-        copies: for each layer that the model adds to its cache, the number of the layer of which it is a copy.
-        why: why decode cannot run on slots; "" if it can.
+        tails: for each plane (its name, the fields that a tail keeps for each token); empty if guesses cannot be
+            checked on slots.
+        copies: for each layer that the model adds at the end of its cache, the number of the layer that it copies.
+        why: the reason why decode cannot run on slots; "" if it can.
     """
 
     state: StateLayout
@@ -72,7 +73,7 @@ class ModelLayout:
         """Returns the layout with rings for tails, if steps with guesses can run on slots.
 
         Args:
-            tail: most tokens of a step with guesses; 0 for no tails.
+            tail: limit of the tokens of a step with guesses; 0 for no tails.
         """
         return ringed(self.state, self.tails, tail) if tail and self.tails else self.state
 
@@ -82,8 +83,8 @@ def layout_of(probed: Findings, on_slots: bool = False, why: str = "") -> ModelL
 
     Args:
         probed: the result of `probe`.
-        on_slots: whether decode can run on slots. Windows then lack their oldest input, which no layer reads.
-        why: why decode cannot run on slots.
+        on_slots: whether decode can run on slots. Then windows are one input shorter: no layer reads the oldest one.
+        why: the reason why decode cannot run on slots.
     """
     held = [
         one._replace(shape=(*one.shape[:-1], one.shape[-1] - (on_slots and one.kind == "conv"))) for one in probed.held
@@ -99,7 +100,7 @@ def grouped(held: Sequence[ProbedState]) -> tuple[StateLayout, tuple[StatePlace,
     """Returns one layout for states of any shapes, and the place of each state in it.
 
     Args:
-        held: the states.
+        held: the states of a model, as a probe reports them.
     """
     state, lies = grouping.grouped(
         [Plane(NAMES.get(one.kind, one.kind), one.shape, one.dtype, fill=one.start) for one in held]

@@ -1,4 +1,4 @@
-"""Releases the rows, snapshots and step of a cache whose forward failed or that was forgotten."""
+"""Releases the rows, snapshots and step of a cache whose forward failed or that was deleted without `close`."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -32,14 +32,14 @@ def end_rows(mem: StateManager, rows: Iterable[Row]) -> None:
 
 
 def release(mem: StateManager, left: Left) -> bool:
-    """Cancels the step, ends the rows and drops the snapshots. After an interrupt it can be called again.
+    """Cancels the step, ends the rows and drops the snapshots. Can be called again after an interrupt.
 
     Args:
         mem: the manager.
         left: the rows, snapshots and step to release.
 
     Returns:
-        Whether all is released. If not, an older step of another caller must be settled first; then call again.
+        Whether all is released. If not, another caller must first settle an older step; call this again after it.
 
     Syncs: no.
     """
@@ -52,7 +52,7 @@ def release(mem: StateManager, left: Left) -> bool:
 
 
 def _settled(mem: StateManager, step: Step, rows: list[Row]) -> bool:
-    """Cancels a step, or ends its rows and settles it if a later step was planned. False: an older step comes first."""
+    """Cancels a step. If a later one is planned, ends the rows and settles it. False: an older step is still open."""
     with suppress(StaleHandle):  # the step was settled already
         try:
             mem.cancel(step)

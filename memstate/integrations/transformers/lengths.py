@@ -1,4 +1,4 @@
-"""Counts the tokens of each row of a batch, until a pad or something else than tokens goes through its layers."""
+"""Counts the tokens of each row of a batch, until its layers read a pad or another input that is no token."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -15,12 +15,12 @@ Ends = int | Sequence[int]
 
 
 def ends_of(model: Any, ends: Ends | None, pad: int | None) -> tuple[frozenset[int] | None, int | None]:
-    """Returns the tokens that end a row, and the token that `generate` feeds after the end.
+    """Returns the tokens that end a row, and the token that `generate` feeds to a row after its end.
 
     Args:
-        model: the model; its generation_config names the tokens that are not given.
-        ends: a token or several; None: not given.
-        pad: the token after an end; None: not given.
+        model: the model; its generation_config is used for arguments that are None.
+        ends: a token or several that end a row, or None.
+        pad: the token that is fed after an end, or None.
 
     Returns:
         (tokens that end a row, None if nothing names them; the pad, by default the first token that ends a row).
@@ -49,9 +49,9 @@ class Seen(NamedTuple):
 
     Attributes:
         stop: whether the row stops counting at this forward.
-        certain: tokens of the row before the forward; for a row that stops, without tokens that the mask now hides.
-        new: tokens among the forward's columns.
-        read: columns that the row's step reads; with pads, if the row does not count.
+        certain: number of tokens of the row before the forward; if it stops, without those that the mask now hides.
+        new: number of tokens among the forward's columns.
+        read: number of columns that the row's step reads; with pads if the row has stopped counting.
     """
 
     stop: NDArray[np.bool_]
@@ -63,29 +63,27 @@ class Seen(NamedTuple):
 class Lengths:
     """Counts the tokens that are certain to be a row's own.
 
-    A state stands for tokens only if no pad went through the layers among them. A row stops counting for good when a
-    forward brings it one of these:
+    A state stands for tokens only if the layers have read no pad among these tokens. A row stops counting for ever when
+    a forward brings it one of these:
 
-    a pad after a token    named by the mask; or fed by `generate`, without a mask, to a row that has ended while others
-    go
-                            on. The pad's token counts as a pad even if the model chose it
-    any pad                 if pads change the states of this model
-    another past            the mask hides earlier tokens, shows earlier pads, or cannot be read
-    something else          if states are filed under tokens: other positions, or inputs that are not tokens, as
-    pictures
+    a pad after a token    The mask says so; or there is no mask, and `generate` feeds the pad to a row that has ended
+                           before others. A token with the id of the pad counts as a pad, even if the model chose it.
+    any pad                If pads change the states of this model.
+    another past           The mask hides earlier tokens, shows earlier pads, or cannot be read.
+    other input            If states are filed under tokens: other positions, or inputs that are no tokens (pictures).
 
-    From then on, the row reads pads like tokens.
+    From then on, pads are read like tokens.
 
     Args:
-        batch: entries of the batch.
+        batch: number of entries of the batch.
         ends: tokens that end a row.
-        pad: the token that follows an end.
+        pad: the token that is fed after an end.
         takes_pads: whether pads before the first token leave states unchanged.
-        attends: whether layers look at earlier columns.
-        filed: whether states are filed under their tokens.
+        attends: whether layers attend to earlier columns.
+        filed: whether states will be filed in a prefix cache, under their tokens.
 
     Attributes:
-        tokens: tokens of each row.
+        tokens: number of tokens of each row, int64 `batch`.
     """
 
     def __init__(
@@ -102,7 +100,7 @@ class Lengths:
 
         Args:
             call: the forward.
-            past: columns before the forward.
+            past: number of columns that were read before the forward.
 
         Syncs: yes.
         """
@@ -123,7 +121,7 @@ class Lengths:
         return Seen(stop, certain, new, np.where(self._stopped | stop, call.columns, new))
 
     def _masked(self, call: Call, earlier: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-        """Returns, as the mask says: tokens before the forward, tokens of the forward, and whether each row stops."""
+        """Returns for each row, by the mask: tokens before the forward, tokens of the forward, whether it stops."""
         assert call.mask is not None
         real, running = call.mask.ne(0), ~self._stopped
         known, new = (one.sum(1).cpu().numpy() for one in (real[:, :earlier], real[:, earlier:]))
@@ -148,7 +146,7 @@ class Lengths:
         return equal
 
     def _fed_pads(self, call: Call) -> NDArray[np.bool_]:
-        """Returns whether each row is fed a pad first. With several columns, only ended rows are fed pads."""
+        """Returns for each row whether its first input is a pad. With several columns, only ended rows can get pads."""
         assert call.ids is not None
         fed = call.ids[:, 0].cpu().numpy()
         named: NDArray[np.bool_] = fed == self._pad
@@ -171,17 +169,17 @@ class Lengths:
             self._ended = self._ended | np.isin(call.ids[:, 0].cpu().numpy(), self._ends)
 
     def forget(self, tokens: int) -> None:
-        """Takes back the last tokens of a forward that `add` has counted."""
+        """Subtracts the last tokens of a forward that `add` has counted."""
         self.tokens = self.tokens - np.where(self._stopped, 0, tokens)
 
     def take(self, entries: Sequence[int]) -> None:
-        """Reorders the rows: entry i becomes what entry `entries[i]` was."""
+        """Reorders the rows: the new entry i is the old entry `entries[i]`."""
         chosen = list(entries)
         self.tokens, self._ended, self._stopped = self.tokens[chosen], self._ended[chosen], self._stopped[chosen]
 
 
 def _first_pads(real: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Returns (tokens up to the first pad after a token, whether there is such a pad) of each entry."""
+    """Returns for each entry: (number of tokens before the first pad after a token, whether there is such a pad)."""
     began = np.logical_or.accumulate(real, 1)
     over = np.logical_or.accumulate(began & ~real, 1)
     tokens: NDArray[np.int64] = (real & ~over).sum(1)

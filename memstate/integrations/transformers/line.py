@@ -1,4 +1,4 @@
-"""Orders the requests that wait for a server, and lets a request wait while another one reads its prompt."""
+"""Orders the requests that wait for a server, and lets a request wait while another one reads the same beginning."""
 
 from bisect import bisect
 from collections import deque
@@ -10,14 +10,15 @@ from memstate.engine.manager import StateManager
 from memstate.errors import MemstateError
 from memstate.integrations.transformers.running import Running, Submission
 
-PASSES: Final = 64  # later requests that may start before the oldest request of a priority
+PASSES: Final = 64  # limit of the later requests that may start before the oldest request of their priority
 
 
 class Line:
     """Waiting requests, in the order in which they came.
 
-    Higher priorities start first. Among tenants of one priority, the tenant with the fewest tokens starts first. A
-    tenant that comes back starts with the smallest count of the tenants that stayed, or with its own count if that is
+    Higher priorities start first. Among tenants of one priority, the one with the smallest count of tokens comes first.
+    A tenant that comes back continues with its own count, or with the smallest count of the tenants that stayed if that
+    is
     larger: Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024. At most `PASSES` later requests start
     before the oldest request of their priority.
 
@@ -27,7 +28,7 @@ class Line:
 
     def __init__(self) -> None:
         self.waiting: deque[Submission] = deque()
-        self._tokens: dict[Hashable, int] = {}  # tenant -> tokens read and chosen for it
+        self._tokens: dict[Hashable, int] = {}  # tenant -> count of the tokens that were read or chosen for it
         self._active = set[Hashable]()  # tenants with requests at the last call of `order`
 
     def order(self, running: Collection[Running]) -> list[Submission]:
@@ -54,11 +55,11 @@ class Line:
         self._tokens[tenant] = self._tokens.get(tenant, 0) + tokens
 
     def start(self, one: Submission, tokens: int) -> None:
-        """Takes a request that starts out of the line.
+        """Removes a request from the line because it starts.
 
         Args:
             one: the request.
-            tokens: tokens of its prompt that it must read.
+            tokens: number of tokens of its prompt that it must read.
         """
         oldest = next(other for other in self.waiting if other.prompt.priority == one.prompt.priority)
         oldest.passed += oldest is not one
@@ -66,14 +67,15 @@ class Line:
         self.charge(one, tokens)
 
     def leave(self, gone: Collection[Submission]) -> None:
-        """Takes requests that will not start out of the line."""
+        """Removes from the line the requests that will not start."""
         self.waiting = deque(one for one in self.waiting if one not in gone)
 
 
 def waits_for_reader(one: Submission, running: Collection[Running], mem: StateManager) -> bool:
-    """Returns whether a row reads more of a prompt's beginning than is cached; asks that row to keep a state.
+    """Returns whether a request should wait for a row that reads the same beginning, and more of it than is cached.
 
-    A request waits again only if its last wait helped, or if the row that it waited for ended early.
+    If so, asks that row to keep a state where the two prompts part. A request waits again only if its last wait helped,
+    or if the row for which it waited ended early.
 
     Args:
         one: the request that would start.
@@ -106,7 +108,7 @@ def waits_for_reader(one: Submission, running: Collection[Running], mem: StateMa
 
 
 def shared(one: Sequence[int], other: Sequence[int], unit: int) -> int:
-    """Returns how many leading tokens two prompts share, in whole pages.
+    """Returns how many first tokens two prompts have in common, rounded down to whole pages.
 
     Args:
         one: tokens.

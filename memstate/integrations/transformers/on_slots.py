@@ -1,13 +1,14 @@
 """Runs memstate's kernels on slots where a layer of Transformers decodes, so that no state is gathered.
 
-The cache hands a layer a *reference* to its state instead of a tensor. The layer passes the reference to one of the few
-functions that the modelling code calls by name. `install` wraps these functions: given a reference, a function launches
-the kernel on the slots that the reference names; given a tensor, it runs as before.
+The cache hands a layer a *reference* to its state instead of a tensor. The layer passes the reference to one of a few
+functions that the modelling code calls by name. `install` wraps these functions: for a reference, the wrapped function
+launches the kernel on the slots that the reference names; for a tensor, it calls the original function.
 
     layer ── get_conv_state ──▶ Reference(plane, step) ── causal_conv1d_update(x, reference, ..) ──▶ conv_step on slots
 
-In a step with guesses, a row has several tokens, and layers call the functions for chunks. They first call `torch.cat`
-on the window and the new inputs; with a reference this returns a `Joined` for the convolution.
+In a step with guesses, a row has several tokens, and layers call the functions for chunks. Before that,
+they call `torch.cat` on the window and the new inputs. If the window is a reference, this returns a `Joined` for the
+convolution.
 """
 
 import functools
@@ -31,11 +32,11 @@ class Reference:
     Args:
         plane: one layer of a plane, `slot ...`.
         step: the step.
-        backend: runs the kernel.
-        tail: the rings of the layer; None if rows have no tail.
+        backend: backend that runs the kernel.
+        tail: the memory for tails of this layer (rings); None if rows have no tail.
 
     Attributes:
-        note: called with the inputs that a tail keeps, in the kernel's form; None: not called.
+        note: function that is called with the inputs that a tail keeps, in the kernel's form; None: no function.
     """
 
     def __init__(self, plane: Tensor, step: Step, backend: Backend, tail: Tail | None = None) -> None:
@@ -46,23 +47,22 @@ class Reference:
     def __torch_function__(
         cls, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Makes `torch.cat` of a reference and new inputs a `Joined`. Other functions of torch refuse a reference."""
+        """Lets `torch.cat` of a reference and inputs return a `Joined`. Other torch functions refuse a reference."""
         if function is not torch.cat:
             return NotImplemented
         window, inputs = args[0]
         return Joined(window, inputs)
 
     def dense(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Returns activations as kernels need them: `dense`, and in the tail's dtype even under autocast."""
+        """Returns activations as kernels need them: `dense`, and in the dtype of the tail, also under autocast."""
         dtype = None if self.tail is None else self.tail[0].dtype
         return tuple(dense(one if dtype is None else one.to(dtype)) for one in inputs)
 
     def behind(self, **inputs: Tensor) -> dict[str, Any]:
-        """Returns the arguments with which the kernel writes the tail of each row.
+        """Returns the arguments by which the kernel writes the tail of each row; none if rows have no tail.
 
         Args:
-            **inputs: the kernel's input for each field of the tail, `batch token ...`. Without a tail, no argument is
-                returned.
+            **inputs: the kernel's input for each field of the tail, `batch token ...`.
         """
         if self.note is not None:
             self.note(inputs)
@@ -70,7 +70,7 @@ class Reference:
 
     @property
     def slots(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The vectors of slots and tokens that every kernel takes: read, write, snapshot, tokens."""
+        """The four vectors that every kernel takes: slots to read, to write, for snapshots; and numbers of tokens."""
         return self.step.read, self.step.write, self.step.snapshot, self.step.tokens
 
     @property
@@ -79,15 +79,15 @@ class Reference:
         return torch.Size((len(self.step.numbers), *self.plane.shape[1:]))
 
     def __getitem__(self, at: tuple[slice, int]) -> "Reference":
-        """Returns a reference to a part of every state, such as one head: `state[:, head]`. Parts have no tail."""
+        """Returns a reference to a part of every state, such as one head: `state[:, head]`. It has no tail."""
         return Reference(self.plane[at], self.step, self.backend)
 
     def to(self, *_: Any, **__: Any) -> "Reference":
-        """Returns the reference itself: the kernels take any dtype."""
+        """Returns the reference itself, because the kernels take any dtype."""
         return self
 
     def copy_(self, state: object) -> "Reference":
-        """Does nothing: the kernel has stored the state.
+        """Does nothing, because the kernel has stored the state.
 
         Args:
             state: this reference.
@@ -101,7 +101,7 @@ class Reference:
 
 
 class Joined:
-    """A window and the new inputs after it.
+    """A window and the new inputs after it, in place of the tensor that `torch.cat` would return.
 
     Args:
         window: reference to states of `channel tap-1`.
@@ -112,7 +112,7 @@ class Joined:
         self.window, self.inputs = window, inputs
 
     def __getitem__(self, at: object) -> Reference:
-        """Returns the window: the kernel updates it, so a cache has nothing to store."""
+        """Returns the reference to the window. The kernel updates the window, so the cache need not store it."""
         return self.window
 
 
@@ -120,7 +120,7 @@ def conv(
     hidden_states: Tensor, conv_state: Reference, weight: Tensor, bias: Tensor | None = None,
     activation: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """`causal_conv1d_update` on slots.
+    """Does on slots what `causal_conv1d_update` does: one step of a causal convolution.
 
     Args:
         hidden_states: `batch channel token`.
@@ -141,7 +141,7 @@ def conv(
 def conv_chunk(
     hidden_states: Joined, weight: Tensor, bias: Tensor | None = None, activation: str | None = None
 ) -> Tensor:
-    """`causal_conv1d_fn` after a window, on slots. Returns the outputs of new tokens alone.
+    """Does on slots what `causal_conv1d_fn` does after a window. Returns the outputs of the new tokens only.
 
     Args:
         hidden_states: the window and the inputs after it.
@@ -156,13 +156,13 @@ def delta(
     query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, initial_state: Reference,
     output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False, scale: float | None = None,
 ) -> tuple[Tensor, Reference]:  # fmt: skip
-    """The gated delta rule and Kimi's delta rule, on slots.
+    """Computes the gated delta rule, or Kimi's delta rule, on slots. Returns the outputs and the reference.
 
     Args:
         query: `batch token key_head key`.
         key: `batch token key_head key`.
         value: `batch token head value`.
-        g: log decay, `batch token head` or `batch token head key`.
+        g: logarithm of the decay, `batch token head` or `batch token head key`.
         beta: `batch token head`.
         initial_state: reference to states of `head key value`.
         output_final_state: ignored: the kernel stores the state in its slot.
@@ -182,18 +182,18 @@ def mamba2(
     state: Reference, hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None,
     z: Tensor | None = None, dt_bias: Tensor | None = None, dt_softplus: bool = False,
 ) -> Tensor:  # fmt: skip
-    """The selective state update of Mamba-2, on slots. Models expand one value of a head to all its elements.
+    """Computes the selective state update of Mamba-2 on slots. Models expand one value per head to all its elements.
 
     Args:
         state: reference to states of `head dim state`.
         hidden_states: `batch head dim`.
-        dt: `batch head dim`, one value a head.
-        A: `head dim state`, one value a head.
+        dt: `batch head dim`, one value per head.
+        A: `head dim state`, one value per head.
         B: `batch group state`.
         C: `batch group state`.
-        D: `head dim`, one value a head, or None.
+        D: `head dim`, one value per head, or None.
         z: `batch head dim`, or None.
-        dt_bias: `head dim`, one value a head, or None.
+        dt_bias: `head dim`, one value per head, or None.
         dt_softplus: whether the kernel takes the softplus of `dt + dt_bias`.
     """
     d, bias = (None if one is None else one[:, 0] for one in (D, dt_bias))
@@ -207,7 +207,7 @@ def mamba2_chunk(
     z: Tensor | None = None, dt_bias: Tensor | None = None, initial_states: Reference | None = None,
     dt_softplus: bool = False,
 ) -> tuple[Tensor, Reference]:  # fmt: skip
-    """The scan of Mamba-2, on slots.
+    """Computes the scan of Mamba-2 on slots. Returns the outputs and the reference.
 
     Args:
         hidden_states: `batch token head dim`.
@@ -237,7 +237,7 @@ def mamba1(
     state: Reference, hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None,
     z: Tensor | None = None, dt_bias: Tensor | None = None, dt_softplus: bool = False,
 ) -> Tensor:  # fmt: skip
-    """The selective state update of Mamba-1, on slots. All channels are one head.
+    """Computes the selective state update of Mamba-1 on slots. All channels are one head.
 
     Args:
         state: reference to states of `channel state`.
@@ -261,7 +261,7 @@ def mamba1(
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """Returns the tensor contiguous and aligned to 16 bytes, as kernels need it; a copy if it was not.
+    """Returns the tensor if it is contiguous and aligned to 16 bytes, as kernels need it; otherwise a copy that is.
 
     Args:
         tensor: an activation or a weight of a layer.
@@ -287,7 +287,7 @@ REFERENCES: Final = frozenset((Reference, Joined))
 
 
 def install(model: Any) -> None:
-    """Lets the functions of a model's modelling code take references. Calls without references run as before.
+    """Lets the functions of a model's modelling code accept references. Calls with tensors run as before.
 
     Args:
         model: the model.

@@ -1,6 +1,6 @@
 """Finds how a model takes a cache: the name of the argument, and the cache that Transformers makes for the model.
 
-No code here depends on the name of a model family; names only serve errors that say why a family cannot work.
+No code here depends on the name of a model family. Names are only used in errors that say why a family cannot work.
 """
 
 import inspect
@@ -18,7 +18,7 @@ from memstate.errors import ConfigurationError
 
 TOKENS: Final = 4  # tokens of each of the two forwards of a probe
 
-# family -> where its states are instead of in cache layers, so that `manager` cannot give them slots
+# family -> where it keeps its states; they are not in cache layers, so `manager` cannot give them slots
 ELSEWHERE: Final = {
     "rwkv": "takes and returns a list of tensors, `state=`",
     "xlstm": "has a cache class of its own, xLSTMCache, which is a dict of tensors",
@@ -28,15 +28,15 @@ ELSEWHERE: Final = {
     "minimax": "accepts only its own MiniMaxCache, which has its states in a list beside the layers",
 }
 
-OTHERS: Final = ("input_ids", "position_ids", "use_cache")  # arguments of a trial besides the cache
+OTHERS: Final = ("input_ids", "position_ids", "use_cache")  # arguments that a trial passes besides the cache
 
 
 @torch.no_grad()
 def cache_argument(model: Any) -> str:
-    """Returns the name under which a model's forward takes a cache.
+    """Returns the name of the argument of a model's forward that takes a cache.
 
-    It is the only argument whose type is a cache. If no type is one, the model runs with its own cache under each
-    name, until an argument fills the cache.
+    It is the only argument whose type is a cache. If no argument has such a type, the model runs with its own cache in
+    one argument after the other, until it fills the cache.
 
     Args:
         model: a model of Transformers.
@@ -67,7 +67,7 @@ def cache_argument(model: Any) -> str:
         try:
             with unchanged(model):
                 read(model, name, cache, sample(model)[:, :TOKENS])
-        except Exception as error:  # any error: the model got a cache in the place of something else
+        except Exception as error:  # any error: the argument may be for something else than a cache
             failed = error
         if _tensors(cache) > empty:
             return name
@@ -80,7 +80,7 @@ def cache_argument(model: Any) -> str:
 
 
 def _tensors(cache: DynamicCache) -> int:
-    """Counts the tensors in the layers. Other values, such as a window's size, exist before a forward."""
+    """Counts the tensors in the layers. Values that exist before a forward, such as a window's size, do not count."""
     held = [one for layer in cache.layers for one in vars(layer).values()]
     return sum(
         isinstance(tensor, Tensor) for one in held for tensor in (one.values() if isinstance(one, dict) else (one,))
@@ -92,7 +92,7 @@ def own_cache(model: Any, copies: Sequence[int] = ()) -> DynamicCache:
 
     Args:
         model: the model.
-        copies: the result of `copied`; adds the layers that the model adds by itself.
+        copies: the result of `copied`. For each of its entries, a copy of this layer is added at the end.
     """
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     cache.layers += [deepcopy(cache.layers[number]) for number in copies]
@@ -100,14 +100,16 @@ def own_cache(model: Any, copies: Sequence[int] = ()) -> DynamicCache:
 
 
 def copied(model: Any, cache: DynamicCache) -> tuple[int, ...]:
-    """Returns the numbers of the layers of which a model has added copies. A model that runs layers again adds copies.
+    """Returns, for each layer that a model has added to its cache, the number of the layer that it copies.
+
+    Models that run some of their layers twice add such copies.
 
     Args:
         model: the model.
         cache: the model's own cache, which it has filled.
 
     Raises:
-        ConfigurationError: the model has added a layer that is no copy of another layer.
+        ConfigurationError: the model has added a layer that is not a copy of another one.
     """
     kinds = [_kind(layer) for layer in own_cache(model).layers]
     added = cache.layers[len(kinds) :]
@@ -121,20 +123,20 @@ def copied(model: Any, cache: DynamicCache) -> tuple[int, ...]:
 
 
 def _kind(layer: Any) -> tuple[type, Any, Any]:
-    """Returns the properties that a layer and its copy share."""
+    """Returns properties by which a copy of a layer is recognised."""
     return type(layer), getattr(layer, "sliding_window", None), getattr(layer, "number_of_states", None)
 
 
 def read(model: Any, argument: str, cache: Any, ids: Tensor, start: int = 0, **given: Any) -> Any:
-    """Runs a forward and returns its output. Passes positions, because some models reuse those of another batch.
+    """Runs a forward and returns its output. Passes positions, because some models otherwise use those of an old batch.
 
     Args:
         model: the model.
-        argument: the name under which the model's forward takes a cache.
+        argument: name of the argument of the forward that takes the cache.
         cache: the cache.
         ids: the tokens, `1 token`.
-        start: tokens before them.
-        **given: other arguments of the forward. If positions are among them, they are used.
+        start: number of tokens before them.
+        **given: other arguments of the forward. Positions among them are used instead of computed ones.
 
     Syncs: no.
     """
@@ -145,7 +147,7 @@ def read(model: Any, argument: str, cache: Any, ids: Tensor, start: int = 0, **g
 
 @contextmanager
 def unchanged(model: Any) -> Iterator[None]:
-    """Restores what forwards change on a model and its parts: attributes, buffers, training mode.
+    """At the end of a block, restores what forwards change on a model: attributes, buffers and training mode.
 
     Args:
         model: the model.

@@ -1,10 +1,10 @@
 """Layers of a cache whose KV lies in pages, for attention that needs one tensor `batch head column value`.
 
-Rows of different lengths are aligned at the right, as in a left-padded batch. Columns before the first token of a row
-read the null page, and the attention mask hides them.
+Rows of different lengths are aligned at the right, as in a left-padded batch. In columns before the first token of a
+row, the tensor has the content of the null page, and the attention mask hides it.
 
-A step of decode adds one column for all rows. While the batch stays the same, layers can therefore keep the tensor,
-with room for later columns. Every new column goes to the pages as well.
+A step of decode adds one column for all rows. So while the batch stays the same, layers can keep the tensor, with room
+for later columns. Every new column is also written to the pages.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from transformers.cache_utils import CacheLayerMixin, LinearAttentionAndFullAtte
 
 from memstate.integrations.transformers.kv import INDEX, KEYS, VALUES, KvPages
 
-ROOM: Final = 64  # later columns that fit in a kept tensor; when they are full, the layer reads its pages again
+ROOM: Final = 64  # columns for later tokens in a kept tensor; when they are used up, the layer reads its pages again
 
 
 class BatchColumns:
@@ -24,23 +24,23 @@ class BatchColumns:
 
     Args:
         page_table: `row page`; without elements if no layer attends.
-        rows: row of each entry, `batch`.
-        lengths: tokens of each entry before the forward, minus the pads at the left of its new tokens.
-        new: columns of the forward.
+        rows: number of the row of each entry, `batch`.
+        lengths: number of tokens of each entry before the forward, minus the pads at the left of its new tokens.
+        new: number of columns of the forward.
         size: tokens of a page.
         keep: whether layers keep their tensors for the next forward.
-        past: columns before the forward; None: the largest length.
-        read: tokens of each entry among its new columns, if pads follow them; None: no pads follow.
+        past: number of columns before the forward; None: the largest length.
+        read: number of tokens of each entry among its new columns, if pads follow them; None: no pads follow.
 
     Attributes:
-        past: columns before the forward.
-        new: columns of the forward.
-        end: columns that fit in the layers' tensors.
+        past: number of columns before the forward.
+        new: number of columns of the forward.
+        end: number of columns for which the layers' tensors have room.
         keep: whether layers keep their tensors for the next forward.
-        goes_on: whether the layers have the tensors of these rows, with all columns before the forward.
-        written: page, and token within the page, of each new column; each `batch column`.
+        goes_on: whether the layers already have tensors of these rows, with all columns before the forward.
+        written: two tensors `batch column`: the page of each new column, and its place within the page.
 
-    Syncs: yes with `keep`, to read how many columns fit in the pages of the rows.
+    Syncs: yes with `keep`, to read for how many columns the pages of the rows have room.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class BatchColumns:
         self._read: dict[int, tuple[Tensor, Tensor]] = {}
         known = (self._positions >= 0) & (self._positions < page_table.shape[1] * size)
         self._pages, self._offsets = self._find(self._positions, known)
-        if keep and page_table.numel():  # only up to the pages that all rows have: a later page is not in the table yet
+        if keep and page_table.numel():  # no column beyond the pages that all rows have in the table now
             reach = max(new, int((self._pages > 0).all(0).sum()))
         self.end = self.past + reach
         self.written = self._now(self._pages), self._now(self._offsets)
@@ -70,7 +70,7 @@ class BatchColumns:
         """Moves on to the next forward of the same rows.
 
         Args:
-            new: tokens of each entry in that forward.
+            new: number of columns of that forward.
 
         Returns:
             Whether there is room for the new columns. If not, nothing changed.
@@ -94,7 +94,7 @@ class BatchColumns:
 
     @property
     def mask(self) -> Tensor | None:
-        """The attention mask, `batch column`: which columns are tokens. None if all are."""
+        """The attention mask, `batch column`: 1 for tokens, 0 for pads. None if there are no pads."""
         if self._mask is None:
             if self._pads is None:
                 return None
@@ -102,7 +102,9 @@ class BatchColumns:
         return self._mask[:, : self.past + self.new]
 
     def read(self, first: int) -> tuple[Tensor, Tensor]:
-        """Returns (page, token in the page) of each column up to the end, each `batch column`; null page at pads.
+        """Returns the page of each column up to the end, and its place within the page: two tensors `batch column`.
+
+        At pads, the page is the null page.
 
         Args:
             first: the first column.
@@ -113,16 +115,16 @@ class BatchColumns:
         return self._read[first]
 
     def _now(self, columns: Tensor) -> Tensor:
-        """Returns the columns of the forward, of a tensor that starts at the first forward."""
+        """Returns the columns of this forward from a tensor whose first column is that of the first forward."""
         at = self.past - self._start
         return columns[:, at : at + self.new]
 
     def _before(self, first: int, end: int) -> Tensor:
-        """Returns the positions of columns; negative at pads."""
+        """Returns the positions of columns `first` to `end - 1`; negative at pads."""
         return torch.arange(first - self.past, end - self.past, device=self._rows.device) + self.positions[:, :1]
 
     def _find(self, position: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns pages, and tokens within the pages, of positions; null page where a position is not known."""
+        """Returns the page of each position, and the place within it. Where `known` is False, it is the null page."""
         position = torch.where(known, position, 0)
         if not self._table.numel():  # no layer attends
             return position, position
@@ -135,7 +137,7 @@ class LayerPages(NamedTuple):
 
     Attributes:
         tensor: `batch head column value`.
-        first: number of its first column.
+        first: number of the column with which it begins.
     """
 
     tensor: Tensor
@@ -179,7 +181,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Does nothing: the pages exist already."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Stores new keys and values; returns the keys and values that the layer attends to.
+        """Stores new keys and values. Returns the keys and values to which the layer attends.
 
         Args:
             key_states: `batch head token value`.
@@ -192,7 +194,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self._exchange(KEYS, keys, key_states), self._exchange(VALUES, values, value_states)
 
     def _exchange(self, name: str, held: Tensor, given: Tensor) -> Tensor:
-        """Stores new columns, `batch head token value`; returns the columns that the layer attends to."""
+        """Stores new columns, `batch head token value`. Returns the columns to which the layer attends."""
         columns = self.columns
         _, first = self.get_mask_sizes(columns.new)
         kept = self._kept.get(name) if columns.goes_on else None
@@ -213,7 +215,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return kept.tensor[:, :, first - kept.first : past + columns.new] if columns.past else given
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Returns the number of columns that the layer attends to, and the first of them.
+        """Returns the number of columns to which the layer attends, and the index of the first of them.
 
         Args:
             query_length: number of new columns.
@@ -223,16 +225,16 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return past - first + query_length, first
 
     def get_seq_length(self) -> int:
-        """Returns the columns before the forward; after `update`, with the new columns."""
+        """Returns the number of columns before the forward; after `update`, plus the new ones."""
         return self.columns.past + self._new
 
     def get_max_length(self) -> int:
-        """Returns the tokens of the window, or -1 without a window."""
+        """Returns the number of tokens of the window, or -1 without a window."""
         return self.sliding_window or -1
 
 
 class PagedIndexedLayer(PagedLayer):  # type: ignore[no-untyped-call]
-    """A layer that attends to few tokens, which it finds with an index of keys.
+    """A layer that attends only to a few tokens, which it finds by an index of keys.
 
     Args:
         kv: the pages.
@@ -257,7 +259,7 @@ class PagedIndexedLayer(PagedLayer):  # type: ignore[no-untyped-call]
             self.indexer_position_ids = columns.past_positions.expand(axes, -1, -1)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Stores new keys and values; returns those of all columns.
+        """Stores new keys and values. Returns those of all columns.
 
         Args:
             key_states: `batch head token value`.
@@ -265,12 +267,12 @@ class PagedIndexedLayer(PagedLayer):  # type: ignore[no-untyped-call]
             *args: ignored.
             **kwargs: ignored.
         """
-        # models read the number of columns from these attributes
+        # these attributes, because models read the number of columns from them
         self.keys, self.values = super().update(key_states, value_states)
         return self.keys, self.values
 
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
-        """Stores new keys of the index; returns those of all columns, `batch column value`.
+        """Stores new keys of the index. Returns those of all columns, `batch column value`.
 
         Args:
             indexer_key_states: `batch token value`.
@@ -282,14 +284,14 @@ class PagedIndexedLayer(PagedLayer):  # type: ignore[no-untyped-call]
 class PagedHybridLayer(PagedLayer, LinearAttentionAndFullAttentionLayer):  # type: ignore[no-untyped-call, override, misc]
     """A layer that has both attention and recurrent states.
 
-    Transformers takes the size of the full attention mask from the first layer that attends to all tokens, and checks
-    the base class of layers with states.
+    It has the base class by which Transformers recognises layers with states. Transformers takes the size of the
+    attention mask from the first layer that attends to all tokens.
 
     Args:
         kv: the pages.
         layer: number of the layer.
         window: tokens that a sliding window sees; None: all.
-        number_of_states: recurrent states of the layer.
+        number_of_states: number of recurrent states of the layer.
     """
 
     def __init__(self, kv: KvPages, layer: int, window: int | None, number_of_states: int) -> None:
@@ -297,6 +299,6 @@ class PagedHybridLayer(PagedLayer, LinearAttentionAndFullAttentionLayer):  # typ
         LinearAttentionLayer.__init__(self, number_of_states=number_of_states)
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
-        """Makes a recurrent state, as Transformers does. The pages exist already."""
+        """Creates a recurrent state, as Transformers does. Pages need no creation."""
         if not args:
             LinearAttentionLayer.lazy_initialization(self, **kwargs)

@@ -1,4 +1,4 @@
-"""Reads the prompts of a `StateCache`, from cached states on, with KV in the pages of the manager."""
+"""Reads the prompts of a `StateCache`, starting from cached states, with KV in the pages of the manager."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -41,14 +41,14 @@ def texts_of(model: Any, prompt: Tensor, mask: Tensor | None) -> list[list[int]]
 
 
 def read_prompts(batches: Batches, texts: Sequence[list[int]]) -> tuple[list[Row], list[int]]:
-    """Admits a row for each prompt, and reads each prompt up to its last token.
+    """Admits a row for each prompt, and reads each prompt except its last token.
 
     Args:
         batches: runs the forwards.
         texts: the prompts.
 
     Returns:
-        The rows, and the number of tokens of each prompt whose state was cached.
+        The rows, and for each prompt the number of tokens that a cached state covered.
 
     Raises:
         OutOfSlots, OutOfRows, OutOfPages: back-pressure; nothing was admitted.
@@ -71,20 +71,20 @@ def read_prompts(batches: Batches, texts: Sequence[list[int]]) -> tuple[list[Row
                 mem.publish(rows, keep="cache", tokens=texts)
         batches.states.drop()
         return rows, cached
-    except BaseException:  # some rows ended with their forward already
+    except BaseException:  # some rows may have ended when their forward failed
         end_rows(mem, rows)
         raise
 
 
 def _forget_pictures(model: Any) -> None:
-    """Clears position shifts that a model keeps from pictures of its last batch; the new prompt would get them."""
+    """Clears shifts of positions that a model keeps for pictures of its last batch: a new prompt must not get them."""
     for part in model.modules():
-        if getattr(part, "rope_deltas", None) is not None:  # all models of Transformers use this name
+        if getattr(part, "rope_deltas", None) is not None:  # the name in all models of Transformers
             part.rope_deltas = None
 
 
 def _chunks(batches: Batches, rows: Sequence[Row], texts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Returns what to read next: (tokens, 1 if the rows have no state yet, entries that share the forward)."""
+    """Returns the next forwards: (tokens per row, 1 if the rows have no state yet else 0, entries that share it)."""
     groups = dict[tuple[int, int], list[int]]()
     for entry, (row, text) in enumerate(zip(rows, texts, strict=True)):
         length = batches.mem.info(row).length
@@ -96,7 +96,7 @@ def _chunks(batches: Batches, rows: Sequence[Row], texts: Sequence[Sequence[int]
 
 
 def repeats(call: Call, rows: int, last: Sequence[int], drafts: int) -> int:
-    """Returns how many times the first forward after a prompt has each row. Beams and samples repeat rows.
+    """Returns how many times each row is in the first forward after a prompt: with beams or samples more than once.
 
     Args:
         call: the forward.
@@ -121,16 +121,16 @@ def repeats(call: Call, rows: int, last: Sequence[int], drafts: int) -> int:
 
 
 def require_mask(call: Call, read: Sequence[int], columns: int, attends: bool) -> None:
-    """Requires that the first forward after a prompt masks the columns of the prompt as the prompt did.
+    """Raises an error unless the first forward after a prompt has the same mask for the prompt as `prompt_mask`.
 
     Args:
         call: the forward.
-        read: tokens that were read of each prompt.
-        columns: columns of the prompt that were read.
+        read: number of tokens that were read of each prompt.
+        columns: number of columns that were read of the prompt.
         attends: whether layers attend to earlier columns; then a missing mask shows all of them.
 
     Raises:
-        InvalidArgument: the mask shows more or fewer tokens.
+        InvalidArgument: the mask shows more or fewer tokens than were read.
 
     Syncs: yes.
     """

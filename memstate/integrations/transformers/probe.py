@@ -17,10 +17,10 @@ from memstate.integrations.transformers.own import TOKENS, cache_argument, copie
 
 KINDS: Final = ("conv", "recurrent")
 
-NEAR: Final = 1e-5  # least tolerance, relative to the largest value
-ROUNDED: Final = 4  # tolerance in eps of the dtype: sums in another order round differently
+NEAR: Final = 1e-5  # least tolerance, as a part of the largest value
+ROUNDED: Final = 4  # tolerance in eps of the dtype, because sums in another order round differently
 
-# packages of kernels that Transformers prefers if they are installed
+# packages of GPU kernels that Transformers uses if they are installed
 GPU_ONLY: Final = ("fla", "mamba_ssm", "causal_conv1d")
 
 
@@ -31,9 +31,10 @@ class ProbedState(NamedTuple):
         layer: number of the layer.
         kind: "conv", a window of inputs, or "recurrent".
         state: number of the state within the layer.
-        shape: shape for one request.
+        shape: shape of the state of one request.
         dtype: dtype of the elements.
-        start: value of each element before the first token. A window of tokens can begin with an end-of-text token.
+        start: value of each element before the first token: 0, but a window of token ids can begin with an end-of-text
+            id.
     """
 
     layer: int
@@ -54,7 +55,7 @@ class Attended(NamedTuple):
         dtype: dtype of the elements.
         window: tokens that a sliding window sees; None: all.
         indexed: (size, dtype) of a key of the layer's index, or None.
-        axes: axes of the positions that the layer keeps beside its index; 0 if it keeps none.
+        axes: number of axes of the positions that the layer keeps beside its index; 0 if it keeps none.
     """
 
     layer: int
@@ -70,14 +71,15 @@ class Findings(NamedTuple):
     """What a model keeps between two forwards.
 
     Attributes:
-        argument: the name under which the model's forward takes a cache.
+        argument: name of the argument of the model's forward that takes a cache.
         layers: number of layers of the model's cache.
         held: the states, in the order of the layers.
         attended: the KV, in the order of the layers.
-        continues: whether a chunk of several tokens starts from the state before it. Scans of Mamba-1 start from zeros.
+        continues: whether the model can read a chunk of several tokens after a state. Mamba-1 cannot: its scans always
+            start from zeros.
         takes_pads: whether pads before a prompt leave its states unchanged, so that prompts of several lengths can
             share a forward.
-        copies: for each layer that the model adds to its cache, the number of the layer of which it is a copy.
+        copies: for each layer that the model adds at the end of its cache, the number of the layer that it copies.
     """
 
     argument: str
@@ -98,7 +100,7 @@ def probe(model: Any) -> Findings:
 
     Raises:
         ConfigurationError: the model keeps no recurrent state in a cache, is on a CPU with kernels for a GPU, or
-            cannot read the tokens; the cause says why.
+            cannot read the tokens; the `__cause__` of the error says why.
 
     Syncs: yes.
     """
@@ -132,8 +134,8 @@ def _found(model: Any) -> Findings:
             f"{type(model).__name__}: no layer left a recurrent state in the cache, so there is nothing to manage"
         )
     attended = tuple(kv for layer in range(len(cache.layers)) if (kv := _attended(layer, cache.layers[layer])))
-    read(model, argument, cache, ids[:, TOKENS : TOKENS + 1], TOKENS)  # a single token runs the kernels of decode
-    has_recurrent = any(one.kind == "recurrent" for one in held)  # windows always continue
+    read(model, argument, cache, ids[:, TOKENS : TOKENS + 1], TOKENS)  # a single token: runs the kernels of decode
+    has_recurrent = any(one.kind == "recurrent" for one in held)  # a model with windows only can always continue
     continues = not has_recurrent or felt(model, argument, TOKENS, "recurrent")
     takes_pads, copies = _takes_pads(model, argument), copied(model, cache)
     return Findings(argument, len(cache.layers), held, attended, continues, takes_pads, copies)
@@ -155,7 +157,7 @@ def states_of(layer: Any, kind: str) -> dict[int, Tensor | None]:
 
 
 def _held(number: int, layer: Any, begun: Any) -> list[ProbedState]:
-    """Returns the states of a layer; `begun` is the same layer after one token."""
+    """Returns the states of a layer. `begun` is the same layer of another cache, after only one token."""
     if not isinstance(layer, LinearAttentionCacheLayerMixin):
         return []
     return [
@@ -169,7 +171,7 @@ def _held(number: int, layer: Any, begun: Any) -> list[ProbedState]:
 
 
 def _start(behind_one: Tensor | None, kind: str) -> float:
-    """Returns the start value of a state. A window after one token still has it, if all earlier elements are equal."""
+    """Returns the start value of a state. In a window after one token, all elements but the last still have it."""
     if kind != "conv" or behind_one is None or behind_one.shape[-1] < 2:
         return 0
     first = behind_one.flatten()[0]
@@ -189,7 +191,7 @@ def _attended(number: int, layer: Any) -> Attended | None:
 
 
 def _takes_pads(model: Any, argument: str) -> bool:
-    """Returns whether 4 tokens leave the same states and logits after 4 pads as alone."""
+    """Returns whether 4 tokens give the same states and logits with 4 pads before them as without pads."""
     parameters = inspect.signature(model.forward).parameters
     if "attention_mask" not in parameters:
         return False
@@ -211,7 +213,7 @@ def _takes_pads(model: Any, argument: str) -> bool:
 
 
 def _near(actual: Tensor, expected: Tensor) -> bool:
-    """Returns whether tensors differ no more than sums in another order do. False with NaN."""
+    """Returns whether two tensors differ only as much as sums in another order differ. False with NaN."""
     if not expected.is_floating_point():  # a window of tokens
         return torch.equal(actual, expected)
     eps = torch.finfo(expected.dtype).eps
@@ -220,14 +222,14 @@ def _near(actual: Tensor, expected: Tensor) -> bool:
 
 @torch.no_grad()
 def felt(model: Any, argument: str, tokens: int, kind: str, part: Any = ...) -> bool:
-    """Returns whether spoiled states in a model's own cache change a bit of its next logits.
+    """Returns whether NaN in the states of a model's own cache changes any bit of its next logits.
 
     Args:
         model: the model, in evaluation mode.
-        argument: the name under which the model's forward takes a cache.
-        tokens: tokens of the forward after the spoiled states, at most 4.
-        kind: kind of the states to spoil. Without such states the result is False.
-        part: index of the part of each state to spoil.
+        argument: name of the argument of the model's forward that takes a cache.
+        tokens: number of tokens of the forward that reads these states, at most 4.
+        kind: kind of the states that get NaN. If there are none, the result is False.
+        part: index of the part of each state that gets NaN.
 
     Syncs: yes.
     """
@@ -240,6 +242,6 @@ def felt(model: Any, argument: str, tokens: int, kind: str, part: Any = ...) -> 
         if not states:
             return False
         for state in states if spoiled else ():
-            state[part].fill_(nan)  # nan, because a state that decays fast could hide a number
+            state[part].fill_(nan)  # nan, because a finite number could vanish in a state that decays fast
         outputs.append(read(model, argument, cache, ids[:, TOKENS : TOKENS + tokens], TOKENS)[0])
     return not torch.equal(*outputs)

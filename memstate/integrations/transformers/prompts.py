@@ -12,7 +12,7 @@ from memstate.errors import InvalidArgument
 from memstate.integrations.transformers.own import vocabulary
 from memstate.requests.handles import Session
 
-# names in configurations of tokens that stand for other inputs
+# entries of configurations that name tokens which stand for pictures, videos or sound
 MEDIA: Final = ("image_token_id", "video_token_id", "audio_token_id")
 Reason = Literal["end", "length", "stop", "aborted", "timeout", "failed", "too_large", "no_room", "invalid"]
 Top = tuple[tuple[int, float], ...]
@@ -27,17 +27,17 @@ class Prompt:
         id: a name for audits and results. None: `serve` and `stream` take the request's number in `requests`, and a
             server takes a name that no other request has.
         config: how to sample and when to stop. None: the model's own config.
-        most: most new tokens. None: `max_new_tokens` or `max_length` of `config`, or 20, as in `generate`.
+        most: limit of the new tokens. None: `max_new_tokens` or `max_length` of `config`, or 20, as in `generate`.
         seed: seed of the sampling; sample n of the request has `seed + n`. None: torch's global generator.
-        session: the conversation whose next turn this request is.
+        session: the session of which this request is the next turn.
         salt: equal tokens under different salts never share states.
-        snapshot_at: more lengths at which to keep states, see `memstate.Request`.
-        processors: more processors of logits, called after those of `config`.
-        logprobs: number of most likely tokens, 0 or more, that each `Token` names in `top`; it then also has its own
+        snapshot_at: more lengths at which states are kept, see `memstate.Request`.
+        processors: more processors of logits; they run after those of `config`.
+        logprobs: how many of the most likely tokens, 0 or more, each `Token` lists in `top`; it then also has its own
             logprob. None: no logprobs.
-        priority: requests of higher priority start first, and read their prompts first.
-        tenant: who asks. Among requests of one priority, those of the tenant with the fewest tokens start first.
-        timeout: seconds from submission to end. None: no limit.
+        priority: requests with a higher number start first, and read their prompts first.
+        tenant: who makes the request. Within a priority, the tenant that has used the fewest tokens starts first.
+        timeout: seconds after submission at which the request is ended. None: no limit.
         kind: kind of request, see `memstate.Request`.
     """
 
@@ -58,13 +58,13 @@ class Prompt:
 
 
 def require(prompt: Prompt, name: str, sound: bool, expected: str) -> None:
-    """Requires that a setting of a prompt is valid.
+    """Raises an error unless a setting of a prompt is valid.
 
     Args:
         prompt: the prompt.
         name: name of the setting.
         sound: whether it is valid.
-        expected: what is valid, for the message.
+        expected: text that says which values are valid, for the error.
 
     Raises:
         InvalidArgument: the setting is not valid.
@@ -74,22 +74,22 @@ def require(prompt: Prompt, name: str, sound: bool, expected: str) -> None:
 
 
 def checked(model: Any, tokens: Any, of: str) -> list[int]:
-    """Returns the tokens of a prompt as a list, after checks.
+    """Checks the tokens of a prompt, and returns them as a list.
 
     Args:
         model: the model that will read them.
         tokens: a sequence, an array or a tensor, `token`.
-        of: the name of the prompt, for messages.
+        of: the name of the prompt, for errors.
 
     Raises:
-        InvalidArgument: the tokens are not one row of ids, there are none, an id is not in the vocabulary, or stands
-            for an image.
+        InvalidArgument: the tokens are not one row of ids; there are none; or an id is not in the vocabulary, or stands
+            for a picture, a video or sound.
 
     Syncs: yes, if they are on a device.
     """
     try:
         ids = np.asarray(tokens.tolist() if hasattr(tokens, "tolist") else tokens)
-    except (ValueError, RuntimeError):  # rows of several lengths, or a tensor without data
+    except (ValueError, RuntimeError):  # a list of rows with different lengths, or a tensor without data
         ids = np.empty((len(tokens), 0))
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         raise InvalidArgument(
@@ -120,8 +120,8 @@ class Token:
         id: id of the request.
         token: the token.
         sample: number of the sample, if the request has several.
-        text: new text that is certain: whole characters, without the beginning of a possible stop string. "" without
-            `Server(tokenizer=)`.
+        text: the new text, as far as it is certain: only whole characters, and no characters that may begin a stop
+            string. "" without `Server(tokenizer=)`.
         logprob: the natural logarithm of the token's probability in the model's own distribution, before processors and
             temperature. None unless `Prompt(logprobs=)` asks for it.
         top: the most likely tokens in this distribution, each with its logprob, the most likely first.
@@ -137,24 +137,24 @@ class Token:
 
 @dataclass(frozen=True)
 class Served:
-    """The result of a request, or of one sample of it. Every sample has one result, even if it never starts.
+    """The result of a request or of one of its samples. Every sample gets one result, even if it never starts.
 
     Attributes:
         id: id of the request.
         tokens: the new tokens.
-        reason: "end" (a token that ends text), "length", "stop" (a stop string), "aborted", "timeout" or "failed" (a
-            forward or code of the request raised). For a request that was refused: "too_large" (it can never fit: too
-            many tokens or samples), "no_room" (caches, other servers or handles hold the room), or "invalid" (for
-            example a turn of a closed session).
-        cached: tokens of the prompt whose state was cached: in the prefix cache, the session or the tiers.
+        reason: why the request ended: "end" (by a token that ends text), "length", "stop" (by a stop string),
+            "aborted", "timeout" or "failed" (a forward or code of the request raised). A refused request has
+            "too_large" (it can never fit: too many tokens or samples), "no_room" (caches, other servers or handles use
+            the memory), or "invalid" (for example a turn of a closed session).
+        cached: number of tokens of the prompt that a state covered, in the prefix cache, the session or the tiers.
         error: why the request was refused or failed; otherwise "".
         sample: number of the sample, if the request has several.
         guessed: number of new tokens that were guessed.
         right: number of guesses that were right.
-        prefetch: how the prefetch from storage ended, in the words of `Fetch.outcome`: "complete", "partial", "stopped"
-            (out of time), "missed", "short" and others; "" if there was no prefetch.
+        prefetch: how the prefetch from storage ended, as in `Fetch.outcome`: "complete", "partial", "stopped" (it took
+            too long), "missed", "short" and others; "" if there was no prefetch.
         text: the text that the new tokens add to the prompt, up to a stop string. "" without `Server(tokenizer=)`.
-        stop: the token or stop string that ended the answer; None if another reason did.
+        stop: the token or stop string that ended the answer; None if it ended for another reason.
         missed: why no more of the prompt was cached, see `RowInfo.missed`.
     """
 

@@ -1,4 +1,4 @@
-"""Reads the layout of a model with a probe of its cache, and a trial whether decode can run on slots."""
+"""Finds the layout of a model: by a probe of its cache, then by a trial that shows whether decode can run on slots."""
 
 import logging
 from typing import Any, Final
@@ -19,8 +19,9 @@ KNOWN: Final[WeakKeyDictionary[Any, dict[Any, ModelLayout]]] = WeakKeyDictionary
 def layout(model: Any) -> ModelLayout:
     """Returns the layout of one state of a model, read from the model's own cache.
 
-    The model runs on a few tokens, about twenty times; the result is kept. States of equal shape and dtype are one
-    plane. So no list of model families is needed, and dtypes and window widths are those that the model uses.
+    The model runs on a few tokens, about twenty times; later calls return the same layout. States of equal shape and
+    dtype form one plane. So no list of model families is needed, and the layout has the dtypes and window widths that
+    the model uses.
 
     Then a trial decides whether memstate's kernels can decode on slots: on the same inputs, each kernel must return
     what the model's own function returns. If they can, windows are one input shorter than in the model's own cache,
@@ -45,7 +46,7 @@ def layout(model: Any) -> ModelLayout:
 
 def _read(model: Any) -> ModelLayout:
     kind = model.device.type if is_autocast_available(model.device.type) else "cpu"
-    # autocast would change the dtypes of states; a compiled model would be compiled again for each trial
+    # Autocast would change the dtypes of states. A compiled model would be compiled again for each forward here.
     with torch.autocast(kind, enabled=False), torch.compiler.set_stance("force_eager"):
         probed = probe(model)
         short = layout_of(probed, on_slots=True)

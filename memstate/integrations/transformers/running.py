@@ -1,4 +1,4 @@
-"""Requests of a server, waiting and running: their results, why one is refused, and which rows share a forward."""
+"""Requests of a server, waiting and running: their results, reasons of refusals, and which rows share a forward."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from memstate.requests.handles import Row
 from memstate.tiers import Fetch
 
 BACK_PRESSURE: Final = (OutOfSlots, OutOfRows, OutOfPages)
-# attribute of an error that has the capacity -> name of the resource
+# attribute in which an error says how many there are -> name of the resource
 THERE: Final = {"capacity": "slots", "rows": "rows", "pages": "KV pages"}
 
 
@@ -28,8 +28,8 @@ class Submission:
     Attributes:
         prompt: the request.
         samplers: one for each sample of the request.
-        to: gets its events; None: steps return them.
-        deadline: second of the server's clock at which the request ends.
+        to: function that gets its events; None: steps return them.
+        deadline: time on the server's clock, in seconds, at which the request is ended.
         fetch: its prefetch from storage, or None.
         reader: (a row that reads the beginning of the prompt, the length at which both prompts part), or None. The
             request waits until the row has read that far.
@@ -45,7 +45,7 @@ class Submission:
     passed: int = 0
 
     def results(self, reason: Reason, error: str = "") -> list[Served]:
-        """Returns a result for each sample of the request, none of which has started.
+        """Returns a result for each sample of a request that has not started.
 
         Args:
             reason: why the request has ended.
@@ -60,14 +60,14 @@ class Running:
 
     Attributes:
         asked: the request.
-        samplers: the row's sampler, and those of the samples to fork from it.
+        samplers: the row's sampler, then those of the samples that will be forked from it.
         row: the row.
         tokens: all tokens so far, prompt and answer.
-        cached: tokens of the prompt whose state was cached.
+        cached: number of tokens of the prompt that a cached state covered.
         length: number of tokens that the row's state stands for.
         sample: number of the sample.
-        draft: guesses the row's next tokens; None: nothing does.
-        logits: logits after the prompt, `vocabulary`, while samples to fork wait for room; otherwise None.
+        draft: function that guesses the row's next tokens; None: nothing is guessed.
+        logits: logits after the prompt, `vocabulary`, while forks for other samples wait for room; otherwise None.
         guessed: number of tokens that were guessed.
         right: number of guesses that were right.
         missed: why no more of the prompt was cached.
@@ -103,11 +103,11 @@ class Running:
 
     @property
     def unread(self) -> int:
-        """Number of tokens that the row's state does not stand for yet."""
+        """Number of tokens that are not in the row's state yet."""
         return len(self.tokens) - self.length
 
     def results(self, reason: Reason, error: str = "") -> list[Served]:
-        """Returns a result for this sample, and for each sample to fork from the row.
+        """Returns a result for this sample, and for each sample that was still to be forked from the row.
 
         Args:
             reason: why the row has ended.
@@ -115,7 +115,7 @@ class Running:
         """
         outcome, answer = self.asked.fetch.outcome if self.asked.fetch is not None else None, self.answer
         text, stop = self.sampler.text, None
-        if answer and not error:  # after an error, code of the request would raise again
+        if answer and not error:  # after an error, do not call code of the request again
             try:
                 text.read(self.tokens, last=True)
                 stop = self.sampler.stop(self.tokens)
@@ -135,14 +135,14 @@ def refusal(error: MemstateError, one: Submission | Running, mem: StateManager) 
 
     Args:
         error: the error of the manager.
-        one: the request; or its row, which still runs, if its other samples lack room.
+        one: the request; or, if there is no room for its other samples, its row, which still runs.
         mem: the manager.
     """
     asked = one if isinstance(one, Submission) else one.asked
     row = mem.info(one.row) if isinstance(one, Running) else None
     pages, length = mem.pages, len(asked.prompt.tokens) + asked.samplers[0].most - 1
     room = min(pages.per_row, pages.count) * pages.size if pages.count else inf
-    if not isinstance(error, BACK_PRESSURE):  # samples can lack a register for the state that they share
+    if not isinstance(error, BACK_PRESSURE):  # such as: no register is free for the state that samples share
         return "too_large" if length > room else "no_room" if row else "invalid", str(error)
     if length > room:
         return "too_large", f"{length} tokens of prompt and answer, and one request can have pages for {room}: ask less"
@@ -154,7 +154,7 @@ def refusal(error: MemstateError, one: Submission | Running, mem: StateManager) 
 
 
 def why(error: MemstateError, mem: StateManager) -> str:
-    """Returns the text of a refusal when no row of this server runs, and what the caller can do.
+    """Returns the text of a refusal, with what the caller can do, for a server without running rows.
 
     Args:
         error: the error of the manager.
@@ -175,22 +175,24 @@ def said(error: BaseException) -> str:
 
 
 def sharing(chunks: Mapping[Running, int], pads: int) -> list[dict[Running, int]]:
-    """Returns which chunks share a forward: chunks of one length, and first chunks with pads before shorter ones.
+    """Returns groups of chunks that share a forward.
+
+    Chunks of one length share one. First chunks may differ in length: shorter ones get pads before them.
 
     Args:
-        chunks: tokens that each row reads next.
-        pads: most pads in a forward.
+        chunks: number of tokens that each row reads next.
+        pads: limit of the pads in a forward.
     """
     first = {one: tokens for one, tokens in chunks.items() if not one.length}
     return [*alike({one: chunks[one] for one in chunks if one not in first}, 0), *alike(first, pads)]
 
 
 def alike(counts: Mapping[Running, int], pads: int) -> list[dict[Running, int]]:
-    """Returns which rows share a forward, so that no forward has more than `pads` pads.
+    """Returns groups of rows that share a forward, so that no forward has more than `pads` pads.
 
     Args:
-        counts: tokens that each row reads.
-        pads: most pads in a forward; 0: only rows with equal counts share one.
+        counts: number of tokens that each row reads.
+        pads: limit of the pads in a forward; 0: only rows with equal counts share one.
     """
     groups = list[dict[Running, int]]()
     longest = room = 0
@@ -205,15 +207,15 @@ def alike(counts: Mapping[Running, int], pads: int) -> list[dict[Running, int]]:
 
 
 def shares(reading: Iterable[Running], budget: int) -> Iterator[tuple[Running, int]]:
-    """Yields each row that reads a prompt, with the tokens of the budget that are reserved for other rows.
+    """Yields (row that reads a prompt, tokens of the budget that the row must leave to others), in the order of turns.
 
     Higher priorities come first. Half of the budget is for the oldest row of the highest priority, so that this row
-    always advances. The rest goes first to the rows with the fewest tokens to read, so that a long prompt does not
+    always advances. The rest is first given to the rows with the fewest tokens to read, so that a long prompt does not
     delay the first tokens of others.
 
     Args:
         reading: the rows, the oldest first.
-        budget: most tokens that the rows read together.
+        budget: limit of the tokens that all these rows read in the step.
     """
     ranked = sorted(reading, key=lambda one: -one.prompt.priority)
     before = True

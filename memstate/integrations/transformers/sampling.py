@@ -15,9 +15,9 @@ from memstate.errors import InvalidArgument
 from memstate.integrations.transformers.prompts import Prompt, Reason, Top, require
 from memstate.integrations.transformers.text import Text
 
-# model -> ((inputs, config made from them), ..)
+# model -> ((inputs, config that was made from them), ..)
 LAST: Final[WeakKeyDictionary[Any, tuple[tuple[Any, GenerationConfig], ...]]] = WeakKeyDictionary()
-REMEMBERED: Final = 8  # configs kept for a model, the newest first
+REMEMBERED: Final = 8  # number of newest configs that are kept for a model
 
 
 class Sampler:
@@ -26,22 +26,22 @@ class Sampler:
     Args:
         model: the model.
         prompt: the request.
-        tokenizer: decodes text for stop strings; None: no text and no stop strings.
+        tokenizer: tokenizer that decodes text for stop strings; None: no text and no stop strings.
         sample: number of the sample.
 
     Attributes:
-        most: most new tokens.
+        most: limit of the new tokens.
         samples: number of samples of the request.
-        lookup: tokens of a guess that is looked up in the text so far; 0: no lookup.
-        ngram: most last tokens that the lookup compares; None: the default of Transformers.
-        guesses: most tokens to guess.
+        lookup: limit of the tokens of a guess that is looked up in the text so far; 0: no lookup.
+        ngram: limit of the last tokens that the lookup compares; None: the default of Transformers.
+        guesses: limit of the tokens to guess.
         text: the text of the answer.
-        plain: whether the largest logit decides.
+        plain: whether the token with the largest logit is always chosen.
 
     Raises:
-        InvalidArgument: stop strings without a tokenizer, `max_time`, a mode of `generate` in which a row does not
-            choose its tokens alone, such as beams, several samples that continue a session, a prompt that leaves no
-            room below `max_length`, or settings that are not valid or contradict each other.
+        InvalidArgument: the config asks for stop strings without a tokenizer; for `max_time`; for a mode of `generate`
+            in which a row does not choose its tokens alone, such as beams; or for several samples that continue a
+            session. Or the prompt is not shorter than `max_length`, or settings are not valid or contradict each other.
     """
 
     def __init__(self, model: Any, prompt: Prompt, tokenizer: Any = None, sample: int = 0) -> None:
@@ -52,7 +52,7 @@ class Sampler:
             config = copy(prepared(model, prompt.config or model.generation_config, device))
             ends = [] if config.eos_token_id is None else config.eos_token_id
             ends = torch.as_tensor(ends, dtype=torch.long, device="cpu")
-        # for example several greedy samples, or a set of end tokens
+        # for example: several greedy samples, or end tokens as a set
         except (TypeError, ValueError, RuntimeError) as error:
             raise InvalidArgument(f"{of}: {error}") from error
         others = [name for name in ("max_time", "token_healing") if getattr(config, name, None)]
@@ -74,7 +74,7 @@ class Sampler:
         if stops and tokenizer is None:
             raise InvalidArgument(f"{of} has stop strings: give serve the tokenizer=")
         self._ends: dict[int, int | str] = {id: id for id in ends.flatten().tolist()}
-        if stops:  # special tokens have no text: their ids end the answer
+        if stops:  # the ids of special tokens end the answer as well: they have no text
             special = {str(token): id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
             self._ends |= {special[stop]: stop for stop in stops if stop in special}
         self.text = Text(tokenizer, prompt.tokens, stops)
@@ -114,7 +114,7 @@ class Sampler:
         Syncs: yes.
         """
         ids = torch.tensor([tokens], device=logits.device)
-        scores = self._processors(ids, logits[None].to(torch.float32, copy=True))  # a copy: processors may change it
+        scores = self._processors(ids, logits[None].to(torch.float32, copy=True))  # copied: processors may change it
         if scores.shape != (1, len(logits)):
             raise InvalidArgument(f"processors made logits of shape {tuple(scores.shape)}: expected (1, {len(logits)})")
         if not self._sample:
@@ -142,7 +142,7 @@ class Sampler:
 
 
 def prepared(model: Any, config: GenerationConfig, device: torch.device) -> GenerationConfig:
-    """Returns the config that `generate` makes of a config. Keeps the results, which cost more than a small forward.
+    """Returns the config that `generate` makes of a config. Keeps results, because each takes longer than a forward.
 
     Args:
         model: the model.
@@ -150,15 +150,15 @@ def prepared(model: Any, config: GenerationConfig, device: torch.device) -> Gene
         device: the model's device.
     """
     given = (vars(config), vars(model.generation_config), device)
-    last = LAST.get(model, ())  # another thread may replace the entry at any time
+    last = LAST.get(model, ())  # read once, because another thread may replace the entry
     for known, kept in last:
-        with suppress(RuntimeError, ValueError):  # end tokens may be tensors or arrays, which do not compare
+        with suppress(RuntimeError, ValueError):  # tensors or arrays as end tokens cannot be compared
             if known == given:
                 return kept
     key, mine = deepcopy(given), deepcopy(config)
     has_length = any(one.max_length is not None for one in (mine, model.generation_config))
     made: GenerationConfig = model._prepare_generation_config(mine)[0]
-    if made.max_new_tokens is None and not has_length:  # the default max_length does not count the prompt
+    if made.max_new_tokens is None and not has_length:  # the default max_length counts only new tokens
         made.max_new_tokens = made.max_length
     model._prepare_special_tokens(made, True, device=device)
     LAST[model] = ((key, made), *last[: REMEMBERED - 1])
@@ -190,14 +190,16 @@ def choose(samplers: Sequence[Sampler], tokens: Sequence[Sequence[int]], logits:
 def logprobs(
     asked: Sequence[int | None], tokens: Sequence[int | Exception], logits: Tensor
 ) -> list[tuple[float | None, Top]]:
-    """Returns for each row that asks: the logprob of its chosen token, and the most likely tokens with their logprobs.
+    """Returns for each row (logprob of its chosen token, its most likely tokens with their logprobs).
+
+    A row that does not ask for them gets (None, ()).
 
     Args:
-        asked: number of most likely tokens for each row; None: the row does not ask.
+        asked: for each row, how many of the most likely tokens it asks for; None: it asks for no logprobs.
         tokens: the chosen token of each row, or the exception of its processors.
         logits: the model's own logits, `batch vocabulary`.
 
-    Syncs: yes, if a row asks.
+    Syncs: yes, if any row asks.
     """
     results: list[tuple[float | None, Top]] = [(None, ())] * len(asked)
     rows = [n for n, token in enumerate(tokens) if asked[n] is not None and isinstance(token, int)]

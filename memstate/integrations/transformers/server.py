@@ -1,4 +1,4 @@
-"""Continuous batching: requests join and leave a running batch. Any thread submits requests; one thread drives."""
+"""Continuous batching: requests join and leave a running batch. Any thread submits requests; one thread runs them."""
 
 import logging
 import time
@@ -32,31 +32,31 @@ from memstate.tiers import Fetch
 
 T = TypeVar("T")
 LOG: Final = logging.getLogger("memstate.transformers")
-AHEAD: Final = 64  # most waiting requests at which `wants_more` is True: they may wait for storage or a turn
+AHEAD: Final = 64  # limit of the waiting requests up to which `wants_more` is True: some may wait for storage or a turn
 
 
 class _Call:
-    """A running call that drives a server. The server holds a weak reference to it, which ends with the call."""
+    """Stands for a running call that drives a server. The server holds a weak reference, which dies with the call."""
 
 
 class Server:
-    """Runs requests over a model. Any thread, asyncio loop, and code that a step calls can submit and abort requests.
+    """Runs requests over a model. Any thread, asyncio loop, or code that a step calls can submit and abort requests.
 
     One thread at a time drives the server: it calls `run`, which returns after `close`, or `step` until `busy` is
-    False. Calls of other threads are queued for the next step. Only the driving thread may use the manager, with calls
-    such as `sessions.open`, and other servers of the manager.
+    False. Calls of other threads are queued for the next step. Only the driving thread may use the manager (for example
+    `sessions.open`) and other servers of the manager.
 
     Args:
         model: the model, in evaluation mode.
         mem: the model's manager, made by `manager` with `tokens=` or `prefix=`, so that there are KV pages.
-        chunk: most prompt tokens that a step reads, besides one token of each running answer. Models whose scans start
-            from zeros read more: the first chunk of a prompt goes to its end, or to its first mark.
-        tokenizer: decodes the text of tokens, for events and stop strings.
+        chunk: limit of the prompt tokens that a step reads, in addition to one token for each running answer. Models
+            whose scans start from zeros can read more: their first chunk goes to the end or the first mark of a prompt.
+        tokenizer: tokenizer that decodes tokens, for events and stop strings.
         kernels: how one token of decode runs, as for `StateCache`.
-        assistant: guesses the next tokens of every request that does not look them up in its own text: a smaller model
-            of the same vocabulary, or a function that gets all tokens and a number, and returns at most that many
-            tokens.
-        clock: returns seconds; tests give it in the place of time.monotonic.
+        assistant: guesses the next tokens for every request that does not look them up in its own text. It is a smaller
+            model with the same vocabulary, or a function: it gets all tokens and a number, and returns at most that
+            many tokens.
+        clock: function that returns seconds; tests replace time.monotonic by it.
 
     Raises:
         LayoutMismatch: the manager was made for another model.
@@ -78,22 +78,22 @@ class Server:
         self._bound = bound_to(model, mem)
         self._batches = Batches(model, mem, self._bound, kernels)
         self._speculation = Speculation(self._batches, assistant)
-        # if a prompt can go on from any cached state, it waits for rows that read its beginning
+        # True: a prompt can go on from any cached state, so it can wait for a row that reads the same beginning
         self._shares = mem.prefix is not None and self._batches.layout.continues
         self._line = Line()
         self._steps = Steps(self._batches, self._speculation, self._line, chunk)
         self._tokenizer, self._clock, self._numbers, self._rows = tokenizer, clock, count(), mem.stats().rows
         self._asked: deque[Submission | Callable[[], None]] = (
             deque()
-        )  # queued by any thread; a step does them in this order
+        )  # any thread appends; a step works through them in order
         self._full = False  # whether the first request that could start waits for room
-        self._late: Fetch | None = None  # the prefetch that this request waits for instead
-        # wakes `run` when there is work; guards `_asked`, to which nothing is added after `close`
+        self._late: Fetch | None = None  # the prefetch for which that request waits, if it does
+        # wakes `run` when there is work; also guards `_asked`: after `close`, nothing is added
         self._wake = Condition()
         self._closed = self._runs = False
-        self._error = ""  # the error that ended `run`
+        self._error = ""  # text of the error that ended `run`
         self._driver: Thread = current_thread()
-        self._call = ref(_Call())  # the running call that drives; none yet
+        self._call = ref(_Call())  # the running call that drives this server; none yet
 
     @property
     def kernels(self) -> Kernels:
@@ -112,30 +112,31 @@ class Server:
 
     @property
     def running(self) -> int:
-        """Number of running rows: requests, and samples of requests."""
+        """Number of running rows: one for each sample of a request."""
         return len(self._steps.running)
 
     @property
     def wants_more(self) -> bool:
-        """Whether a caller that reads requests one by one should read the next one now."""
+        """Whether a caller that gets requests one by one should get and submit the next one now."""
         return not (self._full or self._steps.events) and self.waiting < AHEAD
 
     def submit(self, prompt: Prompt, to: Callable[[Event], object] | None = None) -> Hashable:
         """Adds a request, which starts in a later step. Any thread can call this.
 
-        A turn of a session waits until the session's last turn has ended; later requests go first.
+        A turn of a session waits until the turn before has ended; meanwhile later requests can start.
 
         Args:
             prompt: the request.
-            to: gets the request's events, in the driving thread, at the end of each step. It must return at once, like
-                the `put` of a queue. If it raises, the request is aborted. None: `step` returns the events.
+            to: function that gets the request's events, in the driving thread, at the end of each step. It must return
+                at once, like the `put` of a queue. If it raises, the request is aborted. None: `step` returns the
+                events.
 
         Returns:
             The id of the request.
 
         Raises:
-            InvalidArgument: `prompt` is not a `Prompt`, its tokens are not tokens of the model, it asks for what
-                `serve` cannot do, or the server is closed.
+            InvalidArgument: `prompt` is not a `Prompt`; its tokens are not tokens of the model; it asks for something
+                that a server cannot do; or the server is closed.
 
         Syncs: no.
         """
@@ -146,8 +147,8 @@ class Server:
     async def stream(self, prompt: Prompt) -> AsyncIterator[Event]:
         """Submits a request and yields its events, in any asyncio loop, while another thread drives the server.
 
-        The request is aborted if the task is cancelled or the generator closed: use `contextlib.aclosing` if the loop
-        over it may end early. A slow reader delays nothing else: its events wait.
+        The request is aborted if the task is cancelled or the generator is closed. Use `contextlib.aclosing` if your
+        loop over the events may end early. A slow reader delays only itself: its events wait.
 
         Args:
             prompt: the request.
@@ -168,11 +169,11 @@ class Server:
                 yield event
         finally:
             if left:
-                asked.to = ignore  # the asyncio loop may be closed by then
+                asked.to = ignore  # the asyncio loop may be closed before the next event
                 self.ask(lambda: self._end(lambda one: one is asked, "aborted"))
 
     def checked(self, prompt: Prompt, to: Callable[[Event], object] | None = None) -> Submission:
-        """Checks a prompt and returns its request, for `ask`. See `submit`."""
+        """Checks a prompt, and returns its request for `ask`. See `submit`."""
         if not isinstance(prompt, Prompt):
             raise InvalidArgument(f"{prompt!r}: expected a Prompt")
         hashable("id", prompt.id)
@@ -201,7 +202,7 @@ class Server:
         """Queues work for the start of the next step: a checked request to start, or a function to call.
 
         Raises:
-            InvalidArgument: the server is closed, and `what` is a request.
+            InvalidArgument: `what` is a request, and the server is closed.
         """
         with self._wake:
             if not self._closed:
@@ -213,8 +214,8 @@ class Server:
     def fork(self, session: Session, name: Hashable) -> Session:
         """Opens a second session that goes on from the last turn of another session, as `mem.sessions.fork` does.
 
-        Call it in the driving thread, between two steps or in a function for `call`. Copies the KV page that
-        both sessions will fill.
+        Call it in the driving thread, between two steps or in a function given to `call`. If the last KV page is partly
+        filled, it is copied, because both sessions will write to it.
 
         Args:
             session: the session to fork, which has no running turn.
@@ -262,7 +263,7 @@ class Server:
         return done
 
     def abort(self, id: Hashable) -> None:
-        """Ends all requests with an id, with their samples, in the next step. Any thread can call this.
+        """Ends, in the next step, all requests with an id and all their samples. Any thread can call this.
 
         Args:
             id: the requests' id.
@@ -278,8 +279,9 @@ class Server:
     def close(self) -> None:
         """Aborts all requests, accepts no more, and ends `run`. Only requests with `to=` get an event for it.
 
-        While a step runs, in another thread or as the caller of this call, the next step closes the server. So end a
-        loop of your own first, then close. After an interrupted call, the manager's `recover` ends the rows.
+        If a step is running (in another thread, or because it made this call), only the next step closes the server. So
+        if you call `step` in a loop, end the loop first. After an interrupted call, the manager's `recover` ends the
+        rows.
 
         Syncs: no.
         """
@@ -295,14 +297,14 @@ class Server:
         self._tell()
 
     def _tell(self) -> bool:
-        """Hands events to their listeners, and drops those of other requests. Returns whether there were any."""
+        """Hands events to their listeners. Drops events without one. Returns whether there were any events."""
         some = bool(self._steps.events)
         self._steps.deliver()
         self._steps.events.clear()
         return some
 
     def _end(self, gone: Callable[[Submission], bool], reason: Reason, error: str = "") -> None:
-        """Ends waiting and running requests."""
+        """Ends those waiting and running requests for which `gone` returns True."""
         waiting = [one for one in self._line.waiting if gone(one)]
         for one in waiting:
             self._steps.tell(one, reason, error)
@@ -311,13 +313,13 @@ class Server:
         self._steps.end([one for one in self._steps.running if gone(one.asked)], reason, error)
 
     def _take(self) -> None:
-        """Does the queued work. After an interrupt, the last work may be done twice."""
+        """Does the queued work. After an interrupt, the interrupted piece of work may be done twice."""
         while self._asked:
             one = self._asked[0]
             if not isinstance(one, Submission):
                 try:
                     one()
-                except Exception:  # drop the function, or the next step calls it again
+                except Exception:  # remove the function, so that the next step does not call it again
                     self._asked.popleft()
                     raise
             elif not self._line.waiting or self._line.waiting[-1] is not one:
@@ -326,37 +328,37 @@ class Server:
             self._asked.popleft()
 
     def _prefetch(self, prompt: Prompt) -> Fetch | None:
-        """Starts to read a prompt's records from storage. None: no storage, or the session's last turn still runs."""
+        """Starts a prefetch for a prompt. Returns None without storage, or if the session's last turn still runs."""
         tiers = self.mem.tiers
         if tiers is None or tiers.settings.store is None or self._turn_runs(prompt):
             return None
         try:
             return self.mem.prefetch(list(prompt.tokens), prompt.salt, prompt.session)
-        except MemstateError:  # admission and the next step report the same error; a closed manager has no storage
+        except MemstateError:  # the error is reported at admission or in the next step
             return None
 
     def _turn_runs(self, prompt: Prompt) -> bool:
-        """Returns whether the last turn of a request's session runs on this server."""
+        """Returns whether a turn of the request's session is running on this server."""
         return prompt.session is not None and any(one.prompt.session == prompt.session for one in self._steps.running)
 
     def _cancel(self, waiting: Iterable[Submission]) -> None:
-        """Cancels prefetches of requests that never start, because they hold host memory."""
+        """Cancels the prefetches of requests that will never start, because prefetches take host memory."""
         for one in waiting:
             if one.fetch is not None and not one.fetch.done and self.mem.tiers is not None:
                 with suppress(Broken):  # `recover` ends the prefetch
                     self.mem.tiers.cancel(one.fetch)
 
     def run(self) -> None:
-        """Drives the server until `close`, in a thread of its own. Sleeps while there are no requests.
+        """Drives the server until `close`. Call it in a thread of its own. Sleeps while there are no requests.
 
-        If a step raises, `run` goes on: requests whose rows have ended get "failed", and the logger
-        `memstate.transformers` has the error. If a call of the manager was interrupted, `run` calls `recover`, which
-        ends all rows of the manager.
+        If a step raises, `run` goes on: requests whose rows have ended get "failed", and the error is logged by
+        `memstate.transformers`. If a call of the manager was interrupted, `run` calls `recover`, which ends all rows of
+        the manager.
 
         Raises:
-            InvalidArgument: a step has called `run`, or another thread drives this server or another server of its
+            InvalidArgument: a step has called `run`, or another thread drives this server or another one of the same
                 manager.
-            Exception: three steps in a row raised and sent no event; this is the error of the third. The server is
+            Exception: three steps in a row raised an error and sent no event; this is the third error. The server is
                 closed, and its requests have failed.
 
         Syncs: yes, for the tokens.
@@ -387,7 +389,7 @@ class Server:
             self.close()
 
     def _require_driver(self) -> None:
-        """Refuses a call if `run` drives the manager in another thread. Raises: InvalidArgument."""
+        """Raises InvalidArgument if `run` drives the manager in another thread."""
         if self._bound.runs not in (None, current_thread()):
             what = "this server: submit to it" if self._runs else "another server of this manager: step both from there"
             raise InvalidArgument(f"another thread drives {what}, or make a server with a manager of its own")
@@ -395,16 +397,16 @@ class Server:
     def step(self) -> list[Event]:
         """Admits requests that fit, reads chunks of prompts, and computes one token of each running answer.
 
-        If no row can run before storage answers, waits for storage instead, at most a tenth of a second.
+        If no row can run before storage answers, it waits for storage instead, but at most 0.1 s.
 
         Returns:
-            The events of the step, new tokens and requests that have ended.
+            The events of the step: new tokens, and requests that have ended.
 
         Raises:
             InvalidArgument: a step has called `step`, or `run` drives the manager in another thread.
-            Exception: the forward raised it, or a processor of logits, a stop string or an assistant. The rows of that
-                call have ended; a note of the error names their request. Other requests go on in the next step, which
-                also returns the events of this one. Several such errors are an ExceptionGroup.
+            Exception: a forward, a processor of logits, a stop string or an assistant raised it. The rows for which it
+                was called have ended; a note in the error names the request. Other requests go on in the next step,
+                which also returns the events of this step. Several such errors come as an ExceptionGroup.
 
         Syncs: yes, for the tokens.
         """
@@ -412,11 +414,11 @@ class Server:
         told = self._drive(self._step)
         try:
             return [event for _, event in self._steps.events[:told]]
-        finally:  # after an interrupt before this line, the next step returns the events
+        finally:  # if an interrupt comes before this line, the next step returns the events
             del self._steps.events[:told]
 
     def admit(self) -> None:
-        """Starts the requests that fit. `step` does this first.
+        """Starts the requests that fit. `step` begins with this as well.
 
         Raises:
             InvalidArgument: a step has called `admit`, or `run` drives the manager in another thread.
@@ -427,7 +429,7 @@ class Server:
         self._drive(self._admit)
 
     def _drive(self, work: Callable[[], T]) -> T:
-        """Runs work that uses the manager. After an exception, ends the rows that it left half done."""
+        """Calls a function that uses the manager. After an exception, ends the rows that are left half done."""
         if self._driver is current_thread() and self._call() is not None:
             raise InvalidArgument("a step is running: call run, step and admit from no code that a step calls")
         with self._bound.lock:
@@ -440,7 +442,7 @@ class Server:
                 self._steps.mend(before, error)
                 raise
             finally:
-                del here  # a traceback would keep `here` alive
+                del here  # otherwise a traceback could keep `here` alive
 
     def _step(self) -> int:
         self.mem.poll()
@@ -463,13 +465,13 @@ class Server:
             pass
 
     def _start_next(self) -> bool:
-        """Starts or refuses the first request that need not wait. Returns whether there was such a request."""
+        """Starts or refuses the first request that need not wait. Returns False if there is none."""
         running = self._steps.running
         for one in self._line.order(running):
             prompt = one.prompt
             if self._turn_runs(prompt):
-                continue  # other requests go first
-            if any(row.logits is not None for row in running):  # these rows wait for room to fork their samples
+                continue  # until that turn has ended, other requests can start
+            if any(row.logits is not None for row in running):  # such rows wait for room to fork their samples
                 self._full = True
                 return False
             one.fetch = one.fetch or self._prefetch(prompt)
@@ -485,7 +487,7 @@ class Server:
             )  # fmt: skip
             try:
                 (row,) = self.mem.admit([request])
-            # StaleHandle: the session has been closed since
+            # StaleHandle: the session was closed after the request was submitted
             except (*BACK_PRESSURE, InvalidArgument, StaleHandle) as error:
                 if isinstance(error, BACK_PRESSURE) and running:
                     self._full = True

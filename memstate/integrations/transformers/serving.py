@@ -18,15 +18,15 @@ def stream(model: Any, mem: StateManager, requests: Iterable[Any], **settings: A
     Args:
         model: the model, in evaluation mode.
         mem: its manager, made by `manager` with `tokens=` or `prefix=`.
-        requests: prompts, or lists of tokens. A list or another collection is checked whole before its first request
-            starts. Other iterables are read when there is room; None in them means that no request has arrived yet.
+        requests: prompts, or lists of tokens. If they are in a list or another collection, all are checked before the
+            first one starts. Other iterables are read when there is room; they yield None if no request is there yet.
         **settings: arguments of `Server`.
 
     Raises:
         ConfigurationError: for the reasons of `Server`.
-        InvalidArgument: a request is not valid, see `Server.submit`; the error names its number. If it is in a
-            collection, no request has started. If another iterable yields it, running requests are aborted.
-        Exception: from `Server` or `Server.step`; running requests are aborted.
+        InvalidArgument: a request is not valid, see `Server.submit`; the error names its number. If the requests are in
+            a collection, none has started. If they come from another iterable, running requests are aborted.
+        Exception: `Server` or `Server.step` raised it; running requests are aborted.
 
     Syncs: yes, for the tokens.
     """
@@ -42,7 +42,7 @@ def stream(model: Any, mem: StateManager, requests: Iterable[Any], **settings: A
                 if not isinstance(arrived, Submission):
                     break
                 server.ask(arrived)
-                if not listed:  # admit now, so that no more requests are read than there is room for
+                if not listed:  # admit now, so that no request is read before there is room for it
                     server.admit()
             yield from server.step()
     finally:
@@ -50,7 +50,7 @@ def stream(model: Any, mem: StateManager, requests: Iterable[Any], **settings: A
 
 
 def _arrivals(server: Server, requests: Iterable[Any]) -> Iterator[Submission | None]:
-    """Yields each request after its checks, as it is read."""
+    """Yields each request after its checks, at the moment it is read; None if no request is there yet."""
     numbers = count()
     for place, given in enumerate(requests):
         if given is None:

@@ -1,17 +1,17 @@
 """Checks guessed tokens: one forward reads the unread tokens of rows and the guesses after them.
 
 If a model decodes on slots, the tails of the rows keep the tokens until it is known which of them are real. No token is
-read twice, and guesses may go beyond boundaries: the next steps of the row store the states there.
+read twice. Guesses may go beyond a boundary: the next steps of the row store the state at the boundary.
 
-Otherwise the forward runs on copies. All its tokens are planned as drafts, and 0 of them are accepted, so that slots,
-lengths and boundaries do not change. Then there are three cases:
+Otherwise the forward runs on copies of the states. All its tokens are planned as drafts and none is accepted, so that
+slots, lengths and boundaries do not change. Then there are three cases:
 
-all right    a second plan of all tokens stores the states that the forward has left; nothing is computed again
+all right    a second plan of all tokens stores the states that the forward has computed; nothing is computed again
 some wrong   the row stays at its length; its next step reads the right tokens again, together with new guesses
-too many     a row with more tokens to read again than it may guess reads them in an ordinary step
+too many     if a row must read more tokens again than it may guess, it reads them in an ordinary step
 
-On copies, guesses end before the next boundary. KV of wrong guesses lies after the row's tokens, in the row's own
-pages, and the next step overwrites it.
+On copies, guesses end before the next boundary. The KV of wrong guesses lies after that of the row's tokens, in pages
+that only this row has, and the next step overwrites it.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,8 +35,9 @@ class Speculation:
     """Guesses the next tokens of rows, and checks the guesses.
 
     Args:
-        batches: runs the forwards of the server.
-        assistant: a smaller model or a function that guesses; None: only requests that look up their own text guess.
+        batches: object that runs the forwards of the server.
+        assistant: a smaller model or a function that guesses; None: only requests that look up their own text have
+            guesses.
 
     Raises:
         ConfigurationError: the assistant, the manager or the model cannot speculate.
@@ -51,7 +52,7 @@ class Speculation:
             require_assistant(assistant, batches.model)
 
     def _missing(self) -> str:
-        """Returns the requirement of speculation that is missing, as text; "" if none is."""
+        """Returns a text that says what is missing for speculation; "" if nothing is."""
         if not self._batches.layout.continues:
             return "a model whose chunks start from the state before them; the scan of this one starts from zeros"
         return "" if self._mem.forward.tail else f"a manager whose steps take drafts: {SETTINGS}"
@@ -79,7 +80,7 @@ class Speculation:
         return guess
 
     def guesses(self, one: Running) -> list[int]:
-        """Returns guesses for a row; an empty list if the row reads on without guesses.
+        """Returns guesses for a row. An empty list: the row has no guesses in the next step.
 
         Args:
             one: a row that has read its prompt.
@@ -88,7 +89,7 @@ class Speculation:
             Exception: the assistant raised it.
             InvalidArgument: a guess is not a token of the model.
 
-        Syncs: as the assistant.
+        Syncs: yes, if the assistant does.
         """
         if one.draft is None or len(one.tokens) == len(one.prompt.tokens):
             return []
@@ -107,15 +108,15 @@ class Speculation:
         self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], lengths: Sequence[int], guesses: Sequence[int],
         real: Callable[[Tensor], Sequence[int]],
     ) -> list[int]:  # fmt: skip
-        """Reads tokens after the states of rows, and moves each row on by its real tokens.
+        """Reads the next tokens of rows, and moves each row on by those of them that are real.
 
         Args:
             rows: the rows.
-            tokens: tokens that each row reads. Their numbers may differ only on slots.
-            lengths: tokens of each row before the forward.
+            tokens: tokens that each row reads. Only on slots may rows have different numbers of them.
+            lengths: number of tokens of each row before the forward.
             guesses: how many of the last tokens of each row are guesses.
-            real: gets the logits of the last columns, `batch column vocabulary`, and returns the number of real tokens
-                of each row. Rows with fewer tokens have pads at the right.
+            real: function that gets the logits of the last columns, `batch column vocabulary`, and returns the number
+                of real tokens of each row. Rows with fewer tokens have pads at the right.
 
         Returns:
             The number of tokens by which each row has moved on.
@@ -123,7 +124,7 @@ class Speculation:
         Raises:
             Exception: a plan, the forward or `real` raised it. The rows have ended.
 
-        Syncs: as `real`.
+        Syncs: yes, if `real` does.
         """
         planned, last, states = [*map(len, tokens)], 1 + max(guesses), self._batches.states
         states.drop()

@@ -1,4 +1,4 @@
-"""Hands the states of a batch to the layers of a cache, as references or copies, and stores what the layers leave."""
+"""Hands the states of a batch to the layers of a cache, as references or copies, and stores the new states."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +24,7 @@ Kernels = Literal["auto", "slots", "gathered"]
 
 
 class States:
-    """Manages the states of one cache's forwards. After each step, all states are in the slots.
+    """Manages the states in the forwards of one cache. After each step, all states are in the slots.
 
     Args:
         model: the model.
@@ -33,15 +33,15 @@ class States:
         layers: the layers of the cache.
         kernels: "slots": decode runs memstate's kernels on slots; "gathered": layers get copies; "auto": slots on a GPU
             if the model can, otherwise copies.
-        keep: whether layers keep copies from step to step, if decode runs on copies. Nothing is gathered if the next
-            step has the same rows at the lengths where this step ended.
+        keep: if decode runs on copies, whether layers keep them for the next step. If that step has the same rows, at
+            the lengths at which this step ended, no state is copied from slots.
 
     Attributes:
         kernels: how decode runs: "slots" or "gathered".
         verifies: whether steps with guesses run on slots, with the rows' tails.
 
     Raises:
-        ConfigurationError: the model cannot run on slots, or the strategy or the manager does not allow it.
+        ConfigurationError: "slots" is asked for, and the model, the strategy or the manager does not allow it.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class States:
         self._backend = Backend(mem.backend.name, mem.backend.device)
         rings = layout.with_tail(mem.forward.tail).rows
         self.verifies = wanted and rings is not None and rings == mem.layout.rows
-        self._batch: dict[str, Tensor] = {}  # plane -> copies; empty while layers have references
+        self._batch: dict[str, Tensor] = {}  # plane -> copies of the states; empty while layers have references
         # (states of a layer, number of the state, the copy that the layer got)
         self._given: list[tuple[dict[int, Tensor | None], int, Tensor]] = []
         self._kept: Step | None = None  # the step whose states the layers keep
         self._gather: Callable[[], dict[str, Tensor] | None] | None = None
         self._looked: dict[tuple[int, str], Found] = {}
-        # (layer, the layer's own states, the states to show)
+        # (layer, the states that a forward uses, the states to show)
         self._views: list[tuple[Any, tuple[Any, Any], tuple[Any, Any]]] = []
         if wanted:
             install(model)
@@ -76,7 +76,7 @@ class States:
         """Lets the layers show their states between two forwards.
 
         Args:
-            gather: returns copies of the states, plane name -> `layer batch ...`; None if there are none.
+            gather: function that returns copies of the states, plane name -> `layer batch ...`; None if there are none.
         """
         self._gather, me = gather, ref(self)
         for number in dict.fromkeys(place.layer for place in self._layout.places):
@@ -95,13 +95,13 @@ class States:
         return self._looked.get((layer, kind), dict.fromkeys(range(self._layers[layer].number_of_states)))
 
     def hide(self) -> None:
-        """Makes the layers show no states, as before the first forward."""
+        """Lets the layers show no states, as before the first forward."""
         self.drop()
         for place in self._layout.places:
             _initialized(self._layers[place.layer], place.kind)[place.state] = False
 
     def uncover(self, own: bool = False) -> None:
-        """Gives the layers the states to show, or with `own` the states that a forward uses."""
+        """Gives the layers the states that they show or, if `own`, the states that a forward uses."""
         self._looked = {}
         for layer, mine, shown in self._views:
             layer.conv_states, layer.recurrent_states = mine if own else shown
@@ -111,11 +111,11 @@ class States:
 
         Args:
             step: the planned step.
-            columns: tokens and pads of each entry.
+            columns: number of tokens and pads of each entry.
             drafts: whether some of the tokens may be rejected; tails keep such tokens.
 
         Returns:
-            Whether the layers had the states already, from the step before.
+            Whether the layers still had the states, from the step before.
 
         Syncs: no.
         """
@@ -142,7 +142,7 @@ class States:
         return False
 
     def end(self, step: Step) -> None:
-        """Stores the states that the layers left.
+        """Stores the states that the layers have computed.
 
         Args:
             step: the step of `begin`.
@@ -159,7 +159,7 @@ class States:
         self.uncover()
 
     def collect(self) -> dict[str, Tensor]:
-        """Returns the states that the layers left, without grad: plane name -> `layer batch ...`. Syncs: no."""
+        """Returns the states in the layers, without grad: plane name -> `layer batch ...`. Syncs: no."""
         for states, number, given in self._given:
             left = states[number]
             if left is not None and left is not given:
@@ -178,7 +178,7 @@ class States:
         """
         for name, batch in states.items():
             self._mem.planes.scatter(name, step.write, batch)
-            if not isinstance(self._mem.tracking, Redirect | NoTracking):  # these strategies never write a second slot
+            if not isinstance(self._mem.tracking, Redirect | NoTracking):  # under these, a step writes one slot per row
                 self._mem.planes.scatter(name, step.snapshot, batch)
 
     def drop(self) -> None:
@@ -188,7 +188,7 @@ class States:
         for place in self._layout.places:
             layer = self._layers[place.layer]
             states_of(layer, place.kind)[place.state] = None
-            # a layer of a cache that shows states counts as initialized
+            # if the cache shows states, its layers count as initialized
             _initialized(layer, place.kind)[place.state] = bool(self._views)
 
 
@@ -198,7 +198,7 @@ def _look(states_ref: ref[States], layer: int, kind: str) -> Found:
 
 
 def goes_on(last: Step, step: Step) -> bool:
-    """Returns whether a step reads the states that another step left: same rows, same lengths.
+    """Returns whether a step reads exactly the states that another step wrote: same rows, same lengths.
 
     Args:
         last: a step that was settled.

@@ -27,17 +27,17 @@ from memstate.integrations.transformers.speculation import Speculation
 from memstate.requests.handles import Row, Rows
 
 LOG: Final = logging.getLogger("memstate.transformers")
-PADS: Final = 256  # most pads in a forward: this many columns cost less than another forward
+PADS: Final = 256  # limit of the pads in a forward: so many columns cost less than another forward
 
 
 class Steps:
     """Runs the rows of a server.
 
     Args:
-        batches: runs the forwards.
-        speculation: guesses tokens and checks guesses.
+        batches: object that runs the forwards.
+        speculation: object that guesses tokens and checks guesses.
         line: the waiting requests.
-        chunk: most prompt tokens that a step reads.
+        chunk: limit of the prompt tokens that a step reads.
 
     Attributes:
         running: the running rows.
@@ -49,10 +49,10 @@ class Steps:
         self._line, self._chunk = line, chunk
         self.running: list[Running] = []
         self.events: list[tuple[Submission, Event]] = []
-        self._left: list[Row] = []  # rows that could not be ended yet
+        self._left: list[Row] = []  # rows to end, which a broken manager could not end yet
 
     def tell(self, one: Submission | Running, reason: Reason, error: str = "") -> None:
-        """Adds the end of a request or row to the events, once, even if an interrupted step adds it again."""
+        """Adds results of a request or row to the events, unless they are there from an interrupted step."""
         asked = one if isinstance(one, Submission) else one.asked
         told = {event.sample for of, event in self.events if of is asked and isinstance(event, Served)}
         self.events.extend((asked, result) for result in one.results(reason, error) if result.sample not in told)
@@ -70,7 +70,7 @@ class Steps:
                 left += 1
                 continue
             try:
-                asked.to(self.events.pop(left)[1])  # pop first: an interrupt in the listener loses no other event
+                asked.to(self.events.pop(left)[1])  # pop first: an interrupt in the listener loses only this event
             except Exception:
                 LOG.exception("the listener of request %r has raised: the request is aborted", asked.prompt.id)
                 asked.to = ignore
@@ -78,7 +78,7 @@ class Steps:
         return left
 
     def end(self, rows: Collection[Running], reason: Reason, error: str = "") -> None:
-        """Ends rows, and keeps no state of them.
+        """Ends rows without keeping their states, and adds their results to the events.
 
         Args:
             rows: the rows.
@@ -91,7 +91,7 @@ class Steps:
             self.drop(rows)
 
     def drop(self, gone: Collection[Running] = ()) -> None:
-        """Ends rows without results. Some may have ended, by the manager's `reset` or in a forward that failed."""
+        """Ends rows, but adds no results. Some may have ended already, by a `reset` or in a forward that failed."""
         rows = list(dict.fromkeys([*self._left, *(one.row for one in gone)]))
         try:
             try:
@@ -101,7 +101,7 @@ class Steps:
                     with suppress(StaleHandle):
                         self.mem.end([row])
             self._left = []
-        # `recover` ends all rows; if another thread's call was interrupted, a later step ends them
+        # `recover` will end all rows; if a call of another thread was interrupted, a later step will end them
         except Broken as error:
             gone, self.running = self.running, []
             self._left = list(dict.fromkeys([*rows, *(one.row for one in gone)]))
@@ -115,7 +115,7 @@ class Steps:
             self.drop()
 
     def mend(self, before: Rows, error: BaseException) -> None:
-        """Ends rows that an exception left between two tokens, or that are missing in `running`.
+        """Ends rows that an exception left half done, or that are missing in `running`.
 
         Args:
             before: all rows of the manager before the call that raised.
@@ -124,7 +124,7 @@ class Steps:
         torn = [one for one in self.running if self._is_torn(one)]
         known = {*before, *(one.row for one in self.running)}
         self._left += [row for row in self.mem.rows if row not in known]
-        # requests whose samples will be forked in a later step
+        # requests with samples that a later step will fork
         parked = {one.asked for one in self.running if one.logits is not None}
         for one in torn:
             if one.asked not in parked or one.logits is not None:
@@ -132,7 +132,7 @@ class Steps:
         self.drop(torn)
 
     def _failed(self, one: Running, error: Exception) -> Exception:
-        """Ends a row whose own code has raised. Returns the error with a note that names the request."""
+        """Ends a row whose request's code has raised. Returns the error, with a note that names the request."""
         self.end([one], "failed", said(error))
         with suppress(Exception):  # some exceptions take no notes
             error.add_note(f"the request {one.prompt.id!r} has ended")
@@ -151,7 +151,7 @@ class Steps:
         """Reads chunks of prompts, and computes one token of each running answer.
 
         Raises:
-            Exception: the forward raised it, or code of a request.
+            Exception: a forward or code of a request raised it.
 
         Syncs: yes, for the tokens.
         """
@@ -160,7 +160,7 @@ class Steps:
         chunks, singles = self._chunks([one for one in running if one not in guesses])
         for batch in sharing(chunks, PADS if self._batches.layout.takes_pads else 0):
             self._forward(batch)
-        # rows without a state run apart: the model sets the start token of their windows, where slots have zeros
+        # rows without a state run apart: only then the model fills their windows with its start token, not with zeros
         for group in ([one for one in singles if not one.length], [one for one in singles if one.length]):
             if group:
                 self._forward(dict.fromkeys(group, 1))
@@ -169,7 +169,7 @@ class Steps:
             self._verify({one: guesses[one] for one in together})
 
     def _chunks(self, rows: Sequence[Running]) -> tuple[dict[Running, int], list[Running]]:
-        """Returns how many prompt tokens each row reads, and the rows that read one token."""
+        """Returns row -> number of prompt tokens that it reads, and a list of the rows that read only one token."""
         continues, budget = self._batches.layout.continues, self._chunk
         reading = dict.fromkeys(one for one in rows if one.unread > 1 and (continues or not one.length))
         singles, later, chunks = [one for one in rows if one not in reading], list[Running](), dict[Running, int]()
@@ -177,13 +177,13 @@ class Steps:
             tokens = min(one.unread, budget - kept) if continues else one.unread
             if tokens < 2 or budget < 1:
                 later.append(one)
-            else:  # a scan that starts from zeros reads all it can, whatever the budget
+            else:  # a scan that starts from zeros may exceed the budget
                 chunks[one] = self.mem.chunk(one.row, tokens)
                 budget -= chunks[one]
         return chunks, singles + later if budget == 1 else singles
 
     def start_samples(self) -> None:
-        """Forks the rows that wait for room. If no other running row could make room, one of them must end."""
+        """Forks the rows that wait for room. If all running rows wait, one of them must end to make room."""
         while parked := [one for one in self.running if one.logits is not None]:
             one, logits = parked[0], parked[0].logits
             try:
@@ -194,7 +194,7 @@ class Steps:
                 last = parked[-1]
                 if last is one or isinstance(error, InvalidArgument):
                     self.end([one], *refusal(error, one, self.mem))
-                else:  # its request waits again, and the prefix cache keeps what it has read
+                else:  # its request starts again later, from what the prefix cache keeps
                     self._line.waiting.appendleft(last.asked)
                     self._release(last)
                 continue
@@ -207,7 +207,7 @@ class Steps:
             self._choose([one, *rows], logits.expand(1 + len(rows), -1))
 
     def _fork(self, one: Running) -> list[Running]:
-        """Forks a row for all other samples of its request, or for none. Shares full KV pages, copies the last one."""
+        """Forks a row for all other samples of its request, or for none. Shares KV pages, but copies a partial one."""
         others, kv, fork = one.samplers[1:], self._batches.kv, None
         try:
             fork = self.mem.fork(one.row, [one.prompt.id] * len(others))
@@ -231,7 +231,7 @@ class Steps:
         logits = self._batches.run([one.row for one in batch], given, starts)
         for one, tokens in chunks.items():
             one.length += tokens
-        if self.mem.prefix is not None:  # other requests can start from the tokens that are read by now
+        if self.mem.prefix is not None:  # so that other requests can start from the tokens read so far
             read = [one for one, start in zip(batch, starts, strict=True) if start < len(one.prompt.tokens)]
             if read:
                 self.mem.publish([one.row for one in read], keep="cache", tokens=[one.tokens for one in read])
@@ -248,9 +248,9 @@ class Steps:
             self.start_samples()
 
     def _guesses(self, running: Sequence[Running]) -> dict[Running, list[int]]:
-        """Returns row -> its guesses. Rows whose assistant raises have ended.
+        """Returns row -> its guesses. Ends rows whose assistant raises.
 
-        On slots, answering rows without guesses share the forward: they are in the result with an empty list.
+        On slots, rows that answer without guesses can share the forward: for them the result has an empty list.
         """
         guesses, errors = dict[Running, list[int]](), list[Exception]()
         for one in [one for one in running if one.draft is not None]:
@@ -280,7 +280,7 @@ class Steps:
                     ends[one] = self._compare(one, drafted, largest[entry][at], logits[entry, at])
                 except Exception as error:
                     failed[one] = error
-            # the last chosen token is not read yet, unless it was guessed and ends the row
+            # the last chosen token is not read yet, except a guess that ends the row
             return [max(len(one.tokens) - start - 1, 1) for one, start in zip(batch, starts, strict=True)]
 
         moved = self._speculation.verify([one.row for one in batch], given, starts, guessed, real)
@@ -291,12 +291,12 @@ class Steps:
             try:
                 if reason is not None:
                     self._end(one, reason)
-            except Exception as error:  # the forward of `_release` has ended the row
+            except Exception as error:  # raised by the forward of `_release`, which has ended the row
                 errors.append(self._failed(one, error))
         _raise(errors)
 
     def _compare(self, one: Running, guesses: Sequence[int], largest: Sequence[int], logits: Tensor) -> Reason | None:
-        """Chooses tokens while they equal the guesses, and one more token. Returns why the row ends, or None."""
+        """Chooses tokens, and stops after one that differs from its guess. Returns why the row ends, or None."""
         one.guessed += len(guesses)
         for guess, best, row in zip([*guesses, None], largest, logits, strict=True):
             token = best if one.sampler.plain else one.sampler.choose(one.tokens, row)
@@ -308,7 +308,7 @@ class Steps:
         return None
 
     def _choose(self, batch: Sequence[Running], logits: Tensor) -> None:
-        """Chooses a token for each row. A row whose own code raises ends; the others keep their tokens."""
+        """Chooses a token for each row. A row ends if code of its request raises; the others keep their tokens."""
         errors = list[Exception]()
         chosen = choose([one.sampler for one in batch], [one.tokens for one in batch], logits)
         said = logprobs([one.prompt.logprobs for one in batch], chosen, logits)
@@ -328,7 +328,7 @@ class Steps:
         asked, sampler = one.asked, one.sampler
         reason = sampler.reason(one.tokens, len(one.tokens) - len(asked.prompt.tokens))
         text = sampler.text.read(one.tokens, last=reason is not None)
-        # last: only if nothing above raises
+        # at the end, so that an error above adds no event
         self.events.append((asked, Token(asked.prompt.id, token, one.sample, text, logprob, top)))
         self._line.charge(asked, 1)
         return reason if sampler.text.stop is None else "stop"
@@ -339,7 +339,7 @@ class Steps:
         self._release(one)
 
     def _release(self, one: Running) -> None:
-        """Ends a row. Its states stay in the prefix cache, and for the next turn of its session."""
+        """Ends a row. Its states stay in the prefix cache, or in its session for the next turn."""
         cached = self.mem.prefix is not None or one.prompt.session is not None
         if cached:
             self._batches.fold([one.row], ends=one.prompt.session is None)
@@ -353,4 +353,4 @@ def _raise(errors: list[Exception]) -> None:
 
 
 def ignore(event: Event) -> None:
-    """Drops an event, in the place of a listener that has gone."""
+    """Does nothing with an event. Replaces a listener that no longer exists."""

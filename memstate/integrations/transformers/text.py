@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-MOST: Final = 64  # tokens of a window; no character has so many
-CONTEXT: Final = 8  # tokens decoded again before new ones, on which the new text depends, such as a space
-HALF: Final = "\ufffd"  # decoded from bytes that are not a character, or not yet
+MOST: Final = 64  # limit of the tokens that are decoded together (the window); no character needs so many
+CONTEXT: Final = 8  # earlier tokens that are decoded again, because new text depends on them: a space, say
+HALF: Final = "\ufffd"  # stands in decoded text for bytes that are no whole character
 
 
 class Text:
     """The text that the tokens of an answer add to the text of the prompt.
 
     Args:
-        tokenizer: decodes tokens; None: there is no text.
+        tokenizer: tokenizer that decodes tokens; None: there is no text.
         tokens: tokens of the prompt.
         stops: strings that end the answer.
 
@@ -26,8 +26,8 @@ class Text:
         first = max(0, len(tokens) - CONTEXT)
         text = self._decoded(tokens[first:])
         known = len(text.rstrip(HALF))
-        # start of the window; start of the next window; known characters of the window; halves after them, which the
-        # prompt may really end with; text that is held back; number of parts
+        # (start of the window, start of the next window, known characters of the window, number of `HALF` after them
+        # that may really end the prompt, text that is held back, number of parts)
         self._at = (first, len(tokens), known, len(text) - known, "", 0)
 
     def _decoded(self, tokens: Sequence[int]) -> str:
@@ -37,12 +37,12 @@ class Text:
         return text
 
     def read(self, tokens: Sequence[int], last: bool) -> str:
-        """Returns new text that is certain.
+        """Returns the new text, as far as later tokens cannot change it.
 
         An interrupted call can be repeated.
 
         Args:
-            tokens: all tokens so far, with those of the prompt.
+            tokens: all tokens so far, including those of the prompt.
             last: whether no token follows; then no text is held back.
         """
         if self._tokenizer is None or self.stop is not None:
@@ -63,7 +63,7 @@ class Text:
         return new[:at]
 
     def _begun(self, text: str) -> int:
-        """Returns how many characters at the end can be the beginning of a stop string."""
+        """Returns how many last characters of a text may be the beginning of a stop string."""
         most = min(len(text), max(map(len, self._stops), default=1) - 1)
         return next((n for n in range(most, 0, -1) if any(stop.startswith(text[-n:]) for stop in self._stops)), 0)
 

@@ -1,7 +1,7 @@
-"""Tries whether a model can decode on slots: every layer must, and the kernels must give the results of the model.
+"""Tries whether a model can decode on slots: all its layers must use the kernels, which must give the model's results.
 
-Compares each call of a kernel with the model's own function on the same inputs. Comparing logits would say less: in low
-precision, the smallest difference can make a router choose another expert, and then all later values differ.
+Compares each call of a kernel with the model's own function on the same inputs. To compare logits would say less: in
+low precision, the smallest difference can make a router choose another expert, and then all later values differ.
 """
 
 import inspect
@@ -28,25 +28,26 @@ from memstate.state.layout import Plane
 from memstate.state.presets.tails import Fields
 
 LOG: Final = logging.getLogger("memstate.transformers")
-IN_FLOAT: Final = ("gate", "beta", "dt")  # fields of tails that are fp32 in every model
-DECODED: Final = 3  # tokens decoded in steps
-ROUNDED: Final = 16  # tolerance in eps: sums in another order round differently, and a wrong kernel differs by far more
-NEAR: Final = 1e-3  # least tolerance, relative to the largest value
+IN_FLOAT: Final = ("gate", "beta", "dt")  # fields of tails that are float32 in every model
+DECODED: Final = 3  # number of tokens that are decoded one by one
+ROUNDED: Final = 16  # tolerance in eps: sums in another order round differently; a wrong kernel differs far more
+NEAR: Final = 1e-3  # least tolerance, as a part of the largest value
 
 
 @torch.no_grad()
 def tried(model: Any, layout: ModelLayout) -> ModelLayout | str:
-    """Returns the layout of a model that can decode on slots, or else why it must decode on copies of its states.
+    """Returns the layout of a model that can decode on slots; for another model, a text that says why it cannot.
 
     Args:
         model: the model, in evaluation mode.
-        layout: the model's layout for slots, whose windows lack their oldest input.
+        layout: the model's layout for slots: windows are without their oldest input.
 
     Returns:
-        The layout; it has `tails` if the model can also check guesses on slots.
+        The layout, with `tails` if the model can also check guesses on slots; or the text.
 
     Raises:
-        AttributeError, LookupError, RuntimeError, TypeError, ValueError: a layer computes with a state itself.
+        AttributeError, LookupError, RuntimeError, TypeError, ValueError: a layer itself computes with a state, for
+            which it got a reference.
 
     Syncs: yes.
     """
@@ -69,12 +70,12 @@ def tried(model: Any, layout: ModelLayout) -> ModelLayout | str:
 
 
 def _run(model: Any, layout: ModelLayout, tail: int) -> "_Calls":
-    """Reads a few tokens on slots, and runs the model's own functions beside the kernels.
+    """Reads a few tokens on slots, runs the model's own functions as well, and returns the comparison.
 
     Args:
         model: the model.
         layout: the model's layout.
-        tail: tokens of a step with guesses; 0: each step has one token.
+        tail: number of tokens of a step with guesses; 0: each step has one token.
     """
     ids, cache = sample(model), own_cache(model, layout.copies)
     prompt, last = ids[:, :-DECODED], ids[:, -DECODED:]
@@ -100,14 +101,14 @@ def _run(model: Any, layout: ModelLayout, tail: int) -> "_Calls":
 
 
 class _Calls:
-    """Records what calls of kernels take and return.
+    """Records which states calls of kernels get, and compares what they return.
 
     Args:
-        layers: the layer of a plane in which each state lies, `slot ...`.
+        layers: for each state, its memory: a layer of a plane, `slot ...`.
 
     Attributes:
         apart: how the first wrong call differs from the model's own function; "" if none does.
-        kept: fields that a tail keeps of a token, for each state; None if no call took the state.
+        kept: for each state, the fields that a tail keeps of a token; None if no call got the state.
     """
 
     def __init__(self, layers: Sequence[Tensor]) -> None:
@@ -116,7 +117,7 @@ class _Calls:
         self._first = [layer[0] for layer in layers]
 
     def take(self, plane: Tensor, inputs: dict[str, Tensor]) -> None:
-        """Records that a call took a state of a layer, `slot ...`, or a part of it, and the fields of its tail."""
+        """Records that a call got a layer of a plane, `slot ...`, or a part of it; and the fields of its tail."""
         for number, first in enumerate(self._first):
             if 0 <= plane.data_ptr() - first.data_ptr() < first.numel() * first.itemsize:
                 self.kept[number] = tuple(
@@ -125,13 +126,13 @@ class _Calls:
                 )
 
     def compare(self, name: str, actual: Tensor, expected: Tensor, eps: float) -> None:
-        """Compares a kernel's result with that of the model's own function, on inputs that round by `eps`."""
+        """Compares a kernel's result with that of the model's own function, for inputs whose dtype has this `eps`."""
         apart = float((actual.float() - expected.float()).abs().max() / expected.float().abs().max().clamp_min(1e-30))
         if not apart <= max(NEAR, ROUNDED * eps) and not self.apart:
             self.apart = f"the kernel for {name} differs by {apart:.1e} of the largest value"
 
     def beside(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function that takes references, and also runs the model's own function to compare."""
+        """Returns a function that accepts references, and also calls the model's own function to compare results."""
         own = inspect.unwrap(function, stop=lambda one: not hasattr(one, "takes_references"))
         signature = inspect.signature(own)
 
@@ -150,12 +151,12 @@ class _Calls:
             state.note = lambda inputs: self.take(state.plane, inputs)
             result = function(*args, **kwargs)
             out = result
-            if isinstance(expected, tuple):  # the result includes the new state; other functions change the given state
+            if isinstance(expected, tuple):  # the new state is in the result; other functions change the given one
                 (expected, expected_state), (out, _) = expected, result
             if isinstance(taken, Joined):
                 expected = expected[..., -taken.inputs.shape[-1] :]
             self.compare(own.__name__, out, expected, coarsest)
-            if state.tail is None:  # with a tail, a later step stores the state
+            if state.tail is None:  # with a tail, only a later step stores the state
                 self.compare(own.__name__, state.plane[state.step.write.long()], expected_state, coarsest)
             return result
 
@@ -168,7 +169,7 @@ def _is_float(one: object) -> bool:
 
 @contextmanager
 def _beside(model: Any, calls: _Calls) -> Iterator[None]:
-    """Runs the model's own functions beside the kernels until the end of the `with` statement."""
+    """In the block of a `with` statement, runs the model's own functions in addition to the kernels."""
     replaced = [
         (module, name, function)
         for module in {sys.modules[type(part).__module__] for part in model.modules()}

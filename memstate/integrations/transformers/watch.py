@@ -1,4 +1,4 @@
-"""Tells a cache when the forward of its model begins and ends, because Transformers does not."""
+"""Tells a cache when a forward of its model begins and ends, because Transformers does not tell it."""
 
 import inspect
 import weakref
@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-# arguments of a forward with one column for each new token, `... column`
+# arguments of a forward that have one column for each new token, `... column`
 BY_COLUMN: Final = ("input_ids", "position_ids")
-TEXT: Final = {  # tensors that name or place tokens, and add nothing to them
+TEXT: Final = {  # arguments with tensors that are only tokens, positions or masks
     *BY_COLUMN, "inputs_embeds", "attention_mask", "cache_position", "labels", "logits_to_keep", "token_type_ids",
     "mm_token_type_ids",
 }  # fmt: skip
@@ -22,9 +22,9 @@ class Call(NamedTuple):
     Attributes:
         ids: the tokens, `batch column`; None if embeddings are given.
         batch: number of entries of the batch.
-        columns: tokens and pads of each entry.
-        mask: which columns are tokens, with those of earlier forwards, `batch column`; None: all are.
-        readable: whether `mask` says so. False for a mask of another shape, which can mean anything.
+        columns: number of tokens and pads of each entry.
+        mask: which columns are tokens, including those of earlier forwards, `batch column`; None: all are.
+        readable: whether `mask` has this meaning. False if the caller gave a mask of another shape.
         positions: positions of the tokens, `... batch column`; None: not given.
         plain: whether the forward gets only tokens, and nothing else such as pictures.
     """
@@ -43,10 +43,9 @@ def watch(model: Any, cache: Any) -> Callable[[], None]:
 
     Args:
         model: the model.
-        cache: the cache: `known(ids)` returns how many of the forward's columns the cache has read before; the forward
-            does not get these. Then `begin(call)` returns more arguments of the forward. `end(failed)` is called after
-            the forward, but not after an interrupt. The forward may get the cache under any name, also under an old one
-            that it renames.
+        cache: the cache. First, `known(ids)` returns how many of the forward's columns the cache has read already;
+            these are removed. Then `begin(call)` returns more arguments for the forward. After the forward,
+            `end(failed)` is called, but not after an interrupt. The argument with the cache may have any name.
 
     Returns:
         A function that stops the calls. A second call does nothing.
@@ -55,7 +54,7 @@ def watch(model: Any, cache: Any) -> Callable[[], None]:
     watched = weakref.ref(cache)
 
     def inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Returns the cache if the forward gets it, otherwise None; and all arguments of the forward by name."""
+        """Returns (the cache if the forward gets it, else None; all arguments of the forward by name)."""
         mine = watched()
         is_given = any(one is mine for one in (*args, *kwargs.values()))
         return mine if is_given else None, signature.bind_partial(*args, **kwargs).arguments
@@ -65,7 +64,7 @@ def watch(model: Any, cache: Any) -> Callable[[], None]:
         if mine is None:
             return None
         if known := mine.known(given.get("input_ids")):
-            # a mask for attention also has the columns before
+            # a mask for attention has the earlier columns as well, and keeps them
             names = (*BY_COLUMN, "attention_mask") if all(mine.is_linear) else BY_COLUMN
             new = {name: given[name][..., known:] for name in names if given.get(name) is not None}
             shorter = {id(given[name]): one for name, one in new.items()}
@@ -79,7 +78,7 @@ def watch(model: Any, cache: Any) -> Callable[[], None]:
         if mine is not None:
             mine.end(output is None)
 
-    # Dynamo also calls the hooks, and must not trace the manager
+    # Dynamo calls the hooks as well; it must not trace the manager
     outside: Callable[[Any], Any] = torch.compiler.disable
     hooks = (
         model.register_forward_pre_hook(outside(before), with_kwargs=True),

@@ -1,6 +1,6 @@
-"""Names the weights of a model by their content in memory, so that models with equal layouts differ.
+"""Names the weights of a model by their content, so that models with equal layouts but other weights differ.
 
-Reads all weights once, on their device, as integers: every device and every process computes the same name.
+Reads all weights once, on their device, as integers. So every device and every process computes the same name.
 """
 
 import json
@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from memstate.logs import event, logger
 
 LOG: Final = logger("transformers")
-KNOWN: Final[WeakKeyDictionary[Any, tuple[Any, str]]] = WeakKeyDictionary()  # model -> (its stamp, its name)
+KNOWN: Final[WeakKeyDictionary[Any, tuple[Any, str]]] = WeakKeyDictionary()  # model -> (value of `_stamp`, name)
 NOT_COMPUTED_WITH: Final = ("_name_or_path", "transformers_version")  # entries of a configuration that change no result
-CHUNK: Final = 2**18  # words of 8 bytes that are summed at once
+CHUNK: Final = 2**18  # number of 8-byte words that are summed at a time
 ODD: Final = 0x9E3779B97F4A7C15 - 2**64  # the golden ratio in 64 bits: its multiples are spread evenly
 
 
@@ -29,8 +29,8 @@ def weights_of(model: Any) -> str:
     """Returns a name for the weights of a model, its configuration and its active adapters: 32 hexadecimal digits.
 
     Models of equal content have the same name in every process, on every device and from every path. The name is
-    computed again after a tensor was replaced or changed by an operation. Weights that cannot be read, such as tensors
-    without memory, get a name that no other model has, and the log says so.
+    computed again if a tensor was replaced or changed by an operation. If weights cannot be read, such as tensors
+    without memory, the model gets a name that no other model has, and the log says so.
 
     Args:
         model: a model of Transformers.
@@ -50,7 +50,7 @@ def _stamp(model: Any) -> Any:
 
 
 def _adapters(model: Any) -> list[tuple[int, str]]:
-    """Returns (number of the module, its active adapters of PEFT) of each module with adapters."""
+    """Returns (number of the module, its active PEFT adapters) for each module with adapters."""
     return [
         (number, f"{part.active_adapters} {getattr(part, 'disable_adapters', False)}")
         for number, part in enumerate(model.modules())
@@ -76,7 +76,7 @@ def _name(model: Any) -> str:
 
 
 def _leaves(tensor: Any) -> Iterator[Tensor]:
-    """Yields the plain tensors of a tensor: a quantised or sharded tensor consists of several."""
+    """Yields the plain tensors of which a tensor consists: several for a quantised or sharded tensor."""
     if not is_traceable_wrapper_subclass(tensor):
         yield tensor
         return
@@ -85,7 +85,7 @@ def _leaves(tensor: Any) -> Iterator[Tensor]:
 
 
 def _sums(tensor: Tensor) -> list[int]:
-    """Returns a 64-bit sum for each chunk of a tensor. A change of one word always changes the sum."""
+    """Returns a 64-bit sum for each chunk of a tensor. A change of a single word always changes a sum."""
     if tensor.is_meta:
         raise NotImplementedError("a tensor on the meta device has no content")
     totals, data = [], tensor.detach().reshape(-1).view(torch.uint8)
@@ -94,7 +94,7 @@ def _sums(tensor: Tensor) -> list[int]:
     for part in data.split(8 * CHUNK):
         words = torch.nn.functional.pad(part, (0, -len(part) % 8)).view(torch.int64)
         mixed = words * places[: len(words)]
-        # brings the highest bits of words, such as signs, into low bits
+        # so that the highest bits of words, such as signs, also change low bits
         mixed ^= (mixed >> 32).bitwise_and_(0xFFFFFFFF)
         mixed *= places[: len(words)]
         totals.append(mixed.sum())

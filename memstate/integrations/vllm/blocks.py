@@ -1,10 +1,10 @@
-"""vLLM's memory as planes: a block is a slot, and vLLM's null block is slot 0.
+"""Treats vLLM's memory as planes: a block is a slot, and vLLM's null block is slot 0.
 
-    region    bytes of all blocks at one stride: of one layer, or of all layers if blocks are packed
-    plane     one region; the bytes of a block in all regions are one record
+    region    memory with bytes of all blocks at one stride: of one layer or, if blocks are packed, of all layers
+    plane     one region; the bytes of a block in all regions together are one record
 
-Layers of several groups share a region, because a block belongs to one group at a time. So a record is a whole block of
-any group.
+Layers of several groups share a region, because a block belongs to one group at a time. So a record is a whole block,
+whichever group it belongs to.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -44,7 +44,7 @@ def blocks_of(
         backends: Layer name -> the backend that reads and writes the layer's tensors; None if unknown.
 
     Raises:
-        LayoutMismatch: A tensor's memory is smaller than the configuration says, or there is none.
+        LayoutMismatch: The memory of a tensor is smaller than the configuration says, or there is no tensor.
     """
     number, regions = kv_cache_config.num_blocks, list[Tensor]()
     seen = set[int]()
@@ -75,7 +75,7 @@ def blocks_of(
 
 
 def _memory(cache: Tensor | Sequence[Tensor]) -> Tensor:
-    """Returns all bytes of the allocation that a layer's tensors lie in."""
+    """Returns all bytes of the allocation in which a layer's tensors lie."""
     tensor = cache if isinstance(cache, Tensor) else cache[0]
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
@@ -90,6 +90,6 @@ def _shapes(cache: Tensor | Sequence[Tensor]) -> list[Hashable]:
 
 
 def _inside(tensor: Tensor) -> list[int]:
-    """Returns the order of a tensor's axes in memory, which does not depend on the number of blocks."""
+    """Returns the order of a tensor's axes in memory. It does not depend on the number of blocks."""
     strides = [-stride for stride in tensor.stride()]
     return sorted(range(tensor.ndim), key=strides.__getitem__)

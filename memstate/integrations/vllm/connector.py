@@ -1,4 +1,4 @@
-"""The KV connector that vLLM makes in the scheduler and in each worker. Passes calls on to the side that is there."""
+"""The KV connector that vLLM makes in the scheduler and in each worker. Passes calls on to its side of memstate."""
 
 import platform
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ except ImportError as error:
 
 
 class StepPlan(KVConnectorMetadata):
-    """A plan that vLLM carries to the workers.
+    """A plan, in the form in which vLLM carries it to the workers.
 
     Args:
         plan: The plan.
@@ -48,7 +48,7 @@ class StepPlan(KVConnectorMetadata):
 
 
 class WorkerReport(KVConnectorWorkerMetadata):
-    """A report that vLLM carries to the scheduler.
+    """A report, in the form in which vLLM carries it to the scheduler.
 
     Args:
         report: The report of one rank, or the sum of several.
@@ -73,7 +73,7 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
 
     Args:
         vllm_config: vLLM's configuration.
-        role: Whether this is the side of the scheduler or of a worker.
+        role: Whether this connector is in the scheduler or in a worker.
         kv_cache_config: vLLM's configuration of the KV cache.
 
     Attributes:
@@ -81,8 +81,9 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
         worker: The worker's side; in a worker only.
 
     Raises:
-        ConfigurationError: vLLM caches no prefixes, or in a mode in which blocks have no content hash; vLLM ends
-            requests whose load fails; there is a store, but nothing names the weights; or a setting is not valid.
+        ConfigurationError: vLLM caches no prefixes, or caches them in a mode without content hashes of blocks; vLLM is
+            set to end requests whose load fails; there is a store, but nothing names the weights; or a setting is not
+            valid.
     """
 
     scheduler: SchedulerSide
@@ -107,11 +108,11 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
             resolved: Sequence[bytes] = resolve_block_hashes(request.block_hashes, unit, size)
             return resolved
 
-        def digest() -> bytes:  # a function: vLLM chooses the seed after it makes the scheduler
+        def digest() -> bytes:  # a function, because vLLM chooses the seed after this constructor
             return with_seed(configured, get_none_hash_seed().encode())
 
         speculation, ahead = vllm_config.speculative_config, getattr(vllm_config, "num_hash_lookahead_tokens", 0)
-        # vLLM 0.32 has no look-ahead
+        # `ahead` is 0 in vLLM 0.32, which has no look-ahead
         drop = speculation is not None and speculation.use_eagle_block_drop() and not ahead
         self.scheduler = SchedulerSide(
             settings, settings.records(kv_cache_config), vllm_config.parallel_config.world_size, align, hashes, digest,
@@ -120,12 +121,12 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """False: without a save, a later prompt only misses a hit."""
+        """False, because without a save, a later prompt only misses a hit."""
         return False
 
     @property
     def counts(self) -> ConnectorCounts:
-        """Counts of the connector's work since the start. Only on the scheduler's side."""
+        """Counts of the connector's work since the start. Only in the scheduler."""
         return self.scheduler.counts
 
     # -- calls in the scheduler -------------------------------------------------------------------------------------
@@ -136,7 +137,7 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
         self.scheduler.bind(kv_cache_manager, self._kv_cache_config.prefix_cacheable_group_ids)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """Returns how many tokens can be loaded, and True if that load runs during later steps."""
+        """Returns how many tokens can be loaded, and True if the load runs in the background of later steps."""
         if request.skip_reading_prefix_cache:
             self.scheduler.arrived(request)
             return 0, False
@@ -149,7 +150,7 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:
         """Returns how many tokens of a load come from host memory and from the store."""
-        # vLLM versions without this class do not call this method
+        # imported here: vLLM versions without this class do not call this method
         from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
         stored = self.scheduler.stored(request.request_id, num_external_tokens)
@@ -166,7 +167,7 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Statistics:
-        """Returns statistics for counts that came from the scheduler's process."""
+        """Returns statistics from counts that came from the scheduler's process."""
         return Statistics(data or {})
 
     @classmethod
@@ -188,18 +189,18 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
         self.scheduler.loaded(connector_output.finished_recving or (), connector_output.failed_recving)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """Keeps no block after a request: a step's blocks are saved right after its forward."""
+        """Lets vLLM free all blocks of a request that ended: blocks are saved right after their forward."""
         self.scheduler.finished(request.request_id)
         return False, None
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Keeps no block; see `request_finished`."""
+        """Lets vLLM free all blocks; see `request_finished`."""
         return self.request_finished(request, [])
 
     def has_pending_push_work(self) -> bool:
-        """Whether saves or writes are under way, so that vLLM must go on stepping."""
+        """Whether saves or writes are under way, so that vLLM must run more steps."""
         return self.scheduler.busy
 
     def reset_cache(self) -> bool:
@@ -215,11 +216,11 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
         self.worker.register(self._kv_cache_config, kv_caches, backends)
 
     def unregister_kv_caches(self) -> None:
-        """Gives up blocks that wait for staging, because vLLM is about to sleep."""
+        """Gives up blocks that wait for staging, because vLLM is about to release its memory."""
         self.worker.suspend()
 
     def restore_kv_caches(self) -> None:
-        """Makes the staging buffers again: they may lie in memory that vLLM took away for its sleep."""
+        """Makes the staging buffers again, because vLLM may have released their memory for its sleep."""
         self.worker.restore()
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
@@ -227,13 +228,13 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
         self.worker.begin(self._step().plan)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Does nothing: a request runs only after its load."""
+        """Does nothing, because a request runs only after its load."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        """Does nothing: a block is saved with all its layers."""
+        """Does nothing, because a block is saved with all its layers, after the forward."""
 
     def wait_for_save(self) -> None:
-        """Packs blocks that this forward and earlier ones have completed. Does not wait."""
+        """Packs blocks that this forward and earlier ones have completed. Waits for nothing."""
         self.worker.save(self._step().plan)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
@@ -257,19 +258,19 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
 
 
 def runs_on() -> tuple[str, str, str]:
-    """Returns (the machine's architecture, the platform, the device) that vLLM runs on."""
+    """Returns on what vLLM runs: (the machine's architecture, the platform, the device)."""
     try:
         device: str = current_platform.get_device_name()
-    except NotImplementedError:  # some platforms do not know, such as vLLM's build for GPUs on a machine without one
+    except NotImplementedError:  # some platforms cannot tell, such as vLLM for GPUs on a machine without one
         device = ""
     return platform.machine(), type(current_platform).__name__, device
 
 
 def require_supported(vllm_config: Any, kv_cache_config: Any) -> None:
-    """Refuses configurations that the connector does not support, such as prefix caching that is off.
+    """Raises an error if the connector does not support a configuration, for example without prefix caching.
 
     Raises:
-        ConfigurationError: The message says what to change.
+        ConfigurationError: It is not supported; the message says what to change.
     """
     if not vllm_config.cache_config.enable_prefix_caching:
         raise ConfigurationError(

@@ -8,8 +8,8 @@ class Record(NamedTuple):
     """A block in host memory or in the store.
 
     Attributes:
-        key: vLLM's hash of all tokens up to the block's end, with the group.
-        number: Number of its record in host memory, the same on each rank.
+        key: vLLM's hash of all tokens up to the block's end, followed by the group.
+        number: Number of its record in host memory, equal on all ranks.
         length: Tokens up to the block's end.
     """
 
@@ -20,7 +20,7 @@ class Record(NamedTuple):
 
 @dataclass
 class Save:
-    """Blocks that the step's forward completes. They are copied to host memory after this forward or a later one.
+    """Blocks that a step's forward completes. They are copied to host memory after this forward or a later one.
 
     Attributes:
         job: Number of this save.
@@ -52,7 +52,7 @@ class Load:
 
 @dataclass
 class Write:
-    """Records in host memory to write to the store.
+    """Records in host memory that are to be written to the store.
 
     Attributes:
         job: Number of this write.
@@ -69,11 +69,12 @@ class Plan:
 
     Attributes:
         save: What to save after the forward, None for nothing.
-        gone: Numbers of records of earlier saves whose blocks vLLM has given to other requests. If a rank has not
-            packed such a block yet, its record is lost.
+        gone: Numbers of records of earlier saves whose blocks vLLM has given to other requests. If a rank has not yet
+            packed such a block, its record is lost.
         loads: Loads to begin.
         writes: Writes to begin.
-        lost: Requests whose load cannot begin: a record was evicted after `matched` counted it, or has no room.
+        lost: Requests whose load cannot begin: a record was evicted after `matched` counted it, or there is no room for
+            one.
         digest: Result of `naming.with_seed`; empty if there is no store.
     """
 
@@ -91,9 +92,9 @@ class Report:
 
     Attributes:
         saved: Job of a save -> ranks that have finished it.
-        gone: Job of a save -> numbers of records whose blocks were given away before a rank had packed them.
+        gone: Job of a save -> numbers of records whose blocks vLLM gave to others before a rank had packed them.
         written: Job of a write -> ranks that have finished it, whether or not the store took the records.
-        lost: Request -> numbers of records that the store did not give a rank.
+        lost: Request -> numbers of records that a rank could not get from the store.
     """
 
     saved: dict[int, int] = field(default_factory=dict)

@@ -15,10 +15,10 @@ HELP = {
 
 
 class Statistics(KVConnectorStats):
-    """Counts since the last report, under the names of `scheduler.Counts`."""
+    """Counts since the last report, under the names of `scheduler.ConnectorCounts`."""
 
     def reset(self) -> None:
-        """Forgets all counts."""
+        """Sets all counts to 0."""
         self.data: dict[str, int] = {}
 
     def aggregate(self, other: KVConnectorStats) -> "Statistics":
@@ -28,7 +28,7 @@ class Statistics(KVConnectorStats):
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        """Returns the counts by the names in vLLM's log."""
+        """Returns name -> count, with the names that vLLM's log shows."""
         return {f"memstate {name}": count for name, count in self.data.items()}
 
     def is_empty(self) -> bool:

@@ -1,4 +1,4 @@
-"""Names records by content and configuration, so that a process uses only records of processes like itself.
+"""Names records by content and configuration: a process uses only records of processes with an equal configuration.
 
     configuration ─▶ digest ─▶ + rank + vLLM's hash of a block and its group ─▶ key of the record in the store
 
@@ -15,15 +15,15 @@ from typing import Any
 from memstate.salts import encode
 from memstate.tiers.records import DIGEST_BYTES, VERSION
 
-LIBRARY = "transformers_version"  # an entry of the model's configuration that says nothing about the model
+LIBRARY = "transformers_version"  # entry of a model's configuration that is no property of the model
 
 
 def configuration(
     vllm_config: Any, kv_cache_config: Any, version: str, platform: Sequence[str], weights: Hashable
 ) -> bytes:
-    """Returns a digest, 32 bytes, of all of vLLM's configuration that changes the bytes of a block.
+    """Returns a digest, 32 bytes, of everything in vLLM's configuration on which the bytes of a block depend.
 
-    It covers the weights; the model's revision and configuration, dtypes and quantisation; attention backends, the
+    This is: the weights; the model's revision and configuration, dtypes and quantisation; attention backends, the
     platform and the ranks; the layers and block sizes of each group, and where they lie in a block; how vLLM hashes
     tokens; and vLLM's version.
 
@@ -31,7 +31,7 @@ def configuration(
         vllm_config: vLLM's configuration.
         kv_cache_config: vLLM's configuration of the KV cache.
         version: vLLM's version, because an update may change the layout of a block.
-        platform: Names of what vLLM runs on, such as the device and the machine's architecture.
+        platform: Names of that on which vLLM runs, such as the device and the machine's architecture.
         weights: Result of `weights.identity`.
     """
     cache, parallel, model = vllm_config.cache_config, vllm_config.parallel_config, vllm_config.model_config
@@ -57,11 +57,11 @@ def configuration(
 
 
 def packed(tensor: Any, blocks: int) -> bool:
-    """Returns whether a block has the bytes of all layers in one run, instead of a region for each layer.
+    """Returns whether the bytes of all layers of a block lie together, instead of in a region for each layer.
 
     Args:
         tensor: A `KVCacheTensor` of vLLM.
-        blocks: Blocks on the device.
+        blocks: Number of blocks on the device.
     """
     return bool(tensor.layer_stride < blocks * tensor.block_stride)
 
@@ -69,7 +69,7 @@ def packed(tensor: Any, blocks: int) -> bool:
 def with_seed(configured: bytes, seed: bytes) -> bytes:
     """Returns the digest of a configuration and of the seed of vLLM's hashes.
 
-    The seed is random in each process if vLLM hashes with xxhash and PYTHONHASHSEED is not set; then no record matches.
+    If vLLM hashes with xxhash and PYTHONHASHSEED is not set, the seed is random: no other process can use the records.
     """
     return _digest(configured, seed)
 
@@ -86,17 +86,17 @@ def record_key(digest: bytes, rank: int, key: bytes) -> bytes:
 
 
 def geometry(regions: Sequence[int], layers: Sequence[Hashable]) -> bytes:
-    """Returns a digest, 32 bytes, of the shape of a worker's memory. The header of its records has it.
+    """Returns a digest, 32 bytes, of the shape of a worker's memory. It is part of the header of each record.
 
     Args:
         regions: Bytes of a block in each region.
-        layers: Shapes, dtypes and memory order of each layer's tensors.
+        layers: For each layer, the shapes, dtypes and memory order of its tensors.
     """
     return _digest(repr((tuple(regions), tuple(layers))).encode())
 
 
 def _described(model: Any) -> str:
-    """Returns a model's configuration as text, with overrides, such as of position encodings, applied."""
+    """Returns a model's configuration as text, after overrides, for example of position encodings."""
     fields = {name: value for name, value in model.to_dict().items() if name not in ("_name_or_path", LIBRARY)}
     return json.dumps(fields, sort_keys=True, default=str)
 

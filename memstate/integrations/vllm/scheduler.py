@@ -1,19 +1,19 @@
-"""The scheduler's side: knows what host memory has by content, what a prompt can load, and what a step saves.
+"""The scheduler's side: knows by content what host memory has; decides what a prompt loads and what a step saves.
 
-    question   how far can this prompt be loaded? Host memory answers at once, the store in a thread
+    question   how much of this prompt can be loaded? Host memory answers at once, the store in a thread
     load       vLLM has claimed blocks: choose the records that fill them
-    plan       give records to the blocks that this step completes; saved records may go to the store
+    plan       give records to the blocks that this step completes; saved records may be written to the store
 
-vLLM holds no block for a save. A later plan names the blocks that vLLM gave to others meanwhile, and a rank that has
-not packed such a block reports it.
+vLLM does not keep a block for a save. If vLLM gives such a block to another request, the next plan names it, and a rank
+that has not packed it yet reports it.
 
-A record is named by vLLM's own hash of a block, which stands for all tokens up to the block's end. So a state is found
-only at ends of blocks, where vLLM's block-aligned mode keeps states. Nothing is saved for null blocks.
+The key of a record is vLLM's own hash of a block, which stands for all tokens up to the block's end. So states are
+found only at ends of blocks, where vLLM's block-aligned mode keeps states. Nothing is saved for null blocks.
 
-A load that fails keeps the records that came. Then the request asks again: it loads what lies before the first missing
-record, or computes all.
+If a load fails, the records that have arrived stay. Then the request asks again: it loads the blocks before the first
+missing record, or computes all.
 
-    claimed by a save ─▶ filled on each rank ─▶ found, least recently used first out ─▶ written to the store, pinned
+A record:  claimed by a save ─▶ filled on each rank ─▶ found by prompts until it is evicted; pinned while it is written
 """
 
 import logging
@@ -38,7 +38,7 @@ from memstate.tiers.workers import Executor, Job, Threads, Workers
 from memstate.tiers.writeback import SHARE
 
 LOG = logs.logger("vllm")
-GROUP = 4  # bytes of a group's number after a hash
+GROUP = 4  # bytes of the group's number that follows a hash in a key
 
 
 @dataclass
@@ -46,12 +46,13 @@ class ConnectorCounts:
     """Counts of the connector's work since the start.
 
     Attributes:
-        saved: Blocks that reached host memory.
-        refused: Blocks that host memory had no room for, or that vLLM gave to others before they were packed.
-        loaded: Blocks that were loaded to the device; `fetched` is a part of them.
-        fetched: Blocks that were loaded from the store.
-        lost: Loads that failed. The requests load what lies before the first missing record, and compute the rest.
-        written: Blocks that the store was given.
+        saved: Number of blocks that reached host memory.
+        refused: Number of blocks that were not saved: host memory had no room, or vLLM gave them to others too early.
+        loaded: Number of blocks that were loaded to the device, including `fetched`.
+        fetched: Number of blocks that were loaded from the store.
+        lost: Number of loads that failed. Their requests load the blocks before the first missing record, and compute
+            the rest.
+        written: Number of blocks that were given to the store.
     """
 
     saved: int = 0
@@ -68,11 +69,11 @@ class Ongoing:
 
     Attributes:
         records: The records that it saves or writes.
-        left: Number of ranks that have not reported it.
+        left: Number of ranks that have not reported it yet.
         entries: Cache entries that a write has pinned.
         blocks: Record number of a save -> (vLLM's block, the block's name when the save was planned).
-        gone: Numbers of records that a rank has not got.
-        dropped: Whether the cache was reset meanwhile; then the records are released.
+        gone: Numbers of records that are missing on some rank.
+        dropped: Whether the cache was reset since; then the records will be released.
     """
 
     records: list[Record]
@@ -89,7 +90,7 @@ class Fetching(NamedTuple):
     Attributes:
         load: The load.
         pinned: Cache entries that the load has pinned.
-        lost: Numbers of records that a rank has not got.
+        lost: Numbers of records that are missing on some rank.
     """
 
     load: Load
@@ -99,14 +100,14 @@ class Fetching(NamedTuple):
 
 @dataclass
 class Known:
-    """The scheduler side's record of a request.
+    """What the scheduler's side knows of a request.
 
     Attributes:
         adapter: Bytes that name its LoRA adapter, empty for none.
-        gone: Keys of blocks that it could not load, for which it does not ask the store again.
-        start: Tokens that vLLM had at the last call of `matched`.
-        question: Job that asks the store with `has_all`, or None.
-        cursors: For each group, the number of blocks that were looked at for a save; empty for none.
+        gone: Keys of blocks that it could not load. It does not ask the store for them again.
+        start: Number of tokens that vLLM had at the last call of `matched`.
+        question: Job that asks the store by `has_all`, or None.
+        cursors: For each group, how many blocks were considered for a save; empty before the first time.
     """
 
     adapter: bytes
@@ -117,7 +118,7 @@ class Known:
 
 
 def has_all(store: Store, names: Mapping[bytes, Sequence[str]]) -> set[bytes]:
-    """Returns the keys of blocks that the store has under the names of all ranks. Runs in a thread.
+    """Returns the keys of those blocks of which the store has the records of all ranks. Runs in a thread.
 
     Args:
         store: The store.
@@ -134,16 +135,17 @@ class SchedulerSide:
     """Decides what to save, load and write.
 
     Args:
-        settings: Sizes of staging, and tokens from which the store is asked.
-        records: Blocks that fit in host memory, on each rank.
+        settings: Settings of the connector. This side uses `store_tokens`.
+        records: Number of blocks for which host memory has room, on each rank.
         ranks: Number of workers; each holds a part of every block.
-        align: vLLM's scheduler block size; hits are multiples of it, in tokens.
-        hashes: Called with a request and a number of tokens; returns the request's hashes of blocks of this size.
-        digest: Returns the digest of the configuration; called when the first name is needed.
-        drop: Whether the last block of a hit is computed again, as drafters of the EAGLE family need.
+        align: vLLM's scheduler block size in tokens; hits are multiples of it.
+        hashes: Function of a request and a block size in tokens; returns the hashes of the request's blocks of this
+            size.
+        digest: Function that returns the digest of the configuration; called when the first name is needed.
+        drop: Whether the last block of a hit is computed again. Drafters of the EAGLE family need this.
         store: The store below host memory; None if there is none.
-        executor: Replaces the thread in tests.
-        adapter: Returns bytes that name a request's LoRA adapter; empty if it has none.
+        executor: Executor that replaces the thread, for tests.
+        adapter: Function that returns bytes that name a request's LoRA adapter; empty if it has none.
     """
 
     def __init__(
@@ -153,7 +155,7 @@ class SchedulerSide:
     ) -> None:  # fmt: skip
         self.settings, self._ranks, self._align, self._hashes = settings, ranks, align, hashes
         self._drop, self._store, self._adapter, self._make_digest, self._digest = drop, store, adapter, digest, b""
-        # This cache only counts: the bytes and their layout are with the workers.
+        # This cache only counts records. The workers have the bytes, and know their layout.
         form = RecordFormat("kv", StateLayout((Plane("block", (1,), torch.uint8),), layers=1), bytes(DIGEST_BYTES))
         self.cache = RecordCache(RecordPool(records, nbytes=1), form)
         self._threads = executor or Threads(1)
@@ -170,7 +172,7 @@ class SchedulerSide:
         self.counts = ConnectorCounts()
 
     def bind(self, manager: Any, groups: Sequence[int]) -> None:
-        """Stores vLLM's cache manager.
+        """Keeps a reference to vLLM's cache manager.
 
         Args:
             manager: vLLM's `KVCacheManager`.
@@ -180,13 +182,13 @@ class SchedulerSide:
         self._groups = [managers[group] for group in groups]
 
     def arrived(self, request: Any) -> Known:
-        """Records a request. Call it before the first step that computes tokens of the request.
+        """Notes a request. Call it before the first step that computes tokens of the request.
 
         Args:
             request: vLLM's request.
 
         Returns:
-            The record of the request.
+            What is known of the request.
         """
         name = request.request_id
         if name not in self._known:
@@ -194,7 +196,7 @@ class SchedulerSide:
         return self._known[name]
 
     def matched(self, request: Any, computed: int) -> int | None:
-        """Returns how many tokens of a prompt can be loaded after those that vLLM has.
+        """Returns how many tokens of a prompt can be loaded, in addition to those that vLLM has.
 
         Changes nothing in host memory.
 
@@ -203,7 +205,7 @@ class SchedulerSide:
             computed: Tokens that vLLM has already.
 
         Returns:
-            The tokens; None while the store is being asked: call again in the next step.
+            The number of tokens. None while the store is being asked: call again in the next step.
         """
         known = self.arrived(request)
         known.start, gone = computed, known.gone
@@ -231,7 +233,7 @@ class SchedulerSide:
     def _reach(
         self, keys: Callable[[int, int], bytes], computed: int, limit: int, below: Callable[[bytes], bool]
     ) -> int:
-        """Returns the longest length at which each group has all blocks that its layers still need."""
+        """Returns the largest length, up to `limit`, for which every group has all blocks that it still needs."""
 
         def has(at: int, block: int) -> bool:
             key = keys(at, block)
@@ -240,7 +242,7 @@ class SchedulerSide:
         for at, group in enumerate(self._groups):
             size = group.block_size
             first, last = self._needed(group, computed, limit)
-            if first == computed // size:  # full attention, for example: nothing after a gap can be loaded
+            if first == computed // size:  # such as full attention: nothing can be loaded beyond a missing block
                 held = next((block for block in range(first, last) if not has(at, block)), last)
                 limit = min(limit, held * size // self._align * self._align)
         if self._drop:
@@ -255,7 +257,7 @@ class SchedulerSide:
 
     @staticmethod
     def _needed(group: Any, computed: int, length: int) -> tuple[int, int]:
-        """Returns (first, end) of a group's blocks that a request of `length` tokens still needs and vLLM lacks.
+        """Returns the range (first, end) of a group's blocks that a request of `length` tokens needs from memstate.
 
         Full attention needs all blocks, a sliding window the last few, a recurrent layer the last one.
         """
@@ -277,12 +279,12 @@ class SchedulerSide:
         return self._digest
 
     def allocated(self, request: Any, blocks: Sequence[Sequence[int]], tokens: int) -> None:
-        """Chooses the records that fill the blocks that vLLM has claimed for a load.
+        """Chooses the records from which the blocks are filled that vLLM has claimed for a load.
 
         Args:
             request: vLLM's request.
             blocks: Block ids of each of vLLM's groups.
-            tokens: Tokens to load; 0 for no load.
+            tokens: Number of tokens to load; 0 for no load.
         """
         name, known = request.request_id, self.arrived(request)
         start, known.start, known.question = known.start, 0, None
@@ -295,7 +297,7 @@ class SchedulerSide:
             for block in range(start // size, (start + tokens) // size):
                 if ids[block]:  # no layer reads the null block
                     wanted.append(((block + 1) * size, at, ids[block], keys(at, block)))
-        wanted.sort()  # shortest length first: then a missing record does not affect those before it
+        wanted.sort()  # shortest length first, so that records before a missing one can still be used
         for place, (length, _, block_id, key) in enumerate(wanted):
             if entry := self.cache.get(key):
                 self.cache.pin(entry)
@@ -318,11 +320,11 @@ class SchedulerSide:
         self.cache.touch([record.key for record in load.records])
 
     def stored(self, name: str, tokens: int) -> int:
-        """Returns how many tokens of a new load come from the store, by its share of the blocks.
+        """Returns how many tokens of a new load come from the store: in proportion to the blocks from there.
 
         Args:
             name: The request's id.
-            tokens: Tokens of the load.
+            tokens: Number of tokens of the load.
         """
         load = self._loads[name].load
         return tokens * len(load.fetched) // max(1, len(load.records))
@@ -332,7 +334,7 @@ class SchedulerSide:
 
         Args:
             scheduled: Requests whose tokens this step's forward computes.
-            ended: Requests that ended since the last step.
+            ended: Requests that have ended since the last step.
         """
         for name in ended:
             self.ended(name)
@@ -345,7 +347,7 @@ class SchedulerSide:
         return plan
 
     def _save(self, scheduled: Iterable[str]) -> Save | None:
-        """Claims records for the blocks that this step completes, as long as there is room."""
+        """Claims records for the blocks that this step completes, as long as host memory has room."""
         save, blocks = Save(self._jobs, [], []), dict[int, tuple[Any, bytes]]()
         for name in scheduled:
             if (known := self._known.get(name)) is None:
@@ -366,9 +368,10 @@ class SchedulerSide:
         return save
 
     def _gone(self) -> set[int]:
-        """Returns records of earlier saves whose blocks have another name now: vLLM may write to them in this step.
+        """Returns records of earlier saves whose blocks have a new name now: vLLM may write to them in this step.
 
-        vLLM makes a new object each time it names a block. So the test is identity: an equal name can be a later one.
+        vLLM makes a new object each time it names a block. So the test compares objects: an equal name may be a new
+        one.
         """
         gone = set[int]()
         for save in self._saves.values():
@@ -399,7 +402,7 @@ class SchedulerSide:
         save.records.append(Record(key, number[0], length))
 
     def _write(self) -> list[Write]:
-        """Takes records that wait for the store, as many as may be pinned at once."""
+        """Pins records that wait for the store, as many as writes may pin, and returns the jobs that write them."""
         pinned = sum(len(write.entries) for write in self._writes.values())
         room = max(1, int(self.cache.pool.records * SHARE)) - pinned
         entries: list[CachedRecord] = []
@@ -416,7 +419,7 @@ class SchedulerSide:
         return [Write(job, records)]
 
     def reported(self, report: Report) -> None:
-        """Records the finished work of ranks.
+        """Notes the work that ranks have finished.
 
         Args:
             report: The sum of the ranks' reports.
@@ -453,11 +456,11 @@ class SchedulerSide:
                 self._to_write.append(entry)
 
     def loaded(self, finished: Iterable[str], failed: Collection[str]) -> None:
-        """Records loads that have finished on each rank.
+        """Notes loads that have ended on all ranks.
 
         Args:
             finished: Ids of the requests.
-            failed: Those of the requests that a rank could not load.
+            failed: Those of the requests for which the load failed on some rank.
         """
         for name in finished:
             if (fetching := self._loads.pop(name, None)) is None:
@@ -479,7 +482,7 @@ class SchedulerSide:
             logs.event(LOG, logging.WARNING, "load failed", request=name, lost=len(lost), records=len(load.records))
 
     def ended(self, name: str) -> None:
-        """Forgets what a request has in vLLM's memory. A load under way stays until each rank has finished it.
+        """Forgets which blocks a request has in vLLM's memory. A load that is under way is kept until all ranks end it.
 
         Args:
             name: Id of a request that has ended or is preempted.
@@ -497,14 +500,15 @@ class SchedulerSide:
 
     @property
     def busy(self) -> bool:
-        """Whether saves or writes are under way, so that vLLM must go on stepping."""
+        """Whether saves or writes are under way, so that vLLM must run more steps."""
         return bool(self._saves or self._writes or self._to_write)
 
     def reset(self) -> bool:
-        """Forgets all of host memory; returns whether nothing is left there.
+        """Forgets all that is in host memory. Returns whether host memory is empty then.
 
-        Earlier records in the store no longer match either: vLLM resets when weights have changed in memory, and no
-        file shows that. The store keeps its records for the next process that loads the weights from the files.
+        From now on, this process does not use earlier records in the store either: vLLM calls this when weights have
+        changed in memory, which no file shows. The store keeps the records for processes that load the weights from the
+        files.
         """
         self._to_write.clear()
         for known in self._known.values():

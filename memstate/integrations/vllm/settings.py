@@ -11,7 +11,7 @@ from memstate.tiers.stores.base import Store
 from memstate.tiers.stores.file import FileStore
 
 COUNTS = ("threads", "store_tokens")
-# Loads get an eighth of the staging memory, saves the rest: a load can pass in parts, and no forward waits for it.
+# Loads get 1/8 of the staging memory, saves the rest: a load can go through it in parts, and no forward waits for it.
 INWARD = 8
 
 
@@ -20,14 +20,15 @@ class Settings:
     """The settings that `kv_connector_extra_config` can give.
 
     Args:
-        host_blocks: Blocks of vLLM that fit in host memory, on each rank. Give either this or `host_bytes`.
+        host_blocks: Number of vLLM's blocks for which host memory has room, on each rank. Give this or `host_bytes`.
         host_bytes: Bytes of blocks in host memory, on each rank, as a number or as a text such as "64GiB".
-        staging_bytes: Bytes of the staging buffers on the device, on each rank. Blocks that do not fit wait.
+        staging_bytes: Bytes of the staging buffers on the device, on each rank. Blocks for which they have no room
+            wait.
         store: Folder of a `FileStore` below host memory. None: no store.
-        store_capacity: Most bytes in the folder, in the form of `host_bytes`. None: until the disk is full.
-        store_tokens: Fewest tokens beyond host memory that the store must have to be read.
-        threads: Threads that read and write the store.
-        model: Name of the weights, used instead of their path and files. None: path and files name them.
+        store_capacity: Limit of the bytes in the folder, given like `host_bytes`. None: until the disk is full.
+        store_tokens: The store is read only if it has at least so many tokens more of a prompt than host memory.
+        threads: Number of threads that read and write the store.
+        model: Name that stands for the weights. None: their path and files stand for them.
 
     Raises:
         ConfigurationError: A value is missing or out of range.
@@ -77,13 +78,13 @@ class Settings:
         return cls(**given)
 
     def records(self, kv_cache_config: Any) -> int:
-        """Returns how many blocks fit in host memory: the same number in the scheduler and on each rank.
+        """Returns for how many blocks host memory has room: the same number in the scheduler and on each rank.
 
         Args:
             kv_cache_config: vLLM's configuration of the KV cache.
 
         Raises:
-            ConfigurationError: Not even one block fits.
+            ConfigurationError: There is not even room for one block.
         """
         if self.host_blocks is not None:
             return self.host_blocks
@@ -94,7 +95,7 @@ class Settings:
         return count
 
     def staged(self, nbytes: int) -> tuple[int, int]:
-        """Returns how many records fit in the staging buffer of loads, and in that of saves.
+        """Returns (records for which the staging buffer of loads has room, records for which that of saves has room).
 
         Args:
             nbytes: Bytes of a record.

@@ -1,11 +1,11 @@
-"""Names weights by the files that they come from, without reading the weights.
+"""Names weights by the files from which they are loaded, without reading the weights.
 
     model     the files in its folder, or in the hub's snapshot: names, sizes, times, headers of safetensors
     adapter   the same for a LoRA adapter, when its first request arrives
 
-vLLM's hashes have the name and path of an adapter, and nothing of the model. The times are those of the last write and
-the last change in the file system. So equal files with new times count as other weights: that costs a hit, never a
-wrong token.
+vLLM's hashes depend on the name and path of an adapter, but not on the model. The times are those of the last write and
+of the last change in the file system. So equal files with new times count as other weights: that can cost a hit, but
+never causes a wrong token.
 """
 
 import logging
@@ -23,12 +23,12 @@ from memstate.tiers.records import DIGEST_BYTES
 
 LOG = logs.logger("vllm")
 
-# Load formats of vLLM that read the model's folder. Others invent weights, or read them from elsewhere.
+# Load formats of vLLM that read the model's folder. Others make up weights, or read them from other places.
 FROM_FOLDER = frozenset({
     "auto", "bitsandbytes", "fastsafetensors", "gguf", "hf", "instanttensor", "mistral", "npcache", "pt",
     "runai_streamer", "runai_streamer_sharded", "safetensors", "sharded_state",
 })  # fmt: skip
-SIZE_BYTES = 8  # bytes in front of a safetensors header, which give its size
+SIZE_BYTES = 8  # bytes before the header of a safetensors file; they give the header's size
 HEADER_BYTES = 100 << 20  # the largest header that safetensors allows
 
 
@@ -37,7 +37,7 @@ class Files(NamedTuple):
 
     Attributes:
         digest: Digest, 32 bytes, of names, sizes, times and headers.
-        changed: Last change of any of the files, in seconds since 1970.
+        changed: Time of the last change of any of the files, in seconds since 1970.
     """
 
     digest: bytes
@@ -45,14 +45,14 @@ class Files(NamedTuple):
 
 
 def identity(vllm_config: Any, name: str | None = None) -> Hashable:
-    """Returns an identity of the weights of a model and its drafter, which differs from that of other weights there.
+    """Returns a value that stands for the weights of a model and its drafter. Other weights at that place differ in it.
 
     Args:
         vllm_config: vLLM's configuration.
-        name: Name of the weights, used instead of their path and files; None if there is no name.
+        name: Name that the user gives to the weights, used instead of their path and files; or None.
 
     Raises:
-        ConfigurationError: There is no name, and no file names the weights.
+        ConfigurationError: There is neither a name nor a file of the weights.
     """
     if name:
         return ("named", name)
@@ -78,7 +78,7 @@ def _identity(model: Any, load: Any) -> bytes:
 
 
 def files(place: str, revision: str | None = None, downloads: str | None = None) -> Files | None:
-    """Returns a digest of the files in a place. Reads no more than headers.
+    """Returns a digest of the files at a place. Of safetensors files, it reads only the headers.
 
     Args:
         place: A folder, a file, or a model of the Hugging Face hub that has been downloaded.
@@ -89,7 +89,7 @@ def files(place: str, revision: str | None = None, downloads: str | None = None)
         The files; None if there are none.
     """
     where = Path(os.path.expanduser(place))  # unchanged if there is no home folder
-    if not os.path.exists(where):  # also False without permission to look
+    if not os.path.exists(where):  # also if this user may not look there
         snapshot = _snapshot(place, revision, downloads)
         if snapshot is None:
             return None
@@ -97,11 +97,11 @@ def files(place: str, revision: str | None = None, downloads: str | None = None)
     lines, changed = list[Hashable](), 0.0
     for path in sorted(_within(where)) if where.is_dir() else [where]:
         try:
-            status = path.stat()  # of the file that a link leads to
+            status = path.stat()  # of the file to which a link leads
             if not stat.S_ISREG(status.st_mode):
                 continue
             header = _header(path) if path.suffix == ".safetensors" else b""
-        except OSError:  # such as a broken link, which vLLM cannot load either
+        except OSError:  # for example a broken link: vLLM cannot load it either
             continue
         times = (status.st_mtime_ns, status.st_ctime_ns)
         lines.append((os.path.relpath(path, where), status.st_size, *times, blake2b(header).hexdigest()))
@@ -110,7 +110,7 @@ def files(place: str, revision: str | None = None, downloads: str | None = None)
 
 
 def _within(folder: Path) -> Iterator[Path]:
-    """Yields the files below a folder, and follows links. Skips hidden files, which are no weights."""
+    """Yields the files below a folder. Follows links. Skips hidden files, because they are not weights."""
     seen = set[str]()
     for at, folders, names in os.walk(folder, followlinks=True):
         real = os.path.realpath(at)
@@ -126,7 +126,7 @@ def _header(path: Path) -> bytes:
 
 
 def _snapshot(model: str, revision: str | None, downloads: str | None) -> Path | None:
-    """Returns the folder of a model of the hub, if it has been downloaded."""
+    """Returns the folder of a downloaded model of the hub, or None."""
     if os.environ.get("VLLM_USE_MODELSCOPE", "").lower() in ("1", "true"):  # another hub, with other folders
         return None
     try:
@@ -138,13 +138,13 @@ def _snapshot(model: str, revision: str | None, downloads: str | None) -> Path |
 
 
 class Adapters:
-    """Names LoRA adapters by their files, so that others with the same name and path differ.
+    """Names LoRA adapters by their files, so that two versions with the same name and path have different names.
 
     vLLM loads an adapter before its first request, or with it. If the adapter's files have changed since the engine
-    began, it is unknown which version vLLM has loaded. Then only this process uses the adapter's records.
+    started, nobody knows which version vLLM has loaded. Then only this process uses the adapter's records.
 
     Args:
-        began: Start of the engine, in seconds since 1970; None for now.
+        began: Time at which the engine started, in seconds since 1970; None for now.
     """
 
     def __init__(self, began: float | None = None) -> None:

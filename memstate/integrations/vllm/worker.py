@@ -1,17 +1,20 @@
 """The worker's side: moves blocks between vLLM's memory, host memory and the store. Knows requests only by name.
 
-    save    packed after a forward, on its stream, if staging has room; then the copy engine takes it to host memory
-    load    read from the store if necessary; then copied to its blocks, on another stream. If the store lacks a record,
-            the worker reports it and copies nothing: the records that came stay in host memory
-    write   sealed and written by threads
+    save    a forward's blocks are packed after it, on its stream, if staging has room; then the copy engine copies them
+            to host memory
+    load    records are read from the store if necessary, then copied to their blocks, on another stream. If the store
+            lacks a record, the worker reports it and copies nothing; records that have arrived stay in host memory
+    write   threads seal records and write them
 
-The scheduler's side assigns records to blocks, so a worker claims and evicts nothing. vLLM holds no block for a save:
+The scheduler's side assigns records to blocks, so a worker claims and evicts nothing. vLLM does not keep a block for a
+save:
 
     plan t       blocks 1 to 9 complete              forward t    pack 1 to 4    the others wait
     plan t + 1   vLLM gives block 7 to another: gone              pack 5, 6, 8   forward t + 1    pack 9
 
-A packed block may change its owner at once, because the next forward runs on the same stream. A waiting block is intact
-until a plan says that it is gone, because vLLM writes to a block of a prefix only after giving it away.
+A packed block may get another owner at once, because the next forward runs on the same stream. The bytes of a waiting
+block are right until a plan says that it is gone: vLLM gives a block of a prefix to another request before it writes
+there.
 """
 
 from collections import Counter, deque
@@ -34,7 +37,7 @@ from memstate.tiers.writeback import BATCH, write
 
 
 class Waiting(NamedTuple):
-    """A block to save that is not packed yet."""
+    """A block that is to be saved and is not packed yet."""
 
     job: int
     block: int
@@ -42,7 +45,7 @@ class Waiting(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """Blocks on their way to host memory; `jobs` counts the blocks of each save."""
+    """Blocks on their way to host memory. `jobs`: save -> number of its blocks among them."""
 
     jobs: Counter[int]
     ticket: Ticket
@@ -62,7 +65,7 @@ class WorkerSide:
         settings: Sizes of host memory and staging.
         rank: This worker's rank, from 0 on.
         store: The store below host memory; None if there is none.
-        executor: Replaces the threads in tests.
+        executor: Executor that replaces the threads, for tests.
     """
 
     def __init__(
@@ -75,7 +78,7 @@ class WorkerSide:
         self._digest = b""
         self._waiting: deque[Waiting] = deque()  # oldest first
         self._packed: list[Packed] = []
-        self._left: Counter[int] = Counter()  # save -> its blocks that are neither gone nor in host memory
+        self._left: Counter[int] = Counter()  # save -> number of its blocks neither gone nor in host memory
         self._reading: list[tuple[Load, list[Job]]] = []
         self._loading: list[Loading] = []
         self._writing: list[tuple[int, list[Job]]] = []
@@ -85,7 +88,7 @@ class WorkerSide:
     def register(
         self, kv_cache_config: Any, kv_caches: Mapping[str, Any], backends: Mapping[str, str] | None = None
     ) -> None:
-        """Adopts vLLM's memory, and allocates host memory for its blocks.
+        """Begins to use vLLM's memory, and allocates host memory for its blocks.
 
         Args:
             kv_cache_config: vLLM's configuration of this worker's KV cache.
@@ -104,21 +107,21 @@ class WorkerSide:
         pool = RecordPool(
             self.settings.records(kv_cache_config), form.nbytes, pinned=self._planes.device.type == "cuda"
         )
-        pool.claim(pool.records)  # the scheduler's side counts the free records
+        pool.claim(pool.records)  # all of them, because the scheduler's side decides which are free
         self._cache = RecordCache(pool, form)
         self.restore()
         if self._store is not None:
             self._store.register(pool.memory)
 
     def suspend(self) -> None:
-        """Gives up blocks that are not packed, because vLLM takes their memory away.
+        """Gives up blocks that are not packed, because vLLM is about to release their memory.
 
         Syncs: no.
         """
         self._give_up({waiting.number for waiting in self._waiting})
 
     def restore(self) -> None:
-        """Makes the staging buffers, or makes them again after vLLM has taken their memory away.
+        """Makes the staging buffers, or makes them again after vLLM has released their memory.
 
         Syncs: no.
         """
@@ -147,7 +150,7 @@ class WorkerSide:
         self._advance_loads()
 
     def save(self, plan: Plan) -> None:
-        """Packs waiting blocks, and those that the step's forward has completed. Call after the forward, on its stream.
+        """Packs waiting blocks, and those that this step has completed. Call it after the forward, on its stream.
 
         Args:
             plan: The plan of this step.
@@ -176,7 +179,7 @@ class WorkerSide:
         self._settle(Counter(waiting.job for waiting in lost))
 
     def _settle(self, jobs: Counter[int]) -> None:
-        """Subtracts blocks of saves that are gone or in host memory; reports saves without blocks left."""
+        """Subtracts blocks that are gone or in host memory from their saves. Reports saves without blocks left."""
         for job, blocks in jobs.items():
             self._left[job] -= blocks
             if not self._left[job]:
@@ -184,7 +187,7 @@ class WorkerSide:
                 self._report.saved[job] = 1
 
     def finished(self) -> tuple[set[str], set[str]]:
-        """Returns the requests whose load has ended, and those of them that lack blocks.
+        """Returns the requests whose load has ended, and those of them for which blocks are missing.
 
         Syncs: no.
         """
@@ -222,7 +225,7 @@ class WorkerSide:
             self._store.close()
 
     def _advance_loads(self) -> None:
-        """Copies loads that are in host memory to their blocks. Gives up loads that the store lacks a record of."""
+        """Copies loads to their blocks if all records are in host memory. Gives up those with missing records."""
         for entry in [entry for entry in self._reading if all(job.done for job in entry[1])]:
             self._reading.remove(entry)
             load, jobs = entry

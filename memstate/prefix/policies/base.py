@@ -1,4 +1,4 @@
-"""Base classes of policies, which decide for the prefix cache what to keep. They know no slot and no register."""
+"""Base classes of policies, which decide what the prefix cache keeps. Policies know no slot and no register."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ class Place(NamedTuple):
 
     Attributes:
         end: Pages that the state would stand for.
-        above: Pages of the deepest state on the path so far, from which a request would start otherwise.
+        above: Pages of the deepest cached state before it on the path: without the new state, a request starts there.
         kind: `boundary` (of decode), `prompt` (the end of a prompt), `branch` (KV reached here and no state did),
             `again` (an evicted state was here), `end` (of an answer), `named` (by the request), or another kind that a
             placement returned.
@@ -49,17 +49,17 @@ class Policy:
 class StatePolicy(Policy, ABC):
     """Decides which states are worth their slots.
 
-    Admissions reach it in their order, each as `asked`, then `used`. They may come late: at the latest before the next
-    question to the policy, or in `settle`.
+    The policy hears of each admission by `asked`, then `used`, in the order of admissions. The two calls may come later
+    than the admission: before the policy must decide again, or in `settle`.
 
     Attributes:
-        remembers: Whether the tree keeps ghosts, for as many pages as memstate manages.
+        remembers: Whether the tree keeps ghosts. Together they stand for at most as many pages as memstate manages.
     """
 
     remembers: ClassVar[bool] = False
 
     def pages(self) -> "PagePolicy | None":
-        """Returns the policy for pages that goes with this one, None if any will do."""
+        """Returns the policy for pages that this one needs beside it, None if it works with any."""
         return None
 
     @abstractmethod
@@ -67,10 +67,10 @@ class StatePolicy(Policy, ABC):
         """Forgets every node."""
 
     def asked(self, node: Node, pages: int) -> None:
-        """Hears of a prompt.
+        """Hears that a request came.
 
         Args:
-            node: The deepest node whose end the prompt reaches, or a root.
+            node: The deepest node whose end the prompt reaches, or a root if there is none.
             pages: Number of whole pages of the prompt.
         """
 
@@ -80,11 +80,11 @@ class StatePolicy(Policy, ABC):
 
     @abstractmethod
     def added(self, node: Node, kind: str) -> None:
-        """Hears that a node has a state now. After `recover`, it hears this of each state that stays.
+        """Hears that a node has a state now. Called again after `recover` for each state that stays.
 
         Args:
             node: The node.
-            kind: The kind of its place; "again" after `recover` or a load by the tiers.
+            kind: `Place.kind` of the state; "again" after `recover` or a load by the tiers.
         """
 
     @abstractmethod
@@ -100,7 +100,7 @@ class StatePolicy(Policy, ABC):
 
     @abstractmethod
     def victims(self) -> Iterator[Node]:
-        """Yields the nodes with a state, the least worthy first. The cache skips states that are in use.
+        """Yields the nodes with a state, the least valuable first. The cache skips states that are in use.
 
         Nodes that are not yielded are evicted last, the oldest first. So no policy can protect a state for ever.
         """
@@ -108,7 +108,8 @@ class StatePolicy(Policy, ABC):
     def coming(self) -> Iterator[Node]:
         """Yields roughly the nodes that `victims` would, and changes nothing.
 
-        Ranks of tensor parallelism may call it at different times and must still evict the same states.
+        It must not change what `victims` yields: ranks of tensor parallelism may call it at different times, and must
+        still evict the same states.
         """
         return self.victims()
 
@@ -128,7 +129,7 @@ class Ranked:
         self._order.remove(node)
 
     def victims(self) -> Iterator[Node]:
-        """Yields the nodes, the lowest rank first. The cache skips those in use."""
+        """Yields the nodes, the lowest rank first. The cache skips nodes in use."""
         return self._order.ascending()
 
 
@@ -136,7 +137,7 @@ class RankedStates(Ranked, StatePolicy):
     """Base of policies that rank states by their uses. A subclass sets the rank in `used`."""
 
     def added(self, node: Node, kind: str) -> None:
-        """Hears that a node has a state now. A new state counts as a use, unless a subclass overrides this."""
+        """Hears that a node has a state now. This counts as a use of it, unless a subclass overrides this method."""
         self.used(node)
 
 
@@ -153,7 +154,8 @@ class PagePolicy(Policy, ABC):
     def keeps(self, node: Node) -> bool:
         """Returns whether a leaf without a state keeps its KV.
 
-        Such KV serves no hit. It only shows, as a branch point, where a state is missing.
+        Such KV gives no hit, because no request can start without a state. It only shows, as a branch point, where a
+        state is missing.
         """
         return True
 
@@ -163,15 +165,15 @@ class PagePolicy(Policy, ABC):
 
     @abstractmethod
     def used(self, node: Node) -> None:
-        """Hears that a prompt was followed down to this node, a leaf or not."""
+        """Hears that a lookup of a prompt ended in this node, which may be a leaf or not."""
 
     @abstractmethod
     def dropped(self, node: Node) -> None:
-        """Hears that the node is no leaf any more, or gone."""
+        """Hears that a node is no leaf any more, or has left the tree."""
 
     @abstractmethod
     def victims(self) -> Iterator[Node]:
-        """Yields leaves, the least worthy first. A leaf may come more than once.
+        """Yields leaves, the least valuable first. A leaf may be yielded more than once.
 
-        The cache skips those in use. Leaves that are not yielded are evicted last.
+        The cache skips leaves in use. Leaves that are not yielded are evicted last.
         """

@@ -1,6 +1,6 @@
-"""Policy `FlopAware`: ranks states by recency and by the compute that they save per byte.
+"""Policy `FlopAware`: ranks states by recency and by the computation that they save per byte.
 
-After R. Pan et al., Marconi: prefix caching for the era of hybrid LLMs (MLSys 2025, arXiv 2411.19379). The worth of a
+After R. Pan et al., Marconi: prefix caching for the era of hybrid LLMs (MLSys 2025, arXiv 2411.19379). The value of a
 state is its recency + alpha x FLOPs saved per byte, both scaled to 0..1 over all states. States with several
 continuations are evicted last.
 """
@@ -13,7 +13,7 @@ from memstate.prefix.tree import Node
 
 
 def gain(node: Node) -> int:
-    """Returns the pages that a node's state saves from computation: those since the nearest state above it."""
+    """Returns how many pages a node's state saves: those between the nearest state above and the node's end."""
     above = node.parent
     while above is not None and above.snapshot is None:
         above = above.parent
@@ -21,13 +21,13 @@ def gain(node: Node) -> int:
 
 
 class FlopAware(Lru):
-    """Ranks states by recency + alpha x compute saved per byte.
+    """Ranks states by recency + alpha x computation saved per byte.
 
-    All states have the same size here, so bytes cancel out. Compute is counted in pages, because that of recurrent
-    layers is linear in tokens. The cost of an eviction is linear in the number of states.
+    All states have the same size here, so bytes need not be counted. The computation is counted in pages, because in
+    recurrent layers it is linear in tokens. The cost of an eviction is linear in the number of states.
 
     Args:
-        alpha: Weight of compute against recency; 0 is LRU.
+        alpha: Weight of the saved computation against recency; 0 is LRU.
 
     Raises:
         ConfigurationError: The weight is negative.
@@ -47,7 +47,7 @@ class FlopAware(Lru):
         return f"FlopAware(alpha={self.alpha})"
 
     def victims(self) -> Iterator[Node]:
-        """Yields the nodes with a state, the least worthy first. The cache skips states that are in use."""
+        """Yields the nodes with a state, the least valuable first. The cache skips states that are in use."""
         last = {node: self._order.rank(node) for node in self._order}
         if not last:
             return iter(())

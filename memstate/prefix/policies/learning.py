@@ -1,13 +1,14 @@
 """Learns while running how likely a state is asked for again, by its class and its age.
 
-A *class* is one of a few kinds of states. An *age* is a bucket of requests that came since the state was last asked
-for, one bucket for each octave. Every class counts for each age how many states entered it (`seen`), and how many were
-asked for in it (`hit`). The *hazard* is hit / seen. The outcome of a state is unknown if the state is still in this
-age, has changed its class or is gone. Such a state counts half, in the oldest age three quarters.
+A *class* is one of a few kinds of states. The *age* of a state says how many requests came since the state was last
+asked for: one age for each power of two. For each class and age, this module counts how many states reached the age
+(`seen`), and how many were asked for in it (`hit`). The *hazard* is hit / seen. The outcome of a state is unknown if
+the state is still in this age, has changed its class or has left the tree. Such a state counts half in `seen`, in the
+oldest age three quarters.
 
-The *index* of an age says what a slot earns if it is released at the right moment: the maximum, over all horizons, of
-P(asked for before the horizon) / E[requests for which the slot is held until then] (J. Gittins, Journal of the Royal
-Statistical Society B 41, 1979).
+The *index* of an age says how much a slot is worth that is released at the best moment, the *horizon*. It is the
+maximum, over all horizons, of P(asked for before the horizon) / E[requests during which the slot is held] (J. Gittins,
+Journal of the Royal Statistical Society B 41, 1979).
 """
 
 from itertools import pairwise
@@ -18,10 +19,10 @@ from numpy.typing import NDArray
 Table = list[list[float]]
 Hazards = NDArray[np.float64]
 
-SHRINKAGE = 8.0  # hits that a class needs before its own figures outweigh the pooled ones
-PRIOR = 0.2  # hazard of each age before anything is known; the same in all octaves is a rate of 1/age, like LRU
-OLDEST = 2**14  # requests; beyond them a state counts as never asked for
-EDGES = [0, *(2**octave for octave in range(OLDEST.bit_length() - 1))]  # requests at which each age begins
+SHRINKAGE = 8.0  # weight of the pooled figures, in hits: with more hits, a class's own figures count more
+PRIOR = 0.2  # hazard of each age before any count; a hazard equal in all ages is a rate of 1/age, as in LRU
+OLDEST = 2**14  # requests; a state not asked for during so many counts as never asked for
+EDGES = [0, *(2**octave for octave in range(OLDEST.bit_length() - 1))]  # number of requests at which each age begins
 AGES = len(EDGES)
 AT = np.arange(AGES)
 WIDTHS = [after - before for before, after in pairwise(EDGES)] + [EDGES[-1] - EDGES[-2]]
@@ -32,9 +33,9 @@ class ReturnRates:
 
     Args:
         classes: Number of classes.
-        pooled: How many of the first classes are pooled. The pooled figures stand in for classes with few counts.
-        growths: Number of growths. A growth is a bucket of pages that the last request went beyond the state. Each has
-            a factor for the rate.
+        pooled: How many of the first classes are pooled. The pooled figures are used for classes with few counts.
+        growths: Number of growths. The growth of a state says by how many pages the last request was longer than the
+            state, in powers of two. Each growth has a factor for the rate.
     """
 
     def __init__(self, classes: int, pooled: int, growths: int) -> None:
@@ -64,22 +65,22 @@ class ReturnRates:
         self._expected[kind][growth] += self._hazard[kind][age]
 
     def asked(self, kind: int, age: int, growth: int) -> None:
-        """Counts a state that a request asked for, cached or evicted."""
+        """Counts a state that a request asked for, whether it is cached or evicted."""
         self._hit[kind][age] += 1
         self._observed[kind][growth] += 1
 
     def rate(self, kind: int, age: int, growth: int) -> float:
-        """Returns the chance of a hit per request for which a state is kept."""
+        """Returns the chance of a hit, per request during which a state is kept."""
         return self._index[kind][age] * self._factor[kind][growth]
 
     def fade(self, by: float) -> None:
-        """Scales all counts, so that older counts weigh less."""
+        """Multiplies all counts by a factor below 1, so that later counts weigh more."""
         for table in (self._hit, self._seen, self._observed, self._expected):
             for row in table:
                 row[:] = [value * by for value in row]
 
     def update(self) -> None:
-        """Computes the rates from the counts: 0.16 ms for 14 classes and 15 ages, 0.5 ms with all kinds of requests."""
+        """Computes the rates from the counts: in 0.16 ms for 14 classes, 0.5 ms with those of all kinds of requests."""
         hit, seen, observed, expected = map(np.array, (self._hit, self._seen, self._observed, self._expected))
         reached = np.concatenate([seen[:, 1:], np.zeros_like(seen[:, :1])], 1)  # states that entered the next age
         seen = np.where(reached > 0, (seen + np.minimum(seen, hit + reached)) / 2, (3 * seen + hit) / 4)
@@ -98,8 +99,9 @@ def best_index(hazard: Hazards, oldest: int) -> Hazards:
     """Returns the index of each age: the maximum over horizons of chance of a hit / requests for which a slot is held.
 
     Args:
-        hazard: Chance of being asked for in each age, `class age`.
-        oldest: Number of ages that states have reached. A horizon ends within them; beyond them it is one age long.
+        hazard: Chance that a state is asked for in an age, float `class age`.
+        oldest: Number of ages that any state has reached. A horizon does not go beyond these ages; from a later age on
+            it is one age long.
     """
     later = AT[:, None] <= AT  # `age horizon`: the horizon is not before the age
     stays = np.where(later, 1 - hazard[:, None], 1.0).cumprod(2)  # `class age horizon`: no hit before its end

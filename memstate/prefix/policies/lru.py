@@ -1,4 +1,4 @@
-"""Policies `Lru` and `LruPages`: the least recently used goes first. A use refreshes the node, not its ancestors."""
+"""Policies `Lru` and `LruPages`: evict the least recently used first. A use of a node is no use of its ancestors."""
 
 from memstate.prefix.policies.base import PagePolicy, Ranked, RankedStates
 from memstate.prefix.tree import Node
@@ -24,11 +24,11 @@ class Lru(RankedStates):
 
 
 class LruPages(Ranked, PagePolicy):
-    """Ranks leaves by the last time a prompt was followed down to them.
+    """Ranks leaves by the last time that the lookup of a prompt ended in them.
 
     Args:
-        tombstones: Whether a leaf whose state was evicted keeps its KV. This KV shows where a state is missing, but its
-            pages are not free for leaves with a state.
+        tombstones: Whether a leaf whose state was evicted keeps its KV. This KV shows where a state is missing, but it
+            takes pages from leaves with a state.
 
     Example:
         >>> LruPages(tombstones=False)
@@ -58,7 +58,7 @@ class LruPages(Ranked, PagePolicy):
         self._place(node)
 
     def used(self, node: Node) -> None:
-        """Hears that a prompt was followed down to this node, a leaf or not."""
+        """Hears that a lookup of a prompt ended in this node, which may be a leaf or not."""
         self._touch(node)
         if node in self._order:
             self._place(node)
@@ -71,7 +71,7 @@ class LruPages(Ranked, PagePolicy):
         node.touched = self._clock
 
     def dropped(self, node: Node) -> None:
-        """Hears that the node is no leaf any more, or gone."""
-        if node.parent is not None:  # prompts on their way to the node used its parent as well
+        """Hears that a node is no leaf any more, or has left the tree."""
+        if node.parent is not None:  # a prompt that used the node used its parent as well
             node.parent.touched = max(node.parent.touched, node.touched)
         self._order.remove(node)

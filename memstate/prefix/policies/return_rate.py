@@ -1,15 +1,16 @@
 """The default policy: the value of a state is the pages it saves x its learned rate of hits.
 
 Classes of states differ very much in their rates: the end of a first turn or of a later one, the end of a prompt whose
-answer has a state too, a branch point, a state that was used once or that is used all the time. So do states of
-different kinds of requests, such as chats and questions to a long text (`Request(kind=)`). The rates of a service are
-not known beforehand, so the policy counts. Evicted states count too while their node is in the tree: a request that
-reaches the node shows that the state would have been a hit. A state also serves requests for evicted states below it,
-its dependents.
+answer has a state too, a branch point, a state that was used once, a state that is used all the time. States of
+different kinds of requests (`Request(kind=)`) differ too, such as chats and questions about a long text. The rates of a
+service are not known beforehand, so the policy counts. It also counts evicted states whose node is still in the tree: a
+request that reaches the node shows that the state would have been a hit. A cached state also serves requests for
+evicted states below it, its dependents.
 
-    value = (own rate + rates of its dependents) x pages back to the next state above
+    value = (own rate + rates of its dependents) x pages between the next state above and this one
 
-Time is counted in requests. Each request costs the logarithm of the number of states, and a walk up the path.
+Time is counted in requests. The cost of a request grows with the logarithm of the number of states and with the number
+of nodes on its path.
 """
 
 from collections.abc import Iterator
@@ -23,16 +24,16 @@ from memstate.prefix.ranking import Ranking
 from memstate.prefix.tree import Node
 
 TURNS = 3  # later turns of a conversation share one class
-BRANCH, PASSED, USED = TURNS + 1, TURNS + 2, TURNS + 3  # USED begins 5 classes, by log2 of the uses, to 16 and more
+BRANCH, PASSED, USED = TURNS + 1, TURNS + 2, TURNS + 3  # from USED on: 5 classes, by log2 of uses, to 16 and more
 USED_PASSED, NAMED, BOUNDARY = USED + 5, USED + 6, USED + 7
-CLASSES, POOLED = BOUNDARY + 1, USED  # boundaries are not pooled: they are many, with few hits, and hide the others
+CLASSES, POOLED = BOUNDARY + 1, USED  # boundaries are not pooled: they are many and have few hits
 OF_KINDS = {"branch": BRANCH, "named": NAMED}
 KINDS = 8  # kinds of requests with their own pooled classes; further kinds count as requests without a kind
 OF_TURNS = ("prompt", "again")
-GROWTHS = 9  # buckets of pages beyond the state, by log2, to 128 and more
+GROWTHS = 9  # number of growths: pages of the last request beyond the state, by log2, up to 128 and more
 UPDATE = 64  # requests between two updates of the rates
 GONE = Node(None, b"")
-MEMORY = 2**15  # touches after which a count has half its weight
+MEMORY = 2**15  # touches (calls of `_touch`) after which a count has half its weight
 
 
 class Candidate:
@@ -41,8 +42,9 @@ class Candidate:
     Attributes:
         held: Whether the node has its state now.
         first: The first class of its request's kind.
-        provider: The candidate that serves requests for this node: itself while held, else the nearest held one above.
-        dependents: The candidates that it serves as their provider.
+        provider: The candidate whose state serves requests for this node: the candidate itself while it has its state,
+            else the nearest one above that has a state.
+        dependents: The candidates whose provider this one is.
         worth: The sum of the rates of its dependents.
     """
 
@@ -61,7 +63,7 @@ class Candidate:
 
 
 class ReturnRate(StatePolicy):
-    """Ranks states by learned rate of return x pages saved.
+    """Ranks states by how often they are expected to be asked for x the pages that they save.
 
     Example:
         >>> ReturnRate().pages()
@@ -83,7 +85,7 @@ class ReturnRate(StatePolicy):
         self._firsts: dict[str | None, int] = {None: 0}  # kind of requests -> its first class
         self.order, self.leaves = Ranking(), Ranking()  # all states, by value; states of leaves, by density
         self._unranked: dict[Node, None] = {}  # nodes whose worth changed since they were ranked
-        self.lost: dict[Node, None] = {}  # nodes that lost their state since the page policy's last `_bare`
+        self.lost: dict[Node, None] = {}  # nodes that lost their state since the last `ReturnRatePages._bare`
         self._now = self._touches = 0
         self._log: dict[int, list[tuple[Candidate, int]]] = {}  # request number -> (candidate, touch number)
 
@@ -92,7 +94,7 @@ class ReturnRate(StatePolicy):
         return True
 
     def asked(self, node: Node, pages: int) -> None:
-        """Hears of a prompt."""
+        """Hears that a request came: its prompt reaches the end of `node`, and has `pages` whole pages."""
         self._tick()
         step: Node | None = node
         while step is not None and step.worth is None:
@@ -118,12 +120,12 @@ class ReturnRate(StatePolicy):
             self._begin(candidate, node, kind == "end")
 
     def _begin(self, candidate: Candidate, node: Node, answer: bool) -> None:
-        """Finds the turn of a new candidate. If its conversation has gone on, the candidate above changes its class.
+        """Sets the turn of a new candidate. If it continues a conversation, the candidate above changes its class.
 
         Args:
             candidate: The new candidate.
             node: Its node.
-            answer: Whether an answer ends there.
+            answer: Whether an answer of the model ends at this node.
         """
         above = node.parent
         while above is not None and above.worth is None:
@@ -167,32 +169,32 @@ class ReturnRate(StatePolicy):
         """Hears that a node without a state leaves the tree, or that no prompt ends there any more."""
         if (candidate := node.worth) is not None:
             self._provide(candidate, None)
-            candidate.touched = -1  # its log entries are void from now on
+            candidate.touched = -1  # so that `_tick` ignores its entries in the log
             candidate.node, node.worth = GONE, None  # the log must not keep the node's tokens in memory
             self.lost.pop(node, None)
             self._unranked.pop(node, None)
 
     def victims(self) -> Iterator[Node]:
-        """Yields the nodes with a state, the least worthy first. The cache skips states that are in use."""
+        """Yields the nodes with a state, the least valuable first. The cache skips states that are in use."""
         self._place(self._unranked)
         for node in self.order.ascending():
             value = self.value(node.worth)
             if value > 1.001 * self.order.rank(node) + 1e-12:
-                self.order.place(node, value)  # the state above is gone, so this one is worth more and comes later
+                self.order.place(node, value)  # the state above was evicted: this one is worth more now
             else:
                 yield node
 
     def coming(self) -> Iterator[Node]:
-        """Yields roughly the nodes that `victims` would: by the ranks of the last request, then newer ones."""
+        """Yields roughly what `victims` would: first nodes by their last rank, then those that must be ranked again."""
         return chain(self.order.ascending(), (node for node in self._unranked if node.snapshot))
 
     def value(self, candidate: Candidate) -> float:
-        """Returns the pages saved per request for which a state is kept."""
+        """Returns the value of a state: the pages that it is expected to save, per request during which it is kept."""
         above = self._provider(candidate.node)
         return self.density(candidate) * (candidate.node.end - (above.node.end if above is not None else 0))
 
     def density(self, candidate: Candidate) -> float:
-        """Returns the chance of a hit per request for which a state is kept: its own and those of its dependents."""
+        """Returns the chance of a hit, per request during which a state is kept: its own and those of dependents."""
         return max(candidate.worth, candidate.rate)
 
     def _provider(self, node: Node) -> Candidate | None:
@@ -218,7 +220,7 @@ class ReturnRate(StatePolicy):
         self._credit(candidate)
 
     def _credit(self, candidate: Candidate) -> None:
-        """Brings a candidate's rate up to date, in the worth of its present provider."""
+        """Computes a candidate's rate again, and adds the change to the worth of its provider."""
         provider = candidate if candidate.held else self._provider(candidate.node)
         if provider is not candidate.provider or provider is None:
             self._provide(candidate, provider)
@@ -240,12 +242,12 @@ class ReturnRate(StatePolicy):
             self._rank(provider)
 
     def _rank(self, candidate: Candidate) -> None:
-        """Notes that a candidate's worth has changed, so that `victims` ranks it again."""
+        """Notes that a candidate's worth has changed, so that it is ranked again before the next eviction."""
         if candidate.held:
             self._unranked[candidate.node] = None
 
     def _place(self, nodes: dict[Node, None]) -> None:
-        """Ranks nodes whose worth has changed, and empties the dict."""
+        """Ranks the nodes that have a state, and empties the dict."""
         for node in nodes:
             if node.worth is not None and node.worth.held:
                 self.order.place(node, self.value(node.worth))
@@ -254,7 +256,7 @@ class ReturnRate(StatePolicy):
         nodes.clear()
 
     def _tick(self) -> None:
-        """Counts one more request, and moves the candidates that reach their next age."""
+        """Counts one more request, and raises the age of the candidates that have waited long enough."""
         self._now = now = self._now + 1
         log = self._log
         for age, edge in enumerate(EDGES[1:], 1):
@@ -269,7 +271,7 @@ class ReturnRate(StatePolicy):
 
 
 class ReturnRatePages(LruPages):
-    """Ranks leaves without a state first, by last use; then the others by the rates of their states.
+    """Ranks leaves without a state first, by their last use; then leaves with a state, by the rate of the state.
 
     Args:
         states: The policy that knows the rates.
@@ -292,16 +294,16 @@ class ReturnRatePages(LruPages):
             super()._place(node)
 
     def dropped(self, node: Node) -> None:
-        """Hears that the node is no leaf any more, or gone."""
+        """Hears that a node is no leaf any more, or has left the tree."""
         super().dropped(node)
         self.states.leaves.remove(node)
 
     def victims(self) -> Iterator[Node]:
-        """Yields leaves, the least worthy first. A leaf may come more than once."""
+        """Yields leaves, the least valuable first. A leaf may be yielded more than once."""
         yield from self._bare()
         for node in self.states.leaves.ascending():
             yield node
-            yield from self._bare()  # the eviction of `node` may have left a parent without a state as a leaf
+            yield from self._bare()  # if `node` was evicted, its parent may be a leaf without a state now
 
     def _bare(self) -> Iterator[Node]:
         """Yields leaves without a state, by last use."""

@@ -1,6 +1,6 @@
 """Finds records of one kind in host memory by key, and evicts the least recently used. Knows no token and no device.
 
-A key stands for all tokens up to some length. So equal keys mean equal bytes, and a record is never overwritten.
+A key stands for all tokens up to some length. So equal keys mean equal bytes, and no record is ever replaced.
 """
 
 from collections import Counter, OrderedDict
@@ -20,7 +20,7 @@ class CachedRecord:
         key: Digest of the tokens that the record stands for.
         record: Number of the record in the pool.
         length: Number of tokens that the record stands for.
-        pins: Number of users that need the record to stay.
+        pins: Number of users for which the record must stay.
         fetched: Whether the record came from storage, not from the device.
         stored: Whether storage has the record, or a write of it is queued or under way.
     """
@@ -39,7 +39,7 @@ class RecordCache:
     Args:
         pool: The memory of the records.
         form: The format of the records.
-        reserve: Number of records that `room` leaves to saves from the device.
+        reserve: Number of records that `room` leaves for saves from the device.
     """
 
     def __init__(self, pool: RecordPool, form: RecordFormat, reserve: int = 0) -> None:
@@ -58,8 +58,8 @@ class RecordCache:
         """Returns a text for each wrong count of pins and claimed records.
 
         Args:
-            pins: entry -> number of users that need it to stay, counted at the users.
-            claimed: number of records that are claimed outside of the cache.
+            pins: entry -> number of users for which it must stay. The caller has counted the users.
+            claimed: number of claimed records that are not in the cache.
         """
         faults = [
             f"host record {entry.record} ({self.form.kind}) has {entry.pins} pins and {pins[entry]} users"
@@ -89,7 +89,7 @@ class RecordCache:
         return self._entries.get(key)
 
     def reach(self, keys: Sequence[bytes]) -> list[CachedRecord]:
-        """Returns the entries of the first keys, up to the first key without an entry."""
+        """Returns the entries of the keys before the first key without an entry."""
         entries = []
         for key in keys:
             if (entry := self._entries.get(key)) is None:
@@ -114,7 +114,7 @@ class RecordCache:
         """Claims n records. It evicts entries only if too few records are free.
 
         Returns:
-            The records. If fewer than n are free or evictable, an empty list.
+            The records; an empty list if fewer than n are free or evictable.
         """
         if n > self.pool.free + self.evictable:
             return []
@@ -122,7 +122,7 @@ class RecordCache:
         return self.pool.claim(n)
 
     def evict(self, n: int) -> int:
-        """Evicts the n least recently used entries without a pin. Entries that are being copied have a pin.
+        """Evicts the n least recently used of the entries without a pin. Entries that are being copied have a pin.
 
         Returns:
             How many entries were evicted.
@@ -140,16 +140,16 @@ class RecordCache:
         self.pool.release([entry.record])
 
     def add(self, key: bytes, record: int, length: int, *, fetched: bool = False) -> CachedRecord:
-        """Adds a claimed record as the most recently used.
+        """Adds a claimed record to the cache, as the most recently used one.
 
         Args:
             key: Digest of the tokens that the record stands for.
-            record: The claimed record. It is released if the key has an entry already.
+            record: The claimed record. If the key has an entry already, this record is released.
             length: Number of tokens that the record stands for.
             fetched: Whether the record came from storage.
 
         Returns:
-            The entry of the key, new or old.
+            The entry of the key: the new one, or the one that was there.
         """
         if there := self._entries.get(key):
             self.pool.release([record])
@@ -161,14 +161,14 @@ class RecordCache:
     def touch(self, keys: Sequence[bytes]) -> None:
         """Notes a use of the entries of these keys.
 
-        The first key becomes the most recently used, so a prefix outlives its continuations.
+        The entry of the first key becomes the most recently used one. So a prefix is evicted after its continuations.
         """
         for key in reversed(keys):
             if key in self._entries:
                 self._entries.move_to_end(key)
 
     def pin(self, *entries: CachedRecord) -> None:
-        """Keeps entries until `unpin`."""
+        """Keeps entries from being evicted until `unpin`."""
         for entry in entries:
             self._pinned += not entry.pins
             entry.pins += 1

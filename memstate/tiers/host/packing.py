@@ -1,10 +1,10 @@
 """Maps the bytes of slots to the bodies of records, and moves them. Knows no key and no pool.
 
-    header   left alone here
+    header   not touched by this module
     body     a slot of the same layout in slot-major order: layer by layer, plane by plane, each padded to 16 bytes
 
-A record is the same in staging on the device, in host memory and in storage. Padding is never written, so it stays zero
-in memory that starts as zeros.
+A record has the same bytes in staging on the device, in host memory and in storage. Padding is never written, so it
+stays zero in memory that was zero at first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,15 +28,15 @@ ROW = 32  # bytes of one tile in a tile table: four int64
 
 
 def table_bytes(layout: StateLayout) -> int:
-    """Returns the bytes of the tile table between the planes of a layout and records without int8."""
+    """Returns the bytes of the tile table that maps the planes of a layout to records without int8."""
     return ROW * sum(layout.layers_of(plane) * len(tiles_of(plane.nbytes)) for plane in layout.planes)
 
 
 class RecordTable(AddressTable):
-    """The tile table that maps regions of planes to the body of a record.
+    """The table of the tiles (runs of bytes) by which planes are copied to and from the body of a record.
 
     Args:
-        regions: The regions of memory with the planes.
+        regions: The regions of memory that hold the planes.
         layout: Layout of the body.
         device: The device for the table.
     """
@@ -48,7 +48,7 @@ class RecordTable(AddressTable):
         self.map = RecordMap(self.table, self._blocks, self._pieces, layout.bytes_per_slot, self.unit)
 
     def rows(self) -> list[tuple[int, int, int, int]]:
-        """Returns for each tile: address, slot stride, length, and offset in the body."""
+        """Returns for each tile: address in slot 0, bytes between slots, length, and offset in the body."""
         places = [(block.data_ptr(), block.stride(0), block.stride(1)) for block in self._blocks]
         return [
             (places[block][0] + layer * places[block][1] + start, places[block][2], length, offset)
@@ -60,8 +60,8 @@ class ScaledTable(AddressTable):
     """The table of a plane that records hold as int8.
 
     Args:
-        regions: The regions of memory with the plane.
-        axis: The axis over which values share a scale.
+        regions: The regions of memory that hold the plane.
+        axis: The axis along which all values share one scale.
         layout: Layout of the body.
         device: The device for the table.
     """
@@ -77,7 +77,7 @@ class ScaledTable(AddressTable):
         )  # fmt: skip
 
     def rows(self) -> list[tuple[int, int]]:
-        """Returns for each layer: address and slot stride."""
+        """Returns for each layer: address in slot 0, and bytes between slots."""
         return [
             (layer.data_ptr(), layer.stride(0) * layer.element_size()) for tensor in self._tensors for layer in tensor
         ]
@@ -93,7 +93,8 @@ class Packing:
 
     Args:
         planes: The planes of the slots.
-        int8: Planes of float32, bfloat16 or float16 that records hold as int8: name -> axis.
+        int8: Planes of float32, bfloat16 or float16 that records hold as int8: name -> axis along which values share a
+            scale.
 
     Attributes:
         layout: Layout of the body of a record, as one slot.
@@ -177,12 +178,12 @@ class Packing:
 
 
 def scales_of(plane: str) -> str:
-    """Returns the name of the plane, in records, that has the scales of a plane."""
+    """Returns the name of the plane that has, in records, the scales of an int8 plane."""
     return f"{plane}.scale"
 
 
 def in_records(layout: StateLayout, int8: Mapping[str, int]) -> StateLayout:
-    """Returns the layout of a body, for slots of a layout and planes that are held as int8.
+    """Returns the layout of a body for slots of a layout, with the planes in `int8` held as int8.
 
     Raises:
         InvalidArgument: A plane cannot be held as int8.
@@ -202,7 +203,7 @@ def in_records(layout: StateLayout, int8: Mapping[str, int]) -> StateLayout:
             )
         if not isfinite(plane.fill or 0):
             raise InvalidArgument(f"int8: {plane}: a scale of {plane.fill} says nothing; keep this plane exact")
-        shared = (*shape[:axis], 1, *shape[axis + 1 :])  # with the 1, different axes have different fingerprints
+        shared = (*shape[:axis], 1, *shape[axis + 1 :])  # the 1 tells the fingerprint the axis
         parts = plane.parts if axis != plane.axis else ()
         scale = Plane(
             scales_of(plane.name), shared, torch.float32, parts=parts, axis=plane.axis if parts else 0,
@@ -213,7 +214,7 @@ def in_records(layout: StateLayout, int8: Mapping[str, int]) -> StateLayout:
 
 
 def _pieces(regions: Sequence[Region], layout: StateLayout) -> tuple[RecordPiece, ...]:
-    """Returns tiles of at most TILE_BYTES, in the order of the body: layer by layer, plane by plane."""
+    """Cuts regions into tiles of at most TILE_BYTES, and returns them in the order of the body: by layer, by plane."""
     rows = {row.name: row for row in layout.table()}
     pieces = []
     for number, region in enumerate(regions):

@@ -1,7 +1,7 @@
 """Allocates records of equal size in host memory. Knows no key and no device.
 
 A record:  free -> claimed -> released -> free
-                                  `-> waits as long as a thread still writes to it
+                                  `-> if a thread still writes to it, it first waits for the thread
 """
 
 import heapq
@@ -23,7 +23,7 @@ class RecordPool:
     Args:
         records: Number of records.
         nbytes: Bytes of a record.
-        pinned: Whether to page-lock the memory, so that a device can copy from and to it by itself.
+        pinned: Whether to page-lock the memory, so that a device can copy from and to it without the CPU.
 
     Raises:
         ConfigurationError: There is not enough memory, or it cannot be page-locked.
@@ -102,7 +102,7 @@ class RecordPool:
         """Claims the n lowest free records.
 
         Raises:
-            InvalidArgument: Fewer are free; nothing changed.
+            InvalidArgument: Fewer than n are free; nothing changed.
         """
         if not 0 <= n <= self.free:
             raise InvalidArgument(f"claim of {n} host records, {self.free} of {self.records} are free")
@@ -111,10 +111,10 @@ class RecordPool:
         return records
 
     def release(self, records: Sequence[int]) -> None:
-        """Releases records. A record that a thread writes to becomes free when the thread has ended this.
+        """Releases records. A record to which a thread writes becomes free when `unuse` says that the thread is done.
 
         Raises:
-            InvalidArgument: A record is not claimed, or named twice; nothing changed.
+            InvalidArgument: A record is not claimed, or is named twice; nothing changed.
         """
         if len(set(records)) != len(records) or not self._claimed.issuperset(records):
             raise InvalidArgument(f"release of host records {list(records)}: not claimed, or named twice")
@@ -124,11 +124,11 @@ class RecordPool:
                 heapq.heappush(self._free, record)
 
     def use(self, records: Iterable[int]) -> None:
-        """Marks claimed records as written to by a thread, until `unuse`."""
+        """Notes that a thread writes to claimed records, until `unuse`."""
         self._written.update(records)
 
     def unuse(self, records: Iterable[int]) -> None:
-        """Ends `use`."""
+        """Notes that the thread no longer writes to the records. Those released meanwhile become free."""
         for record in records:
             self._written.remove(record)
             if record not in self._claimed:

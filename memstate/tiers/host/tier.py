@@ -1,10 +1,10 @@
 """Saves states and KV pages of the prefix cache to host memory, and loads them again.
 
 device   node of the prefix cache:  state in a register, pages
-           | save: the state is evicted or written through     ^ load: a hit reaches further than states of the tree
-host     records of states and of KV pages, by the digest of all tokens up to their end
+           | save: the state is evicted or written through     ^ load: a hit covers more tokens than states of the tree
+host     records of states and of KV pages, found by the digest of all tokens up to their end
 
-Of rows it knows only the pages that a planned step completes.
+Of the rows, it knows only the KV pages that a planned step completes.
 """
 
 import logging
@@ -27,7 +27,7 @@ from memstate.tiers.keys import Keys
 from memstate.tokens import SaltedTokens
 
 LOG = logs.logger("tiers")
-Copy = tuple[int, CachedRecord]  # (register or page, the record that it goes to or comes from)
+Copy = tuple[int, CachedRecord]  # (register or page, the host record to or from which it is copied)
 Way = Callable[[Sequence[int], Sequence[int]], Ticket]  # `Transfers.out` or `Transfers.into`
 
 
@@ -78,14 +78,14 @@ class HostTier:
 
     Attributes:
         states: The cache of states.
-        kv: The cache of KV pages; empty for ever if the caller manages KV.
+        kv: The cache of KV pages; always empty if the caller manages KV.
         keeps_kv: Whether KV pages are saved.
         sets: The record sets: states, then KV pages if they are saved.
-        memories: The memory of each set on the device.
-        loads: Transfers to the device under way.
-        backups: Transfers to host memory under way, oldest first.
-        refused: Number of states that found no room in host memory.
-        unstaged: Number of states that were evicted while staging was full.
+        memories: For each set, the device memory with its states or pages.
+        loads: Transfers to the device that are under way.
+        backups: Transfers to host memory that are under way, oldest first.
+        refused: Number of states that were not saved because host memory had no room.
+        unstaged: Number of states that were not saved because staging was full when they were evicted.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class HostTier:
         self._commands, self._pages_of = commands, pages.of
         self.loads: list[InFlight] = []
         self.backups: list[InFlight] = []
-        self._coming: list[InFlight] = []  # loads for which the stream of the steps has not waited yet
+        self._coming: list[InFlight] = []  # loads for which the work stream does not wait yet
         self.refused = 0
         self.unstaged = 0
         self._told = logs.Repeats(LOG, sums=["tokens"])
@@ -108,10 +108,10 @@ class HostTier:
         commands.before_packet(self.await_loads)
 
     def planned(self, rows: Longs, before: Longs, after: Longs) -> None:
-        """Notes the KV pages that a step completes. Until its forward is launched, these pages have other bytes.
+        """Notes the KV pages that a step completes. They do not have their KV before its forward is launched.
 
         Args:
-            rows: Rows of the step's entries; row 0 is padding. int64 `batch`.
+            rows: The row of each entry of the step; row 0 is padding. int64 `batch`.
             before: Tokens of each row before the step. int64 `batch`.
             after: Tokens of each row after the step. int64 `batch`.
         """
@@ -125,11 +125,11 @@ class HostTier:
         return self._keys.of_prompt(self.tree, prompt, match.found)
 
     def _kv_of(self, digests: Sequence[bytes]) -> Sequence[bytes]:
-        """Returns the keys of the KV of pages: none if the caller manages KV."""
+        """Returns the keys under which KV pages are saved: the digests; none if the caller manages KV."""
         return digests if self.keeps_kv else ()
 
     def find(self, prompt: SaltedTokens, match: Match) -> Hit | None:
-        """Finds a state in host memory that stands for more of a prompt than the tree's, with all KV in between.
+        """Finds a state in host memory that covers more of a prompt than the tree's, and for which all KV is there.
 
         Args:
             prompt: The part of the prompt that a hit may cover.
@@ -150,7 +150,7 @@ class HostTier:
         return None
 
     def agreed_hit(self, length: int, keys: Sequence[bytes], first: int) -> Hit | None:
-        """Returns the hit of a length that all ranks agreed on, None if one of its records is gone.
+        """Returns the hit at a length on which all ranks have agreed, None if one of its records was evicted.
 
         Args:
             length: Tokens up to the state.
@@ -162,7 +162,7 @@ class HostTier:
         return Hit(length, state, first, pages, keys) if state is not None and len(pages) == len(wanted) else None
 
     def pin(self, hit: Hit) -> None:
-        """Keeps the records of a hit until `unpin`."""
+        """Keeps the records of a hit from being evicted until `unpin`."""
         self.states.pin(hit.state)
         self.kv.pin(*hit.pages)
 
@@ -172,7 +172,7 @@ class HostTier:
         self.kv.unpin(*hit.pages)
 
     def _touch(self, digests: Sequence[bytes]) -> None:
-        """Notes a use of the state at the end of these pages, and of their KV."""
+        """Notes a use of the KV of some pages, and of the state at the end of the last one."""
         self.states.touch(digests[-1:])
         self.kv.touch(digests)
 
@@ -186,10 +186,10 @@ class HostTier:
         return self._keys.of_node(self.tree, node)[-1] in self.states
 
     def require_awake(self, operation: str) -> None:
-        """Refuses an operation while states or KV pages sleep.
+        """Raises an error if the device memory of states or of KV pages is released.
 
         Raises:
-            Asleep: The memory of one of them is released.
+            Asleep: One of them is released.
         """
         for memory in self.memories:
             memory.require_awake(operation)
@@ -197,17 +197,17 @@ class HostTier:
     def save(self, nodes: Sequence[Node], *, ahead: bool = False) -> int:
         """Copies states of nodes, and the KV up to them, to host memory.
 
-        Records that are there already, and states for which host memory has no room, are skipped. The slots and pages
-        may change owners right after this call. So a state that finds no staging is lost, and counted in `unstaged`.
+        Skips records that are there already, and states for which host memory has no room. The slots and pages may get
+        other owners right after this call. So a state for which staging has no room is lost, and counted in `unstaged`.
 
         Args:
             nodes: Nodes with a state; others are skipped.
-            ahead: Whether the device keeps the states for now, so that nothing is lost. Then the call ends at the first
-                node that finds no staging. Its KV is copied as far as there is staging, so that a long prompt can be
-                saved in several calls.
+            ahead: Whether the states also stay on the device for now, so that none is lost. Then the call ends at the
+                first node for which staging has too little room. It copies as much of this node's KV as fits, so that a
+                long prompt can be saved by several calls.
 
         Returns:
-            How many of the nodes need no further call.
+            Number of first nodes that need no further call.
 
         Syncs: no.
         """
@@ -224,7 +224,7 @@ class HostTier:
         if self._of_kv is not None:
             self._fill(self._of_kv, pages)  # at once, because the pages may get other owners
         registers, transfers = {register for register, _ in states}, self._of_states.transfers
-        if states and self._commands.named(sorted(registers)):  # wait for recorded changes of these registers
+        if states and self._commands.named(sorted(registers)):  # copy after the recorded changes of these registers
             transfers.reserve(len(states))
 
             def fill() -> None:
@@ -238,24 +238,24 @@ class HostTier:
 
     @property
     def room(self) -> int:
-        """Number of states that find staging now.
+        """Number of states for which staging has room now.
 
         Syncs: no.
         """
         return self._of_states.transfers.room
 
     def _add(self, node: Node, register: int, states: list[Copy], pages: list[Copy], *, partly: bool) -> bool:
-        """Adds records for the state and the KV of a node that host memory lacks.
+        """Claims records for the state and the KV of a node that host memory does not have, and adds their copies.
 
         Args:
             node: The node.
             register: Register of the node's state.
             states: List to which the copy of the state is appended.
             pages: List to which the copies of KV pages are appended.
-            partly: Whether to add KV pages even if not all of them find staging.
+            partly: Whether to add KV pages even if staging has no room for all of them.
 
         Returns:
-            False if the node finds too little staging.
+            False if staging has too little room for the node.
         """
         room = self._of_kv.transfers.room - len(pages) if self._of_kv is not None else 0
         digests, length = self._keys.of_node(self.tree, node), node.end * self._page_size
@@ -277,10 +277,10 @@ class HostTier:
     def _add_pages(
         self, node: Node, digests: Sequence[bytes], missing: Sequence[int], most: int, due: list[Copy]
     ) -> bool:
-        """Adds the first `most` of the missing KV pages, or none if a forward has still to write one of them.
+        """Adds the first `most` of the missing KV pages; adds none if a forward has not yet written one of these pages.
 
         Returns:
-            Whether host memory has room for all missing pages, and no forward has still to write one.
+            Whether host memory has room for all missing pages, and all of them have been written.
         """
         of = self.tree.pages_to(node) if missing else []
         if not missing or (self._commands.fencing and not self._unwritten.isdisjoint(of[at] for at in missing)):
@@ -296,7 +296,7 @@ class HostTier:
 
     @staticmethod
     def _expected(cache: RecordCache, key: bytes, record: int, length: int) -> CachedRecord:
-        """Adds a record to a cache, pinned until its bytes have arrived, and returns its entry."""
+        """Adds a record to a cache and returns its entry. The entry has a pin until the bytes have arrived."""
         entry = cache.add(key, record, length)
         cache.pin(entry)
         return entry
@@ -307,12 +307,12 @@ class HostTier:
 
     @staticmethod
     def _move(record_set: RecordSet, due: Sequence[Copy], way: Way) -> InFlight:
-        """Begins to copy records, to host memory or to slots."""
+        """Begins copies to host memory or to the device."""
         entries = [entry for _, entry in due]
         return InFlight(record_set, entries, way([at for at, _ in due], [entry.record for entry in entries]))
 
     def bring(self, states: Sequence[tuple[int, Hit]], pages: Sequence[Copy]) -> None:
-        """Loads states of hits into registers, and KV pages into pages, once the changes recorded so far are done.
+        """Loads the states of hits into registers, and KV into pages, after the changes that were recorded so far.
 
         Call `await_loads` before anything reads them.
 
@@ -337,7 +337,7 @@ class HostTier:
         self._commands.then(Action(begin, kept, [page for page, _ in pages], [to for to, _ in states]))
 
     def await_loads(self) -> None:
-        """Makes the stream of the steps wait for the loads under way. Called before a packet is sent.
+        """Makes the work stream wait for the loads that are under way. Called before a packet is sent.
 
         Syncs: no.
         """
@@ -377,7 +377,7 @@ class HostTier:
             record_set.transfers.warm_up()
 
     def reset(self) -> None:
-        """Empties host memory, and forgets every transfer. The pages that an open step completes stay known.
+        """Empties host memory and forgets every transfer, but not the pages that an open step completes.
 
         Syncs: yes.
         """
@@ -390,7 +390,7 @@ class HostTier:
 
     @property
     def moved(self) -> tuple[int, int, int, int]:
-        """Records moved since the start: states out, states in, pages out, pages in. "Out" is to host memory."""
+        """Numbers of copies since the start: (states out, states in, pages out, pages in). "Out" is to host memory."""
         states, kv = self._of_states.transfers, self._of_kv.transfers if self._of_kv else None
         return states.moved_out, states.moved_in, kv.moved_out if kv else 0, kv.moved_in if kv else 0
 

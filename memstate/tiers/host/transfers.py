@@ -1,12 +1,12 @@
 """Moves records between slots and host memory on streams, without waiting. Knows no key.
 
-out    slots --pack--> staging                            on the caller's stream: then the slots may change owners
+out    slots --pack--> staging                            on the caller's stream: after it the slots may be reused
                        staging --copy engine--> host      on a second stream
 into   host --copy engine--> staging --unpack--> slots    on a third stream
 
-The copy engine needs one copy for each run of neighbours. If the records of a batch are scattered over host memory, one
-launch with few programs replaces these copies, on the same stream: `out` from staging to the host, `into` from the host
-directly to the slots.
+The copy engine needs one copy for each run of neighbouring records. If the records of a batch are scattered over host
+memory, one launch with few programs replaces these copies, on the same stream. In `out`, it copies from staging to host
+memory; in `into`, directly from host memory to the slots.
 """
 
 from collections import deque
@@ -27,18 +27,18 @@ from memstate.tiers.host.packing import ROW, Packing, table_bytes
 from memstate.tiers.host.pool import RecordPool
 
 NUMBER = 4  # bytes of an int32
-RINGS, RING_INTS = 2, 1024  # upload buffers, one for each direction; int32 of each
-COPIES = 4  # copies for one batch, at most: each costs the host as much as a launch
-LARGE = 2**23  # bytes; copies of records from this size on take much longer than the call, so a launch saves nothing
+RINGS, RING_INTS = 2, 1024  # number of upload buffers (one per direction); int32 values per buffer
+COPIES = 4  # limit of the copies of one batch: each costs the host as much as a launch
+LARGE = 2**23  # bytes; a copy of so large a record takes far longer than its call, so one launch saves nothing
 
 
 def device_bytes(layout: StateLayout, record: int, staging: int) -> int:
-    """Returns the device bytes that `Transfers` and `Packing` of one kind of record take.
+    """Returns the bytes that `Transfers` and `Packing` take on the device for one kind of record.
 
     Args:
         layout: Layout of a slot. Records hold its planes without int8.
         record: Bytes of a record, header and body.
-        staging: Number of records that fit the staging buffer of each direction.
+        staging: Number of records for which each of the two staging buffers has room.
     """
     buffers = 2 * staging * (record + NUMBER) + RINGS * RING_INTS * NUMBER
     return table_bytes(layout) + buffers + len(tiles_of(record)) * (TILE_ROW + ROW)
@@ -48,7 +48,7 @@ class Ticket:
     """Tells when the bytes of a transfer have arrived.
 
     Args:
-        event: Event after the last byte; None on a CPU, where a copy is over when the call returns.
+        event: Event after the last copy; None on a CPU, where a copy is done when the call returns.
     """
 
     def __init__(self, event: "torch.cuda.Event | None" = None) -> None:
@@ -80,7 +80,7 @@ class Ticket:
 
 
 def runs(to: Sequence[int], of: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Joins neighbours that go to neighbours into runs. Each run is one copy.
+    """Joins neighbouring records whose destinations are neighbours, too, into runs. One copy moves a run.
 
     Args:
         to: Destination of each record.
@@ -105,15 +105,15 @@ def runs(to: Sequence[int], of: Sequence[int]) -> list[tuple[int, int, int]]:
 class Transfers:
     """Moves one kind of record between planes and a pool.
 
-    The stream of the caller never waits for staging. Callers look at `room` first, and call `out` only for as many
-    records as find free staging.
+    The stream of the caller never waits for staging: callers look at `room` first, and call `out` for at most so many
+    records.
 
     Args:
         packing: Moves the bytes of slots to and from records.
         pool: The records in host memory, each a header and a body.
-        staging: Number of records that fit the staging buffer of each direction, 1 or more.
+        staging: Number of records for which each of the two staging buffers has room, 1 or more.
         slots: int32 `register`: the slot of each register. None: `out` and `into` get slot ids.
-        inward: Number of records that fit the staging buffer of `into`. None: as many as `staging`.
+        inward: Number of records for which the staging buffer of `into` has room. None: `staging`.
 
     Attributes:
         moved_out: Number of records copied from slots to host memory.
@@ -131,19 +131,19 @@ class Transfers:
         device = packing.device
         self._device = device if device.type == "cuda" else None
         front = inward or staging
-        shape = (front + staging, pool.nbytes)  # rows like those of the pool, so that neighbours go in one copy
+        shape = (front + staging, pool.nbytes)  # rows as in the pool, so that one copy moves neighbours
         both = lasting.zeros(shape, torch.uint8, device)  # zeros, because padding is never written
         self._inward, self._outward = both[:front], both[front:]
         self.staging_bytes = both.nbytes
         self._small = pool.nbytes < LARGE
-        self._turn = 0  # place in staging for the next record that leaves
-        self._leaving: deque[tuple[torch.cuda.Event, Sequence[int]]] = deque()  # (end, host records), oldest first
+        self._turn = 0  # place in outward staging of the next record
+        self._leaving: deque[tuple[torch.cuda.Event, Sequence[int]]] = deque()  # (end event, records), oldest first
         self._reserved = 0
         self._streams = [torch.cuda.Stream(self._device) for _ in range(2)] if self._device else []
         self._rings = [UploadRing(packing.backend, RING_INTS)]
         with self._on(1):  # torch's allocator binds memory to the stream that is current here
             self._rings.append(UploadRing(packing.backend, RING_INTS))
-        # The outward records are slots 1 to `staging` of these planes. The record before them is slot 0, never touched.
+        # The outward records are slots 1 to `staging` of these planes. The last inward record is slot 0, never used.
         layout = StateLayout((Plane("record", (pool.nbytes,), torch.uint8),), layers=1)
         staged = Planes.from_tensors(layout, {"record": both[front - 1 :].unsqueeze(0)}, packing.backend)
         self._staged = Packing(staged)
@@ -152,9 +152,9 @@ class Transfers:
 
     @property
     def room(self) -> int:
-        """Number of records that `out` takes now without a wait, without the reserved ones.
+        """Number of records for which `out` need not wait now; reserved ones are not counted.
 
-        On a CPU any number, because a copy is over when the call returns.
+        On a CPU it is unlimited, because a copy is done when the call returns.
 
         Syncs: no.
         """
@@ -163,11 +163,11 @@ class Transfers:
         return max(0, self._free() - self._reserved)
 
     def reserve(self, records: int) -> None:
-        """Reserves a part of `room` for a later `out`. A negative number of records ends this."""
+        """Reserves a part of `room` for a later `out`. A negative number ends the reservation of so many records."""
         self._reserved += records
 
     def _free(self) -> int:
-        """Returns for how many records outward staging is free."""
+        """Returns for how many records outward staging has room."""
         while self._leaving and self._leaving[0][0].query():
             self._leaving.popleft()
         if not self._leaving:
@@ -183,13 +183,13 @@ class Transfers:
             index: Registers or slots.
             records: Host records, one for each slot.
 
-        Syncs: only for more records than `room` and the reserved ones.
+        Syncs: only if there are more records than `room` plus the reserved ones.
         """
         at = 0
         while at < len(index):
             while not (free := self._free()):
                 self._leaving[0][0].synchronize()
-            end = min(len(index), at + free, at + self.staging - self._turn)  # up to the end of the buffer
+            end = min(len(index), at + free, at + self.staging - self._turn)  # not beyond the end of the buffer
             self._out(index[at:end], records[at:end])
             at = end
         self.moved_out += len(records)
@@ -202,7 +202,7 @@ class Transfers:
         scattered = len(neighbours) > COPIES and self._small
         entries, to, *targets = self._send(0, index, places, *([records] if scattered else []))
         self.packing.pack(self._slots, entries, to, self._outward[:, self._header :])
-        for column in targets:  # copied, because the next upload overwrites these numbers
+        for column in targets:  # copied, because the next upload overwrites the column
             self._targets[places.start : places.stop].copy_(column, non_blocking=True)
         self._follow(0)
         with self._on(0):
@@ -215,9 +215,9 @@ class Transfers:
                 self._leaving.append((event, records))
 
     def into(self, index: Sequence[int], records: Sequence[int]) -> Ticket:
-        """Copies host records to slots, after all work on the current stream so far.
+        """Copies host records to slots, after all work that the current stream has so far.
 
-        Nothing may touch the slots before the ticket is done.
+        Nothing may use the slots before the ticket is done.
 
         Args:
             index: Registers or slots.
@@ -231,7 +231,7 @@ class Transfers:
         places = records if scattered else [at % step for at in range(len(index))]
         self._follow(1)
         with self._on(1):
-            for event, leaving in self._leaving:  # wait for records that have not arrived in host memory yet
+            for event, leaving in self._leaving:  # these records may not have arrived in host memory yet
                 if not wanted.isdisjoint(leaving):
                     self._streams[1].wait_event(event)
             entries, of = self._send(1, index, places)
@@ -241,7 +241,7 @@ class Transfers:
             return Ticket(self._record(1))
 
     def _stage(self, records: Sequence[int]) -> Tensor:
-        """Copies host records to inward staging. Returns the bodies in staging."""
+        """Copies host records to inward staging. Returns their bodies there, uint8 `record byte`."""
         for at, of, size in runs(range(len(records)), records):
             self._inward[at : at + size].copy_(self.pool.memory[of : of + size], non_blocking=True)
         return self._inward[:, self._header :]
@@ -267,7 +267,7 @@ class Transfers:
         self._turn = self._reserved = 0
 
     def _send(self, which: int, *columns: Sequence[int]) -> list[Tensor]:
-        """Uploads columns of numbers to the device, each from a 16-byte boundary on. Returns them as tensors."""
+        """Uploads columns of numbers to the device, each aligned to 16 bytes. Returns a tensor for each column."""
         n, padded = len(columns[0]), (len(columns[0]) + 3) // 4 * 4
         packet = np.zeros((len(columns), padded), np.int32)
         packet[:, :n] = columns
@@ -275,7 +275,7 @@ class Transfers:
         return [sent[at : at + n] for at in range(0, packet.size, padded)]
 
     def _follow(self, which: int) -> None:
-        """Makes a stream of transfers wait for all work on the current stream so far."""
+        """Makes a stream of transfers wait for all work that the current stream has so far."""
         if self._device:
             self._streams[which].wait_stream(torch.cuda.current_stream(self._device))
 
@@ -283,7 +283,7 @@ class Transfers:
         return torch.cuda.stream(self._streams[which]) if self._device else nullcontext()
 
     def _record(self, which: int) -> "torch.cuda.Event | None":
-        """Returns an event after all work on a stream of transfers so far, None on a CPU."""
+        """Returns an event after all work that a stream of transfers has so far, None on a CPU."""
         if not self._device:
             return None
         event = torch.cuda.Event()

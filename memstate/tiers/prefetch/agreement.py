@@ -1,4 +1,4 @@
-"""Exchanges words between ranks: each rank sends its words, and gets the bitwise AND over all ranks."""
+"""Exchanges words (int64) between ranks: each rank sends its words, and gets the bitwise AND over all ranks."""
 
 from datetime import timedelta
 from typing import Any
@@ -17,9 +17,9 @@ class Exchange:
     """One exchange under way.
 
     Args:
-        words: The words of this rank, int64 `word`; the same number on every rank.
-        group: The ranks, None for all.
-        timeout: How long `result` waits for a silent rank.
+        words: The words of this rank, int64 `word`; as many on every rank.
+        group: The torch.distributed group of the ranks, None for all.
+        timeout: How long `result` waits for a rank that does not answer.
 
     Raises:
         AgreementLost: The group refuses the words.
@@ -59,7 +59,7 @@ class Ranks:
 
     Args:
         group: The group, None for all ranks.
-        timeout: Seconds after which a silent rank counts as lost.
+        timeout: Seconds after which a rank that does not answer counts as lost.
 
     Raises:
         ConfigurationError: torch.distributed is not set up, or the group has no gloo backend.
@@ -74,7 +74,7 @@ class Ranks:
         self._group, self._timeout = group, timedelta(seconds=timeout)
 
     def exchange(self, words: Words) -> Exchange:
-        """Begins to reduce words over all ranks with BAND, in the background.
+        """Begins, in the background, to compute the bitwise AND of words over all ranks.
 
         Raises:
             AgreementLost: The group refuses the words.
@@ -97,7 +97,7 @@ class Ranks:
         try:
             dist.all_gather(sizes, size, group=self._group)
             lengths = [int(each) for each in sizes]
-            sent = torch.from_numpy(np.pad(own, (0, max(lengths) - own.size)))  # equal sizes: others crash gloo
+            sent = torch.from_numpy(np.pad(own, (0, max(lengths) - own.size)))  # gloo crashes if sizes differ
             told = [torch.empty_like(sent) for _ in range(ranks)]
             dist.all_gather(told, sent, group=self._group)
         except (RuntimeError, ValueError) as error:

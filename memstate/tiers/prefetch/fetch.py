@@ -1,8 +1,8 @@
 """The state of one prefetch: its tokens, its phase, and the records that have come. Knows no thread.
 
 ASKING --- storage has answered ---> PROPOSED --- all ranks agree on a length ---> READING
-   |          host memory is claimed    |  no common length: all is released          |  all is read, it is stopped,
-   v                                    v                                             v  or the rest cannot help
+   |          host memory is claimed    |  no common length: all is released          |  all is read, or it is stopped,
+   v                                    v                                             v  or further reads are useless
   DONE                                 DONE <--- all ranks agree on what came ---- ARRIVED
 """
 
@@ -36,25 +36,26 @@ class End(StrEnum):
 
     COMPLETE = "complete"  # all agreed tokens came
     PARTIAL = "partial"  # a part of the agreed tokens came
-    SHORT = "short"  # too few tokens were missing to begin
-    LIMITED = "limited"  # other prefetches were fetching too many tokens
-    MISSED = "missed"  # storage has too little, or its records had flaws
-    NO_ROOM = "no_room"  # host memory has too little room
-    STOPPED = "stopped"  # before anything usable had arrived
-    FAILED = "failed"  # storage does not work
+    SHORT = "short"  # not begun: it would save too few tokens
+    LIMITED = "limited"  # not begun: other prefetches were fetching too many tokens
+    MISSED = "missed"  # storage had too few records, or records with flaws
+    NO_ROOM = "no_room"  # host memory had too little room
+    STOPPED = "stopped"  # it was stopped before any usable record had arrived
+    FAILED = "failed"  # calls of storage failed
     DISAGREED = "disagreed"  # another rank could not fetch
     CANCELLED = "cancelled"  # by a caller
     LOST = "lost"  # the ranks no longer agree on prefetches
 
 
 class Hits(NamedTuple):
-    """The pages and states that a prefetch could use. Each field is bool `page`.
+    """The pages and states that a prefetch could use. Each field is bool `page`, with one value per page.
 
     Attributes:
-        here: Whether the page's KV need not be read.
-        states: Whether the state at the page's end need not be read.
-        ends: Whether a request could start at the page's end once the rest is read.
-        able: Like `ends`, but also where the request gains less than the threshold.
+        here: Whether the page's KV need not be read: it is on the device or in host memory, or the caller manages KV.
+        states: Whether the state at the page's end is in host memory already.
+        ends: Whether a request could start at the page's end when the missing records up to there are read, and would
+            gain at least the threshold.
+        able: Like `ends`, but True as well where the request gains less than the threshold.
     """
 
     here: Bits
@@ -63,7 +64,7 @@ class Hits(NamedTuple):
     able: Bits
 
     def cut(self, room: int, state_room: bool) -> Bits:
-        """Returns the ends that host memory has room for.
+        """Returns the page ends up to which host memory has room: `ends`, with the others set to False.
 
         Args:
             room: Number of pages that fit.
@@ -73,13 +74,13 @@ class Hits(NamedTuple):
         return ends if state_room else ends & self.states
 
     def missing(self, end: int) -> list[int]:
-        """Returns the pages up to an end that must be read."""
+        """Returns the pages before page end `end` that must be read."""
         pages: list[int] = np.flatnonzero(~self.here[:end]).tolist()
         return pages
 
 
 def deepest(ends: Bits) -> int:
-    """Returns the number of pages up to the last end, 0 if there is none."""
+    """Returns the number of pages up to the last True, 0 if there is none."""
     at = np.flatnonzero(ends)
     return int(at[-1]) + 1 if at.size else 0
 
@@ -107,38 +108,38 @@ class Fetch:
     """A handle on a prefetch, as `StateManager.prefetch` returns it.
 
     Attributes:
-        tokens: Tokens from the start of the prompt up to which it fetches. Fewer once host memory or another rank has
-            less room.
-        keys: Digests of the pages up to there.
+        tokens: The prefetch wants this many first tokens of the prompt. The number becomes smaller if host memory or
+            another rank has less room.
+        keys: Digests of the pages of these tokens.
         covered: Tokens of the state from which the request could start without the prefetch.
         began: When it began, in seconds of the prefetcher's clock.
         done: Whether it is over.
-        length: Tokens of the state, on the device or in host memory, from which a request can start once `done`, unless
-            something of it is evicted.
-        outcome: How it ended, None before.
-        why: The first thing that went wrong or was too little; "" for nothing.
+        length: Tokens of the state, on the device or in host memory, from which a request can start when `done`, unless
+            the state or its KV is evicted first.
+        outcome: How it ended, None until then.
+        why: The first reason why it fetches less than it wanted; "" if there is none.
     """
 
     def __init__(
         self, number: int, tokens: int, keys: list[bytes], covered: int, kv_pages: int, reservation: Reservation,
         began: float,
     ) -> None:  # fmt: skip
-        self.number, self.pages = number, len(keys)  # pages: number of bits of a vote, even after `keys` is cut
+        self.number, self.pages = number, len(keys)  # pages: bits of a vote; does not shrink with `keys`
         self.tokens, self.keys, self.covered, self.kv_pages = tokens, keys, covered, kv_pages
         self.reservation, self.began = reservation, began
         self.phase, self.length, self.why = Phase.ASKING, covered, ""
         self.outcome: End | None = None
-        self.missing = tokens - covered  # tokens to gain, as of the start
+        self.missing = tokens - covered  # tokens that it could save when it began
         self.stop = False  # whether this rank wants to stop the prefetch
-        self.over = False  # whether threads need not go on
+        self.over = False  # whether threads may stop their work
         self.vote: Bits | None = None
-        self.asked_in = 0  # number of the last exchange with a vote on this prefetch
+        self.asked_in = 0  # number of the last exchange in which it had a vote
         self.answer: StorageAnswer | None = None
-        self.reason: End | None = None  # why this rank has less than it could
+        self.reason: End | None = None  # why this rank fetches less than it wanted
         self.question: Question
         self.hits: Hits
         self._arrived: Bits
-        self._targets: Bits  # ends whose states are in host memory already
+        self._targets: Bits  # page ends whose state is in host memory already
         self._run = self._bad = 0  # number of pages that arrived without a gap; the first page that will not arrive
         self._state: bool | None = None  # whether the state at the end has arrived; None: not known yet
 
@@ -153,15 +154,15 @@ class Fetch:
 
     @property
     def end(self) -> int:
-        """Number of pages up to which it fetches."""
+        """Number of first pages of the prompt that it wants."""
         return len(self.keys)
 
     def blame(self, reason: End, why: str) -> None:
-        """Notes why this rank has less than it could. The first reason counts."""
+        """Notes a reason why this rank fetches less than it wanted. Only the first reason is kept."""
         self.reason, self.why = self.reason or reason, self.why or why
 
     def begin(self) -> None:
-        """Changes the phase to READING. All ranks have agreed on one end."""
+        """Changes the phase to READING. Call it when all ranks have agreed on one page end."""
         self.phase, self.vote = Phase.READING, None
         self._arrived, self._bad = self.hits.here.copy(), self.end
         self._state = None if self.reservation.state is not None else True
@@ -169,7 +170,7 @@ class Fetch:
         self._advance()
 
     def note(self, pages: list[int], arrived: int) -> None:
-        """Notes a read of pages, of which the first `arrived` are sound. Without pages it is a read of the state."""
+        """Notes that pages were read, the first `arrived` of them well. If `pages` is empty, the state was read."""
         if not pages:
             self._state = arrived == 1
             return
@@ -184,7 +185,7 @@ class Fetch:
 
     @property
     def hopeless(self) -> bool:
-        """Whether further reads cannot help: all has arrived, or a page before the rest will not arrive."""
+        """Whether further reads are useless: all records have arrived, or a page before the missing ones never will."""
         goal = deepest(self._reachable(self._bad, self._state is not False))
         return self._run >= goal and not (goal == self.end and self._state is None)
 
@@ -196,7 +197,7 @@ class Fetch:
         return ends
 
     def _reachable(self, run: int, state: bool) -> Bits:
-        """Returns whether a request could start at each of the first `run` page ends: bool `end`.
+        """Returns, for each of the first `run` page ends, whether a request could start there: bool `end`.
 
         Args:
             run: Number of pages that have arrived without a gap.

@@ -1,8 +1,9 @@
 """Drives prefetches: they read records of a prompt from storage into host memory while its request waits.
 
-The loop's thread drives the prefetcher and never waits for storage. Other threads call the store, and `poll` handles
-their results. A prefetch guarantees nothing: it fills host memory, and a request starts from the records that are there
-when it is admitted. Two prefetches of one prefix both read it, and the second result is discarded. Knows no device.
+The thread of the decode loop drives the prefetcher and never waits for storage. Other threads call the store, and
+`poll` handles their results. A prefetch guarantees nothing: it fills host memory, and a request starts from the records
+that are there when it is admitted. If two prefetches want one prefix, both read it, and the second result is discarded.
+Knows no device.
 """
 
 import logging
@@ -30,7 +31,7 @@ from memstate.tiers.stores.base import Store, reason_of, why_of
 from memstate.tiers.workers import Job, Workers
 
 LOG = logs.logger("tiers")
-FAULTY = (End.FAILED, End.LOST)  # ends that are warnings in the log
+FAULTY = (End.FAILED, End.LOST)  # ends of prefetches that the log shows as warnings
 
 
 class Prefetcher:
@@ -39,18 +40,18 @@ class Prefetcher:
     With several ranks, all ranks must call `start`, `poll`, `ready` and `cancel` in the same order.
 
     Args:
-        kv: Host cache of KV pages. It is not used for pages whose KV is on the device or managed by the caller.
+        kv: Host cache of KV pages. Not used for pages whose KV is on the device, or if the caller manages KV.
         states: Host cache of states.
         store: The storage.
-        settings: Settings that say which prefetches are worth it, and when they stop.
+        settings: Settings that say which prefetches are worth their cost, and when they stop.
         page_size: Tokens of a page.
         ranks: The ranks that agree, None for a single rank.
         workers: Threads that call the store. Each thread works for one prefetch at a time.
-        clock: Function that returns seconds.
+        clock: Function that returns the time in seconds.
         ended: Function that is called with each prefetch that ends.
 
     Attributes:
-        raised: Reason -> number of calls of the store that raised.
+        raised: Reason -> number of calls of the store that raised an error for this reason.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Prefetcher:
         self._told = logs.Repeats(LOG, clock, ("tokens", "usable", "seconds"))
         self._workers, self._store = workers, store
         self._forget()
-        self._fetches: list[Fetch] = []  # prefetches in flight, in order of start
+        self._fetches: list[Fetch] = []  # prefetches that are not over, in the order in which they started
         self._votes: Votes | None = None
         self._lost = False
         self._count: Counter[str] = Counter()
@@ -74,18 +75,18 @@ class Prefetcher:
 
     @property
     def in_flight_tokens(self) -> int:
-        """Number of tokens that the prefetches in flight fetch."""
+        """Number of tokens that all prefetches in flight together fetch."""
         return sum(fetch.tokens - fetch.covered for fetch in self._fetches)
 
     @property
     def held(self) -> tuple[int, int]:
-        """Numbers of host records that prefetches have claimed and not added yet: (for states, for KV pages)."""
+        """Numbers of host records that prefetches have claimed, without those added to caches: (states, KV pages)."""
         reserved = [fetch.reservation for fetch in self._fetches]
         return sum(each.state is not None for each in reserved), sum(len(each.records) for each in reserved)
 
     @property
     def pinned(self) -> list[CachedRecord]:
-        """Host records that prefetches rely on, one item for each pin."""
+        """Entries that prefetches pin, one item for each pin."""
         return [entry for fetch in self._fetches for entry in fetch.reservation.pinned]
 
     def stats(self) -> PrefetchStats:
@@ -103,9 +104,9 @@ class Prefetcher:
         Args:
             tokens: Tokens that a hit may cover.
             keys: Digests of the prompt's whole pages.
-            covered: Tokens of the state from which the request could start now, the same on every rank. The threshold
-                and the limit apply to the other tokens.
-            kv_pages: Number of first pages whose KV is on the device and stays there; all if the caller manages KV.
+            covered: Tokens of the state from which the request could start now, equal on all ranks. The threshold and
+                the limit count only the tokens beyond it.
+            kv_pages: Number of first pages whose KV is on the device; all pages if the caller manages KV.
 
         Syncs: no.
         """
@@ -132,7 +133,7 @@ class Prefetcher:
         return fetch
 
     def _within_limit(self, pages: int, covered: int) -> int:
-        """Returns up to which page of a prompt the limit allows to fetch, 0 if that gains less than the threshold.
+        """Returns how many first pages of a prompt the limit allows; 0 if they save less than the threshold.
 
         Args:
             pages: Number of whole pages of the prompt.
@@ -146,16 +147,16 @@ class Prefetcher:
 
     @property
     def idle(self) -> bool:
-        """Whether `poll` has nothing to do. Of several ranks, all are idle or none."""
+        """Whether `poll` has nothing to do. With several ranks, it has the same value on all of them."""
         return not self._fetches and self._votes is None and not self._running and self._told.idle
 
     def poll(self) -> None:
-        """Advances every prefetch as far as it can. Call it once an iteration of the scheduler.
+        """Advances every prefetch as far as possible. Call it once per iteration of the scheduler.
 
         Raises:
-            AgreementLost: A rank does not answer, or runs other prefetches. Raised once; every prefetch is over then.
+            AgreementLost: A rank does not answer, or has other prefetches. Raised once; every prefetch is over then.
 
-        Syncs: only for a rank that has not polled as often as this one.
+        Syncs: only if another rank has not called `poll` as often as this one.
         """
         try:
             self._told.write_due()
@@ -180,7 +181,7 @@ class Prefetcher:
     def ready(self, fetch: Fetch) -> bool:
         """Returns whether a prefetch is over, and stops it if the settings say so.
 
-        With several ranks, a stop takes one or two calls of `poll`.
+        With several ranks, the prefetch is over one or two calls of `poll` after the stop.
 
         Raises:
             AgreementLost: See `poll`.
@@ -214,7 +215,7 @@ class Prefetcher:
         logs.event(LOG, logging.INFO, "prefetch late", tokens=fetch.tokens, seconds=self._clock() - fetch.began)
 
     def reset(self) -> None:
-        """Cancels every prefetch, on this rank alone. The caller empties host memory right after.
+        """Cancels every prefetch, on this rank only. The caller must empty host memory right after.
 
         Syncs: waits for the calls of the store that have begun.
         """
@@ -233,13 +234,13 @@ class Prefetcher:
         )  # operations that have ended; any thread puts them here
 
     def close(self) -> None:
-        """Writes the lines that still wait into the log."""
+        """Writes lines of the log that were held back."""
         self._told.write_due(math.inf)
 
     # -- work for threads ------------------------------------------------------------------------------
 
     def _ask(self, fetch: Fetch) -> None:
-        """Asks storage for the pages and states that neither device nor host memory has, if there are any."""
+        """Asks storage which of the pages and states it has that are neither on the device nor in host memory."""
         keys, gaining = fetch.keys, range(self._first(fetch, self._settings.threshold), fetch.pages + 1)
         pages = [page for page in range(fetch.kv_pages, fetch.pages) if keys[page] not in self._kv]
         ends = [end for end in gaining if keys[end - 1] not in self._states]
@@ -258,14 +259,14 @@ class Prefetcher:
         self._submit(op, read, self._store, cache.form, cache.pool.buffer, pieces, lambda: fetch.over)
 
     def _submit(self, op: FetchJob, work: Callable[..., Any], *arguments: Any) -> None:
-        """Hands an operation to a thread. Its records are in use until `_collect` handles its end."""
+        """Hands an operation to a thread. Its records count as written to until `_collect` handles its end."""
         if op.pool:
             op.pool.use(op.records)
         self._running.add(op)
         op.job = self._workers.submit(work, *arguments, ended=partial(self._over.put, op))
 
     def _drop(self, fetch: Fetch) -> None:
-        """Cancels the jobs of a prefetch that have not begun. Results of the others are ignored."""
+        """Cancels the jobs of a prefetch that have not begun. The results of jobs that have begun will be ignored."""
         fetch.over = True
         for job in self.jobs(fetch):
             self._workers.cancel(job)
@@ -277,7 +278,7 @@ class Prefetcher:
     # -- results of threads ---------------------------------------------------------------------------
 
     def _collect(self) -> None:
-        """Handles the operations that have ended. A result counts only if its prefetch is not over."""
+        """Handles the operations that have ended. Results for prefetches that are over are ignored."""
         while not self._over.empty():
             op = self._over.get()
             fetch, job = op.fetch, op.job
@@ -301,10 +302,10 @@ class Prefetcher:
                 fetch.blame(End.FAILED if result.flaw == "failed" else End.MISSED, result.why or result.flaw)
             fetch.note(op.pages, result.arrived)
 
-    # -- the page ends that this rank could start a prompt from ----------------------------------------
+    # -- page ends at which this rank could start a request --------------------------------------------
 
     def _propose(self, fetch: Fetch, answer: StorageAnswer) -> None:
-        """Claims host memory for the deepest page end that fits, and votes for the ends that this rank could use."""
+        """Claims host memory up to the deepest page end that fits, and votes for the ends that this rank could use."""
         hits = fetch.hits = self._hits(fetch, answer)
         most = deepest(hits.ends)
         ends = self._claim(fetch, hits, most) if most else hits.ends
@@ -327,7 +328,7 @@ class Prefetcher:
         return Hits(here, stated, able & (pages + 1 >= self._first(fetch, self._settings.threshold)), able)
 
     def _first(self, fetch: Fetch, least: int) -> int:
-        """Returns the first page end at which a request gains `least` tokens, and at least one."""
+        """Returns the first page end at which a request saves at least `least` tokens, and at least one token."""
         return -(-(fetch.covered + max(least, 1)) // self._page_size)
 
     def _claim(self, fetch: Fetch, hits: Hits, most: int) -> Bits:
@@ -336,7 +337,7 @@ class Prefetcher:
         reservation.pin(range(fetch.kv_pages, most), stated[stated <= most].tolist())
         ends = hits.cut(kv.room(), states.room() > 0)
         end = deepest(ends)
-        # With several ranks, they may agree on an end before the last one, whose state is to be read then.
+        # Several ranks may agree on an earlier end than the last: then the state of that end must be read.
         reads_state = bool((ends & ~hits.states)[end - 1 if self._ranks is None else 0 :].any())
         reservation.claim(hits.missing(end), reads_state)
         reservation.trim(end, reads_state)
@@ -345,11 +346,11 @@ class Prefetcher:
     # -- reading --------------------------------------------------------------------------------------
 
     def _read(self, fetch: Fetch, end: int) -> None:
-        """Begins to read up to an end that all ranks agree on, and releases host memory beyond it."""
+        """Begins to read up to a page end on which all ranks agree, and releases the host memory for later pages."""
         fetch.tokens, fetch.keys = end * self._page_size, fetch.keys[:end]
         fetch.reservation.trim(end, not fetch.hits.states[end - 1])
         fetch.begin()
-        if fetch.reservation.state is not None:  # first, because pages without the state are of no use
+        if fetch.reservation.state is not None:  # the state first: pages without it are useless
             self._read_chunk(fetch, self._states, [(end - 1, fetch.reservation.state)], [])
         pages = list(fetch.reservation.records.items())
         for at in range(0, len(pages), self._settings.chunk):
@@ -357,7 +358,7 @@ class Prefetcher:
             self._read_chunk(fetch, self._kv, part, [page for page, _ in part])
 
     def _arrive(self, fetch: Fetch) -> None:
-        """Votes for the ends that are usable with the records that have arrived. Waits for no further records."""
+        """Votes for the page ends that are usable with the records so far. Records that arrive later are ignored."""
         self._drop(fetch)
         fetch.phase, fetch.vote = Phase.ARRIVED, fetch.usable()
 
@@ -372,21 +373,21 @@ class Prefetcher:
                 self._arrive(fetch)
 
     def _conclude(self, agreed: Votes) -> None:
-        """Advances prefetches by the verdicts of all ranks."""
+        """Advances prefetches by the common verdicts of all ranks."""
         self._votes = None
         self._count["waits"] += not agreed.done
         for fetch, phase, ends, stop in agreed.verdicts():
-            if not fetch.done:  # done: cancelled since the exchange began
+            if not fetch.done:  # it may have been cancelled since the exchange began
                 self._decide(fetch, phase, ends, stop)
 
     def _decide(self, fetch: Fetch, phase: Phase, ends: Bits | None, stop: bool) -> None:
-        """Advances a prefetch by a verdict.
+        """Advances a prefetch by the common verdict of all ranks.
 
         Args:
             fetch: The prefetch.
             phase: Its phase when the exchange began.
             ends: The page ends that all ranks could use, bool `page`; None if a rank has not voted yet.
-            stop: Whether a rank wants to stop.
+            stop: Whether any rank wants to stop it.
         """
         fetch.stop = fetch.stop or stop
         if phase is Phase.ARRIVED and ends is not None:
@@ -402,7 +403,7 @@ class Prefetcher:
                 self._end(fetch, fetch.reason or End.DISAGREED)
 
     def _commit(self, fetch: Fetch, end: int) -> None:
-        """Adds the records that all ranks have to the caches, and releases the others. So caches stay alike."""
+        """Adds to the caches the records that all ranks have, and releases the others, so that all ranks stay alike."""
         whole = end == fetch.end
         read_pages = sum(page < end for page in fetch.reservation.records)
         read_state = int(whole and fetch.reservation.state is not None)

@@ -6,11 +6,11 @@ from typing import NamedTuple
 from memstate.tiers.records import RecordFormat
 from memstate.tiers.stores.base import Bytes, Outcome, Store, answered, faults_of, faults_since
 
-Over = Callable[[], bool]  # returns whether the prefetch is over, so that the work can end early
+Over = Callable[[], bool]  # returns whether the prefetch is over; the work can then end early
 
 
 class Question(NamedTuple):
-    """The question of a prefetch to storage: which of these records are there?
+    """The question of a prefetch to storage: which of these records does it have?
 
     Attributes:
         keys: Digests of the whole pages of the prompt.
@@ -27,9 +27,9 @@ class StorageAnswer(NamedTuple):
     """The answer of storage to a question.
 
     Attributes:
-        held: How many of the question's pages storage has without a gap, from the first on.
+        held: Number of first pages of the question that storage has without a gap.
         ends: Page ends whose state storage has.
-        why: Reasons for which the store could not tell of some records, "" for none.
+        why: Why the store could not tell for some records, "" if it could for all.
     """
 
     held: int = 0
@@ -55,9 +55,9 @@ class Read(NamedTuple):
     """The result of a read.
 
     Attributes:
-        arrived: Number of sound records, from the first on.
-        flaw: Flaw of the next record, "" if all are sound.
-        why: Reason for which the store could not read that record, "" if it does not say so.
+        arrived: Number of sound records before the first one with a flaw.
+        flaw: Flaw of the record after these, "" if all are sound.
+        why: Why the store could not read the record with the flaw, "" if it gave no reason.
     """
 
     arrived: int
@@ -76,7 +76,7 @@ def ask(
         states: Format of states.
         question: The question.
         chunk: Number of records in one call of the store.
-        over: Returns whether the prefetch is over; then the work ends early.
+        over: Function that returns whether the prefetch is over; then the work ends early.
 
     Raises:
         OSError: The store failed.
@@ -98,16 +98,16 @@ def ask(
 
 
 def read(store: Store, form: RecordFormat, buffer: Callable[[int], Bytes], pieces: Sequence[Chunk], over: Over) -> Read:
-    """Reads records into host memory and checks them, up to the first with a flaw. Runs in a thread.
+    """Reads records into host memory and checks them, until one has a flaw. Runs in a thread.
 
-    The store is told to discard a record whose contents have a flaw.
+    If the contents of a record have a flaw, it tells the store to discard the record.
 
     Args:
         store: The storage.
         form: Format of the records.
         buffer: Function that returns the bytes of a host record.
         pieces: The records to read.
-        over: Returns whether the prefetch is over; then nothing is read.
+        over: Function that returns whether the prefetch is over; then nothing more is read.
 
     Raises:
         OSError: The store failed.

@@ -1,4 +1,4 @@
-"""Holds the host memory of one prefetch until it ends: entries that it relies on, and records that it fills."""
+"""Holds the host memory of one prefetch until it ends: the entries that it needs, and the records that it fills."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,8 +8,8 @@ from memstate.tiers.host.cache import CachedRecord, RecordCache
 class Reservation:
     """Pins entries and claims records for one prefetch.
 
-    Pages of the prompt are numbered from 0 on. A state is named by its page end, from 1 on: end n is the end of page
-    n - 1.
+    Pages of the prompt are numbered from 0 on. Page ends are numbered from 1 on: end n is the end of page n - 1. A
+    state is named by the page end at which it stands.
 
     Args:
         kv: Host cache of KV pages.
@@ -17,8 +17,8 @@ class Reservation:
         keys: Digests of the prompt's whole pages.
 
     Attributes:
-        records: Page -> host record to fill.
-        state: Host record to fill with the state, None for none.
+        records: Page -> host record for its KV.
+        state: Host record for the state that is read, None for none.
     """
 
     def __init__(self, kv: RecordCache, states: RecordCache, keys: Sequence[bytes]) -> None:
@@ -28,7 +28,7 @@ class Reservation:
         self.state: int | None = None
 
     def pin(self, pages: Iterable[int], ends: Iterable[int]) -> None:
-        """Pins the entries of these pages and ends that are in host memory."""
+        """Pins those entries of these pages and page ends that are in host memory."""
         for cache, end in [*((self._kv, page + 1) for page in pages), *((self._states, end) for end in ends)]:
             if entry := cache.get(self._keys[end - 1]):
                 cache.pin(entry)
@@ -40,12 +40,12 @@ class Reservation:
         return [entry for _, _, entry in self._pins]
 
     def claim(self, pages: Sequence[int], state: bool) -> None:
-        """Claims a record for each page, and one for a state if wanted. Evicts entries only if records are missing."""
+        """Claims a record for each page, and one more if `state`. Evicts entries only if too few records are free."""
         self.records = dict(zip(pages, self._kv.claim(len(pages)), strict=True))
         self.state = self._states.claim(1)[0] if state else None
 
     def trim(self, end: int, state: bool) -> None:
-        """Releases records and pins beyond a page end, and the state's record unless it is needed."""
+        """Releases the records and pins beyond a page end, and the record for the state unless `state`."""
         surplus = [page for page in self.records if page >= end]
         self._kv.pool.release([self.records.pop(page) for page in surplus])
         if self.state is not None and not state:
@@ -56,9 +56,9 @@ class Reservation:
         self._pins = [pin for pin in self._pins if pin[0] <= end]
 
     def commit(self, end: int, page_size: int, state: bool) -> None:
-        """Adds the records that were read up to a page end to the caches, and releases the others.
+        """Adds to the caches the records that were read up to a page end, and releases the others.
 
-        The first page becomes the most recently used.
+        The first page becomes the most recently used entry.
 
         Args:
             end: The page end.

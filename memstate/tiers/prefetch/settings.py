@@ -12,18 +12,18 @@ StopPolicy = Literal["timeout", "wait_complete", "best_effort"]
 
 @dataclass(frozen=True)
 class Prefetch:
-    """Configures prefetches from storage: which are worth it, and when they stop.
+    """Configures prefetches from storage: which are worth their cost, and when they stop.
 
     Args:
-        threshold: Tokens that a prefetch must save from computation, at least.
-        limit: Tokens that all prefetches together may fetch at a time: a whole number, or None for any number. A float
-            from 0 to 1 is a share of the host memory that is no copy of device memory. Of a prompt that lacks more
-            tokens, the longest start that fits is fetched.
-        stop: What happens to a prefetch whose request could be admitted. `timeout` stops it once it has taken `timeout`
-            seconds plus `timeout_per_page` for each missing page. `wait_complete` lets it end. `best_effort` stops it
+        threshold: Least number of tokens that a prefetch must save. Smaller prefetches are not made.
+        limit: Tokens that all prefetches together may fetch at a time: a whole number, or None for no limit. A float
+            from 0 to 1 is a share of the host memory that is no copy of device memory. If a prompt lacks more tokens
+            than the limit allows, only its first ones are fetched.
+        stop: What happens to a prefetch whose request could be admitted. `timeout` stops it after `timeout` seconds
+            plus `timeout_per_page` seconds for each missing page. `wait_complete` lets it end. `best_effort` stops it
             at once; so a request that can run as soon as it arrives gets nothing from storage.
-        timeout: Seconds.
-        timeout_per_page: Seconds for each page.
+        timeout: Seconds that `stop="timeout"` gives to every prefetch.
+        timeout_per_page: Seconds that it adds for each missing page.
         chunk: Number of records in one call of storage.
 
     Raises:
@@ -63,11 +63,11 @@ class Prefetch:
     def in_tokens(self, host: int, device: int) -> "Prefetch":
         """Returns these settings with the limit in tokens.
 
-        At least half of host memory counts as no copy of device memory.
+        At least half of host memory is taken to be no copy of device memory.
 
         Args:
-            host: Tokens for which host memory has room; 0 if it keeps no KV, and then there is no limit.
-            device: Tokens of these that are a copy of device memory.
+            host: Tokens for which host memory has room; 0 if it keeps no KV: then there is no limit.
+            device: How many of these tokens are a copy of device memory.
 
         Example:
             >>> Prefetch(threshold=64).in_tokens(host=3000, device=1000).limit
@@ -79,5 +79,5 @@ class Prefetch:
         return replace(self, limit=tokens if host else None)
 
     def patience(self, pages: int) -> float:
-        """Returns the seconds that a prefetch with a number of missing pages may take under `timeout`."""
+        """Returns the seconds after which `stop="timeout"` stops a prefetch with so many missing pages."""
         return self.timeout + pages * self.timeout_per_page

@@ -10,21 +10,21 @@ from memstate.tiers.prefetch.agreement import Ranks, Words
 from memstate.tiers.prefetch.fetch import Bits, Fetch, Phase
 
 ALL = -1  # a word with all bits set: it changes no word of another rank under AND
-WORDS = 4096  # words of every exchange: always the same number, because unequal sizes crash gloo
-HEADER = 2  # words of the header of an exchange; as many of the header of each prefetch in it
-MOST_PAGES = (WORDS - 2 * HEADER) * 64  # pages of a prefetch, at most: one bit each
+WORDS = 4096  # words of every exchange: always the same number, because gloo crashes if sizes differ
+HEADER = 2  # words of the header of an exchange, and of the header of each prefetch in it
+MOST_PAGES = (WORDS - 2 * HEADER) * 64  # limit of the pages of a prefetch: one bit for each
 
 
 class Votes:
     """Sends this rank's votes, and reads those of all ranks.
 
-    An exchange begins with a checksum of its prefetches, so that ranks notice if theirs differ. Then come, for each
-    prefetch, two flags (whether this rank has voted, whether it wants to go on) and one bit for each page: whether a
-    request could start at the page's end.
+    An exchange begins with a checksum of its prefetches, by which ranks notice that they have different prefetches.
+    Then come, for each prefetch, two flags (whether this rank has voted, whether it wants to go on) and one bit for
+    each page: whether a request could start at the page's end.
 
     Args:
         ranks: The ranks that agree.
-        fetches: The prefetches, in order of start.
+        fetches: The prefetches, in the order in which they started.
         number: Number of the exchange, from 1 on.
     """
 
@@ -56,10 +56,10 @@ class Votes:
 
         Yields:
             The prefetch; its phase when the exchange began; the page ends that all ranks could use, bool `page`, None
-            if a rank has not voted yet; and whether a rank wants to stop.
+            if a rank has not voted yet; and whether any rank wants to stop.
 
         Raises:
-            AgreementLost: A rank does not answer, or runs other prefetches.
+            AgreementLost: A rank does not answer, or has other prefetches.
 
         Syncs: waits for the slowest rank.
         """
@@ -79,7 +79,7 @@ def _size(fetch: Fetch) -> int:
 
 
 def _fitting(fetches: Sequence[Fetch]) -> list[Fetch]:
-    """Returns the prefetches whose votes fit one exchange, in the same order. Those that waited longest come first."""
+    """Returns the prefetches whose votes fit one exchange, in the given order. Prefers those that waited longest."""
     chosen, room = set(), WORDS - HEADER
     for fetch in sorted(fetches, key=lambda fetch: fetch.asked_in):
         room -= _size(fetch)

@@ -1,6 +1,6 @@
 """Defines `Store`, the protocol of a storage backend that keeps records of bytes under names.
 
-It knows no state, no token and no host memory.
+Knows no state, no token and no host memory.
 """
 
 import errno
@@ -23,10 +23,10 @@ RECORD = re.compile(r"(?:state|kv)-[0-9a-f]{64}")  # names of records, see `Reco
 
 
 def require_names(names: Sequence[str]) -> None:
-    """Requires names of records, see `RecordFormat.name`. So no name is a path or that of a temporary file.
+    """Raises an error if a name is not that of a record, see `RecordFormat.name`, but a path or a temporary file, say.
 
     Raises:
-        InvalidArgument: A name is no name of a record.
+        InvalidArgument: A name is not that of a record.
     """
     for name in names:
         if not isinstance(name, str) or not RECORD.fullmatch(name):
@@ -34,15 +34,15 @@ def require_names(names: Sequence[str]) -> None:
 
 
 def require_buffers(names: Sequence[str], buffers: Sequence[Bytes], written: bool) -> None:
-    """Requires names of records, and a buffer of contiguous bytes for each name.
+    """Raises an error unless all names are those of records, and each has a buffer of contiguous bytes.
 
     Args:
         names: Names of records.
-        buffers: uint8 `byte`.
-        written: Whether the buffers are written to.
+        buffers: A buffer for each name, uint8 `byte`.
+        written: Whether the call will write to the buffers.
 
     Raises:
-        InvalidArgument: A name is no name of a record, or a buffer is missing or not contiguous bytes.
+        InvalidArgument: A name is not that of a record, or a buffer is missing or is not contiguous bytes.
     """
     require_names(names)
     if len(names) != len(buffers):
@@ -56,11 +56,11 @@ def require_buffers(names: Sequence[str], buffers: Sequence[Bytes], written: boo
 
 
 class Outcome(IntEnum):
-    """The outcome of one name of a batch."""
+    """What a call did for one name of its batch."""
 
     MISSING = 0  # no such record
-    DONE = 1  # the record was read whole or written whole
-    DAMAGED = 2  # there is a record, but of another size than was asked for
+    DONE = 1  # the whole record was read or written
+    DAMAGED = 2  # there is a record, but its size is not that of the buffer
     FAILED = 3  # the store could not do it: no permission, no space, no connection
 
 
@@ -68,19 +68,19 @@ class Outcome(IntEnum):
 class Store(Protocol):
     """Keeps records by name.
 
-    Several threads may call any method at the same time. A call may take long. If it raises OSError, the outcome of the
-    whole batch is unknown. The outcome of one name in a batch does not depend on the other names.
+    Several threads may call the methods at the same time. A call may take long. If it raises OSError, it is unknown
+    what it did for any name of the batch. What it does for one name does not depend on the other names.
 
     Names are those of `RecordFormat.name`: `state-` or `kv-` and 64 hexadecimal digits. A record is written whole or
-    not at all: no reader sees half a record. A write under an existing name may keep the old record or the new one,
-    because equal names mean equal bytes. Records may vanish at any time.
+    not at all: no reader sees half a record. A write under an existing name may keep the old record or replace it,
+    because equal names mean equal bytes. Records may be deleted at any time.
 
-    A store may also have two attributes, which log and metrics show: `faults`, a `Counter` of failures by reason, such
-    as ENOSPC, and `evicted`, the number of records that it deleted to make room.
+    A store may have two more attributes, which the log and the metrics show: `faults`, a `Counter` of failures by
+    reason, such as ENOSPC; and `evicted`, the number of records that it deleted to make room.
     """
 
     def register(self, memory: Tensor) -> None:
-        """Announces host memory that has the buffers of later calls.
+        """Announces the host memory in which the buffers of later calls will lie.
 
         Args:
             memory: uint8, contiguous.
@@ -94,26 +94,26 @@ class Store(Protocol):
 
         Args:
             names: Names of records.
-            buffers: uint8 `byte`, contiguous, each of exactly the record's size.
+            buffers: A buffer for each name, of exactly the size of its record; uint8 `byte`, contiguous.
         """
 
     def put(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
-        """Writes each record. DONE means that readers find it from now on. MISSING is never returned.
+        """Writes each record. DONE means that readers now find it. The call never returns MISSING.
 
         Args:
             names: Names of records.
-            buffers: uint8 `byte`, contiguous.
+            buffers: The record of each name; uint8 `byte`, contiguous.
         """
 
     def discard(self, names: Sequence[str]) -> None:
-        """Removes records that were read whole and have a flaw, so that they can be written again."""
+        """Removes records that were read whole but have a flaw, so that they can be written again."""
 
     def close(self) -> None:
-        """Closes the store. No other method is called after it."""
+        """Closes the store. Afterwards no other method is called."""
 
 
 def faults_of(store: Store | None) -> Counter[str]:
-    """Returns the failures of a store so far by reason; empty for a store that does not count them."""
+    """Returns the number of failures of a store so far, by reason; empty for a store that does not count them."""
     faults = getattr(store, "faults", None)
     return Counter(faults if isinstance(faults, Counter) else ())
 
@@ -124,10 +124,10 @@ def faults_since(store: Store, before: Counter[str]) -> str:
 
 
 def answered(answers: list[T], asked: int) -> list[T]:
-    """Returns the answers of a store as they are.
+    """Returns the answers of a store unchanged.
 
     Raises:
-        OSError: There is not one answer for each record.
+        OSError: The number of answers is not that of the records.
     """
     if len(answers) != asked:
         raise OSError(f"storage was asked for {asked} records and answered for {len(answers)}")
@@ -153,7 +153,7 @@ def why_of(error: BaseException) -> str:
 
 
 class NoStore:
-    """A `Store` without records, for ranks that agree on host memory and have no storage."""
+    """A `Store` without records, for several ranks without storage: they still agree on what is in host memory."""
 
     def register(self, memory: Tensor) -> None:
         """Does nothing."""

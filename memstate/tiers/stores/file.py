@@ -1,6 +1,6 @@
-"""Stores records in files, each written whole under a temporary name first. A crash loses at most records in progress.
+"""Stores records in files. A file gets its name when it is complete, so a crash loses only records being written.
 
-It does not look into records: the reader checks their contents.
+This module does not check the contents of records: the reader does.
 """
 
 import os
@@ -16,27 +16,29 @@ from memstate.tiers.stores.base import Bytes, Outcome, require_buffers, require_
 from memstate.tiers.stores.folder import Folder
 from memstate.tiers.stores.opening import CREATE, FILE_MODE, READ, closing, is_record, require_record, shut
 
-FRESH_S = 60.0  # seconds between two notes of a record's use, at least, so that reads cause hardly any writes
+FRESH_S = 60.0  # least seconds between two notes of a record's use, so that reads cause few writes
 
 
 class FileStore:
     """A `Store` in a folder, which is made if it is missing. Any number of processes of one user may use the folder.
 
-    A process that was forked while its parent used the store must make its own store. Names are those of
-    `RecordFormat.name`; other files in the folder are left alone.
+    If a process forks while it uses the store, the child must make its own store. Names are those of
+    `RecordFormat.name`; other files in the folder are not touched.
 
     Args:
-        path: The folder. A leading `~` is the user's home. The last part must not be a link.
-        capacity: Bytes of records, None for no limit. Beyond it, the least recently used records are deleted. Each
-            further process that writes at the same time may exceed it by a sixteenth.
-        durable: Whether records survive a power cut. This costs two flushes a record, and flushes of its folders.
-            Without it, the newest records may be missing or damaged after a power cut, which readers notice. The death
-            of a process loses no record in either case.
+        path: The folder. A leading `~` is the user's home. The last part of the path must not be a link.
+        capacity: Limit of the bytes of all records, None for no limit. When it is reached, the least recently used
+            records are deleted. If several processes write at the same time, each but the first may exceed it by a
+            sixteenth.
+        durable: Whether records survive a power cut. This costs two flushes per record, and flushes of its folders.
+            Without it, the newest records may be missing or damaged after a power cut; readers notice this. If only
+            the process dies, no record is lost in either case.
         shared: Whether to accept a folder and records that other users own or may write to. These users can then read,
-            delete and forge states, and nothing notices.
+            delete and forge states, and memstate cannot notice it.
 
     Attributes:
-        faults: Name of an errno -> number of failures of the system. EFBIG: a record is larger than the capacity.
+        faults: Name of an errno -> number of system calls that failed with it. EFBIG: a record is larger than the
+            capacity.
 
     Raises:
         UnsafeFolder: Other users could write to the folder.
@@ -75,12 +77,12 @@ class FileStore:
         """Does nothing, because no file stays open between calls."""
 
     def exists(self, names: Sequence[str]) -> list[bool]:
-        """Returns for each name whether its record is there. False if the system fails, which `faults` counts."""
+        """Returns for each name whether its record is there. If a system call fails: False, and `faults` counts it."""
         require_names(names)
         return [outcome is Outcome.DONE for outcome in self._each(self._exists, zip(names))]
 
     def get(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
-        """Reads each record into its buffer. A record of another size is deleted, because it will never be right.
+        """Reads each record into its buffer. If its size is wrong, the record is deleted, because it is damaged.
 
         Raises:
             InvalidArgument: Names or buffers are not valid; nothing was read.
@@ -89,7 +91,7 @@ class FileStore:
         return self._each(self._get, zip(names, buffers, strict=True))
 
     def put(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
-        """Writes each record that is not there yet. A record of another size, or another kind of file, is replaced.
+        """Writes each record that is not there yet. Replaces a record of a wrong size, or a file that is no record.
 
         Raises:
             InvalidArgument: Names or buffers are not valid; nothing was written.
@@ -112,12 +114,12 @@ class FileStore:
     def _each(
         self, work: Callable[..., Outcome], items: Iterable[tuple[Any, ...]], *, make: bool = False
     ) -> list[Outcome]:
-        """Calls a function for each name. A failure of the system is counted, and the next name follows.
+        """Calls a function for each name. Counts a system call that fails, and goes on with the next name.
 
         Args:
-            work: The function. It gets the descriptor of the name's shard and the arguments.
-            items: For each name: the arguments, beginning with the name.
-            make: Whether to make shards that are missing. If so, a missing file or folder is a fault.
+            work: The function. Its arguments: the descriptor of the name's shard, then those in `items`.
+            items: For each name: further arguments of the function. The first one is the name.
+            make: Whether to make the shard if it is missing. Then a missing file or folder is counted as a failure.
 
         Returns:
             The outcome of each name.
@@ -156,11 +158,11 @@ class FileStore:
             whole = status.st_size == len(view)
             while whole and view:
                 count = os.readv(file, [view])
-                whole, view = bool(count), view[count:]  # 0 bytes: the file was cut after `fstat`
+                whole, view = bool(count), view[count:]  # 0 bytes: the file became shorter after `fstat`
             if whole:
                 _note_use(file, status)
                 return Outcome.DONE
-        with suppress(OSError):  # the file may be gone; if it was just replaced, a sound record is lost
+        with suppress(OSError):  # it may be deleted already; if it was just replaced, the new record is lost
             os.unlink(name, dir_fd=shard)
         return Outcome.DAMAGED
 
@@ -204,7 +206,7 @@ class FileStore:
 
 
 def _note_use(file: int | str, status: os.stat_result, **where: Any) -> None:
-    """Sets a file's time of use. A file with a second name is not changed, because that may be another user's."""
+    """Sets a file's time of use. Skips a file with a second name (hard link): it may belong to another user."""
     if abs(time.time() - status.st_mtime) > FRESH_S and status.st_nlink == 1:
-        with suppress(OSError):  # the record was evicted meanwhile, or belongs to another user: no failure of the read
+        with suppress(OSError):  # the record was deleted or is another user's: the read was good all the same
             os.utime(file, **where)

@@ -3,8 +3,9 @@
     folder / records-7f / kv-<digest>              a record: it got this name when it was complete
                         / .<process>-<random>.tmp  a record being written, or left by a dead process
 
-Other files are not counted, read or deleted. Threads, processes and machines share the folder without file locks, which
-a dying process could leave behind. No file stays open between calls. Knows no contents of records and no outcome.
+The folders `records-..` are the shards. Other files are not counted, read or deleted. Threads, processes and machines
+share the folder without file locks, which a dying process could leave behind. No file stays open between calls. Knows
+no contents of records and no outcome.
 """
 
 import errno
@@ -38,8 +39,8 @@ from memstate.tiers.stores.opening import (
 )
 
 SHARDS = tuple(f"records-{number:02x}" for number in range(256))
-PART = 16  # after capacity / PART new bytes, the files are counted again; a clean-up makes as many bytes free
-STALE_S = 600.0  # seconds without a write after which a temporary file has no writer any more
+PART = 16  # after capacity / PART new bytes, files are counted again; a clean-up makes so many bytes free
+STALE_S = 600.0  # seconds without a write after which the writer of a temporary file counts as dead
 TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{16}\.tmp")
 
 
@@ -48,12 +49,12 @@ class Folder:
 
     Args:
         path: The folder; a leading `~` is the user's home.
-        capacity: Bytes of records, None for no limit.
+        capacity: Limit of the bytes of all records, None for no limit.
         shared: Whether other users may own and write to the folder.
-        durable: Whether new folders and names survive a power cut.
+        durable: Whether new folders and file names survive a power cut.
 
     Attributes:
-        faults: Name of an errno -> number of failures of the system.
+        faults: Name of an errno -> number of system calls that failed with it.
         evicted: Number of records that this process deleted to make room.
 
     Raises:
@@ -76,13 +77,13 @@ class Folder:
         self.shared, self.durable = shared, durable
         self.faults: Counter[str] = Counter()
         self.evicted = 0
-        self._used: int | None = None  # bytes of records, roughly; None: not counted yet
+        self._used: int | None = None  # approximate bytes of all records; None: not counted yet
         self._new = 0  # bytes reserved since the last clean-up began
         self._room, self._count = threading.Condition(threading.Lock()), threading.Lock()
-        # _room guards the attributes below. It is never held during a system call.
+        # _room guards the attributes below. No thread holds it during a system call.
         self._cleaning = False
-        self._writing: dict[str, int] = {}  # record that is reserved and not written yet -> bytes
-        self._fresh: dict[str, int] = {}  # during a clean-up: `_writing` at its begin, and later reservations
+        self._writing: dict[str, int] = {}  # record that has room reserved and is not written yet -> its bytes
+        self._fresh: dict[str, int] = {}  # during a clean-up: `_writing` at its start, plus later reservations
         self._leaving = ""  # the record that is being deleted; a write of the same record waits
         try:
             self._prepare()
@@ -94,8 +95,8 @@ class Folder:
     def _prepare(self) -> None:
         """Makes the folder, checks the shards that exist, and tries to write a file.
 
-        A new name is on the disk only after its parent folder has been flushed. So parents are flushed even if the
-        store's folder existed before, because another process may have just made it.
+        A new name is on the disk only after its parent folder has been flushed. So the parents are flushed even if the
+        store's folder exists already: another process may have made it just before.
         """
         made = [parent for parent in self.path.parents if not parent.exists()]
         for missing in reversed(made):
@@ -114,7 +115,7 @@ class Folder:
                 os.fsync(root)
                 for new in (self.path, *made):
                     with (
-                        suppress(PermissionError),  # a parent that cannot be read has nothing that this process made
+                        suppress(PermissionError),  # this process made nothing in a parent that it cannot read
                         closing(os.open(new.parent, os.O_RDONLY)) as parent,  # the parent may be a link
                     ):
                         os.fsync(parent)
@@ -151,26 +152,26 @@ class Folder:
 
     @staticmethod
     def temporary() -> str:
-        """Returns a name that no other thread, process or machine chooses."""
+        """Returns a name for a temporary file that no other thread, process or machine chooses."""
         return f".{os.getpid()}-{os.urandom(8).hex()}.tmp"
 
     def fault(self, error: OSError) -> None:
-        """Counts a failure of the system."""
+        """Counts a system call that failed."""
         with self._count:
             self.faults[errno.errorcode.get(error.errno or 0, "unknown")] += 1
 
     def reserve(self, name: str, nbytes: int) -> None:
-        """Reserves room for a record that will be written, and deletes others if it does not fit.
+        """Reserves room for a record that will be written, and deletes others if there is too little room.
 
-        The first call, and one after each sixteenth of the capacity, counts the files again, because other processes
-        write as well.
+        Other processes write as well. So the files are counted at the first call, and again whenever a sixteenth of the
+        capacity has been reserved.
 
         Raises:
             OSError: The record is larger than the capacity.
         """
         if self.capacity is not None and nbytes > self.capacity:
             raise OSError(errno.EFBIG, f"a record of {nbytes} bytes, capacity {self.capacity}")
-        with self._room:  # during a clean-up, a record without room waits; one with room goes on
+        with self._room:  # during a clean-up, only records for which there is no room wait
             self._room.wait_for(lambda: name != self._leaving and (not self._cleaning or self._has_room(nbytes)))
             self._new += nbytes
             due = not self._cleaning and (self._used is None or not self._has_room(nbytes) or self._long_ago())
@@ -185,7 +186,7 @@ class Folder:
             self._clean()
 
     def written(self, name: str) -> None:
-        """Notes that the write of a reserved record has ended, well or not."""
+        """Notes that the write of a reserved record has ended, whether it succeeded or not."""
         with self._room:
             self._writing.pop(name, None)
 
@@ -203,11 +204,11 @@ class Folder:
         return self.capacity is not None and self._new > self.capacity // PART
 
     def _begin(self) -> None:
-        """Begins a clean-up. It may or may not see the files that are being written, so it counts these apart."""
+        """Begins a clean-up. `_fresh` counts files that are being written: the clean-up may or may not see these."""
         self._cleaning, self._new, self._fresh = True, 0, dict(self._writing)
 
     def _clean(self) -> None:
-        """Counts every file, then evicts in a second pass. Of each record it remembers a time and a size only."""
+        """Counts all files, then deletes records in a second pass. Keeps only a time and a size of each record."""
         try:
             times, sizes = self._look()
             met = sum(sizes)
@@ -225,12 +226,12 @@ class Folder:
                 self._room.notify_all()
 
     def _look(self) -> tuple["array[int]", "array[int]"]:
-        """Returns times of use and sizes of the records that are not fresh. Deletes stale temporary files."""
+        """Returns the times of use and the sizes of records not in `_fresh`. Deletes dead temporary files."""
         times, sizes = array("q"), array("q")
         for shard, entry, record in self._files():
             if record and (self.capacity is None or entry.name in self._fresh):
                 continue
-            with suppress(OSError):  # the file is gone meanwhile
+            with suppress(OSError):  # the file has been deleted meanwhile
                 status = entry.stat(follow_symlinks=False)
                 if not is_record(status, self.shared):
                     continue
@@ -242,9 +243,9 @@ class Folder:
         return times, sizes
 
     def _evict(self, until_ns: int, excess: int) -> None:
-        """Deletes records that were last used at or before a time, until `excess` bytes are free.
+        """Deletes records whose last use was not later than `until_ns`, until `excess` bytes are free.
 
-        If a second process cleans up at the same time, it finds these records deleted.
+        If another process cleans up at the same time, the records that it has deleted are skipped.
         """
         for shard, entry, record in self._files():
             if excess <= 0:
@@ -254,9 +255,9 @@ class Folder:
                     excess -= self._delete(shard, entry.name, until_ns)
 
     def _delete(self, shard: int, name: str, until_ns: int) -> int:
-        """Deletes a record that was neither used nor written meanwhile. Returns the bytes that became free.
+        """Deletes a record, unless it was used or written since it was counted. Returns the bytes that became free.
 
-        During the deletion, `reserve` of the same name waits. A record that was reserved before is fresh, and stays.
+        A record in `_fresh` stays. During the deletion, `reserve` of the same name waits.
         """
         with self._room:
             if name in self._fresh:
@@ -277,7 +278,7 @@ class Folder:
         return freed
 
     def _files(self) -> Iterator[tuple[int, os.DirEntry[str], bool]]:
-        """Yields records and temporary files in no order: (descriptor of the shard, entry, whether it is a record)."""
+        """Yields records and temporary files in any order: (descriptor of the shard, entry, whether it is a record)."""
         with self._counted(), closing(self.root()) as root:
             for shard in SHARDS:
                 with (
@@ -292,7 +293,7 @@ class Folder:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Ends a block at a failure of the system, and counts it. A missing file is not counted."""
+        """Ends a block when a system call fails, and counts the failure, unless a file was missing."""
         try:
             yield
         except FileNotFoundError:
@@ -307,7 +308,7 @@ def shard_of(name: str) -> str:
 
 
 def _expanded(path: str | os.PathLike[str]) -> Path:
-    """Returns a path with `~` replaced. Raises: InvalidArgument; ConfigurationError if `~` is no known home."""
+    """Returns a path with `~` replaced. Raises InvalidArgument, or ConfigurationError if `~` names no known home."""
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str) or not text:
         raise InvalidArgument(f"path {path!r}: expected the folder of a file store, '.' for the current one")

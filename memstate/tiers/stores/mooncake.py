@@ -1,8 +1,8 @@
 """Stores records in the host memory of many machines, through the client of a Mooncake store.
 
-It does not look into records: the reader checks their contents. Several threads may call the client at once. The client
-transfers without Python's lock, and watches its master from its own thread. After a restart of the master, the client
-joins again with its segment and registered memory, so this module never reconnects.
+This module does not check the contents of records: the reader does. Several threads may call the client at the same
+time. The client releases Python's lock during transfers, and watches its master from its own thread. After a restart of
+the master, the client itself connects again with its segment and its registered memory.
 """
 
 import threading
@@ -26,16 +26,16 @@ NO_MASTER, CLOSED = "NO_MASTER", "CLOSED"  # faults of calls that never reached 
 class MooncakeStore:
     """A `Store` in a Mooncake store. Any number of processes and machines share it.
 
-    If the master does not answer, each call in progress takes at most 3 x (timeout + 5 s). After that, calls end at
-    once until the master answers again: `get` and `put` with FAILED, and `exists` raises. If another machine falls
-    silent during a transfer, the call takes at most 60 s.
+    If the master stops answering, each call in progress takes at most 3 x (timeout + 5 s). Later calls end at once
+    until the master answers again: `get` and `put` return FAILED, and `exists` raises. If another machine stops
+    answering during a transfer, the call takes at most 60 s.
 
     Args:
-        settings: Settings: where the store is, and what this process adds to it.
+        settings: Where the store is, and what this process adds to it.
 
     Attributes:
-        faults: Mooncake's name of a fault -> number of records with it. NO_MASTER and CLOSED: the client was not
-            called.
+        faults: Mooncake's name of a fault -> number of records that failed with it. NO_MASTER and CLOSED: the master
+            did not answer or the store was closed, so the client was not called.
 
     Raises:
         ConfigurationError: The client is not installed, or cannot be set up with these settings.
@@ -56,18 +56,18 @@ class MooncakeStore:
         return f"MooncakeStore({at!r}, {self.settings.protocol}, gives {size}, {self.faults.total()} faults)"
 
     def register(self, memory: Tensor) -> None:
-        """Registers host memory, so that records are transferred without a copy. The memory stays alive until `close`.
+        """Registers host memory, so that transfers need no copy of a record. The store keeps the memory until `close`.
 
         Args:
             memory: uint8, contiguous, on the host.
 
         Raises:
-            InvalidArgument: The tensor is no such memory.
+            InvalidArgument: The tensor is not contiguous uint8 on the host.
             OSError: The client refuses the memory.
         """
         if memory.dtype != torch.uint8 or not memory.is_contiguous() or memory.device.type != "cpu":
             raise InvalidArgument(f"memory {memory.dtype} on {memory.device}: expected contiguous bytes on the host")
-        with self._using() as fault, self._registering:  # one by one: the client refuses memory that it has already
+        with self._using() as fault, self._registering:  # one by one: the client refuses memory that it has
             start, nbytes = memory.data_ptr(), memory.nbytes
             if not nbytes or self._covers(start, nbytes):
                 return
@@ -81,10 +81,10 @@ class MooncakeStore:
             self._memory += (memory,)
 
     def close(self) -> None:
-        """Takes this process's segment out of the store, once the calls in progress have ended.
+        """Removes this process's segment from the store, after the calls in progress have ended.
 
-        The records in the segment are lost. If the master does not answer, this takes as long as several calls, and the
-        client holds Python's lock meanwhile. So close stores before the master ends.
+        The records in the segment are lost. If the master does not answer, this takes as long as several calls, and all
+        this time the client holds Python's lock. So close stores before the master ends.
         """
         with self._idle:
             first, self._closed = not self._closed, True
@@ -94,11 +94,11 @@ class MooncakeStore:
             self._memory = ()
 
     def exists(self, names: Sequence[str]) -> list[bool]:
-        """Returns for each name whether its record is there. False if the client fails for it, which `faults` counts.
+        """Returns for each name whether its record is there. If the client fails for it: False, and `faults` counts it.
 
         Raises:
             InvalidArgument: A name is not valid.
-            OSError: The client fails for all names. The text has the faults.
+            OSError: The client fails for all names. The text names the faults.
         """
         require_names(names)
         with self._using() as fault:
@@ -111,7 +111,7 @@ class MooncakeStore:
         return [code == 1 for code in codes]
 
     def get(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
-        """Reads each record into its buffer. A record of another size is removed, because it will never be right.
+        """Reads each record into its buffer. If its size is wrong, the record is removed, because it is damaged.
 
         Raises:
             InvalidArgument: Names or buffers are not valid, or memory was not registered; nothing was read.
@@ -159,7 +159,7 @@ class MooncakeStore:
         return [self._of_read(*record) for record in zip(names, read, sizes, strict=True)]
 
     def _of_read(self, name: str, read: int, size: int) -> Outcome:
-        if read == INVALID:  # also the client's code for a record that is larger than its buffer
+        if read == INVALID:  # the client also returns this code if a record is larger than its buffer
             there = self._client.get_size(name)
             read = INVALID if there == size else there
         if read == size:
@@ -179,7 +179,7 @@ class MooncakeStore:
 
     @contextmanager
     def _using(self) -> Iterator[str]:
-        """Keeps the client open during a block. Yields the fault for which the client must not be called, or "".
+        """Keeps the client open during a block. Yields "", or the fault because of which it must not be called.
 
         The client watches the master in its own thread, so `health_check` does not wait.
         """
@@ -204,9 +204,9 @@ class MooncakeStore:
 
 
 def _turns(names: Sequence[str]) -> list[list[int]]:
-    """Returns the places of names, split into turns without a repeated name.
+    """Returns groups of indices into `names`; no group has a name twice.
 
-    Of two buffers with the same name in one call, the client would fill only one and report both as done.
+    If one call had two buffers with the same name, the client would fill only one and report both as done.
     """
     turns: list[list[int]] = []
     met: Counter[str] = Counter()

@@ -1,7 +1,7 @@
 """Sets up the client of a Mooncake store from its settings. Knows no record.
 
-The client is C++ with its own threads. Its set-up holds Python's lock, and for a missing master it tries for more than
-a minute. So `connect` tries the addresses first.
+The client is C++ with its own threads. Its set-up holds Python's lock; if the master does not answer, it does so for
+more than a minute. So `connect` first tries by itself whether the addresses answer.
 """
 
 import importlib
@@ -19,8 +19,8 @@ from memstate.sizes import format_bytes
 
 INSTALL = "pip install '.[mooncake]' in a checkout of memstate"
 LIBRARIES = ("libibverbs1", "librdmacm1", "libnuma1", "libcurl4", "liburing2")  # Debian packages
-P2P = "P2PHANDSHAKE"  # clients ask each other, without a metadata server
-# With any other text, the client's set-up ends the process or hangs.
+P2P = "P2PHANDSHAKE"  # as `metadata`: no metadata server, clients ask each other
+# The only texts that are safe: with another one, the client's set-up hangs or ends the process.
 METADATA = re.compile(rf"{P2P}|(http|https|etcd|redis)://[^/]+.*")
 ADDRESS = re.compile(r".+:([0-9]{1,5})")
 LEAST_SEGMENT = 16 << 20  # bytes; the client refuses smaller segments
@@ -29,14 +29,14 @@ Client = Any  # mooncake.store.MooncakeDistributedStore
 Protocol = Literal["tcp", "rdma"]
 
 INVALID, EXISTS = -600, -705
-ABSENT = (-703, -704, -710, -712)  # codes of a record that is being written, never written, removed, evicted
+ABSENT = (-703, -704, -710, -712)  # codes: the record is being written, was never written, was removed, was evicted
 CODES = {
     -1: "INTERNAL_ERROR", -101: "SEGMENT_NOT_FOUND", -200: "NO_SPACE", INVALID: "INVALID_PARAMS", -701: "INVALID_READ",
     -702: "INVALID_REPLICA", -707: "LEASE_EXPIRED", -800: "TRANSFER_FAIL", -801: "CHECKSUM_MISMATCH",
     -900: "RPC_FAIL", -901: "RPC_TIMEOUT",
 }  # fmt: skip
 
-_set_up = threading.Lock()  # one set-up at a time: the client reads time limits from the process's environment
+_set_up = threading.Lock()  # one set-up at a time: the client reads its time limits from environment variables
 
 
 def name_of(code: int) -> str:
@@ -54,7 +54,7 @@ class Mooncake:
         metadata: URL of the metadata server, the same for all clients. Default: the clients ask each other.
         protocol: "tcp" or "rdma". "rdma" needs an RDMA network.
         device: RDMA adapters, comma-separated. "": the client looks for them.
-        segment_bytes: Bytes of host memory that this process gives to the store, 16 MiB or more. 0: it gives none.
+        segment_bytes: Bytes of host memory that this process gives to the store: 16 MiB or more, or 0 for none.
         buffer_bytes: Bytes of the client's own buffer. Only records on a disk of the store pass through it.
         replicas: Number of copies of each record, on different segments.
         timeout: Seconds within which the master must answer.
@@ -78,7 +78,7 @@ class Mooncake:
     timeout: float = 5.0
 
     def __post_init__(self) -> None:
-        looked_up = isinstance(self.master, str) and "://" in self.master  # the client finds one of several masters
+        looked_up = isinstance(self.master, str) and "://" in self.master  # the client chooses one of several masters
         for name in ("master", "hostname", "metadata"):
             address = getattr(self, name)
             if not isinstance(address, str) or not (address or (name == "hostname" and not looked_up)):
@@ -110,7 +110,7 @@ def connect(settings: Mooncake) -> tuple[Client, Any]:
         The client, and its configuration for writes of records.
 
     Raises:
-        ConfigurationError: The client is not installed, an address does not answer, or the client refuses the settings.
+        ConfigurationError: The client is not installed or refuses the settings, or an address does not answer.
     """
     try:
         module = importlib.import_module("mooncake.store")
@@ -154,7 +154,7 @@ def _answers(what: str, address: str, timeout: float) -> str:
 
 @contextmanager
 def _limits(timeout: float) -> Iterator[None]:
-    """Sets the client's time limits for a master that does not answer. The client tries to connect three times."""
+    """Sets how long the client waits for a master that does not answer. It tries to connect three times."""
     limits = {"MC_RPC_TIMEOUT_MS": timeout, "MC_RPC_CONNECT_TIMEOUT_MS": timeout / 3}
     before = {name: os.environ.get(name) for name in limits}
     os.environ.update({name: str(max(1, round(1000 * seconds))) for name, seconds in limits.items()})

@@ -1,8 +1,8 @@
-"""Opens folders and files that no other user can swap: relative to a descriptor, and without following links.
+"""Opens folders and files so that no other user can replace them: relative to a descriptor, without following links.
 
-    path given by the user ─▶ folder ─▶ records-7f ─▶ a record          every arrow is one open without links
+    path given by the user ─▶ folder ─▶ records-7f ─▶ a record          each arrow is one `open` that follows no link
 
-Only the parents in the user's path may be links, not its last part. Knows no name of a record and no outcome.
+Only the parents in the user's path may be links, not its last part. Knows no names of records and no outcomes.
 """
 
 import errno
@@ -18,7 +18,7 @@ SHARED = "say shared=True, and who writes there can make up states"
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 DESCRIPTORS = os.open in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW") and hasattr(os, "geteuid")
 
-# Follow no link, wait for no pipe, let no child process inherit the file. Flags that the system lacks are left out.
+# No link is followed, no pipe is waited for, no child process inherits the file. A flag that the system lacks is 0.
 FLAGS: int = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC"))
 FOLDER: int = os.O_RDONLY | FLAGS | getattr(os, "O_DIRECTORY", 0)
 READ = os.O_RDONLY | FLAGS
@@ -30,14 +30,14 @@ def open_folder(path: str, shared: bool, at: int | None = None) -> int:
 
     Args:
         path: The folder, relative to `at`.
-        shared: Whether other users may own and write to it.
+        shared: Whether the folder may belong to another user, and other users may write to it.
         at: Descriptor of its parent folder. None: `path` is relative to the working directory, or absolute.
 
     Returns:
         The descriptor of the folder.
 
     Raises:
-        OSError: The folder cannot be opened. EPERM: it is not safe.
+        OSError: The folder cannot be opened. errno is EPERM if the folder is not safe, see `flaw`.
     """
     descriptor = os.open(path, FOLDER, dir_fd=at)
     try:
@@ -50,7 +50,7 @@ def open_folder(path: str, shared: bool, at: int | None = None) -> int:
 
 
 def make_folder(path: str, shared: bool, at: int | None = None) -> int:
-    """Makes a folder that only this user can use, whatever the umask; or opens it if it exists.
+    """Makes a folder that only this user can use, with any umask; opens the folder if it exists already.
 
     Returns:
         The descriptor of the folder.
@@ -60,7 +60,7 @@ def make_folder(path: str, shared: bool, at: int | None = None) -> int:
         os.mkdir(path, PRIVATE, dir_fd=at)
         made = True
     descriptor = open_folder(path, shared, at)
-    if made and stat.S_IMODE(os.fstat(descriptor).st_mode) != PRIVATE:  # changed by the umask or a group bit
+    if made and stat.S_IMODE(os.fstat(descriptor).st_mode) != PRIVATE:  # the umask or a group bit has changed it
         with suppress(OSError):
             os.fchmod(descriptor, PRIVATE)
     return descriptor
@@ -68,7 +68,7 @@ def make_folder(path: str, shared: bool, at: int | None = None) -> int:
 
 @contextmanager
 def explained(path: str, shared: bool, at: int | None = None, inside: str = "") -> Iterator[None]:
-    """Raises `UnsafeFolder` in place of an OSError of the block, if the folder is not safe.
+    """If a block raises OSError because a folder is not safe, raises `UnsafeFolder` instead.
 
     Args:
         path: The folder, relative to `at`.
@@ -77,7 +77,7 @@ def explained(path: str, shared: bool, at: int | None = None, inside: str = "") 
         inside: The path of the parent folder, for the text of the error.
 
     Raises:
-        UnsafeFolder: The folder is a link, no folder, or not safe.
+        UnsafeFolder: The path is a link or no folder, or the folder is not safe.
     """
     try:
         yield
@@ -91,7 +91,7 @@ def explained(path: str, shared: bool, at: int | None = None, inside: str = "") 
 
 
 def flaw(status: os.stat_result, shared: bool) -> str:
-    """Returns why a folder is not safe for records, and what to do; "" if it is safe."""
+    """Returns why a folder is not safe for records, and what to do about it; "" if it is safe."""
     if stat.S_ISLNK(status.st_mode):
         return "a link, which is not followed: name the folder that it leads to, or take the link away"
     if not stat.S_ISDIR(status.st_mode):
@@ -104,12 +104,12 @@ def flaw(status: os.stat_result, shared: bool) -> str:
 
 
 def is_record(status: os.stat_result, shared: bool) -> bool:
-    """Returns whether a status is that of a regular file of this user, or of any user if `shared`."""
+    """Returns whether a file, by its status, is a regular file of this user, or of any user if `shared`."""
     return stat.S_ISREG(status.st_mode) and (shared or status.st_uid == os.geteuid())
 
 
 def require_record(status: os.stat_result, shared: bool) -> None:
-    """Requires that `is_record` holds for a status.
+    """Raises an error unless `is_record` is true for a status.
 
     Raises:
         OSError: The file is a pipe, a device, a folder or another user's file.
@@ -121,7 +121,7 @@ def require_record(status: os.stat_result, shared: bool) -> None:
 
 @contextmanager
 def closing(descriptor: int) -> Iterator[int]:
-    """Closes a descriptor at the end of a block, with `shut`. Only for descriptors that are not written to.
+    """Closes a descriptor at the end of a block, by `shut`. Only for descriptors to which nothing is written.
 
     Args:
         descriptor: The descriptor that `open_folder`, `make_folder` or `os.open` has just returned.
@@ -133,6 +133,6 @@ def closing(descriptor: int) -> Iterator[int]:
 
 
 def shut(descriptor: int) -> None:
-    """Closes a descriptor that was not written to. An error of `close` does not matter then, and is ignored."""
+    """Closes a descriptor to which nothing was written. So an error of `close` does not matter and is ignored."""
     with suppress(OSError):
         os.close(descriptor)

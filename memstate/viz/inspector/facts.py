@@ -13,9 +13,9 @@ from memstate.viz.inspector.texts import number, packed, runs, steps, text
 from memstate.viz.kinds import kind
 from memstate.viz.owners import holdings, holdings_over
 
-NAMED: Final = 200  # most slots whose names fit on the map
-FAULTS: Final = 1000  # most faults that a page lists
-SPANS: Final = 4000  # most spans of the timeline
+NAMED: Final = 200  # limit of the slots at which their names fit on the map
+FAULTS: Final = 1000  # limit of the faults that a page lists
+SPANS: Final = 4000  # limit of the spans in the timeline
 OF_ROW = re.compile(r"row (\d{1,9}) ", re.ASCII)  # the beginning of the name of a mark's owner
 
 
@@ -62,7 +62,7 @@ def columns(inspection: Inspection, kinds: Sequence[str]) -> dict[str, Any]:
 
 
 def _requests(inspection: Inspection, held: Sequence[int], place: Mapping[int, int]) -> list[list[Any]]:
-    """Returns for each request: row, id, lengths, places of its owners (live, lanes, marks), age and idle time."""
+    """Returns for each request: row, id, lengths, indices of its owners (live, lanes, marks), age and idle time."""
     marks: dict[int, list[int]] = {}
     for register in held:
         if inspection.kinds[register] == "mark" and (match := OF_ROW.match(inspection.names[register])):
@@ -78,7 +78,7 @@ def _requests(inspection: Inspection, held: Sequence[int], place: Mapping[int, i
 
 
 def _origins(inspection: Inspection) -> Iterator[tuple[int, str]]:
-    """Yields (register of a published snapshot, owner from which its state came, as the journal says)."""
+    """Yields, from the journal: (register of a published snapshot, name of the owner that had its state before)."""
     last = {change["register"]: change for change in inspection.changes if change["what"] != "release"}
     for register, change in last.items():
         if inspection.kinds.get(register) == "snapshot" and change["source_owner"]:
@@ -86,7 +86,7 @@ def _origins(inspection: Inspection) -> Iterator[tuple[int, str]]:
 
 
 def _timeline(inspection: Inspection, kind_of: Mapping[str, int]) -> dict[str, Any]:
-    """Returns the journal's spans: group, register, kind, owner, length, packets, how each begins and ends."""
+    """Returns columns of the journal's spans: group, register, kind, owner, length, packets, how they begin and end."""
     changed = {change[side] for change in inspection.changes for side in ("register", "source")}
     names = {register: name for register, name in inspection.names.items() if register in changed}
     known = [span for span in holdings_over(replace(inspection, names=names)) if span.serials[1]]
@@ -102,7 +102,7 @@ def _timeline(inspection: Inspection, kind_of: Mapping[str, int]) -> dict[str, A
             for span in shown
         ],
         "groups": list(groups),
-        # spans without an end last until now, the end of the timeline
+        # a span without an end is drawn to the end of the timeline, which is now
         "packets": [min(packets, default=0), max(packets, default=0) + 1],
         "left": len(known) - len(shown),
     }  # fmt: skip
@@ -126,7 +126,7 @@ def _prefix(inspection: Inspection, place: Mapping[int, int]) -> dict[str, Any]:
 
 
 def head(inspection: Inspection) -> list[tuple[str, str]]:
-    """Returns (name, value) of each figure at the top of the page."""
+    """Returns pairs (name, value): the figures at the top of the page."""
     size = inspection.layout.get("bytes_per_slot", 0)
     free = sum(inspection.free[1 : inspection.capacity + 1])
     return [
@@ -141,7 +141,7 @@ def head(inspection: Inspection) -> list[tuple[str, str]]:
 
 
 def tree_totals(inspection: Inspection) -> list[tuple[str, str]]:
-    """Returns (name, value) of each figure of the whole prefix cache."""
+    """Returns pairs (name, value): the figures of the whole prefix cache."""
     nodes = inspection.prefix
     states = sum(bool(node["register"]) for node in nodes)
     flags = Counter("ghost" if node["ghost"] else "evicted" if node["evicted"] else "" for node in nodes)
@@ -159,7 +159,7 @@ def tree_totals(inspection: Inspection) -> list[tuple[str, str]]:
 
 
 def figures(stats: Mapping[str, Any], skip: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """Returns (name, value) of each figure as texts; a figure inside another has the names of both.
+    """Returns pairs of texts (name, value), one for each figure. A figure inside another one gets the names of both.
 
     Args:
         stats: Figures by name, in the form of `Inspection.stats`.
@@ -179,7 +179,7 @@ def figures(stats: Mapping[str, Any], skip: Sequence[str] = ()) -> list[tuple[st
 
 
 def planes(inspection: Inspection) -> list[dict[str, Any]]:
-    """Returns the planes of a slot: shape, bytes of one layer and of all, and widths in per cent of the longest bar."""
+    """Returns for each plane: shape, bytes of one layer and of all layers, and widths of its bars in per cent."""
     layout = inspection.layout
     most = max((plane["payload"] + plane["padding"] for plane in layout.get("planes", ())), default=0) or 1
     return [

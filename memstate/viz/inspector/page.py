@@ -17,15 +17,15 @@ from memstate.viz.inspector.texts import embedded, text
 from memstate.viz.kinds import KINDS
 
 HERE: Final = Path(__file__).parent
-# in the order in which they share one function scope
+# One function has the text of all of them, in this order: a script can use the names of earlier ones.
 SCRIPTS: Final = ("data", "dom", "map", "lists", "timeline", "tree", "search", "main")
 
 
 def page(inspection: Inspection, title: str = "") -> str:
     """Returns an HTML page that shows an inspection: owners of slots, requests, sessions, prefix cache, figures.
 
-    The page needs no other file. Its Content-Security-Policy makes the browser refuse every request, and every script
-    but the page's own. Long names are shortened, and invisible characters in them are shown as escapes.
+    The page needs no other file. By its Content-Security-Policy, the browser refuses all requests, and all scripts
+    except the page's own. Long names are shortened, and invisible characters in them are shown as escapes.
 
     Args:
         inspection: A result of `StateManager.inspect` or `Inspection.load`.
@@ -74,7 +74,7 @@ def _drawn(inspection: Inspection, title: str) -> str:
 
 @cache
 def _parts() -> tuple[Environment, str, str]:
-    """Returns the environment of the template, the style and the script, which are equal for all inspections."""
+    """Returns what is equal for all inspections: the environment of the template, the style and the script."""
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

@@ -1,4 +1,4 @@
-"""Makes texts and columns safe and small inside a page, whatever the inspection contains."""
+"""Makes texts and columns of any inspection safe and small inside a page."""
 
 import json
 import re
@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-LONGEST: Final = 120  # most characters of a name; a longer name shows its beginning and its end
-END: Final = 20  # characters of the end
+LONGEST: Final = 120  # limit of the characters of a name; of a longer name, beginning and end are shown
+END: Final = 20  # characters of a long name's end
 EXACT: Final = 2**53  # up to this number, JavaScript's numbers are exact
-# a number that stands alone and is written the same again
+# a number, not part of a word, that has the same digits when it is written again
 NUMBER = re.compile(r"(?<!\w)(0|[1-9]\d{0,14})(?!\w)", re.ASCII)
 BREAKS: Final = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
@@ -34,12 +34,12 @@ def text(name: str) -> str:
 
 
 def number(value: int) -> int | str:
-    """Returns a number that a script shows exactly: the number, or its digits if a script would round it."""
+    """Returns a number as a script can show it exactly: as it is or, if a script would round it, as a text."""
     return value if abs(value) <= EXACT else str(value)
 
 
 def runs(values: Iterable[Any]) -> list[Any]:
-    """Returns a column as value, times, value, times.
+    """Returns a column shortened: each value once, followed by how many times in a row it comes.
 
     Example:
         >>> runs([4, 4, 4, 0])
@@ -49,7 +49,7 @@ def runs(values: Iterable[Any]) -> list[Any]:
 
 
 def steps(values: Sequence[int]) -> list[int]:
-    """Returns the difference of each number to the one before; differences are short if numbers rise slowly.
+    """Returns the difference of each number to the one before: it has fewer digits if numbers rise slowly.
 
     Example:
         >>> steps([3, 4, 5, 9])
@@ -59,16 +59,18 @@ def steps(values: Sequence[int]) -> list[int]:
 
 
 def packed(names: Iterable[str], known: Iterable[Sequence[int]]) -> dict[str, list[Any]]:
-    """Returns names as forms with numbers to fill in, because names in a large inspection mostly differ in numbers.
+    """Returns names in a shorter form: texts with gaps, and numbers for the gaps.
+
+    In a large inspection, most names differ only in their numbers. So many names have the same text with gaps, a form.
 
     Args:
         names: A name for each owner.
-        known: For each owner, numbers that the page has anyway, in the same order for all owners. A number in a name
-            that is among these is not stored again.
+        known: For each owner, numbers that the page has in another place, in the same order for all owners. If such a
+            number is in the name, it is not stored again.
 
     Returns:
-        `forms`: texts, and between them the index of a known number, or -1 for the next stored number. `uses`: the
-        index of each name's form, as runs. `numbers`: the stored numbers.
+        `forms`: lists of texts; the number between two texts is the index of a known number, or -1 for the next stored
+        number. `uses`: for each name the index of its form, shortened as by `runs`. `numbers`: the stored numbers.
 
     Example:
         >>> packed(["slot 4 of 9", "slot 5 of 9"], [[4], [5]])
@@ -88,5 +90,5 @@ def packed(names: Iterable[str], known: Iterable[Sequence[int]]) -> dict[str, li
 
 
 def embedded(data: Any) -> Markup:
-    """Returns ASCII JSON that cannot end the script element around it."""
+    """Returns data as ASCII JSON, escaped so that it cannot end the script element around it."""
     return Markup(json.dumps(data, separators=(",", ":"), ensure_ascii=True).translate(BREAKS))

@@ -23,7 +23,7 @@ class Blocks:
         self.by_key, self.mem = dict[bytes, int](), mem
 
     def held(self, keys: Sequence[bytes]) -> list[int]:
-        """Returns the blocks of the first keys whose KV is there."""
+        """Returns the blocks of the first keys, up to the first key without a block."""
         return [self.by_key[key] for key in takewhile(self.by_key.__contains__, keys)]
 
     def share(self, blocks: Sequence[int]) -> None:
@@ -43,17 +43,17 @@ class Blocks:
         return block
 
     def fill(self, block: int, key: bytes) -> int:
-        """Notes that a block is full. Returns the block that its row reads: one with the same KV may be there."""
+        """Notes that a block is full. Returns the block that its row reads now: an older one with this KV, if any."""
         kept = self.by_key.setdefault(key, block)
         if kept == block:
             self.keys[block] = key
-        else:  # a hit was cut to its state, and this KV was computed twice
+        else:  # the hit ended at its state, before this block, whose KV was computed again
             self.share([kept])
             self.give([block], useful=0)
         return kept
 
     def give(self, blocks: Sequence[int], useful: int) -> None:
-        """Takes one user from blocks. Behind the first `useful` ones there is no state: their KV serves no request."""
+        """Takes one user from each block. No state follows the first `useful` blocks, so the others' KV has no use."""
         for at in reversed(range(len(blocks))):
             self.users[blocks[at]] -= 1
             if not self.users[blocks[at]]:
@@ -80,7 +80,7 @@ class Job:
 
 
 class Engine:
-    """Serves requests. Blocks are short at times: then the newest request goes back to the queue."""
+    """Serves requests. If blocks run out, the newest request goes back to the queue."""
 
     def __init__(self, slots=24, max_requests=6, blocks=40, every=BLOCK, debug=False) -> None:
         self.kv = torch.full((blocks, BLOCK, 8), torch.nan)
@@ -92,7 +92,7 @@ class Engine:
         self.hits = 0
 
     def forward(self, step: ms.Step, fed: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Reads the tokens `fed` to each row. Returns the logits behind the last token of each."""
+        """Reads the tokens `fed` to each row. Returns the logits after the last token of each row."""
         states, after = self.mem.planes["ssm"], {}
         for entry, tokens in enumerate(fed):
             table, state = self.running[entry].table, states[:, step.read[entry]].clone()
@@ -100,7 +100,7 @@ class Engine:
                 at = int(step.before[entry]) + offset - 1
                 self.kv[table[at // BLOCK], at % BLOCK] = EMBED[token]
                 seen = self.kv[table].flatten(0, 1)[: at + 1]
-                state[0] = 0.9 * state[0] + EMBED[token]  # a layer with a state; then attention and another one
+                state[0] = 0.9 * state[0] + EMBED[token]  # a recurrent layer; next, attention and a second one
                 state[1] = 0.9 * state[1] + torch.softmax(seen @ state[0], 0) @ seen
                 after[entry, offset] = state.clone()
             states[:, step.write[entry]] = state
@@ -136,13 +136,13 @@ class Engine:
         self.leave(job, state)
 
     def leave(self, job: Job, state: int = 0) -> None:
-        """Gives the blocks of a request back. Its longest cached state has so many tokens."""
+        """Gives the blocks of a request back. Its longest cached state has `state` tokens."""
         self.blocks.give(job.table, state // BLOCK)
         job.table = []
         self.running.remove(job)
 
     def grow(self) -> None:
-        """Gives each running request the block of its next token. The newest requests make way."""
+        """Gives each running request the block of its next token. If none is free, the newest requests end and wait."""
         for job in [*self.running]:
             while job in self.running and len(job.table) <= len(job.tokens) // BLOCK:
                 if self.blocks.free:
@@ -158,7 +158,7 @@ class Engine:
         self.waiting = deque(job for job in self.waiting if job.number != number)
 
     def serve(self, jobs: Sequence[Job]) -> Generator[tuple[int, int, torch.Tensor], bool, None]:
-        """Yields number, token and logits of each new token. If it is sent True, it aborts the request."""
+        """Yields (number of the job, token, logits) for each new token. Send True to abort the request."""
         mem = self.mem
         self.waiting.extend(jobs)
         try:
@@ -175,7 +175,7 @@ class Engine:
                 try:
                     logits = self.forward(step, fed)
                 except BaseException:
-                    mem.end(rows)  # nobody knows which states it has stored
+                    mem.end(rows)  # nobody knows which states the failed forward has stored
                     mem.settle(step)
                     for job in [*self.running]:
                         self.leave(job)

@@ -1,4 +1,4 @@
-"""Makes the index of names: all public names, methods, metrics, events of the log and options of commands, in order.
+"""Makes the index of names: public names, methods, metrics, events of the log and options of commands, sorted.
 
 The sources are docstrings, the tables of docs/metrics.md, and the declarations of the commands.
 """
@@ -28,7 +28,7 @@ class Name(NamedTuple):
     """A line of the index.
 
     Attributes:
-        name: The name.
+        name: The documented name, such as a method or a metric.
         link: Markdown target of its explanation.
         owner: The class, command or kind to which it belongs.
         says: Its meaning in a sentence.
@@ -40,7 +40,7 @@ class Name(NamedTuple):
     says: str
 
     def __str__(self) -> str:
-        """Returns the line of the list."""
+        """Returns the name as a line of the index, in Markdown."""
         return f"* [`{self.name}`]{self.link}{self.owner and f' ({self.owner})'}: {self.says}"
 
 

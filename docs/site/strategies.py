@@ -19,7 +19,7 @@ from memstate.state.layout import Plane, StateLayout
 
 EVERY = 4
 STRATEGIES: tuple[Tracking, ...] = (NoTracking(EVERY), PingPong(EVERY), LazyPingPong(EVERY), Redirect(EVERY))
-# the whole plane has as many bytes as the ring: a copy has 32
+# two layers of 16 bytes: a copy of this plane, or of the ring in RING, has 32 bytes
 LAYOUT = StateLayout((Plane("ssm", (4,), torch.float32),), layers=2)
 RING = StateLayout((*LAYOUT.planes, Plane("ring", (4,), torch.float32, rewritten_each_step=False)), layers=2)
 
@@ -36,7 +36,7 @@ class Use:
         self._unsettled: list[Step] = []
 
     def step(self, *rows: Row, tokens: int | Sequence[int] = 1) -> None:
-        """Plans a step and settles one: this step or, with overlap, the previous one."""
+        """Plans a step, then settles this step or, with overlap, the previous one."""
         self._unsettled.append(self.mem.plan(rows, tokens))
         self.look(*rows)
         self.settle(int(self.mem.overlap))
@@ -114,7 +114,7 @@ def _fork(use: Use) -> None:
 
 
 class Feature(NamedTuple):
-    """A feature, which makes two rows of the table: steps settled in turn, and overlapped steps.
+    """A feature. It makes two rows of the table: one for steps settled in turn, one for overlapped steps.
 
     Attributes:
         name: Name of the feature.
@@ -164,8 +164,8 @@ class Cell(NamedTuple):
     Attributes:
         most: Most slots that one request held.
         snapshots: Number of snapshots taken.
-        copies: Number of states (or of their planes written in part) that memstate copied for snapshots, hits and
-            forks.
+        copies: Number of states that memstate copied for snapshots, hits and forks. A copy of only the planes that
+            steps write in part counts as well.
     """
 
     most: int

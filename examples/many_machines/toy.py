@@ -33,7 +33,7 @@ def manager(store: Store, rank: int = 0, ranks: int = 1) -> ms.StateManager:
 
 
 def folded(state: torch.Tensor, tokens: list[int], rank: int) -> torch.Tensor:
-    """Folds tokens into states of shape `.. head 2`, in place of a model. Each head has its own numbers, all exact."""
+    """Folds tokens into states of shape `.. head 2`, in place of a model. Heads differ; all results are exact."""
     heads = torch.arange(1, 1 + state.shape[-2], device=state.device)[:, None] + rank * state.shape[-2]
     for token in tokens:
         state = (state * 3 + token * heads) % 65521

@@ -1,4 +1,4 @@
-"""Runs the prompts of a request, and makes OpenAI's objects from their events. If the client leaves, it aborts them."""
+"""Runs the prompts of a request, and makes OpenAI's objects from events. If the client leaves, aborts the prompts."""
 
 import json
 import time
@@ -116,7 +116,7 @@ class Answer(Response):
         return await say(last=True)
 
     def _choice(self, index: int, events: list[Any], first: bool = True) -> dict[str, Any]:
-        """Returns a choice; in a stream, the change of a choice by one more event."""
+        """Returns a choice with its events; in a stream, the part of a choice that one more event adds."""
         tokens = [event for event in events if isinstance(event, Token)]
         text, reason = "".join(token.text for token in tokens), getattr(events[-1], "reason", None)
         role = {"role": "assistant"} if first else {}
@@ -128,7 +128,7 @@ class Answer(Response):
         return {"index": index, **said}
 
     def _logprobs(self, one: Token) -> dict[str, Any]:
-        """Returns a token with its logprob, and the most likely tokens. Tokenizers do not know the bytes."""
+        """Returns a token with its logprob, and the most likely tokens. `bytes` is None: tokenizers do not know it."""
         ids = ((one.token, one.logprob), *one.top)
         own, *top = [{"token": self._tokenizer.decode([id]), "logprob": value, "bytes": None} for id, value in ids]
         return {**own, "top_logprobs": top}

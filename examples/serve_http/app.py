@@ -64,8 +64,8 @@ def app(server: Server, tokenizer: Any, name: str) -> FastAPI:
     # tokens of prompt and answer; the last token of an answer is not read
     limit = min(mem.pages.per_row, mem.pages.count) * mem.pages.size
     rows = mem.stats().rows
-    talks = dict[Any, Any]()  # only for the driver: (salt, name) -> session, the last used one at the end
-    turns = dict[Future[None], Any]()  # only for the loop: future of a running turn -> its session's (salt, name)
+    talks = dict[Any, Any]()  # for the driver's thread only: (salt, name) -> session; the last used one is last
+    turns = dict[Future[None], Any]()  # for the loop only: future of a running turn -> (salt, name) of its session
 
     @asynccontextmanager
     async def life(_: FastAPI) -> Any:

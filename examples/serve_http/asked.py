@@ -180,7 +180,7 @@ class ChatBody(Body):
     chat_template_kwargs: dict[str, Any] = {}
 
     def prompts(self, tokenizer: Any) -> list[Prompt]:
-        """Returns the prompt in the model's template, with the lengths at which later prompts part from it."""
+        """Returns the prompt in the model's template, with the lengths at which later prompts may differ from it."""
         given = self.model_dump(include={"reasoning_effort"}, exclude_none=True) | self.chat_template_kwargs
         if own := signature(tokenizer.apply_chat_template).parameters.keys() & given.keys():
             raise InvalidArgument(f"chat_template_kwargs: leave out {', '.join(sorted(own))}: no switch of a template")
@@ -206,7 +206,7 @@ class Completion(Body):
     suffix: Literal[""] = ""
 
     def prompts(self, tokenizer: Any) -> list[Prompt]:
-        """Returns the prompts."""
+        """Returns a `Prompt` for each prompt of the body."""
         several = isinstance(self.prompt, list) and self.prompt and not isinstance(self.prompt[0], int)
         prompts: Any = self.prompt if several else [self.prompt]
         return [Prompt(tokenizer(one).input_ids if isinstance(one, str) else one) for one in prompts]

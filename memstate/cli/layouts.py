@@ -24,7 +24,7 @@ def read(path: Path) -> StateLayout:
         {"layers": 36, "planes": [{"name": "ssm", "shape": [32, 128, 128], "dtype": "float32"}]}
 
     Args:
-        path: The file.
+        path: The JSON file.
 
     Raises:
         InvalidArgument: The file cannot be read or is no layout. The message names the file and the key.

@@ -64,7 +64,7 @@ def progress(title: str, what: str) -> Iterator[Progress]:
     from rich.progress import BarColumn, Progress, TextColumn
 
     console, begin = Console(stderr=True), monotonic()
-    due, first = begin + PAUSE, (0, 0.0)  # (units done, time) at the first report: earlier files may already be counted
+    due, first = begin + PAUSE, (0, 0.0)  # first report: (units done, its time)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[text]}"))
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task(title, total=None, text="")

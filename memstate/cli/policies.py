@@ -14,7 +14,7 @@ from memstate.prefix.policies.lru import Lru, LruPages
 from memstate.prefix.policies.return_rate import ReturnRate
 
 Named = str | Callable[[], StatePolicy]
-# (maker of policies for states, maker of policies for pages or None)
+# (function that makes a policy for states; function that makes one for pages, or None)
 Factories = tuple[Callable[[], StatePolicy], Callable[[], PagePolicy] | None]
 POLICIES: dict[str, Factories] = {
     "lru": (Lru, lambda: LruPages(tombstones=False)),
@@ -64,7 +64,7 @@ def prefix_of(policy: Named, states: int, **settings: Any) -> Prefix:
 
 
 def factories_of(policy: Named) -> Factories:
-    """Returns the makers of a policy for states and of a policy for pages (None: `Prefix` chooses the latter).
+    """Returns a function that makes a policy for states, and one for pages (None: `Prefix` chooses the latter).
 
     Args:
         policy: A name of `POLICIES`; or a class or function that makes a policy for states; or its name, module:name.

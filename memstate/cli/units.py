@@ -24,7 +24,7 @@ def several(count: int, what: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Returns seconds in the largest unit that is not longer than them.
+    """Returns a duration in the largest unit that is not longer than the duration itself.
 
     Example:
         >>> duration(0.0000246), duration(1.75), duration(210)

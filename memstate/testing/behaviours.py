@@ -1,7 +1,7 @@
 """Programs of calls that check a pool of slots: one for each behaviour of docs/behaviours.md that any pool can have.
 
-The name of a behaviour stands before each program. A program draws its numbers; the smaller they are, the fewer calls
-it makes.
+The docstring of each program begins with the number of its behaviour. A program draws random numbers: the smaller the
+numbers, the fewer calls it makes.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def lowest(t: Trial, draw: Draw) -> None:
 
 
 def counts(t: Trial, draw: Draw) -> None:
-    """B3: claims 0 slots, then a number that is no count."""
+    """B3: claims 0 slots, then an invalid number of slots, which must be refused."""
     t.need(t("claim", 0) == [], "expected no slot, and no refusal")
     t("claim", NO_COUNTS[draw(0, len(NO_COUNTS) - 1)])
     t.need(t.refused, "expected a refusal")
@@ -77,7 +77,7 @@ def no_slots(t: Trial, draw: Draw) -> None:
 
 
 def aliases(t: Trial, draw: Draw) -> None:
-    """B8: writes to what `claim` returned, and checks that the pool is unchanged."""
+    """B8: overwrites the ids that `claim` returned, and checks that the pool is unchanged."""
     ids = t("claim", 1 + draw(0, t.capacity - 1))
     try:
         for at in range(len(ids)):
@@ -149,7 +149,7 @@ def clears(t: Trial, draw: Draw) -> None:
 
 
 def sizes(t: Trial, draw: Draw) -> None:
-    """B11: claims and releases all slots of pools of all `SIZES`."""
+    """B11: makes a pool of each size in `SIZES`, claims all its slots, and releases them."""
     made = 0
     for size in SIZES:
         try:
@@ -183,7 +183,7 @@ def table(t: Trial, draw: Draw) -> None:
 
 
 def admissions(t: Trial, draw: Draw) -> None:
-    """B17: admits a second request with too few free slots, and again after the first one has ended."""
+    """B17: admits a second request while too few slots are free, and again after the first request has ended."""
     row = t("admit", "a")
     each = len(t.read("slots_of", row))
     t.need(each > 0, "the request has no slot")
@@ -281,8 +281,8 @@ class Behaviour(NamedTuple):
         number: number in docs/behaviours.md.
         title: the promise, in one sentence.
         needs: protocols of `pools` that the pool must implement.
-        case: the program.
-        promised: True: every pool should behave so. False: memstate does, other pools need not.
+        case: the program of calls that checks it.
+        promised: True: every pool should have this behaviour. False: memstate has it, other pools need not.
     """
 
     number: str

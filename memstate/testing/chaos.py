@@ -1,7 +1,8 @@
-"""Injects faults into one manager from outside, counts and logs them: to test an engine before production does.
+"""Injects faults into one manager from outside, and counts and logs them, so that an engine can be tested with them.
 
 claims, admissions     slots are short: snapshots are skipped, requests have to wait
-store_fails, ..late_s  storage fails or is slow
+store_fails            storage fails
+store_late_s           storage is slow
 polls                  transfers, writes and prefetches take longer
 """
 
@@ -36,7 +37,7 @@ log = logging.getLogger("memstate.chaos")
 
 @dataclass(frozen=True, kw_only=True)
 class Chaos:
-    """Says how often faults are injected on purpose. Results stay right; only speed and hits are lost.
+    """Says how often faults are injected on purpose. They change no result: an engine is only slower, with fewer hits.
 
     Each fault is counted in `mem.stats().chaos`, and is one line of the logger "memstate.chaos" with level INFO.
 
@@ -45,12 +46,13 @@ class Chaos:
 
     Args:
         seed: start of the random numbers.
-        claims: probability that an optional claim of a step is refused. The first refused claim ends the claims of the
-            step, as if no slot were free. Its snapshots are skipped.
+        claims: probability that an optional claim of a step is refused. After the first refused claim, the step gets no
+            more slots, as if none were free, and skips the snapshots that need one.
         admissions: probability that `admit` or `fork` finds too few slots while a request runs. The call raises
-            OutOfSlots. If it would load states from host memory, it first tries again without them.
-        store_fails: probability that a call of the store fails. It raises OSError, or gives a wrong answer for one
-            name: not there, or failed.
+            OutOfSlots. If the request would load states from host memory, the call first tries again without loading
+            them.
+        store_fails: probability that a call of the store fails. It raises OSError, or answers wrongly for one name:
+            that the record is missing, or that the call failed for it.
         store_late_s: largest delay of each call of the store, in seconds.
         polls: probability that a `poll` does nothing, below 1.
 
@@ -147,7 +149,7 @@ class Faults:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "Faults | None":
-        """Returns the faults that the variable MEMSTATE_CHAOS asks for, such as "seed=1,claims=0.1"; None without it.
+        """Returns the faults of the variable MEMSTATE_CHAOS, such as "seed=1,claims=0.1"; None if it is not set.
 
         Args:
             environment: the variables. Default: those of the process.
@@ -167,10 +169,10 @@ class Faults:
         return FaultyStore(store, self)
 
     def inject(self, mem: StateManager) -> StateManager:
-        """Lets the calls of a manager meet the faults. Call it before the first request.
+        """Injects the faults into the calls of a manager. Call it before the first request.
 
         Args:
-            mem: the manager.
+            mem: the manager whose calls are to fail at times.
 
         Returns:
             The manager.
@@ -200,7 +202,7 @@ class Faults:
                 return plan(rows, tokens, allowed, replay, drafts, defer)
 
         def faulty_room(rows: int, pages: int, slots: int) -> Lack | None:
-            runs = parts.table.free < parts.table.rows  # an engine may take a refusal as final when nothing runs
+            runs = parts.table.free < parts.table.rows  # when no request runs, an engine may take a refusal as final
             if runs and rows and self.happens("admissions", f"{rows} requests find too few slots"):
                 allocator, held = parts.allocator, parts.sessions.held
                 evictable = parts.holdings.evictable("snapshot") + parts.cache.evictable_states
@@ -233,7 +235,7 @@ class Faults:
         """Draws whether a fault happens. If so, counts and logs it.
 
         Args:
-            kind: the setting with its probability.
+            kind: name of the setting with the probability of the fault, such as "claims".
             what: the effect of the fault, for the log.
 
         Returns:
@@ -253,7 +255,7 @@ class Faults:
 
     @contextmanager
     def claims(self, rows: int, limit: int, refused: Callable[[], int]) -> Iterator[int]:
-        """Limits the optional claims of the step in the block. Counts a fault if the limit refuses a claim.
+        """Limits the optional claims of the step in the `with` block. Counts a fault if a claim is refused.
 
         Args:
             rows: rows of the step.
@@ -270,7 +272,7 @@ class Faults:
             self._note("claims", f"a step of {rows} rows could make {allowed}, {lost} were refused")
 
     def answer(self, call: str, names: Sequence[str]) -> int | None:
-        """Delays a call of the store, and lets it fail.
+        """Delays a call of the store, and decides whether it fails.
 
         Args:
             call: name of the method.
@@ -297,10 +299,10 @@ class Faults:
 
 
 class FaultyStore:
-    """Delays calls of a store and lets them fail. Everything else passes through.
+    """Delays calls of a store, and makes some of them fail. All other attributes are those of the store.
 
     Args:
-        store: the store.
+        store: the store whose calls are delayed or fail.
         faults: draws the faults.
     """
 
@@ -311,7 +313,7 @@ class FaultyStore:
         return f"{self._store!r} with chaos"
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # copy.copy asks before `_store` is set
+        if name.startswith("_"):  # copy.copy asks for such names before `_store` is set
             raise AttributeError(name)
         return getattr(self._store, name)
 

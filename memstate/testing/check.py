@@ -20,7 +20,7 @@ class Finding:
         title: what the pool should do.
         holds: whether the pool does it. None: the pool lacks the methods that the behaviour needs.
         sequence: the shortest calls that break it, as lines of Python; the last line says what is wrong.
-        promised: True: every pool should behave so. False: memstate does, other pools need not.
+        promised: True: every pool should have this behaviour. False: memstate has it, other pools need not.
     """
 
     behaviour: str
@@ -77,10 +77,10 @@ def check(
 
 
 def shortest(behaviour: Behaviour, factory: Callable[[], SlotPool], examples: int, seed: int) -> list[str]:
-    """Returns the shortest calls that break a behaviour; empty: no program broke it.
+    """Returns the shortest calls that break a behaviour; an empty list if no program broke it.
 
     Args:
-        behaviour: the behaviour.
+        behaviour: the behaviour to check.
         factory: makes pools.
         examples: number of programs to try.
         seed: start of the random numbers.

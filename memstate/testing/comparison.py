@@ -24,10 +24,10 @@ class Comparison(dict[str, Counter[str]]):
 
     requests  requests that were served
     aborted   requests that the run aborted
-    parted    requests that chose another token from logits within `rtol`; their later tokens are not compared
+    parted    requests that chose another token, from logits equal within `rtol`; later tokens are not compared
     tokens    tokens whose logits were compared
     states    states that were compared
-    unknown   states of lengths that no step reached alone, so they were not compared
+    unknown   states that were not compared, because the run "alone" has no state of that length
     hits      tokens that were not read, because requests started from a state
     faults    faults that were injected
     """
@@ -41,7 +41,7 @@ def compare(make: Callable[..., Any], prompts: Sequence[Any], *, rtol: float = 0
     """Runs an engine on the same prompts in three ways. All states and all logits must equal those of the first run.
 
     * alone: a new engine for each prompt. No request finds a kept state, and `mem.chunk` returns 1.
-    * together: each prompt twice, with rows for each once.
+    * together: each prompt twice, with one row for each prompt.
     * scarce: each prompt twice, in two rows, with few slots and pages, snapshots as often as possible, faults of
       `Chaos`, and aborts.
 
@@ -49,16 +49,17 @@ def compare(make: Callable[..., Any], prompts: Sequence[Any], *, rtol: float = 0
     short prompts, and a model of few layers.
 
     An engine is an object with two attributes. `mem` is its manager. `serve(prompts)` serves prompts and yields, for
-    each new token, the number of its prompt, the token, and the logits that it was chosen from. A prompt is what the
-    engine takes for one: tokens, or the messages of a conversation. `Request(id)` is its number. If `serve` is a
-    generator, `abort = yield number, token, logits` says whether to abort the request.
+    each new token, the number of its prompt, the token, and the logits that it was chosen from. A prompt is anything
+    that the engine serves: tokens, or the messages of a conversation. Each request of the engine has the number of its
+    prompt as `Request(id)`. If `serve` is a generator, `abort = yield number, token, logits` says whether to abort the
+    request.
 
     Args:
-        make: makes an engine. It gets keyword arguments: `debug`, `max_requests`, `slots`, `every` of the tracking,
-            `pages` and `host_slots`: those that the run sets. It may ignore settings that its manager lacks.
+        make: makes an engine. Each run passes some of these keyword arguments: `debug`, `max_requests`, `slots`,
+            `every` of the tracking, `pages` and `host_slots`. The function may ignore settings that its manager lacks.
         prompts: the prompts. Some should begin with the same tokens.
-        rtol: largest difference of a number of a state or of logits, as a part of the largest number there. 0 is right
-            if a row gets the same bits in every batch and chunk.
+        rtol: largest allowed difference of two numbers in states or logits, as a fraction of the largest number of that
+            tensor. Use 0 if a row gets the same bits in every batch and chunk.
         seed: start of the random numbers.
 
     Returns:
@@ -111,10 +112,10 @@ def _serve(name: str, engine: Any, prompts: Sequence[Any], watch: Watch, draw: R
 
     Args:
         name: name of the run, for notes.
-        engine: the engine.
-        prompts: the prompts.
+        engine: an engine as `make` returns it.
+        prompts: the prompts to serve.
         watch: compares states and answers.
-        draw: draws which requests are aborted. None: no request is.
+        draw: draws which requests are aborted. None: no request is aborted.
     """
     events, mem, abort = iter(engine.serve(prompts)), engine.mem, None
     served, aborted = Counter[int](), set[int]()
@@ -131,7 +132,7 @@ def _serve(name: str, engine: Any, prompts: Sequence[Any], watch: Watch, draw: R
         mem.close()
     except Exception as error:
         first = error if isinstance(error, EngineDiffers) or not watch.wrong else watch.wrong[0][1]
-        if isinstance(first, OutOfSlots | OutOfRows | OutOfPages):  # rows that are left fill the manager
+        if isinstance(first, OutOfSlots | OutOfRows | OutOfPages):  # perhaps aborted requests still hold rows
             first = watch.leak(aborted.__contains__) or first
         first.add_note(f"compare: run {name}")
         raise first from error.__cause__ if first is error else error

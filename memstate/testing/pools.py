@@ -1,6 +1,6 @@
 """Protocols of a pool of slots that `memstate check` checks: an id is a whole number, and no call needs tensors.
 
-Only `SlotPool` is required. Behaviours that need a part which a pool lacks are reported as not offered.
+Only `SlotPool` is required. If a pool lacks one of the others, behaviours that need it are reported as not offered.
 
 A call refuses by raising an exception of any kind; `claim`, `admit` and `publish` can also return None.
 """
@@ -32,7 +32,7 @@ class SlotPool(Protocol):
         """Frees slots that the caller holds by id, from `claim` or `publish`.
 
         Args:
-            ids: the slots.
+            ids: ids of the slots.
         """
 
     def free(self) -> int:
@@ -125,7 +125,7 @@ class Generations(RowPool, Protocol):
         """Returns a number that rises each time the row is given away.
 
         Args:
-            row: the row.
+            row: number of the row.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Runs random calls, valid and hostile, on a pool, and compares the owner of each slot after each call."""
+"""Makes random calls, valid and invalid, on a pool, and checks after each call who owns each slot."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ class Program(Trial):
     """A trial that knows the owner of each slot.
 
     Args:
-        pool: the pool.
+        pool: the pool under test.
 
     Attributes:
         held: slots that the caller holds by id.
@@ -137,7 +137,7 @@ CALLS: tuple[tuple[type, Callable[[Program, int, int], None]], ...] = (
 def run(p: Program, draw: Draw) -> None:
     """Makes random calls.
 
-    Each call takes three numbers, so hypothesis shortens the program when it draws fewer numbers.
+    Each call is drawn as three numbers, so hypothesis shortens the program when it draws fewer numbers.
 
     Args:
         p: makes the calls.

@@ -38,7 +38,7 @@ class Trial:
     """One program of calls on a new pool. It notes calls, but not reads.
 
     Args:
-        pool: the pool.
+        pool: the pool under test.
 
     Attributes:
         calls: the calls so far, as lines of Python.
@@ -57,8 +57,8 @@ class Trial:
         """Makes a call.
 
         Args:
-            name: the method.
-            given: its arguments.
+            name: name of the pool's method.
+            given: arguments of the method.
 
         Returns:
             The result of the call, ids as a list. None: the call was refused, or returned None.
@@ -82,8 +82,8 @@ class Trial:
         """Reads something from the pool. A read must not fail.
 
         Args:
-            name: the method.
-            given: its arguments.
+            name: name of the pool's method.
+            given: arguments of the method.
 
         Returns:
             The result, slots as a list.
@@ -105,8 +105,8 @@ class Trial:
         """Raises a `Violation` if a condition is false.
 
         Args:
-            true: the condition.
-            what: what is wrong if it is false.
+            true: the condition that must hold.
+            what: says what is wrong if the condition is false.
         """
         if not true:
             raise Violation(self.calls, what)

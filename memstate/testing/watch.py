@@ -19,12 +19,13 @@ State = dict[str, Tensor]  # name of a plane -> `layer ...`
 
 
 class EngineDiffers(MemstateError, AssertionError):
-    """Says that an engine computed something else for a prompt than for the same prompt alone.
+    """Says that an engine computed something else for a prompt than when it served this prompt alone.
 
     Args:
         what: what differs, and where to look.
         prompt: number of the prompt.
-        vector: "read", "write", "snapshot" or "mark" of a step, "tokens" of `end` and `publish`, or "answer".
+        vector: where the difference is: "read", "write", "snapshot" or "mark" (a vector of a step), "tokens" (the
+            argument of `end` and `publish`), or "answer".
         length: tokens of the state; or the number of the token in the answer, from 0 on over all turns.
         place: plane, layer and number of the step, if a state differs.
     """
@@ -36,21 +37,21 @@ class EngineDiffers(MemstateError, AssertionError):
 
 
 class Watch:
-    """Watches the runs of an engine. It leaves out planes of rows, and the states of rows with tails.
+    """Watches the runs of an engine. It does not compare planes of rows, nor states of rows with tails.
 
     Args:
-        rtol: largest difference of a number, as a part of the largest number of its tensor.
+        rtol: largest allowed difference of two numbers, as a fraction of the largest number of their tensor.
 
     Attributes:
         answers: prompt -> its tokens and their logits, from the runs alone.
         counts: counts of the current run: tokens and states compared, most pages in use.
-        wrong: requests of the current run, each with a difference of a state.
+        wrong: (request, difference of one of its states), for all differences of the current run.
         parted: requests of the current run that chose another of two equally good tokens.
     """
 
     def __init__(self, rtol: float) -> None:
         self.rtol, self.answers = rtol, list[list[tuple[int, Tensor]]]()
-        # (prompt, length) -> its states; a dead step leaves a second one
+        # (prompt, length) -> the different states that runs alone had there; a dead step can leave a second one
         self._states = dict[tuple[int, int], list[State]]()
 
     def begin(self, mem: StateManager, alone: bool) -> None:
@@ -94,7 +95,7 @@ class Watch:
         """Compares the states in the slots of a step.
 
         Args:
-            step: the step.
+            step: the step whose forward has run.
             requests: entry of the batch -> request whose states are needed.
         """
         mem, before, after, write = self._mem, step.before.tolist(), step.after.tolist(), step.write.tolist()
@@ -135,7 +136,7 @@ class Watch:
             self.wrong.append((request, EngineDiffers(what, prompt, vector, length, plane, layer, step.serial)))
 
     def _hint(self, vector: str, before: int, prompt: int, state: State, layer: int) -> str:
-        """Returns the usual cause of such a wrong state."""
+        """Returns where to look for the cause of a wrong state: the usual cause for this vector and layer."""
         had = (at for at, states in self._states.items() if not all(self._differs(state, one) for one in states))
         if whose := min(had, key=lambda at: at[0] != prompt, default=None):
             look = "`tokens=` of `end` and `publish`, `resume=`" if vector == "read" else "step.read, what the row got"
@@ -150,7 +151,7 @@ class Watch:
         """Runs before states of a row are filed under tokens. Tokens after the prompt must be those of the answer."""
         require(row, key)
         request, lease = self._mem._parts.table.ids[row], self._mem._parts.cache.leases.get(row)
-        known = self._alone or self._mem._parts.cache.names.keyed  # of keys nobody knows the tokens
+        known = self._alone or self._mem._parts.cache.names.keyed  # keyed: the cache has keys of blocks, not tokens
         if not known and type(request) is int and lease and lease.prompt.key:
             prompt, new = self._prompt(request), np.frombuffer(key, np.int64)[lease.prompt.tokens :].tolist()
             answer = [token for token, _ in self.answers[prompt]]
@@ -177,7 +178,7 @@ class Watch:
         elif token != (wanted := self.answers[prompt][at][0]):
             wrong = f"token {at} is {token} instead of {wanted}, from the same logits. Look at the sampler and its seed"
             if self.rtol:
-                self._require(request)  # differences from before this token are errors
+                self._require(request)  # raises if a state before this token differs
                 self.parted.add(request)
         self._require(request, EngineDiffers(wrong, prompt, "answer", at) if wrong else None)
 
@@ -226,7 +227,7 @@ class Watch:
         return len(self.answers) - 1 if self._alone else request % len(self.answers)
 
     def _alike(self, got: Tensor, expected: Tensor) -> bool:
-        """Returns whether two tensors are equal, up to `rtol` times the largest expected number that differs.
+        """Returns whether all differences are at most `rtol` times the largest expected number that differs.
 
         So a mask of large numbers, such as -1e9, does not raise the allowed difference of the other numbers.
         """

@@ -14,10 +14,10 @@ BRANCHES = (-1, 0, 0, 1)  # parent of each token: two branches
 
 
 class Drafted(NamedTuple):
-    """A step of `DRAFTS` tokens a row.
+    """A step of `DRAFTS` tokens per row.
 
     Attributes:
-        acts: Operation -> the call; one with drafts as a chain, one as a tree.
+        acts: Operation -> the call. There are two: the drafts are a chain, or a tree.
         nbytes: Bytes that a call reads and writes, without the states.
         written: Name -> tensor that the calls write, without the states.
     """

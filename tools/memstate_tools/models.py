@@ -15,7 +15,7 @@ RULES = {  # type of a model -> rule of its state
     "falcon_h1": "mamba2", "granitemoehybrid": "mamba2", "bamba": "mamba2", "mamba2": "mamba2", "mamba": "mamba1",
     "falcon_mamba": "mamba1", "mamba3": "mamba3",
 }  # fmt: skip
-AXES = {"delta": 2, "kda": 2, "mamba2": 1}  # rule -> axis of a state over which values share an int8 scale
+AXES = {"delta": 2, "kda": 2, "mamba2": 1}  # rule -> axis of a state along which values share an int8 scale
 MAMBA3 = {  # no checkpoint exists yet: these are the defaults of flash-linear-attention
     "model_type": "mamba3", "hidden_size": 2048, "expand": 2, "head_dim": 64, "state_size": 128, "rope_fraction": 0.5,
     "num_hidden_layers": 48,
@@ -29,7 +29,7 @@ NEEDS = {
 }
 TOY_SSM = {"delta": (2, 16, 40), "kda": (2, 16, 40), "mamba2": (2, 40, 16), "mamba1": (40, 16)}
 TOY_MAMBA3 = {"hidden_size": 16, "head_dim": 16, "state_size": 16, "num_hidden_layers": 1}
-TOY_CHANNELS = 112  # channels of the conv in a toy: those of the values, and two more heads for q and k or for b and c
+TOY_CHANNELS = 112  # channels of a toy's conv: the values, and two more heads (q and k, or b and c)
 
 
 class Model(NamedTuple):

@@ -164,7 +164,7 @@ def _scatter(model: Model, batch: int, backend: Backend, generator: torch.Genera
 
 
 def _pack(model: Model, batch: int, backend: Backend, generator: torch.Generator, int8: int | None = None) -> Workload:
-    """Returns a workload that packs slots into records and unpacks them: unchanged, or as int8 over an axis."""
+    """Returns a workload that packs slots into records and unpacks them; `int8` is the axis of int8 scales, or None."""
     layout = model.layout
     if int8 is not None:
         layout = replace(layout, planes=(model.plane("ssm"),))
@@ -322,7 +322,7 @@ def _conv(model: Model, batch: int, backend: Backend, generator: torch.Generator
 
 def _mamba3(model: Model, batch: int, backend: Backend, generator: torch.Generator) -> Workload:
     planes = _planes(replace(model.layout, layers=1), 2 * batch, backend, generator, numbers=True)
-    # small turns, so that rounding of a turn cannot change its whole part
+    # angles within one turn, so that rounding cannot change the number of whole turns
     planes["angle"].uniform_(-1, 1, generator=generator)
     planes.scrub_null()
     kept = Mamba3State(*(planes[name][0] for name in Mamba3State._fields))

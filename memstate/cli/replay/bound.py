@@ -1,17 +1,17 @@
 """Computes a hit rate that no policy exceeds: the optimum of a linear program that knows the whole trace.
 
-A depth is a number of blocks of a prompt. A request can hit at a depth that an earlier request passed, if since the
-last such request the cache held a state at this depth and the KV up to it. The program chooses what is held; it may
-hold parts of a state and of KV:
+A depth is a number of blocks of a prompt. A request can hit at a depth if an earlier request passed this depth, and if
+the cache has held a state at this depth, and the KV up to it, since the last such request. The program chooses what the
+cache holds at any time. It may hold a fraction of a state or of KV, which a real cache cannot:
 
-    variables    for request i and depth d: `hit`, the part of i that starts from depth d or deeper; `kv`, the part of
-                 the blocks between the depth before and d whose KV i finds
+    variables    for request i and depth d: `hit`, the fraction of i that starts from depth d or deeper; `kv`, the
+                 fraction of the blocks between the previous depth and d whose KV i finds
     limits       held states and pages at any time; a running request also needs its own pages;
                  1 >= hit >= hit of the next depth; the same for kv; hit >= kv
-    maximised    blocks with KV found
+    maximised    blocks whose KV is found
 
-The program assumes one request at a time, in the order of the trace, and a state wherever a request passes. So the
-bound is safe, but perhaps no policy reaches it.
+The program assumes one request at a time, in the order of the trace, and that each request leaves a state at every
+depth. So no policy exceeds the bound, but perhaps none reaches it.
 """
 
 import importlib.util
@@ -28,7 +28,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class Chances(NamedTuple):
-    """Depths at which requests can hit, by request, then from shallow to deep. All arrays have one entry per depth.
+    """Depths at which requests can hit, ordered by request, then by depth. All arrays have one entry per depth.
 
     Attributes:
         since: The last earlier request that passed this depth.
@@ -44,10 +44,12 @@ class Chances(NamedTuple):
 
 
 def chances(requests: Sequence[UnitRequest], per_block: int, first: int = 0) -> Chances:
-    """Returns the depths at which requests can hit. Of depths with the same last passer, only the deepest is kept.
+    """Returns the depths at which requests can hit.
+
+    If the same earlier request was the last to pass several of these depths, only the deepest is kept.
 
     Args:
-        requests: The trace.
+        requests: The requests of the trace, in its order.
         per_block: Units of a block.
         first: Index of the first request that counts. Earlier requests can hit nowhere.
     """
@@ -84,7 +86,7 @@ def most_hits(requests: Sequence[UnitRequest], per_block: int, states: int, page
     """Returns the largest number of blocks that the requests from `first` on can hit.
 
     Args:
-        requests: The trace.
+        requests: The requests of the trace, in its order.
         per_block: Units of a block.
         states: States that fit.
         pages: Pages that fit; a page is one block.

@@ -21,8 +21,8 @@ def rated(
     states has hit rate 0. If the model has no KV, the replay has pages for the whole trace.
 
     Args:
-        plan: The plan.
-        requests: The trace.
+        plan: The memory plan whose splits get hit rates.
+        requests: The requests of the trace, in its order.
         start: Fraction of the requests that only warm up the cache.
         report: Called with (requests done, requests in all).
         policy: See `replay`.

@@ -27,11 +27,12 @@ class Replayed:
         running: Requests that run at a time.
         start: Fraction of the requests that only warm up the cache.
         requests: Requests that count.
-        block_hit_rate: Blocks up to the state that a request starts from which earlier prompts had, over all blocks of
-            the prompts.
-        answer_hit_rate: Blocks up to that state which belong to earlier answers, over all blocks of the prompts.
+        block_hit_rate: Of all blocks of the prompts, the share that lies before the state from which a request starts
+            and that earlier prompts had.
+        answer_hit_rate: Of all blocks of the prompts, the share that lies before that state and belongs to earlier
+            answers.
         ideal_hit_rate: `block_hit_rate` with room for everything.
-        whole_hit_rate: `block_hit_rate` over the whole trace, with the cold start.
+        whole_hit_rate: `block_hit_rate` of all requests of the trace, including those before `start`.
         forwards_per_prompt: Steps that compute a chunk of a prompt, mean.
         states_filed_per_request: States that the cache takes from a request, mean.
         filed_by_kind: Number of all states that the cache takes, by kind.
@@ -112,5 +113,5 @@ def table(replayed: Sequence[Replayed | UpperBound]) -> list[dict[str, str | flo
 
 
 def part_of(progress: Progress | None, run: int, runs: int) -> Progress:
-    """Returns a callback for one of several replays, which reports its requests as part of all replays."""
+    """Returns the progress callback of replay number `run`. It adds the requests of the replays before."""
     return lambda done, total: progress(run * total + done, runs * total) if progress else None

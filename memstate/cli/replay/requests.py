@@ -2,7 +2,8 @@
 
 The trace has one id for each block of 512 tokens of a prompt, and only the length of an answer. Two requests share
 tokens as far as their ids agree. An answer has tokens of its own, unless a later request goes on from it: then the ids
-of that request are the blocks of the answer. No request goes on from the answer of a request that `parts`.
+of the later request also give the blocks of the answer. No request goes on from the answer of a request that has
+`parts`.
 """
 
 import math
@@ -17,7 +18,7 @@ from memstate.slots.registers import Longs
 
 @dataclass(frozen=True)
 class Units:
-    """The unit in which lengths are counted. A coarse unit makes a replay fast; chunks and blocks are whole units.
+    """The unit in which lengths are counted. Coarse units make a replay fast; chunks and blocks are multiples of them.
 
     Args:
         tokens: Tokens of a unit. A block has at least two units, so that a block can be partly filled.
@@ -88,8 +89,8 @@ def served(requests: Sequence[TraceRequest], units: Units) -> list[UnitRequest]:
     """Returns the requests of a trace with tokens.
 
     Args:
-        requests: The trace.
-        units: The unit of lengths.
+        requests: The requests of the trace, in its order.
+        units: The unit in which lengths are counted.
     """
     follows, per, within = followed(requests), units.per_block, np.arange(units.per_block)
     following = {before: after for after, before in enumerate(follows) if before is not None}

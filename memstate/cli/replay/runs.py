@@ -27,7 +27,7 @@ def replay(
     """Replays a trace with room for a number of states and pages.
 
     Args:
-        requests: The trace.
+        requests: The requests of the trace, in its order.
         states: States that fit.
         pages: KV pages that fit.
         policy: One of `NAMES`; or a class or function that makes a `StatePolicy`; or its name, module:name.
@@ -80,7 +80,7 @@ def bound(
     """Returns the hit rate that no policy exceeds, for one request at a time.
 
     Args:
-        requests: The trace.
+        requests: The requests of the trace, in its order.
         states: States that fit.
         pages: KV pages that fit.
         start: Fraction of the requests that only warm up the cache.
@@ -137,7 +137,7 @@ def compare(
 
 
 def require_fraction(start: float) -> None:
-    """Requires a fraction of the requests to skip that leaves at least one. Raises: InvalidArgument."""
+    """Raises InvalidArgument unless `start` is a fraction from 0 to below 1: at least one request must count."""
     if not 0.0 <= start < 1.0:
         raise InvalidArgument(f"from {start}: expected a fraction from 0 to below 1")
 

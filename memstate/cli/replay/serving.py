@@ -54,7 +54,7 @@ class InUnits(Placement):
     """Lets a placement count tokens while the manager counts units.
 
     Args:
-        placement: The placement.
+        placement: The placement, which counts tokens.
         units: The unit of the manager.
     """
 
@@ -76,15 +76,15 @@ class Tally:
     Attributes:
         requests: Requests admitted.
         asked: Blocks of their prompts.
-        hits: Blocks up to the state that a request starts from which earlier prompts had.
-        answer_hits: Blocks up to that state which belong to earlier answers.
+        hits: Blocks that lie before the state from which their request starts, and that earlier prompts had.
+        answer_hits: Blocks that lie before that state and belong to earlier answers.
         filed: States that the cache took, by kind.
         misses: Blocks that are computed, by reason.
         forwards: Chunks of prompts that steps computed.
         turns: Requests that go on from the answer of an earlier request.
         recomputed: Tokens of the earlier request and its answer that turns compute again.
         match_seconds: Seconds of each match.
-        file_seconds: Seconds of the publishes and the end of each request.
+        file_seconds: For each request, seconds of all its publishes and of its end.
     """
 
     requests: int = 0
@@ -105,8 +105,8 @@ class AdmittedRequest:
     """A request that runs.
 
     Attributes:
-        request: The request.
-        row: Its row.
+        request: Its prompt and answer, in units.
+        row: The row in which it runs.
         tally: The counts that it adds to.
         length: Units that its state stands for.
         seconds: Seconds of its publishes so far.
@@ -124,14 +124,14 @@ class Serving:
 
     Args:
         prefix: Settings of the prefix cache; `most_states` is set.
-        requests: The requests.
-        units: The unit of lengths.
+        requests: The requests to serve, in this order.
+        units: The unit in which the manager counts lengths.
         loop: Settings of the loop; its placement is that of `prefix`.
         first: Index of the first request that counts; earlier requests warm up the cache.
         pages: Number of KV pages.
 
     Attributes:
-        mem: The manager.
+        mem: The manager that serves the requests.
         tallies: Counts of the requests before `first`, and of the others.
         admitted: Requests admitted so far.
         longest_wait: Most steps that a request waited while a row was free.
@@ -143,7 +143,7 @@ class Serving:
         assert prefix.most_states is not None
         per_row = max(
             2, *(-(-len(request.tokens) // units.per_block) for request in requests)
-        )  # a prefix cache needs at least two pages a row
+        )  # a prefix cache needs at least two pages per row
         self._units, self._chunk, self._every = units, loop.chunk // units.tokens, loop.every // units.tokens
         self.mem = StateManager(
             LAYOUT, slots=prefix.most_states + ROOM * loop.running, max_requests=loop.running,
@@ -184,7 +184,7 @@ class Serving:
         """Makes one iteration of the loop."""
         while self._waiting and len(self._running) < self._most and self._admit():
             pass
-        if not self._running:  # the requests that were left have empty prompts
+        if not self._running:  # only requests with empty prompts were waiting, and they get no row
             return
         rows = [one.row for one in self._running]
         step = self.mem.plan(rows, [self._tokens(one) for one in self._running])
@@ -206,7 +206,7 @@ class Serving:
             self._leave_queue()
             return True
         if any(one.request.at == request.follows for one in self._running):
-            return False  # the prompt has the answer of a request that still runs
+            return False  # the prompt contains the answer of a request that still runs: wait for it
         prompt = request.tokens[: request.prompt]
         begin = time.perf_counter()
         match = self.mem.match(prompt)

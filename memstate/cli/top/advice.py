@@ -13,7 +13,7 @@ WENT = {
     "limit": "Prefix(most_states=) is too low",
     "cleared": "a call of `clear` or `recover` emptied the cache",
 }
-# reasons that take a state and its KV away, so that its prompt counts as new; the KV of an engine always goes
+# reasons for which a state loses its KV too, so its prompt counts as new; with an engine's own KV, every reason does
 WITH_KV = ("pages", "cleared")
 
 

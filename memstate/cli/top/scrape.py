@@ -41,7 +41,7 @@ class Figures:
 
         Args:
             name: name of the samples.
-            label: the label.
+            label: name of the label whose values separate the sums.
             labels: other labels that the samples must have.
         """
         sums: defaultdict[str, float] = defaultdict(float)

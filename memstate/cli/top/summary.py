@@ -124,6 +124,6 @@ def _steps(grown: Figures) -> dict[str, Any] | None:
 
 
 def _within(buckets: list[tuple[float, float]], wanted: float) -> float | None:
-    """Returns the smallest bound within which `wanted` steps are; None if there is no such bound."""
+    """Returns the smallest bound that at least `wanted` steps do not exceed; None if that is infinity."""
     bound = next((bound for bound, count in buckets if count >= wanted), float("inf"))
     return bound if bound < float("inf") else None

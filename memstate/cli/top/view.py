@@ -26,7 +26,7 @@ def draw(summary: Mapping[str, Any], url: str) -> RenderableType:
     """Returns the screen of `memstate top`.
 
     Args:
-        summary: the figures.
+        summary: the figures of all managers, as `summary` returns them.
         url: URL of the figures.
     """
     seconds = summary["seconds"]

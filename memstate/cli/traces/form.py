@@ -1,4 +1,4 @@
-"""Reads and writes the format of the Mooncake traces (FAST'25): one JSON object a line, plain or compressed with gzip.
+"""Reads and writes the format of the Mooncake traces (FAST'25): one JSON object per line, plain or in gzip.
 
 The writer of a file decides whether equal ids mean equal prefixes; this module does not check it.
 """

@@ -47,7 +47,7 @@ class _Pools:
             allocator.check()
 
     def wrong(self) -> str:
-        """Returns which of owners, free slots and cells differ; empty if none does."""
+        """Returns which of owners, free slots and cells differ from the reference; empty if none does."""
         (mine, twin), names = self.files, ("owners", "register cells")
         pairs = (mine.owners(), twin.owners()), (mine.cells, twin.cells)
         return differing((name, *pair) for name, pair in zip(names, pairs, strict=True))
@@ -58,7 +58,7 @@ class _Pools:
         """Times a call, the call that undoes it, and both in one graph if `both` is given.
 
         Args:
-            do: The call.
+            do: The call to time.
             undo: Undoes the call. It does nothing if there was no call.
             names: (operation, case) of each of the three.
             both: Makes the call and undoes it.
@@ -103,7 +103,7 @@ class _Pools:
         return Task(f"claim, {case}", check, measure)
 
     def ownership(self, size: int) -> Task:
-        """Returns the task that sends the packet of `size` admitted rows (claims and cells), then their release."""
+        """Returns the task that sends a packet that admits `size` rows (claims, cells), then one that releases them."""
         file, rows = self.files[0], np.arange(1, size + 1)
         registers = (rows * REGISTERS_PER_ROW).tolist()
         cells = [cell for column in CELL_COLUMNS for cell in file.address(column, rows.tolist())]
@@ -133,7 +133,7 @@ class _Pools:
 
 
 def _held_but(place: str, capacity: int, size: int) -> Tensor:
-    """Returns which slots of a large pool are held, bool `slot`: all but four times `size`."""
+    """Returns which slots of a large pool are held, bool `slot`: all except 4 * `size` free ones."""
     held = torch.ones(capacity, dtype=torch.bool, device="cpu")
     if place == "fragmented":
         held[capacity // (4 * size) // 2 :: capacity // (4 * size)] = False  # the free slots are evenly spread
@@ -143,7 +143,7 @@ def _held_but(place: str, capacity: int, size: int) -> Tensor:
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """Yields claims, releases and packets of ownership changes."""
+    """Yields the tasks of claims, releases and packets of ownership changes."""
     capacity, sizes = setting.sizes(CAPACITY, TOY_CAPACITY), setting.sizes(SIZES, TOY_SIZES)
     held = torch.rand(capacity, dtype=torch.float32, device="cpu") < 0.5
     held[: capacity // 4] = False  # this quarter makes sure that enough slots are free

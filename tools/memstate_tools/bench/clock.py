@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 
 RUNS, WARM_UPS = 21, 3
-FLUSH_BYTES = 256 * 2**20  # bytes read before a run, unless four times the cache is more
+FLUSH_BYTES = 256 * 2**20  # bytes read before a run; four times the cache if that is more
 SLEEP, LONGEST_SLEEP = 100e-6, 50e-3  # seconds that the device sleeps while the host queues a run
-CALIBRATION = 10**6  # cycles of one calibration
+CALIBRATION = 10**6  # cycles that the device sleeps in one calibration
 WARMING = 0.3  # seconds of work, far more than an idle device needs to raise its clock
 GRAPH_SECONDS = 2e-3  # seconds of a graph; longer graphs give the same figure
 IN_GRAPH = 20  # largest number of calls in one graph; with so many, the launch of the graph hardly counts
@@ -75,7 +75,7 @@ class HostTimer:
         """Returns the seconds of one call that is submitted alone, with caches full of other data.
 
         Args:
-            act: The call.
+            act: The call to time.
             before: Called before each run, not timed; undoes the last run.
         """
         before()
@@ -83,7 +83,7 @@ class HostTimer:
         return Times(seconds, seconds)
 
     def in_graph(self, act: Act) -> float:
-        """Returns the seconds of one call among many in a row without the host, as in a replayed CUDA graph."""
+        """Returns the seconds of one of many calls that run without the host in between, as in a CUDA graph."""
         return self.alone(act).device
 
     def captured(self, act: Act) -> Act:
@@ -94,9 +94,9 @@ class HostTimer:
 class DeviceClock(HostTimer):
     """Takes medians over many runs, with the events of a GPU.
 
-    Before each run the device reads more memory than its cache holds: so no cache line belongs to the call, and no line
-    must be written back. Then the device sleeps until the host has queued the call, so a device time never includes
-    host time. If the device wakes before the call is queued, the run is repeated with a longer sleep.
+    Before each run the device reads more memory than its cache holds: so the cache has no data of the call, and nothing
+    that must be written back. Then the device sleeps until the host has queued the call, so a device time never
+    includes host time. If the device wakes before the call is queued, the run is repeated with a longer sleep.
 
     Syncs: yes, after every run.
     """
@@ -111,7 +111,7 @@ class DeviceClock(HostTimer):
         self._cycles = self._cycles_a_second()
 
     def _cycles_a_second(self) -> float:
-        """Returns the cycles that the device sleeps in a second, measured at work: an idle device has a slow clock."""
+        """Returns the device's clock cycles per second, measured at work, because an idle device has a slow clock."""
         fastest, until = 0.0, time.perf_counter() + WARMING
         while not fastest or time.perf_counter() < until:
             torch.sum(self._read, dim=0, out=self._sum)
@@ -169,7 +169,7 @@ class DeviceClock(HostTimer):
         return self._runs(replay, warm=True).device / calls
 
     def captured(self, act: Act, calls: int = 1) -> Act:
-        """See `HostTimer`. The graph holds `act` `calls` times."""
+        """See `HostTimer`. The graph contains the call `calls` times."""
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):  # a capture runs nothing

@@ -37,7 +37,7 @@ def _idle(setting: Setting) -> Task:
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """Yields a copy with nothing due, then copies, zeros, gathers and scatters of 1, 16 and 64 slots."""
+    """Yields the tasks of a copy with nothing due, and of copies, zeros, gathers and scatters of 1, 16 and 64 slots."""
     yield _idle(setting)
     model = model_of(MODEL)
     due = fitting(setting.sizes(DUE, TOY_DUE), OVERHEAD * model.layout.bytes_per_slot, setting.free_bytes)

@@ -1,6 +1,6 @@
 """Benchmarks decode steps of a model's recurrent layers, with nothing due and with every row at a boundary.
 
-Two things are timed: the forward in a CUDA graph, and a whole step, which is a graph of plan and forward, and settle.
+Two things are timed: the forward in a CUDA graph, and a whole step (a graph of plan and forward, then settle).
 Before that, outputs and states of the first and the last layer are compared with the reference.
 """
 
@@ -88,7 +88,7 @@ class _DecodeBench:
         return ""
 
     def measure(self) -> list[Measured]:
-        """Times the forward of this plan, compared with a plain copy of as many bytes, and a whole step."""
+        """Times the forward of this plan, compares it with a plain copy of as many bytes, and times a whole step."""
         setting, moved = self.setting, self.moved
         figures = setting.in_graph("forward", self.case, partial(self.forward, self.planned.record), moved=moved)
         self.mem.settle(self.planned)
@@ -109,7 +109,7 @@ def _error(got: Tensor, expected: Tensor) -> float:
 
 def _task(setting: Setting, layout: StateLayout, name: str, size: int, every: int) -> Task:
     case = f"{'' if setting.toy else f'{MODEL}, '}R={size} {name}, {DUE[every]}"
-    made: list[_DecodeBench] = []  # moves the bench from the check to the measurement: the states of a model are large
+    made: list[_DecodeBench] = []  # the check's bench, which the measurement reuses and then frees
 
     def check() -> str:
         made.append(_DecodeBench(setting, layout, case, name, size, every))

@@ -37,7 +37,7 @@ class Drafts(TimedManager):
 
     Args:
         setting: The setting of the benchmark.
-        tracking: The strategy.
+        tracking: The tracking strategy.
         size: Number of requests.
         due: Number of requests whose tokens accepted in the last step pass a boundary.
     """
@@ -51,7 +51,7 @@ class Drafts(TimedManager):
         self._due, self._taken = due, 0
 
     def turn(self, timer: Timer) -> None:
-        """See `HostSide`. Outside of the timer, the last step is planned before, and all is settled after."""
+        """See `HostSide`. The previous step is planned before the timed calls, and all steps are settled after them."""
         mem, every = self.mem, int(self.mem.tracking.every)
         at, target = self._length % every, np.where(self._early, every - 1, every // 2)
         self._move(np.where(at > target, every - at, 1))
@@ -72,7 +72,7 @@ class Drafts(TimedManager):
         self._length += tokens
 
     def wrong(self) -> str:
-        """Returns what is wrong: lost tokens, or another number of snapshots than were due; empty if nothing is."""
+        """Returns what is wrong: lost tokens, or more or fewer snapshots than were due; empty if nothing is wrong."""
         self.mem.device.check()
         report = self.mem.audit()
         if not report.clean:
@@ -108,7 +108,7 @@ class SglangDrafts(SglangStates):
         self._batch.spec_algorithm = self._sgl.SpeculativeAlgorithm.EAGLE
         self._batch.token_to_kv_pool_allocator = SimpleNamespace(page_size=1)
         parts = {"metrics_reporter": "snapshot_spec_decode_metrics", "model_worker": "on_verify_complete_cpu"}
-        for part, method in parts.items():  # in SGLang, these methods do nothing either unless they are configured
+        for part, method in parts.items():  # stand-ins that do nothing, as in SGLang unless its user configures them
             object.__setattr__(self._processor, part, SimpleNamespace(**{method: lambda *_, **__: None}))
 
     @contextmanager
@@ -153,7 +153,7 @@ class SglangDrafts(SglangStates):
 
 
 def tasks(setting: Setting, there: bool, every: int) -> Iterator[Task]:
-    """Yields steps with drafts for each strategy.
+    """Yields the tasks that measure steps with drafts, for each strategy.
 
     Args:
         setting: The setting of the benchmark.

@@ -20,7 +20,7 @@ class BenchForward:
 
     Args:
         ops: Backend that runs the two operations.
-        planes: The planes.
+        planes: The planes `conv` and `ssm`.
         batch: Number of rows; each has one token.
     """
 

@@ -26,7 +26,7 @@ class Life(TimedManager):
 
     Args:
         setting: The setting of the benchmark.
-        tracking: The strategy.
+        tracking: The tracking strategy.
         size: Number of requests.
     """
 
@@ -86,7 +86,7 @@ class Decode(TimedManager):
 
     Args:
         setting: The setting of the benchmark.
-        tracking: The strategy.
+        tracking: The tracking strategy.
         size: Number of requests.
         due: Number of requests at a boundary.
     """
@@ -118,7 +118,7 @@ class Decode(TimedManager):
         self._length += 1
 
     def wrong(self) -> str:
-        """Returns what is wrong, such as another number of snapshots than were due; empty if nothing is."""
+        """Returns what is wrong, such as more or fewer snapshots than were due; empty if nothing is wrong."""
         self.mem.device.check()
         report = self.mem.audit()
         if not report.clean:
@@ -127,10 +127,10 @@ class Decode(TimedManager):
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """Yields decode steps, lives of requests, steps with drafts, and whole steps, for each strategy.
+    """Yields the tasks of decode steps, lives of requests, steps with drafts, and whole steps, for each strategy.
 
-    Lazy is compared with SGLang's lazy strategy, the others with its default, which is ping-pong. If SGLang can run,
-    its scheduler code is also measured over the pool of `memstate.integrations.sglang`.
+    Lazy is compared with SGLang's lazy strategy, the other strategies with its default, which is ping-pong. If SGLang
+    can run, its scheduler code is also measured over the pool of `memstate.integrations.sglang`.
     """
     there, every = peer_can_run(setting), setting.sizes(EVERY, TOY_EVERY)
     decodes, lives = setting.sizes(DECODES, TOY_DECODES), setting.sizes(LIVES, TOY_LIVES)

@@ -140,9 +140,9 @@ class SglangStates:
             page_size=1, enable_mamba_extra_buffer=True, req_to_token_pool=self._pool, supports_swa=lambda: False,
             supports_mamba=lambda: False, maybe_hand_to_session=lambda req: None,
         )  # fmt: skip
-        self._component = object.__new__(sgl.MambaComponent)  # made without its tree
+        self._component = object.__new__(sgl.MambaComponent)  # made without calling its constructor, which wants a tree
         self._component.cache = tree
-        self._processor = object.__new__(sgl.SchedulerBatchResultProcessor)  # made without its scheduler
+        self._processor = object.__new__(sgl.SchedulerBatchResultProcessor)  # its constructor wants a scheduler
         object.__setattr__(self._processor, "tree_cache", tree)
         self._batch = sgl.ScheduleBatch(
             reqs=[], req_to_token_pool=self._pool, tree_cache=tree, enable_overlap=True, device="cpu",
@@ -224,13 +224,13 @@ class SglangStates:
         self._reqs = self._batch.reqs = [self._request(i) for i in range(self._size)]
 
     def _admit(self, reqs: list[Any]) -> None:
-        """Gives requests their rows and slots, and makes the list of states to zero."""
+        """Gives requests their rows and slots, and makes the list of the states that must be zeroed."""
         self._sgl.alloc_req_slots(self._pool, reqs, None)
         if self._states:
             self._batch._collect_deferred_mamba_cow_and_clear(reqs)
 
     def _place(self, due: int) -> None:
-        """Moves requests so that a step takes `due` to a boundary. The KV length includes the token of the step."""
+        """Sets lengths so that a step takes `due` requests to a boundary. The KV length includes the step's token."""
         lengths = [self._every - 1] * due + [self._every // 2] * (self._size - due)
         for req, length in zip(self._reqs, lengths, strict=True):
             req.origin_input_ids, req.output_ids = array("q", bytes(8 * length)), array("q", [1, 1])
@@ -276,7 +276,7 @@ class SglangStates:
         self._component.apply_component_action(self._sgl.FreeComponentDeviceSlot(slots, component_type=None))
 
     def wrong(self) -> str:
-        """Returns what is wrong if a slot is lost or free twice; empty if none is."""
+        """Returns a text if a slot is lost or is free twice; empty if nothing is wrong."""
         if not self._states:
             return ""
         free = self._pool.mamba_allocator.free_slots.tolist()

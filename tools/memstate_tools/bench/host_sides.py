@@ -1,8 +1,8 @@
 """Counts and times one operation on two sides, ours and SGLang's, for host benchmarks.
 
-Both sides run in one process and on one thread, in turns. A figure is the smallest CPU time of the thread in any turn:
-the cost of the code without disturbance. On a CPU, our launches and data moves do nothing. SGLang launches small torch
-operations; on a GPU each would be a launch, so they count as its host time.
+Both sides run in one process and on one thread, in turns. A figure is the smallest CPU time of the thread over all
+turns: the cost of the code without disturbance. On a CPU, our launches and data moves do nothing. SGLang launches small
+torch operations; on a GPU each would be a launch, so they count as its host time.
 """
 
 import sys
@@ -57,7 +57,7 @@ class HostSide(Protocol):
 
 
 def python_calls(act: Callable[[], object]) -> NDArray[np.int64]:
-    """Makes a call. Returns how many Python frames run in it, and how many calls it makes, with those of builtins.
+    """Makes a call. Returns how many Python frames run in it, and how many calls it makes, including calls of builtins.
 
     The call itself does not count. A generator counts each time it resumes.
     """
@@ -134,7 +134,8 @@ def measure(
         setting: The setting of the benchmark.
         case: Name of the case.
         make: Makes our side.
-        make_peers: Makes the peer, and `BARE` if its steps are also measured without states.
+        make_peers: Name of a peer -> function that makes it. The peer named `BARE`, if there is one, has no states: the
+            difference from SGLang's figures is the cost of states.
 
     Syncs: yes.
     """

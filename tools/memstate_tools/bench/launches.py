@@ -55,7 +55,7 @@ class _LaunchBench:
         return self.mem.admit([Request((name, i), length=2 * EVERY) for i in range(self.size)])
 
     def advance(self, rows: Rows, to: int) -> None:
-        """Plans and settles until every row stands for `to` tokens."""
+        """Plans and settles until the state of every row stands for `to` tokens."""
         while self.mem.info(rows[0]).length < to:
             self.mem.settle(self.mem.plan(rows))
 
@@ -63,7 +63,7 @@ class _LaunchBench:
 def launches(
     backend: str = "auto", device: str = "cpu", progress: Callable[[int, int | None], None] | None = None
 ) -> list[Measured]:
-    """Counts admit, publish, release, step (these in one scheduler step), plan, settle, copy and hit.
+    """Counts admit, publish, release, step (these three in one scheduler step), plan, settle, copy and hit.
 
     plan and settle are counted when every row is at a boundary, for each strategy. The plain case `R=n` has the largest
     count of any strategy. `bytes` are the bytes copied between slots.
@@ -71,7 +71,7 @@ def launches(
     Args:
         backend: Name of the backend.
         device: Where tensors live.
-        progress: Called with (done, total) sizes.
+        progress: Called with (sizes done, sizes in all).
 
     Returns:
         One entry per operation, case and unit.

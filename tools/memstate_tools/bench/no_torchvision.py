@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Anything(type):
-    """A metaclass: a class of it has every attribute, and each attribute is another such class."""
+    """A metaclass whose classes have every attribute; each attribute is again such a class."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):

@@ -1,9 +1,9 @@
 """Benchmarks a step in which requests end and come, compared with SGLang's: `memstate bench host --case online`.
 
-A step ends some requests, each of which leaves a state in the cache, evicts as many cached states, admits as many new
-requests, and decodes all rows. Both sides have the same numbers of rows, slots and cached states. Prompts are read
-between two steps, which is not timed, or in a prefill step, which is timed. In other forms of the step, requests are
-turns of sessions, or the manager has more features, used or not.
+A step ends some requests, whose states go to the cache; evicts as many cached states; admits as many new requests; and
+decodes all rows. Both sides have the same numbers of rows, slots and cached states. Prompts are read between two steps,
+which is not timed, or in a prefill step, which is timed. In other forms of the step, requests are turns of sessions, or
+the manager has more features, used or not.
 """
 
 from array import array
@@ -42,7 +42,7 @@ class Form(NamedTuple):
     """Features of a manager, and what requests use of them.
 
     Attributes:
-        has: Number of requests -> settings of the manager.
+        has: Returns the settings of the manager for a number of requests.
         beside: True: the form is compared with SGLang. False: it is compared with our step without features.
         uses: Where the states of ended requests go: "cache" or "sessions". With "", the caller keeps them, and there is
             no KV.
@@ -109,7 +109,7 @@ class Online(TimedManager):
 
     Args:
         setting: The setting of the benchmark.
-        tracking: The strategy.
+        tracking: The tracking strategy.
         size: Number of requests.
         changes: Number of requests that end in a step, and of requests that come.
         form: One of `FORMS`.
@@ -197,7 +197,7 @@ class Online(TimedManager):
             self.mem.settle(self.mem.plan(rows, [end - self.mem.info(row).length for row in rows]))
 
     def wrong(self) -> str:
-        """Returns what is wrong: a lost state, or not as many cached states as requests; empty if nothing is."""
+        """Returns what is wrong: a lost state, or more or fewer cached states than requests; empty if none."""
         self.mem.device.check()
         report, cached = self.mem.audit(), self.mem.stats().prefix
         states = sum(each is not None for each in self._kept) + sum(info.states for info in self.mem.sessions.infos())
@@ -296,7 +296,7 @@ class SglangOnline(SglangStates):
             self._admit(new)
 
     def _end(self, req: Any) -> None:
-        """Moves the tracked state of a request to the cache, and frees the rest. A session keeps all of it instead."""
+        """Moves the tracked state of a request to the cache, and frees the rest. A session keeps both."""
         if self._streams is not None:
             self._streams.try_cache_finished_req(req)
             return
@@ -337,7 +337,7 @@ class SglangOnline(SglangStates):
             self._borrow(reqs)
 
     def _borrow(self, reqs: list[Any]) -> None:
-        """Gives rows and slots of requests to their sessions."""
+        """Moves rows and slots from requests to their sessions."""
         for req in reqs:
             req.kv.kv_allocated_len = 1
             self._streams.take(req)
@@ -347,7 +347,7 @@ class SglangOnline(SglangStates):
 
 
 def tasks(setting: Setting, there: bool) -> Iterator[Task]:
-    """Yields the steps of each form of `FORMS`, then those of SGLang over our pool.
+    """Yields the tasks of each form in `FORMS`, then those of SGLang over our pool.
 
     Args:
         setting: The setting of the benchmark.

@@ -1,7 +1,7 @@
 """Benchmarks the host time of a match and of an insert in the prefix cache. Production code runs, without a device.
 
-A match makes a key of a list of tokens, follows it through the tree, and notes the use. An insert takes the pages of a
-request and the state at their end into the tree, and evicts states and pages above the limits. Slot, register and pages
+A match makes a key of a list of tokens, follows it through the tree, and notes the use. An insert adds the pages of a
+request and the state at their end to the tree, and evicts states and pages above the limits. Slot, register and pages
 of the request are allocated before; changes are submitted after, once for all rows of a step. Neither is timed. Before
 an insert the policies learn of the uses, as in a step.
 
@@ -39,7 +39,7 @@ SAMPLE = 128  # keys that are also searched naively
 
 
 class _Tree:
-    """A tree of one shape and any size: families of keys in random order, each key with a state at its end."""
+    """A tree of one shape and any size: groups of keys with common beginnings, shuffled; each key has a state."""
 
     def __init__(self, setting: Setting, peers: Collection[str], nodes: int, pages: int, size: int) -> None:
         self.setting, self.pages, self.size = setting, pages, size
@@ -121,7 +121,7 @@ def _chat(setting: Setting, peers: Collection[str]) -> Task:
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """Yields a trace in steady state, then trees of several sizes with keys of several lengths, then long prompts."""
+    """Yields the tasks of a trace in steady state, of trees of several sizes and key lengths, and of long prompts."""
     peers = [radix_peer.NAME] if radix_peer.can_run(setting, "prefix", radix_peer.load) else []
     yield _chat(setting, peers)
     for shape in setting.sizes(TREES, TOY_TREES):

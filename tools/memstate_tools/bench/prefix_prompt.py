@@ -1,7 +1,7 @@
 """Benchmarks the host time of one long prompt, from admission to release. Launches do nothing.
 
 The calls are `admit`, then `plan`, `settle` and `publish` for each chunk, then `end`: the prefix cache gets KV and a
-state after each chunk. The cache has room for three such prompts, so each new prompt makes an old one go.
+state after each chunk. The cache has room for three such prompts, so each new prompt evicts an old one.
 """
 
 from collections import defaultdict
@@ -73,7 +73,7 @@ class LongPrompt:
         return FORMS[form](self._random.integers(0, 150_000, self._tokens))
 
     def _check(self) -> str:
-        """Serves prompts, one of them twice. Returns what is wrong; empty if its last state is found again."""
+        """Serves prompts, one of them twice. Returns what is wrong; empty if this prompt finds its last state again."""
         self._random = np.random.default_rng(self._tokens)
         mem, given = self._manager(), self._prompt("array")
         for _ in range(PROMPTS + 1):

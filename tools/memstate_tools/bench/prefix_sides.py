@@ -44,7 +44,7 @@ class PrefixSide(Protocol):
         ...
 
     def insert(self, ids: Key) -> float:
-        """Inserts the key that was matched last, with a state at its end, and evicts what is above the limits.
+        """Inserts the key that was matched last, with a state at its end, and evicts states and pages above the limits.
 
         Returns:
             Seconds of insert and eviction, without allocation.
@@ -53,7 +53,7 @@ class PrefixSide(Protocol):
 
 
 class TimedCache:
-    """The library's prefix cache with one policy, for one row, on the library's own tables but without planes."""
+    """The prefix cache of memstate with one policy and one row. It has memstate's tables but no planes."""
 
     def __init__(self, states: int, pages: int, longest: int, policy: str, size: int) -> None:
         self.allocator = SlotAllocator(states + REGISTERS_PER_ROW, Backend("reference", "cpu"))
@@ -87,7 +87,7 @@ class TimedCache:
         fresh = len(ids) // self.size - len(shared)
         spent = cpu_seconds(lambda: cache.evict_pages(fresh - pages.allocator.free))
         pages.start(row, [shared], [fresh])
-        if lease.match.snapshot:  # as if the first step of the row had read its state
+        if lease.match.snapshot:  # does what follows when a row's first step has read its state
             self._holdings.end_read(lease.match.snapshot.register)
         state, length = REGISTERS[0], len(ids)  # the label says that the state was computed
         self.commands.claim([state])
@@ -111,7 +111,7 @@ class TimedCache:
 
 
 class CacheSides:
-    """Caches of one size that make the same calls in turns. A peer that fails leaves; the others go on.
+    """Caches of one size that get the same calls in turns. A peer that fails is removed; the others go on.
 
     Args:
         case: Name of the case, for messages and figures.
@@ -174,7 +174,7 @@ class CacheSides:
             raise Differs(f"{name} finds {length} of {len(key)} tokens, a naive search {naive}")
 
     def figures(self, setting: Setting, warm: int = 0) -> list[Measured]:
-        """Returns medians of the calls after the first `warm`: each of our policies, compared with each peer left."""
+        """Returns medians of all calls but the first `warm`: each of our policies compared with each peer left."""
         figures: list[Measured] = []
         for op, spent in self.spent.items():
             value = {name: median(spent[name][warm:]) * 1e6 for name in (*self.ours, *self.peers)}

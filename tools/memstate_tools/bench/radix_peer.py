@@ -133,7 +133,7 @@ class SglangCache:
         return int(hit.device_prefix_len)
 
     def insert(self, ids: Sequence[int]) -> float:
-        """Inserts the key that was matched last, with a state at its end, and evicts what is above the limits.
+        """Inserts the key that was matched last, with a state at its end, and evicts states and pages above the limits.
 
         Returns:
             Seconds of insert and eviction, without allocation.

@@ -27,7 +27,7 @@ BITS_A_BYTE, EDGES = 8, 2  # memory moves data at both edges of its clock
 
 
 def peak_bytes(device: torch.device) -> float | None:
-    """Returns the bytes a second that clock and bus of a GPU's memory allow; None if they are unknown."""
+    """Returns the bytes per second that clock and bus of a GPU's memory allow; None if they are unknown."""
     if device.type != "cuda":
         return None
     properties = torch.cuda.get_device_properties(device)
@@ -37,7 +37,7 @@ def peak_bytes(device: torch.device) -> float | None:
 
 
 def kernel_task(setting: Setting, kernel: str, model: Model, batch: int, case: str, graph: bool = False) -> Task:
-    """Returns the task of one kernel. It checks every operation, and torch's indexing if that does the same.
+    """Returns the task of one kernel. It checks every operation, and torch's indexing where that does the same work.
 
     Args:
         setting: The setting of the benchmark.
@@ -105,7 +105,7 @@ def fla_step(model: Model, batch: int, device: torch.device) -> Callable[[], obj
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """Yields every kernel for every batch, share and dtype whose states fit."""
+    """Yields a task for each kernel, batch, share and dtype whose states fit."""
     if not setting.toy and find_spec("fla") is None:
         print("fla is not installed: the gated delta step has no peer", file=sys.stderr)
     if not setting.toy and peak_bytes(setting.device) is None:

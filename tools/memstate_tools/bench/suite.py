@@ -59,7 +59,7 @@ def run(
         report: Called with the outcome so far, after each measurement.
         end: Time, by `time.monotonic`, after which no measurement begins. None: no limit.
         measure: Whether tasks are measured after their checks.
-        case: Text that the name of a measurement must have; if it is a whole case, only that case runs.
+        case: Text that the name of a measurement must contain. If it is the whole name of a case, only that case runs.
 
     Returns:
         The outcome.
@@ -85,7 +85,7 @@ def run(
             tasks = _chosen(course(setting), case) if case else course(setting)
             carry_out(tasks, outcome, progress, report, end, measure)
             if on_gpu:
-                torch.cuda.empty_cache()  # the next course asks the driver for free memory
+                torch.cuda.empty_cache()  # the next benchmark asks the driver for free memory
         if report:
             report(outcome)
         if not outcome.complete:
@@ -98,5 +98,5 @@ def run(
 def _chosen(tasks: Iterable[Task], case: str) -> list[Task]:
     """Returns the tasks that `case` chooses, see `run`."""
     chosen = [task for task in tasks if case in task.name]
-    # the case stands after the operation
+    # the name of a task is "operation, case"
     return [task for task in chosen if task.name.partition(", ")[2] == case] or chosen

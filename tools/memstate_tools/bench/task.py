@@ -28,9 +28,9 @@ class Measured:
     """A measured value. The last three attributes compare it with a peer of the same run.
 
     Attributes:
-        op: Operation.
-        case: Case of the operation.
-        value: The value.
+        op: Name of the operation.
+        case: Case in which it is measured, such as "R=64".
+        value: The measured value.
         unit: Unit of the value.
         peer: The peer, one of `PEERS`.
         peer_value: Value of the peer.
@@ -131,9 +131,9 @@ class Setting:
         Args:
             op: Operation of the figures.
             case: Case of the figures.
-            act: The call.
+            act: The call to time.
             before: Called before each run, not timed.
-            **beside: Peer and bytes, see `_timed`.
+            **beside: The arguments `peer`, `moved` and `zeros` of `_timed`.
         """
         device, host = self.clock.alone(act, before)
         timed = self._timed(op, case, device, lambda act: self.clock.alone(act).device, **beside)
@@ -156,8 +156,8 @@ class Setting:
         """Returns a device time compared with that of a peer's call, and a rate compared with that of a plain copy.
 
         Args:
-            op: Operation.
-            case: Case of the operation.
+            op: Name of the operation.
+            case: Case in which it is measured, such as "R=64".
             seconds: Device time of the operation.
             clock: Times the other calls.
             peer: (name, call) of the peer.
@@ -168,7 +168,7 @@ class Setting:
         if peer is not None:
             figures = [self.beside(figures[0], peer[0], lambda: clock(peer[1]) * 1e6)]
         if moved:
-            # bytes of the plain copy, enough to fill the device
+            # bytes of the plain copy: as many as the operation moves, up to MOST_COPIED
             size = max(1, min(moved if zeros else moved // 2, MOST_COPIED))
 
             def plain() -> float:
@@ -199,7 +199,7 @@ class BenchResult:
     """The figures, and what could not be measured.
 
     Attributes:
-        entries: The figures.
+        entries: The measured figures.
         wrong: Lines about tasks that were not measured because their check failed or they raised.
         too_slow: Lines about tasks that are right but too slow for the clock of the device.
         complete: Whether all tasks had their turn.
@@ -230,7 +230,7 @@ def carry_out(
     A task that raises counts as wrong, unless it is too slow to time.
 
     Args:
-        tasks: The tasks.
+        tasks: The tasks, in the order in which they run.
         outcome: Gets figures and lines.
         progress: Called with (done, None).
         report: Called with the outcome so far, after each task.
@@ -264,7 +264,7 @@ def carry_out(
 def take_turns(
     ours: Mapping[str, T], peers: dict[str, T], turns: int, act: Callable[[int, str, T], object], what: str
 ) -> None:
-    """Lets every side act in each turn. Each turn begins with another side, so that disturbances reach all sides.
+    """Lets every side act in each turn. Each turn begins with another side, so that no side is always disturbed.
 
     Args:
         ours: Our sides by name. Their errors are raised.
@@ -287,7 +287,7 @@ def take_turns(
 
 
 def peer_left(what: str, peer: str, error: Exception) -> None:
-    """Prints to stderr that a peer is not measured; the other sides are."""
+    """Prints to stderr that a peer failed and is not measured; the measurement of the other sides goes on."""
     print(f"{what}: peer {peer} {_raised(error)}", file=sys.stderr)
 
 

@@ -18,7 +18,7 @@ from memstate.tiers.stores.mooncake import Mooncake, MooncakeStore
 from memstate.tiers.stores.mooncake_client import INSTALL, LIBRARIES
 
 HOST = "127.0.0.1"
-PATIENCE_S = 30.0  # seconds; a start usually takes one
+PATIENCE_S = 30.0  # most seconds of a start, which usually takes one second
 HOLD = "import sys; from memstate_tools.bench.tiers_mooncake import hold; hold(sys.argv[1], int(sys.argv[2]))"
 
 
@@ -62,7 +62,7 @@ def hold(address: str, segment_bytes: int) -> None:
 
 def _start_master(processes: ExitStack) -> str:
     with socket.socket() as first, socket.socket() as second:
-        for one in (first, second):  # both are bound at a time, so that they get different ports
+        for one in (first, second):  # both are bound at the same time, so that they get different ports
             one.bind((HOST, 0))
         port, metrics = (one.getsockname()[1] for one in (first, second))
     flags = {"rpc_address": HOST, "rpc_port": port, "rpc_thread_num": 2, "metrics_host": HOST, "metrics_port": metrics}

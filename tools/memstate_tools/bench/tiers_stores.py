@@ -52,8 +52,8 @@ class _Batch:
 
     Args:
         setting: The setting of the benchmark.
-        store: The store.
-        memory: Memory to write from and to read into, uint8 `way byte`.
+        store: The store to measure.
+        memory: Two blocks of memory, one to write from and one to read into: uint8 `2 byte`.
         records: Number of records.
         nbytes: Bytes of a record.
     """
@@ -113,7 +113,7 @@ def _batches(setting: Setting, name: str, store: Kept, memory: Tensor, folder: P
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """Yields puts and gets of files, and of Mooncake on loopback if it can run."""
+    """Yields the tasks of puts and gets of files, and of Mooncake on loopback if it can run."""
     most = max(records * nbytes for records, nbytes in cases(setting))
     memory = torch.empty(2, most, dtype=torch.uint8, device="cpu").random_(0, 256)
     with tempfile.TemporaryDirectory(prefix="memstate-bench-") as folder:

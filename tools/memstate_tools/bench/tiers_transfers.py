@@ -70,7 +70,7 @@ class _Ways:
         return torch.cat(parts, 1)
 
     def check(self) -> str:
-        """Returns what is wrong: records unlike the states, or states that come back changed; empty if nothing is."""
+        """Returns what is wrong: records that differ from states, or states that came back changed; else empty."""
         for arena in self.planes.arenas:
             arena.random_(0, 256)
         self.planes.scrub_null()
@@ -104,7 +104,7 @@ class _Ways:
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """Yields transfers of batches of states out of slots and into them."""
+    """Yields the tasks that transfer batches of states out of slots and into them."""
     for records, nbytes in cases(setting):
         ways = _Ways(setting, records, nbytes)
         yield Task(f"transfers, {ways.case}", ways.check, ways.measure)

@@ -23,12 +23,12 @@ def cases(setting: Setting) -> tuple[tuple[int, int], ...]:
 
 
 def sized(records: int, nbytes: int) -> str:
-    """Returns the name of a batch."""
+    """Returns the name of a batch: how many records, of how many bytes each."""
     return f"{records} x {nbytes // MIB} MiB" if nbytes >= MIB else f"{records} x {nbytes // KIB} KiB"
 
 
 class TurnSide(NamedTuple):
-    """A timed call and its undoing.
+    """A timed call, and the call that undoes it.
 
     Attributes:
         act: The call. It returns when all its bytes have arrived.
@@ -42,14 +42,14 @@ class TurnSide(NamedTuple):
 def rates(
     setting: Setting, op: str, case: str, nbytes: int, ours: TurnSide, peers: Mapping[str, TurnSide]
 ) -> list[Measured]:  # fmt: skip
-    """Measures bytes a second of several sides. In each round, every side makes one call.
+    """Measures bytes per second of several sides. In each round, every side makes one call.
 
     Args:
         setting: The setting of the benchmark.
         op: Operation of the figures.
         case: Case of the figures.
         nbytes: Bytes that a call of any side moves.
-        ours: Side of memstate.
+        ours: The timed call of memstate, and its undo.
         peers: Sides of the peers, by name.
 
     Returns:

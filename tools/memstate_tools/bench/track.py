@@ -31,7 +31,7 @@ STEPS = 5  # steps that are compared with the reference: they fill empty lanes a
 
 
 class _TrackedRows:
-    """A manager with `size` rows in one batch. Plans are launched past its mirror, which does not follow."""
+    """A manager with `size` rows in one batch. Plans are launched directly, so the host does not count them."""
 
     def __init__(self, backend: Backend, tracking: Tracking, size: int, drafts: bool) -> None:
         self.mem = StateManager(
@@ -95,6 +95,6 @@ def _task(setting: Setting, name: str, size: int, drafts: bool) -> Task:
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """Yields plain steps and steps with drafts of every strategy, for 1, 64 and 256 rows."""
+    """Yields the tasks of plain steps and of steps with drafts, for every strategy and 1, 64 and 256 rows."""
     for size, name, drafts in product(setting.sizes(SIZES, TOY_SIZES), STRATEGIES, (False, True)):
         yield _task(setting, name, size, drafts)

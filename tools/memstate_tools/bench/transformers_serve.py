@@ -25,7 +25,7 @@ PROMPT, NEW, TOY_NEW, SHORTEST, LONGEST = 32, 32, 4, 4, 120  # tokens
 ROWS, TOY_ROWS = (1, 8, 32), (2,)
 STEPS, TOY_STEPS, BATCHES, TOY_BATCHES = 61, 3, 7, 2
 WARM_UPS: Final = 2
-CHUNK: Final = 4096  # large enough for all prompts, so that serve reads them at once as generate does
+CHUNK: Final = 4096  # large enough for all prompts, so that `serve` reads them at once, as `generate` does
 SETTINGS: Final[dict[str, Any]] = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.15, "head_dim": 8,
@@ -152,7 +152,7 @@ class ServedSides:
         return "" if self.serve() == self.generate() else "serve and generate choose other tokens"
 
     def own(self, mode: Callable[[], Any]) -> Act:
-        """Reads the prompts with the model's own cache. Returns a call that runs the next token of each row."""
+        """Reads the prompts with the model's own cache. Returns a call that computes the next token of each row."""
         from memstate.integrations.transformers.own import cache_argument, own_cache
 
         argument, kept, token = cache_argument(self.model), own_cache(self.model), self.ids[:, :1]
@@ -191,7 +191,7 @@ def _task(
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """Yields decode steps of running batches, then whole batches of equal and of mixed lengths."""
+    """Yields the tasks of decode steps, then those of whole batches of equal and of mixed lengths."""
     try:
         import memstate.integrations.transformers  # noqa: F401
     except ImportError as error:

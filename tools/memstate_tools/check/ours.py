@@ -1,4 +1,4 @@
-"""Makes memstate's own slots, groups and requests a pool that `memstate check` can check."""
+"""Offers memstate's own slots, groups and requests as a pool that `memstate check` can check."""
 
 from typing import Any
 
@@ -34,13 +34,13 @@ class Manager:
         return Manager(slots)
 
     def claim(self, n: int) -> Any:
-        """See `Slots`. A claim of one slot takes it from the newest group, if that has one left."""
+        """See `SlotPool`. A claim of one slot takes it from the newest group, if that has one left."""
         if n == 1 and self._groups and self._groups[-1].left:
             return self._groups[-1].claim(1)
         return self._mem.pool.claim(n, zero=False)
 
     def release(self, ids: list[int]) -> None:
-        """See `Slots`. A published slot is held by a handle, which is dropped."""
+        """See `SlotPool`. If the slot was published, its handle is dropped."""
         rest = []
         for slot in ids:
             if handle := self._published.pop(slot, None):
@@ -50,7 +50,7 @@ class Manager:
         self._mem.pool.release(rest)
 
     def free(self) -> int:
-        """See `Slots`."""
+        """See `SlotPool`."""
         self._allocator.follow()
         return self._mem.free_slots + sum(group.left for group in self._groups)
 
@@ -69,7 +69,7 @@ class Manager:
             self._groups.pop().close()
 
     def admit(self, key: str) -> int:
-        """See `Rows`."""
+        """See `RowPool`."""
         (row,) = self._mem.admit([ms.Request(key)])
         self._handles[row.index] = row
         return row.index
@@ -84,11 +84,11 @@ class Manager:
         ]
 
     def slots_of(self, row: int) -> list[int]:
-        """See `Rows`."""
+        """See `RowPool`."""
         return [slot for slot, _, _ in self._registers(row)]
 
     def end(self, row: int) -> None:
-        """See `Rows`."""
+        """See `RowPool`."""
         self._mem.end([self._handles[row]])
 
     def generation(self, row: int) -> int:

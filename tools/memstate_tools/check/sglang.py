@@ -1,4 +1,4 @@
-"""Makes SGLang's slots and rows a pool that can be checked: with the classes of SGLang 0.5.23, or with memstate's."""
+"""Offers SGLang's slots and rows as a pool to check: with the classes of SGLang 0.5.23, or with memstate's."""
 
 from importlib import import_module
 from types import SimpleNamespace
@@ -48,15 +48,15 @@ class SglangPool:
         return SglangPool(self._module, slots)
 
     def claim(self, n: int) -> Any:
-        """See `Slots`."""
+        """See `SlotPool`."""
         return self._slots.alloc(n)
 
     def release(self, ids: list[int]) -> None:
-        """See `Slots`."""
+        """See `SlotPool`."""
         self._slots.free(torch.tensor(ids, dtype=torch.int64, device="cpu"))
 
     def free(self) -> int:
-        """See `Slots`. This is the count that a scheduler plans with."""
+        """See `SlotPool`. This is the count that a scheduler plans with."""
         return int(self._slots.schedulable_available_size())
 
     def clear(self) -> None:
@@ -73,7 +73,7 @@ class SglangPool:
         self._slots.alloc_group_end()
 
     def admit(self, key: str) -> int | None:
-        """See `Rows`."""
+        """See `RowPool`."""
         req = SimpleNamespace(rid=key, kv=self._sgl.ReqKvInfo())
         if (rows := self._pool.alloc([req])) is None:
             return None
@@ -81,12 +81,12 @@ class SglangPool:
         return int(rows[0])
 
     def slots_of(self, row: int) -> list[int]:
-        """See `Rows`."""
+        """See `RowPool`."""
         kv = self._reqs[row].kv
         return [int(kv.mamba_pool_idx), *(slot for slot in kv.mamba_ping_pong_track_buffer.tolist() if slot != -1)]
 
     def end(self, row: int) -> None:
-        """See `Rows`."""
+        """See `RowPool`."""
         req = self._reqs[row]
         self._pool.free_mamba_cache(req)
         self._pool.free(req)

@@ -1,4 +1,4 @@
-"""Makes vLLM's blocks of states a pool that can be checked: `BlockPool` by id, `KVCacheManager` for requests."""
+"""Offers vLLM's blocks of states as a pool to check: `BlockPool` by id, `KVCacheManager` for requests."""
 
 import os
 from typing import Any
@@ -38,21 +38,21 @@ class VllmPool:
         return VllmPool(slots)
 
     def claim(self, n: int) -> list[int]:
-        """See `Slots`."""
+        """See `SlotPool`."""
         return [block.block_id for block in self._blocks.get_new_blocks(n)]
 
     def release(self, ids: list[int]) -> None:
-        """See `Slots`. vLLM takes blocks, not ids, so an id without a block is refused here."""
+        """See `SlotPool`. vLLM takes blocks, not ids, so an id without a block is refused here."""
         if wrong := [slot for slot in ids if not 0 <= slot <= self.capacity]:
             raise IndexError(f"no blocks {wrong}")
         self._blocks.free_blocks([self._blocks.blocks[slot] for slot in ids])
 
     def free(self) -> int:
-        """See `Slots`."""
+        """See `SlotPool`."""
         return int(self._blocks.get_num_free_blocks())
 
     def admit(self, key: str) -> int | None:
-        """See `Rows`."""
+        """See `RowPool`."""
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request
 
@@ -63,9 +63,9 @@ class VllmPool:
         return len(self._requests) - 1
 
     def slots_of(self, row: int) -> list[int]:
-        """See `Rows`."""
+        """See `RowPool`."""
         return [*self._manager.get_block_ids(self._requests[row].request_id)[0]]
 
     def end(self, row: int) -> None:
-        """See `Rows`."""
+        """See `RowPool`."""
         self._manager.free(self._requests[row])

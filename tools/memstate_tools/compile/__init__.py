@@ -78,7 +78,7 @@ def compile_elsewhere(
         progress: Called with (done, total) after each report.
         triton: A folder with the Triton to use, as `pip install --target` makes it. Default: the installed one.
         every_shape: See `compile_all`.
-        only: Text that the names of the compiled kernels have.
+        only: Compile only kernels whose names contain this text.
 
     Raises:
         CompileFailed: A kernel does not compile, or the process failed.

@@ -7,7 +7,8 @@ the place where it is used. An address derives from
     a value loaded      an entry of an address table   Origin("tiles_ptr", loaded=True)
 
 The origin of a value that passes through shared or private memory is lost. An access without a known origin is
-reported too, and counts as one of plane bytes. For NVIDIA most accesses are inline assembly, which is the final text.
+reported, too, and counts as an access of plane bytes. For NVIDIA most accesses are inline assembly, which is the final
+text.
 """
 
 import re
@@ -123,7 +124,7 @@ def _reads(line: str, right: str) -> list[str]:
 
 
 def _follow(made: Sequence[tuple[str, list[str], bool]], known: dict[str, Origins]) -> None:
-    """Adds the origins of all values to `known`. Passes are repeated until nothing is new, because loops lead back."""
+    """Adds the origins of all values to `known`. Repeats until nothing is new: a loop may use a later value."""
     news = True
     while news:
         news = False

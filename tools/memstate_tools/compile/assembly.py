@@ -63,9 +63,9 @@ def barriers(text: str, folders: Sequence[Path]) -> tuple[int, int]:
     """Counts the barriers in PTX or AMD GPU assembly.
 
     Args:
-        text: The assembly.
-        folders: Folders with the source. Files are found by name, because the text may have the paths of another
-            checkout that left it in Triton's cache.
+        text: Assembly of one kernel.
+        folders: Folders with the source. Files are found by name: a text from Triton's cache may have the paths of
+            another checkout, which compiled it.
 
     Returns:
         The number of all barriers, and of those at a `debug_barrier` of the source.

@@ -43,11 +43,11 @@ class KernelReport:
             AMD.
         instructions: Instructions that one warp of a decode kernel issues for one token; None for other kernels, for
             launches that store marks or have a tail, and for AMD.
-        bytes_in_flight: Most bytes that this warp waits for at a time; None as for `instructions`.
+        bytes_in_flight: Most bytes that this warp waits for at a time; None where `instructions` is None.
         instructions_folded: Instructions that one warp of a decode kernel with a tail issues for each kept token that
             it adds to the state; None for other launches and AMD.
-        instructions_verified: Instructions that this warp issues for each token of the step; None as for
-            `instructions_folded`.
+        instructions_verified: Instructions that this warp issues for each token of the step; None where
+            `instructions_folded` is None.
     """
 
     kernel: str
@@ -94,7 +94,7 @@ def known_targets(targets: Sequence[str]) -> list[str]:
 def _compiles(case: CompileCase, target: str) -> bool:
     try:
         compile_case(case, target)
-    except Exception:  # Triton lets all errors of its passes through
+    except Exception:  # a pass of Triton can raise any error
         return False
     return True
 
@@ -107,7 +107,7 @@ def build(case: CompileCase, target: str) -> KernelReport:
     """
     try:
         return inspect(case, target, compile_case(case, target))
-    except Exception as error:  # Triton lets all errors of its passes through
+    except Exception as error:  # a pass of Triton can raise any error
         reason = next(
             (line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__
         )

@@ -1,7 +1,7 @@
 """Counts the loads of global memory that wait for each other in a compiled kernel, in the PTX of Triton.
 
 A small kernel takes as long as its longest chain of such loads. A load waits for its address, its mask and the branches
-before it. An atomic that a load waits for counts too, because it takes as long.
+before it. If a load waits for an atomic, the atomic counts as a load, because it takes as long.
 """
 
 import re
@@ -19,8 +19,8 @@ Blocks = dict[str, list[re.Match[str]]]  # label -> instructions of the block
 def dependent_loads(ptx: str) -> int:
     """Counts the loads of global memory in the longest chain in which each waits for the previous one.
 
-    Blocks are followed once, from the entry on, so one pass of a loop counts. A value that is read from shared memory
-    is as late as the latest value that was stored there.
+    Blocks are followed once, from the entry on, so one pass of a loop counts. A value read from shared memory counts
+    the longest chain of any value that was stored there.
 
     Args:
         ptx: Assembly of one kernel for NVIDIA.

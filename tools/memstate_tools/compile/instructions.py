@@ -2,7 +2,8 @@
 
 A program has more instructions than one token needs: padding, and copies of a loop that the assembler unrolled. So the
 module takes the shortest path from the entry to the exit through the longest block, which is the arithmetic of a token.
-A step with a tail has two loops, over kept tokens and over its own tokens: for each, it takes the shortest path around.
+A step with a tail has two loops, over kept tokens and over its own tokens: of each loop, the module takes the shortest
+round.
 """
 
 import heapq
@@ -41,7 +42,7 @@ def disassemble(cubin: bytes) -> str:
 
 
 def of_a_token(assembly: str) -> list[Instruction]:
-    """Returns the instructions on the shortest path through a program that passes its longest block.
+    """Returns the instructions on the shortest of all paths through a program that pass its longest block.
 
     Raises:
         ValueError: There is no such path.
@@ -99,7 +100,7 @@ def bytes_in_flight(instructions: Sequence[Instruction]) -> int:
 
 
 def _registers(operands: str) -> set[int]:
-    """Returns the numbers of the registers in operands. A pair has two."""
+    """Returns the numbers of the registers in operands: two for a register pair."""
     registers = REGISTER.findall(operands)
     return {int(number) for number, _ in registers} | {int(number) + 1 for number, pair in registers if pair}
 

@@ -19,7 +19,7 @@ NAP_S = 0.0005  # seconds of sleep if nothing can run before storage answers
 class DemoQueue:
     """The queue in front of a manager, and the sessions of the first conversations.
 
-    If slots, pages or rows run out, cached states make way by themselves, or the request waits. A session is opened
+    If slots, pages or rows run out, memstate evicts cached states by itself, or the request waits. A session is opened
     with the first turn of its conversation and closed after the last.
     """
 
@@ -74,7 +74,7 @@ class DemoQueue:
         return []
 
     def give_way(self) -> bool:
-        """Clears the cache, even of the state that the first request would start from. Called if no request can go on.
+        """Clears the cache, with the state that the first request would start from too. Called if no request can go on.
 
         Returns:
             Whether slots or pages became free, so that another try makes sense.
@@ -108,7 +108,7 @@ class DemoQueue:
             self.mem.sessions.close(session)
 
     def _fetched(self, waiting: list[Work]) -> list[Work]:
-        """Begins a prefetch for each request. Returns the first requests, up to one whose prefetch is not over."""
+        """Begins a prefetch for each request. Returns the requests before the first one whose prefetch is not over."""
         if self._tiers is None:
             return waiting
         for work in waiting:
@@ -120,7 +120,7 @@ class DemoQueue:
         return waiting[:ready]
 
     def _refuse(self, work: Work, short_of: str) -> None:
-        """Counts a request that has to wait, once for each kind of thing that it waits for."""
+        """Counts a request that has to wait: once for each resource (slots, pages, rows) that it waits for."""
         if short_of not in work.waited_for:
             work.waited_for.add(short_of)
             self.meter.refused[short_of] += 1

@@ -14,7 +14,7 @@ from memstate_tools.demo.model import VOCABULARY
 
 # each of these ends an answer, so the scheduler does not know the end before it has the step's result
 STOP_BYTES = frozenset(range(8))
-LONGEST = 20  # tokens; then up to one page more
+LONGEST = 20  # most tokens of an answer, before `rule_for` adds tokens to fill a page
 SHORTEST = 10
 BROKEN_OFF = 0.15  # share of the requests that are aborted
 
@@ -39,15 +39,15 @@ class AnswerRule:
         return 0 if self.abort_prompt else self.abort_after or self.limit
 
     def ends(self, generated: int, token: int) -> bool:
-        """Returns whether the answer is complete with its token number `generated`."""
+        """Returns whether `token`, which is token number `generated` of the answer, completes it."""
         return token in STOP_BYTES or generated >= self.limit
 
 
 def rule_for(seed: int, conversation: int, turn: int, prompt: int, page_size: int) -> AnswerRule:
     """Returns the rule of one request whose prompt has `prompt` tokens.
 
-    The limit is chosen so that the tokens in the state at the end fill a page. So even a run without tracking may
-    publish that state.
+    The limit is such that the tokens of the last state fill whole pages. So even a run without tracking may publish
+    this state.
     """
     chance = random.Random(f"answer {seed} {conversation} {turn}")
     limit = chance.randint(SHORTEST, LONGEST)

@@ -22,8 +22,8 @@ class PlanePlace:
     """The place of a plane of one layer in memory, in bytes.
 
     Args:
-        plane: The plane.
-        highest: The highest index.
+        plane: Shape and dtype of the plane.
+        highest: The highest index of a slot or page.
         offset: Offset of index 0.
         stride: Distance from one index to the next.
     """
@@ -100,5 +100,5 @@ def _room(plane: Plane) -> int:
 
 
 def _pattern(count: int) -> Tensor:
-    """Returns bytes that are not zero and mostly differ from each other one byte, one gap or one stride away."""
+    """Returns bytes that are not zero. Most differ from the bytes that lie one byte, one gap or one stride further."""
     return (torch.arange(count, device="cpu") * 167 % 255 + 1).to(torch.uint8)

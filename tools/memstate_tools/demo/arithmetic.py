@@ -74,9 +74,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor
     """Computes softmax attention, with `decaying_exp` for exp.
 
     Args:
-        query: `batch head token dim`.
-        key: `batch head position dim`.
-        value: `batch head position dim`.
+        query: Queries, `batch head token dim`.
+        key: Keys, `batch head position dim`.
+        value: Values, `batch head position dim`.
         visible: `batch 1 token position`; keys and values that are not visible may hold any numbers.
 
     Returns:

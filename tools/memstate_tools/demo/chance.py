@@ -9,10 +9,10 @@ RETRACTED = 0.005  # probability per running request and step
 RETRACTED_AT_PAGE_END = 0.02  # probability at a page end, where a state can be kept even without tracking
 CANCELLED = 0.006  # probability per step
 ABORTED_AT_ONCE = 0.3  # share of the requests aborted within their prompt that are aborted before any step
-RETRACTIONS_EACH = 2  # random retractions of a request at most, so that a long prompt ends
+RETRACTIONS_EACH = 2  # most random retractions of one request: so a long prompt comes to its end
 MEDDLED = 0.2  # probability per step of calls between plan and forward
 BETWEEN = ("retract", "retract", "admit", "publish", "submit", "read_slots", "audit", "poll")
-TOLD = 0.3  # probability per step
+TOLD = 0.3  # probability per step that the manager is told of the launched forward
 
 
 class Chance:

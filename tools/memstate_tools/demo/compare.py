@@ -52,7 +52,7 @@ def compare(
     """Runs every conversation alone without a cache, and compares it with the cached run.
 
     Args:
-        conversations: The conversations.
+        conversations: All conversations of the run.
         cached: Conversation -> its transcript in the cached run.
         sightings: States that the cached run held. The uncached run keeps its states at the same lengths.
         uncached: Runs conversations alone.

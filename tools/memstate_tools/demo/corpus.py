@@ -67,7 +67,7 @@ def from_docstrings(requests: int, seed: int) -> list[ChatScript]:
 
 
 def from_file(path: Path) -> list[ChatScript]:
-    """Reads one JSON object a line: {"system": "text", "turns": ["text", ...]}; "system" may be left out.
+    """Reads one JSON object per line: {"system": "text", "turns": ["text", ...]}; "system" may be left out.
 
     Raises:
         InvalidArgument: The file cannot be read, or a line is no conversation. The message names file and line.

@@ -1,7 +1,7 @@
 """Three kinds of decode engines, which differ in who allocates memory and in what the kernels know of slots.
 
 own        memstate allocates; the kernels read one slot and write another and a snapshot
-in-place   memstate allocates; the kernels know one slot a row, and memstate copies around them
+in-place   memstate allocates; the kernels know one slot per row, and memstate copies states before and after them
 arena      the engine allocates one block of memory for states and KV pages; the kernels are those of `own`
 """
 

@@ -7,7 +7,7 @@ from memstate_tools.demo.transcript import Transcript
 from memstate_tools.demo.trees import DraftTree
 from memstate_tools.demo.work import Work
 
-RIGHT = 0.7  # probability that a guess is right if all earlier ones are; also that a second guess is right
+RIGHT = 0.7  # probability that a guess is right, if all guesses before it are; the same for a second guess
 
 
 class Guesser:
@@ -22,7 +22,7 @@ class Guesser:
         self._chance, self._known = random.Random(f"guess {seed}"), known
 
     def guess(self, work: Work, at: int, most: int, tree: DraftTree) -> list[list[int]]:
-        """Returns up to `most` guesses of the tokens after the first `at`; with a fork, also second guesses."""
+        """Returns up to `most` guesses of the tokens from place `at` on; if the tree forks, also second guesses."""
         right = self._known[work.conversation.number].tokens[at : at + max(0, most)]
         sides = [[self._instead(token, None) for token in right]]
         if tree.branches:

@@ -15,7 +15,7 @@ COPY = "copy_slots"
 
 @dataclass
 class DeviceCounts:
-    """Calls of the device in a part of the loop.
+    """Launches, copies and waits of the device in a part of the loop.
 
     Launches in a replayed CUDA graph are not counted: the host launched them once, when the graph was captured.
 
@@ -23,7 +23,7 @@ class DeviceCounts:
         step: Launches of steps (plan, settle).
         copies: Copies before and after a forward.
         ownership: Launches of ownership changes that the scheduler had recorded.
-        syncs: Synchronisations.
+        syncs: Waits of the host for the device.
     """
 
     step: int = 0
@@ -54,7 +54,7 @@ class Gauge:
 
     @contextmanager
     def adding_to(self, asked: DeviceCounts) -> Iterator[None]:
-        """Adds the calls of a block to `asked`."""
+        """Adds the calls that the `with` block makes to `asked`."""
         before = self._now()
         yield
         now = self._now()
@@ -74,11 +74,11 @@ class Meter:
         session_hit_tokens: Tokens among these that a session had kept.
         resumed: Admissions that started from a state.
         read_cached: Admissions from a state that stays cached.
-        refused: Requests that had to wait, by what ran out; and refused extensions.
+        refused: Requests that had to wait, by what ran out; and running requests that were refused more pages.
         gave_way: Times that the cache was given up because no request could go on.
         ended: Ends of requests, by reason. Retracted and cancelled requests come back and count again.
         session_turns: Ends of turns of sessions, by reason, with more detail for aborts.
-        prompts_read: Admissions of which a forward has read a part of the prompt.
+        prompts_read: Admissions after which a forward has read a part of the prompt.
         prompt_chunks: Parts of prompts that forwards have read. A prompt here has all tokens known at the admission.
         guessed: Guessed tokens.
         right: Guessed tokens that were accepted.

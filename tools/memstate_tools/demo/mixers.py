@@ -1,7 +1,7 @@
 """The recurrent layers of the demo's model: projections around two kernels, whose states live in slots.
 
-    gdn      q k v   conv   gated delta rule with one decay a head; all heads share q and k
-    kda      q k v   conv   gated delta rule with one decay a key channel
+    gdn      q k v   conv   gated delta rule with one decay per head; all heads share q and k
+    kda      q k v   conv   gated delta rule with one decay per key channel
     mamba2   x B C   conv   selective state update; a slot holds the conv window as `channel tap-1`
 
 The layers read, write and snapshot the slots that they are given.
@@ -39,7 +39,7 @@ class Mixer(ABC):
     @staticmethod
     @abstractmethod
     def widths(size: ModelSize) -> tuple[int, int]:
-        """Returns the number of conv channels, which are all inputs, and of rates that control how a state changes."""
+        """Returns two numbers: channels, which the conv reads, and rates, which control how a state changes."""
 
     @classmethod
     def shapes(cls, size: ModelSize) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -61,7 +61,7 @@ class Mixer(ABC):
         self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor, marks: StepMarks | None,
         tail: Any, cursor: Cursor | None, parents: Tensor | None,
     ) -> None:  # fmt: skip
-        """Runs the recurrence over the output of the conv. Fills out `batch token head value` and changes ssm."""
+        """Runs the recurrence over `mixed`, the output of the conv. Fills out `batch token head value`, changes ssm."""
 
     def __call__(
         self, x: Tensor, where: Where, conv: Tensor, ssm: Tensor, marks: StepMarks | None = None,
@@ -87,7 +87,7 @@ class Mixer(ABC):
 
 
 class KimiDelta(Mixer):
-    """The gated delta rule with one decay a key channel: `memstate.kernels.gated_delta`."""
+    """The gated delta rule with one decay per key channel: `memstate.kernels.gated_delta`."""
 
     @staticmethod
     def widths(size: ModelSize) -> tuple[int, int]:
@@ -108,7 +108,7 @@ class KimiDelta(Mixer):
     ) -> None:  # fmt: skip
         """See `Mixer`."""
         s = self.size
-        # channels of v, number of learning rates; q and k share the other channels
+        # channels of v, and number of learning rates; the channels that v leaves are those of q and k
         values, learning = s.heads * s.value, s.heads
         keys, forgetting = (mixed.shape[-1] - values) // 2, rates.shape[-1] - learning
         q, k, v = mixed.split((keys, keys, values), -1)
@@ -122,7 +122,7 @@ class KimiDelta(Mixer):
 
 
 class GatedDelta(KimiDelta):
-    """The gated delta rule with one decay a head, and with q and k that all heads share."""
+    """The gated delta rule with one decay per head, and with q and k that all heads share."""
 
     @staticmethod
     def widths(size: ModelSize) -> tuple[int, int]:
@@ -131,13 +131,13 @@ class GatedDelta(KimiDelta):
 
 
 class Mamba2(Mixer):
-    """Mamba-2: the formula of `memstate.kernels.selective`, one step, decay and skip a head; heads share B and C."""
+    """Mamba-2: the formula of `memstate.kernels.selective`, with step, decay and skip per head; heads share B and C."""
 
     def __init__(self, size: ModelSize, weights: Weights, backend: Backend) -> None:
         super().__init__(size, weights, backend)
         self.decay = -(0.1 + weights.draw(size.heads, scale=0.2).abs())
         self.skip = weights.draw(size.heads, scale=1.0)
-        self.rate_bias = weights.draw(size.heads, scale=0.5) - 2.0  # input of a softplus: steps are around an eighth
+        self.rate_bias = weights.draw(size.heads, scale=0.5) - 2.0  # softplus of it gives steps of about 1/8
 
     @staticmethod
     def widths(size: ModelSize) -> tuple[int, int]:

@@ -30,7 +30,7 @@ class StepPlaces(NamedTuple):
         tokens: Tokens of each row in this step.
         read: Slots to read states from.
         write: Slots to write states to.
-        snapshot: Slots of snapshots.
+        snapshot: Slots to write snapshots to.
         marks: Lengths inside the step at which states are stored too.
         cursor: How far the tails of rows are folded.
         accepted: Written by the sampler: how many tokens of each row are real.
@@ -52,9 +52,9 @@ class DemoMemory(NamedTuple):
     Attributes:
         conv: Plane `layer slot ...`, or `slot ...` of each layer.
         ssm: Plane `layer slot ...`, or `slot ...` of each layer.
-        key: `page token head dim`.
-        value: `page token head dim`.
-        page_table: `row page`.
+        key: Keys, `page token head dim`.
+        value: Values, `page token head dim`.
+        page_table: Pages of each row, `row page`.
         tails: Tails of each recurrent layer; empty if rows have no tails.
     """
 
@@ -70,7 +70,7 @@ class HybridModel:
     """A model with fixed random weights from a seed. `forward` runs all of it.
 
     Args:
-        size: Sizes.
+        size: Numbers of layers, heads and channels.
         seed: Seed of the weights.
         backend: Runs the kernels of the recurrent layers. It counts its own launches.
         mixer: Kind of the recurrent layers.
@@ -95,16 +95,17 @@ class HybridModel:
         self.head = weights.matrix(s.width, VOCABULARY, gain=1.5)
 
     def forward(self, tokens: Tensor, start: Tensor, tree: StepTree, slots: StepPlaces, memory: DemoMemory) -> Tensor:
-        """Returns logits `batch node vocabulary` after the nodes of each row; arbitrary logits for nodes that it lacks.
+        """Returns logits `batch node vocabulary` after the nodes of each row; any numbers for nodes that a row lacks.
 
-        It changes planes at `write` and `snapshot`, and the row's pages at start .. start + tokens. It can be captured.
+        It changes planes at `write` and `snapshot`, and the row's pages at start .. start + tokens. A CUDA graph can
+        capture it.
 
         Args:
-            tokens: int64 `batch token`.
+            tokens: Input tokens, int64 `batch token`.
             start: Tokens already folded into the row's state, int64 `batch`.
             tree: The token that each token follows.
             slots: Slots of states, rows of pages.
-            memory: The memory.
+            memory: The memory to read and to change.
 
         Syncs: no.
         """
@@ -122,7 +123,7 @@ class HybridModel:
         return linear(rms_norm(x), self.head)
 
     def keep_path(self, start: Tensor, nodes: Tensor, slots: StepPlaces, memory: DemoMemory) -> None:
-        """Moves keys and values of the accepted nodes of trees together. `mem.device.keep_path` does the same to tails.
+        """Closes the gaps between keys and values of accepted nodes of a tree, as `mem.device.keep_path` does in tails.
 
         Syncs: no.
         """

@@ -42,7 +42,7 @@ class DemoReport:
     """The results of a run.
 
     Attributes:
-        config: The settings.
+        config: The settings of the run.
         backend: The backend in use.
         requests: Number of turns of all conversations.
         conversations: Number of conversations.

@@ -56,7 +56,7 @@ def _run(given: DemoConfig, store: Store | None, report: Progress) -> DemoReport
     conversations = _conversations(given)
     requests = sum(len(conversation.turns) for conversation in conversations)
     longest = max(longest_context(conversation, given.page_size) for conversation in conversations)
-    # every prefill step is padded to a chunk, so none is longer than needed
+    # every prefill step is padded to a whole chunk: a chunk is not longer than the longest text
     config = replace(given, chunk=min(given.chunk, longest))
     # rejected nodes of two steps, which need pages for a moment
     rejected = 2 * (len(config.tree) - 1 - config.tree.depth)

@@ -13,7 +13,7 @@ class Target(NamedTuple):
     """A state that a request is about to start from.
 
     Attributes:
-        work: The request.
+        work: The request that is about to start from it.
         register: Register of the state.
         length: Tokens of the state.
         cached: Whether the state is in the prefix cache; otherwise a session keeps it.
@@ -26,15 +26,15 @@ class Target(NamedTuple):
 
 
 class Sabotage:
-    """Replaces a state at the first hit of a request that is to generate something.
+    """Replaces the state of the first hit whose request is going to generate tokens.
 
-    If that request ends before it generates a token, the next hit is used. States in the prefix cache come before those
-    that a session kept.
+    If this request ends before it generates a token, the next hit is used. States in the prefix cache are chosen before
+    states that a session kept.
 
     Args:
         kind: "swap" exchanges the bytes of the state and of another kept state. "stale" replaces the bytes by those of
             the state one token earlier.
-        mem: The manager.
+        mem: The manager whose states are replaced.
         state_after: Returns the bytes of the state after some tokens, from the uncached run.
     """
 

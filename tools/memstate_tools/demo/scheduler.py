@@ -37,7 +37,7 @@ class Scheduler:
         stepper: Runs the forward on the engine's memory.
         admission: Decides which request gets a row.
         chance: Decides which disturbances happen.
-        meter: Counts.
+        meter: Counts what the run does.
         witness: Reads states back, for the comparison.
         progress: Called with the number of requests done.
         guesser: Guesses tokens, with `speculate`.
@@ -164,7 +164,7 @@ class Scheduler:
     def _with_pages(self) -> list[Going]:
         """Returns the next tokens of each request that goes on, after giving it KV pages for them.
 
-        If pages run out, cached states make way first, then the youngest request.
+        If pages run out, the cache gives up its pages first; then the youngest request is retracted.
         """
         while True:
             going = [self._next(work) for work in self.running if not work.sure_to_end]
@@ -186,7 +186,7 @@ class Scheduler:
             return Going(work, n, 0, [], 0)
         tree, before = self.config.tree, self._flight.entries if self._flight else []
         flying = sum(entry.drafts for entry in before if entry.current and entry.work is work)
-        gained = tree.depths[flying]  # tokens at most
+        gained = tree.depths[flying]  # most tokens that the previous step can add
         depth = min(len(tree) - n, work.rule.limit - len(work.answer) - 1 - coming - gained)
         candidates = self.guesser.guess(work, work.folded + n, max(0, depth) + gained, tree)
         return Going(work, n, tree.fit(len(tree) - n, min(depth, len(candidates[0]) - gained)), candidates, flying)

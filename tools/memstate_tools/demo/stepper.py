@@ -24,7 +24,7 @@ class Inputs:
 
     Attributes:
         tokens: Byte values, `batch side token+slack`, from `start` on: the step may begin up to `slack` tokens later.
-            Known tokens are at side 0.
+            Side 0 has the known tokens and first guesses, other sides the further guesses for the same positions.
         start: Tokens folded before, as far as the host knows, `batch`.
         fed: Whether the first token is the one sampled for this row a step ago, `batch`.
         drafts: Number of guesses at the end of each row's tokens, `batch`.
@@ -70,7 +70,7 @@ class Stepper:
     part of the graph, so they must be the same tensors every time. Warm-up runs on null rows and changes no state.
 
     Args:
-        model: The model.
+        model: The model whose forward runs.
         memory: Planes, pages and page table.
         batch: Number of rows.
         chunk: Tokens of a prefill step.
@@ -78,7 +78,7 @@ class Stepper:
         marks: The marks of steps on the device; None: steps have no marks.
         tree: The tree of tokens of a decode step. A token is sampled after each of them.
         slack: Tokens by which a row may be longer than the host knows.
-        keep_path: Moves the tails of the accepted nodes of a tree with branches.
+        keep_path: Closes the gaps that rejected branches of a tree leave in the tails.
     """
 
     def __init__(

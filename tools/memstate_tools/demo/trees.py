@@ -25,12 +25,12 @@ MOST = 64  # largest number of nodes of a chain
 
 @dataclass(frozen=True)
 class DraftTree:
-    """A tree whose nodes are ordered by depth, so that its first nodes are a tree too.
+    """A tree whose nodes are ordered by depth: any number of its first nodes is a tree as well.
 
     Args:
         parents: Parent of each node; -1 for node 0.
-        sides: Number of the guess that each node is, among the guesses for its position. Nodes with the same parent
-            have different sides.
+        sides: For each node, which guess for its position it is: 0 for the first guess, 1 for the second, and so on.
+            Nodes with the same parent have different sides.
     """
 
     parents: tuple[int, ...]
@@ -63,7 +63,7 @@ class DraftTree:
         return self.depth < len(self) - 1
 
     def fit(self, most: int, depth: int) -> int:
-        """Returns the number of guesses for a row, if it may have `most` guesses, down to `depth`."""
+        """Returns how many guesses a row gets: at most `most`, and none deeper than `depth`."""
         return max(0, min(most, bisect_right(self.depths, depth) - 1))
 
     def walk(self, guesses: Sequence[int], sampled: Sequence[int]) -> list[int]:
@@ -108,11 +108,11 @@ class DeviceTree:
     Attributes:
         branches: Whether the tree is not a chain.
         nodes: Numbers of the nodes, int64 `node`.
-        parents: `node`.
-        depths: `node`.
-        sides: `node`.
+        parents: Parent of each node: `node`.
+        depths: Number of guesses from node 0 down to each node: `node`.
+        sides: See `DraftTree`: `node`.
         paths: The nodes from node 0 down to each node, then zeros: `node depth`.
-        below: Whether the path to each node contains the other node: `node other`.
+        below: Whether the path from node 0 to a node contains another node: `node other`.
     """
 
     def __init__(self, tree: DraftTree, device: torch.device) -> None:
@@ -128,8 +128,8 @@ class DeviceTree:
         """Returns the last of the nodes that `DraftTree.walk` returns: `batch`.
 
         Args:
-            guesses: `batch node`; the entry of node 0 is ignored.
-            sampled: `batch node`.
+            guesses: Guessed token of each node, `batch node`; that of node 0 is ignored.
+            sampled: Token sampled after each node, `batch node`.
             drafts: Number of guesses of each row.
 
         Syncs: no.
@@ -144,7 +144,7 @@ class StepTree(NamedTuple):
     """The tree of each row of a step.
 
     Args:
-        tree: The tree. A row may have only its first nodes.
+        tree: The tree of a decode step. A row may have only its first nodes.
         root: Index of the token that is node 0, int64 `batch`.
     """
 
@@ -173,7 +173,7 @@ class StepTree(NamedTuple):
         return torch.minimum(tokens, self.root[:, None]) + numbers[self.nodes(tokens)]
 
     def follow(self, tokens: Tensor, others: Tensor) -> Tensor:
-        """Returns whether each token is one of the others or follows it: `batch token other`.
+        """Returns, for each token and other, whether the token is the other or descends from it: `batch token other`.
 
         Syncs: no.
         """

@@ -19,7 +19,7 @@ class Work:
     """A request and its progress.
 
     Attributes:
-        conversation: Its conversation.
+        conversation: The conversation that it belongs to.
         turn: Number of the turn.
         tokens: All known tokens of the conversation; the first `prompt` of them are given.
         rule: The rule by which the request ends.
@@ -95,14 +95,14 @@ class BatchEntry:
     """A request's part of a step.
 
     Attributes:
-        work: The request.
+        work: The request that takes part in the step.
         row: Its row at the plan.
         place: Its place in the batch.
         after: Its length with the known tokens of the step and without guesses, as far as the host knew it at the plan.
         samples: Whether the step samples its next token.
         drafts: Number of guesses after the known tokens.
-        candidates: Guessed tokens by side. They start after the known tokens and cover every length that the row may
-            have.
+        candidates: Guessed tokens of each side (see `DraftTree`). They start after the known tokens and cover every
+            length that the row may have.
         shift: Tokens by which the row was longer than `after` says, once that is known.
     """
 
@@ -140,7 +140,7 @@ class Flight:
 
 @dataclass(frozen=True)
 class NextStep:
-    """A step to plan. Rows and token counts stand by place, with None and 0 for padding."""
+    """A step to plan. Rows and token counts are ordered by place in the batch, with None and 0 for padding."""
 
     rows: list[Row | None]
     counts: list[int]
@@ -159,11 +159,12 @@ class Going:
     """The next step of a request.
 
     Attributes:
-        work: The request.
+        work: The request that takes part in the step.
         tokens: Number of known tokens that it folds; 1 if the token is sampled but not read yet.
         drafts: Number of guesses that it verifies.
-        candidates: Guessed tokens by side, from the first guess on, for every length that the row may have.
-        flying: Number of guesses of the previous step, some of which may be accepted.
+        candidates: Guessed tokens of each side (see `DraftTree`), from the first guess on, for every length that the
+            row may have.
+        flying: Number of guesses in the previous step, if it is not yet known how many of them are accepted.
     """
 
     work: Work

@@ -75,7 +75,7 @@ class Summary:
         return " ".join(told)
 
     def skip(self, number: int, error: Exception) -> None:
-        """Counts a line that cannot be read, or only in part."""
+        """Counts a line that cannot be read, or that can be read only in part."""
         self.skipped_lines += 1
         why, of = _why(error), self.partial if isinstance(error, Partial) else self._unread
         if of is self.partial or why in of or len(of) < NAMED:

@@ -24,7 +24,7 @@ COMPOSE = re.compile(r"\S+ +\| (?=\{)")
 
 
 def unwrapped(numbered: Iterable[tuple[int, bytes]], longest: int) -> Iterator[tuple[int, bytes]]:
-    """Yields the lines that a server wrote, from a plain file or from one of Docker (json-file) or Kubernetes.
+    """Yields the lines that a server wrote, from a plain file or from a log file of Docker (json-file) or Kubernetes.
 
     Docker and Kubernetes split long lines. A joined line has the number of its last part.
 
@@ -33,7 +33,7 @@ def unwrapped(numbered: Iterable[tuple[int, bytes]], longest: int) -> Iterator[t
         longest: Largest number of bytes of a line.
 
     Raises:
-        InvalidArgument: The parts of a line are longer together.
+        InvalidArgument: The joined parts of a line are longer than `longest`.
     """
     begun: dict[str, bytearray] = {}  # stream -> its unfinished line, because parts of two streams may alternate
     number = 0
@@ -87,7 +87,7 @@ def time(value: Any) -> int | None:
 
 
 def _part(line: bytes) -> tuple[str, bytes, bool]:
-    """Returns a stream, its text in this line, and whether its line ends here. A plain line has no stream."""
+    """Returns for a line of the file: its stream ("" if plain), its text, and whether the server's line ends there."""
     if match := CRI.match(line):
         return match[1].decode(), line[match.end() :].rstrip(b"\r\n"), match[2] == b"F"
     if line.startswith(b'{"') and b'"stream"' in line:

@@ -1,6 +1,6 @@
-"""Reads lines of request logs of vLLM and of SGLang, and requests in the form of OpenAI's API, one JSON object a line.
+"""Reads request logs of vLLM and SGLang, and requests in the form of OpenAI's API, as one JSON object per line.
 
-A reader turns one line into what it says about requests.
+A reader turns one line into a list of `Said`, one for each request that the line is about.
 """
 
 import json
@@ -22,7 +22,7 @@ VLLM_ANSWERED = re.compile(
     rf"(?s)Generated response (\S+)(?: \(streaming \w+\))?(?: details)?: (?:output: {TEXT}, )?"
     r"output_token_ids: (\[[\d, ]*\])(?:, |$)"
 )
-SHORT: Final = 8  # characters of a text in which each may be a token
+SHORT: Final = 8  # characters; a text that is not longer may have one token for each character
 MAX_LOG_LEN: Final = "a cut prompt, with as many characters as tokens, so log without --max-log-len"
 EMBEDS: Final = "a prompt with a part given as embeddings"
 EARLIER: Final = "a turn without the turns before it, as previous_response_id or conversation says"

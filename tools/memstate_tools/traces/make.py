@@ -43,7 +43,7 @@ CHAT_GAP_MS: Final = 1000.0  # mean time between two new conversations
 CHAT_SYSTEM: Final = 700  # the one system prompt: a whole block that all share, and the beginning of another
 CHAT_OPENING: Final = Spread(1500, 1.4, 8, 65536)  # the first message: often a pasted document, sometimes a book
 CHAT_MESSAGE: Final = Spread(120, 1.3, 2, 16384)  # later messages: a line, rarely pages
-CHAT_ANSWER: Final = Spread(350, 0.7, 1, 2000)  # answers: half of them above 350 tokens, as people see them
+CHAT_ANSWER: Final = Spread(350, 0.7, 1, 2000)  # answers without thoughts: half of them above 350 tokens
 CHAT_MORE: Final = 0.7  # the chance of another turn: 3.3 turns on average
 CHAT_THINK_MS: Final = Spread(25_000, 1.0, 1000, 1_800_000)  # from the end of an answer to the next message
 
@@ -90,7 +90,7 @@ class Numbering:
     """Gives ids to blocks in the order in which the blocks first appear, from 0 on.
 
     Two ids are equal exactly if the blocks are cut from equal texts at equal places and all blocks before them are
-    equal. A block that is partly filled has another id than the same block filled.
+    equal. A partly filled block and the same block after it is filled have different ids.
     """
 
     def __init__(self) -> None:
@@ -196,7 +196,7 @@ def make(
 
 
 def _by_time(sessions: Iterator[list[_Turn]]) -> Iterator[_Turn]:
-    """Yields the turns of sessions by time. A turn is due when no later session can come before it."""
+    """Yields the turns of sessions by time. A turn is yielded once no session to come can have an earlier one."""
     waiting: list[tuple[float, int, _Turn]] = []
     tickets = count()
     for session in sessions:
@@ -219,7 +219,7 @@ def _answered(draw: _Draw, turns: list[_Turn], context: Context, at: float, answ
 
 
 def _without_thoughts(turns: list[_Turn], context: Context) -> Context:
-    """Returns a context without its thoughts, for the next question. The last turn notes where that question parts."""
+    """Returns a context without thoughts, for the next question. Notes in the last turn where that question parts."""
     first = next((at for at, (name, _) in enumerate(context) if name < 0), None)
     if first is None:
         return context

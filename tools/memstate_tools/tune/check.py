@@ -25,7 +25,7 @@ def wrong(config: Config, model: Model, backend: Backend, seed: int) -> str:
     An error of the launch is returned too, because a configuration may need more than a device has.
 
     Args:
-        config: The configuration.
+        config: The configuration to check.
         model: The model with the states.
         backend: The backend whose launches are checked.
         seed: Seed of the values.
@@ -53,7 +53,7 @@ def wrong(config: Config, model: Model, backend: Backend, seed: int) -> str:
 
 
 def _copies(entries: int, layout: StateLayout, backend: Backend, seed: int) -> Workload:
-    """Returns operations on random bytes, with canaries around every arena. The null slot is random too."""
+    """Returns operations on random bytes, with canaries around every arena. The null slot has random bytes as well."""
     memory: list[Tensor] = []
 
     def allocate(nbytes: int) -> Tensor:
@@ -75,7 +75,7 @@ def _operations(planes: Planes, entries: int) -> dict[str, Act]:
     n = 2 * entries + 3
     ends = (0, entries - 1, entries, n - 1)
     dst, src = [0] * n, [1 + at % SLOTS for at in range(n)]
-    # an unknown slot twice, a slot to itself, from an unknown slot
+    # copies to an unknown slot (two), from a slot to itself, and from an unknown slot
     dst[1:5], src[1:5] = [-1, SLOTS + 1, 5, 4], [3, 3, 5, SLOTS + 1]
     for at, to, of in zip(ends, (1, 2, 3, 4), (6, 7, 8, 9), strict=True):
         dst[at], src[at] = to, of

@@ -15,14 +15,14 @@ from memstate_tools.compile.accesses import WIDE_BITS
 from memstate_tools.compile.build import build
 from memstate_tools.tune.grid import FREE_AXIS
 
-WORD_BYTES = 4  # bytes of a lane when lanes move 16 bytes at a time
+WORD_BYTES = 4  # bytes of one word of a tile, in which moves and blocks of a state are counted
 FEW = 4  # number of compile cases of a kernel that are compiled
 UNIT = "register bytes per byte in flight"
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The worst figures of a kernel's operations under a configuration; None if it does not compile.
+    """The worst figures of a kernel's operations under a configuration. Each is None if the kernel does not compile.
 
     Attributes:
         registers: Registers of a thread.

@@ -66,7 +66,7 @@ def one_at_a_time(kernel: str, timed: bool, limit: int | None = None) -> list[Co
 def combinations(kernel: str, timed: bool, goodness: Mapping[Config, float], limit: int | None = None) -> list[Config]:
     """Returns combinations of the best values of every axis, the most promising first.
 
-    A combination promises the product of the gains of its axes.
+    The gain expected of a combination is the product of the gains of its single values.
 
     Args:
         kernel: Name of the kernel.

@@ -68,7 +68,7 @@ def store(outcome: SweepResult, folder: Path | None = None) -> Path:
     whether configurations were timed.
 
     Args:
-        outcome: The sweep.
+        outcome: The sweep whose results are stored.
         folder: The folder. Default: the user's.
 
     Returns:

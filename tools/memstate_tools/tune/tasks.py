@@ -1,7 +1,7 @@
 """Checks or compiles configurations one by one, in this process or in a second one.
 
-A process either interprets kernels or compiles them. Without a GPU, checks need the first kind, and compiling the
-second. A process of the wrong kind starts a process of the other kind, which runs this file.
+A process either interprets kernels or compiles them. Without a GPU, checks need a process that interprets, and
+compiling needs one that does not. A process of the wrong kind starts a process of the other kind, which runs this file.
 """
 
 import json

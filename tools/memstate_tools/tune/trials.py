@@ -44,9 +44,9 @@ class TuneTrial:
     Attributes:
         kernel: Name of the kernel.
         key: Key under which the configuration would be stored.
-        config: The configuration.
+        config: The configuration that was tried.
         checked: Whether its results are those of the reference.
-        value: Bytes a second if timed, otherwise the weight of `memstate_tools.tune.cost`; None if it is excluded.
+        value: Bytes per second if timed, otherwise the weight of `memstate_tools.tune.cost`; None if it is excluded.
         unit: Unit of the value.
         why: Reason why it is excluded; empty if it is not.
         details: Figures from which the value was computed.
@@ -78,7 +78,7 @@ class SweepResult:
         device: Name of the device or target.
         timed: Whether configurations were timed.
         trials: The trials, in the order in which they were made.
-        yardstick: Number of slots -> rate of a plain copy of as many bytes, in bytes a second before and after the
+        yardstick: Number of slots -> rates of a plain copy of as many bytes, in bytes per second, before and after the
             trials; empty if nothing was timed.
         complete: Whether every configuration was tried.
     """
@@ -238,7 +238,7 @@ class _Timing:
         return model if self._on_gpu else toy_of(model, kernel)
 
     def yardstick(self) -> dict[str, float]:
-        """Returns the rates of a plain copy of as many slots: bytes a second that are read and written."""
+        """Returns the rate of a plain copy for each number of slots in `BATCHES`: bytes read and written per second."""
         slot, rates = self._states("copy").layout.bytes_per_slot, {}
         for size in fitting(BATCHES, COPIES * slot, self._free):
             to, of = torch.zeros(2, size * slot, dtype=torch.uint8, device=self._device).random_(0, 256)
@@ -265,7 +265,7 @@ class _Timing:
                 yield trial
 
     def _inspected(self, trial: TuneTrial) -> TuneTrial:
-        """Returns the trial, excluded if its code spills or moves few bytes. Compiling takes longer than timing."""
+        """Returns the trial, excluded if its code spills or moves few bytes. It compiles, which is slow."""
         why = cost.cost(trial.config, self._target).why if self._target else ""
         return replace(trial, value=None, micros=None, why=why) if why else trial
 
@@ -284,7 +284,7 @@ class _Timing:
             return TuneTrial(kernel, key, config, True, None, self.unit, str(error))
         rates = {name: nbytes / seconds for name, (seconds, nbytes) in spent.items()}
         micros = geometric_mean(seconds for seconds, _ in spent.values()) * 1e6
-        value = geometric_mean(rates.values())  # so few and many slots have the same weight
+        value = geometric_mean(rates.values())  # the geometric mean gives few and many slots the same weight
         return TuneTrial(kernel, key, config, True, value, self.unit, "", rates, micros)
 
 

@@ -109,9 +109,9 @@ MISUSE |= {  # arguments that say where a state goes
     "keep a state": ("keep='state': expected None, 'handle' or 'cache'", lambda s: s.mem.end([s.row], keep="state")),
     "keep True": ("keep=True: expected None", lambda s: s.mem.end([s.row], keep=True)),
     "tokens and nothing kept": (
-        "tokens= with keep=None: only keep='cache'", lambda s: s.mem.end([s.row], tokens=[[1]]),
+        "tokens= or keys= with keep=None: only keep='cache'", lambda s: s.mem.end([s.row], tokens=[[1]]),
     ),
-    "tokens and a handle": ("tokens= with keep='handle'", lambda s: s.mem.publish([s.row], tokens=[[1]])),
+    "tokens and a handle": ("tokens= or keys= with keep='handle'", lambda s: s.mem.publish([s.row], tokens=[[1]])),
     "lengths and nothing kept": ("lengths= without keep=", lambda s: s.mem.end([s.row], lengths=[4])),
     "publish nothing": ("keep=None: publish keeps states", lambda s: s.mem.publish([s.row], keep=None)),
 }  # fmt: skip

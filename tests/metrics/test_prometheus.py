@@ -138,7 +138,7 @@ def test_a_collector_goes_into_any_registry_once() -> None:
 def test_a_closed_server_leaves_port_and_calls_free() -> None:
     mem = manager()
     with metrics.serve(mem, 0, steps=True) as server:
-        assert type(mem) is not ms.StateManager and repr(server) == f"Server({server.url})"
+        assert type(mem) is not ms.StateManager and repr(server) == f"FigureServer({server.url})"
         with pytest.raises(ms.InvalidArgument, match="timed already"):
             metrics.collector(mem, steps=True)
         with pytest.raises(ms.InvalidArgument, match=f"port={server.port}.*choose another"):

@@ -81,7 +81,9 @@ def launch_all() -> None:
 def test_no_launch_has_more_warps_than_lanes(launched: list[tuple[str, dict[str, Any]]]) -> None:
     launch_all()
     sources = "".join(path.read_text() for path in KERNELS.glob("*.py"))
-    written = re.findall(r"(?<!\.)\b(\w+)\[\(1,\)\]|= KeptLaunch\((\w+)\)", sources)  # (launched, kept) kernels in sources
+    written = re.findall(
+        r"(?<!\.)\b(\w+)\[\(1,\)\]|= KeptLaunch\((\w+)\)", sources
+    )  # (launched, kept) kernels in sources
     assert {name for name, _ in launched} == ONE_PROGRAM == {here or kept for here, kept in written}
     for name, given in launched:
         lanes = [given[size] for size in ("BLOCK", "CHUNK") if size in given]

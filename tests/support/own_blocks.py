@@ -1,9 +1,9 @@
 """Runs random traffic through `examples/own_blocks.py`, and computes the expected answers without states and KV."""
 
-import importlib.util
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from random import Random
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -16,12 +16,14 @@ PATH = ROOT / "examples" / "own_blocks.py"
 Prompts = list[tuple[list[int], int]]  # tokens, new tokens
 
 
-def module() -> Any:
-    """Imports the example from its file, and returns the module."""
-    spec = importlib.util.spec_from_file_location("own_blocks", PATH)
-    assert spec and spec.loader
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
+def module(*changes: tuple[str, str]) -> Any:
+    """Returns the example on the reference, with other lines."""
+    source = PATH.read_text()
+    for old, new in (("debug=debug,", 'debug=debug, backend="reference",'), *changes):
+        assert source.count(old) == 1, old
+        source = source.replace(old, new)
+    loaded = ModuleType("own_blocks")
+    exec(source, vars(loaded))
     return loaded
 
 
@@ -114,6 +116,7 @@ class Owned(own.Engine):
         self.mem = ms.StateManager(
             own.STATE, slots=slots, max_requests=max_requests, tracking=ms.Redirect(every=own.BLOCK),
             pages=ms.Pages(size=own.BLOCK, count=blocks, per_row=30), prefix=ms.Prefix(), forward=ms.Forward(grid=1),
+            backend="reference",
         )  # fmt: skip
         publish = self.mem.publish
         self.mem.publish = lambda rows, keep, keys: publish(  # type: ignore[method-assign]

@@ -69,7 +69,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(params=["reference", KERNEL_BACKEND])
 def backend(request: pytest.FixtureRequest) -> Backend:
-    """A fresh backend with its counts at zero."""
+    """A new backend whose counts are zero."""
     return Backend(request.param, torch.device("cuda" if CUDA else "cpu"))
 
 
@@ -83,7 +83,9 @@ def generator() -> torch.Generator:
 
 @pytest.fixture(autouse=True)
 def kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requires that kernels that are launched without checks get the arguments that they were compiled for."""
+    """Checks the arguments of kernels that are launched without Triton's checks: they must be those of the
+    compilation.
+    """
     alike.hold(monkeypatch)
 
 

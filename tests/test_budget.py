@@ -21,12 +21,12 @@ MEASURES: dict[str, Callable[[], Mapping[str, int]]] = {
 
 @pytest.fixture(autouse=True)
 def kept() -> None:
-    """Replaces the fixture of all tests, whose checks of calls would be counted as frames."""
+    """Replaces the fixture `kept` of all tests: its checks of calls would be counted as frames."""
 
 
 @pytest.fixture(autouse=True)
 def poison() -> None:
-    """Replaces the fixture of all tests, for the same reason."""
+    """Replaces the fixture `poison` of all tests, for the same reason."""
 
 
 @pytest.mark.parametrize("what", MEASURES)

@@ -1,4 +1,4 @@
-"""Modules and the operations of a backend that they call, read from the source: few modules hand out slots."""
+"""Which modules may call which operations of a backend, read from the source: only few modules hand out slots."""
 
 import re
 

@@ -59,7 +59,7 @@ def test_a_difference_says_where_it_is() -> None:
 
 
 def test_rounding_needs_a_tolerance() -> None:
-    # rounds otherwise in each batch
+    # the change makes rounding depend on the size of the batch
     rounds = ("more[:, None], 0.5 * state", "more[:, None], (0.5 + 1e-9 * len(fed)) * state")
     with pytest.raises(EngineDiffers, match="plane 'ssm', layer 0"):
         compare(engine(AHEAD, rounds), PROMPTS)

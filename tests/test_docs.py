@@ -49,7 +49,7 @@ def test_examples_run_and_print_what_the_page_says(tmp_path: Path) -> None:
     blocks = [(page, *block) for page in PAGES for block in BLOCK.findall((ROOT / page).read_text())]
     assert {page for page, _, _ in blocks} == set(PAGES)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    environment.pop("TRITON_INTERPRET", None)  # a reader's shell does not set it
+    environment.pop("TRITON_INTERPRET", None)  # a reader's shell does not set this variable
     done = subprocess.run(
         [sys.executable, "-c", RUNNER],
         input=json.dumps([code for _, code, _ in blocks]),

@@ -80,7 +80,7 @@ def test_outofslots_though_requests_have_ended() -> None:
     rows = mem.admit([ms.Request("a")])
     step = mem.plan(rows, 4)
     mem.settle(step, [True])
-    with pytest.raises(ms.OutOfSlots):  # settle ends no row
+    with pytest.raises(ms.OutOfSlots):  # `settle` does not end rows
         mem.admit([ms.Request("b")])
     (snapshot,) = mem.end(rows, keep="handle")
     with pytest.raises(ms.OutOfSlots, match="1 held by snapshots"):
@@ -211,7 +211,7 @@ def test_a_cuda_graph_computes_with_old_inputs_or_wrong_slots() -> None:
 
     for token in (1, 2):
         mem.settle(mem.plan(rows, replay=replay))
-        inputs.fill_(token)  # too late: the graph has run
+        inputs.fill_(token)  # too late: the graph has run already
     assert seen == [(0, True), (1, False)]
 
 
@@ -248,7 +248,7 @@ def test_nan_in_the_states_with_debugtrue() -> None:
         for _ in range(3):
             step = mem.plan(rows)
             for state in mem.planes["ssm"]:
-                state[step.write] += 1  # this kernel reads and writes one slot
+                state[step.write] += 1  # this kernel reads and writes the same slot
             if mem.planes["ssm"].isnan().any():
                 with pytest.raises(ms.ForwardFault, match="in_place=True"):
                     mem.settle(step)
@@ -274,7 +274,7 @@ def test_answers_differ_after_a_hit() -> None:
             mem.end(rows, keep="cache", tokens=[[1, 0, 0, 0, 0, 0]])
         return values
 
-    assert states(debug=False) == [6, 2]  # both should be 6
+    assert states(debug=False) == [6, 2]  # without the mistake, both would be 6
     with pytest.raises(ms.ForwardFault, match="plane 'ssm', layer 0, of row 1"):
         states(debug=True)
 
@@ -334,7 +334,7 @@ def test_the_next_turn_computes_the_answer_again() -> None:
 
 
 def test_each_turn_of_a_chat_computes_the_last_one_again() -> None:
-    """The template of a thinking model puts two tokens behind the messages, which no later prompt has."""
+    """The template of a thinking model ends a prompt with two tokens that no later prompt has."""
     starts = {spare: list[int]() for spare in (1, 2)}
     for spare, lengths in starts.items():
         mem, told = caching(prefix=ms.Prefix(placement=ms.Ends(spare=spare))), PROMPT[:11]
@@ -359,7 +359,7 @@ def test_end_or_publish_returns_none() -> None:
     mem = manager(tracking=ms.Redirect(every=8))
     rows = mem.admit([ms.Request("a")])
     step = mem.plan(rows)
-    mem.plan(rows)  # a dead step
+    mem.plan(rows)  # this step is dead
     mem.settle(step, [True])
     assert mem.publish(rows) == [None] and mem.end(rows, keep="handle") == [None]
 

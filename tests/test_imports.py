@@ -1,4 +1,4 @@
-"""Imports that each module may have, read from the source, so that nothing has to run.
+"""Tests which imports each module has, read from the source, so that nothing has to run.
 
 Every rule is a function of one module's source, and is tried on sources that break it. `memstate_tools`, the programs
 beside the library, may import all of it; nothing of the library imports them.
@@ -40,16 +40,16 @@ LAYERS = (
 RANK = {name: rank for rank, names in enumerate(LAYERS) for folder in names for name in folder.split()}
 
 APART = {"state": "slots", "slots": "state"}  # one allocator can serve the planes of two models
-# layer that only draws -> modules that it may import: plain data, and the places of bits and words
+# layer that only draws -> modules that it may import: they have plain data, or say where bits and words lie
 VIEWS = {
     "viz": (
         "viz.", "slots.inspect.", "slots.journal.", "slots.audit.", "state.layout.", "stats.", "kernels.levels.",
         "kernels.tables.", "checks.", "errors.", "lazy.", "sheet.", "sizes.",
     )
 }  # fmt: skip
-SHOWING = "sheet"  # a base of objects in every layer; it loads `viz` when an object is shown
+SHOWING = "sheet"  # base class of objects in every layer; it loads `viz` when an object is shown
 
-# Kernel modules that the library may import; a Backend reaches the others.
+# Kernel modules that the library may import. Other kernel modules are reached through a Backend.
 OPEN_KERNEL_MODULES = ("dispatch", "rules", "tables", "levels", "catalog", "tuned", "warps")
 
 Rule = Callable[[str, ast.Module], list[str]]
@@ -93,7 +93,9 @@ def layer(target: str) -> str:
 
 
 def direction(name: str, tree: ast.Module) -> list[str]:
-    """Returns imports of layers that come later in the list, or that this module must not know."""
+    """Returns the imports of layers that come later in `LAYERS`, or that this module must not import for another
+    reason.
+    """
     own, faults = name.split(".")[0] or PACKAGE, []
     if own not in RANK:
         return [f"{name}: not in LAYERS; say where it goes"]
@@ -121,7 +123,7 @@ def of_the_tools(name: str, tree: ast.Module) -> list[str]:
 
 
 def early(name: str, tree: ast.Module) -> list[str]:
-    """Returns imports of pictures that run before an object is shown."""
+    """Returns the imports of `viz` that run before an object is shown."""
     targets = [target for node in tree.body if not isinstance(node, ast.ClassDef) for target in imported(node)]
     return [f"{name} imports {target} too early" for target in targets if name == SHOWING and "memstate.viz" in target]
 
@@ -149,7 +151,7 @@ def cycle(trees: dict[str, ast.Module]) -> list[str]:
     """Returns the names of modules that import each other in a circle."""
     graph: dict[str, set[str]] = {name: set() for name in trees}
     for name, tree in trees.items():
-        for target in imported(tree) if name != SHOWING else ():  # imports of `sheet` run late: see `early`
+        for target in imported(tree) if name != SHOWING else ():  # `sheet` imports when an object is shown: see `early`
             root, *parts = target.split(".")
             if root == TOOLS:
                 parts.insert(0, root)

@@ -137,10 +137,10 @@ def test_what_repeats_is_one_line_a_minute(lines: Callable[[], list[str]]) -> No
     repeats.write_due()
     assert lines() == ["failed why='E' n=5 at=3 times=2"]
     repeats.event(logging.INFO, "failed", why="E", n=4, at=4)
-    repeats.event(logging.INFO, "failed", why="F", n=8)  # no repeat for a minute, so this is a new line
+    repeats.event(logging.INFO, "failed", why="F", n=8)  # no F came for a minute
     assert lines() == ["failed why='F' n=8"]
     now[0] = 120.0
-    repeats.event(logging.INFO, "failed", why="E", n=1, at=5)  # the next event of the kind writes the sum too
+    repeats.event(logging.INFO, "failed", why="E", n=1, at=5)  # this E logs the sum, too
     assert lines() == ["failed why='E' n=5 at=5 times=2"]
     repeats.event(logging.INFO, "failed", why="E", n=7, at=6)
     repeats.write_due(float("inf"))
@@ -165,7 +165,7 @@ def test_slots_that_were_claimed_are_counted_by_whoever_claims() -> None:
     rows = mem.admit([ms.Request("a")])
     mem.extend(rows, [9])
     mem.settle(mem.plan(rows, 8))
-    mem.settle(mem.plan(rows))  # claims a slot at the boundary
+    mem.settle(mem.plan(rows))  # the plan claims a slot at the boundary
     stats = mem.stats()
     assert (stats.claimed, stats.snapshots, stats.capacity - stats.free) == (4, 1, 2)
 
@@ -189,7 +189,7 @@ def test_what_storage_and_host_memory_lose_is_an_event(told: Callable[[str], lis
     at.mem.poll()
     at.drain()
     failed = told("write failed")
-    # one more line within a minute has the rest
+    # one more line within a minute counts the rest
     assert at.tiers.write_failed > sum(each["records"] for each in failed) > 0
     assert {each["why"] for each in failed} == {"OSError('disk is full')"}
     late = at.mem.prefetch([*whole(2), 1])
@@ -205,7 +205,10 @@ def test_what_storage_and_host_memory_lose_is_an_event(told: Callable[[str], lis
 
 
 def test_a_prefetch_of_a_request_without_tokens_is_late_too() -> None:
-    """The request names only its prefetch, which is late all the same: what ranks agreed on for it ends here."""
+    """The request names only its prefetch, no tokens.
+
+    The prefetch still counts as late if it has not ended: the admission ends what ranks agreed on for it.
+    """
     at = Tiered(CPU, slots=6, tiers={"store": MemoryStore(), "host_slots": 2})
     fetch = at.mem.prefetch([*whole(2), 1])
     open_still = not fetch.done
@@ -217,7 +220,7 @@ def test_O6_nothing_is_written_unless_logging_is_configured(capfd: pytest.Captur
     log = logs.logger("quiet")
     assert logs.logger("quiet") is log and len(log.handlers) == 1
     root = logging.getLogger()
-    before, root.handlers = root.handlers, []  # pytest's handlers
+    before, root.handlers = root.handlers, []  # without pytest's handlers
     try:
         logs.event(log, logging.ERROR, "interrupted", call="plan")
     finally:
@@ -236,7 +239,7 @@ def test_a_handler_that_raises_ends_no_call(
     log.setLevel(logging.INFO)
     try:
         at = served(3, slots=3)
-        at.start([1, 2, 3])  # evicts in the middle of admit
+        at.start([1, 2, 3])  # this admission evicts
     finally:
         log.removeHandler(handler)
         log.setLevel(logging.NOTSET)
@@ -282,11 +285,11 @@ def test_an_event_is_one_line_of_json_and_of_text(caplog: pytest.LogCaptureFixtu
 
 
 def test_a_state_that_no_chunk_came_near_is_told_once(told: Callable[[str], list[dict[str, Any]]]) -> None:
-    """The counter has the number; the line names what to call."""
+    """The counter counts each such state. The only line names the call that helps."""
     at = Server(CPU, "redirect", every=64, pages=30)
     for n in range(2):
         row = at.start([100 * n + i for i in range(7)])
-        at.mem.settle(at.step_to([row], [7]))  # one chunk, though mem.chunk() ends the first at 4
+        at.mem.settle(at.step_to([row], [7]))  # one chunk, though mem.chunk() would end the first chunk at 4
         at.mem.end([row])
     (line,) = told("missed")
     assert (line["wanted"], line["chunk"]) == (4, [0, 7]) and at.mem.stats().missed == 2

@@ -20,7 +20,7 @@ from tests.support.fake_cuda import FakeCuda, Stream, fake_cuda, launching
 from tests.support.sources import ROOT
 from tests.test_docs import BLOCK, PAGES
 
-ELSEWHERE = {  # page -> the test that runs its blocks
+ELSEWHERE = {  # page -> the test that runs its blocks of code
     "docs/transformers.md": "tests/integrations/test_transformers_docs.py",
     "docs/tiers.md": "tests/tools/test_bench_tiers.py",
     "docs/machines.md": "tests/tools/test_bench_tiers.py",
@@ -52,7 +52,7 @@ def manager(**settings: Any) -> ms.StateManager:
 
 
 def left_out(page: str) -> list[str]:
-    """Returns the first lines of blocks that no test runs, neither as a program nor as a part that a test names."""
+    """Returns the first line of each block that no test runs as a program or names as a part."""
     programs = {code for code, _ in BLOCK.findall((ROOT / page).read_text())} if page in PAGES else set()
     first = {block: block.splitlines()[0] for block in blocks(page) if block not in programs}
     return [line for line in first.values() if f'part("{page}", "{line[:24]}' not in Path(__file__).read_text()]
@@ -190,7 +190,7 @@ def test_placements_and_chunks() -> None:
 
 
 def chunk_with_marks(grid: int) -> dict[str, Any]:
-    """Returns the names that a forward knows in a step of 8 tokens, which keeps the state after 4."""
+    """Returns the variables of a forward in a step of 8 tokens, which keeps the state after 4 tokens."""
     conv = ms.Plane("conv", (3, 8), torch.float32)
     layout = ms.StateLayout([ms.Plane("ssm", (2, 4, 4), torch.float32), conv], layers=1)
     settings: dict[str, Any] = {"pages": ms.Pages(size=4), "prefix": ms.Prefix(), "forward": ms.Forward(grid=grid)}
@@ -208,7 +208,7 @@ def test_kernels_store_states_at_marks() -> None:
     names |= {"decay": torch.zeros(1, 8, 2), "ssm": planes["ssm"][0], "conv": planes["conv"][0], "bias": None}
     names |= {"x": torch.arange(64.0).view(1, 8, 8), "weight": torch.ones(8, 4)}
     exec(part("docs/prefill.md", "backend.gated_delta_step("), names)
-    assert planes["conv"][0, names["slot"]].tolist() == names["x"][0, 1:4].tolist()  # tokens 2 to 4
+    assert planes["conv"][0, names["slot"]].tolist() == names["x"][0, 1:4].tolist()  # the inputs of tokens 2 to 4
     assert planes["ssm"][0, names["slot"]].any()
 
 
@@ -224,7 +224,7 @@ def test_states_at_marks_come_out_of_a_chunked_kernel() -> None:
 
 
 def test_tiers_of_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.distributed, "new_group", lambda backend: backend)  # there are no other processes
+    monkeypatch.setattr(torch.distributed, "new_group", lambda backend: backend)  # this test has no other processes
     names: dict[str, Any] = {"torch": torch, "Tiers": ms.Tiers, "FileStore": ms.FileStore, "folder": tmp_path}
     names |= {"kv": None, "rank": 1, "ranks": 2}
     exec(part("docs/tiers.md", "group = torch.distributed.new_group("), names)

@@ -1,4 +1,6 @@
-"""Settings of torch in the process change nothing: default device, default dtype, inference mode, no gradients."""
+"""memstate works the same under any settings of torch in the process: default device and dtype, inference mode,
+gradients.
+"""
 
 import ast
 import gc
@@ -52,7 +54,7 @@ every_scene = pytest.mark.parametrize("name", SCENES)
 
 
 def untold(tree: ast.AST) -> list[str]:
-    """Returns calls of factories that leave the device to the process, or the dtype where no values give it."""
+    """Returns the calls of factories that do not name a device, or name no dtype although no values give it."""
     lines = []
     for node in ast.walk(tree):
         match node:
@@ -93,7 +95,10 @@ def work(scene: Scene) -> list[Any]:
 
 
 def served(name: str, built: Mode, worked: Mode, ended: Mode) -> list[Any]:
-    """Builds a scene, works and finishes, each in its mode; the scene compares every state with its tokens."""
+    """Builds a scene, works and finishes, each part under its own mode.
+
+    The scene compares every state with its tokens.
+    """
     with built():
         scene = Scene(*SCENES[name])
     with worked():
@@ -127,7 +132,7 @@ def test_nothing_that_is_made_in_inference_mode_is_kept() -> None:
     with torch.inference_mode():
         scene = Scene(*SCENES["redirect with tails"])
         work(scene)
-    host._same_memory.cache_clear()  # the cache has the arguments of the last launches
+    host._same_memory.cache_clear()  # the cache of arguments has those of the last launches
     own = [id(one) for one in (scene.by_id, *scene.planes.weights.values())]
     tensors = [one for one in gc.get_objects() if type(one) is torch.Tensor and one.is_inference()]
     assert [one.shape for one in tensors if id(one) not in own] == [], "kept, and cannot be changed outside"

@@ -37,7 +37,10 @@ def check(loop: Loop, rows: Sequence[ms.Row]) -> None:
 
 
 def advance(loop: Loop, rows: Sequence[ms.Row | None], tokens: Sequence[int | list[int]]) -> None:
-    """Runs steps of these tokens, each settled at once or, with overlap, after the plan of the next."""
+    """Runs one step per entry of `tokens`.
+
+    A step is settled at once or, with overlap, after the plan of the next step.
+    """
     flight: list[ms.Step] = []
     for n in tokens:
         flight.append(loop.step(rows, n))
@@ -118,7 +121,7 @@ def in_place(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:
 
 
 def ring(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:
-    """The plane keeps the last inputs and a cursor: a step writes one cell, a snapshot needs the others as well."""
+    """The plane keeps the last inputs as a ring. A step writes one cell of it, but a snapshot needs all cells."""
     layout = ms.StateLayout((ms.Plane("ring", (I,), torch.int64, rewritten_each_step=False),), 1)
     mem = ms.StateManager(
         layout, slots=6, max_requests=1, tracking=tracking, device=backend.device, backend=backend.name, overlap=overlap
@@ -173,14 +176,14 @@ USES: dict[str, Callable[[Backend, ms.Tracking, bool], None]] = {
 def test_every_cell_works(backend: Backend, feature: Feature, name: str, overlap: bool) -> None:
     made = cell(MAKERS[name](), feature, overlap)
     USES[feature.name](backend, MAKERS[name](), overlap)
-    boundaries = name != "none" and (feature.name, name) != ("sessions", "redirect")  # a session publishes live itself
+    boundaries = name != "none" and (feature.name, name) != ("sessions", "redirect")  # here live is published
     assert (made.snapshots > 0) == boundaries
     marks = 2 * (feature.name == "prompts in one chunk")
     assert 1 <= made.most <= MAKERS[name]().most_slots(overlap) + marks
 
 
 def test_what_costs_no_copy_says_so() -> None:
-    """Redirect copies nothing but for kernels that cannot read one slot and write another."""
+    """Redirect copies only for kernels that cannot read one slot and write another."""
     copies = {feature.name: cell(ms.Redirect(I), feature, overlap=False).copies for feature in FEATURES}
     assert {name for name, count in copies.items() if count} == {
         "in-place kernels", "speculation in place", "planes written in part",

@@ -36,7 +36,7 @@ FORMS: dict[str, Callable[[list[int]], Any]] = {
 
 
 def spelled(tokens: list[int]) -> bytes:
-    """Returns the bytes of the tokens, one after the other."""
+    """Returns the expected key: the bytes of each token, one after the other."""
     return b"".join(token.to_bytes(BYTES, "little", signed=True) for token in tokens)
 
 
@@ -56,7 +56,7 @@ def test_a_key_is_the_tokens_eight_bytes_each(tokens: list[int]) -> None:
 def test_the_form_of_tokens_does_not_matter(form: str, tokens: list[int]) -> None:
     given_tokens = FORMS[form](tokens)
     assert encode(given_tokens) == spelled(tokens)
-    assert list(given_tokens) == tokens  # encode has not changed it
+    assert list(given_tokens) == tokens  # `encode` has not changed its argument
 
 
 REFUSED: dict[str, Any] = {
@@ -120,7 +120,7 @@ def test_every_door_for_tokens_refuses_and_changes_nothing(what: str) -> None:
 
 
 def test_tokens_of_a_request_are_read_at_once() -> None:
-    """A key does not change if the caller fills its buffer anew."""
+    """A key does not change if the caller later fills the buffer of the tokens with others."""
     buffer = np.arange(6)
     key = encode(buffer)
     buffer[:] = 0

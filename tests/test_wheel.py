@@ -106,10 +106,10 @@ print(*next(run_module("where", interpret=False)))"""
 
 def test_examples_run_outside_the_checkout_on_an_unpacked_wheel(wheel: ZipFile, tmp_path: Path) -> None:
     """The wheel makes the inspector's page, too."""
-    if find_spec("transformers") is None:  # an import would take seconds
+    if find_spec("transformers") is None:  # an import of it would take seconds
         pytest.skip("Transformers is not installed")
     there = {path.stem for path in (ROOT / "examples").glob("*.py")}
-    # sglang_pool needs SGLang. Tests of their own run the two engines.
+    # sglang_pool needs SGLang. The two engines have tests of their own.
     assert there == {*EXAMPLES, "sglang_pool", "engine", "own_blocks"}
     script = str(ROOT / "tests" / "support" / "installed.py")
     installed = tmp_path / "unpacked"

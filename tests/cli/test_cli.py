@@ -129,7 +129,7 @@ def test_only_targets_that_compile_are_known(monkeypatch: pytest.MonkeyPatch) ->
         ("trace vllm --out {tmp}/a.jsonl --from {trace} --tail 5", "vllm reads a log, whose prompts are as they are"),
         ("trace openai --out {tmp}/a.jsonl --from {trace} --thoughts 5", "leave out --tail and --thoughts"),
         ("trace chat --out no/such/a.jsonl", "'no/such' is no directory"),
-        # refused before the work, so before other errors
+        # this is refused before the work begins, so no other error comes first
         ("tune --kernels ssm --dry-run --json ", "'--json': '': expected a path"),
         ("compile --targets sm_9 --json tests", "'tests': is a directory"),
         ("demo --input no-such-file.jsonl --json no/x.json", "'no/x.json': no is no directory"),

@@ -109,7 +109,7 @@ def test_a_row_with_the_first_column_only_is_shown() -> None:
 
 
 def lines(times: list[float], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Returns the lines without a terminal, if each of `times` (seconds) reports one more percent."""
+    """Returns the lines of progress without a terminal, where one more percent is done at each of `times` (seconds)."""
     clock = iter([0.0, *times])
     monkeypatch.setattr(output, "monotonic", lambda: next(clock))
     with output.progress("replay", "requests") as report:
@@ -125,10 +125,10 @@ def test_long_work_says_now_and_then_how_far_it_is(
 ) -> None:
     assert lines([3.0, 9.9], capsys, monkeypatch) == []
     assert lines([3.0, 10.0, 12.0, 19.9, 20.0], capsys, monkeypatch) == [
-        "replay: 2,000 of 100,000 requests, 2%, 11.4 min left",  # 7 seconds a percent
+        "replay: 2,000 of 100,000 requests, 2%, 11.4 min left",  # 7 seconds per percent
         "replay: 5,000 of 100,000 requests, 5%, 6.73 min left",
     ]
-    assert len(lines([10.0 * at for at in range(1, 100)], capsys, monkeypatch)) < 35  # long work reports seldom
+    assert len(lines([10.0 * at for at in range(1, 100)], capsys, monkeypatch)) < 35  # long work reports less often
 
 
 def test_a_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def test_every_help_fits_and_the_list_of_commands_is_not_cut(monkeypatch: pytest
 )  # fmt: skip
 def test_every_line_of_every_command_fits(arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(output, "PAUSE", 0.0)  # each report prints a line
+    monkeypatch.setattr(output, "PAUSE", 0.0)  # so each report prints a line
     name = "gated_delta_step_bf16_rwkv7_value_key_marks"
     reports = [compiling.KernelReport(name, target, 168, 0, 98304, 128, 10, True, 2, 5) for target in compiling.TARGETS]
     monkeypatch.setattr(compiling, "compile_all", lambda targets, report, _: report(1, 1) or reports)

@@ -18,7 +18,7 @@ from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.prefix.policies import Lru
 from memstate_tools.traces.make import KINDS, make
 
-ENDS = Loop(every=16 * BLOCK)  # decode leaves no state before this length
+ENDS = Loop(every=16 * BLOCK)  # decode leaves its first state at this length
 
 
 def request(*blocks: int, rest: int = 0, answer: int = 0) -> TraceRequest:
@@ -87,11 +87,11 @@ def test_an_unknown_answer_has_tokens_of_its_own() -> None:
         ([request(1), request(1, 2), request(1, 3)], None),  # the second prompt has gone on from the first already
         ([request(1, answer=9), request(1, answer=9), request(1, 2)], 0),  # the second request repeats the first
         ([request(1, 2), request(1, answer=9), request(1, 2, 3)], 0),  # the longest earlier prompt counts
-        ([parting(0, 1, answer=600), request(1, 2)], 0),  # a turn that parts needs no room for the whole answer
-        # the first prompt parts 5 tokens before its end, so within block 2
+        ([parting(0, 1, answer=600), request(1, 2)], 0),  # if the next turn parts, the answer need not fit whole
+        # the next turn parts 5 tokens before the end of the first prompt, so within block 2
         ([parting(5, 1, 2, answer=9), request(1, 3, 4, rest=9)], 0),
         ([request(1, 2, answer=9), request(1, 3, 4, rest=9)], None),
-        ([parting(512, 1, answer=9), request(2)], None),  # the whole prompt parts
+        ([parting(512, 1, answer=9), request(2)], None),  # the next turn shares nothing with the prompt
     ],
 )
 def test_which_request_a_prompt_goes_on_from(trace: list[TraceRequest], expected: int | None) -> None:
@@ -315,7 +315,7 @@ def test_the_bound_is_reached_where_prompts_share_nothing(seed: int) -> None:
     draw, prompts = random.Random(f"nothing {seed}"), [tuple(range(3 * n, 3 * n + 3)) for n in range(6)]
     asked = draw.choices(range(6), k=24)
     trace, states = [request(*prompts[n], 99 + n, rest=9) for n in asked], draw.randint(1, 3)
-    best = {frozenset[int](): 0}  # set of kept prompts -> most hits on any way to this set
+    best = {frozenset[int](): 0}  # set of kept prompts -> limit of the hits on any way to this set
     for n in asked:
         following: dict[frozenset[int], int] = {}
         for kept, hits in best.items():

@@ -312,7 +312,7 @@ def test_a_trouble_is_found_from_two_scrapes_and_the_log(
     def scrape(turns: int) -> Any:
         for _ in islice(loop, turns):
             pass
-        if trouble == "storage" and turns == during:  # the disk was blocked until here
+        if trouble == "storage" and turns == during:  # until here, a file blocked the store's folder
             written.set()
             mem.tiers.flush()
         return parse(generate_latest(registry).decode(), "x", time.monotonic())

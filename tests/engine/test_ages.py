@@ -1,4 +1,4 @@
-"""Ages of requests and sessions, and how long they stand still: in figures, inspections and the terminal."""
+"""How old requests and sessions are, and how long without progress: in figures, inspections and the terminal."""
 
 import io
 import json
@@ -86,7 +86,7 @@ def test_a_request_is_idle_while_its_length_stays(mem: ms.StateManager, clock: C
         mem.stats()
     assert idle(mem) == {"still": 30, "busy": 0} and mem.stats().idlest_row == 30
     mem.end([still])
-    admit(mem, "again")  # takes the row of "still"
+    admit(mem, "again")  # "again" gets the row that "still" had
     clock.now += 7
     assert idle(mem)["again"] == 0
 
@@ -121,7 +121,7 @@ def test_sessions_are_as_old_and_idle_as_they_say(mem: ms.StateManager, clock: C
     clock.now += 3
     assert oldest() == (113, 3)
     row = admit(mem, "last", session=one)
-    mem.sessions.close(one)  # takes effect when its turn ends
+    mem.sessions.close(one)  # the session closes when its turn ends
     mem.end([row])
     assert oldest() == (0, 0) and not mem.audit().faults
 

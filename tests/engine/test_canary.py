@@ -1,4 +1,7 @@
-"""Debug mode finds forwards that forget a store, or change a slot that they may only read, and names the place."""
+"""Debug mode finds a forward that forgets a store, or changes a slot that it may only read.
+
+The error names the place.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -81,7 +84,7 @@ def resumed(mem: ms.StateManager, **more: Any) -> list[ms.Row]:
 def fails(
     close: Callable[[], object], vector: str, plane: str, layer: int, match: str | None = None
 ) -> ms.ForwardFault:
-    """Requires that `close` raises a ForwardFault that names this vector, plane and layer, and returns it."""
+    """Calls `close`, which must raise a ForwardFault that names this vector, plane and layer; returns the fault."""
     with pytest.raises(ms.ForwardFault, match=match) as error:
         close()
     fault = error.value
@@ -101,7 +104,10 @@ STORES = [(name, vector) for name in MAKERS for vector in SAYS if vector != "sna
 @pytest.mark.parametrize("plane", WRITTEN)
 @pytest.mark.parametrize(("name", "vector"), STORES)
 def test_a_forgotten_store_is_named(backend: Backend, name: str, vector: str, plane: str) -> None:
-    """The step writes another slot than it reads, is at a boundary and has marks; any call that closes it tells."""
+    """The step does not write the slot that it reads, is at a boundary and has marks.
+
+    Any call that closes it reports.
+    """
     mem, layer = manager(backend, MAKERS[name](), direct_hits=True, page_size=2, grid=1), WRITTEN.index(plane) % 3
     rows = resumed(mem, snapshot_at=[I + 2])
     step = mem.plan([None, *rows], I)
@@ -119,7 +125,7 @@ def test_a_forgotten_store_is_named(backend: Backend, name: str, vector: str, pl
 @pytest.mark.parametrize("order", ["layer_major", "slot_major"])
 @pytest.mark.parametrize("pad", [0, -1])
 def test_a_forward_that_stores_everything_passes(backend: Backend, name: str, order: Any, pad: int) -> None:
-    """Runs marks, direct hits, boundaries, chunks, padding and rows that end; nothing touches slot 0."""
+    """The steps have marks, direct hits, boundaries, chunks, padding and rows that end. None of them touches slot 0."""
     layout = replace(LAYOUT, order=order)
     mem = manager(backend, MAKERS[name](), layout, direct_hits=True, page_size=2, grid=1, pad=pad, prefix=ms.Prefix())
     null = [block[:, 0].clone() for block in mem.planes.plane_map.blocks]
@@ -149,7 +155,7 @@ def test_a_forward_that_stores_everything_passes(backend: Backend, name: str, or
 
 @pytest.mark.parametrize("slot", ["read", "write"])
 def test_an_in_place_kernel_under_redirect_is_named(backend: Backend, slot: str) -> None:
-    """Kernels that update one slot in place, under a manager without `Forward(in_place=True)`."""
+    """The kernels update one slot in place, but the manager was made without `Forward(in_place=True)`."""
     planes = ms.Plane("ssm", (2, 4), torch.float32), ms.Plane("conv", (8,), torch.bfloat16)
     mem = manager(backend, ms.Redirect(1), ms.StateLayout(planes, layers=2))
     rows = two(mem)
@@ -167,7 +173,7 @@ def test_an_in_place_kernel_under_redirect_is_named(backend: Backend, slot: str)
 
 
 def test_a_kernel_that_shifts_its_window_in_place_is_named(backend: Backend) -> None:
-    """The kernel shifts what it finds in the slot to write, so that a part of the canary lies elsewhere."""
+    """The kernel shifts the bytes in the slot that it writes, so a part of the canary moves to another place."""
     mem = manager(backend, ms.Redirect(1), ms.StateLayout((ms.Plane("conv", (3, 4), torch.bfloat16),), layers=1))
     rows = mem.admit([ms.Request("a")])
     for t in range(2):
@@ -181,7 +187,7 @@ def test_a_kernel_that_shifts_its_window_in_place_is_named(backend: Backend) -> 
 
 
 def test_a_snapshot_that_the_forward_changes_is_named(backend: Backend) -> None:
-    """The forward stores the new state, but also changes one byte of the old one."""
+    """The forward stores the new state, but also changes one byte of the state that it reads."""
     mem = manager(backend, ms.Redirect(I))
     rows = resumed(mem)
     step = mem.plan(rows)
@@ -268,7 +274,7 @@ def test_a_replayed_step_is_looked_at(backend: Backend, name: str) -> None:
 
 
 def test_a_step_is_not_looked_at_before_its_forward(backend: Backend) -> None:
-    """Calls between plan and forward, such as the settle of the step before, report no fault."""
+    """Calls between plan and forward, such as the settle of the previous step, report no fault."""
     mem = manager(backend, ms.Redirect(1))
     rows = mem.admit([ms.Request("a")])
     before = mem.plan(rows)
@@ -296,7 +302,10 @@ def test_a_graph_with_nothing_to_fill_changes_no_byte(backend: Backend) -> None:
 
 
 def test_a_state_of_any_numbers_is_a_state(backend: Backend) -> None:
-    """Zeros, one number, and NaN from NaN pass; NaN from numbers fails, since it seems computed from the canary."""
+    """Zeros, one repeated number, or NaN computed from NaN pass.
+
+    NaN computed from numbers fails: it looks like NaN that was computed from the canary.
+    """
     mem = manager(backend, ms.Redirect(1))
     rows = mem.admit([ms.Request("a")])
     for value, passes in ((0.0, True), (0.0, True), (-38.0, True), (nan, False), (nan, True), (1.0, True)):
@@ -319,7 +328,7 @@ GIVEN_UP: dict[str, Callable[[ms.StateManager, list[ms.Row], ms.Step], object]] 
 
 @pytest.mark.parametrize("how", GIVEN_UP)
 def test_a_row_that_ended_before_its_forward_is_nobody_s(backend: Backend, how: str) -> None:
-    """A forward that leaves out an aborted row, or fails, and a step that is cancelled report no fault."""
+    """No fault is reported if the forward leaves out an aborted row, if it fails, or if the step is cancelled."""
     mem = manager(backend, ms.Redirect(I))
     rows, replay = resumed(mem), (lambda: mem.launch(2)) if how == "recover" else None  # this replay runs no forward
     GIVEN_UP[how](mem, rows, mem.plan(rows, replay=replay))
@@ -328,7 +337,7 @@ def test_a_row_that_ended_before_its_forward_is_nobody_s(backend: Backend, how: 
 
 
 def test_a_snapshot_published_in_the_gap_is_looked_at(backend: Backend) -> None:
-    """The row has ended, but its published snapshot needs the store of this step."""
+    """The row has ended, but the canary still looks at the step's store: the published snapshot needs it."""
     mem = manager(backend, ms.PingPong(I), overlap=False)
     rows = mem.admit([ms.Request("a")])
     step = mem.plan(rows, I)
@@ -343,7 +352,9 @@ def test_a_snapshot_published_in_the_gap_is_looked_at(backend: Backend) -> None:
 @every_strategy
 @pytest.mark.parametrize("grid", [None, 1])
 def test_what_launch_fills_waits_for_nothing(backend: Backend, name: str, grid: int | None) -> None:
-    """A CUDA graph can hold the fill: none of its shapes and branches depends on values on the device."""
+    """A CUDA graph can contain the launches that write the canary: no shape and no branch depends on values on the
+    device.
+    """
     mem, watch = manager(backend, MAKERS[name](), direct_hits=True, page_size=2, grid=grid), Watch()
     rows = resumed(mem)
     waits = {"nonzero", "_local_scalar_dense", "masked_select", "unique", "bincount", "equal", "item"}

@@ -42,7 +42,7 @@ def storages(root: object, kind: str) -> dict[int, int]:
         if isinstance(one, torch.Tensor):
             if one.device.type == kind:
                 bytes_at[one.untyped_storage()._cdata] = one.untyped_storage().nbytes()
-        elif not (isinstance(one, list) and one and type(one[0]) is int):  # skips lists of page ids
+        elif not (isinstance(one, list) and one and type(one[0]) is int):  # lists of page ids are left out
             todo += gc.get_referents(one)
     return bytes_at
 
@@ -62,7 +62,7 @@ COARSE: dict[str, Any] = {"context": 16384, "every": 8192, "page_size": 8192}
 
 
 def require_exact(plan: Capacity, strategy: str) -> None:
-    """Builds the manager of a strategy's split, and compares the bytes of its tensors with the plan."""
+    """Builds the manager that the plan proposes for a strategy; the bytes of its tensors must be those of the plan."""
     split = plan.of(strategy)
     assert split is not None and type(split.tracking) is STRATEGIES[strategy] and split.requests == plan.concurrency
     mem = built(plan, split)
@@ -150,7 +150,7 @@ def test_C1_no_plan_has_more_than_int32_numbers() -> None:
 
 
 def test_C1_memory_with_a_byte_less_holds_less() -> None:
-    """The plan fills the memory: one more slot, page or request would not fit."""
+    """The plan fills the memory. With one byte less of memory, one slot, page or request no longer fits."""
     plan = ms.capacity("qwen3_next", "40GiB", context="32k", concurrency=16, page_size=64)
     for split in plan.splits:
         assert 0 <= plan.memory - split.nbytes < plan.kv.bytes_per_slot + 4096
@@ -198,7 +198,7 @@ def test_C3_a_prompt_keeps_as_many_marks_as_planned() -> None:
     """The plan counts the states that a prompt holds until they are published, for `prefills` prompts at once."""
     given = {"context": 44, "page_size": 8, "placement": ms.Ends(every=16), "kv_bytes_per_token": 4}
     plan = ms.capacity(PLAIN, "4MiB", **given)
-    assert plan.marks == 3  # marks at 16, 32 and 40
+    assert plan.marks == 3  # the prompt has marks at 16, 32 and 40
     mem = ms.StateManager(
         PLAIN, slots=8, max_requests=1, pages=ms.Pages(size=8), prefix=ms.Prefix(placement=ms.Ends(every=16)),
         forward=ms.Forward(grid=8),
@@ -214,7 +214,7 @@ def test_C3_a_prompt_keeps_as_many_marks_as_planned() -> None:
 
 
 def test_C3_what_fits_without_states_at_marks_fits_and_is_served() -> None:
-    """Two long prompts in memory for two slots: each keeps fewer states than its marks."""
+    """Memory has room for two slots and two long prompts. Each prompt keeps fewer states than it has marks."""
     given: dict[str, Any] = {"context": 256, "page_size": 8, "every": 8, "kv_bytes_per_token": 64, "concurrency": 2}
     given |= {"placement": ms.Ends(every=16)}
     with pytest.raises(ms.ConfigurationError, match=r"^2 requests need (\d+) bytes") as refused:

@@ -38,7 +38,7 @@ def lines(log: pytest.LogCaptureFixture) -> list[str]:
 
 
 def require_logged(log: pytest.LogCaptureFixture, counted: ChaosStats) -> None:
-    """Requires a numbered line for each counted fault; further lines are of faults after the count."""
+    """Requires one numbered line per counted fault. Later lines are of faults that came after the count."""
     logged, kinds = lines(log), asdict(counted)
     assert [line.partition(",")[0] for line in logged] == [f"fault {n}" for n in range(1, len(logged) + 1)]
     for kind, n in kinds.items():
@@ -192,7 +192,7 @@ def test_a_store_without_faults_passes_everything_through() -> None:
 
 
 def test_a_store_that_always_fails_says_so_of_one_name_or_of_the_call() -> None:
-    """Each call answers wrongly for one of three names, or raises. The other names are answered as without faults."""
+    """Each call raises, or answers wrongly for one of three names. For the other names, answers are right."""
     inner, faults = Kept(), Faults(Chaos(seed=1, store_fails=1.0))
     store, names = FaultyStore(inner, faults), list("abc")
     inner.put(names, buffers(1, 2, 3))

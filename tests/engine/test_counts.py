@@ -1,4 +1,4 @@
-"""Costs of a scheduler step: its counted launches are all that reaches the device, and nothing waits for the device.
+"""Costs of a scheduler step: nothing but the counted launches reaches the device, and nothing waits for it.
 
 Also the cost of bookkeeping in device memory.
 """
@@ -40,7 +40,7 @@ def running(mem: ms.StateManager, n: int) -> Rows:
         mem.settle(mem.plan(rows, tokens))
     mem.submit()
     if mem.backend.device.type == "cuda":
-        torch.cuda.synchronize()  # ends all uploads: the ring of upload buffers is empty
+        torch.cuda.synchronize()  # waits for all uploads, so that every upload buffer is free
     mem.backend.counts.reset()
     return rows
 
@@ -54,7 +54,7 @@ def cost(mem: ms.StateManager) -> tuple[int, dict[str, int], int]:
     ("tracking", "n"), [*((t, 1) for t in STRATEGIES), (PingPong(every=4), 256), (Redirect(every=4), 256)], ids=repr
 )
 def test_any_mix_is_one_upload_and_two_launches(backend: Backend, tracking: ms.Tracking, n: int) -> None:
-    """Publishes, releases, aborts, retractions, admissions into freed rows, a hit and pages all travel in one batch."""
+    """One upload has publishes, releases, aborts, retractions, admissions into freed rows, a hit and pages."""
     mem = manager(backend, tracking, n)
     rows = running(mem, n)
     snapshots = mem.publish(rows[: n // 4])
@@ -89,7 +89,7 @@ def test_hits_cost_the_same_for_one_and_for_many(backend: Backend, direct: bool)
 
 @names
 def test_a_decode_step_is_one_plan_and_a_settle_launches_nothing(backend: Backend, tracking: ms.Tracking) -> None:
-    """Steps off and at boundaries, with finished rows: never a copy, never a wait.
+    """Steps at boundaries and between them, some with rows that finish, copy nothing and wait for nothing.
 
     A lane that a settle releases costs one more upload and launch, in the next plan.
     """
@@ -120,7 +120,7 @@ def test_T20_a_steady_step_with_drafts_is_one_launch(backend: Backend, tracking:
     """Numbers of accepted tokens take one small upload, or none if the sampler has written them."""
     rings = ms.StateLayout([Plane("s_x", (11, 4), torch.float32)], layers=1)
     layout = ms.StateLayout(LAYOUT.planes, layers=1, rows=rings)
-    tracking = type(tracking)(every=64)  # no step reaches a boundary: that could release a lane
+    tracking = type(tracking)(every=64)  # no step reaches a boundary, where a lane could be released
     mem = on(backend, layout, slots=12, max_requests=3, tracking=tracking, overlap=False, tail=4)
     rows = running(mem, 3)
     mem.accept(mem.plan(rows, 4, drafts=3), [1, 2, 3])
@@ -209,4 +209,4 @@ def test_bookkeeping_is_at_most_64_bytes_a_slot_and_64_a_row(backend: Backend) -
     start = bookkeeping(backend, 1000, 1000)
     assert 8 < (bookkeeping(backend, 5000, 1000) - start) / 4000 <= 64
     assert 24 <= (bookkeeping(backend, 1000, 5000) - start) / 4000 <= 64
-    assert start <= 1000 * 64 + 1000 * 64 + 4096  # 4096: columns are rounded up
+    assert start <= 1000 * 64 + 1000 * 64 + 4096  # 4096 more, since columns are rounded up

@@ -66,7 +66,7 @@ def live(mem: ms.StateManager, row: ms.Row) -> int:
 
 
 def given_up(mem: ms.StateManager, *more: str) -> tuple[ms.Step, ms.Row, *tuple[ms.Row, ...]]:
-    """Returns an open step, its row, which is aborted, and the rows that were admitted beside it."""
+    """Returns an open step, its only row, which was aborted after the plan, and further rows, which are in no step."""
     a, *others = mem.admit([ms.Request(name) for name in ("a", *more)])
     step = mem.plan([a])
     mem.end([a])
@@ -278,7 +278,10 @@ def test_a_fork_that_copies_a_page_is_refused_while_changes_wait(backend: Backen
 
 @pytest.mark.parametrize("name", ["ping-pong", "lazy", "redirect"])
 def test_a_snapshot_published_in_the_gap_is_used_behind_the_forward(backend: Backend, name: str) -> None:
-    """The open step writes the snapshot (ping-pong, lazy) or reads it (redirect); the slot's next owner comes later."""
+    """The open step writes the snapshot (ping-pong, lazy) or reads it (redirect).
+
+    Its slot gets a new owner only afterwards.
+    """
     mem = manager(backend, name, slots=9, direct_hits=False)
     (a,) = mem.admit([ms.Request("a")])
     step = mem.plan([a], 4)
@@ -291,7 +294,7 @@ def test_a_snapshot_published_in_the_gap_is_used_behind_the_forward(backend: Bac
     (b,) = mem.admit([ms.Request("b", resume=snapshot)])
     mem.drop([snapshot])
     mem.submit()
-    (c,) = mem.admit([ms.Request("c")])  # gets the slot that the snapshot had
+    (c,) = mem.admit([ms.Request("c")])  # c gets the slot that the snapshot had
     mem.submit()
     forward(mem, step, 4.0 if name != "redirect" else 1.0)
     following = mem.plan([a, b, c])
@@ -304,7 +307,9 @@ def test_a_snapshot_published_in_the_gap_is_used_behind_the_forward(backend: Bac
 
 @pytest.mark.parametrize("cleared", [False, True], ids=["", "cleared"])
 def test_kv_that_the_forward_has_still_to_write_does_not_go_down(cleared: bool) -> None:
-    """x fills a page in the open step and publishes it; y's state of the same tokens lies there, and is evicted."""
+    """In the open step, x fills a page and publishes it. y leaves its state of the same tokens at this page; the state
+    is then evicted.
+    """
     at = Tiered(Backend("reference"), "none", prefix=ms.Prefix())
     x, y = at.admit(ms.Request("x", tokens=[*ONE, 1]), ms.Request("y", tokens=[*ONE, 1]))
     at.run([x, y], 4, publish=False)

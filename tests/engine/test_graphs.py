@@ -16,7 +16,7 @@ CUDA = torch.cuda.is_available()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="CUDA graphs need a CUDA device")]
 
 BATCHES = (1, 2, 3, 64, 256)
-WIDTH = 2  # most tokens of an entry in one step
+WIDTH = 2  # limit of an entry's tokens in one step
 LAYERS, HEADS, DIM, STATE, TAPS = 2, 2, 32, 16, 4
 LAYOUT = ms.StateLayout(
     planes=(
@@ -92,7 +92,7 @@ class Forward:
             )
 
     def plan(self, rows: Sequence[ms.Row | None], tokens: int | Sequence[int] = 1) -> ms.Step:
-        """Plans a step whose launches are all in the graph of its batch size; captures a graph that is missing."""
+        """Plans a step that replays the graph of its batch size; captures this graph if it does not exist yet."""
         batch = len(rows)
         if batch not in self.graphs:
             self.graphs[batch] = torch.cuda.CUDAGraph()
@@ -141,7 +141,7 @@ def test_one_manager_replays_graphs_of_every_batch_size(backend: Backend, genera
     replayed, eager = (build(ms.Redirect(4), max(BATCHES), backend, inputs) for _ in range(2))
     rows = [forward.mem.admit([ms.Request(i) for i in range(2)]) for forward in (replayed, eager)]
     for forward in (replayed, eager):
-        forward.mem.submit()  # otherwise the first step would zero the slots of both rows
+        forward.mem.submit()  # zeroes the slots of both rows now, before their first step
     launched, planned = backend.counts.total_launches, replayed.mem.backend.counts.launches["plan"]
     for batch in order:
         inputs.draw()

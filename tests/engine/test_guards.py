@@ -45,7 +45,7 @@ def test_close_in_debug_mode_finds_leaks_after_it_has_closed(made: Callable[...,
     with pytest.raises(ms.ConfigurationError, match="the manager is closed" if mem.tiers else "prefix=|tiers="):
         mem.prefetch([1, 2, 3])
     mem.pool.release(ids)
-    mem.settle(mem.plan([row]))  # requests continue
+    mem.settle(mem.plan([row]))  # requests can go on
     mem.close()  # a running request is no leak
 
 
@@ -153,7 +153,9 @@ def test_settings_of_the_wrong_kind_are_refused(settings: dict[str, Any]) -> Non
 def test_a_tuned_file_that_cannot_be_read_is_found_at_construction(
     backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first launch would find the fault too late: the packet with its zeros has been taken, and would be lost."""
+    """The first launch would be too late: by then the packet, with the slots to set to zero, has been taken, and would
+    be lost.
+    """
     (tmp_path / tuned.file_name(tuned.device_name(backend.device))).write_text("{")
     monkeypatch.setenv("MEMSTATE_TUNED", str(tmp_path))
     tuned.forget()

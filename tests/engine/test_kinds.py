@@ -187,7 +187,7 @@ def test_B80_sessions_keep_to_the_grid(backend: Backend) -> None:
     mem.settle(mem.plan([a], [6]))
     mem.end([a], keep="cache", tokens=[list(range(6))])
     (b,) = mem.admit([ms.Request("b", tokens=range(8), session=session)])
-    assert mem.info(b).length == 4  # no whole state of 6 tokens was kept; the prefix cache has one of 4
+    assert mem.info(b).length == 4  # no state of 6 tokens was kept; the cache has one of 4
     mem.settle(mem.plan([b], [4]))
     mem.end([b], keep="cache", tokens=[list(range(8))])
     (c,) = mem.admit([ms.Request("c", tokens=range(9), session=session)])

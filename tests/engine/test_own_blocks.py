@@ -1,4 +1,4 @@
-"""The example with blocks of its own: right in random traffic, and what its author could get wrong."""
+"""The example engine that keeps its own KV blocks: it is right in random traffic, and mistakes in it are found."""
 
 import logging
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def changed(*changes: Change) -> Any:
 
 
 def comparable(kind: Any) -> Any:
-    """Returns an engine as `compare` takes one."""
+    """Returns the class of an engine with the arguments and the `serve` that `compare` needs."""
 
     class Compared(kind):  # type: ignore[misc]
         def __init__(self, slots=24, max_requests=4, pages=60, every=own.BLOCK, host_slots=0, debug=False) -> None:
@@ -110,7 +110,7 @@ def test_keys_of_other_blocks_are_refused(change: Change) -> None:
 
 
 class Back(own.Engine):  # type: ignore[misc]
-    """Gives memstate the key of the block before, in all calls."""
+    """An engine with a mistake: in all calls, each block gets the key of the block before it."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -127,7 +127,7 @@ class Back(own.Engine):  # type: ignore[misc]
 
 
 def back(keys: Sequence[bytes]) -> list[bytes]:
-    """Returns as many keys, each at the next place."""
+    """Returns the keys moved on by one place: a made-up key comes first, and the last key is left out."""
     return [b"0" * 16, *keys[:-1]] if keys else []
 
 
@@ -142,7 +142,7 @@ def test_without_forget_answers_are_right(caplog: pytest.LogCaptureFixture) -> N
     draw, kind = Random(3), changed(("            self.mem.forget([key])", "            pass"))
     engine = kind(slots=14, max_requests=4, blocks=40, debug=True)
     assert list(served(engine, prompts(draw, 24), draw)) == []
-    assert without_kv(engine)[1] > 0 and not caplog.records  # states that serve nobody hold slots
+    assert without_kv(engine)[1] > 0 and not caplog.records  # states without KV still hold slots
 
 
 def test_keys_that_are_block_ids_are_told(caplog: pytest.LogCaptureFixture) -> None:

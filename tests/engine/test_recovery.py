@@ -333,7 +333,7 @@ def test_an_executor_that_throws_work_away_is_not_waited_for(call: str, tmp_path
 
 @pytest.mark.parametrize("why", ["waiting work fills it", "the interrupted call took it"])
 def test_a_published_snapshot_keeps_only_pages_that_are_sure(why: str, plain: Backend) -> None:
-    """The snapshot's register is sure, but not the KV of its page, without which the state is of no use."""
+    """The snapshot's state is certainly right, but the KV of its page may be wrong, and a state needs its KV."""
     at = Server(plain, prefix=False)
     mem, rows = at.mem, [at.start(T), at.start(T[::-1]), at.start([*T, 1])]
     for row in rows:
@@ -363,7 +363,7 @@ def test_a_published_snapshot_keeps_only_pages_that_are_sure(why: str, plain: Ba
 
 
 def test_an_idle_session_whose_pages_are_unsure_is_empty_after_a_recover(plain: Backend) -> None:
-    """The session's states are sure, but would be read with KV that never came."""
+    """The session's states are certainly right, but they would be read with KV that was never written."""
     at = Server(plain, prefix=False)
     chats = [at.mem.sessions.open(name) for name in "ab"]
     for chat, tokens in zip(chats, (T, T[::-1]), strict=True):
@@ -392,7 +392,7 @@ def test_a_close_that_was_interrupted_can_be_repeated(plain: Backend) -> None:
 
 
 class Planted:
-    """A scene with its tables, in which a test makes one count wrong, as an interrupted call could."""
+    """A manager with requests, and its tables. A test makes one count wrong, as an interrupted call could."""
 
     def __init__(self, at: Scene) -> None:
         self.at, self.mem, self.cache = at, at.mem, at.cache
@@ -457,7 +457,7 @@ def test_an_audit_names_the_count_that_is_wrong(what: str) -> None:
 
 
 def test_a_state_whose_load_an_exception_ends_is_nobody_s() -> None:
-    """The claim of the slot has been sent; the load waits for a forward."""
+    """The claim of a slot for the state has been sent, but its load still waits for a forward."""
     layout = ms.StateLayout((ms.Plane("fold", (2,), torch.float32),), layers=1)
     tiers = ms.Tiers("m", host_slots=4, executor=AtOnce())
     mem = ms.StateManager(

@@ -238,7 +238,7 @@ def fails() -> None:
     ("replay", "said"),
     [
         (lambda mem: fails(), "CUDA error"), (lambda mem: mem.launch(3), "replay of a step with batch=2"),
-        (lambda mem: None, r"did not launch it: .* launch\(2\)"),  # like a graph that holds only the forward
+        (lambda mem: None, r"did not launch it: .* launch\(2\)"),  # like a graph of the forward alone
     ],
 )  # fmt: skip
 def test_an_error_in_the_replay_breaks_the_manager_until_it_recovers(pair: Pair, replay: Any, said: str) -> None:
@@ -256,7 +256,7 @@ def test_an_error_in_the_replay_breaks_the_manager_until_it_recovers(pair: Pair,
 
 
 def test_the_graph_of_another_batch_changes_no_state(pair: Pair) -> None:
-    """Replays a graph of two entries, or nothing, for a batch of three: states stay, and an audit finds it."""
+    """A batch of three replays a graph of two entries, or nothing: no state changes, and an audit finds the mistake."""
     mem, rows = pair
     small = Graph(mem, 2)
     mem.settle(mem.plan(rows, replay=small.replay))

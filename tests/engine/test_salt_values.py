@@ -1,4 +1,4 @@
-"""Values of salts: allowed values never meet in the cache or in digests, and other values are refused everywhere."""
+"""Values of salts: two allowed values never share an entry of the cache or a digest; other values are refused."""
 
 from collections import namedtuple
 from collections.abc import Callable, Hashable
@@ -38,7 +38,7 @@ ALIKE: list[Hashable] = [
 
 
 class Odd(str):
-    """A text that equals everything."""
+    """A str that claims to equal every object."""
 
     def __eq__(self, other: object) -> bool:
         return True
@@ -48,7 +48,7 @@ class Odd(str):
 
 
 class Silent:
-    """An object whose text raises."""
+    """An object whose `repr` raises."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no text")
@@ -128,7 +128,10 @@ def test_values_are_shown_as_far_as_they_can_be() -> None:
 
 
 def test_parts_of_a_salt_are_counted_not_followed_for_ever() -> None:
-    """Parts that tuples share are counted each time, up to a limit, which also holds for the text of the refusal."""
+    """A part that several tuples share counts once per tuple, up to a limit.
+
+    The text of the refusal keeps this limit.
+    """
     assert require_salt(tuple(range(999))) == tuple(range(999))
     shared: tuple[object, ...] = ("x",) * 10
     for _ in range(7):

@@ -27,7 +27,7 @@ def test_admission_and_match_find_what_its_own_salt_has(mine: Hashable, other: H
 def test_what_a_row_leaves_goes_under_its_salt(mine: Hashable, other: Hashable, how: str) -> None:
     house = House()
     row = house.start(T[:12], mine)
-    house.run(row, 9)  # one step beyond the state, so that the running row can publish it
+    house.run(row, 9)  # one token beyond 8, so that the running row can publish its state of 8
     if how == "cancel":
         house.mem.cancel(house.step(row, 12), keep="cache", tokens=[T[:8]])
     else:
@@ -48,7 +48,7 @@ def test_a_turn_after_an_abort_goes_on_under_its_own_salt(mine: Hashable, other:
         assert house.turn(16, salt, session=session) == start
     row = house.start(T[:24], other, session=session)
     house.run(row, 20)
-    house.mem.end([row])  # this turn had another salt: the session keeps no state of either
+    house.mem.end([row])  # this turn had another salt: the session keeps no state of either salt
     assert house.starts(24, mine, session=session) == 0
 
 

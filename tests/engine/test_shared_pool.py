@@ -33,7 +33,7 @@ def requests(n: int) -> list[Request]:
 
 
 def test_B1_a_claim_in_hand_can_use_what_a_recorded_release_frees(mem: StateManager) -> None:
-    """A release is counted when it is recorded, so the claim must get the slots that it frees."""
+    """A release is counted as soon as it is recorded, so the claim must get the slots that the release frees."""
     rows = mem.admit(requests(4))
     mem.submit()
     mem.end(rows)
@@ -53,7 +53,7 @@ def test_B1_a_claim_in_hand_does_not_take_what_is_recorded_for_a_row(mem: StateM
 
 
 def test_B5_a_claim_that_reconciles_keeps_what_is_recorded(mem: StateManager) -> None:
-    """The claim asks the device for its count, which lacks the rows that were just admitted."""
+    """The claim reads the device's count of free slots, which does not know the rows that were just admitted."""
     ids = mem.pool.claim(2)
     mem.pool.release(ids[:1])
     mem.pool.release(ids[:1])
@@ -90,7 +90,7 @@ def test_B5_a_double_release_makes_no_room_for_a_snapshot(mem: StateManager) -> 
 
 
 def test_B5_the_reserve_counts_real_slots(backend: Backend) -> None:
-    """Three slots are reserved; host and device must count releases of slot 0 alike."""
+    """Three slots are reserved. Host and device must count a release of slot 0 in the same way."""
     mem = on(backend, LAYOUT, slots=4, max_requests=2, tracking=Redirect(every=4), reserve=3)
     mem.pool.release([0, 0, 0])
     rows = mem.admit(requests(1))
@@ -136,11 +136,11 @@ def test_the_order_of_record_is_kept_for_many_registers_too(backend: Backend) ->
     file.labels[one] = np.arange(10, 10 + n)
 
     buffer.move(two, one)
-    buffer.move(one, two[::-1])  # in reverse order
+    buffer.move(one, two[::-1])  # the registers come back in reverse order
     buffer.claim(three)
     buffer.copy(three, one)
     buffer.release(one)
-    buffer.claim(two, zeroed=two)  # gets the slots that were just released
+    buffer.claim(two, zeroed=two)  # `two` gets the slots that were just released
     buffer.submit()
 
     expected = np.arange(n)[::-1]
@@ -153,7 +153,7 @@ def test_the_order_of_record_is_kept_for_many_registers_too(backend: Backend) ->
 
 @pytest.mark.parametrize("gone", ["nothing", "a snapshot"])
 def test_slots_released_by_id_are_counted_before_the_packet_of_a_step(backend: Backend, gone: str) -> None:
-    """A count that is read from the device now would lack the changes in the step's own packet."""
+    """A count that is read from the device at this moment lacks the changes in the step's own packet."""
     mem = on(backend, LAYOUT, slots=8, max_requests=4, tracking=Redirect(every=4))
     rows = mem.admit(requests(2))
     mem.settle(mem.plan(rows, 4))

@@ -19,7 +19,7 @@ GIB = 2**30
 HUGE = 10**9
 PLAIN = ms.StateLayout((ms.Plane("ssm", (4,), torch.float32),), layers=1)
 WIDE = ms.StateLayout((ms.Plane("ssm", (2**40,), torch.float32),), layers=1)
-LONG = ms.StateLayout(PLAIN.planes, layers=1, rows=WIDE)  # its rows have memory
+LONG = ms.StateLayout(PLAIN.planes, layers=1, rows=WIDE)  # each row, too, has memory of its own
 GIVEN = {"ssm": torch.zeros(1, 9, 4)}
 CPU = ms.Backend("reference")
 SMALL: dict[str, Any] = {"slots": 8, "max_requests": 2, "backend": "reference"}
@@ -40,7 +40,7 @@ def nothing_big(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
         return call
 
-    assert ms.StateManager  # loaded by now: importing it allocates more than is allowed below
+    assert ms.StateManager  # imported now: the import allocates more than is allowed below
     for module, names in ((torch, ("zeros", "empty", "full")), (np, ("zeros", "empty", "full", "arange"))):
         for name in names:
             monkeypatch.setattr(module, name, refused(name))
@@ -155,7 +155,7 @@ GROUPS: dict[str, tuple[str, list[str], dict[str, str], int | None]] = {
 def test_a_container_has_the_least_limit_of_its_groups(
     case: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Of the host's memory, only what the container may use counts."""
+    """Only the part of the host's memory that the container may use counts."""
     groups, mounts, files, expected = GROUPS[case]
     told = {"proc/self/cgroup": groups, "proc/self/mountinfo": "\n".join(mounts)}
     told |= {f"sys/fs/cgroup/{name}": text for name, text in files.items()}

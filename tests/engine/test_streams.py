@@ -36,7 +36,7 @@ def manager(device: str = "cuda:1", **settings: object) -> ms.StateManager:
 
 
 def tiered(device: str = "cuda:1") -> ms.StateManager:
-    """Returns a manager with a prefix cache and host memory, which takes states as soon as they are cached."""
+    """Returns a manager with a prefix cache, and host memory to which each state is saved as soon as it is cached."""
     kv = ms.Planes(KV, 24, ms.Backend("reference", device))
     tiers = ms.Tiers(model="toy", host_slots=8, host_pages=24, kv=kv, write="through")
     return manager(
@@ -73,7 +73,7 @@ def devices(work: Sequence[Work]) -> set[int]:
 
 
 def test_every_launch_and_copy_is_on_the_device_of_the_states(cuda: FakeCuda) -> None:
-    """Device 0 is the current device all the time."""
+    """Device 0 stays the current device, although the states are on device 1."""
     mem = manager(debug=True)
     ms.warm_up(mem)
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
@@ -149,7 +149,7 @@ on_its_stream = pytest.mark.parametrize("name", [name for name in CALLS if name 
 
 
 def open_step(mem: ms.StateManager) -> tuple[ms.Rows, ms.Step, Sequence[ms.Snapshot | None]]:
-    """Returns rows, a step of them whose forward was launched, and their snapshots; another prompt is cached."""
+    """Caches a prompt; returns two rows, an open step of them whose forward was launched, and their snapshots."""
     prompt = list(range(EVERY))
     end(mem, prompt)
     rows = mem.admit([ms.Request("a", length=12), ms.Request("b", length=12)])
@@ -185,7 +185,7 @@ def test_a_call_on_another_stream_is_refused_and_changes_nothing(cuda: FakeCuda,
 @pytest.mark.sample(12)
 @on_its_stream
 def test_a_call_inside_a_capture_is_refused_and_changes_nothing(cuda: FakeCuda, name: str) -> None:
-    """Device 0 is current in the capture of device 1, and captures nothing itself."""
+    """Device 1 captures a graph. The current device is device 0, which captures nothing."""
     mem = tiered()
     given = open_step(mem)
     before, work = figures(mem), list(cuda.work)
@@ -291,7 +291,7 @@ def test_a_stream_whose_handle_is_known_is_not_asked_for_again(cuda: FakeCuda, m
     with torch.cuda.stream(cuda.new_stream(1)), pytest.raises(ms.InvalidArgument, match=r"call use_stream\("):
         mem.plan(rows)
     mem.settle(mem.plan(rows))
-    assert len(asked) == 2  # each stream once
+    assert len(asked) == 2  # each of the two streams was asked for once
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["one stream", "forward beside"])
@@ -299,7 +299,7 @@ def test_a_stream_whose_handle_is_known_is_not_asked_for_again(cuda: FakeCuda, m
 def test_an_id_reaches_the_host_after_every_earlier_forward(
     cuda: FakeCuda, tracking: ms.Tracking, beside: bool
 ) -> None:
-    """Once the host knows an id, a network card may write to its slot: no earlier forward can touch the slot."""
+    """Once the host knows an id, a network card may write to its slot, so no earlier forward may still be running."""
     mem, main = manager(tracking=tracking), cuda.current_stream(1)
     side = cuda.new_stream(1) if beside else main
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
@@ -313,7 +313,7 @@ def test_an_id_reaches_the_host_after_every_earlier_forward(
         mem.submit(step)
         mem.settle(step)
         if t % EVERY == EVERY - 1:
-            (new,) = mem.admit([ms.Request(t)])  # may get slots that other rows had
+            (new,) = mem.admit([ms.Request(t)])  # the new row may get slots that other rows had
             slots = mem.device.read_slots([new, rows[0]])
             assert not any(cuda.host.get(work.stream, 0) >= work.number for work in forwards[-1:])
             assert len(slots.wait()) == 2
@@ -343,7 +343,7 @@ def test_a_forward_beside_keeps_its_records_by_events(cuda: FakeCuda, waits: boo
 
 
 def test_what_sleep_keeps_is_what_the_last_forward_wrote(cuda: FakeCuda) -> None:
-    """Sleep waits for a forward on another stream, too, even if no event says so."""
+    """Sleep also waits for a forward on another stream, even if no event was recorded behind it."""
     mem, side = manager(), cuda.new_stream(1)
     mem.plan(mem.admit([ms.Request("a")]))
     with torch.cuda.stream(side):

@@ -97,7 +97,7 @@ def test_T15_other_kernels_keep_the_drafts_themselves(
 def test_T15_windows_that_begin_at_the_state_are_committed_once(
     backend: Backend, generator: torch.Generator, model: Model, strategy: str
 ) -> None:
-    """One launch brings a row's slot to the last plan of 0 tokens, and stores a boundary's state in a second slot."""
+    """One launch replays all plans of 0 tokens: it advances a row's slot, and stores a boundary's state elsewhere."""
     settings = {"slots": 17, "max_requests": 3, "tracking": STRATEGIES[strategy], "overlap": False}
     mem = on(backend, ms.StateLayout(layout(4).planes, layers=1), **settings, forward=ms.Forward(tail=4))
     rows, kept, plane = mem.admit([ms.Request(text) for text in range(3)]), 0, mem.planes["ssm"][0]
@@ -160,7 +160,7 @@ def test_T2_a_fork_has_the_pending_tokens_of_its_row(backend: Backend) -> None:
     ids=["a row", "short", "descending", "of no token"],
 )
 def test_T19_nodes_that_are_no_path_are_named(backend: Backend, nodes: list[list[int]], told: str) -> None:
-    """Only debug mode, which asks the device, finds the last three cases. Nothing moves."""
+    """Only debug mode finds the last three cases, since it reads the device. No state moves."""
     mem = on(backend, layout(4), slots=8, max_requests=2, tracking=ms.NoTracking(), overlap=False, tail=4, debug=True)
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
     mem.settle(mem.plan(rows, 3))
@@ -192,7 +192,9 @@ def test_T10_a_state_that_a_mark_has_taken_is_still_to_copy(backend: Backend, la
 
 @pytest.mark.parametrize("late", [False, True])
 def test_T17_debug_mode_compares_what_was_written_with_what_accept_gets(backend: Backend, late: bool) -> None:
-    """A row that ends needs its whole number as well; `end` leaves out the tokens behind its end."""
+    """A row that ends is compared, too: `accept` gets the number of all its accepted tokens, and `end` leaves out those
+    behind its end.
+    """
     settings = {"slots": 6, "max_requests": 2, "tracking": ms.PingPong(every=4), "overlap": True, "tail": 4}
     mem = on(backend, ms.StateLayout(layout(4).planes, layers=1), **settings, debug=True)
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
@@ -220,7 +222,7 @@ def test_T16_each_step_says_what_it_defers(backend: Backend) -> None:
 
 @pytest.mark.parametrize("between", ["other rows", "a cancelled step", "nothing"])
 def test_T17_whatever_is_planned_before_the_accept(backend: Backend, between: str) -> None:
-    """The next plan overwrites `accepted` on the device. It refuses impossible numbers of a sampler before that."""
+    """The next plan overwrites `accepted` on the device. Before that, it refuses impossible numbers from a sampler."""
     settings = {"slots": 6, "max_requests": 2, "tracking": ms.NoTracking(), "overlap": True, "tail": 4}
     mem = on(backend, ms.StateLayout(layout(4).planes, layers=1), **settings, debug=True)
     a, b = mem.admit([ms.Request("a"), ms.Request("b")])
@@ -267,7 +269,7 @@ def test_T10_an_open_mark_goes_before_a_late_step_folds(backend: Backend) -> Non
 def test_T16_a_deferred_step_stores_a_state_now_and_then(
     backend: Backend, generator: torch.Generator, model: Model, strategy: str, overlap: bool
 ) -> None:
-    """States are stored after every third token, and at boundaries, every eighth token, which NoTracking has not."""
+    """A state is stored after every third token and, except under NoTracking, at boundaries: every eighth token."""
     mem = on(backend, layout(2), slots=6, max_requests=1, tracking=STRATEGIES[strategy], overlap=overlap, tail=2)
     for defer in (5, -1, "2", True, 1.0):
         with pytest.raises(ms.InvalidArgument, match=f"defer={defer!r}: expected a whole number of tokens from 0 to 4"):
@@ -332,7 +334,7 @@ def test_T14_states_that_memstate_copies_are_those_of_plain_decode(
 def test_T3_a_boundary_among_accepted_tokens_is_kept(
     backend: Backend, generator: torch.Generator, strategy: str, tail: int
 ) -> None:
-    """For any accepted numbers, the state of the newest boundary can be published after the step behind it."""
+    """Whatever is accepted, the state of the newest boundary can be published once the next step has run."""
     mem = on(backend, layout(tail), slots=6, max_requests=1, tracking=STRATEGIES[strategy], overlap=False, tail=tail)
     (row,) = mem.admit([ms.Request("a")])
     for n in (5, 1):
@@ -421,7 +423,9 @@ def test_T7_a_row_whose_length_is_not_told_yet_waits_for_it(backend: Backend) ->
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_T8_a_row_that_reads_no_token_folds_its_tail(backend: Backend, overlap: bool) -> None:
-    """A turn that ends amid accepted tokens leaves the state of its last token, and that of a boundary among them."""
+    """A turn that ends in the middle of accepted tokens leaves two states: that of its last token, and that of a
+    boundary among the accepted tokens.
+    """
     mem = on(backend, layout(4), slots=6, max_requests=3, tracking=ms.Redirect(every=8), overlap=overlap, tail=4)
     a, b = mem.admit([ms.Request("a"), ms.Request("b")])
     mem.settle(mem.plan([a, b], [5, 3]))
@@ -446,7 +450,7 @@ def test_T9_a_late_step_holds_slots_back_and_returns_them(backend: Backend, acce
     """The row stands at a boundary. Whether its state is kept depends on accepted tokens that the host does not know
     yet.
 
-    Requests that come in between get only slots beyond the reserve; the device has chosen before.
+    Requests that are admitted before the accept get only slots beyond the reserve. The device has chosen earlier.
     """
     mem = on(backend, layout(4), slots=4, max_requests=4, tracking=ms.Redirect(every=4), reserve=2, tail=4)
     (row,) = mem.admit([ms.Request("a")])
@@ -462,7 +466,9 @@ def test_T9_a_late_step_holds_slots_back_and_returns_them(backend: Backend, acce
 
 
 def test_T9_a_request_finds_nothing_of_the_one_before_it(backend: Backend) -> None:
-    """A row ends while tokens are pending, not yet told to the host, or counted by the device alone."""
+    """A row ends while tokens are pending, before the host is told how many were accepted, or while only the device has
+    counted them. A new request in its place finds none of these tokens.
+    """
     mem = on(backend, layout(4), slots=6, max_requests=2, tracking=ms.NoTracking(), overlap=True, tail=4)
     (other,) = mem.admit([ms.Request("other")])
     for told in ("accepted", "not told", "dead"):
@@ -530,7 +536,7 @@ def test_T4_a_row_that_has_ended_needs_no_accepted_tokens(backend: Backend) -> N
 
 @pytest.mark.parametrize("accepted", [0, 4])
 def test_T9_a_late_step_and_a_count_that_is_read_from_the_device(backend: Backend, accepted: int) -> None:
-    """The device's count includes its claims for the step, before the host knows how many these are."""
+    """The device's count of free slots includes its claims for the step; the host does not know their number yet."""
     mem = on(backend, layout(4), slots=6, max_requests=1, tracking=ms.Redirect(every=4), overlap=True, tail=4)
     (row,) = mem.admit([ms.Request("a")])
     mem.settle(mem.plan([row], 4))
@@ -559,7 +565,7 @@ def test_T2_debug_mode_knows_what_a_step_with_drafts_stores(
 
 @pytest.mark.parametrize("late", [False, True])
 def test_T2_debug_mode_sees_a_fold_that_is_not_stored(backend: Backend, late: bool) -> None:
-    """At a boundary, the pending tokens go to the row's new slot, even if the host is told their number later."""
+    """At a boundary, pending tokens are folded into the row's new slot, even if the host learns their number later."""
     settings = {"slots": 6, "max_requests": 1, "tracking": ms.Redirect(every=4), "tail": 4}
     mem = on(backend, layout(4), **settings, overlap=late, debug=True)
     (row,) = mem.admit([ms.Request("a")])
@@ -669,7 +675,10 @@ def test_T11_no_state_arrives_in_a_row_with_tokens_in_its_tail(backend: Backend)
 def test_T12_the_end_of_a_step_that_goes_to_the_tail_is_no_mark(
     backend: Backend, grid: int | None, packed: bool, kept: int
 ) -> None:
-    """No slot holds the state at this end, so an earlier one is kept. In a packed batch, tokens of all rows count."""
+    """No slot holds the state at the end of the step, so an earlier state is kept.
+
+    In a packed batch, the grid counts the tokens of all rows.
+    """
     mem = on(
         backend, layout(4), slots=9, max_requests=2, tracking=ms.Redirect(every=64), overlap=False, tail=4, grid=grid,
         packed=packed,
@@ -735,7 +744,10 @@ def test_T8_a_picture_names_the_registers_of_a_late_step(backend: Backend) -> No
 @pytest.mark.parametrize("accepted", range(5))
 @pytest.mark.parametrize("strategy", list(STRATEGIES)[1:])
 def test_T9_slots_that_are_missing_are_known_before_a_late_step(backend: Backend, strategy: str, accepted: int) -> None:
-    """The row has a snapshot, and an unknown length: a token before the next boundary, at it, or behind it."""
+    """The row has a snapshot.
+
+    The host does not know its length: one token before the next boundary, at it, or behind it.
+    """
     settings = {"slots": 5, "max_requests": 1, "tracking": STRATEGIES[strategy], "tail": 4, "overlap": True}
     mem = on(backend, layout(4), **settings)
     (row,) = mem.admit([ms.Request("a")])

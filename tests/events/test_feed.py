@@ -37,7 +37,7 @@ def serve(mem: ms.StateManager, prompt: list[int], salt: Hashable = None) -> Non
 
 
 def read(feed: Feed, index: Index) -> list[object]:
-    """Takes the newest events through their wire format into an index, and returns them."""
+    """Encodes and decodes the newest events, applies them to an index, and returns them."""
     batch = feed.take()
     if batch is None:
         return []
@@ -46,10 +46,10 @@ def read(feed: Feed, index: Index) -> list[object]:
 
 
 def told(index: Index) -> dict[tuple[str | None, bytes], set[int]]:
-    """Returns tag and tokens of each block -> its groups, as an index has them."""
+    """Returns what an index has: (salt tag, tokens) of each block -> its groups."""
     blocks = index._workers["w"]
     ends: dict[object, tuple[str | None, bytes]] = {}
-    for (above, tokens), block in blocks._next.items():  # a block comes after its parent
+    for (above, tokens), block in blocks._next.items():  # the dict has each block after its parent
         tag, before = (above[0], b"") if isinstance(above, tuple) else ends[above]
         ends[block] = tag, before + tokens
     assert set(ends) == set(blocks._groups)
@@ -57,7 +57,7 @@ def told(index: Index) -> dict[tuple[str | None, bytes], set[int]]:
 
 
 def held(mem: ms.StateManager) -> dict[tuple[str | None, bytes], set[int]]:
-    """Returns tag and tokens of each block -> its groups, as the cache has them."""
+    """Returns what the cache has: (salt tag, tokens) of each block -> its groups."""
     groups: dict[tuple[str | None, bytes], set[int]] = {}
     for salt, node in mem.prefix.tree.walk():
         if node.ghost:
@@ -97,7 +97,7 @@ def test_events_of_one_prompt() -> None:
     assert kv.cache_salt == state.cache_salt == salt_tag("a")
     serve(mem, list(range(16)), salt="a")
     more = [event for event in read(feed, index) if isinstance(event, BlockStored) and event.group_idx == KV]
-    assert [event.token_ids for event in more] == [list(range(8, 16))]  # only the new pages
+    assert [event.token_ids for event in more] == [list(range(8, 16))]  # events come only for the new pages
     assert more[0].parent_block_hash == kv.block_hashes[-1]
     mem.prefix.clear()
     removed = [event for event in read(feed, index) if isinstance(event, BlockRemoved)]
@@ -106,14 +106,14 @@ def test_events_of_one_prompt() -> None:
 
 
 def test_all_groups_that_are_read_must_have_a_block() -> None:
-    """For example, a model has full attention and windows."""
+    """A model may have several groups, for example of full attention and of windows."""
     index = Index()
     for group, blocks in ((0, [1, 2, 3]), (1, [1, 2])):
         tokens = [5] * (2 * len(blocks))
         index.apply("w", EventBatch(0.0, [BlockStored(blocks, None, tokens, 2, group_idx=group)]))
     assert index.find([5] * 9) == [("w", 4, 4)]
     assert index.find([5] * 4) == [("w", 2, 2)]  # a hit leaves out the last token
-    index.apply("w", EventBatch(0.0, [BlockRemoved([1])]))  # removes the block from all groups
+    index.apply("w", EventBatch(0.0, [BlockRemoved([1])]))  # this event removes the block from all groups
     assert index.find([5] * 9) == []
 
 
@@ -135,7 +135,7 @@ def test_tenants_with_equal_tokens_are_told_apart() -> None:
     read(feed, index)
     assert [index.find(prompt, salt)[0].length for salt in SALTS] == [8] * len(SALTS)
     assert len(index._workers["w"]._groups) == 2 * len(SALTS)
-    assert not any(salt in str(index._workers["w"]._next) for salt in ("'a'", "b'a'"))  # no salt is in an event
+    assert not any(salt in str(index._workers["w"]._next) for salt in ("'a'", "b'a'"))  # no event contains a salt
 
 
 def test_refusals() -> None:

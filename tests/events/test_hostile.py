@@ -18,11 +18,11 @@ from memstate.events.wire import END, pack
 from tests.events.test_feed import manager, serve
 from tests.events.test_subscriber import ANY, Pair, until
 
-FRAMES, BATCHES, BYTES = 256, 128, 1 << 20  # most frames that a call reads, most batches and most bytes that it sends
+FRAMES, BATCHES, BYTES = 256, 128, 1 << 20  # limits of one call: frames that it reads, batches and bytes that it sends
 
 
 class Told:
-    """A feed whose batches and snapshots have one size."""
+    """A feed whose batches and snapshots all have the same size in bytes."""
 
     def __init__(self, size: int) -> None:
         self.size, self.whole, self.more, self.snapshots = size, True, False, 0
@@ -41,7 +41,7 @@ class Told:
 
 
 class Counted:
-    """The socket of questions, with counts of what went through it since `begin`."""
+    """The socket on which readers ask; counts the frames, batches and bytes that went through it since `begin`."""
 
     def __init__(self, socket: Any) -> None:
         self._socket, self.sent = socket, dict[bytes, list[bytes]]()
@@ -98,10 +98,10 @@ class Rig:
         self.events.publish()
         assert self.router.frames <= FRAMES
         assert self.router.batches <= BATCHES
-        assert self.router.bytes <= BYTES + self.told.size + 100  # one batch may go beyond
+        assert self.router.bytes <= BYTES + self.told.size + 100  # the last batch may exceed the limit
 
     def answer(self, reader: Any) -> list[int]:
-        """Returns the numbers of the batches that a reader gets, up to the end of its answer."""
+        """Returns the numbers of the batches that a reader receives until its answer ends."""
         received: list[bytes] = []
 
         def receive() -> None:
@@ -196,7 +196,10 @@ def test_who_sends_a_giant_message_is_disconnected(make: Callable[..., Rig]) -> 
 
 
 def test_a_reader_that_does_not_read_is_sent_no_more_than_waits_for_it(make: Callable[..., Rig]) -> None:
-    """The rest of the answer waits for the reader, and takes no memory. Another reader is answered meanwhile."""
+    """The rest of the answer is sent when the reader reads, and takes no memory until then.
+
+    Another reader is answered meanwhile.
+    """
     rig = make(400, 1 << 17)
     silent = rig.reader(RCVHWM=1, RCVBUF=1 << 16)
     ask(silent)
@@ -205,7 +208,7 @@ def test_a_reader_that_does_not_read_is_sent_no_more_than_waits_for_it(make: Cal
     for _ in range(400):
         rig.call()
     (most,) = (len(sent) for sent in rig.router.sent.values() if sent[-1] != END)
-    assert most < 300  # of 400 batches; the sent ones wait in the sockets of the system
+    assert most < 300  # of 400 batches; those that were sent wait in the system's sockets
     assert rig.answer(silent) == list(range(400))
 
 
@@ -219,7 +222,7 @@ def test_a_reader_that_has_gone_is_forgotten(make: Callable[..., Rig]) -> None:
 
 
 def test_old_questions_cost_one_snapshot_while_it_is_kept(make: Callable[..., Rig]) -> None:
-    """A snapshot needs a walk over the whole cache."""
+    """A snapshot needs a walk over the whole cache, so one snapshot serves many questions."""
     rig = make(10, keep=4)
     reader = rig.reader()
     for asked in range(3):
@@ -238,7 +241,7 @@ def test_a_question_for_what_is_to_come_is_answered_by_the_end(make: Callable[..
 
 @pytest.mark.parametrize("keep", [3, 10_000])
 def test_a_late_reader_is_whole_although_each_call_sends_one_batch(keep: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """New batches overtake the answer; if few batches are kept, a snapshot replaces the answer."""
+    """New batches come faster than the answer is sent. If few batches are kept, a snapshot replaces the answer."""
     monkeypatch.setattr(sending, "ANSWERS", 1)
     with closing(Pair(keep=keep)) as pair:
         for n in range(8):
@@ -260,7 +263,7 @@ def batch(number: int, size: int = 0) -> bytes:
 
 
 class Looked(dict[int, Any]):
-    """Held batches, with a count of the entries that are looked through."""
+    """A list of held batches that counts the entries that are looked at."""
 
     seen = 0
 
@@ -320,9 +323,9 @@ def test_a_call_takes_in_a_part_of_what_a_worker_sends(worker: Pair, monkeypatch
 
 
 def test_batches_that_are_lost_behind_an_answer_are_asked_for_again(worker: Pair) -> None:
-    """The answer has advanced the index, so nothing is forgotten."""
+    """The answer has advanced the index, so the index forgets nothing."""
     worker.send(3, batch(3))
     until(lambda: worker.source.asked == 1, worker.subscriber.poll)
-    worker.subscriber._take("w", worker.source, (1).to_bytes(8, "big"), batch(1))  # a batch of the answer
+    worker.subscriber._take("w", worker.source, (1).to_bytes(8, "big"), batch(1))  # as if an answer brought it
     until(lambda: worker.source.asked == 2, worker.turn)
     assert worker.index.find([1] * 5)

@@ -1,4 +1,4 @@
-"""Wrong events in an index: it forgets no more than they say, and still answers."""
+"""Wrong events that reach an index: it forgets only what they remove, and still answers."""
 
 import subprocess
 import sys
@@ -41,7 +41,7 @@ def test_a_block_stays_while_another_medium_has_it() -> None:
     index.apply("w", EventBatch(0.0, [BlockRemoved([1], medium="CPU")]))
     assert index.find([5, 6, 9]) == []
     index = told(BlockStored([1], None, [5, 6], 2), BlockStored([1], None, [5, 6], 2, medium="CPU"))
-    index.apply("w", EventBatch(0.0, [BlockRemoved([1], medium=None)]))  # from every medium
+    index.apply("w", EventBatch(0.0, [BlockRemoved([1], medium=None)]))  # None: from every medium
     assert index.find([5, 6, 9]) == []
 
 
@@ -61,7 +61,7 @@ def test_what_means_nothing_is_no_batch(payload: bytes) -> None:
 
 
 def test_unknown_fields_are_left_out() -> None:
-    """Another version may send other fields."""
+    """Engines of other versions may send fields that the index does not know."""
     batch = unpack(encoded(STORED | {"session_id": "s"}, {"type": "AllBlocksCleared"}))
     assert batch.data_parallel_rank == 3
     assert [type(each) for each in batch.events] == [BlockStored, AllBlocksCleared]
@@ -99,7 +99,7 @@ def test_whatever_is_told_the_index_answers_and_keeps_no_more_than_it_was_told()
 
 
 def test_readers_load_no_torch() -> None:
-    """A router needs none."""
+    """Routers read events, and need no torch."""
     code = "import sys; from memstate.events import Subscriber, salt_tag; salt_tag('a'); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False"]

@@ -16,7 +16,7 @@ ANY = "tcp://127.0.0.1:0"
 
 
 def until(done: Callable[[], bool], work: Callable[[], object]) -> None:
-    """Calls `work` until `done` says so, for at most 30 seconds."""
+    """Calls `work` until `done` returns True, for at most 30 seconds."""
     end = time.monotonic() + 30
     while not done():
         work()
@@ -59,7 +59,7 @@ class Pair:
         return self.subscriber._sources["w"]
 
     def send(self, number: int, payload: bytes) -> None:
-        """Sends a batch that the publisher does not know."""
+        """Sends a batch to the subscriber past the publisher, which does not know it."""
         self.events._pub.send_multipart((b"", number.to_bytes(8, "big"), payload))
 
     def knows(self, prompt: list[int]) -> bool:
@@ -100,7 +100,7 @@ def test_a_gap_is_filled_by_the_missing_batches(make: Callable[..., Pair]) -> No
 
 
 def test_a_gap_that_nobody_can_fill_forgets_what_came_before(make: Callable[..., Pair]) -> None:
-    """For example, a publisher keeps too few batches, and sends no snapshot."""
+    """A publisher cannot fill a gap if, for example, it keeps too few batches and sends no snapshot."""
     pair = make()
     pair.listen()
     until(lambda: pair.index.workers == ("w",), pair.turn)
@@ -139,7 +139,10 @@ def test_a_worker_that_begins_again(make: Callable[..., Pair]) -> None:
 
 
 def test_what_a_worker_told_before_it_began_again_is_not_heard_behind_it(make: Callable[..., Pair]) -> None:
-    """The worker's last batches wait in the socket while nobody polls, and have higher numbers than the new ones."""
+    """While nobody polls, the worker's last batches wait in the socket.
+
+    Their numbers are higher than those of the new batches.
+    """
     pair = make()
     pair.listen()
     until(lambda: pair.index.workers == ("w",), pair.turn)
@@ -148,7 +151,7 @@ def test_what_a_worker_told_before_it_began_again_is_not_heard_behind_it(make: C
         pair.events.publish()
     until(lambda: bool(pair.source.sub.poll(0)), lambda: None)
     pair.begin_again()
-    time.sleep(0.3)  # time in which the socket would connect again by itself
+    time.sleep(0.3)  # in this time the socket would connect again by itself
     until(lambda: pair.knows([2] * 8), pair.turn)
     serve(pair.mem, [1] * 8)
     until(lambda: pair.knows([1] * 8), pair.turn)
@@ -197,7 +200,7 @@ def test_the_worker_that_goes_furthest_comes_first_and_one_that_is_removed_is_fo
 ) -> None:
     first, *_ = pairs = [make() for _ in range(4)]
     for number, pair in enumerate(pairs):
-        for prompt in (list(range(8 * (number + 1))), [90 + number] * 8):  # each first prompt begins the next one
+        for prompt in (list(range(8 * (number + 1))), [90 + number] * 8):  # the first prompts are nested
             serve(pair.mem, prompt)
         first.subscriber.add(f"worker {number}", pair.events.endpoint, pair.events.replay)
 
@@ -215,7 +218,7 @@ def test_the_worker_that_goes_furthest_comes_first_and_one_that_is_removed_is_fo
 
 
 def test_every_batch_behind_a_gap_is_applied_in_order() -> None:
-    """Batches 5 and 6 follow each other; 9 lies behind a second gap, so blocks from before it are forgotten."""
+    """Batches 5 and 6 follow each other; 9 comes after a second gap, so blocks from before this gap are forgotten."""
     with closing(Subscriber(Index())) as subscriber:
         subscriber.add("w", "tcp://127.0.0.1:9")  # nobody listens there, so nothing is asked for again
         source = subscriber._sources["w"]

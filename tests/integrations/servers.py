@@ -19,7 +19,7 @@ SPECULATING: dict[str, Any] = {"forward": ms.Forward(tail=16)}
 
 
 def server_of(family: str = "qwen3_next", chunk: int = 256, **settings: Any) -> mst.Server:
-    """Returns a server with a new manager, which has no prefix cache unless the settings say so."""
+    """Returns a server with a new manager. The manager has a prefix cache only if the settings ask for one."""
     model = tiny(family)
     return mst.Server(model, managed(model, **{"prefix": None, **settings}), chunk=chunk)
 
@@ -63,7 +63,7 @@ def raising(error: BaseException | type[BaseException]) -> Callable[..., Any]:
 
 @contextmanager
 def hooked(module: Any, call: Callable[..., Any]) -> Iterator[None]:
-    """Calls a function before each forward of a module, during the block."""
+    """During the block, calls a function before each forward of a module."""
     hook = module.register_forward_pre_hook(call, with_kwargs=True)
     try:
         yield
@@ -72,7 +72,7 @@ def hooked(module: Any, call: Callable[..., Any]) -> Iterator[None]:
 
 
 class Raises(LogitsProcessor):
-    """A logits processor that raises at a length of tokens."""
+    """A logits processor that raises when the tokens have a given length."""
 
     def __init__(self, length: int, error: BaseException) -> None:
         self._length, self._error = length, error
@@ -110,7 +110,7 @@ class Interrupt:
 
     @contextmanager
     def tracing(self) -> Iterator[None]:
-        """Traces the block, and ends it at the interrupt."""
+        """Traces the block; the interrupt ends the block and goes no further."""
         before = sys.gettrace()
         sys.settrace(self)
         try:

@@ -1,4 +1,4 @@
-"""Tests causal-conv1d on slots: its CUDA update of slots, or without CUDA its reference on gathered windows."""
+"""Tests causal-conv1d on slots: with CUDA its own update of slots, without CUDA its reference on gathered windows."""
 
 from importlib.util import find_spec
 from itertools import pairwise

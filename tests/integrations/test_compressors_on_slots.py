@@ -1,7 +1,7 @@
 """Tests DeepSeek-V4 on slots: slots have the last closed windows of compressors, planes of rows the open windows.
 
-The engine owns KV, and here the test is the engine: keys and values of windows of attention, and entries of closed
-windows of compressors.
+KV belongs to the engine, whose part the test plays: keys and values of attention's windows, and the entries of
+compressors' closed windows.
 """
 
 import copy
@@ -38,9 +38,9 @@ class Place:
 
 
 class OnSlots:
-    """A layer of a cache with its windows in the row and the slots of a place."""
+    """A layer of a cache whose windows are in the row and the slots of a `Place`."""
 
-    _layer_type = None  # a name would put this class into every cache of Transformers
+    _layer_type = None  # with a name, Transformers would use this class in every cache
     names: ClassVar[dict[str, str]] = {"compressor": "hca"}
 
     def at(self, place: Place, number: int) -> Any:
@@ -107,7 +107,10 @@ class Served:
 
 @torch.no_grad()
 def said(model: Any, cache: Cache, words: list[int], start: int, tokens: int) -> dict[int, Tensor]:
-    """Runs tokens and appends the likeliest next token if `words` ends there; returns length -> logits."""
+    """Runs `tokens` tokens from `start` on; if `words` ends there, appends the likeliest next token.
+
+    Returns length -> logits.
+    """
     ids = torch.tensor([words[start : start + tokens]], device=model.device)
     logits = model(input_ids=ids, past_key_values=cache, use_cache=True).logits[0, -1]
     if len(words) == start + tokens:
@@ -116,7 +119,7 @@ def said(model: Any, cache: Cache, words: list[int], start: int, tokens: int) ->
 
 
 def decode(mem: ms.StateManager, rows: list[ms.Row], served: list[Served], until: int) -> None:
-    """Reads all known tokens of each request in one forward, then single tokens up to a length."""
+    """Reads all known tokens of each request in one forward, then one token per forward, until a length is reached."""
     while served[0].place.length < until:
         tokens = [max(1, len(one.words) - one.place.length) for one in served]
         step = mem.plan(rows, tokens)
@@ -128,7 +131,7 @@ def decode(mem: ms.StateManager, rows: list[ms.Row], served: list[Served], until
 
 @pytest.mark.sample(interpreter=1)
 def test_a_model_with_compressors_says_on_slots_what_it_says_on_its_own(backend: Backend) -> None:
-    """One of two requests ends, and a third request goes on from its snapshot of 24 tokens."""
+    """Of two requests, one ends. A third request goes on from the ended request's snapshot of 24 tokens."""
     model = copy.deepcopy(tiny("deepseek_v4")).to(backend.device)
     prompts, own = [[3, 1, 4, 15, 9], [26, 5, 35, 8, 9, 79, 32, 3, 84]], list[tuple[list[int], dict[int, Tensor]]]()
     for prompt in prompts:
@@ -150,7 +153,7 @@ def test_a_model_with_compressors_says_on_slots_what_it_says_on_its_own(backend:
     rows = list(mem.admit([ms.Request("a"), ms.Request("b")]))
     decode(mem, rows, [a, b], 31)
     (kept,) = mem.end(rows[:1], keep="handle", lengths=[30])
-    assert kept is not None and kept.length == KEPT  # at 30 only windows of 6 close, not those of 4
+    assert kept is not None and kept.length == KEPT  # at 30, windows of 4 tokens are open
     decode(mem, rows[1:], [b], END)
     c = Served(model, mem, a.words[: KEPT + 6], a.kv[KEPT])  # the first step of c closes windows
     decode(mem, list(mem.admit([ms.Request("c", resume=kept)])), [c], END)

@@ -33,7 +33,10 @@ def fla() -> ModuleType:
 
 
 def fla_gates(weights: Inputs, x: Inputs, gate: str) -> Inputs:
-    """Returns arguments of fla's functions; KDA with one decay for all keys of a head is the gated delta rule."""
+    """Returns arguments of fla's functions.
+
+    For KDA, all keys of a head get one decay, so KDA equals the gated delta rule.
+    """
     g, beta = gates(weights, x)
     g = g[..., None].expand(*g.shape, KEY).contiguous() if gate == "kda" else g
     return {"q": x["q"], "k": x["k"], "v": x["v"], "g": g, "beta": beta}
@@ -70,7 +73,10 @@ def test_gathered_states(
 def test_slots(
     backend: Backend, generator: torch.Generator, fla: ModuleType, tracking: ms.Tracking, in_place: bool, op: Op
 ) -> None:
-    """fla's kernel reads slot indices[i, accepted - 1] and writes slot indices[i, 0], as Redirect needs."""
+    """fla's kernel reads slot indices[i, accepted - 1] and writes slot indices[i, 0].
+
+    So it can read one slot and write another, as Redirect needs.
+    """
     from fla.ops.kda.fused_recurrent import fused_recurrent_kda_fwd
 
     def forward(plane: Tensor, step: ms.Step, x: Inputs, weights: Inputs) -> Tensor:

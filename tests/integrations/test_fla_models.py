@@ -27,7 +27,7 @@ State = dict[str, Any]  # states of a layer, by their names in the cache of flas
 
 
 class OnSlots:
-    """A model whose states are in slots of a manager. All slots but slot 0 start as NaN."""
+    """A model whose states are in slots of a manager. All slots except slot 0 start as NaN."""
 
     def __init__(self, backend: Backend, model: Any, layout: ms.StateLayout) -> None:
         self.ops, self.model = backend, model
@@ -49,7 +49,7 @@ class OnSlots:
 
 @torch.no_grad()  # with gradients, layers would choose training kernels
 def say(model: Any, texts: list[list[int]], at: int, states: Any) -> tuple[Any, float]:
-    """Runs token `at` of each text, and appends the likeliest next token to a text that ends there.
+    """Runs token `at` of each text. Appends the likeliest next token to each text that ends at `at`.
 
     Returns:
         The new cache, and the smallest distance between the best two logits of an appended token.
@@ -229,11 +229,14 @@ def layout_of(model: Any) -> ms.StateLayout:
 def test_a_model_says_on_slots_what_it_says_with_a_cache_of_its_own(
     backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """One prompt runs to 16 tokens and another ends; a third request goes on from the second's snapshot of 8 tokens."""
+    """One request runs to 16 tokens, a second one ends.
+
+    A third request goes on from the second's snapshot of 8 tokens.
+    """
     kind = KINDS[name]
     model = kind.model(monkeypatch, backend.device, hidden_size=HIDDEN, num_hidden_layers=LAYERS, **kind.config)
     prompts, expected, clear = [[3, 1, 4], [15, 9, 2, 6, 5]], [[0], [0]], 0.0
-    while clear < 1e-3 or len({*expected[0]}) <= 6 or expected[0][5:] == expected[1][5:]:  # until texts vary
+    while clear < 1e-3 or len({*expected[0]}) <= 6 or expected[0][5:] == expected[1][5:]:  # until the texts vary
         draw(model, generator)
         cache: Any = [{"recurrent_state": empty(model, i, 2)} for i in range(LAYERS)] if name == "mamba3" else None
         expected, clear = [prompt.copy() for prompt in prompts], 1.0

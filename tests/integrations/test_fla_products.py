@@ -43,7 +43,10 @@ def close(mine: Tensor, other: Tensor, bound: Rounded, times: int) -> bool:
 def test_a_token_of_deltaproduct_is_several_of_the_kernel(
     backend: Backend, generator: torch.Generator, steps: int
 ) -> None:
-    """A token is `steps` tokens of the kernel: the first has the decay, the last the output. Marks count the latter."""
+    """A token of the model is `steps` tokens of the kernel: the first has the decay, the last the output.
+
+    Marks count tokens of the kernel.
+    """
     recurrence = module("fla.ops.gated_delta_product.naive").naive_recurrent_gated_delta_product
     states, old = start(backend, generator)
     shape = 3, TOKENS * steps, HEADS
@@ -64,7 +67,7 @@ def test_a_token_of_deltaproduct_is_several_of_the_kernel(
             of_tokens, of_state = gated_delta_bound(*given, float64(old[i, h]), SCALE)
             assert close(ours[i, steps - 1 :: steps, h], outputs[i, :, h], of_tokens[steps - 1 :: steps], 2)
             assert close(states[WRITE[i], h], final[i, h], of_state, 2)
-    states[1] = old[2]  # runs two tokens of the last row only
+    states[1] = old[2]  # the last row runs again, with its first two tokens only
     short = [column(values, states) for values in ([1], [2], [0], [2 * steps])]
     backend.gated_delta_step(*(x[2:, : 2 * steps].contiguous() for x in (asked, k, v, decay, beta)), states, *short)
     assert same_bits(states[2], states[5])

@@ -14,7 +14,9 @@ HEADS, SIZE = 2, 16  # with 16 keys the scale is 1/4, a power of two
 
 @pytest.mark.filterwarnings("ignore:Triton is not supported")  # fla warns without a GPU
 def test_memstate_and_fla_agree(backend: Backend, generator: torch.Generator) -> None:
-    """fla and memstate are within the bound of the exact recurrence, so within twice the bound of each other."""
+    """fla and memstate may each differ from the exact recurrence by the bound, so from each other by twice
+    the bound.
+    """
     device, read, write, shape = backend.device, [1, 0, 3], [2, 4, 3], (3, 3, HEADS, SIZE)
     r, k, v, learn = (normal(generator, *shape).to(device) for _ in range(4))
     direction = normalize(normal(generator, *shape), dim=-1).to(device)

@@ -126,19 +126,24 @@ class Shelf:
 
 
 class Case:
-    """A source store with records of four ranks, and an empty target. Rank 0 of 2 needs those of ranks 0 and 1."""
+    """A source store with records of four ranks, and an empty target.
+
+    Rank 0 of the target's two ranks needs the records of ranks 0 and 1.
+    """
 
     def __init__(self) -> None:
         self.model, self.source, self.target = Model(kv=KV["4 heads"]), Shelf(), Shelf()
         self.model.put(self.source, 4)
 
     def hand_over(self, rank: int, batch: int = 8) -> HandOver:
-        """Returns a hand-over; both stores know only its memory."""
+        """Returns a hand-over. Both stores have only the memory of this hand-over registered."""
         self.source.memory, self.target.memory = self.source.memory or [], self.target.memory or []
         return self.model.hand_over(self.source, 4, self.target, 2, rank, batch)
 
     def readable(self) -> int:
-        """Returns the length that a reader with its own memory finds in the target; calls of the target work again."""
+        """Returns the length that a reader with memory of its own finds in the target, once no call of the target
+        raises.
+        """
         self.target.memory = None
         self.target.bad -= {"exists", "get", "put", "discard"}
         return self.model.found(self.target, 2, 0)
@@ -189,7 +194,7 @@ MISHAPS: dict[str, tuple[Callable[[Case], object], int, list[str], dict[str, int
     "the target cannot read its page": (
         lambda c: (c.give("kv", 3), c.bad("refused")), 12, [*SHORT, "kv3"], {"failed": 1}),
     "the target says it has a page": (lambda c: c.bad("lost"), 20, WHOLE, {}),
-    # Each of three lengths fails at one rank's state, so the other rank's state is not read
+    # Three lengths are tried. Each fails at the state of one rank, so the state of the other rank is not read
     "no get": (lambda c: c.source.bad.add("get"), 0, [], {"failed": 3}),
     "no exists": (lambda c: c.source.bad.add("exists"), 0, [], {"missing": 2}),
 }  # fmt: skip
@@ -215,7 +220,7 @@ def test_mishaps_cost_length_and_nothing_else(mishap: str, batch: int) -> None:
 @pytest.mark.parametrize("bad", [("refused",), ("put",), ("exists", "get", "put")])
 @pytest.mark.parametrize("batch", [1, 2, 8])
 def test_a_target_that_takes_nothing_is_asked_once(bad: tuple[str, ...], batch: int) -> None:
-    """Pages behind a refused one may be in the same call, so they fail too."""
+    """Pages behind the refused page may be in the same call. Then they fail, too."""
     case = Case()
     case.bad(*bad)
     done = case.hand_over(0, batch).run(TOKENS)
@@ -226,7 +231,7 @@ def test_a_target_that_takes_nothing_is_asked_once(bad: tuple[str, ...], batch: 
 
 
 def test_ranks_that_start_alike_run_again_with_the_least() -> None:
-    """The sources of the second rank are complete, those of the first lack a page; `most` is in tokens."""
+    """The first rank lacks a page of its sources, the second rank has all. `most` is a number of tokens."""
     case = Case()
     case.lose("kv", 3)
     ranks = [case.hand_over(rank) for rank in range(2)]
@@ -239,7 +244,10 @@ def test_ranks_that_start_alike_run_again_with_the_least() -> None:
 
 
 def test_the_last_token_of_a_prompt_is_left_to_compute() -> None:
-    """A request computes its last token; with `most`, longer prompts can use the whole length."""
+    """A request computes its last token itself, so a hand-over leaves it out.
+
+    With `most`, a longer prompt uses the whole length.
+    """
     case = Case()
     case.model.put(case.source, 4, states=EVERY, pages=())
     assert case.hand_over(0).run(TOKENS[: 3 * PAGE]).length == 8

@@ -36,7 +36,7 @@ def update(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tensor]:
 def test_selective_state_update(
     backend: Backend, generator: torch.Generator, update: Callable[..., Tensor], tracking: ms.Tracking
 ) -> None:
-    """The kernel updates one slot a row, so memstate copies states for snapshots."""
+    """The kernel updates one slot per row, so memstate copies states for snapshots."""
 
     def forward(plane: Tensor, step: ms.Step, x: Inputs, weights: Inputs) -> Tensor:
         at = step.write.long()  # int64, because the kernel multiplies slots by a stride
@@ -50,7 +50,9 @@ def test_selective_state_update(
 def test_mamba3_from_the_same_states(
     backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """mamba_ssm and memstate are within the bound of the exact recurrence, so within twice the bound of each other."""
+    """mamba_ssm and memstate may each differ from the exact recurrence by the bound, so from each other by twice the
+    bound.
+    """
     rows = [Row(1, 2, tokens=1), Row(0, 3, tokens=1), Row(4, 4, tokens=1)]
     case = test_mamba3.build(backend, generator, rows, 1, dims=(2, 1, 16, 16, 4))
     given, x = case.arguments(), {name: tensor[:, 0] for name, tensor in case.inputs.items()}

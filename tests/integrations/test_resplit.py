@@ -22,7 +22,7 @@ from memstate.tiers.stores.base import Bytes
 from tests.support.splits import HEAD, KV, LAYERS, MIXED, PRESETS, WIDE, cut, shard, toy, whole
 
 RANKS, CANARY = (1, 2, 4, 8), 48
-BY_TRYING = ("mixed", "2 heads", "latent", "nemotron_h", "granite_hybrid")  # a search confirms their sources
+BY_TRYING = ("mixed", "2 heads", "latent", "nemotron_h", "granite_hybrid")  # `fewest` confirms their sources
 LAYOUTS = {name: toy(name) for name in PRESETS} | {"mixed": MIXED} | KV
 
 
@@ -32,7 +32,7 @@ def legal(layout: StateLayout, ranks: int) -> bool:
 
 
 def resplit(form: Resplit, rank: int, bodies: dict[int, Bytes], size: int) -> Bytes:
-    """Returns the body of a rank, written into random memory; checks that the memory around it stays."""
+    """Writes the body of a rank into random memory and returns it; checks that the memory around it does not change."""
     memory = np.random.default_rng(rank).integers(0, 256, size + 2 * CANARY, dtype=np.uint8)
     before, inside = memory.copy(), slice(CANARY, CANARY + size)
     form.body(rank, bodies, memory[inside])
@@ -42,7 +42,7 @@ def resplit(form: Resplit, rank: int, bodies: dict[int, Bytes], size: int) -> By
 
 
 def held(layout: StateLayout, ranks: int, rank: int) -> set[int]:
-    """Returns the numbers of the elements that a rank holds; elements are counted through all planes."""
+    """Returns the numbers of the elements that a rank holds. Elements are numbered through all planes."""
     numbers, first = set(), 0
     for plane in layout.planes:
         full = torch.arange(first, first + plane.elements).view(1, *plane.shape)
@@ -52,7 +52,7 @@ def held(layout: StateLayout, ranks: int, rank: int) -> set[int]:
 
 
 def fewest(layout: StateLayout, ranks: int, wanted: set[int]) -> list[int]:
-    """Searches all sets of ranks; returns the first of the smallest that hold the wanted elements."""
+    """Returns the smallest set of ranks that holds the wanted elements; of several, the one with the lowest ranks."""
     of = [held(layout, ranks, rank) for rank in range(ranks)]
     sets = (chosen for n in range(1, ranks + 1) for chosen in itertools.combinations(range(ranks), n))
     return list(next(chosen for chosen in sets if wanted <= set().union(*(of[rank] for rank in chosen))))
@@ -60,7 +60,7 @@ def fewest(layout: StateLayout, ranks: int, wanted: set[int]) -> list[int]:
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_B79_every_split_is_made_of_every_other_bit_for_bit(name: str, generator: torch.Generator) -> None:
-    """A record also survives m -> n -> m. It is made from the fewest ranks, and the lowest of them."""
+    """A record also survives a change of the split from m to n and back. It is made from the smallest set of ranks."""
     layout, full = LAYOUTS[name], whole(LAYOUTS[name], generator.initial_seed())
     assert all(legal(layout, ranks) for ranks in RANKS)
     shards = {ranks: [shard(layout, full, ranks, rank) for rank in range(ranks)] for ranks in RANKS}
@@ -71,7 +71,7 @@ def test_B79_every_split_is_made_of_every_other_bit_for_bit(name: str, generator
             sources = form.sources(rank)
             if name in BY_TRYING:
                 assert sources == fewest(layout, ranks, held(layout, to_ranks, rank))
-            needed = {source: dirty[ranks][source] for source in sources}  # without all other ranks
+            needed = {source: dirty[ranks][source] for source in sources}  # the body is made without the other ranks
             there.append(resplit(form, rank, needed, shards[to_ranks][rank].size))
             assert there[-1].tobytes() == shards[to_ranks][rank].tobytes(), f"rank {rank}, {ranks} -> {to_ranks}"
         back = Resplit(layout, to_ranks, ranks)
@@ -86,7 +86,7 @@ def test_B79_every_split_is_made_of_every_other_bit_for_bit(name: str, generator
     st.sampled_from([1, 2, 3, 4, 6]), st.sampled_from([1, 2, 3, 4, 6, 12]), st.integers(0, 2**31),
 )  # fmt: skip
 def test_splits_that_do_not_divide_each_other(units: list[list[int]], ranks: int, to_ranks: int, seed: int) -> None:
-    """For example six heads on two ranks and on three; a plane can have several parts of different units."""
+    """For example, six heads on two ranks and on three. A plane can have several parts with different units."""
     planes = []
     for number, counts in enumerate(units):
         parts = tuple(Part(f"p{place}", count, 1 + place) for place, count in enumerate(counts))

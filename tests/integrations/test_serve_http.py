@@ -111,7 +111,7 @@ def agents() -> Iterator[Here]:
 def gone(here: Here) -> bool:
     """Waits until no request runs or waits; returns whether the manager has no row.
 
-    The driving thread looks between two steps, since another thread could see half a step.
+    The thread that drives the server looks, between two steps: another thread could look in the middle of a step.
     """
     until = time.monotonic() + 60
     while here.server.call(lambda: here.server.waiting or here.server.running).result(60):
@@ -289,7 +289,7 @@ def test_templates_see_tools_calls_results_and_thoughts(here: Here) -> None:
         return json.loads(here_too.decode(prompt.tokens))
 
     messages, tools, thinking = seen()
-    messages[2].pop("thinking")  # Transformers adds thoughts under this name too
+    messages[2].pop("thinking")  # Transformers adds thoughts under this name, too
     assert messages == [SYSTEM, *SAID, calls({"path": "a"}, content="", reasoning_content="I look."), result("text")]
     assert (tools, thinking) == (TOOLS, False)
     assert seen(tool_choice="auto")[1] == TOOLS
@@ -374,7 +374,7 @@ def test_the_question_behind_a_loop_of_calls_hits_the_first_prompt_of_the_loop(
     more = [{"role": "assistant", "content": "Words."}, {"role": "user", "content": "Which?"}]
     _, said = agents.post(CHAT, messages=[*messages, *more], **sent)
     parting = first - len("<think>\n")
-    assert first % 16 <= len("<think>\n")  # else the state at the prompt's end would hit
+    assert first % 16 <= len("<think>\n")  # so short that the state at the prompt's end cannot hit
     assert said["usage"]["prompt_tokens_details"]["cached_tokens"] == parting // 16 * 16
 
 

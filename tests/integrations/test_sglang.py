@@ -75,7 +75,8 @@ def settings(vectors: object) -> dict[str, Any]:
 def require(loop: Loop, vectors: object) -> None:
     """Checks the number of copied states.
 
-    `two_slots` copies none, `with_snapshot` those from which requests go on, `in_place` also one at each boundary.
+    With `two_slots` no state is copied. With `with_snapshot`, states from which requests go on are copied; with
+    `in_place`, also one state at each boundary.
     """
     copied = {two_slots: loop.copied == 0, with_snapshot: loop.copied == RESUMED, in_place: loop.copied > RESUMED}
     assert copied[vectors], loop.copied  # type: ignore[index]

@@ -60,7 +60,10 @@ class World:
             pool.free(ids)
 
     def insert(self, tokens: Key, with_state: bool = True, salt: str | None = None) -> Any:
-        """Computes the missing tokens and caches all; returns the result of SGLang's `insert`, or None without room."""
+        """Computes the tokens that are not cached, and caches all.
+
+        Returns the result of SGLang's `insert`, or None if there is no room.
+        """
         hit = self.match(tokens, salt)
         lock, had = self.tree.lock(hit.best_match_node), hit.device_prefix_len
         fresh, slot = self.kv.alloc(len(tokens) - had), self.slots.alloc(1) if with_state else None
@@ -145,7 +148,7 @@ def test_an_eviction_for_an_allocation_stops_where_it_is_enough() -> None:
         assert world.insert((first, *range(100, 114)), with_state=first < 4) is not None
     assert world.kv.available_size() == 0
     world.tree.evict_for_alloc(sgl.EvictParams(num_tokens=20))
-    assert world.kv.available_size() == 30  # two leaves went, each with its state and KV
+    assert world.kv.available_size() == 30  # two leaves were evicted, each with its state and KV
     world.check()
 
 
@@ -172,7 +175,7 @@ def test_requests_with_much_in_common_follow_each_other() -> None:
 
 
 class Raising(Lru):
-    """A policy that raises when a state comes."""
+    """A policy that raises when a state is added."""
 
     def admits(self, place: Place) -> bool:
         raise KeyError(place)
@@ -196,7 +199,7 @@ def test_tiers_that_are_switched_on_later_are_refused_by_name() -> None:
 def test_each_tree_gets_policies_of_its_own_from_one_setting() -> None:
     prefix = ms.Prefix(states=Lru())
     with replace.in_place(prefix=prefix):
-        worlds = [World(1, in_place=False), World(1, in_place=False)]  # two trees at once
+        worlds = [World(1, in_place=False), World(1, in_place=False)]  # two trees exist at the same time
     for world in worlds:
         world.insert((1, 2, 3))
         assert world.match((1, 2, 3, 4)).best_match_node.length == 3

@@ -1,4 +1,4 @@
-"""Tests the prefix cache without a manager, which keeps ids of an engine."""
+"""Tests the prefix cache as it is used without a manager: it then keeps ids of an engine's states and KV."""
 
 import random
 from typing import Any
@@ -29,7 +29,7 @@ def parts(hit: PrefixHit) -> tuple[int, list[int], int | None]:
 
 
 class Watched(Lru):
-    """A policy that notes the places that it is asked to admit."""
+    """A policy that notes each `Place` that it is asked to admit."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ def test_an_end_without_a_state_can_be_locked_and_grows_with_what_comes() -> Non
 
 
 def test_what_an_insertion_brought_stays_until_it_ends() -> None:
-    """A limit evicts nothing of a locked path, because a request goes on from there."""
+    """A request goes on from a locked path, so the limit of states must evict nothing there."""
     cache = PrefixPart(1, Prefix(states=Lru(), pages=LruPages(tombstones=False), most_states=1))
     first = cache.insert([1, 2], [10, 11], 7).end
     cache.lock(first)

@@ -34,7 +34,7 @@ ROWS = 8
 
 
 def run(seed: int, sides: list[Engine], scarce: bool) -> Iterator[None]:
-    """Makes the same random calls on all sides; yields before cached states are evicted."""
+    """Makes the same random calls on all sides. Yields each time before cached states are evicted."""
     rng, first, count, ending = random.Random(seed), sides[0], 0, set[str]()
     for _ in range(60):
         come, draw, clears = rng.randrange(4), rng.random(), rng.random() < (0.5 if scarce else 0.9)
@@ -97,7 +97,10 @@ def pools(**named: Any) -> tuple[Any, Any]:
 
 
 def test_an_admission_without_enough_slots_changes_nothing() -> None:
-    """SGLang's pool fails an assertion after it has given rows and slots away."""
+    """memstate's admission changes nothing.
+
+    SGLang's own pool fails an assertion after it has given rows and slots away.
+    """
     before, pool = pools()
     first = requests(2)
     assert pool.alloc(first) == before.alloc(requests(2))
@@ -110,7 +113,7 @@ def test_an_admission_without_enough_slots_changes_nothing() -> None:
         before.alloc(requests(2))
     assert (before.available_size(), before.mamba_allocator.available_size()) != (2, 4)
     assert pool.alloc(more[:1]) is not None
-    assert pool.alloc(requests(3)) is None  # too few rows
+    assert pool.alloc(requests(3)) is None  # there are too few rows
 
 
 def test_an_admission_takes_the_slots_of_an_open_group() -> None:
@@ -151,7 +154,7 @@ def test_wrong_requests_and_slots_change_nothing() -> None:
 @pytest.mark.parametrize("keep", [None, 0, 1])
 @pytest.mark.parametrize("lazy", [False, True])
 def test_the_end_of_a_request(lazy: bool, keep: int | None) -> None:
-    """The slot of the track-buffer entry that the tree keeps stays owned; a second end is refused."""
+    """The tree keeps one entry of the track buffer; the slot of this entry stays owned. A second end is refused."""
     for pool in pools(lazy=lazy):
         (req,) = requests(1)
         pool.alloc([req])
@@ -224,7 +227,7 @@ def test_one_launch_for_all_changes_of_a_step() -> None:
     assert (counts.uploads, counts.total_launches) == (before[0] + 1, before[1])
     pool.free_mamba_cache(reqs[0])
     assert pool.alloc(requests(1)) is not None
-    assert counts.uploads == before[0] + 1  # one new request needs no upload for its row
+    assert counts.uploads == before[0] + 1  # the row of one new request needs no upload
 
 
 def test_rows_of_a_decode_server() -> None:

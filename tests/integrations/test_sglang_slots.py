@@ -69,7 +69,7 @@ def test_wrong_frees_change_nothing_and_are_found(slots: MambaSlotAllocator) -> 
     slots.free(owned[:1])
     slots.free(owned[:1])
     assert (slots.available_size(), sorted(slots.free_slots.tolist())) == (3, [1, 4, 5])
-    one = slots.alloc(1)  # moves all free slots to the stock
+    one = slots.alloc(1)  # this call moves all free slots to the stock
     assert one is not None
     slots.free(ids(5))  # slot 5 is in the stock
     assert (slots.available_size(), slots.alloc(3)) == (2, None)
@@ -90,7 +90,7 @@ def test_a_claim_after_a_wrong_free_gets_no_null_slot(slots: MambaSlotAllocator)
 
 @pytest.mark.parametrize("grouped", [False, True], ids=["stock", "group"])
 def test_a_second_free_of_a_slot_that_waits_to_be_handed_out(slots: MambaSlotAllocator, grouped: bool) -> None:
-    """The second free of a slot that nobody has claimed since the first changes nothing."""
+    """If nobody has claimed a slot since it was freed, a second free of it changes nothing."""
     first = slots.alloc(3)
     assert first is not None
     slots.free(first)

@@ -84,7 +84,7 @@ def test_logits_are_those_of_the_own_cache_and_a_spoiled_state_is_noticed(family
         for name in mem.planes:
             with mst.StateCache(model, mem, kernels=kernels) as cache:
                 steps(model, cache, forwards[:1])
-                mem.planes[name].neg_()  # spoils the state that the next step reads
+                mem.planes[name].neg_()  # changes the state that the next step reads
                 assert apart(steps(model, cache, forwards[1:2]), expected[1:2]) > 10 * BOUND, name
     mem.audit().raise_if_leaking()
     assert mem.free_slots == 24
@@ -101,7 +101,7 @@ def test_decode_on_slots_copies_and_gathers_nothing(monkeypatch: pytest.MonkeyPa
         steps(model, cache, [PROMPT[:, 1:2]] * 4)
         after = mem.stats()
     assert (after.snapshots - before.snapshots, after.copied_bytes) == (8, 0)
-    assert after.launches - before.launches == 4  # one plan a step; kernels of the forward do not count
+    assert after.launches - before.launches == 4  # one plan per step; kernels of the forward do not count
 
 
 @pytest.mark.sample(1)
@@ -289,7 +289,7 @@ def test_states_in_bfloat16_are_handed_over_bit_for_bit(family: str) -> None:
     for kernels in ways(family):
         with mst.StateCache(model, managed(model), kernels=kernels) as cache:
             errors = [apart([a], [b]) for a, b in zip(steps(model, cache, forwards), expected, strict=True)]
-        # the median, because one token may go to another expert
+        # the median, because rounding may send one token to another expert
         assert max(errors) == 0 if kernels == "gathered" else median(errors[1:]) < 0.1
 
 
@@ -360,7 +360,7 @@ def test_pads_behind_the_end_of_a_row_are_no_tokens_of_a_snapshot() -> None:
     try:
         with mst.StateCache(model, mem) as cache:
             out = model.generate(PROMPT, **{**caching(cache), "max_new_tokens": 8}, eos_token_id=end)
-            assert out[0, 9:].tolist() == [0] * 6  # this row gets pads while the other goes on
+            assert out[0, 9:].tolist() == [0] * 6  # this row has ended and gets pads while the other goes on
             assert cache.lengths == [9, 14]
             kept = cache.close(publish=True)
             assert [snapshot.length for snapshot in kept if snapshot] == [9, 14]
@@ -406,7 +406,7 @@ def test_back_pressure_and_failures_leave_the_manager_usable() -> None:
         mst.StateCache(model, mem) as cache,
         pytest.raises(ms.InvalidArgument, match="no forward of its model has begun"),
     ):
-        model.model(input_ids=PROMPT, past_key_values=cache)  # calls a part of the model, not the model
+        model.model(input_ids=PROMPT, past_key_values=cache)  # the call goes to a part of the model, not to the model
 
 
 def test_rows_of_a_forgotten_cache_are_released_by_the_next() -> None:

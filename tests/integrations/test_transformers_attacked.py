@@ -40,7 +40,7 @@ def answer() -> list[int]:
 
 @pytest.mark.proof
 def test_a_prompt_of_one_token_joins_a_running_batch_of_a_model_whose_windows_start_with_tokens() -> None:
-    server = server_of("qwen4_exp_text")  # its window of token ids starts with end tokens
+    server = server_of("qwen4_exp_text")  # this model has a window of token ids that starts with end tokens
     texts = {"long": PROMPT, "joins": [23]}
     events = []
     for id, text in texts.items():
@@ -101,7 +101,7 @@ def test_a_manager_and_pages_made_in_inference_mode_work_outside(answer: list[in
     model = tiny("qwen3_next")
     with torch.inference_mode():
         mem = managed(model, prefix=None)
-        mst.Server(model, mem)  # allocates the pages
+        mst.Server(model, mem)  # the server allocates the pages
     ids = torch.tensor([PROMPT])
     with mst.StateCache(model, mem, prompt=ids) as cache:
         assert model.generate(ids, past_key_values=cache, max_new_tokens=NEW)[0, 9:].tolist() == answer

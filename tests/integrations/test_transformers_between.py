@@ -55,7 +55,7 @@ def test_layers_show_what_those_of_the_own_cache_have(family: str, way: Any, set
                     same = a[..., 1:], b[..., 1:]
                     is_window = any(a is window for window in one[0].values()) or a is one[5]
                     torch.testing.assert_close(*(same if short and is_window else (a, b)), rtol=1e-4, atol=1e-5)
-            ours.layers[0].conv_states[0].fill_(9)  # changes a copy only
+            ours.layers[0].conv_states[0].fill_(9)  # this changes only a copy
             for cache in caches:
                 model(input_ids=runs[0][:, -1:].repeat(settings.get("num_beams", 1), 1), **{argument: cache})
     assert torch.equal(*runs)

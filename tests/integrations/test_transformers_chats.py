@@ -1,4 +1,4 @@
-"""Tests `mst.chat`: the lengths at which later prompts part, by template, and the hits at these lengths."""
+"""Tests `mst.chat`: for each template, the lengths at which later prompts part, and the hits at these lengths."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -49,7 +49,7 @@ class Asked:
         return self.own.apply_chat_template(messages, number=len(self.given), **given)
 
     def heads(self, prompt: mst.Prompt) -> list[str]:
-        """Returns the text before each length in `snapshot_at` of a prompt."""
+        """Returns for each length in a prompt's `snapshot_at` the text of the prompt up to this length."""
         return [self.own.decode(prompt.tokens[:at]) for at in prompt.snapshot_at]
 
 
@@ -249,7 +249,7 @@ def test_tails_of_19_bytes_are_all_that_a_turn_computes_again(session: bool) -> 
 def test_an_agent_and_its_second_user_hit_all_that_they_can() -> None:
     served = Served("loops")
     first, *_ = turns = [turn.messages for turn in short_agent()]
-    assert len(served.prompt(first, tools=TOOLS).tokens) % PAGE <= len("<think>\n")  # else the prompt's end would hit
+    assert len(served.prompt(first, tools=TOOLS).tokens) % PAGE <= len("<think>\n")  # the prompt's end cannot hit
     for messages in turns:
         served.cached(served.prompt(messages, tools=TOOLS))
     for messages in ([*turns[-1], says("Done."), asks("And now?")], [SYSTEM, asks("Another one?")]):

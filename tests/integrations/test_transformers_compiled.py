@@ -51,7 +51,7 @@ class Graphs:
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made = tiny("lfm2", changes=TWO_LAYERS)
-    monkeypatch.setattr(made, "_compiled_call_impl", None)  # also restored at the end: other tests use the same model
+    monkeypatch.setattr(made, "_compiled_call_impl", None)  # for its value at the end: others use the model
     torch._dynamo.reset()
     yield made
     torch._dynamo.reset()
@@ -76,11 +76,11 @@ def test_a_compiled_model_chooses_the_same_tokens_and_is_not_compiled_at_each_le
     torch._dynamo.utils.counters.clear()
     model.compile(backend=graphs)
     assert run(model) == expected
-    assert graphs.compiled <= 4  # prompt, decode of a fixed length, decode of any length
+    assert graphs.compiled <= 4  # graphs of the prompt, of decode at a fixed length, and of decode at any length
     assert not torch._dynamo.utils.counters["unimplemented"]
     before = graphs.calls
     assert run(model) == expected
-    assert graphs.calls - before == 8  # one call a forward, so no graph break
+    assert graphs.calls - before == 8  # one call per forward, so no graph break
 
 
 def test_launches_on_slots_are_not_traced() -> None:

@@ -41,7 +41,7 @@ def test_blocks_of_the_page_run_one_after_the_other(capsys: pytest.CaptureFixtur
     assert names["again"].shape == (2, 7 + 8 + 7 + 8)
     said = capsys.readouterr().out
     assert "Place(layer=0, kind='conv'" in said
-    assert "length 16\n" in said  # the second request hits
+    assert "length 16\n" in said  # the second request hits the cache
     assert "[16] tokens were there" in said.splitlines()
     assert [line[0] for line in said.splitlines()[-4:-1]] == ["0", "1", "2"]
     assert said.splitlines()[-1].endswith("guesses were right")

@@ -61,7 +61,7 @@ def ended(events: SimpleQueue[Any], samples: int = 1) -> list[mst.Served]:
 
 
 async def answer(server: mst.Server, given: mst.Prompt, most: int = 10**6) -> list[Any]:
-    """Returns the events of a request; the reader leaves after `most` events."""
+    """Submits a request and returns its events; the reader leaves after `most` of them."""
     events = list[Any]()
     async for event in server.stream(given):
         events.append(event)
@@ -206,7 +206,7 @@ def test_a_listener_that_raises_is_called_no_more(answers: list[list[int]], capl
 def test_an_interrupted_manager_is_recovered_and_what_waits_is_served(
     place: str, lost: int, answers: list[list[int]]
 ) -> None:
-    """An exception ends a call of the manager in the middle."""
+    """An exception ends a call of the manager in its middle; `lost` requests fail with it."""
     events = SimpleQueue[Any]()
     server = server_of(max_requests=2)
     with pytest.MonkeyPatch.context() as patch:
@@ -257,7 +257,10 @@ def test_a_request_has_the_seconds_that_it_asks_for(answers: list[list[int]]) ->
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_clients_of_several_threads_get_one_end_each(seed: int, answers: list[list[int]]) -> None:
-    """Threads submit and abort requests, some time out, and forwards and listeners fail; then a thread closes."""
+    """Threads submit and abort requests, some requests time out, and forwards and listeners fail.
+
+    Then a thread closes the server.
+    """
     random, told = Random(seed), dict[Any, list[Any]]()
     server = server_of(chunk=random.choice([1, 5, 256]), prefix=random.choice([None, ms.Prefix()]))
     fails = Random(seed + 100)
@@ -312,7 +315,7 @@ def test_any_thread_has_functions_called_in_the_driving_thread() -> None:
         assert server.call(current_thread).result(WAITS) is not current_thread()
         with pytest.raises(ZeroDivisionError):
             server.call(lambda: 1 // 0).result(WAITS)
-        # a step does not call functions that were added during it
+        # a function that is added during a step waits for the next step, so it can be cancelled
         given_up = server.call(lambda: server.call(lambda: None).cancel())
         assert given_up.result(WAITS)
         for session in (chat, twin):
@@ -323,7 +326,7 @@ def test_any_thread_has_functions_called_in_the_driving_thread() -> None:
 
 def test_a_thread_that_drives_beside_another_is_refused_alone(answers: list[list[int]]) -> None:
     with driven(server_of()) as server:
-        server.call(lambda: None).result(WAITS)  # returns when the thread drives the server
+        server.call(lambda: None).result(WAITS)  # this call returns once the thread drives the server
         other = mst.Server(server.model, server.mem)
         for one, what in (
             (server, "this server: submit to it"),

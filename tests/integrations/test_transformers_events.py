@@ -197,7 +197,7 @@ def test_a_result_says_why_no_more_of_its_prompt_was_cached() -> None:
         return one.cached, one.missed
 
     assert cached(TEXT[:19]) == (0, "no_sharing")
-    assert cached(TEXT[:19]) == (16, "")  # hits all whole pages of the prompt
+    assert cached(TEXT[:19]) == (16, "")  # this request hits all whole pages of the prompt
     assert cached([*TEXT[:10], *TEXT[20:27]]) == (0, "no_snapshot")  # two pages have KV, but no state
     assert cached([*TEXT[:19], *TEXT[:9]])[1] == "no_sharing"
     for shift in range(1, 6):  # more prompts than slots and pages

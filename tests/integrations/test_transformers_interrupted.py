@@ -66,7 +66,10 @@ def test_an_interrupt_in_a_forward_leaves_no_step_unsettled(interrupt: Any, how:
 @pytest.mark.parametrize("part", range(8))
 @pytest.mark.parametrize("settings", [{}, {"num_beams": 2}, {"prompt": IDS}], ids=["plain", "beams", "prompt"])
 def test_an_interrupt_at_any_line_leaves_nothing(settings: dict[str, Any], part: int) -> None:
-    """Each part interrupts other lines of the adapter; `tests/proof` interrupts the lines of the manager."""
+    """Interrupts the lines of the adapter, a different share of them in each part.
+
+    `tests/proof` interrupts the manager's.
+    """
     model, line = tiny("lfm2"), 11 * part
     prompt, given = settings.get("prompt"), {**QUIET, **{k: v for k, v in settings.items() if k != "prompt"}}
     expected = model.generate(IDS, **QUIET)
@@ -86,7 +89,7 @@ def test_an_interrupt_at_any_line_leaves_nothing(settings: dict[str, Any], part:
 
 
 def test_a_step_that_could_not_be_settled_is_not_forgotten() -> None:
-    """An open step of the caller blocks the settle of the cache's step."""
+    """The cache's step cannot be settled at first, because the caller has an open step."""
     model = tiny("lfm2")
     mem, expected = managed(model, **ROOM), model.generate(IDS, **QUIET)
     rows = mem.admit([ms.Request("mine", tokens=[1, 2, 3])])

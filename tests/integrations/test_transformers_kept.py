@@ -52,4 +52,4 @@ def test_a_step_goes_on_only_with_the_same_requests_in_the_same_order_at_the_sam
     mem.end(rows)
     others = planned(list(mem.admit([ms.Request("c"), ms.Request("d")])))
     assert np.array_equal(others.numbers, first.numbers)
-    assert not goes_on(replace(first, after=others.before), others)  # other requests in the same rows
+    assert not goes_on(replace(first, after=others.before), others)  # now other requests have the same rows

@@ -55,13 +55,16 @@ def test_a_tenant_that_comes_back_has_saved_nothing_and_owes_what_it_owed() -> N
     assert [started(line, cost=50) for _ in range(2)] == ["a", "c"]
     line.charge(asked("c", "rich"), 100)
     line.order(())  # "rich" has no request left in line
-    line.waiting.append(asked("d", "idle"))  # the new tenant starts at the 50 of "busy", not at 0
+    line.waiting.append(asked("d", "idle"))  # a new tenant starts with the 50 tokens of "busy", not with 0
     line.waiting.append(asked("e", "rich"))  # "rich" keeps its 150 tokens
     assert [started(line, cost=1) for _ in range(3)] == ["b", "d", "e"]
 
 
 def test_nobody_waits_for_ever_behind_tenants_that_are_new() -> None:
-    """A new tenant always has the fewest tokens, so the first request starts only by the limit `PASSES`."""
+    """A new tenant always has the smallest count of tokens and goes first.
+
+    Only the limit `PASSES` lets the first request start.
+    """
     line = Line()
     line.waiting.extend([asked("first", "rich"), asked("second", "rich"), asked("n", "new 0")])
     line.order(())
@@ -107,7 +110,7 @@ def test_a_long_prompt_does_not_stop_the_first_tokens_of_others() -> None:
 
 
 def run(server: mst.Server, bursts: Sequence[Sequence[Sequence[int]]], steps: int = 1) -> dict[Any, mst.Served]:
-    """Serves bursts of prompts with steps between them; checks that each answer is that of the prompt alone.
+    """Serves bursts of prompts, with steps between the bursts. Checks that each answer is that of the prompt alone.
 
     Returns:
         Number of the prompt -> its result.
@@ -129,7 +132,7 @@ def run(server: mst.Server, bursts: Sequence[Sequence[Sequence[int]]], steps: in
 @pytest.mark.parametrize("steps", [0, 1, 2])
 @pytest.mark.parametrize("family", ["qwen3_next", "mamba2", "lfm3"])
 def test_what_prompts_begin_with_is_read_once(family: str, steps: int) -> None:
-    """The other prompts come at once or while the first is read; no chunk ends where prompts part."""
+    """The other prompts come together with the first or while it is read. No chunk ends where prompts part."""
     server = server_of(family, chunk=6, prefix=ms.Prefix(), slots=40, max_requests=6)
     first, more = [*BEGIN, 1, 2, 3], [[*BEGIN, 7, 8], [*BEGIN[:28], 4, 4, 4, 4, 4], [*OTHER, 1], [*OTHER, 2]]
     served = run(server, [[first], more], steps)
@@ -180,7 +183,10 @@ def test_the_next_one_reads_what_its_reader_leaves_unread(how: str) -> None:
 
 
 def test_where_no_slot_is_left_for_the_state_all_wait_once_and_go_together() -> None:
-    """Four rows hold all slots, so no state is kept: prompts wait for the first one only, then run together."""
+    """Four rows hold all slots, so no state of the shared beginning is kept.
+
+    The other prompts wait once, for the first prompt, then run together.
+    """
     model = tiny("qwen3_next")
     mem = managed(model, max_requests=4, slots=4, tracking=ms.Redirect(every=1024), prefix=ms.Prefix())
     held = [mem.admit([ms.Request(name)]) for name in "ab"]  # these rows take two slots

@@ -21,7 +21,7 @@ CHUNKS = (256, 13, 3)
 
 
 def check(model: Any) -> None:
-    """Checks that a server, and `generate` from cached states, answer as the model with its own cache."""
+    """Checks that a server, and `generate` from cached states, give the answers of the model with its own cache."""
     expected = [alone(model, tokens, {}) for tokens in PROMPTS]
     for chunk in CHUNKS:
         prompts = [mst.Prompt(tokens, number, most=NEW) for number, tokens in enumerate(PROMPTS)]

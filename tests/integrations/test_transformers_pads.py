@@ -100,7 +100,7 @@ def test_ends_and_pads_that_only_generate_is_given_are_named_or_refused() -> Non
 
 @pytest.mark.parametrize("own", [True, False])
 def test_a_prompt_and_generate_have_one_mask(own: bool) -> None:
-    """Two different masks are refused: the prompt would have read pads as tokens, or left tokens out."""
+    """If the masks differ, `generate` is refused: `prompt=` has read pads as tokens, or has left tokens out."""
     model, mask = tiny("qwen3_next"), torch.ones_like(IDS)
     mask[0, :5] = 0
     mem = managed(model, **ROOM)
@@ -157,8 +157,8 @@ AT = torch.tensor([[3, 4, 5], [3, 4, 5]])
         (call(), call(positions=AT + torch.tensor([[0], [1]])), {}, [6, 3]),
         (call([ALL, LEFT], positions=torch.tensor([[0, 1, 2], [1, 0, 1]])), call([[1] * 6, [0, *[1] * 5]]), {}, [6, 5]),
         (call(), call(ids=((2,), (5,))), {}, [4, 4]),
-        (call(), call(ids=((2,), (0,))), {}, [4, 3]),  # a pad after the end
-        (call(ids=((7,), (2,))), call(ids=((2, 1), (0, 1))), {}, [3, 1]),  # a turn that begins with an unread pad
+        (call(), call(ids=((2,), (0,))), {}, [4, 3]),  # a pad that follows the end token
+        (call(ids=((7,), (2,))), call(ids=((2, 1), (0, 1))), {}, [3, 1]),  # this turn begins with an unread pad
         (call(ids=((7,), (2,))), call(ids=((2,), (2,))), {}, [2, 1]),
     ],
 )  # fmt: skip
@@ -198,7 +198,7 @@ def test_positions_that_a_loop_leaves_out_are_those_of_the_tokens() -> None:
 
 
 def test_a_row_that_begins_beside_others_begins_as_alone() -> None:
-    """This family has a window of token ids, which begins with the end token, not with zeros."""
+    """This family has a window of token ids. At the start, the window holds the end token, not zeros."""
     model, ids = tiny("qwen4_exp_text"), torch.tensor([[11, 12, 13, 14], [0, 0, 0, 40]])
     quiet, mem = {**QUIET, "attention_mask": ids.ne(0).long()}, managed(model, **ROOM)
     assert [plane.fill for plane in mst.layout(model).state.planes if not plane.dtype.is_floating_point] == [2]

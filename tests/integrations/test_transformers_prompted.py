@@ -167,7 +167,7 @@ def test_a_prompt_without_room_or_with_a_forward_that_raises_leaves_nothing() ->
     with pytest.raises(ms.OutOfRows):
         mst.StateCache(model, mem, prompt=IDS)
     mem = managed(model, **ROOM)
-    for mask in (None, MASK):  # with a mask, rows have different lengths and take a forward each
+    for mask in (None, MASK):  # with a mask, rows have different lengths, and each takes its own forward
         with hooked(model.model.layers[2], raising(ArithmeticError)), pytest.raises(ArithmeticError):
             mst.StateCache(model, mem, prompt=IDS, prompt_mask=mask)
     assert mem.stats().rows_used == 0
@@ -223,7 +223,7 @@ def test_turns_go_on_behind_guesses() -> None:
         out = model.generate(TWICE, past_key_values=cache, prompt_lookup_num_tokens=4, **settings)
         out = torch.cat([out, more], 1)
         out = model.generate(out, past_key_values=cache, prompt_lookup_num_tokens=4, **settings)
-        out = torch.cat([out, torch.tensor([TEXT[:17]])], 1)  # more tokens than a tail has
+        out = torch.cat([out, torch.tensor([TEXT[:17]])], 1)  # these guesses have more tokens than a tail
         out = model.generate(out, past_key_values=cache, **settings)
         with pytest.raises(ms.InvalidArgument, match=r"crop\(-1\): the last forward had 0 guesses"):
             cache.crop(-1)
@@ -262,7 +262,7 @@ def test_caches_that_are_forgotten_and_several_of_them_leave_the_flag_to_those_t
 
 
 def test_guesses_that_cannot_be_checked_are_refused_by_name() -> None:
-    """After the refusal the cache goes on, or closes without a leak."""
+    """After the refusal, the cache can be used on, or closes without a leak."""
     model = tiny("qwen3_next")
     mem, again = managed(model, **ASSISTED), {"prompt_lookup_num_tokens": 4, **LONG}
     few, many = torch.tensor([[5]]), r"a forward of \d+ tokens, .* tails keep 16: .* 15 tokens at most"

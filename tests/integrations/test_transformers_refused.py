@@ -153,7 +153,7 @@ def test_a_request_for_what_serve_does_not_do_is_refused(family: str, fields: di
 
 
 async def later(event: mst.Event) -> None:
-    """A coroutine as listener, which nobody would await."""
+    """A coroutine function as listener: nobody would await its result."""
 
 
 @pytest.mark.parametrize(("settings", "why"), [
@@ -183,7 +183,7 @@ def test_ends_of_text_are_those_that_generate_takes(kind: Any) -> None:
         server.submit(mst.Prompt(TEXT[:9], id, config=config))
     served = results(rest(server))
     assert [(one.tokens, one.stop) for one in served.values()] == [(answer[:3], answer[2])] * 2
-    # another config in the same server
+    # a request with another configuration, in the same server
     server.submit(mst.Prompt(TEXT[:9], "c", config=GenerationConfig(eos_token_id=answer[1])))
     assert results(rest(server))["c"].tokens == answer[:2]
 

@@ -45,7 +45,7 @@ def test_samples_are_those_of_single_requests_and_their_prompt_is_read_once(fami
     assert [served["three", n] for n in range(3)] == [expected[("alone", n), 0] for n in range(3)]
     assert len(set(map(tuple, served.values()))) == 4  # each sample has its own seed
     assert served["other", 0] == alone(model, TEXT[:9], {})
-    assert sum(read) == 2 * 19 + 4 * (NEW - 1)  # prompts padded to 19 tokens, then 4 tokens a step
+    assert sum(read) == 2 * 19 + 4 * (NEW - 1)  # prompts padded to 19 tokens, then 4 tokens per step
     mem.audit().raise_if_leaking()
     assert mem.free_slots == 16
 
@@ -79,7 +79,7 @@ def test_samples_that_never_fit_are_refused_whole() -> None:
         *[("0", "too_large", 0)] * 4, *[("1", "too_large", 0)] * 4, ("other", "length", NEW),
     ]  # fmt: skip
     too_large = {one.error for one in served if one.reason == "too_large"}
-    assert too_large == {"5 slots needed at once, there are 3: ask for less"}  # the text does not tell callers to wait
+    assert too_large == {"5 slots needed at once, there are 3: ask for less"}  # a wait would not help
     assert mem.free_slots == 3
     assert mem.free_pages == 60
 

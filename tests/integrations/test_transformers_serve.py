@@ -1,7 +1,7 @@
 """Tests `serve` on models of Transformers: tokens and logits are compared with the model's own cache.
 
-Chunks and batches change the order of sums, so logits may differ by 1e-4 of the largest logit. A control spoils the
-states in the slots, and must differ by more.
+Chunks and batches change the order of sums, so logits may differ by 1e-4 of the largest logit. As a control, states in
+slots are spoilt: then logits must differ by more.
 """
 
 from collections.abc import Iterator, Sequence
@@ -156,7 +156,7 @@ def test_requests_join_a_running_batch() -> None:
         yield mst.Prompt([11, 12], "second", most=3)
 
     events = list(mst.stream(model, mem, arrivals()))
-    assert starts == [1]  # one request ran when the second came
+    assert starts == [1]  # one request was running when the second came
     assert [event.id for event in events if isinstance(event, mst.Served)] == ["second", "first"]
 
 

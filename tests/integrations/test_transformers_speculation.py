@@ -67,7 +67,7 @@ def test_guesses_change_no_token_and_no_state_that_others_start_from(family: str
     assert right == guessed > 20 if wrong == 13 else right < guessed
     assert right > 0 or wrong == 0
     mem.audit().raise_if_leaking()
-    # prompts that start from states of answers
+    # these prompts start from states of answers
     later = [[*text, *answer, 7, 8] for text, answer in zip(PROMPTS, expected, strict=True)]
     results = served(model, mem, later, 4, kernels=kernels)
     assert [one.tokens for one in results] == [alone(model, text, {}, 4) for text in later]
@@ -101,7 +101,7 @@ def test_right_guesses_save_forwards_and_copy_no_state(kernels: Any, guessed: in
     with hooked(model, lambda *_: forwards.append(1)):
         (one,) = served(model, mem, [TEXT[:9]], assistant=guessing([TEXT[:9]], expected, 13), kernels=kernels)
     assert (one.tokens, one.guessed, one.right) == (expected[0], guessed, guessed)
-    # two chunks of the prompt, and a forward for each group of guesses; at the end, pending tokens up to a boundary
+    # forwards: two chunks of the prompt, one per group of guesses, and those that fold pending tokens up to a boundary
     assert len(forwards) == 2 + NEW - 1 - guessed + folds
     assert mem.stats().copied_bytes == 0
 

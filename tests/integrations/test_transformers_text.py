@@ -100,7 +100,7 @@ def test_text_that_begins_a_stop_string_is_held_back_until_it_is_clear() -> None
     parts, text = told(tokenizer, [], tokens, ["Stop"])
     assert (parts, text.stop) == (["a", " ", "", "", "", "Sto ", "", "", "", ""], "Stop")
     parts, text = told(tokenizer, [], tokens[:-1], ["Stop"])
-    assert (parts[-1], text.stop) == ("Sto", None)  # the last token releases the held text
+    assert (parts[-1], text.stop) == ("Sto", None)  # the last token gives out the text that was held back
     assert text.read(tokens[:-1], last=True) == ""  # a repeated read adds nothing
 
 
@@ -131,7 +131,7 @@ def test_without_a_tokenizer_there_is_no_text() -> None:
 
 
 class Maps:
-    """A tokenizer that takes the text of each token from a function."""
+    """A tokenizer whose text of a token comes from a function."""
 
     def __init__(self, text: Callable[[int], str]) -> None:
         self._text = text

@@ -34,7 +34,7 @@ def answers() -> list[list[int]]:
 
 @pytest.fixture
 def eager() -> Iterator[None]:
-    """Python switches threads as often as it can."""
+    """Makes Python switch threads as often as it can."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -117,7 +117,7 @@ def test_a_call_in_the_middle_of_a_step_takes_effect_in_the_next(name: str, answ
     }
     with hooked(server.model, lambda *_: run(calls[name])):
         events = server.step()
-    assert [event.id for event in events] == [0, 1]  # this step ignores the call
+    assert [event.id for event in events] == [0, 1]  # the call has no effect on this step
     assert server.busy and server.running == 2 and server.waiting == (name == "submit")
     served = results(events + server.step() + rest(server))
     ids = {"submit": [0, 1, 2], "abort": [0, 1], "close": []}[name]
@@ -252,7 +252,7 @@ def test_a_manager_that_was_closed_serves_without_its_storage(answers: list[list
 def test_rows_whose_admission_was_interrupted_are_given_back(
     call: str, answers: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C comes after the manager's call and before the server knows the rows."""
+    """Ctrl-C comes after the manager has admitted the rows, and before the server knows them."""
     server = server_of()
     real = getattr(server.mem, call)
     config = GenerationConfig(do_sample=True, top_k=1, num_return_sequences=3, max_new_tokens=NEW)
@@ -306,7 +306,7 @@ def test_what_was_noted_and_raises_is_told_once(answers: list[list[int]]) -> Non
 
 
 def test_serve_reads_on_while_a_turn_waits_for_the_one_before(answers: list[list[int]]) -> None:
-    """Requests behind the waiting turn go first; `serve` reads only as many of them as have room."""
+    """Requests behind the waiting turn overtake it. `serve` reads only as many of them as there is room for."""
     model = tiny("qwen3_next")
     mem = managed(model, max_requests=2)
     chat, read, ended = mem.sessions.open("chat"), list[int](), list[Any]()

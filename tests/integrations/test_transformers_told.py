@@ -38,7 +38,7 @@ def served(events: list[Any]) -> list[str]:
 
 
 class Letters:
-    """A tokenizer with one letter for each token; raises while `busy`."""
+    """A tokenizer with one letter for each token. While `busy` is set, it raises."""
 
     def __init__(self) -> None:
         self.added_tokens_decoder, self.busy = dict[int, Any](), False

@@ -25,7 +25,7 @@ FAMILY = "lfm2"
 
 
 def loaded(path: Path, seed: int | None = None) -> Any:
-    """Returns the model at a path; with a seed, first writes a model of this seed there."""
+    """Returns the model at a path. If a seed is given, first writes a model of this seed to the path."""
     if seed is not None:
         tiny(FAMILY, seed=seed).save_pretrained(path)
     with without_gpu_kernels():
@@ -156,5 +156,5 @@ def test_changes_of_several_words_do_not_cancel_out() -> None:
 def test_tensors_of_several_parts_and_of_no_elements_are_read() -> None:
     one, other = torch.ones(3), torch.zeros(3)
     assert sums(TwoTensor(one, other)) == sums(one) + sums(other)
-    assert sums(torch.arange(10)) == [[5440747637206019416]]  # equal on all machines
+    assert sums(torch.arange(10)) == [[5440747637206019416]]  # these sums are the same on all machines
     assert sums(torch.ones(0)) == [[0]] and sums(torch.tensor(5)) == sums(torch.tensor([5]))

@@ -28,7 +28,7 @@ SLOTS = pytest.mark.parametrize("in_place", [False, True], ids=["two slots", "in
 
 @pytest.fixture(autouse=True)
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hides GPUs if there are none: vLLM replaces Triton if no GPU exists, but not if none is visible."""
+    """Sets CUDA_VISIBLE_DEVICES to hide all GPUs if there are none. Otherwise vLLM would replace Triton."""
     if not CUDA:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     if not module("vllm.triton_utils").HAS_TRITON:

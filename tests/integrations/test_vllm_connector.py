@@ -64,7 +64,7 @@ def test_second_request_loads_what_the_first_saved(make: Make, kinds: tuple[str,
     engine = make(*kinds, ranks=ranks)
     engine.serve("a", PROMPT, 3)
     engine.forget()
-    assert engine.serve("b", [*PROMPT, 7, 7], 3) == 28  # tokens in whole blocks
+    assert engine.serve("b", [*PROMPT, 7, 7], 3) == 28  # the tokens of whole blocks are hits
     assert engine.counts.loaded >= (7 if "attention" in kinds else 3)  # windows load only their last blocks
 
 
@@ -73,7 +73,7 @@ def test_states_alone_are_saved_at_the_ends_of_chunks_and_null_blocks_never(make
     engine.serve("a", PROMPT, 1)
     keys = [entry.key for entry in engine.connector.scheduler.cache.entries()]
     states = sorted(engine.connector.scheduler.cache.get(key).length for key in keys if key.endswith(b"\1"))
-    assert states == [12, 24, 28]  # ends of two chunks, and of the prompt's last whole block
+    assert states == [12, 24, 28]  # saved states: at the ends of two chunks, and of the prompt's last whole block
     assert len(keys) == len(states) + 7  # the other seven are KV blocks
 
 
@@ -107,7 +107,7 @@ def test_new_weights_at_the_same_path_find_nothing(make: Make, store: MemoryStor
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes())
     assert make(extra=extra).serve("b", PROMPT, 1) == 0
-    assert make(extra=extra).serve("c", PROMPT, 1) == 28  # hits the records of request b
+    assert make(extra=extra).serve("c", PROMPT, 1) == 28  # this request hits the records of request b
 
 
 def test_new_weights_of_an_adapter_at_the_same_path_find_nothing(
@@ -205,7 +205,9 @@ def test_the_policy_that_ends_requests_is_refused(tmp_path: Path, role: Any) -> 
 
 @pytest.mark.parametrize("drops", [True, False])
 def test_a_drafter_that_computes_the_last_block_again(tmp_path: Path, drops: bool) -> None:
-    """vLLM 0.33 has a field for drafters that hash ahead, 0.32 does not."""
+    """vLLM 0.32 lacks `num_hash_lookahead_tokens` of vLLM 0.33, so `use_eagle_block_drop` decides about the
+    last block.
+    """
     config, caches = vllm_engine.vllm_config(tmp_path, {"host_blocks": 8}), vllm_engine.cache_config(HYBRID, 8)
     config.speculative_config = SimpleNamespace(use_eagle_block_drop=lambda: drops)
     assert not getattr(config, "num_hash_lookahead_tokens", 0)
@@ -219,7 +221,7 @@ def test_this_version_is_one_of_those_that_work() -> None:
 
 
 def test_host_memory_in_bytes(make: Make) -> None:
-    """A block has a page of each of two layers."""
+    """There are two layers, and a block has one page of each."""
     engine = make(extra={"host_bytes": f"{20 * 2 * vllm_engine.PAGE}B"})
     assert engine.connector.scheduler.cache.pool.records == 20
     assert engine.workers[0].connector.worker._cache.pool.records == 20
@@ -310,7 +312,7 @@ def test_random_legal_schedules(make: Make, store: MemoryStore, seed: int, monke
     """Requests arrive, end, fail and are forgotten in random steps; each forward reads the right bytes."""
     draw = random.Random(seed)
     extra = {"host_blocks": draw.choice([6, 20, 60, 60]), "store_tokens": 4}
-    rooms = draw.choice([[1], [4], [0, 0, 1], [0, 2, 9]])  # free blocks of staging at a query
+    rooms = draw.choice([[1], [4], [0, 0, 1], [0, 2, 9]])  # numbers of free blocks of staging that a query may give
     monkeypatch.setattr(Transfers, "room", property(lambda transfers: draw.choice(rooms)))
     store.broken = draw.random() < 0.3
     kinds = draw.choice(KINDS)

@@ -113,7 +113,10 @@ class Case:
         return self.step()
 
     def reaches(self, asked: Any) -> list[int]:
-        """Tries to load a request until it succeeds or nothing is left; returns the tokens that each try asked for."""
+        """Tries to load a request until a load succeeds or nothing is left to try.
+
+        Returns how many tokens each try asked for.
+        """
         reached = []
         while (reach := self.side.matched(asked, 0)) and not self.side.counts.loaded:
             blocks = range(1, reach // SIZE + 1)
@@ -214,7 +217,7 @@ def test_what_is_being_loaded_is_not_evicted(case: Case) -> None:
     asked = case.request("b", 14)
     case.side.matched(asked, 0)
     case.side.allocated(asked, ([6, 7, 8], [0, 0, 9]), 12)
-    assert case.side.cache.evict(9) == 1  # evicts the state after the second block
+    assert case.side.cache.evict(9) == 1  # this save evicts the state after the second block
     case.step()
     assert case.side.cache.evict(9) == 4
 
@@ -308,7 +311,7 @@ def test_a_load_that_host_memory_has_no_room_for_loads_what_fits() -> None:
     store = MemoryStore()
     first = filled(store)
     case = Case(host_blocks=4, store=store)
-    assert case.reaches(first.request("b", 22)) == [20, 8]  # 5 KV blocks and a state; then 2 and a state
+    assert case.reaches(first.request("b", 22)) == [20, 8]  # first 5 KV blocks and a state; then 2 and a state
     assert (case.side.counts.lost, case.side.counts.loaded) == (1, 3)
 
 
@@ -348,7 +351,7 @@ def test_nothing_from_before_a_reset_is_found() -> None:
     assert case.side.matched(asked, 0) == 0
     case.save("c", [1, 2], [0, 3])
     case.side.cache.evict(9)
-    assert case.side.matched(case.request("d", 22), 0) == 8  # hits request c, computed after the reset
+    assert case.side.matched(case.request("d", 22), 0) == 8  # blocks of c, computed after the reset
     assert Case(store=store).side.matched(asked, 0) == 20
 
 
@@ -370,13 +373,16 @@ def test_each_rank_has_records_of_its_own() -> None:
     asked = first.request("b", 7)
     second.load(asked, 4, [6], [7])
     assert [memory[6:8, 0].tolist() for memory in second.memory] == [[1, 1], [2, 2]]
-    del store.records[sorted(store.records)[0]]  # a block that one rank lacks counts as missing
+    del store.records[sorted(store.records)[0]]  # a block counts as missing if one rank lacks it
     assert Case(ranks=2, store=store).side.matched(asked, 0) == 0
 
 
 @pytest.fixture
 def room(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Free blocks of staging at each query. A step queries twice; the last number holds for all later queries."""
+    """How many blocks of staging are free at each query.
+
+    A step queries twice; the last number holds for all later queries.
+    """
     looks = [0]
     monkeypatch.setattr(Transfers, "room", property(lambda transfers: looks.pop(0) if len(looks) > 1 else looks[0]))
     return looks
@@ -432,7 +438,10 @@ def test_a_block_that_one_rank_had_not_packed_is_lost(room: list[int]) -> None:
 
 @pytest.mark.parametrize(("looks", "steps"), [(2, 5), (1, 3)])
 def test_a_chunk_of_8192_tokens_is_saved_whole(monkeypatch: pytest.MonkeyPatch, looks: int, steps: int) -> None:
-    """Saves 512 blocks of 2 MiB through the default staging; a copy takes one step, or half a step."""
+    """Saves 512 blocks of 2 MiB through the default staging.
+
+    A copy takes `looks` queries of the free room; a step queries twice.
+    """
     case = Case(host_blocks=512, blocks=513)
     block = StateLayout((Plane("block", (2 << 20,), torch.uint8),), layers=1)
     _, outward = Settings(1).staged(RecordFormat("kv", block, bytes(32)).nbytes)

@@ -85,7 +85,7 @@ def test_whatever_changes_in_the_files_is_other_weights(folder: Path, what: str)
 
 
 def test_headers_count_where_times_and_sizes_say_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Headers are compared even if a file system gives each file the same times."""
+    """The headers of files are compared, since a file system may give all files the same times."""
     stat = Path.stat
 
     def timeless(path: Path, **options: Any) -> Any:
@@ -128,7 +128,7 @@ def test_one_file_is_a_model_too(tmp_path: Path) -> None:
 
 
 def test_little_is_read_of_a_large_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is sparse and has 1 TiB; a second header gives itself an impossible length."""
+    """One file is sparse and has 1 TiB. The header of another file claims an impossible length."""
     with (folder / "huge.safetensors").open("wb") as file:
         file.write((16).to_bytes(8, "little") + b" " * 16)
         file.truncate(1 << 40)
@@ -209,7 +209,7 @@ def test_the_drafter_counts(folder: Path, tmp_path: Path) -> None:
 
 
 def asks(path: Path | str, number: int = 1) -> Any:
-    """Returns a request with an adapter."""
+    """Returns a request for the adapter at a path, with this number."""
     return SimpleNamespace(lora_request=SimpleNamespace(lora_int_id=number, lora_name="ours", lora_path=str(path)))
 
 
@@ -224,7 +224,10 @@ def test_adapters_are_told_apart_by_their_files(folder: Path) -> None:
 def test_an_adapter_that_changed_after_the_engine_began_is_its_own(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The files may be newer than the adapter that vLLM has loaded, so only this process uses its records."""
+    """The files may be newer than the adapter that vLLM has loaded.
+
+    So its records get a name that only this process uses.
+    """
     caplog.set_level("WARNING", "memstate")
     began = max(path.stat().st_ctime for path in folder.iterdir()) - 1
     one, other = Adapters(began), Adapters(began)

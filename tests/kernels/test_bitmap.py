@@ -1,4 +1,4 @@
-"""Compares claim and release on the bitmap with sets of integers: ids, all words and all counters, on awkward sizes."""
+"""Compares claim and release on bitmaps of awkward sizes with sets of integers: ids, all words and all counters."""
 
 import random
 
@@ -111,7 +111,7 @@ def test_B4_releasing_everything_in_any_order_makes_everything_free(
 def test_B5_B6_faults_are_counted_and_corrupt_nothing(
     backend: Backend, rng: random.Random, capacity: int, dtype: torch.dtype
 ) -> None:
-    """The ids are good ones, doubles within a call and across calls, null, negative and unknown ones."""
+    """Released ids are right, repeated in a call, released by an earlier call, null, negative or unknown."""
     pool = Pool(capacity, fragmented("dense", min(capacity, 3000), rng), backend)
     top = 2**31 - 1 if dtype is torch.int32 else 2**40
     odd = [0, -1, -(2**31), -capacity, capacity + 1, capacity + 31, capacity + 32, capacity + 64, top]

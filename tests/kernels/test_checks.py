@@ -152,7 +152,9 @@ def test_what_is_gathered_may_share_slots_and_lie_in_gaps(backend: Backend) -> N
 
 
 def test_shared_bytes_are_found_exactly(generator: torch.Generator) -> None:
-    """Compares with sets of bytes, for planes of one and two axes: packed, apart, interleaved and overlapping."""
+    """Compares the check with sets of bytes, for planes of one and two axes: packed, apart, interleaved,
+    overlapping.
+    """
     rng, cases = random.Random(generator.initial_seed()), {True: 0, False: 0}
     for _ in range(1500):
         axes = tuple((rng.randint(1, 4), rng.randint(0, 14)) for _ in range(rng.randint(1, 2)))
@@ -186,7 +188,9 @@ def test_a_claim_of_less_than_nothing_is_named(backend: Backend) -> None:
 def test_more_rows_than_a_launch_has_programs_for_are_refused(
     backend: Backend, generator: torch.Generator, op: str
 ) -> None:
-    """Rows, and heads of a selective update, are on axes of the grid that hold at most 65 535 programs."""
+    """Rows, and heads of a selective update, each have an axis of the launch grid, which has at most 65 535
+    programs.
+    """
     case = build(op, backend, generator, [Row(1, 1, tokens=1)], 1)
     given = {name: x for name, x in case.arguments().items() if name in (*case.inputs, *Row._fields)}
     many = {name: x.new_zeros(65_536, *x.shape[1:]) for name, x in given.items()}

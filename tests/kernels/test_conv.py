@@ -22,8 +22,8 @@ def build(
 ) -> Case:  # fmt: skip
     """Returns a step with random windows in the slots that rows read, random real tokens, and rubbish elsewhere.
 
-    channels: by default those of a model on a GPU, and a few in the interpreter. channel_major: whether slots lie in
-    memory as `channel tap-1`.
+    channels: by default as many as a model has on a GPU, and a few in the interpreter. channel_major: whether slots lie
+    in memory as `channel tap-1`, not `tap-1 channel`.
     """
     device = backend.device
     channels = channels or (8192 if device.type == "cuda" else 24)
@@ -57,7 +57,7 @@ def run(case: Case, backend: Backend) -> Tensor:
 def test_G2_windows_longer_and_shorter_than_the_step(
     backend: Backend, generator: torch.Generator, taps: int, tokens: int, channels: int, channel_major: bool
 ) -> None:
-    """Some sizes have channels that fill no block."""
+    """In some sizes, the channels do not fill a block."""
     rows = [Row(1, 1, tokens=tokens), Row(0, 2, 3, tokens=1)]
     run(build(backend, generator, rows, tokens, taps=taps, channels=channels, channel_major=channel_major), backend)
 
@@ -69,9 +69,9 @@ def test_G2_with_and_without_bias_and_activation(
     run(build(backend, generator, [Row(1, 2)], bias=bias, activation=activation), backend)
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # from numpy, in the interpreter
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # the warning comes from numpy, in the interpreter
 def test_G2_silu_of_large_values(backend: Backend, generator: torch.Generator) -> None:
-    """Where exp(-y) overflows to infinity, y sigmoid(y) is zero."""
+    """For y so negative that exp(-y) overflows to infinity, y sigmoid(y) must be zero."""
     case = build(backend, generator, [Row(1, 2)])
     case.inputs["x"] *= 100
     assert bool(run(case, backend).isfinite().all())
@@ -79,7 +79,7 @@ def test_G2_silu_of_large_values(backend: Backend, generator: torch.Generator) -
 
 @both_orders
 def test_G1_slots_with_gaps_are_refused(backend: Backend, generator: torch.Generator, channel_major: bool) -> None:
-    """The message has the strides."""
+    """The message of the refusal names the strides."""
     case = build(backend, generator, [Row(1, 1)], channel_major=channel_major)
     state = case.memory.state
     for axis in (1, 2):

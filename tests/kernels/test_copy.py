@@ -46,7 +46,7 @@ SMALL = [Plane("conv", (3, 3), torch.bfloat16), Plane("ssm", (2, 3), torch.float
 def moved(
     backend: Backend, generator: torch.Generator, planes: list[Plane], slots: int, form: str, layers: int = 1
 ) -> tuple[Engine, PlaneMap]:
-    """Returns memory of random bytes, and the map of its planes."""
+    """Returns memory of random bytes, and the map of its planes that copies take."""
     engine = Engine(StateLayout(planes, layers), slots, backend, generator, form, unit=4)
     return engine, engine.storage().plane_map
 
@@ -76,7 +76,7 @@ def test_B37_copies_and_zeros_are_exact_in_memory_of_every_form(backend, generat
 
 
 def test_B38_slot_strides_beyond_2_31_elements_are_right(backend):
-    stride = 2**32 + 16  # in 32-bit arithmetic slot 1 would be 16 bytes from slot 0
+    stride = 2**32 + 16  # with 32-bit arithmetic, slot 1 would seem to begin 16 bytes after slot 0
     memory = vast(2 * stride + 16, backend.device)
     blocks = memory.as_strided((1, 3, 16), (16, stride, 1))
     tiles = torch.tensor([[memory.data_ptr(), stride, 16]], dtype=torch.int64, device=backend.device)
@@ -126,7 +126,7 @@ def test_B40_null_negative_unknown_and_identical_ids_move_nothing(backend, gener
 @pytest.mark.parametrize("order", ORDERS)
 def test_B40_a_packet_names_registers_and_skips_empty_ones(backend, generator, order):
     engine, plane_map = moved(backend, generator, SMALL, 8, order, layers=2)
-    slots = engine.ids(1, 5, 6, 0, 7, 5, 2, 99)  # register 0 must not matter
+    slots = engine.ids(1, 5, 6, 0, 7, 5, 2, 99)  # slot 1 stands in register 0, and must not be used
     # Slot 6 to slot 5; an empty destination; an empty source; slot 5 to itself; register 0 as destination, as source;
     # negative numbers. Then zeros in slot 2; zeros in an empty register; a register whose slot 99 does not exist.
     entries = [(1, 2), (3, 2), (4, 3), (1, 5), (0, 4), (4, 0), (-2, 4), (4, -2)]

@@ -26,7 +26,10 @@ GROUPS, DIM, STATE = 2, 24, 16
 
 
 def often(log: Log, kind: str, tensor: Tensor) -> list[set[int]]:
-    """Returns for each row of a tensor how often its bytes were loaded or stored. An access counts once per byte."""
+    """Returns for each row of a tensor how often its bytes were loaded or stored, as a set.
+
+    One access counts once per byte.
+    """
     start, counts = tensor.data_ptr(), np.zeros(tensor.nbytes, np.int64)
     for access in (access for launch in log.launches for access in launch.accesses if access.kind == kind):
         at = np.unique(access.bytes()) - start
@@ -42,7 +45,7 @@ def columns(tokens: int = 1) -> dict[str, Tensor]:
 def check(log: Log, state: Tensor, out: Tensor, *loaded: tuple[Tensor, int]) -> None:
     """Checks that slots 1 and 2 are read once, slots 1, 3 and 4 and all output written once, and nothing else.
 
-    loaded: (input, how often each byte of a real row is loaded).
+    loaded: pairs of an input and how often each byte of its real rows is loaded.
     """
     assert often(log, LOAD, state) == [{0}, {1}, {1}, {0}, {0}]
     assert often(log, STORE, state) == [{0}, {1}, {0}, {1}, {1}]
@@ -55,7 +58,7 @@ def check(log: Log, state: Tensor, out: Tensor, *loaded: tuple[Tensor, int]) -> 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("transposed", [False, True], ids=["key value", "value key"])
 def test_D25_a_delta_step_moves_each_byte_of_a_state_once(dtype: torch.dtype, transposed: bool) -> None:
-    """Each tile of values and each head loads its queries and keys, although several share them."""
+    """Queries and keys are loaded once per tile of values and per head, although tiles and heads share them."""
     rows = len(READ)
     q, k = torch.randn(2, rows, 1, KEY_HEADS, KEY).to(torch.bfloat16)
     v = torch.randn(rows, 1, HEADS, VALUE).to(torch.bfloat16)
@@ -121,13 +124,19 @@ def ring(*token: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def with_tail() -> dict[str, Any]:
-    """Returns columns of a step of 4 tokens. Row 0 has 2 pending tokens, from place 4 on; row 2 has no tail."""
+    """Returns columns of a step of 4 tokens.
+
+    Row 0 has 2 pending tokens, which begin at place 4 of the ring; row 2 has no tail.
+    """
     told = [2, 1, 0], [4, 0, 0], [PENDING, 2, 2], [PENDING, 2, 2]
     return columns(T) | {"cursor": Cursor(*(torch.tensor(column, dtype=torch.int32) for column in told))}
 
 
 def check_tail(log: Log, state: Tensor, out: Tensor, *rings: tuple[Tensor, int]) -> None:
-    """Checks one read and one write of each state. rings: (ring, how often each byte of a pending token is loaded)."""
+    """Checks one read and one write of each state.
+
+    rings: pairs of a ring and how often each byte of a pending token in it is loaded.
+    """
     check(log, state, out)
     for ring, times in rings:
         assert often(log, LOAD, ring[:2]) == often(log, STORE, ring[:2]) == [{0}, {0}]

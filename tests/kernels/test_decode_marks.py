@@ -1,4 +1,4 @@
-"""Compares states that decode steps keep at marks, bit for bit, with steps that end at the mark.
+"""Compares states that decode steps keep at marks, bit for bit, with states of steps that end at the mark.
 
 The process of the tests interprets kernels and cannot compile them. Run as a program, this file compiles kernels of the
 selective update, and writes as JSON the layout of each sum, which decides the order of its additions.
@@ -80,9 +80,8 @@ def test_a_state_at_a_mark_is_that_of_a_run_that_ends_there(
 
 
 def test_G2_compiled_sums_have_one_order() -> None:
-    """A kernel with marks adds up states in the same lanes as one without, so the outputs have the same bits on a GPU.
-
-    The test compiles one kernel for one target, with MEMSTATE_PROOF=1 all of them.
+    """A kernel with marks adds up states in the same lanes as a kernel without marks, so outputs have the same bits on
+    a GPU. The test compiles one kernel for one target, with MEMSTATE_PROOF=1 all of them.
     """
     layouts: dict[str, list[list[str]]] = not_interpreted(__file__)
     assert len(layouts) == (8 if PROOF else 2)
@@ -106,7 +105,7 @@ def main() -> None:
             text = compile_case(case._replace(constexprs=case.constexprs | {"UNIT": unit}), target).asm["ttgir"]
             layouts = dict(re.findall(r"^(#\w+) = (.*)$", text, re.MULTILINE))
             sums = re.findall(r"tt\.reduce\"[\s\S]*?: \(tensor<[^#>]*(#\w+)>\)", text)
-            # Sums over tiles have two axes, the sum that searches marks has one.
+            # Sums over tiles have two axes. The sum that searches the marks has one axis, and is left out.
             of_tiles = [layouts[name] for name in sums if re.search(r"order = \[\d, \d\]", layouts[name])]
             layouts_of.setdefault(f"{kernel} {target} {unit}", []).append(of_tiles)
     json.dump(layouts_of, sys.stdout)

@@ -22,7 +22,9 @@ from tests.support.decode_case import (
 
 
 class Kind(NamedTuple):
-    """A kind of step: how to build one, how to compare one with exact results, and settings of a small one."""
+    """A kind of step: functions that build a step and compare it with exact results, and the settings of a
+    small step.
+    """
 
     make: Callable[..., Case]
     run: Callable[[Case, Backend], Tensor]
@@ -52,7 +54,7 @@ DTYPES = {
     "fp32 states of bf16": (torch.float32, torch.bfloat16),
 }
 
-# (kind, settings): sizes that fill no block or several, more or fewer taps than tokens
+# (kind, settings): sizes that do not fill a block or need several, more or fewer taps than tokens
 ODD: list[tuple[str, dict[str, Any]]] = [
     ("conv", {"channels": 262, "taps": 3}),
     ("conv", {"channels": 3, "taps": 6, "bias": False}),
@@ -102,7 +104,7 @@ def test_G2_a_mixed_batch_agrees_with_its_statement(
 @pytest.mark.sample(6)
 @each_kind
 def test_G2_repeats_bit_for_bit(backend: Backend, generator: torch.Generator, kind: str) -> None:
-    """The second step allocates its output."""
+    """The same step runs twice. The second time, it allocates its output."""
     first = made(kind, backend, generator)
     second = first.twin()
     assert same_bits(first.step(backend), getattr(backend, second.op)(**second.arguments()))
@@ -161,7 +163,7 @@ def test_B15_one_token_from_nothing_is_no_padding(backend: Backend, generator: t
 @pytest.mark.sample(6)
 @each_kind
 def test_B16_null_reads_as_zeros(backend: Backend, generator: torch.Generator, kind: str) -> None:
-    """Slot 0 and the bytes before it are NaN, so a read of either would show."""
+    """Slot 0 and the bytes before it are NaN, so a read of these bytes would show."""
     case = made(
         kind, backend, generator, rows=[Row(0, 1), Row(0, 0), Row(0, 2, 3, 0), Row(-1, 4), Row(-1, 0), Row(-1, 5, 6, 0)]
     )
@@ -174,7 +176,7 @@ def test_B16_null_reads_as_zeros(backend: Backend, generator: torch.Generator, k
 @each_kind
 @pytest.mark.parametrize("row", COINCIDING, ids=lambda row: str(row[:3]))
 def test_B40_slots_of_one_row_may_coincide(backend: Backend, generator: torch.Generator, kind: str, row: Row) -> None:
-    """A second row has no tokens, and its slots, three higher, coincide in the same way."""
+    """A second row has no tokens. Its slot numbers are higher by three, and coincide in the same way."""
     other = Row(*(slot + 3 if slot > 0 else slot for slot in row[:3]), tokens=0)
     KINDS[kind].run(
         made(kind, backend, generator, rows=[row._replace(tokens=2), other], tokens=2, **KINDS[kind].small), backend
@@ -209,7 +211,7 @@ def test_empty_batch(backend: Backend, generator: torch.Generator, kind: str) ->
 def test_D1_D18_an_order_of_the_state_that_is_both_is_one(
     backend: Backend, generator: torch.Generator, kind: str, dims: tuple[int, int, int, int]
 ) -> None:
-    """With only one key, value, dim or state, both orders are the same bytes and give the same bits."""
+    """If one of the two axes has length 1, both orders are the same bytes, and must give the same results."""
     plain = made(kind, backend, generator, dims=dims)
     other = plain.twin()
     state = other.memory.state

@@ -27,7 +27,7 @@ def test_D7_each_gate_inside_is_within_the_bound(
 def test_D7_gates_of_odd_sizes(
     backend: Backend, generator: torch.Generator, dims: tuple[int, int, int, int], per_key: bool, value_key: bool
 ) -> None:
-    """Lanes without a key add nothing to a length, and several warps compute the same length."""
+    """Lanes without a key add nothing to the length of a vector. Several warps compute the same length."""
     rows = [Row(1, 2, 3, tokens=2), Row(0, 4, tokens=1)]
     state, inputs = (torch.float16, torch.bfloat16) if per_key else (torch.bfloat16, torch.float16)
     run(build(backend, generator, rows, 2, state, inputs, dims, None, per_key, value_key, gates=True), backend)
@@ -38,7 +38,10 @@ def test_D7_gates_of_odd_sizes(
 def test_D8_steps_of_every_size_keep_their_precision(
     backend: Backend, generator: torch.Generator, per_key: bool, steps: tuple[float, float]
 ) -> None:
-    """In these ranges exp(x) vanishes beside 1, or would overflow. Rates up to e^18 make small steps count."""
+    """For some steps exp(x) is too small to change 1 + exp(x), for others it would overflow.
+
+    Rates up to e^18 make small steps count.
+    """
     case = build(backend, generator, [Row(1, 2), Row(3, 4)], per_key=per_key, gates=("a_log",))
     decay, (low, high) = case.inputs["decay"], steps
     decay.copy_(low + (high - low) * torch.rand(decay.shape, generator=generator))

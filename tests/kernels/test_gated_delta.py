@@ -49,7 +49,7 @@ def build(
 ) -> Case:  # fmt: skip
     """Returns a step with random states in the slots that rows read, random real tokens, and rubbish elsewhere.
 
-    dims: heads, key heads, key, value; by default those of a model on a GPU, and small ones in the interpreter.
+    dims: heads, key heads, key, value; by default the sizes of a model on a GPU, and small sizes in the interpreter.
     per_key: whether each key channel of a head has a decay, instead of one decay per head.
     value_key: whether a slot stores `head value key`.
     gates: which of `GATES` the op computes from a model's projections; True for all.
@@ -114,7 +114,7 @@ def run(case: Case, backend: Backend) -> Tensor:
 
 @pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])
 def test_G2_equal_channels_are_one_gate(backend: Backend, generator: torch.Generator, state: torch.dtype) -> None:
-    """One gate per channel, with equal gates, multiplies the same numbers as one gate per head."""
+    """If all channels of a head have equal gates, the results are those of one gate per head."""
     one_gate = build(backend, generator, state=state)
     per_channel = one_gate.twin()
     key = one_gate.inputs["q"].shape[-1]
@@ -141,7 +141,9 @@ def test_D1_either_order_of_the_state_is_within_the_bound(
     backend: Backend, generator: torch.Generator, dims: tuple[int, int, int, int], inputs: torch.dtype,
     scale: float | None, per_key: bool, value_key: bool,
 ) -> None:  # fmt: skip
-    """With some sizes lanes load 16 bytes of inputs, with others some lanes have no key, or load one key at a time."""
+    """In some sizes lanes load 16 bytes of inputs at a time; in others some lanes have no key, or load one key at a
+    time.
+    """
     state = torch.bfloat16 if per_key else torch.float32
     rows = [Row(1, 2, 3, tokens=2), Row(0, 4, tokens=1)]
     case = build(backend, generator, rows, 2, state, inputs, dims, scale, per_key, value_key)

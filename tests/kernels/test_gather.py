@@ -48,7 +48,7 @@ def random_bytes(nbytes: int, generator: torch.Generator) -> Tensor:
 
 
 class Poisoned:
-    """A tensor in random bytes, and the expected values of all these bytes."""
+    """A tensor inside memory of random bytes, and the expected values of all these bytes."""
 
     def __init__(self, whole: Tensor, tensor: Tensor, generator: torch.Generator) -> None:
         whole.copy_(random_bytes(whole.numel(), generator))
@@ -56,7 +56,7 @@ class Poisoned:
         self.expected = whole.cpu().clone()
 
     def block(self, *index: int) -> slice:
-        """Returns where the bytes of tensor[index] lie, whose elements must be dense."""
+        """Returns the places of the bytes of tensor[index] in the memory; its elements must lie without gaps."""
         at = sum(i * stride for i, stride in zip(index, self.tensor.stride(), strict=False))
         size = self.tensor.element_size()
         start = self.tensor.data_ptr() - self.whole.data_ptr() + at * size
@@ -160,7 +160,7 @@ def test_B37_planes_of_any_strides(
         (torch.float32, (2, 3, 4), (13, 4, 1), 0, (4, 1)),
         (torch.float16, (2, 3, 3), (24, 8, 1), 0, (2, 1)),
         (torch.int8, (2, 3, 16), (48, 16, 1), 5, (1, 1)),
-        (torch.float32, (1, 3, 4), (7, 4, 1), 0, (4, 4)),  # with one layer or slot, its stride does not matter
+        (torch.float32, (1, 3, 4), (7, 4, 1), 0, (4, 4)),  # the stride of an axis of length 1 does not matter
         (torch.float32, (3, 1, 4), (4, 7, 1), 0, (4, 4)),
     ],
 )
@@ -178,7 +178,7 @@ def test_B37_words_are_the_widest_that_fit(
 def test_B38_offsets_beyond_2_31_elements(
     backend: Backend, generator: torch.Generator, op: str, far: str, dtype: torch.dtype, stride: int
 ) -> None:
-    """Two strides are more than 2^31 elements and words, which 32-bit arithmetic would place near the start."""
+    """Two strides exceed 2^31 elements or words. 32-bit arithmetic would find a place near the start instead."""
     plane = far_apart(3, torch.zeros(3, 4, dtype=dtype, device=backend.device), stride)
     plane = plane.transpose(0, 1) if far == "slots" else plane
     plane[:] = 7

@@ -29,7 +29,7 @@ def _count(out_ptr, n):
 
 
 def count(n: int) -> int:
-    """Returns the rounds of a loop whose bound is an argument of a kernel."""
+    """Runs a kernel with a loop up to its argument `n`; returns how often the loop ran."""
     out = torch.zeros(1, dtype=torch.int32)
     _count[(1,)](out, n)
     return int(out)

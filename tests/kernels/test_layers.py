@@ -29,7 +29,7 @@ class Layer:
         self.backend, self.generator, self.sizes, self.states = backend, generator, sizes, states
         self.channels = sum(sizes[:3])
         self.projection = self.random(len(ROWS), 1, sum(sizes)).to(dtype)
-        self.projection[-1] = torch.nan  # padding
+        self.projection[-1] = torch.nan  # the last row is padding
         self.windows = Memory((TAPS - 1, self.channels), dtype, backend.device, generator)
         for memory in (self.windows, self.states):
             for slot in (1, 2):

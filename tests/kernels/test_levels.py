@@ -1,4 +1,4 @@
-"""Tests the levels of a bitmap: which words a claim reads, and the same summary in kernel and reference."""
+"""Tests the levels of a bitmap: which words a claim reads, and whether kernel and reference write the same summary."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def test_B11_a_claim_finds_the_lowest_wherever_they_lie(backend: Backend, capaci
 @pytest.mark.parametrize("capacity", LEVELS)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_claim_reads_one_list_of_words_a_level(capacity: int, place: str) -> None:
-    """The interpreter records every load of the bitmap."""
+    """Counts, in the interpreter, the loads of the bitmap that depend on each other."""
     from tests.support.addresses import LOAD
     from tests.support.recorded import recorded
 
@@ -69,7 +69,9 @@ def test_a_claim_reads_one_list_of_words_a_level(capacity: int, place: str) -> N
 
 
 def test_a_summary_that_is_wrong_hangs_nothing(backend: Backend) -> None:
-    """If the summary has bits for empty and missing words, the claim ends with too few slots, and counts this."""
+    """If the summary has bits for words that are empty or do not exist, the claim ends with too few slots, and counts a
+    fault.
+    """
     words = bitmap_words(3_000)
     for n, real in ((3, 2 if backend.name == "reference" else 1), (96, 2)):
         pool = Pool(3_000, {5, 2_999}, backend)
@@ -102,7 +104,7 @@ def test_the_summary_is_a_bit_for_each_word_that_is_not_0(generator: torch.Gener
         (2188 + 3, 1, 3072, 4095, [2191]),
         (2188 + 68, 1, 69632, 70_000, [2256, 2188 + 69 + 2]),
         (2188 + 69 + 1, 2, 32768, 65535, [2258]),
-        (2188 + 64, 1, 65536, 66559, [2252, 2188 + 69 + 2]),  # word is 0 by mistake, and the level above has its bit
+        (2188 + 64, 1, 65536, 66559, [2252, 2188 + 69 + 2]),  # a word is 0, but its bit in the level above is 1
     ],
 )
 def test_a_wrong_word_of_the_summary_is_named(index: int, level: int, first: int, last: int, seen: list[int]) -> None:

@@ -55,7 +55,10 @@ def branches(cases: Iterable[CompileCase]) -> list[CompileCase]:
 
 
 def watched() -> list[str]:
-    """Returns a list, to which Triton's compiler adds from now on each function and name that a loop drops."""
+    """Returns a list.
+
+    From now on, Triton's compiler adds to it each name that a loop drops, with the name of the function.
+    """
     from triton.compiler.code_generator import CodeGenerator, _is_triton_value, flatten_values_to_ir
 
     dropped: list[str] = []

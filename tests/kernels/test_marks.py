@@ -40,7 +40,7 @@ def arguments(
     backend: Backend, generator: torch.Generator, state: torch.dtype, given: torch.dtype, *, transposed: bool = False,
     channel_major: bool = False, flat: bool = False, wide: bool = False,
 ) -> Kept:  # fmt: skip
-    """Returns arguments of four packed rows with all kinds of marks. Every dtype holds `h` and the inputs exactly."""
+    """Returns arguments of four packed rows with all kinds of marks. Numbers are exact in every dtype."""
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).bfloat16().to(given).to(backend.device)
@@ -73,7 +73,7 @@ def twin(given: Kept) -> Kept:
 
 
 def same(left: Kept, right: Kept) -> bool:
-    """Whether all bytes of both planes, and between their slots, are the same."""
+    """Returns whether all bytes of both planes, and those between their slots, are the same on both sides."""
     held = (
         torch.empty(0, dtype=torch.uint8, device=each.device).set_(each.untyped_storage())
         for name in ("plane", "conv") if left[name] is not None for each in (left[name], right[name])
@@ -139,7 +139,10 @@ def test_marks_get_their_states_and_no_other_byte_changes(
 
 @pytest.mark.parametrize("kind", [torch.int32, torch.int64])
 def test_a_piece_at_the_end_of_the_largest_batch_is_found(backend: Backend, kind: torch.dtype) -> None:
-    """An entry of 2 tokens follows one of 2^31 - 3. Sums of two numbers below 2^31 need unsigned arithmetic."""
+    """An entry of 2 tokens follows one of 2^31 - 3.
+
+    A sum of two numbers below 2^31 may not fit an int32, so the kernel adds unsigned numbers.
+    """
     last = 2**31 - 1
     plane, h = (torch.arange(1.0, size + 1, device=backend.device).view(1, size, 1) for size in (4, 3))
     wide = {"dtype": kind, "device": backend.device}

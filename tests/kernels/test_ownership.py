@@ -14,7 +14,10 @@ KINDS = (Count.DOUBLE_RELEASE, Count.OUT_OF_RANGE, Count.CLAIM_FULL, Count.CLAIM
 
 
 def random_packet(model: Model, rng: random.Random, share: float) -> Packet:
-    """Returns random entries, whatever registers hold. A phase names each register once, as the host promises."""
+    """Returns random entries, chosen without regard to what registers hold.
+
+    A phase names each register once, as the host promises.
+    """
 
     def some(most: int) -> list[int]:
         return rng.sample(range(3, model.count), int(share * rng.random() * most))
@@ -76,7 +79,7 @@ def faulty(kind: Count, n: int) -> tuple[Model, Packet]:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name.lower())
 @pytest.mark.parametrize("n", [1, 300])
 def test_G1_faults_on_the_device_are_counted_and_change_nothing_else(backend: Backend, kind: Count, n: int) -> None:
-    """`check` raises the fault once, with its name and the register or slot at fault."""
+    """`check` raises each fault once, with the name of the fault and the register or slot."""
     model, packet = faulty(kind, n)
     device = Device(model, backend)
     model.run(packet)

@@ -21,7 +21,7 @@ OPS = ("pack_slots", "unpack_slots")
 UNITS = (16, 8, 4, 2, 1)
 
 INT8 = ("pack_int8", "unpack_int8")
-KERNEL = {"lots": (pack, "_move_records"), "int8": (pack_int8, "_move_int8")}  # last 4 letters of an op -> its kernel
+KERNEL = {"lots": (pack, "_move_records"), "int8": (pack_int8, "_move_int8")}  # op[-4:] -> its kernel
 
 each_op = pytest.mark.parametrize("op", OPS)
 every_op = pytest.mark.parametrize("op", OPS + INT8)
@@ -65,7 +65,9 @@ class Memory:
         return torch.tensor(values, dtype=dtype, device=self.backend.device)
 
     def expect(self, op: str, place: int, slot: int, first: int = 0, count: int | None = None) -> None:
-        """Expects that `op` moves these tiles between a slot, 0 for zeros, and the record at `place`."""
+        """Notes the bytes expected after `op` moves these tiles between a slot and the record at `place`; slot 0 stands
+        for zeros.
+        """
         for piece in self.pieces[first : None if count is None else first + count]:
             plane = self.planes[piece.block]
             start, at = (
@@ -79,7 +81,10 @@ class Memory:
                 record[:] = block if slot else 0
 
     def expect_all(self, op: str, slot_of: dict[int, int]) -> None:
-        """Expects a move of each place -> slot, 0 for zeros, but none to the null slot, and checks all bytes."""
+        """Checks all bytes after a move between each place and its slot.
+
+        Slot 0 is read as zeros, and is never written.
+        """
         for place, slot in slot_of.items():
             if slot or op == "pack_slots":
                 self.expect(op, place, slot)
@@ -109,7 +114,7 @@ def test_b66_bytes_of_every_width_move(backend: Backend, generator: torch.Genera
     assert backend.counts.launches == {op: 1}
 
 
-# case -> slots in registers, or None; registers, or slots; places; dtype of the last two; place -> slot, 0 for zeros
+# case -> slots in registers, or None; registers to pack, or slots; places; dtype of both; place -> slot (0: zeros)
 MANY = 2 * ENTRIES + 90  # more entries than a program reads at once
 COLUMNS: dict[str, tuple[list[int] | None, list[int], list[int], torch.dtype, dict[int, int]]] = {
     "registers": (  # register 0, missing and empty registers, and registers with invalid slots count as zeros
@@ -157,7 +162,7 @@ def test_b66_a_slot_to_many_records_and_a_record_to_many_slots(backend: Backend,
 @each_op
 @pytest.mark.parametrize("far", ["records", "slots"])
 def test_B38_records_and_slots_beyond_2_31_bytes(backend: Backend, op: str, far: str) -> None:
-    """Records or slots are 2**32 + 16 bytes apart, so 32-bit arithmetic would see 16 bytes between them."""
+    """Records or slots are 2**32 + 16 bytes apart; with 32-bit arithmetic they would seem 16 bytes apart."""
     stride = 2**32 + 16
     memory = vast(2 * stride + 32, backend.device)
     near = torch.arange(48, dtype=torch.uint8, device=backend.device)

@@ -62,7 +62,7 @@ class Memory:
         return x * 10.0 ** (torch.rand(LAYERS, *each, generator=generator) * 6 - 4)
 
     def fill(self, slot: int, values: Tensor) -> None:
-        """Sets a slot. All bytes of the planes are then the expected ones."""
+        """Sets the values of a slot, and takes the planes' bytes of this moment as the expected ones."""
         self.tensor[:, slot] = values.to(self.tensor)
         self.planes.expected = self.planes.whole.cpu().clone()
 
@@ -89,14 +89,16 @@ class Memory:
         return self.tensor[layer, slot].double().cpu().numpy()
 
     def check_packed(self, place: int, slot: int, layers: range = range(LAYERS)) -> None:
-        """Checks that a record has the scales and values of a slot, and expects its bytes from then on."""
+        """Checks that a record has the scales and values of a slot; from then on, the record's bytes are the expected
+        ones.
+        """
         for layer in layers:
             x = self.plane(layer, slot) if slot else np.zeros(self.shape)
             values, scale = self.numbers(place, layer)
             stated = np.abs(x).max(self.axis, keepdims=True) / 127
             assert np.array_equal(scale, stated.astype(np.float32).astype(np.float64))
             exact = x / np.where(scale > 0, scale, 1)
-            far = np.abs(exact - np.floor(exact) - 0.5) > 2**-16  # nearer to a half, float32 may round the other way
+            far = np.abs(exact - np.floor(exact) - 0.5) > 2**-16  # others may round the other way
             assert np.array_equal(values[far], np.rint(exact)[far])
             assert (np.abs(x - values * scale) <= scale * (0.5 + 2**-17)).all()
             self._take(self.records, *self.record(place, layer))
@@ -119,13 +121,16 @@ class Memory:
 
     @staticmethod
     def _take(held: Poisoned, *parts: Tensor) -> None:
-        """Expects from now on the bytes that these parts have."""
+        """Makes the present bytes of these parts the expected ones."""
         for part in parts:
             start = part.data_ptr() - held.whole.data_ptr()
             held.expected[start : start + part.nbytes] = held.whole[start : start + part.nbytes].cpu()
 
     def expect_all(self, op: str, slot_of: dict[int, int]) -> None:
-        """Checks a move of each place -> slot, 0 for zeros, none to the null slot, and that no other byte changed."""
+        """Checks a move between each place and its slot, and that no other byte changed.
+
+        Slot 0 is read as zeros, and is never written.
+        """
         for place, slot in slot_of.items():
             if op == "pack_int8":
                 self.check_packed(place, slot)
@@ -216,7 +221,7 @@ def test_b66_the_smallest_and_the_largest_numbers(backend: Backend, generator: t
 def test_what_is_no_number_comes_back_as_none(
     backend: Backend, generator: torch.Generator, dtype: torch.dtype, axis: int
 ) -> None:
-    """All values that share a scale with an infinity or a NaN come back as NaN, and no others."""
+    """Exactly the values that share a scale with an infinity or a NaN come back as NaN."""
     memory = Memory(backend, generator, (4, 4), axis, dtype)
     x = memory.random(generator)
     clean = x.clone()

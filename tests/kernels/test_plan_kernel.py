@@ -98,14 +98,14 @@ class RandomFile:
 
 
 def copy_of(registers: Registers) -> Registers:
-    """Returns a copy of the registers in other memory."""
+    """Returns a copy of the registers that shares no memory with them."""
     cells = registers.cells.clone()
     columns = [cells[c.storage_offset() : c.storage_offset() + c.numel()] for c in registers[:4]]
     return Registers(*columns, cells, registers.bitmap.clone(), registers.counters.clone(), registers.capacity)
 
 
 def stale_record(batch: int, like: Tensor) -> StepRecord:
-    """Returns a record full of poison, in place of what an earlier step left there."""
+    """Returns a record of a step full of poison, which stands for what an earlier step left in it."""
     return StepRecord(*(numbers([POISON] * batch, like) for _ in StepRecord._fields))
 
 
@@ -135,7 +135,7 @@ def same(left: Registers, right: Registers) -> bool:
 
 
 def random_batch(rng: random.Random, file: RandomFile, batch: int) -> tuple[list[int], list[int]]:
-    """Returns rows in random order among padding (some of it numbers that no table has), and the tokens of each."""
+    """Returns rows in random order among padding, and the tokens of each. Padding can be a number that no table has."""
     real = rng.sample(range(1, file.rows + 1), rng.randint(batch // 2, batch))
     none = (0, -1, -(2**31), file.rows + 1, 2**30, 2**31 - 1)
     rows = rng.sample(real + [rng.choice(none) for _ in range(batch - len(real))], batch)
@@ -143,7 +143,7 @@ def random_batch(rng: random.Random, file: RandomFile, batch: int) -> tuple[list
 
 
 def random_marks(rng: random.Random, file: RandomFile, batch: int) -> list[tuple[int, int, int]]:
-    """Returns marks in registers of holders or register 0, often none."""
+    """Returns random marks, often none. Their registers are holders or register 0."""
     holders = range(file.file.first_holder, file.file.count)
     places = {(rng.randrange(batch), rng.randint(1, 9)) for _ in range(rng.choice((0, 1, 3, 40)) if batch else 0)}
     return [(entry, offset, rng.choice([0, *holders])) for entry, offset in sorted(places)]
@@ -194,7 +194,7 @@ def test_plan_is_the_rule_for_every_row(variant: str, batch: int, backend: Backe
         rules = tables.Rules(strategy, lanes, file.every, in_place, pad=rng.choice((0, -1)))
         given, room = random_marks(rng, file, batch), rng.choice((64, 2))
         packet = batch_packet((rows, tokens), limit, table.cells, given)
-        packet[: tables.Section.BATCH] = 3  # counts of changes, which an ownership launch has carried out
+        packet[: tables.Section.BATCH] = 3  # numbers of changes, which ownership has made already
         there, marks, others = packet.clone(), stale_marks(room, table.cells), stale_marks(room, table.cells)
         backend.plan(table, packet, record, marks, rules)
         reference.plan(other, there, expected, others, rules)
@@ -220,7 +220,10 @@ def test_plan_is_the_rule_for_every_row(variant: str, batch: int, backend: Backe
 
 @pytest.mark.parametrize("strategy", [Strategy.NONE, Strategy.LAZY], ids=["none", "lazy"])
 def test_a_launch_with_the_same_arguments_takes_the_marks_of_each_packet(strategy: Strategy, backend: Backend) -> None:
-    """So does a captured launch. A repeat without an upload, or with another batch size, has no marks."""
+    """The same arguments are those of a captured launch.
+
+    A repeat without an upload, or for another batch size, has no marks.
+    """
     file = RandomFile(random.Random(4), backend, 3, 2)
     table, holder = file.file.table, file.file.first_holder
     record, marks = stale_record(3, table.cells), stale_marks(8, table.cells)

@@ -15,7 +15,7 @@ from memstate.kernels.dispatch import OPS, Backend
 from tests.support import op_cases
 from tests.support.op_case import Case
 
-INNER = ("claim", "ownership", "run_data", "run_rows")  # operations that get only tensors of memstate
+INNER = ("claim", "ownership", "run_data", "run_rows")  # operations whose tensors all come from memstate
 OWN = ("registers", "planes", "records", "rings", "record", "bitmap", "counters")  # arguments that memstate makes
 STEPS = ("conv_step", "gated_delta_step", "selective_step", "mamba3_step")
 OPTIONAL = (
@@ -39,15 +39,15 @@ SPOILT: dict[str, Callable[[Tensor], Any]] = {  # name -> a function that spoils
     "a list": lambda t: t.tolist(),
     "elsewhere": lambda t: t.to("meta"),
     "another dtype": lambda t: t.to(torch.complex128) if t.is_complex() else t.double(),
-    "negated": lambda t: torch._neg_view(t) if t.is_floating_point() else None,  # a view: memory has other values
+    "negated": lambda t: torch._neg_view(t) if t.is_floating_point() else None,  # a view whose memory has other values
     "an axis more": lambda t: t[None],
     "an axis less": lambda t: t[0] if len(t) else None,
     "spread": lambda t: t.repeat_interleave(2, -1)[..., ::2] if t.shape[-1] > 1 else None,
     "reordered": reordered,
     "shorter": shorter(0), "axis 1 shorter": shorter(1), "axis 2 shorter": shorter(2), "axis 3 shorter": shorter(3),
 }  # fmt: skip
-PLANES = {"plane", "conv"}  # planes of one call may lie in one arena
-# way of spoiling -> arguments that still fit then, because their length, size or memory order is free
+PLANES = {"plane", "conv"}  # the planes of one call may share an arena
+# way of spoiling -> arguments that it does not spoil, because their length, size or memory order is free
 FITS = {
     "shorter": ("ids", "state", "slots", "out", "source", "packet", "tail", "nodes"),
     "axis 1 shorter": ("plane", "tail", "parents", "nodes"),
@@ -90,7 +90,7 @@ def test_G1_a_tensor_that_does_not_fit_is_named_and_nothing_changes(backend: Bac
             if name in (*OWN, *FITS.get(how, ())) or (spoilt := SPOILT[how](tensor)) is None:
                 continue
             named = field or name
-            others = "" if how == "a list" else rf"|\w+: expected|expected .*\b{named}\b"  # either of two misfits
+            others = "" if how == "a list" else rf"|\w+: expected|expected .*\b{named}\b"  # or the other tensor
             with pytest.raises(ValueError, match=rf"^(?:\w+\.)?(?:{re.escape(named)}\b{others})"):
                 getattr(backend, op)(**changed(case.arguments, (name, field, spoilt)))
         assert all(map(torch.equal, case.memory, before))
@@ -119,7 +119,7 @@ def test_D4_what_begins_off_16_bytes_is_named(backend: Backend, op: str) -> None
     refused = set()
     for case in (made(op, seed) for seed in range(16)):
         for name, _, tensor in given(case.arguments):
-            if name in ADDRESSES[op] and tensor.dim() > 1:  # one number per head has no alignment
+            if name in ADDRESSES[op] and tensor.dim() > 1:  # a tensor of one number per head needs no alignment
                 whole = torch.zeros(tensor.nbytes + 4096, dtype=torch.uint8)[8:]
                 shifted = whole.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
                 with pytest.raises(ValueError, match=rf"^{name}: .*16"):
@@ -131,7 +131,7 @@ def test_D4_what_begins_off_16_bytes_is_named(backend: Backend, op: str) -> None
 WRITTEN = dict.fromkeys(("gather_slots", "pack_slots", "pack_int8"), ("out",))
 WRITTEN |= {"scatter_slots": ("plane",), "scatter_states": ("plane", "conv"), "mamba3_step": ("out", "state")}
 WRITTEN |= dict.fromkeys(STEPS[:3], ("out", "state", "tail"))
-# (op, output) with entries instead of slots
+# (op, output) of outputs whose first axis is entries, not slots
 UNSLOTTED = {(op, "out") for op in (*STEPS, "gather_slots")}
 
 
@@ -143,7 +143,9 @@ def overlaid(*tensors: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("op", WRITTEN)
 def test_D4_D12_what_is_written_shares_no_byte_with_anything_and_no_graph_has_it(backend: Backend, op: str) -> None:
-    """Tests of exactly which bytes count as shared: test_checks.py."""
+    """An output that shares a byte with any argument, or needs gradients, is refused. test_checks.py tests which bytes
+    count as shared.
+    """
     for case in (made(op, seed) for seed in range(6)):
         call, before = getattr(backend, op), [whole.clone() for whole in case.memory]
         for name, part, written in given({name: case.arguments[name] for name in WRITTEN[op]}):

@@ -13,7 +13,9 @@ LANES = {Strategy.REDIRECT: 1, Strategy.PING_PONG: 2, Strategy.LAZY: 2}
 
 
 def columns(rng: random.Random, lanes: int) -> Columns:
-    """Returns rows with all kinds of lanes: empty, without a snapshot, and with snapshots of a few lengths."""
+    """Returns rows with all kinds of lanes: without a slot, with a slot but no snapshot, and with snapshots of a few
+    lengths.
+    """
     slots, labels = np.zeros(3 * ROWS + 3, np.int32), np.zeros(3 * ROWS + 3, np.int32)
     for register in range(3, len(slots)):
         if register % 3 <= lanes and (held := rng.choice((False, True, True))):
@@ -23,7 +25,7 @@ def columns(rng: random.Random, lanes: int) -> Columns:
 
 
 def lanes_of(file: Columns, row: int, lanes: int) -> list[tuple[bool, int]]:
-    """Returns for each lane whether it holds a slot, and its label."""
+    """Returns for each lane (whether it holds a slot, its label)."""
     return [(bool(file.slots[3 * row + 1 + at]), int(file.labels[3 * row + 1 + at])) for at in range(lanes)]
 
 

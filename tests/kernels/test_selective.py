@@ -33,9 +33,9 @@ def build(
 ) -> Case:  # fmt: skip
     """Returns a step with random states in the slots that rows read, random real tokens, and rubbish elsewhere.
 
-    dims: heads, groups, dim, state; by default those of a model on a GPU, and small ones in the interpreter.
-    without: which of d, z and dt_bias are None. steps: range of dt, before the softplus if there is one.
-    state_dim: whether a slot stores `head state dim`.
+    dims: heads, groups, dim, state; by default the sizes of a model on a GPU, and small sizes in the interpreter.
+    without: which of d, z and dt_bias are None. steps: range of dt, before the softplus if there is one. state_dim:
+    whether a slot stores `head state dim`.
     """
     device = backend.device
     heads, groups, dim, states = dims or (MODELS if device.type == "cuda" else KINDS)[kind]
@@ -136,14 +136,19 @@ def test_D18_either_order_of_the_state_is_within_the_bound(
     backend: Backend, generator: torch.Generator, dims: tuple[int, int, int, int], inputs: torch.dtype,
     state: torch.dtype,
 ) -> None:  # fmt: skip
-    """With some sizes lanes load 16 bytes of inputs, with others some lanes have no state, or load one at a time."""
+    """In some sizes lanes load 16 bytes of inputs at a time; in others some lanes have no state, or load
+    one at a time.
+    """
     rows = [Row(1, 2, 3, tokens=2), Row(0, 4, tokens=1)]
     for state_dim in (False, True):
         run(build(backend, generator, "mamba2", rows, 2, state, inputs, dims, state_dim=state_dim), backend)
 
 
 def test_D19_states_of_one_decay_a_channel_have_one_order(backend: Backend, generator: torch.Generator) -> None:
-    """`a` lies in memory as `head dim state`, so a state in the other order is refused by name."""
+    """Here `a` has a decay per channel and lies in memory as `head dim state`.
+
+    A state in the other order is refused by name.
+    """
     case = build(backend, generator, "mamba1", [Row(1, 1)], state_dim=True)
     with pytest.raises(
         ValueError, match=r"^state: expected `slot head dim state` .*, got `slot head state dim`: .*a of"
@@ -153,7 +158,7 @@ def test_D19_states_of_one_decay_a_channel_have_one_order(backend: Backend, gene
 
 
 def test_D21_tokens_that_32_bits_do_not_number_are_refused(backend: Backend, generator: torch.Generator) -> None:
-    """Padding counts too. 2^31 - 1 tokens pass this check, and are refused for their stride of 0."""
+    """The number includes padding. 2^31 - 1 tokens pass this check, and are then refused for their stride of 0."""
     case = build(backend, generator, dims=(1, 1, 1, 1), rows=[Row(1, 1)])
     for tokens, told in ((2**31, "fewer than 2\\*\\*31 tokens"), (2**31 - 1, "strides")):
         inputs = {name: x[:, :1].expand(1, tokens, *x.shape[2:]) for name, x in case.inputs.items()}
@@ -177,8 +182,7 @@ def test_G2_with_and_without_what_may_be_left_out(
 def test_G2_softplus_of_steps_of_every_size(
     backend: Backend, generator: torch.Generator, kind: str, steps: tuple[float, float]
 ) -> None:
-    """The ranges are those where exp(dt) vanishes beside 1, around 20, where softplus branches, and of overflow.
-
-    One row starts from zeros, so that its state is as small as its step.
+    """The ranges of dt: exp(dt) too small to change 1 + exp(dt); around 20, where softplus branches; and exp(dt)
+    overflows. One row starts from zeros, so that its state is as small as its step.
     """
     run(build(backend, generator, kind, [Row(0, 1), Row(2, 3)], steps=steps, without=("dt_bias",)), backend)

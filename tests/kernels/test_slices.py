@@ -29,7 +29,7 @@ def apart(case: Case, generator: torch.Generator) -> Case:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Returns all bytes of the memory that a tensor is a slice of."""
+    """Returns all bytes of the memory that contains a tensor."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
@@ -87,7 +87,7 @@ def test_rows_that_race_for_a_slot_are_not_launched(
 def test_D3_nothing_is_made_or_copied_around_slices(
     backend: Backend, generator: torch.Generator, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without `out` the step makes only the output."""
+    """The step allocates nothing except its output, and this only if `out` is not given."""
     if backend.name == "reference":
         return  # the reference makes tensors of its own
     step = apart(made(kind, backend, generator, rows=TWO, **KINDS[kind].small), generator)
@@ -127,7 +127,9 @@ def test_D11_the_output_of_a_convolution_may_be_a_slice(
 
 @each_kind
 def test_D4_D12_slices_that_do_not_fit_are_named(backend: Backend, generator: torch.Generator, kind: str) -> None:
-    """Tokens have unequal strides, gaps inside, overlap, or start off 16 bytes although their width is a multiple."""
+    """Refused: tokens with unequal strides, with gaps inside, that overlap, or whose starts are not multiples of 16
+    bytes although their widths are.
+    """
     case = made(kind, backend, generator, rows=TWO, **KINDS[kind].small)
     given, device = case.arguments(), case.memory.state.device
     for name in (*case.inputs, *(("out",) if case.op == "conv_step" else ())):
@@ -164,7 +166,7 @@ def test_D12_slices_that_share_bytes_with_what_is_written_are_named(
         with pytest.raises(ValueError, match=r"^out: bytes 0x.* shared with x"):
             backend.conv_step(**given, out=wide[..., at : at + 8])
     state = wide.new_zeros(9 * 32).as_strided((9, 3, 8), (32, 8, 1))
-    slices = state.as_strided((2, 3, 8), (96, 32, 1), 24)  # in the gap after each slot
+    slices = state.as_strided((2, 3, 8), (96, 32, 1), 24)  # the slice lies in the gap after each slot
     with pytest.raises(ValueError, match=r"^out: bytes 0x.* shared with state"):
         backend.conv_step(**(given | {"state": state}), out=state.as_strided((2, 3, 8), (96, 32, 1), 20))
     assert not wide[..., 8:].any()

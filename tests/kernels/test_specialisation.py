@@ -20,9 +20,9 @@ from tests.support.sampling import PROOF
 
 TARGETS = ("sm_90", "gfx942") if PROOF else ("sm_90",)
 LAYOUT = ms.StateLayout((ms.Plane("conv", (3,), torch.bfloat16), ms.Plane("ssm", (2, 4), torch.float32)), layers=2)
-LARGEST = (32, 33, 64, 65, 128, 129, 256)  # largest batches, on both sides of sizes that need another compilation
+LARGEST = (32, 33, 64, 65, 128, 129, 256)  # `max_batch`: below and above sizes that need another compilation
 
-# op -> number of keys for batches 1..256 of one model; 1 for all others
+# op -> number of keys for batches of 1 to 256 rows of one model; an op that is not named has 1
 POWERS = 4  # a batch is compiled for the next power of two: 32, 64, 128 or 256
 EXPECTED = {
     "claim": POWERS,
@@ -50,7 +50,10 @@ def manager(most: int) -> ms.StateManager:
 
 
 def serve(mem: ms.StateManager, most: int) -> None:
-    """Runs steps of all batch sizes that could compile, whose rows supersede a lane. One row ends at each size."""
+    """Runs steps of all batch sizes that could need a compilation.
+
+    In them, rows supersede lanes; one row ends at each size.
+    """
     rows = mem.admit([ms.Request(i, length=128) for i in range(most)])
     around = [2**k + near for k in range(9) for near in (-1, 0, 1)]
     for batch in sorted({n for n in (*around, most) if 1 <= n <= most}):
@@ -62,7 +65,7 @@ def record() -> Iterator[tuple[str, Any]]:
     from memstate.kernels import dispatch
     from tests.support import launch_keys, op_launches
 
-    dispatch.choose = lambda name, device: name  # takes the kernels, although on a CPU and not interpreted
+    dispatch.choose = lambda name, device: name  # else a CPU would get the reference
     for target in TARGETS:
         recorder = launch_keys.Recorder(target)
         yield from ((f"{target} {op}", op_launches.run_op(recorder, op)) for op in OPS)
@@ -85,7 +88,9 @@ def recorded() -> dict[str, Any]:
 
 
 def differing(arguments: list[str], keys: list[str]) -> str:
-    """Returns, for messages, the arguments in which keys differ, with Triton's specialisations, and the options."""
+    """Returns, for messages, the arguments in which keys differ, with Triton's specialisation of each, and
+    the options.
+    """
     rows = [key[2 : key.index(")]{")].split("), (") for key in keys]
     columns = zip(arguments, zip(*rows, strict=True), strict=True)
     lines = [f"{name}: {sorted(set(kinds))}" for name, kinds in columns if len(set(kinds)) > 1]

@@ -28,7 +28,10 @@ def moved(log: Log, planes: Planes, kind: str, names: str = "") -> int:
 @pytest.mark.parametrize(("pending", "stores"), [(0, True), (2, True), (5, True), (3, False)])
 @pytest.mark.parametrize("model", [kind for kind in KINDS if kind != "several convolutions"])
 def test_T21_a_step_reads_and_stores_a_state_once_whatever_it_verifies(model: str, pending: int, stores: bool) -> None:
-    """The step reads pending tokens in the rings and stores its own. A window needs only the last pending tokens."""
+    """The step reads pending tokens in the rings and stores its own tokens there.
+
+    A window needs only the last pending ones.
+    """
     layout = from_config(KINDS[model], tail=TAIL)
     planes = Planes(layout, 4, Backend("reference"), rows=2)
     rings = planes.rows

@@ -24,7 +24,7 @@ from tests.support.trees import Tree, chain, drawn, keep, parents_of
 STREAM = 14 if PROOF else 8  # tokens of each row
 ROWS = 3
 TAILED = [kind for kind in KINDS if kind != "mamba3"]
-WIDE = [  # (kind, settings): sizes that fill no block or several, and several heads per key head or group
+WIDE = [  # (kind, settings): sizes that do not fill a block or need several, and several heads per key head or group
     *((kind, settings) for kind, settings in ODD if kind in TAILED),
     ("gdn", {"dims": (4, 2, 8, 48), "inputs": torch.bfloat16}),
     ("kda, gates", {"dims": (2, 1, 16, 34)}),
@@ -32,7 +32,7 @@ WIDE = [  # (kind, settings): sizes that fill no block or several, and several h
     *((kind, {"dims": (1, 1, 16, 64), "state": torch.bfloat16}) for kind in ("mamba2", "mamba2, state dim")),
 ]
 each_tailed = pytest.mark.parametrize("kind", TAILED)
-# op -> class of its tail, ring -> input of another name, rings of values that the op computes
+# op -> class of its tail; ring -> its input, if the names differ; rings of values that the op itself computes
 KEPT: dict[str, tuple[Any, dict[str, str], tuple[str, ...]]] = {
     "conv_step": (ConvTail, {}, ()), "gated_delta_step": (DeltaTail, {"gate": "decay"}, ("gate", "beta")),
     "selective_step": (SelectiveTail, {}, ("dt",)),
@@ -105,21 +105,21 @@ class Run:
             for pending, memory, rest in zip(self.pending, self.memory, left, strict=True):
                 n = min(most, rest, self.ring - pending)
                 plain = not memory or self.draw(3) == 0
-                near = pending + 2 * most > self.ring  # the ring would have no room for the next step
+                near = pending + 2 * most > self.ring  # else the next step could lack room in the ring
                 kept = pending if near or rest <= most or self.draw(2) else self.draw(pending + 1) - 1
                 tokens.append(n)
                 trees.append(chain(n) if plain or not self.trees else drawn(n, self.generator))
                 accepted.append(n if plain else len(trees[-1].path) if self.trees else self.draw(n))
                 store.append(pending + n if plain else kept)
             self.step(tokens, accepted, store, in_place=bool(self.draw(1)), trees=trees if self.trees else ())
-        self.step([0] * ROWS, [0] * ROWS, self.pending.copy())  # folds the pending tokens
+        self.step([0] * ROWS, [0] * ROWS, self.pending.copy())  # this step has no tokens: it folds the pending tokens
         assert self.label == [STREAM] * ROWS
 
     def step(
         self, tokens: list[int], accepted: list[int], store: list[int], in_place: bool = False,
         mark: tuple[int, int] | None = None, trees: Sequence[Tree] = (),
     ) -> None:  # fmt: skip
-        """Runs and checks a step. tokens, accepted: numbers of each row. store: as in `Cursor`. mark: entry, offset."""
+        """Runs and checks a step. tokens, accepted: one number per row. store: as in `Cursor`. mark: entry, offset."""
         paths = [tree.path for tree in trees or map(chain, tokens)]
         device = self.case.memory.state.device
         width = max(self.most, *tokens)
@@ -176,7 +176,10 @@ def tailed(
     kind: str, backend: Backend, generator: torch.Generator, dtype: str, most: int, ring: int | None = None,
     trees: bool = False, **settings: Any,
 ) -> Run:  # fmt: skip
-    """Returns a run. ring: places of the rings, by default the fewest that suffice. trees: whether drafts are trees."""
+    """Returns a run.
+
+    ring: places of each ring, by default the smallest number that suffices. trees: whether drafts are trees.
+    """
     state, inputs = DTYPES[dtype]
     rows = [Row(slot, slot, tokens=STREAM) for slot in (1, 2, 3)]
     given = {"rows": rows, "tokens": STREAM, "state": state, "inputs": inputs}
@@ -191,7 +194,7 @@ def tailed(
 def test_T1_a_row_that_speculates_has_the_bits_of_plain_decode(
     backend: Backend, generator: torch.Generator, kind: str, dtype: str, most: int
 ) -> None:
-    """Each step folds all accepted tokens or some of them into the stored state, or stores nothing."""
+    """Each step folds all or some of the accepted tokens into the stored state, or stores no state."""
     tailed(kind, backend, generator, dtype, most).speculate()
 
 
@@ -206,7 +209,10 @@ def test_T1_odd_sizes_groups_and_several_blocks(
 @pytest.mark.sample(3)
 @each_tailed
 def test_a_mark_beside_a_tail(backend: Backend, generator: torch.Generator, kind: str) -> None:
-    """Marks are in rows with a tail, where offsets count from the first token of the step, and in rows without one."""
+    """Marks stand in rows with a tail and in rows without one.
+
+    With a tail, offsets still count from the step's first token.
+    """
     dtype = "fp32" if kind in ("gdn", "mamba1") else "bf16"
     run = tailed(kind, backend, generator, dtype, 3)
     run.step([2, 1, 3], [2, 1, 3], [-1, 0, 3], mark=(2, 2))
@@ -230,7 +236,9 @@ def test_a_ring_without_room_is_seen(backend: Backend, generator: torch.Generato
 def test_rows_without_memory_have_the_step_without_a_tail(
     backend: Backend, generator: torch.Generator, kind: str
 ) -> None:
-    """The cursors of these rows do not matter, and no byte of the rings changes."""
+    """Rows without memory in the rings run as in a step without a tail: their cursors do not matter, and no byte of the
+    rings changes.
+    """
     case = made(kind, backend, generator, **KINDS[kind].small)
     plain, rings = case.twin(), rings_of(case, 4, 5, generator)
     before = [ring.clone() for ring in rings if ring is not None]
@@ -248,7 +256,7 @@ def one_off(ring: Tensor) -> Tensor:
     return torch.zeros(len(ring) * apart).to(ring).as_strided(ring.shape, (apart, *ring.stride()[1:]))
 
 
-# name -> a function of the arguments and the last ring that spoils one of the two, and a pattern of the message
+# name -> (function that spoils the arguments; it gets them and their last ring, pattern of the message)
 BAD: dict[str, tuple[Any, str]] = {
     "no cursor": (lambda given, _: given | {"cursor": None}, r"^tail, cursor: .*NoneType"),
     "no tail": (lambda given, _: given | {"tail": None}, r"^tail, cursor: .*NoneType"),

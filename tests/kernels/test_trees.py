@@ -1,4 +1,6 @@
-"""Tests trees of drafts: each branch has the bits of a run without a tree, and the accepted path goes on as a chain."""
+"""Tests trees of drafts: each branch has the bits of a run without a tree, and a row goes on from its accepted path as
+from a chain.
+"""
 
 from typing import Any
 
@@ -40,7 +42,9 @@ def test_T18_odd_sizes_groups_and_several_blocks(
 def test_T18_each_branch_is_as_if_it_ran_alone(
     backend: Backend, generator: torch.Generator, kind: str, dtype: str
 ) -> None:
-    """A second run of the step, without a tree, has only the nodes of one branch as tokens."""
+    """Compares each branch with a second run of the step without a tree, whose tokens are only the nodes of this
+    branch.
+    """
     state, inputs = DTYPES[dtype]
     rows = [Row(slot, slot, tokens=NODES) for slot in (1, 2, 3)]
     given = {"rows": rows, "tokens": NODES, "state": state, "inputs": inputs}
@@ -73,7 +77,10 @@ def test_T18_each_branch_is_as_if_it_ran_alone(
 
 @pytest.mark.parametrize("kind", ["conv", "gdn", "kda", "mamba2", "mamba1"])
 def test_T18_parents_behind_a_rows_tokens_mean_nothing(backend: Backend, generator: torch.Generator, kind: str) -> None:
-    """Rows have 0 to 2 tokens without drafts, and store the state after them."""
+    """Rows have 0 to 2 tokens, none of them a draft, and store the state after them.
+
+    Later entries of `parent` are rubbish.
+    """
     rows = [Row(slot, slot + 3, tokens=n) for slot, n in ((1, 1), (2, 2), (3, 0))]
     case = KINDS[kind].make(backend, generator, **({"rows": rows, "tokens": NODES} | KINDS[kind].small))
     rings = rings_of(case, 4, 9, generator)

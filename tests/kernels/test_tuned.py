@@ -1,4 +1,4 @@
-"""Tests launch configurations: which one a launch takes, which files are refused, and the same bytes under all."""
+"""Tests launch configurations: which one a launch takes, which files are refused, and equal bytes under all of them."""
 
 import json
 import os
@@ -215,7 +215,7 @@ class Launches:
     def __getitem__(self, grid: tuple[int]) -> Any:
         def launch(*args: Any, **given: Any) -> None:
             self.seen.append((grid[0], given["ENTRIES"], given["LANES"], given["num_warps"]))
-            self._kernel[grid](*args, **given)  # launch returns None, so no launch is kept
+            self._kernel[grid](*args, **given)  # `launch` returns None, so no launch is kept for repeats
 
         return launch
 
@@ -243,7 +243,7 @@ def test_a_trial_ends_with_an_error_as_well(folders: tuple[Path, Path]) -> None:
     assert taken() == CopyConfig()
     write(folders[1], record(CopyConfig(warps=2)))
     with trying(ODD):
-        assert taken() == ODD  # a trial goes before files
+        assert taken() == ODD  # a trial takes precedence over files
     assert taken() == CopyConfig(warps=2)
 
 
@@ -264,7 +264,7 @@ def test_a_trial_ends_with_an_error_as_well(folders: tuple[Path, Path]) -> None:
 def test_bytes_are_the_same_in_every_configuration(generator: torch.Generator, config: CopyConfig, planes: str) -> None:
     backend = Backend("auto", DEVICE)
     engine, plane_map = moved(backend, generator, LAYOUTS[planes], 9, "layer_major")
-    n = 35  # entries; with 16 at a time, several chunks have work
+    n = 35  # number of entries: with chunks of 16, several chunks have work
     dst, src = [0] * n, [7] * n
     for at, to, of in ((0, 3, 9), (15, 1, 7), (16, 4, 8), (34, 2, 9)):
         dst[at], src[at] = to, of

@@ -41,7 +41,7 @@ if not triton.knobs.runtime.interpret:
     pytest.skip("launches are seen where kernels are interpreted", allow_module_level=True)
 
 BATCHES = (*range(130), *(2**k + near for k in range(8, 13) for near in (-1, 0, 1)))
-CAPACITIES = (1, 1000, 2000, 5000, 100_000)  # bitmaps of one word, of about a block, of more than a chunk
+CAPACITIES = (1, 1000, 2000, 5000, 100_000)  # bitmaps of one word, about a block, more than a chunk
 STRATEGIES = (
     (Strategy.NONE, 0, False), (Strategy.PING_PONG, 1, False), (Strategy.PING_PONG, 2, False),
     (Strategy.LAZY, 2, False), (Strategy.LAZY, 2, True), (Strategy.REDIRECT, 1, False),
@@ -114,7 +114,9 @@ def shape(kernel: str, given: Mapping[str, Any]) -> tuple[str, frozenset[tuple[s
 
 
 def test_every_tile_of_a_model_is_in_the_catalogue() -> None:
-    """Launchers of decode steps and int8 ask these functions for tiles and warps."""
+    """The catalogue has all answers of the functions that launchers of decode steps and int8 ask for tiles
+    and warps.
+    """
     cases = all_cases(every_shape=True)
 
     def known(kernel: str, *names: str) -> set[tuple[int, ...]]:
@@ -128,7 +130,7 @@ def test_every_tile_of_a_model_is_in_the_catalogue() -> None:
         } <= delta
         assert {gated_delta.blocks(128, values, size, 16 // size) for values in range(1, 300)} <= delta
     scan = known("_selective_step", "BLOCK_D", "BLOCK_N")
-    for least in (1, 8, 16):  # least dims: contiguous states; contiguous dims of fp32; contiguous dims of 16 bits
+    for least in (1, 8, 16):  # least dims if contiguous: states; fp32 dims; 16-bit dims
         assert {selective.blocks(64, states, True, least=least) for states in range(5, 513)} <= scan
     assert {selective.blocks(8192, states, False) for states in range(3, 129)} <= scan
     windows = known("_conv_step", "TAPS", "BLOCK", "LANE")
@@ -140,7 +142,9 @@ def test_every_tile_of_a_model_is_in_the_catalogue() -> None:
 
 
 def test_every_unit_of_bytes_is_in_the_catalogue() -> None:
-    """Kernels that move bytes have all words, and all numbers of words in a unit, for memory at any address."""
+    """The catalogue has every size of a word, and every number of words in a unit, with which kernels move bytes at any
+    address.
+    """
     cases = all_cases(every_shape=True)
     memory = torch.zeros(4096, dtype=torch.uint8)
     for kernel in ("_gather_slots", "_scatter_slots"):
@@ -169,7 +173,10 @@ def options(monkeypatch: pytest.MonkeyPatch) -> Given:
 
 
 def test_narrow_accesses_have_the_registers_they_need(options: Given) -> None:
-    """Wide accesses spill nothing, so they have no limit."""
+    """Launches with narrow accesses have a limit of registers.
+
+    Launches with wide accesses spill nothing, and have none.
+    """
     held, index, places = torch.zeros(2, 16, dtype=torch.uint8), ints(1), ints(1) - 1
     for size, limit in ((16, None), (8, 255), (4, 255), (2, 255), (1, 255)):
         plane, rows = (torch.zeros(2, n, size, dtype=torch.uint8) for n in (6, 1))

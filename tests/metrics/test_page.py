@@ -32,8 +32,8 @@ WORDS = {
 
 def problems(query: str) -> Iterator[str]:
     """Yields the metrics, labels and functions in a PromQL query that do not exist, and brackets without a pair."""
-    bare = re.sub(r'"[^"]*"', '""', query)  # values of labels
-    bare = re.sub(r"\[[^\]]*\]", "", bare)  # durations
+    bare = re.sub(r'"[^"]*"', '""', query)  # drops values of labels
+    bare = re.sub(r"\[[^\]]*\]", "", bare)  # drops durations
     if any(bare.count(a) != bare.count(b) for a, b in ("()", "{}")):
         yield "brackets"
     names = set(re.findall(r"\b[a-zA-Z_]\w*\b", re.sub(r"\{[^}]*\}|\b(?:by|ignoring) \([^)]*\)", "", bare)))

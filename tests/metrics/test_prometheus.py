@@ -24,7 +24,7 @@ from tests.support.metered import get, manager, turn
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes servers check more often whether they shall end."""
+    """Makes servers check more often whether they must end."""
     monkeypatch.setattr(BaseServer.serve_forever, "__defaults__", (0.01,))
 
 
@@ -53,14 +53,14 @@ def test_a_scrape_over_http_has_every_figure_and_the_official_parser_reads_it() 
     with metrics.serve(mem, 0, tenant=str, steps=True) as server:
         talk = mem.sessions.open("talk")
         for who in range(8):
-            with suppress(ms.OutOfSlots):  # chaos refuses some
+            with suppress(ms.OutOfSlots):  # chaos refuses some requests
                 turn(mem, who % 5, "a" if who % 2 else "b", session=talk if who == 3 else None)
         mem.prefetch([9] * 20)
         mem.poll()
         samples, kinds = scraped(server.url)
         stats = mem.stats()
     assert stats.prefix and stats.tiers and stats.tiers.prefetch
-    # no samples: KV is the caller's, and there is no flaw and no failure
+    # these have no samples: KV is the caller's, and there is no flaw and no failure
     kinds_left_out = ("pages", "tenant_pages", "storage_flaws", "storage_failures")
     silent = {f"memstate_{name}" for name in kinds_left_out}
     assert {figure.name for figure in FIGURES} - kinds.keys() <= silent
@@ -100,7 +100,7 @@ def test_O4_every_field_of_the_figures_is_exported() -> None:
     seen: dict[type, set[str]] = defaultdict(set)
     for figure in FIGURES:
         figure.read(Noted(reading, seen))  # type: ignore[arg-type]
-    sums = {"evicted_states"}  # the sum of all reasons
+    sums = {"evicted_states"}  # this field is the sum of figures with a reason
     for record in (Stats, PrefixStats, TierStats, PrefetchStats, ChaosStats):
         assert {each.name for each in fields(record)} - seen[record] - sums == set()
 
@@ -122,7 +122,7 @@ def test_several_managers_share_a_scrape_and_one_that_is_gone_leaves_it(monkeypa
 def test_a_rank_is_that_of_the_tiers() -> None:
     mem = manager(below=True)
     assert mem.tiers is not None
-    object.__setattr__(mem.tiers.settings, "rank", 1)  # without a group of ranks
+    object.__setattr__(mem.tiers.settings, "rank", 1)  # as if this were rank 1; there is no group of ranks
     assert next(iter(metrics.collector(mem).collect())).samples[0].labels["rank"] == "1"
 
 
@@ -145,7 +145,7 @@ def test_a_closed_server_leaves_port_and_calls_free() -> None:
             metrics.serve(mem, server.port)
     assert type(mem) is ms.StateManager
     with metrics.serve(mem, server.port, steps=True) as other:
-        server.close()  # this server has ended already, and does not end the other one
+        server.close()  # the first server has ended already; this call must not end the second one
         turn(mem, 1)
         assert scraped(other.url)[0]["memstate_step_host_seconds_count", MAIN] > 0
 
@@ -176,7 +176,7 @@ def test_a_wrong_argument_is_refused_and_nothing_is_timed(call: Callable[[Any], 
 def test_a_tenant_that_fails_costs_no_figure(caplog: pytest.LogCaptureFixture) -> None:
     names: dict[object, Callable[[], Any]] = {"fails": lambda: 1 / 0, "number": lambda: 7, "odd": lambda: '\ud800"\n'}
     mem = manager(slots=20)
-    turn(mem, 1, "fails")  # a state from before the export
+    turn(mem, 1, "fails")  # this state is cached before the export begins
     with metrics.serve(mem, 0, tenant=lambda salt: names[salt]()) as server:
         turn(mem, 2, "number")
         turn(mem, 3, "odd")
@@ -207,7 +207,7 @@ def test_a_missing_client_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_O2_a_scrape_asks_nothing_of_the_device() -> None:
     mem = manager(below=True)
     turn(mem, 1)
-    mem.admit([ms.Request("waits", tokens=[1, 2, 3])])  # leaves a packet that is not sent
+    mem.admit([ms.Request("waits", tokens=[1, 2, 3])])  # this call leaves a packet that is not sent
     registry = CollectorRegistry()
     before = mem.stats()
     registry.register(metrics.collector(mem, tenant=str, steps=True))

@@ -1,4 +1,4 @@
-"""Reading from another thread while the loop runs: every reading is of one moment between two calls."""
+"""Reading from another thread while the loop runs: every reading shows the manager as it was between two calls."""
 
 import gc
 import sys
@@ -40,7 +40,7 @@ def wrong(stats: Stats) -> list[str]:
 
 @contextmanager
 def hammered(look: Callable[[], object], n: int = 2) -> Iterator[None]:
-    """Lets threads look again and again while the block runs, and raises their errors at its end."""
+    """Lets n threads call `look` again and again while the block runs; raises their errors at the end of the block."""
     over, interval = threading.Event(), sys.getswitchinterval()
 
     def run() -> None:
@@ -74,7 +74,7 @@ def test_O1_a_scrape_never_sees_half_a_call() -> None:
     with hammered(look):
         for who in range(25):
             turn(mem, who % 9, f"tenant {who % 3}")
-            time.sleep(0.001)  # about a forward of a toy: readers need a moment between two calls
+            time.sleep(0.001)  # about as long as a forward of a toy model: readers need a moment between two calls
     assert seen == [] and 0.0 in fresh
     mem.audit().raise_if_leaking()
 
@@ -105,7 +105,7 @@ def test_O1_inside_of_a_long_call_the_last_figures_come_with_their_age(monkeypat
     mem = manager()
     source = ExportedManager(mem, None, 1, False)
     with mem._parts.guard.changing("plan"):
-        mem.pool.allocator.free -= 5  # as in the middle of a plan
+        mem.pool.allocator.free -= 5  # the count is wrong like this in the middle of a plan
         reading = source.read()
         assert reading is not None and reading.age > 0 and reading.stats.free == 12
         mem.pool.allocator.free += 5
@@ -157,7 +157,7 @@ def test_a_walk_that_fits_nowhere_leaves_the_other_figures_new(monkeypatch: pyte
 
 
 def test_a_late_reader_takes_no_older_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Readers take turns; otherwise, the last figures could be those of the slower reader."""
+    """Readers take turns. If they did not, the slower reader could store older figures last."""
     mem = manager()
     source, inside = ExportedManager(mem, None, 1, False), list[int]()
     own = ExportedManager._look

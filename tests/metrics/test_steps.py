@@ -33,7 +33,7 @@ def called(call: Callable[[], object]) -> Counter[str]:
 
 
 def step_of(mem: ms.StateManager) -> Counter[str]:
-    """Returns the calls that a decode step makes, after first steps that fill caches."""
+    """Returns the calls that a decode step makes, after some steps that fill the caches of Python."""
     rows = mem.admit([ms.Request("a")])
     mem.extend(rows, [8])
     for _ in range(3):
@@ -47,7 +47,7 @@ def step_of(mem: ms.StateManager) -> Counter[str]:
 def test_O3_a_step_makes_no_call_more_unless_it_is_timed() -> None:
     plain = step_of(manager())
     mem = manager()
-    made = metrics.collector(mem, tenant=str)  # the figures are exported, the steps not timed
+    made = metrics.collector(mem, tenant=str)  # the figures are exported, but steps are not timed
     list(made.collect())
     assert step_of(mem) == plain and plain.total() > 20
     timed = metrics.collector(mem, steps=True)
@@ -89,8 +89,8 @@ def test_a_step_is_all_calls_up_to_its_plan(clock: list[float]) -> None:
     mem.__class__ = Slow
     read, stop = steps.start(mem)
     rows = mem.admit([ms.Request("a")])
-    step = mem.plan(rows)  # 3 ms and 30 us
-    clock[0] += 1.0  # the forward
+    step = mem.plan(rows)  # the admission takes 3 ms, the plan 30 us
+    clock[0] += 1.0  # the time of the forward
     mem.settle(step)
     mem.settle(mem.plan(rows))  # 10 us and 30 us
     with pytest.raises(ms.OutOfSlots):
@@ -140,7 +140,7 @@ def test_timed_calls_take_what_the_others_take() -> None:
 
 
 def test_every_call_that_changes_something_is_timed() -> None:
-    """A public call that enters the guard, and is not timed, would be host time that no step has."""
+    """If a public call enters the guard but is not timed, its host time counts in no step."""
     outside = "audit close inspect recover"
     asks = "chunk info launch match sheet shortfall stats"
     public = {

@@ -1,4 +1,4 @@
-"""Slots and pages of tenants: each counts for one tenant, and only the largest tenants have names."""
+"""Slots and pages of tenants: each slot and page counts for one tenant, and only the largest tenants are named."""
 
 from collections.abc import Hashable
 
@@ -10,7 +10,7 @@ from tests.support.metered import PAGE, manager, turn
 
 
 def all_of(mem: ms.StateManager, most: int = 99) -> dict[str, tuple[int, int, int]]:
-    """Returns slots, pages and tokens of each tenant; all slots and pages that are held must be among these."""
+    """Returns tenant -> its slots, pages and tokens. Every slot and page in use must count for one of the tenants."""
     by_tenant = holdings(mem, str, most)
     stats = mem.stats()
     assert sum(each.slots for each in by_tenant.values()) == stats.capacity - stats.free
@@ -23,7 +23,7 @@ def test_cached_states_running_requests_and_sessions_count_for_their_salt() -> N
     assert all_of(mem) == {}
     turn(mem, 1, "a")
     assert all_of(mem) == {"a": (1, 3, 12)}
-    turn(mem, 1, "b")  # the same tokens, in pages of its own
+    turn(mem, 1, "b")  # the same tokens under another salt take pages of their own
     assert all_of(mem) == {"a": (1, 3, 12), "b": (1, 3, 12)}
     rows = mem.admit([ms.Request("runs", tokens=[1000 + at for at in range(12)] + [7] * 5, salt="b")])
     assert mem.info(rows[0]).length == 12
@@ -55,7 +55,7 @@ def test_a_fork_shares_pages_and_has_slots_of_its_own() -> None:
     rows += mem.fork(rows[0], ["b", "c"]).rows
     assert all_of(mem) == {"a": (slots + 2, pages + 2, 27), UNKNOWN: (1, 0, 0)}, "each has a last page of its own"
     mem.extend(rows, [10] * 3)
-    mem.settle(mem.plan(rows))  # the first step has read the slot that they shared
+    mem.settle(mem.plan(rows))  # the first step of the row has read the shared slot
     assert all_of(mem) == {"a": (slots + 2, pages + 2, 30)}
 
 

@@ -1,4 +1,4 @@
-"""Requires that the servers of these tests end empty."""
+"""Makes each test of this folder check that its servers end without requests, slots and pages in use."""
 
 from tests.support.endings import pytest_pyfunc_call
 

@@ -35,19 +35,19 @@ def run(mem: ms.StateManager, rows: Any, tokens: int) -> None:
 
 
 def read(mem: ms.StateManager, keys: list[Any], length: int, **given: Any) -> ms.Row:
-    """Reads a prompt. `keys` are those of blocks with KV."""
+    """Reads a prompt of `length` tokens. `keys` are the keys of those of its blocks that have KV already."""
     (row,) = mem.admit([ms.Request("a", keys=keys, length=length, **given)])
     run(mem, row, length - mem.info(row).length)
     return row
 
 
 def filed(mem: ms.StateManager, keys: list[Any], **given: Any) -> None:
-    """Reads a prompt that ends a token behind its last whole block, and keeps its states."""
+    """Reads a prompt of these blocks and one more token, and keeps its states in the cache."""
     mem.end([read(mem, [], len(keys) * mem.pages.size + 1, **given)], keep="cache", keys=[keys])
 
 
 def found(mem: ms.StateManager, keys: list[Any], **given: Any) -> int:
-    """Returns the length of the longest state for keys of blocks with KV."""
+    """Returns the length of the longest cached state for these keys, whose blocks all have KV."""
     return mem.match(keys=keys, length=100, **given).length
 
 
@@ -104,10 +104,10 @@ def test_K2_what_is_forgotten_goes_first_and_comes_back_with_its_kv() -> None:
     filed(mem, K[:1])
     filed(mem, [2**50])
     mem.forget([2**50, 2**51])
-    assert found(mem, [2**50]) == 4  # as long as its slot is not needed
+    assert found(mem, [2**50]) == 4  # the state stays until its slot is needed
     (reader,) = mem.admit([ms.Request("r", keys=[2**50], length=9)])
     mem.forget([2**50])
-    assert mem.prefix and mem.prefix.evict_states(2) == 1  # not the state that a first step is about to read
+    assert mem.prefix and mem.prefix.evict_states(2) == 1  # the state that `reader` is about to read stays
     assert found(mem, [2**50]) == 4 and found(mem, K[:1]) == 0
     mem.end([reader])
     assert mem.prefix.superseded_states == 1 and mem.prefix.evict_states(1) == 1 and found(mem, [2**50]) == 0
@@ -179,7 +179,7 @@ def test_publish_encodes_only_keys_that_are_new(monkeypatch: pytest.MonkeyPatch)
         mem.publish([row], "cache", keys=[K[:n]])
     assert seen == [0, 2, 1, 2] and found(mem, K[:3]) == 12
     mem.publish([row], "cache", keys=[[K[4], K[1], K[2]]])
-    assert seen[-1:] == [1] and found(mem, K[:3]) == 12  # the last key stands for all before it, which are not read
+    assert seen[-1:] == [1] and found(mem, K[:3]) == 12  # the last key stands for all before it
     for keys in ([K[4], K[1]], [K[0], K[1], K[4]]):
         with pytest.raises(ms.InvalidArgument, match="not those of its prompt"):
             mem.publish([row], "cache", keys=[keys])
@@ -240,7 +240,7 @@ def test_keys_that_look_like_ids_of_blocks_are_told_once(caplog: pytest.LogCaptu
     ids=["tuple", "numpy", "tensor", "bytes"],
 )
 def test_keys_come_in_any_sequence(kind: Any) -> None:
-    mem, keys = manager(), [2**40 + n for n in range(40)]  # enough for numpy
+    mem, keys = manager(), [2**40 + n for n in range(40)]
     mem.end([read(mem, [], 161)], keep="cache", keys=[kind(keys)])
     assert mem.match(keys=kind(keys), length=200).length == 160 and mem.match(keys=np.array([]), length=9).length == 0
     assert found(mem, kind([*keys[:20], 1])) == 0
@@ -358,7 +358,7 @@ def test_cancel_takes_keys() -> None:
     assert state and state.length == 8 and found(mem, K[:2]) == 8
 
 
-# reach= with tokens
+# `reach=` with tokens instead of keys
 
 
 def test_K1_a_request_starts_from_no_state_beyond_its_reach() -> None:

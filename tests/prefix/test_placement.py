@@ -50,22 +50,22 @@ def test_what_is_no_number_of_tokens_is_refused(name: str) -> None:
 
 
 def chat(at: Prefill, seed: int, tail: int) -> list[tuple[int, int]]:
-    """Returns for five turns where they part, `tail` tokens before the last prompt's end, and where they start."""
+    """Returns for each of five turns where it parts, `tail` tokens before the last prompt's end, and its start."""
     draw, turns = random.Random(seed), list[tuple[int, int]]()
     text, parting = [draw.randrange(50) for _ in range(20)], 0
     for turn in range(5):
         text += [draw.randrange(50) for _ in range(draw.randrange(1, 15))]
-        prompt = [*text, *(90 + n for n in range(tail))]  # the template puts these before an answer with thoughts
+        prompt = [*text, *(90 + n for n in range(tail))]  # then the template's tokens before thoughts
         turns.append((parting, at.turn(prompt, goal=2)))
         parting = len(text)
-        text += [60 + turn, *(draw.randrange(50) for _ in range(draw.randrange(12)))]  # the answer without thoughts
+        text += [60 + turn, *(draw.randrange(50) for _ in range(draw.randrange(12)))]  # an answer, without thoughts
     return turns
 
 
 @pytest.mark.sample(interpreter=0)
 @pytest.mark.parametrize("gives", ["ends", "1", "8", "8 packed"])
 def test_M15_turns_that_leave_the_end_of_a_prompt_out_start_near_where_they_part(gives: str, backend: Backend) -> None:
-    """Prompts end with 5 tokens that the next turn lacks. A repeated prompt still starts near its end."""
+    """The last 5 tokens of a prompt are missing in the next turn. A repeated prompt still starts near its end."""
     far = dict.fromkeys((1, 5, 8), 0)  # spare -> number of turns that start too early
     for spare in far:
         for page, seed in ((4, 1), (8, 2), (16, 3)):

@@ -64,7 +64,7 @@ def test_a_use_refreshes_what_was_used_and_not_what_leads_to_it() -> None:
 
 @pytest.mark.parametrize("make", [Lru, FlopAware, ReturnRate])
 def test_a_look_at_what_comes_next_changes_nothing(make: Callable[[], StatePolicy], generator: torch.Generator) -> None:
-    """Only one of two equal policies is asked for its order between events, but both evict the same states."""
+    """Of two equal policies, one is also asked for its order between events. Both must evict the same states."""
     looking, blind = Forest(make()), Forest(make())
     chance = random.Random(generator.initial_seed())
     for name in range(120):
@@ -112,7 +112,10 @@ def test_pages_of_an_inner_run_are_as_recent_as_what_was_below_it() -> None:
 
 
 def test_flop_aware_by_hand() -> None:
-    """Ranks by (last use - oldest) / span + alpha * saved / most saved; a state of two continuations goes last."""
+    """Ranks by (last use - oldest use) / span + alpha * saved / most saved.
+
+    A state with two continuations goes last.
+    """
     orders = {0.0: "a c b d", 0.5: "a c d b", 1.5: "c a d b", 5.0: "d c a b"}
     # a, c, b, d: recency 0, 1/3, 2/3, 1, and 4, 2, 6, 1 pages saved, of at most 6
     for alpha, order in orders.items():
@@ -122,7 +125,7 @@ def test_flop_aware_by_hand() -> None:
 
 def test_flop_aware_keeps_what_two_share() -> None:
     forest = Forest(FlopAware(0.0), a=A, c=C, b=B)
-    assert forest.order() == "a c b"  # one continuation does not protect a
+    assert forest.order() == "a c b"  # a state with one continuation, such as a, is not protected
     forest.add("x", *A, 99)
     assert forest.order() == "c b x a"
     forest.use("c")
@@ -131,7 +134,7 @@ def test_flop_aware_keeps_what_two_share() -> None:
 
 
 def test_flop_aware_counts_compute_from_the_state_above() -> None:
-    """B computes pages 4 to 10, and l computes pages 0 to 7."""
+    """To get the state of B again costs pages 4 to 10, from the state of A above it. For l it costs pages 0 to 7."""
     forest = Forest(FlopAware(1000.0), b=B, l=(40, 41, 42, 43, 44, 45, 46), c=C)
     above, _ = forest.tree.insert(SaltedTokens(encode(A), None), array("q", A))
     above.snapshot = Snapshot(9, 0, 4)
@@ -145,7 +148,10 @@ def test_which_kinds_of_states_are_admitted(policy: StatePolicy) -> None:
 
 
 def taught(rates: ReturnRates, kind: int, returns: float, n: int = 400, age: int = 0, growth: int = 0) -> None:
-    """Lets n states reach an age, at which a share of them is asked for; the others reach all later ages too."""
+    """Lets n states reach an age.
+
+    There the share `returns` of them is asked for; the others reach all later ages, too.
+    """
     for at in range(n):
         back = at < returns * n
         for reached in range(age + 1 if back else AGES):
@@ -184,7 +190,9 @@ def test_the_class_of_each_kind(kind: str, expected: int) -> None:
 
 
 def test_hazards_are_what_was_counted() -> None:
-    """A rate is the share that returns / the requests for which states are held (half of the width if one returns)."""
+    """A rate is the share that returns / the requests during which a state is held: for a state that returns, half of
+    the width of its age.
+    """
     for age, share in ((0, 0.5), (3, 0.25), (7, 0.9)):
         rates = ReturnRates(2, 2, 2)
         taught(rates, 0, share, 40_000, age)
@@ -222,7 +230,7 @@ def test_a_kind_that_knows_little_takes_the_figures_of_all_that_lend_theirs() ->
     taught(own, 0, 0.8, 4000)
     taught(own, 2, 0.0, 4000)
     own.update()
-    assert index(own, 2, 0) < 0.05 * index(own, 0, 0)  # own figures outweigh lent ones
+    assert index(own, 2, 0) < 0.05 * index(own, 0, 0)  # figures of its own kind outweigh those of other kinds
 
 
 def test_what_goes_far_beyond_the_state_returns_as_it_was_seen_to() -> None:
@@ -263,7 +271,7 @@ def test_rates_are_the_best_over_all_horizons() -> None:
                 rates.asked(0, age, 0)
         left -= back
     for _ in range(left):
-        rates.enter(0, len(chances), 0)  # these outlive the last age
+        rates.enter(0, len(chances), 0)  # these states outlive the last age
     rates.update()
     hazards = [(chance, width) for chance, width in zip(chances, WIDTHS, strict=False)]
     for age in range(10):
@@ -347,7 +355,7 @@ def test_the_first_eight_kinds_of_requests_have_classes_of_their_own() -> None:
 
 
 def test_a_state_inherits_the_requests_of_those_given_up_below_it() -> None:
-    """Two states have the same length and age. States below one were given up, so their requests will come to it."""
+    """Two states have the same length and age. States below one of them were given up: it gets their requests."""
     policy, prompt = ReturnRate(), Prompts()
     first, second = prompt(9), prompt(9)
     below = [prompt(2, first), prompt(2, first)]

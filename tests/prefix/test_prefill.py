@@ -36,7 +36,10 @@ def server(
 
 
 def serve(at: Prefill, most: int, obey: bool, goal: int = 2) -> list[int]:
-    """Serves four prompts with one beginning, two at once, then the first again; returns where each started."""
+    """Serves four prompts with the same beginning, the first two at once, then the first prompt again.
+
+    Returns the length at which each request started.
+    """
     prompts = [[*T[:17], *[60 + n] * tail] for n, tail in enumerate((5, 14, 10, 2))]
     starts, rows = list[int](), dict[ms.Row, list[int]]()
     for batch in (prompts[:2], prompts[2:3], prompts[3:], prompts[:1]):
@@ -82,12 +85,15 @@ def test_M3_answers_and_states_are_those_of_an_uncached_run(name: str, overlap: 
 
 @every_strategy
 def test_M10_a_plan_with_any_number_of_marks_is_one_upload_and_two_launches(name: str, backend: Backend) -> None:
-    """A plan launches ownership and plan, and nothing after the forward. Without a grid, the next plan also copies."""
+    """A plan launches ownership and plan, and nothing after the forward.
+
+    Without a grid, the next plan also has a launch that copies.
+    """
     for gives in ("1", "4", "ends"):
         at = server(backend, name, gives, Whole(PAGE), slots=60, rows=3, pages=120)
         rows = at.admit(*(ms.Request(n, tokens=[n, *T[: 39 + n]]) for n in range(3)))
         at.mem.submit()
-        # `stored` says whether the forward stores the state at the end too
+        # `stored` says whether the forward also stores the state at the end
         counts, stored = at.mem.backend.counts, gives != "ends" and name != "redirect"
         for end in (40, 41):
             at.mem.extend(rows, [end] * 3)
@@ -163,7 +169,7 @@ def test_M16_a_prompt_of_8_000_tokens_is_one_forward_and_leaves_three_states_at_
     at.mem.end([again])
 
 
-TURNS = {  # strategy, page size, every, least start of the next turn after a prompt of 30 and an answer of 21 tokens
+TURNS = {  # strategy, page size, every, smallest start of the next turn after a prompt of 30 and an answer of 21 tokens
     "pages of one token": ("ping-pong", 1, 64, 50),
     "Redirect with the cadence of a page": ("redirect", 4, 4, 48),
     "a longer cadence": ("lazy", 4, 16, 48 - 16 + 1),
@@ -193,7 +199,7 @@ def test_M21_the_next_turn_starts_at_the_newest_state_of_whole_pages(case: str, 
     at.empty()
 
 
-CASES = {  # page size, settings, tokens of the prompt, most tokens of a chunk, lengths of the kept states
+CASES = {  # page size, settings, tokens of the prompt, limit of a chunk in tokens, lengths of the kept states
     "300 tokens, a grid of 64": (64, {"grid": 64}, 300, 1000, [256]),
     "63 tokens": (4, {"grid": 64}, 63, 1000, []),
     "pages of 128": (128, {"grid": 64}, 200, 1000, [128]),
@@ -369,14 +375,14 @@ def test_M13_forks_and_their_row_go_on_from_a_mark(name: str, parent: str, backe
 
 @every_snapshot
 def test_M8_marks_without_a_slot_are_given_up_and_counted(name: str, backend: Backend) -> None:
-    """Lengths that the request names come first, then the prompt's end. Tokens stay right, and no slot leaks."""
+    """Lengths that the request names get slots first, then the prompt's end. Tokens stay right, and no slot leaks."""
     needs = {"ping-pong": 3, "lazy": 2, "redirect": 1}[name]
     for spare, lengths in ((0, []), (1, [12]), (2, [12, 28]), (3, [12, 24, 28]), (4, [12, 16, 24, 28])):
         at = server(backend, name, "1", Ends(8), slots=needs + spare, rows=1, overlap=True)
         (row,) = at.admit(ms.Request("a", tokens=T[:30], snapshot_at=[12]))
         at.mem.settle(at.step_to([row], [30]))
         refused = at.mem.stats().refused
-        assert refused == 5 - spare  # of marks at 8, 12, 16, 24, 28
+        assert refused == 5 - spare  # marks are due at 8, 12, 16, 24 and 28
         at.publish([row])
         assert sorted(at.states()) == lengths and at.mem.free_slots == 0
         at.run([row], 1, publish=False)
@@ -389,7 +395,7 @@ def test_M9_marks_leave_the_reserve(backend: Backend) -> None:
     at = server(backend, "redirect", "1", Ends(8), slots=5, reserve=2)
     row = at.start(T[:23])
     at.mem.settle(at.step_to([row], [23]))
-    assert (at.mem.stats().refused, at.mem.free_slots) == (1, 2)  # of marks at 8, 16, 20
+    assert (at.mem.stats().refused, at.mem.free_slots) == (1, 2)  # marks are due at 8, 16 and 20
     at.end([row])
 
 
@@ -411,8 +417,8 @@ def test_M18_an_interrupted_plan_leaves_no_mark(keep: bool, backend: Backend) ->
     """Published states at marks stay; states of the row, and of the step that never ran, are lost."""
     at = server(backend, "redirect", "1", Ends(8), overlap=False)
     row = at.start(T[:40])
-    at.run([row], 17)  # 8 and 16 are published
-    at.run([row], 9, publish=False)  # 24 stays with the row
+    at.run([row], 17)  # the states at 8 and 16 are published
+    at.run([row], 9, publish=False)  # the state at 24 stays with the row
     at.mem.extend([row], [40])
     with mock.patch.object(RegisterFile, "plan", side_effect=MemoryError), pytest.raises(MemoryError):
         at.mem.plan([row], 14)
@@ -439,7 +445,9 @@ def test_M19_named_lengths_and_those_of_a_placement_are_kept_once(backend: Backe
 
 
 def test_B29a_lengths_beyond_a_prompt_that_is_known_are_ignored(backend: Backend) -> None:
-    """Where the tokens are not known, as in a fork or without a prompt, any length may be reached."""
+    """Where the tokens are not known, as in a fork or without a prompt, no length is ignored: it may still
+    be reached.
+    """
     for placement in (Nowhere(), None):
         for tokens, lengths in ((T[:10], {8}), (None, {8, 12})):
             prefix = ms.Prefix(placement=placement) if placement else None
@@ -479,7 +487,7 @@ def ask(at: Prefill, rows: list[ms.Row], budgets: Sequence[int], draw: random.Ra
 
 @pytest.mark.parametrize("seed", range(60))
 def test_M22_a_loop_that_asks_for_its_chunks_loses_no_state(seed: int, backend: Backend) -> None:
-    """Draws grid, page size, strategy and budgets; rows decode in front of prompts, and prompts share a batch.
+    """Draws grid, page size, strategy and budgets; rows decode before prompts in the batch, and prompts share a batch.
 
     A repeated prompt starts at its last whole page; on a grid of its own chunks, less than a page and a grid before.
     """
@@ -512,7 +520,7 @@ def test_M22_a_loop_that_asks_for_its_chunks_loses_no_state(seed: int, backend: 
 
 @every_strategy
 def test_M11_next_boundary_says_where_a_chunk_should_end(name: str, backend: Backend) -> None:
-    """Boundaries are all marks without a grid or with that of the packed batch, none with that of the chunk.
+    """Without a grid, or on the grid of the packed batch, all marks are boundaries; on the grid of the chunk, none is.
 
     Beyond the prompt, each multiple of `every` is a boundary.
     """

@@ -59,7 +59,7 @@ def test_B43_a_state_is_never_split(backend: Backend) -> None:
     at = server(backend, "none")
     assert at.turn(T[:16]) == 0
     slot = at.slot(at.states()[16].register)
-    assert at.turn([*T[:8], *[99] * 4]) == 0  # parts in the middle of the first prompt
+    assert at.turn([*T[:8], *[99] * 4]) == 0  # this prompt parts in the middle of the first one
     at.look(idle=True)
     assert matched(at, [*T[:8], 1, 2])[:2] == (0, 8) and matched(at, [*T[:16], 1])[:2] == (16, 16)
     assert at.slot(at.states_by_prefix()[tuple(T[:16])].register) == slot and at.cache.tree.nodes == 3
@@ -85,7 +85,7 @@ def test_B45_a_leaf_that_loses_its_kv_loses_its_state(backend: Backend) -> None:
     at = server(backend)
     at.turn(T[:8])
     at.turn(T[:16])
-    assert at.cache.evict_pages(1) == 2  # both pages of the leaf; its parent stays
+    assert at.cache.evict_pages(1) == 2  # both pages of the leaf are evicted; its parent stays
     at.look(idle=True)
     assert matched(at, T[:17])[:2] == (8, 8) and at.mem.free_slots == 11
     assert at.cache.evict_pages(9) == 2 and not at.cache.tree.roots and at.mem.free_slots == 12
@@ -103,7 +103,7 @@ def test_B47_the_deepest_state_and_why_it_is_not_deeper(backend: Backend) -> Non
     assert at.cache.evict_states(1) == 1
     assert matched(at, prompt) == (0, 12, {"no_sharing": 8, "evicted": 8, "no_snapshot": 4}, "evicted")
     before = at.mem.stats()
-    for length in range(1, 16):  # a match leaves out the last token, and has whole pages
+    for length in range(1, 16):  # a match has whole pages only, and never the last token
         assert matched(at, T[:length])[:2] == (0, min(12, (length - 1) // 4 * 4))
     assert at.mem.stats() == before
 
@@ -113,9 +113,9 @@ def test_B48_a_hit_refreshes_only_the_state_it_uses(backend: Backend) -> None:
     for end in (4, 8, 12):
         at.turn(T[:end])
     at.turn([99] * 8)
-    assert at.turn(T[:13]) == 12  # uses the state at 12, not those at 4 and 8
+    assert at.turn(T[:13]) == 12  # the turn uses the state at 12, not the states at 4 and 8
     for tokens in (T[:5], T[:9]):
-        at.mem.match(tokens)  # a match is no use
+        at.mem.match(tokens)  # a match does not count as a use of the state
     assert at.cache.evict_states(3) == 3
     assert set(at.states_by_prefix()) == {tuple(T[:12])}
 
@@ -128,12 +128,12 @@ def test_B53_equal_tokens_under_different_salts_never_match(name: str, backend: 
     for salt in ("b", None, "", ("a",), 1):
         assert matched(at, T[:9], salt) == (0, 0, {"no_sharing": 9}, "no_sharing")
     assert at.turn(T[:16], salt="b") == 0
-    row = at.start([*T[:8], 5, 6], salt="b")  # its salt has KV there, but no state
+    row = at.start([*T[:8], 5, 6], salt="b")  # salt "b" has KV at these tokens, but no state
     assert (at.mem.info(row).length, at.mem.info(row).next_boundary) == (0, 64 if name == "none" else 8)
     at.prefill(row)
     at.run([row])
     assert matched(at, T[:9], "a")[:2] == (8, 8) and matched(at, T[:17], "a")[:2] == (8, 8)
-    assert matched(at, [*T[:8], 1], "b")[0] == (0 if name == "none" else 8)  # the state of the branch point
+    assert matched(at, [*T[:8], 1], "b")[0] == (0 if name == "none" else 8)  # 8: the state at the branch point
     at.mem.end([row], keep="cache", tokens=[at.text[row]])
     assert at.turn([*T[:8], 5, 6], salt="a") == 8
     assert {salt for salt, _ in at.cache.tree.walk()} == {"a", "b"}
@@ -141,7 +141,7 @@ def test_B53_equal_tokens_under_different_salts_never_match(name: str, backend: 
 
 @pytest.mark.parametrize("call", ["publish", "end", "cancel"])
 def test_tokens_that_are_not_the_rows_are_refused(call: str, backend: Backend) -> None:
-    """Otherwise a state would be found under tokens that it does not stand for."""
+    """If they were taken, a state would be found under tokens that it does not stand for."""
     at = server(backend)
     row = at.start(T[:9])
     at.run([row], publish=False)
@@ -163,7 +163,7 @@ def test_tokens_that_are_not_the_rows_are_refused(call: str, backend: Backend) -
 
 
 def test_a_prompt_need_not_be_handed_over_again(backend: Backend) -> None:
-    """A publish while the prompt is read needs no tokens, and neither does an end right behind it."""
+    """A publish while the prompt is read needs no tokens. An end right after the prompt needs none either."""
     sides = server(backend), server(backend)
     for side, again in zip(sides, (False, True), strict=True):
         row = side.start(T[:18])
@@ -240,7 +240,7 @@ def test_one_page_that_a_handle_has_too_is_no_room(backend: Backend) -> None:
     assert handle and list(handle.pages) == [page for _, node in at.cache.tree.walk() for page in node.pages]
     before = (replace(at.mem.stats(), short_of_pages=1), at.cache.tree.total_pages)
     with pytest.raises(ms.OutOfPages):
-        at.mem.admit([ms.Request("b", length=28)])  # needs seven pages, six are free
+        at.mem.admit([ms.Request("b", length=28)])  # the request needs seven pages, six are free
     stats, total = before
     assert (at.mem.stats(), at.cache.tree.total_pages) == (replace(stats, short_of_pages=1), total)
     at.mem.drop([handle])

@@ -91,9 +91,9 @@ REFUSALS: dict[str, tuple[type[ms.MemstateError], list[list[int]]]] = {
 @hits
 @pytest.mark.parametrize("what", REFUSALS)
 def test_B50_a_refusal_gives_pin_and_lease_and_slot_back(what: str, name: str, direct: bool, backend: Backend) -> None:
-    """Nothing is evicted if even that would free too little."""
+    """If evictions would free too little, nothing is evicted."""
     error, prompts = REFUSALS[what]
-    spare = 2 * per_request(name)  # for the running row and one more
+    spare = 2 * per_request(name)  # room for the running row and one more
     at = server(backend, name, direct, [X, Y, Z], spare=spare, pages=24, rows=6)
     running = at.start([*Z, 5])
     at.run([running], publish=False)
@@ -130,5 +130,5 @@ def test_B46_a_pinned_state_is_never_evicted_and_pins_balance(direct: bool, back
     at.run([row], publish=False)
     assert not owners.pinned(at.mem) and at.cache.evictable_states == 2
     at.look()
-    at.start([7])  # takes the slot of Y, which nobody used
+    at.start([7])  # the new row gets the slot of Y, the state that nobody used
     assert set(at.states_by_prefix()) == {tuple(X)}

@@ -91,7 +91,7 @@ class Odd(ms.prefix.placement.Placement):
 
 
 def test_M23_a_placement_is_heard_before_anything_changes() -> None:
-    """An answer that is no dict length -> kind is refused; errors of the placement itself pass through."""
+    """An answer that is not a dict of length -> kind is refused. Errors that the placement raises reach the caller."""
     placement = Odd({})
     mem = manager(prefix=ms.Prefix(Lru(), placement=placement), ends=True)
     before = mem.stats()
@@ -103,7 +103,7 @@ def test_M23_a_placement_is_heard_before_anything_changes() -> None:
     with pytest.raises(ZeroDivisionError):
         mem.admit([ms.Request("a", tokens=T)])
     assert mem.stats() == before
-    # only 8 lies in the prompt; the others are ignored
+    # only length 8 lies in the prompt; other lengths are ignored
     placement.answer = {-3: "a", 0: "a", 8: "mine", len(T) + 1: "a"}
     (row,) = mem.admit([ms.Request("a", tokens=T)])
     run(mem, row, T)
@@ -299,7 +299,7 @@ def test_policies_never_know_of_more_than_64_requests_too_few() -> None:
 
 
 class Interrupted(ReturnRate):
-    """A policy that is interrupted while it learns."""
+    """A policy that raises a KeyboardInterrupt while it learns."""
 
     planted = False
 
@@ -365,7 +365,7 @@ def test_a_state_that_a_request_takes_over_is_ranked_no_more() -> None:
 
 
 def test_a_state_comes_from_below_while_policies_have_still_to_learn() -> None:
-    """The state has the kind of its request, and comes to a leaf that an earlier request has reached."""
+    """The loaded state has the kind of the request that loads it. Its leaf was made by an earlier request."""
     layout = ms.StateLayout([ms.Plane("kv", (4,), torch.int64)], layers=1)
     kv = ms.Planes(layout, 40, Backend("reference", torch.device("cpu")))
     mem = manager(
@@ -385,7 +385,7 @@ def test_a_state_comes_from_below_while_policies_have_still_to_learn() -> None:
         mem.submit()
         mem.poll()
     mem.prefix.clear()
-    serve(17, length=17)  # KV without a state
+    serve(17, length=17)  # this request leaves KV without a state
     mem.admit([ms.Request("parts", tokens=[*tokens[:8], *[5] * 8])])
     (row,) = mem.admit([ms.Request("loads", tokens=[*tokens, *[9] * 4], kind="chat")])
     assert mem.info(row).length == 16 and [node.kind for node in mem.prefix.stated()] == ["chat"]

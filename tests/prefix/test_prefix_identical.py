@@ -30,7 +30,7 @@ def server(backend: Backend, name: str, overlap: bool = True, cache: bool = True
 
 @every_strategy
 def test_B51_every_length_around_pages_chunks_and_boundaries(name: str, backend: Backend) -> None:
-    """Serves prompts of each length that begin alike, one after the other, with room for everything."""
+    """Serves prompts with the same beginning, one of each length, one after the other. There is room for everything."""
     lengths = LENGTHS if backend.name == "reference" else [EVERY - 1, EVERY, 2 * EVERY + 1]
     at = server(backend, name, slots=60, pages=200)
     for length, goal in product(lengths, (1, 2)):

@@ -104,7 +104,7 @@ def test_a_salt_or_a_snapshot_that_cannot_be_meant_changes_nothing(backend: Back
 
 
 def test_tokens_that_end_before_the_confirmed_ones_are_refused() -> None:
-    """Otherwise no state would be found, and nobody would notice. A caller can name a shorter length instead."""
+    """If they were taken, no state would ever be found, and nobody would notice. A caller can name a shorter length."""
     at = server(Backend("reference"))
     row = at.start(T[:9])
     at.prefill(row, publish=False)
@@ -118,7 +118,7 @@ def test_tokens_that_end_before_the_confirmed_ones_are_refused() -> None:
 
 @pytest.mark.parametrize("call", ["end", "publish"])
 def test_of_a_fork_only_the_tokens_that_it_shares_are_known(call: str) -> None:
-    """The fork may go on with other tokens than the prompt of its row."""
+    """Later tokens of a fork are not known: they may differ from those of the row's prompt."""
     at = server(Backend("reference"))
     row = at.start(T[:10])
     at.mem.settle(at.step_to([row], [4]))
@@ -146,7 +146,7 @@ def test_a_session_is_told_all_tokens() -> None:
 
 
 def test_a_hit_is_not_locked_whose_state_has_another_owner_by_now() -> None:
-    """The engine has reused the id of the state, which the cache now has for another prompt."""
+    """The engine has reused the id of the state: in the cache, this id now stands for another prompt."""
     cache = PrefixPart(2)
     cache.insert([1, 2, 3, 4], [10, 11], 7)
     hit = cache.match([1, 2, 3, 4, 5])

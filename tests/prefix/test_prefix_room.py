@@ -45,19 +45,19 @@ NEEDS = {"none": 1, "ping-pong": 3, "lazy": 2, "redirect": 1}
 
 def test_pages_come_from_the_leaves_that_were_followed_least_recently(backend: Backend) -> None:
     at = server(backend, "redirect", spare=6, pages=10)
-    at.mem.match(PROMPTS[0])  # a match is no use
+    at.mem.match(PROMPTS[0])  # a match does not count as a use
     assert at.turn([*PROMPTS[0], 1], publish=False) == 8
-    row = at.start(range(500, 517))  # needs 5 pages, 4 are free
+    row = at.start(range(500, 517))  # the row needs 5 pages, 4 are free
     assert cached(at) == [0, 2] and at.mem.free_pages == 1
     at.mem.extend([row], [20])
     assert cached(at) == [0, 2]
-    at.mem.extend([row], [28])  # needs two more pages, one is free
+    at.mem.extend([row], [28])  # the row needs two more pages, one is free
     assert cached(at) == [0] and at.mem.free_pages == 1
     with pytest.raises(ms.OutOfPages):
-        at.mem.extend([row], [44])  # needs 4 more pages; only 3 could be freed
+        at.mem.extend([row], [44])  # the row needs 4 more pages; only 3 could be freed
     assert cached(at) == [0] and at.mem.free_pages == 1
     at.look()
-    hit = at.start([*PROMPTS[0], *range(3)])  # shares two pages, which its lease keeps
+    hit = at.start([*PROMPTS[0], *range(3)])  # this row shares two pages, which its lease keeps
     assert at.mem.info(hit).length == 8 and at.cache.evictable_pages == 0
     with pytest.raises(ms.OutOfPages):
         at.mem.extend([row], [32])
@@ -98,7 +98,7 @@ def test_B24b_nothing_cached_goes_where_that_is_not_wanted(evict: bool, backend:
 def test_a_step_without_a_boundary_does_not_ask_what_a_full_pool_lacks(
     name: str, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cache keeps the pool full, so only steps that can take snapshots count the missing slots."""
+    """With a cache the pool is nearly always full, so only steps that may take snapshots count the missing slots."""
     needs = NEEDS[name]
     at = server(backend, name, spare=needs, every=8)
     (row,) = at.admit(ms.Request("a", tokens=[900], length=20))
@@ -117,7 +117,10 @@ def test_a_step_without_a_boundary_does_not_ask_what_a_full_pool_lacks(
 
 
 def test_a_node_stays_while_a_register_is_freed_for_its_state(backend: Backend) -> None:
-    """The only register holds the state of a lower node; once it is evicted, nothing else would keep the upper node."""
+    """The only register holds the state of a lower node.
+
+    Once that state is evicted, nothing else keeps the upper node.
+    """
     talks = Talks(backend, "none", overlap=False, slots=6, pages=0, pages_per_row=0, snapshots=1)
     talks.run(row := talks.turn([1, 2, 3, 4]), [1, 2, 3, 4])
     talks.whole([1, 2, 3, 4, 5, 6, 7, 8])

@@ -24,7 +24,9 @@ def below(node: Node) -> bytes:
 
 
 class Naive:
-    """A tree, and as its model the page and the state of each prefix, and the prefixes that have lost their states."""
+    """A tree and its model: dicts with the page and the state of each prefix, and the set of prefixes that lost their
+    state.
+    """
 
     def __init__(self) -> None:
         self.tree = Tree(UNIT)
@@ -40,7 +42,7 @@ class Naive:
         return [(salt, key[:end]) for end in range(UNIT, len(key) + 1, UNIT)]
 
     def insert(self, key: bytes, salt: Hashable, at: int) -> Node:
-        """Inserts a key, in a second call from page `at` on, as an insert with a state in the middle does."""
+        """Inserts a key in two calls, the second from page `at` on, as an insert with a state in the middle does."""
         mine = [next(self.next) for _ in range(len(key) // UNIT)]
         there = [prefix in self.pages for prefix in self.prefixes(key, salt)]
         start = (
@@ -72,7 +74,7 @@ class Naive:
             node.snapshot, node.evicted = None, True
 
     def empty(self, node: Node, salt: Hashable, at: int) -> None:
-        """Removes KV at the end of a node that has no KV below it."""
+        """Removes KV from the end of a node below which no node has KV."""
         if node.carriers or node.leases or node.ghost:
             return
         self.evict(node, salt)
@@ -186,7 +188,7 @@ def test_the_tree_is_a_dictionary_of_prefixes(calls: list[tuple[str, list[bytes]
     for lease in naive.leases:
         naive.tree.unlease(lease)
     naive.leases = []
-    while node := naive.tree.forgettable(0):  # children before their parents
+    while node := naive.tree.forgettable(0):  # children go before their parents
         naive.remove(node, next(salt for salt, other in naive.tree.walk() if other is node))
         naive.check()
     while leaves := [(salt, node) for salt, node in naive.tree.walk() if not node.children]:
@@ -249,7 +251,7 @@ def test_the_ranking_is_a_sorted_dictionary(moves: list[tuple[str, int, int]], s
         elif move == "remove":
             ranking.remove(node)
             naive.pop(node, None)
-        else:  # an iteration that stops early; "eat" removes some of its nodes
+        else:  # an iteration stops early; with "eat", some of its nodes are removed meanwhile
             for seen, ranked in enumerate(ranking.ascending()):
                 if move == "eat" and chance.random() < 0.5:
                     ranking.remove(ranked)
@@ -273,7 +275,7 @@ def test_the_ranking_does_not_keep_what_is_old() -> None:
 
 @pytest.mark.parametrize("placed", [1, 10, 200])
 def test_a_node_placed_during_a_look_comes_once_more_and_others_once(placed: int) -> None:
-    """For example, a leaf is removed during the iteration, and its parent becomes a leaf."""
+    """Nodes are placed during an iteration: for example, a leaf is removed, and its parent becomes a leaf."""
     nodes, ranking = [Node(None, b"") for _ in range(6)], Ranking()
     for rank, node in enumerate(nodes[:5]):
         ranking.place(node, rank)

@@ -20,7 +20,7 @@ def real_labels(talks: Talks, row: ms.Row, most: int) -> list[int]:
 
 @every_strategy_and_order
 def test_B71_an_aborted_turn_goes_back_to_where_it_began(backend: Backend, name: str, overlap: bool) -> None:
-    """The session gets back the older states that registers still hold; what the turn computed is lost."""
+    """The session gets back its older states, if registers still hold them; what the turn computed is lost."""
     talks, _, session = told(backend, name, overlap, cache=False)
     one_step = {"none": [], "ping-pong": [8, 4] if overlap else [8]}.get(name, [8])
     for steps, settled in (

@@ -33,7 +33,7 @@ def rendered(name: str, thinks: bool, agents: bool) -> list[Talk]:
 
 
 def hits(talks: list[Talk], slots: int, sessions: bool, every: int = 16) -> int:
-    """Returns how many prompt tokens hit where six clients take turns. The forward computes nothing."""
+    """Returns how many prompt tokens are hits when six clients take turns. The forward computes nothing."""
     turns = [turn for talk in talks for turn in talk]
     longest, pages = max(len(p) + len(a) for p, a in turns), sum(len(p) + len(a) for p, a in turns) // 16 + 200
     mem = ms.StateManager(
@@ -63,7 +63,10 @@ def part_of(talks: list[Talk]) -> float:
 
 @pytest.mark.parametrize(("name", "thinks"), [("opens", True), ("thinks", True), ("shut", True), ("thinks", False)])
 def test_S14_six_chats_that_drop_thoughts_hit_at_least_as_with_a_cache_alone(name: str, thinks: bool) -> None:
-    """Prompts part 0 to 4 tokens before the end of the last one; only 40 % would hit if sessions kept the answers."""
+    """Prompts part 0 to 4 tokens before the end of the last prompt.
+
+    If sessions kept the answers, only 40 % would hit.
+    """
     talks = rendered(name, thinks, agents=False)
     hit = hits(talks, 16, sessions=True)
     assert hit * part_of(talks) > 0.65 and hit >= hits(talks, 16, sessions=False)
@@ -102,13 +105,16 @@ def test_S14_what_goes_on_from_its_answers_hits_them(
 def test_states_at_each_page_of_answers_pay_where_no_session_keeps_their_ends(
     name: str, slots: int, sessions: bool, gain: int
 ) -> None:
-    """Compares the cadence that docs/transformers.md advises with the default of 256."""
+    """Compares hits with the `every` that docs/transformers.md advises, and with the default of 256."""
     talks = rendered(name, name == "loops", agents=name == "loops")
     assert hits(talks, slots, sessions) - hits(talks, slots, sessions, every=256) == gain
 
 
 def answered(backend: Backend, turns: int = 1, **more: Any) -> tuple[Talks, ms.Session, list[int]]:
-    """Returns chats, a session all of whose turns but the first have parted, and its last prompt."""
+    """Returns chats, one of their sessions, and its last prompt.
+
+    Every turn of the session except the first has parted.
+    """
     talks = Talks(backend, "redirect", overlap=False, **more)
     session, prompt = talks.mem.sessions.open("a"), list(ASKED)
     for turn in range(turns):
@@ -123,7 +129,7 @@ def parted(talks: Talks, session: ms.Session) -> int:
 
 
 def test_S14_after_two_partings_the_cache_keeps_what_a_turn_leaves(backend: Backend) -> None:
-    """The states at the start of the turn and at the end of its prompt stay; the others are evicted first."""
+    """The states at the start of the turn and at the end of its prompt stay; its other states are evicted first."""
     talks, session, prompt = answered(backend, 2)
     assert parted(talks, session) == 1 and talks.kept(session)[0] == 17 and talks.cached() == [4, 8]
     assert talks.whole([*prompt, 91, 91, 91, 91, *ANSWER], session, prompt=13) == 8
@@ -143,7 +149,10 @@ def test_S14_a_turn_that_goes_on_ends_it(backend: Backend) -> None:
 @pytest.mark.parametrize("turns", [2, 3])
 @pytest.mark.parametrize("how", ["again", "shorter", "aborted"])
 def test_S14_a_turn_without_a_word_of_its_own_is_neither(backend: Backend, how: str, turns: int) -> None:
-    """The same prompt, its beginning, or a prompt after an aborted turn: the client wants another answer."""
+    """The client wants another answer: it sends the same prompt, its beginning, or a prompt after an aborted turn.
+
+    This counts neither as a parting nor as none.
+    """
     talks, session, prompt = answered(backend, turns)
     if how == "aborted":
         talks.mem.end([talks.turn([*prompt, *ANSWER[:1], 7, 8], session)])
@@ -156,12 +165,12 @@ def test_S14_a_turn_without_a_word_of_its_own_is_neither(backend: Backend, how: 
 
 
 def test_S14_turns_without_an_answer_go_on_from_their_prompt(backend: Backend) -> None:
-    """For example, a classifier answers with one token, which no step reads."""
+    """Turns may have no answer to go on from: a classifier answers with one token, which no step reads."""
     talks, session, prompt = answered(backend, 3)
     talks.whole([*prompt, 7, 8], session)
     assert parted(talks, session) == 3
     talks.whole([*prompt, 7, 8], session)
-    assert parted(talks, session) == 3  # the same prompt again
+    assert parted(talks, session) == 3  # the client sends the same prompt again
     assert talks.whole([*prompt, 7, 8, 9], session) == 14 and parted(talks, session) == 0
     assert talks.whole([*prompt, 7, 8, 9, 10], session) == len(prompt) + 3
 
@@ -181,7 +190,7 @@ def test_S14_an_aborted_turn_gives_back_what_it_began_with(backend: Backend) -> 
 
 
 def test_S14_a_session_forgets_states_that_were_evicted(backend: Backend) -> None:
-    """A session forgets them even while a single parting decides nothing, and turns bring no new tokens."""
+    """It forgets them even after a single parting, which decides nothing, and even if turns bring no new tokens."""
     talks, session, prompt = answered(backend, 2)
     for shorter in (0, 2, 4):
         talks.whole(prompt[: len(prompt) - shorter], session)
@@ -195,7 +204,9 @@ def test_S14_a_session_forgets_states_that_were_evicted(backend: Backend) -> Non
 def test_S14_a_turn_parts_where_no_state_of_the_answer_serves_it(
     backend: Backend, same: int, expected: tuple[int, int]
 ) -> None:
-    """Some answers always begin with the same token; some end with tokens that the next prompt changes."""
+    """A state may serve the next turn because all answers begin with the same token, or serve none because the next
+    prompt changes the last tokens of an answer.
+    """
     talks, session, prompt = answered(backend, 2)
     last = [token + 10 for token in ANSWER]
     start = talks.whole([*prompt, *last[:same], 7, 8], session)

@@ -40,13 +40,13 @@ def turn(mem: ms.StateManager, tokens: list[int], session: ms.Session | None = N
 
 
 def nobody_is_on_what_is_gone(mem: ms.StateManager) -> bool:
-    """Returns whether no lease keeps a node without KV."""
+    """Returns True if no lease keeps a node that has lost its KV."""
     assert mem.prefix
     return not any(node.leases for _, node in mem.prefix.tree.walk() if node.ghost)
 
 
 def room(mem: ms.StateManager) -> int:
-    """Returns the most pages that the cache says it could free."""
+    """Returns how many pages the cache says it could free at most."""
     assert mem.prefix
     return max((n for n in range(1, PAGES + 1) if mem.prefix.can_evict(n)), default=0)
 
@@ -67,16 +67,19 @@ def test_B17_a_leaf_that_a_policy_offers_twice_is_room_once() -> None:
     (row,) = mem.admit([ms.Request("a", tokens=T)])
     prefill(mem, row, T)
     mem.publish([row], keep="cache", tokens=[T])
-    assert mem.end([row], keep="handle") != [None]  # this snapshot holds the pages too
+    assert mem.end([row], keep="handle") != [None]  # this snapshot also holds the pages
     before = held(mem)
-    assert (mem.free_pages, room(mem)) == (1, 1)  # the request below needs three
+    assert (mem.free_pages, room(mem)) == (1, 1)  # the request below needs three pages
     with pytest.raises(ms.OutOfPages):
         mem.admit([ms.Request("other", tokens=range(50, 62))])
     assert held(mem) == before and nobody_is_on_what_is_gone(mem)
 
 
 def test_leaves_whose_pages_others_have_too_hide_no_room_behind_them() -> None:
-    """A page under two salts is free after both leaves; a trunk can be evicted even if its branch has freed nothing."""
+    """A page under two salts becomes free once both leaves are evicted.
+
+    A trunk can be evicted even if the eviction of its branch has freed no page.
+    """
     mem = manager(ms.Prefix(states=ReturnRate()), pages=6)
     (row,) = mem.admit([ms.Request("a", tokens=T, salt="a")])
     prefill(mem, row, T)
@@ -104,7 +107,7 @@ def test_leaves_that_a_policy_does_not_offer_are_room() -> None:
     turn(mem, T)
     turn(mem, [*T[:8], 77, 78, 79, 80])
     assert mem.prefix and mem.free_pages == 3 and room(mem) == 5
-    assert mem.prefix.evict_pages(2) == 2 and mem.prefix.tree.total_pages == 3  # children before their parents
+    assert mem.prefix.evict_pages(2) == 2 and mem.prefix.tree.total_pages == 3  # children go before their parents
     mem.end(mem.admit([ms.Request("a", length=8 * SIZE)]))
 
 

@@ -50,7 +50,7 @@ def test_S15_a_time_to_live_that_is_set_counts_from_the_last_turn(backend: Backe
         clock.now = now
         mem.poll()
         assert left(talks, sessions) == there
-    mem.sessions.set(sessions[1], ttl=99)  # exactly its idle time, so it stays
+    mem.sessions.set(sessions[1], ttl=99)  # idle for exactly its time to live, so the session stays
     mem.poll()
     assert left(talks, sessions) == [False, True, False]
     mem.sessions.set(sessions[1], ttl=0)
@@ -133,7 +133,7 @@ def test_S16_a_session_without_states_stays_as_it_is(backend: Backend) -> None:
 
 
 def test_S16_one_that_has_expired_leaves_nothing(backend: Backend) -> None:
-    """A rest empties the session, as the next poll would do."""
+    """A rest empties an expired session, as the next poll would do."""
     clock = Clock()
     talks = Talks(backend, "redirect", sessions=ms.SessionLimits(clock=clock))
     (session,) = talked(talks, "a", ttl=[5])
@@ -158,7 +158,7 @@ def test_S16_a_fork_keeps_the_state_that_it_shares(backend: Backend, name: str) 
 
 
 def test_S16_wherever_a_rest_is_interrupted_no_state_has_two_owners(backend: Backend) -> None:
-    """Interrupts at each point where a session releases what it shares with a fork, and then recovers."""
+    """Interrupts a rest at each point where the session releases what it shares with a fork, and then recovers."""
 
     class Seen(Tracer):
         points: ClassVar[list[str]] = []

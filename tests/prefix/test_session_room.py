@@ -27,7 +27,10 @@ def other(n: int, length: int = 9) -> list[int]:
 
 
 def talked(talks: Talks, *names: Any, **how: Any) -> list[ms.Session]:
-    """Returns sessions that have had one turn of 9 tokens each, one after the other: a prompt of 1 and an answer."""
+    """Returns sessions.
+
+    Each has had one turn of 9 tokens, a prompt of 1 and an answer of 8, one session after the other.
+    """
     sessions = []
     for n, name in enumerate(names, 1):
         sessions.append(talks.mem.sessions.open(name, **{key: value[n - 1] for key, value in how.items()}))
@@ -86,7 +89,7 @@ def test_S2_the_least_recently_used_of_the_lowest_priority_goes_first(
 @pytest.mark.parametrize("scarce", [{"slots": 4}, {"pages": 12}], ids=["slots", "pages"])
 @with_and_without_cache
 def test_S2_a_session_makes_no_way_for_its_own_turn(backend: Backend, cache: bool, scarce: dict[str, int]) -> None:
-    """The other session makes way, although it was used later."""
+    """The other session makes way, although it was used more recently."""
     talks = Talks(backend, "ping-pong", cache=cache, sessions=ms.SessionLimits(per_session=1), **scarce)
     first, second = talked(talks, *"ab")
     elsewhere = talks.mem.pool.claim(1)
@@ -118,7 +121,10 @@ def test_S12_marks_and_states_of_older_turns_cost_no_session_its_state(backend: 
 
 @with_and_without_cache
 def test_S3_what_an_idle_session_gave_up_is_found_by_its_tokens(backend: Backend, cache: bool) -> None:
-    """The prefix cache has its states of whole pages; without a cache, the next turn starts from zero."""
+    """The prefix cache has those of the session's states that fill whole pages.
+
+    Without a cache, the next turn starts from 0.
+    """
     talks = Talks(backend, "lazy", cache=cache, slots=4)
     (session,) = talked(talks, "a")
     assert talks.kept(session) == [9, 8]
@@ -295,7 +301,10 @@ def test_S1_making_way_takes_no_upload_and_no_launch_of_its_own(backend: Backend
 
 
 def test_a_path_that_goes_while_room_is_made_is_no_lease_of_the_refused_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn that starts from the cache releases the session's path while it makes room, and others may take its KV."""
+    """A turn that starts from the cache releases the lease of the session's path to make room.
+
+    Others may then take the KV.
+    """
     talks = Talks(Backend("reference"), "redirect")
     mem, text = talks.mem, list(range(1, 12))
     session = mem.sessions.open("chat")

@@ -78,7 +78,7 @@ def test_B73_the_next_turn_goes_on_where_the_last_one_ended(
 def test_B73_an_edited_history_goes_on_from_an_older_state(
     backend: Backend, name: str, text: list[int], expected: dict[str, int]
 ) -> None:
-    """States beyond the tokens that both have in common are released; a cached state at a mark may be left."""
+    """States beyond the common beginning of both histories are released; a cached state at a mark may remain."""
     talks, _, session = told(backend, name, first=9)
     assert talks.kept(session) == [9] and talks.cached() == ([] if name == "none" else [4, 8])
     assert talks.whole(text, session) == expected[name]
@@ -111,7 +111,10 @@ def test_B73_two_turns_at_once_are_refused(backend: Backend, overlap: bool, cach
 @pytest.mark.sample(interpreter=1)
 @every_strategy_and_order
 def test_B72_a_session_can_be_closed_whenever_no_turn_runs(backend: Backend, name: str, overlap: bool) -> None:
-    """A session gives back all that it holds, even if it holds nothing, before its first turn or after a dead step."""
+    """A session gives back all that it holds.
+
+    Sessions are also closed before their first turn, and after a dead step.
+    """
     talks = Talks(backend, name, overlap)
     mem = talks.mem
     for turns in ([], [7], [7, 9], [3], [1]):

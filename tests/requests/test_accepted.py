@@ -45,7 +45,7 @@ def test_B33_accepted_tokens_that_cross_a_multiple_leave_a_snapshot_of_it(
     taken = mem.stats().snapshots
     fold(mem, row, accepted)
     if before == 256 and not isinstance(tracking, ms.Redirect):
-        assert mem.stats().snapshots == taken == 1  # the snapshot of 256 was taken before; 257 is no boundary
+        assert mem.stats().snapshots == taken == 1  # the snapshot at 256 was taken earlier; 257 is no boundary
     (snapshot,) = mem.publish([row])
     assert (snapshot and snapshot.length) == stands_for
     if snapshot:
@@ -77,7 +77,10 @@ TAILED = ms.StateLayout((ms.Plane("ssm", (2,), torch.float32),), layers=1, rows=
 
 @pytest.mark.parametrize("tracking", [ms.PingPong(4), ms.LazyPingPong(4)], ids=repr)
 def test_T9_a_lane_of_a_late_step_is_nobody_elses_before_its_forward(backend: Backend, tracking: ms.Tracking) -> None:
-    """The late step's snapshot is published and dropped before its forward, after the accept of the step before."""
+    """Once the previous step is accepted, the late step's snapshot is published and dropped.
+
+    The late step's forward runs after that.
+    """
     mem = on(backend, TAILED, slots=5, max_requests=6, tracking=tracking, forward=ms.Forward(tail=3))
     (row,) = mem.admit([ms.Request("a")])
     mem.settle(mem.plan([row], 3))
@@ -89,7 +92,7 @@ def test_T9_a_lane_of_a_late_step_is_nobody_elses_before_its_forward(backend: Ba
     snapshots = mem.publish([row])
     assert snapshots != [None]
     mem.drop(snapshots)
-    # each takes two slots: live and a lane
+    # each request takes two slots: live and a lane
     others = mem.admit([ms.Request(f"b{n}") for n in range(mem.free_slots // 2)])
     mem.submit()
     mem.planes["ssm"][0, slots] = 777.0  # the forward of the late step

@@ -21,7 +21,7 @@ def forked(loop: Loop, row: ms.Row, *names: str) -> ms.engine.forking.Fork:
 def test_the_shared_state_goes_with_its_last_reader(backend: Backend) -> None:
     loop, row = running(backend, ms.Redirect(I), 2, slots=5)
     first, second = forked(loop, row, "b", "c").rows
-    assert loop.mem.free_slots == 1  # three slots to write, one to read
+    assert loop.mem.free_slots == 1  # three slots are written, one is read
     loop.mem.end([first])
     loop.advance([row])
     loop.mem.submit()

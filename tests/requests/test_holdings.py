@@ -1,4 +1,4 @@
-"""Owners of holders: kept in one table, compared with the owners by few calls, and unchanged while a row reads."""
+"""The table of holders and their owners: only audit, inspect and recover compare it with the owners themselves."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def test_a_snapshot_that_is_dropped_stays_until_its_last_reader_has_read_it(back
 
 
 def test_all_owners_are_asked_by_audit_inspect_and_recover_alone() -> None:
-    """A walk over all owners takes long."""
+    """A walk over all owners takes long, so no other call makes one."""
     mem, asked = manager(Backend("reference", torch.device("cpu"))), list[None]()
     recount = mem._reports._recount
     walk = recount.walk

@@ -20,14 +20,17 @@ def marks(page: int = 1, grid: int = 0, packed: bool = False, direct_hits: bool 
 
 
 def due(of: Marks, *chunks: tuple[int, int], rows: list[int] | None = None) -> list[tuple[int, int]]:
-    """Returns row and length of each mark of one step; a chunk is a row's length before the step and after it."""
+    """Returns row and length of each mark of one step.
+
+    `rows` maps each row to its chunk: its lengths before and after the step.
+    """
     kept = of.due(np.array(rows or range(1, len(chunks) + 1)), *(np.array(side) for side in zip(*chunks, strict=True)))
     assert all(mark.length == chunks[mark.entry][0] + mark.offset for mark in kept)
     return [(mark.row, mark.length) for mark in kept]
 
 
 CASES: dict[str, tuple[dict[str, Any], list[int], list[tuple[int, int]], list[list[int]]]] = {
-    # settings, wanted lengths, chunks of the steps, lengths that each step keeps
+    # settings, wanted lengths, chunk of each step, lengths that each step keeps
     "300 tokens, a grid of 64": ({"page": 1, "grid": 64}, [300], [(0, 300), (300, 301)], [[], [300]]),
     "299 of 300": ({"page": 64, "grid": 64}, [256], [(0, 300)], [[256]]),
     "300 are no whole pages": ({"page": 4, "grid": 64}, [296], [(0, 300)], [[256]]),
@@ -67,7 +70,7 @@ def test_lengths_that_are_asked_for_later_join_those_that_are_wanted() -> None:
     assert of._coming[1].wanted == [(12, "named"), (16, "prompt")]
     assert [due(of, chunk) for chunk in ((8, 12), (12, 16), (16, 18))] == [[(1, 8)], [(1, 12)], [(1, 16)]]
     of.add(1, [16], length=18, prompt=18)  # the row has passed 16
-    of.add(2, [8], length=3, prompt=9)  # this row has wanted nothing so far
+    of.add(2, [8], length=3, prompt=9)  # the first wanted length of this row
     assert 1 not in of._coming and of.chunk(2, 3, 9, 9) == 8
 
 
@@ -81,7 +84,10 @@ def test_M22_chunks_end_at_marks_where_the_grid_may_begin_anywhere() -> None:
 
 
 def test_M2_multiples_count_from_the_start_of_the_packed_batch() -> None:
-    """Of rows of 100 and 600 tokens, the second's length 512 is off the packed batch's grid of 256."""
+    """The batch has rows of 100 and 600 tokens.
+
+    Length 512 of the second row is not on the packed batch's grid of 256.
+    """
     for packed, second in ((True, 412), (False, 512)):
         of = marks(page=4, grid=256, packed=packed)
         of.start(2, [(512, "branch")], 0)
@@ -101,7 +107,7 @@ def test_M17_drafts_alone_keep_the_state_before_them_and_none_inside() -> None:
     assert due(of, (7, 9)) == [] and due(of, (9, 9)) == [(1, 9)] and due(of, (9, 9)) == []
 
 
-# settings, wanted lengths, tokens of the prompt, most tokens of a chunk, lengths kept with chunk(), without it
+# settings, wanted lengths, tokens of the prompt, limit of a chunk in tokens, lengths kept with chunk(), without it
 CHUNKS = {
     "a budget that is no page": ({"page": 16, "grid": 64}, [6992], 7000, 2047, [6992], [1984]),
     "a budget below a page": ({"page": 16, "grid": 64}, [992], 1000, 7, [944, 960, 976, 992], []),
@@ -130,7 +136,10 @@ def test_M22_chunks_that_keep_to_whole_pages_lose_no_state(case: str, obey: bool
 
 
 def test_M8_the_most_valuable_marks_find_room() -> None:
-    """Marks are ranked by kind, then by length. Chosen ones keep the order of the batch; the others are counted."""
+    """Marks are ranked by kind, then by length.
+
+    The chosen marks stay in the order of the batch; the others are counted.
+    """
     of = marks()
     kinds = ["every", "prompt", "branch", "again", "named", "prompt", "named"]
     given = [Mark(entry, entry + 1, 8 * entry, 8 * entry, kind) for entry, kind in enumerate(kinds)]

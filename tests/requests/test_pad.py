@@ -1,4 +1,4 @@
-"""Numbers for "no slot" in a step, for kernels of other libraries that skip negative ones."""
+"""The number that stands for "no slot" in a step: other libraries' kernels skip negative slots."""
 
 import pytest
 

@@ -101,7 +101,7 @@ def test_a_snapshot_keeps_the_pages_of_its_tokens(backend: Backend) -> None:
 
 
 def test_the_pages_of_a_row_reused_are_its_own(backend: Backend) -> None:
-    """A short request follows a long one: no page of the old row may be read behind the new ones."""
+    """A short request gets the row of a long one. Behind its own pages, no page of the long request may be read."""
     mem = manager(backend)
     rows = mem.admit([Request("long", length=20), Request("other", length=8)])
     mem.end(rows[:1])

@@ -29,7 +29,7 @@ def test_every_row_goes_on_from_the_one_that_it_was(backend: Backend, name: str)
     loop.advance(rows, 3)
     for _ in range(8):
         rows = reordered(loop, rows, [random.randrange(4) for _ in rows])
-        if random.random() < 0.7:  # otherwise the next reorder finds rows that have not read their shared state
+        if random.random() < 0.7:  # without a step, the next reorder finds rows that have not read their shared state
             loop.advance(rows, random.randrange(1, 4))
         scan(loop.mem)
     loop.advance(rows)
@@ -47,7 +47,7 @@ def test_rows_that_nobody_names_make_room_for_the_forks(backend: Backend) -> Non
     fork = loop.mem.reorder(rows, [1, 1, 1])
     assert fork.rows[0] == rows[1]
     assert [loop.mem.info(row).length for row in fork.rows] == [3] * 3
-    # three slots to write and one to read; a page is shared
+    # three slots are written and one is read; a page is shared
     assert (loop.mem.free_slots, loop.mem.free_pages) == (0, 2)
     loop.mem.submit()
     old = loop.mem.device.page_table[rows[1].index, 1]

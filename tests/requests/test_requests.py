@@ -41,7 +41,9 @@ def named(n: int, length: int = 0, **more: int) -> list[Request]:
 
 
 def picture(mem: StateManager) -> tuple[object, ...]:
-    """Returns all that a refused call must not change, recorded changes included; only refusals are counted."""
+    """Returns all that a refused call must not change, also the changes that wait; without counts of refusals and
+    times.
+    """
     file = inside.registers(mem)
     device = (file.cells.tolist(), mem.pool.allocator.bitmap.tolist(), mem.pool.allocator.counters.tolist())
     host = [array.tolist() for array in (file.held, file.labels, file.tracked, file.source)]
@@ -55,7 +57,7 @@ def picture(mem: StateManager) -> tuple[object, ...]:
         owners.holdings(mem).evictable("snapshot"),
     )
     figures = dataclasses.asdict(mem.stats())
-    moves = ("short_of_", "oldest_", "idlest_")  # refusals are counted, and time goes on
+    moves = ("short_of_", "oldest_", "idlest_")  # these change: refusals are counted, and time goes on
     stats = {name: n for name, n in figures.items() if not name.startswith(moves)}
     return device, host, table, numbers, recorded(inside.commands(mem)), stats
 
@@ -120,7 +122,7 @@ def test_B10_B12a_reset_zeroes_everything_preallocated_rows_too(backend: Backend
 
 
 def test_B13_tables_are_sized_by_rows_not_by_slots(backend: Backend) -> None:
-    """64 rows over 8 slots: the registers of row 64 take a slot, and a plan finds it there."""
+    """With 64 rows and 8 slots, a register of row 64 gets a slot, and a plan finds it there."""
     allocator = ms.SlotAllocator(8, backend)
     file = RegisterFile(allocator, rows=64, snapshots=0)
     buffer = CommandBuffer(file, max_batch=2)
@@ -169,7 +171,7 @@ def test_B17_an_admission_that_lacks_something_changes_nothing(backend: Backend,
         mem.admit([*named(2, length=8), Request("last", **({"length": 8} | asked))])
     assert picture(mem) == before
     scan(mem)
-    assert len(mem.admit(named(2, length=8))) == 2  # the good requests alone are admitted
+    assert len(mem.admit(named(2, length=8))) == 2  # without the bad one, the good requests are admitted
     scan(mem)
 
 

@@ -64,7 +64,9 @@ def test_what_only_equals_the_number_of_a_row_is_no_row(mem: ms.StateManager, in
 
 
 def test_a_batch_has_the_tokens_that_were_named_for_it(mem: ms.StateManager) -> None:
-    """The tokens of the batch before are used again only for as many rows, with as many tokens each."""
+    """A plan uses the counts of the last batch again only if the number of rows and the tokens of each row are the
+    same.
+    """
     a, b, c = admitted(mem, 3)
     for rows, tokens, expected in (
         ([a, None], 1, [1, 0]), ([a, b], 1, [1, 1]), ([a, b], 3, [3, 3]), ([a, b, c], 3, [3, 3, 3]),

@@ -1,4 +1,6 @@
-"""`shortfall` predicts the slots that boundaries lack: a caller that drops as many snapshots loses none that is due."""
+"""`shortfall` predicts the slots that boundaries lack: a caller that drops as many snapshots loses no snapshot that is
+due.
+"""
 
 import pytest
 import torch
@@ -16,7 +18,10 @@ EVERY = 4
 
 
 def crowded(backend: Backend, tracking: ms.Tracking, slots: int) -> tuple[ms.StateManager, ms.Rows]:
-    """Returns two running requests one step before both claim, and snapshots in the slots that no admission can use."""
+    """Returns a manager and two running requests, one step before each of them claims a slot.
+
+    Snapshots of other requests fill the pool until no further request is admitted.
+    """
     mem = on(backend, LAYOUT, slots=slots, max_requests=8, tracking=tracking)
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
     for _ in range(EVERY if isinstance(tracking, ms.Redirect) else 2 * EVERY - 1):

@@ -154,7 +154,7 @@ def test_B23_lazy_holds_two_lanes_from_a_boundary_to_the_settle_after_it(overlap
 @pytest.mark.parametrize("dead", [True, False])
 def test_B25_an_overwritten_lane_counts_only_if_its_step_was_real(dead: bool, backend: Backend) -> None:
     loop, row = running(backend, ms.LazyPingPong(I), 6, slots=2)
-    steps = [loop.step([row]), loop.step([row])]  # to 7 and 8; the second boundary, 8, overwrites the snapshot of 4
+    steps = [loop.step([row]), loop.step([row])]  # to 7 and 8; boundary 8 overwrites the snapshot of 4
     assert loop.labels(row)[0] == 8 and loop.holds(loop.slot(row, 1), row, 8)
     loop.mem.settle(steps[0], [dead])
     if not dead:
@@ -197,7 +197,7 @@ def test_B32_redirect_snapshots_without_moving_a_byte(backend: Backend) -> None:
                 assert torch.equal(plane[:, old], before[name])
     assert redirect.mem.stats().snapshots == 3 and redirect.mem.stats().copied_bytes == 0
     assert redirect.mem.backend.counts.launches["copy_slots"] == 0
-    assert redirect.mem.backend.counts.launches["run_data"] == 1  # zeroes the state of a new request
+    assert redirect.mem.backend.counts.launches["run_data"] == 1  # the launch that zeroes the state of a new request
 
 
 @both_orders
@@ -205,9 +205,9 @@ def test_B32_redirect_snapshots_without_moving_a_byte(backend: Backend) -> None:
 def test_B36a_redirect_takes_no_snapshot_of_what_it_was_given(direct: bool, overlap: bool, backend: Backend) -> None:
     loop, row = running(backend, ms.Redirect(I), direct_hits=direct, overlap=overlap)
     loop.mem.settle(loop.step([row]))
-    assert loop.slot(row, 1) == 0  # length 0 is a multiple of I, but no boundary
+    assert loop.slot(row, 1) == 0  # no snapshot: length 0 is a multiple of I, but no boundary
     loop.advance([row], 4)
-    (snap,) = loop.mem.end([row], keep="handle", lengths=[4])  # the lane's state; live stands for 5 tokens
+    (snap,) = loop.mem.end([row], keep="handle", lengths=[4])  # the lane has this state; live stands for 5 tokens
     assert snap and snap.length == 4
     (again,) = loop.admit(ms.Request("again", resume=snap))
     loop.fed[again] = loop.fed[row][:4]

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.sample(interpreter=0)  # tests host code, which is the 
 
 
 def all_free(loop: Loop) -> bool:
-    """Returns whether an independent scan finds every slot and page free, and nothing held."""
+    """Returns True if nothing is held; an independent scan must find every slot and page free."""
     seen = scan(loop.mem)
     loop.mem.audit().raise_if_leaking()
     loop.mem.device.check()
@@ -25,7 +25,7 @@ def test_B26_overlap_loses_nothing_and_overwrites_nothing_published(name: str, b
     kept: list[tuple[ms.Snapshot, ms.Row]] = []
     last = loop.step(rows)
     for _ in range(4 * I):
-        step = loop.step(rows)  # planned before the last step is settled
+        step = loop.step(rows)  # this step is planned before the last one is settled
         loop.mem.settle(last)
         assert all(loop.mem.info(row).confirmed == loop.mem.info(row).length for row in rows)
         kept += [(snap, row) for snap, row in zip(loop.mem.publish(rows), rows, strict=True) if snap]
@@ -153,7 +153,7 @@ def test_B36b_a_cancelled_step_leaves_no_label(name: str, length: int, overlap: 
     loop.advance([row, other], 2)
     loop.advance([row], length - 2)
     snap, padding, second = loop.mem.cancel(loop.step([row, None, other], run=False), keep="handle")
-    assert padding is None and second is None  # its live label is 3, but only 2 tokens were folded
+    assert padding is None and second is None  # the row's live label is 3, but only 2 tokens were folded
     assert snap is None or loop.holds(loop.node(snap), row, snap.length)
     kept = None if name == "none" else 8 if length == 8 else 4
     if name == "ping-pong" and not overlap and length == 7:

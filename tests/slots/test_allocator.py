@@ -79,7 +79,7 @@ def test_B6_null_and_negative_ids_are_no_slots(backend: Backend, ids: object) ->
     with pytest.raises(OutOfSlots):
         allocator.claim(1)
     assert allocator.free == 0
-    allocator.check()  # the device has no fault either
+    allocator.check()  # the device reports no fault either
     scan_bitmap(allocator, held)
 
 
@@ -99,7 +99,7 @@ def test_B6_null_and_negative_ids_are_no_slots(backend: Backend, ids: object) ->
     ids=["int64", "uint8", "int16", "cpu", "numpy", "list", "tuple", "transposed", "strided"],
 )
 def test_B7_ids_in_any_integer_form_are_understood(backend: Backend, form) -> None:  # type: ignore[no-untyped-def]
-    """A single id is understood too; ids that are on the device already are not uploaded."""
+    """A single id is accepted, too. Ids that are on the device already are not uploaded."""
     allocator = SlotAllocator(8, backend)
     ids = allocator.claim(8)
     allocator.release(ids[7])
@@ -164,21 +164,23 @@ def test_B5_the_count_follows_the_device_without_waiting(backend: Backend) -> No
     ids = allocator.claim(4)
     allocator.follow()
     assert backend.counts.uploads == backend.counts.syncs == 0
-    allocator.release([int(ids[0]), 7, 0, -1, 9])  # only the first is owned
+    allocator.release([int(ids[0]), 7, 0, -1, 9])  # only the first id has an owner
     assert allocator.free == 9
     allocator.follow()
     if backend.device.type == "cuda":
         torch.cuda.synchronize()
         allocator.follow()
     assert (allocator.free, allocator.unconfirmed, backend.counts.syncs) == (5, 0, 0)
-    assert allocator.claim(5).tolist() == [1, 5, 6, 7, 8]  # the claim asks for no confirmation
+    assert allocator.claim(5).tolist() == [1, 5, 6, 7, 8]  # the claim does not wait for the device's count
     assert backend.counts.syncs == 0
     with pytest.raises(DoubleRelease):
         allocator.check()
 
 
 def test_B5_claims_that_never_wait(backend: Backend) -> None:
-    """A wrong release makes a later claim short: it gets the null slot, not a slot that has an owner."""
+    """After a wrong release, a later claim lacks a slot: it gets the null slot instead, not a slot that has
+    an owner.
+    """
     allocator = SlotAllocator(2, backend, verify=False)
     first = allocator.claim(2)
     allocator.release(first[:1])
@@ -191,7 +193,7 @@ def test_B5_claims_that_never_wait(backend: Backend) -> None:
 
 
 def test_G1_a_short_claim_on_the_device_is_a_fault_that_check_raises(backend: Backend) -> None:
-    """The count of the host prevents this; a direct call of the operation that asks for too much must be noticed."""
+    """The host's count prevents short claims. Here the operation is called directly and asks for too many slots."""
     allocator = SlotAllocator(3, backend)
     assert backend.claim(allocator.bitmap, 5, allocator.counters).tolist() == [1, 2, 3, 0, 0]
     with pytest.raises(DeviceFault, match="claim short"):

@@ -66,7 +66,10 @@ def test_B77_open_groups_are_no_leaks(backend: Backend) -> None:
 
 
 def test_G3_a_slot_where_the_host_believes_there_is_none_is_lost_to_everyone(backend: Backend) -> None:
-    """The slot has one owner, so it is neither leaked nor shared; but nobody will release it, so it is lost."""
+    """The slot has one owner, so it is neither leaked nor shared.
+
+    But the host does not know it and will never release it.
+    """
     mem = manager(backend)
     busy(mem)
     inside.registers(mem).table.slots[13] = mem.pool.claim(1)[0]
@@ -86,7 +89,7 @@ def free_in_the_bitmap(mem: ms.StateManager) -> None:
 # name -> (register -> the slot that is written to it, or a call; what the audit reports). Alice has slots 4 and 1 in
 # registers 3 and 4, Carol slot 6 in register 9, and the snapshot slot 3 in register 15.
 FAULTS: dict[str, tuple[dict[int, int] | Callable[[ms.StateManager], None], dict[str, object]]] = {
-    "emptied": ({3: 0}, {"leaked": [4], "lost": [ALICE]}),  # what `memstate demo --plant-leak` does
+    "emptied": ({3: 0}, {"leaked": [4], "lost": [ALICE]}),  # `memstate demo --plant-leak` plants this fault
     "in two registers": ({4: 6}, {"leaked": [1], "double_owned": {6: [LANE, CAROL]}}),
     "row and snapshot": ({3: 3}, {"leaked": [4], "double_owned": {3: [ALICE, "snapshot 15 of 4 tokens"]}}),
     "believed empty": ({13: 4}, {"double_owned": {4: [ALICE, "register 13"]}}),
@@ -139,7 +142,7 @@ def test_an_audit_is_one_launch_after_one_submit(backend: Backend) -> None:
 
 
 def test_a_wrong_summary_is_named(backend: Backend) -> None:
-    """In a bitmap of 3000 slots, words 94 to 96 say which of the words 0 to 93 are not 0."""
+    """A bitmap of 3000 slots has words 0 to 93. Words 94 to 96 are its summary: they say which of these are not 0."""
     file = RegisterFile(SlotAllocator(3_000, backend), rows=1, snapshots=0)
     assert audit(inspect(file, {})).clean
     file.allocator.bitmap[[94, 96]] = torch.tensor([0, 1], dtype=torch.int32, device=backend.device)

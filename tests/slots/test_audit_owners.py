@@ -13,9 +13,8 @@ OTHER = [70 + token for token in TEXT]
 
 
 def busy(backend: Backend, name: str = "redirect") -> tuple[Talks, ms.Row, ms.Session]:
-    """Returns chats with a running row, a cached state of 8 tokens, and idle sessions `a`, of 9, and ('b', 1), of 3.
-
-    Their prompts have one token, so that the states of their answers are in lanes.
+    """Returns chats with a running row, a cached state of 8 tokens, and two idle sessions: `a`, with 9 tokens, and
+    ('b', 1), with 3. Prompts of sessions have one token, so that the states of their answers are in lanes.
     """
     talks = Talks(backend, name)
     first, second = talks.mem.sessions.open("a"), talks.mem.sessions.open(("b", 1))
@@ -54,15 +53,15 @@ def test_B74_slots_of_idle_sessions_are_owned_by_name(backend: Backend, name: st
 
 @every_snapshot
 def test_M20_a_row_that_decodes_supersedes_the_last_state_that_it_left(backend: Backend, name: str) -> None:
-    """The superseded state goes before older ones of others, unless another request has gone on from it."""
+    """The superseded state is evicted before older states of others, unless another request has gone on from it."""
     talks = Talks(backend, name, prefix=ms.Prefix(states=ms.policies.Lru()))
-    talks.whole(OTHER[:8], prompt=1)  # older than the states below
+    talks.whole(OTHER[:8], prompt=1)  # this state is older than the states below
     row = talks.turn(TEXT[:1])
     for length in (5, 9, 13):
         talks.run(row, TEXT[:length])
         talks.mem.publish([row], keep="cache", tokens=[TEXT[:length]])
         if length == 9:
-            talks.mem.end([talks.turn([*TEXT[:8], 60])])  # goes on from the state of 8
+            talks.mem.end([talks.turn([*TEXT[:8], 60])])  # this request goes on from the state of 8
     assert talks.cached() == [4, 8, 8, 12]
     assert talks.mem.prefix.evict_states(1) == 1 and talks.cached() == [8, 8, 12]
     assert talks.mem.prefix.evict_states(1) == 1 and talks.cached() == [8, 12]

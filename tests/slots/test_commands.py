@@ -60,9 +60,9 @@ scripts = st.lists(st.tuples(kinds, pairs), max_size=20)
 
 
 def test_B36c_order_of_record_is_order_of_effect(backend: Backend) -> None:
-    """Registers, labels, bytes and counts are those of one operation after the other, and the host knows them."""
+    """Registers, labels, bytes and counts are as if each operation had run alone, in order. The host knows them."""
 
-    quick = backend.name == "reference"  # on other backends, shrinking a failure takes too long
+    quick = backend.name == "reference"  # on other backends, Hypothesis takes too long to shrink a failure
 
     @given(start=st.sets(st.sampled_from(USABLE), max_size=5), script=scripts, early=st.sets(st.integers(0, 19)))
     @settings(max_examples=120 if quick else 5, deadline=None, phases=set(Phase) - (set() if quick else {Phase.shrink}))
@@ -88,7 +88,7 @@ def test_B36c_order_of_record_is_order_of_effect(backend: Backend) -> None:
 
 
 def step(bench: Bench, oracle: Oracle, operation: str, to: list[int], of: list[int]) -> None:
-    """Records one operation and compares what the host believes; a refused one must raise and leave no trace.
+    """Records one operation and compares what the host believes. A refused operation must raise, and change nothing.
 
     The library never names a register as target and as source of one operation.
     """
@@ -130,7 +130,7 @@ def test_B36c_the_last_value_written_to_a_cell_wins_also_within_one_call(bench: 
     bench.buffer.write([cell, cell], [7, 8])
     bench.buffer.submit()
     assert bench.file.table.tracked.tolist() == [0, 8, 6]
-    bench.buffer.write([cell, cell + 1] * 100, [*range(200)])  # many values
+    bench.buffer.write([cell, cell + 1] * 100, [*range(200)])  # two cells get many values each; the last one counts
     bench.buffer.submit()
     assert bench.file.table.tracked.tolist() == [0, 198, 199]
 
@@ -160,7 +160,7 @@ def test_G1_the_first_change_of_a_fenced_register_waits_and_all_behind_it(bench:
 
 @pytest.mark.sample(interpreter=0)
 def test_G1_what_reads_a_register_that_the_forward_has_still_to_write_waits(bench: Bench) -> None:
-    """Of fenced registers, an action may read those that the forward only reads."""
+    """An action may read a fenced register only if the forward only reads it, too."""
     for register in (3, 6):
         bench.fill(register, float(register), register)
     buffer, done = bench.buffer, list[int]()

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.sample(interpreter=0)  # tests host code, which is the 
 
 
 class Interrupted(Exception):
-    """An error inside a group."""
+    """The error that a test raises inside a group."""
 
 
 @pytest.fixture
@@ -64,15 +64,15 @@ def test_B9_direct_claim_uses_what_the_group_holds(allocator: SlotAllocator) -> 
         mine = group.claim(1).tolist()
         mine += allocator.claim(2).tolist()  # free slots come first
         assert mine == [1, 9, 10]
-        mine += allocator.claim(3).tolist()  # then slots of the group
-        mine += group.claim(4).tolist()  # the rest of the group
+        mine += allocator.claim(3).tolist()  # then slots of the group are taken
+        mine += group.claim(4).tolist()  # then the group has its rest
         assert sorted(mine) == list(range(1, 11))
     scan_bitmap(allocator, mine)
     allocator.check()
 
 
 def test_B9_double_releases_inside_do_not_feed_the_group(allocator: SlotAllocator) -> None:
-    """A slot that only the host believes free must not become slot 0 in a caller's hand."""
+    """The host believes a slot free that the device does not. A claim must not give slot 0 to the caller instead."""
     with allocator.group(8) as group:
         mine = group.claim(8).tolist()
         for _ in range(3):

@@ -87,7 +87,7 @@ Path_ = tuple[str | int, ...]
 
 
 def changed(content: Any, path: Path_, value: object) -> Any:
-    """Returns a tree with another value at a place, or without the place; an index at the end of a list appends."""
+    """Returns a tree with `value` at the place `path`, or without this place. An index at the end of a list appends."""
     inner = content
     for part in path[:-1]:
         inner = inner[part]
@@ -101,7 +101,7 @@ def changed(content: Any, path: Path_, value: object) -> Any:
 
 
 def undrawn() -> Iterator[tuple[Path_, object, str]]:
-    """Yields a place, a value there with which nothing can be drawn, and a part of the refusal."""
+    """Yields places of a file, a value for each with which nothing can be drawn, and a part of the refusal."""
     seen = busy()
     held, last = str(next(iter(seen.names))), len(seen.slots)
     values: dict[Path_, list[object]] = {
@@ -194,7 +194,7 @@ def test_large_files_are_refused_before_they_are_read(tmp_path: Path, monkeypatc
     with open(path, "wb") as file:
         file.truncate(1 << 40)  # a sparse file, too large to read
     assert f"it has more than {module.LARGEST} bytes" in refusal(path)
-    if os.path.exists("/dev/zero"):  # a file without a size
+    if os.path.exists("/dev/zero"):  # this file has no size
         refusal(Path("/dev/zero"))
 
 
@@ -224,7 +224,10 @@ VALUES = st.one_of(
 
 
 def loads_whole_or_refuses(path: Path) -> bool:
-    """Returns whether a file loads; then its saved form is the same, and the page shows it or refuses it by name."""
+    """Returns whether a file loads.
+
+    If it does, saving it must give the same file, and the page must show it or refuse it by name.
+    """
     try:
         seen = Inspection.load(path)
     except ms.InvalidArgument as error:

@@ -1,4 +1,4 @@
-"""Marks from the host to the forward: one upload with the batch, and slots of registers that the same packet claims."""
+"""Marks from the host to the forward: sent with the batch in one upload, also for slots that the same packet claims."""
 
 import numpy as np
 import pytest

@@ -15,7 +15,7 @@ from memstate.slots.upload import RING, UploadRing
 
 
 class LaggingStream:
-    """A stream that copies when it gets there, with the bytes that the host buffer has then."""
+    """A stream that copies late: it takes the bytes that the host buffer has at that time."""
 
     def __init__(self) -> None:
         self.queue: list[tuple[torch.Tensor, list[int]]] = []
@@ -120,7 +120,7 @@ def test_a_full_ring_waits_for_its_oldest_copy_and_counts_it(ring: UploadRing, s
 def test_growth_leaves_copies_in_flight_alone(ring: UploadRing, stream: LaggingStream) -> None:
     for value, size in enumerate((8, 3, 9, 8, 40, 8, 8, 8, 200)):
         ring.send(packet(size, value))
-    assert [target.ints for target in stream.kept] == [8, 18, 80]  # each is freed while the stream may still read it
+    assert [target.ints for target in stream.kept] == [8, 18, 80]  # freed while the stream could still read them
     stream.advance(stream.queued)
     assert stream.done == 9
 
@@ -129,7 +129,10 @@ def test_growth_leaves_copies_in_flight_alone(ring: UploadRing, stream: LaggingS
 def test_no_packet_is_lost_on_a_stream_of_any_speed(
     ring: UploadRing, stream: LaggingStream, generator: torch.Generator, turn: int
 ) -> None:
-    """Packets of random sizes, now and then larger than all before, go to a stream that stalls and catches up."""
+    """Packets of random sizes go to a stream that stalls and catches up.
+
+    Now and then a packet is larger than all before.
+    """
     rng = random.Random(generator.initial_seed() + turn)
     total = 0
     for value in range(60):

@@ -33,7 +33,7 @@ def test_B78_the_null_slot_and_fresh_slots_read_as_the_fill(backend: Backend, or
     planes = filled(backend, order)
     before = dict(backend.counts.launches)
     planes.zero(torch.tensor([3, 1], dtype=torch.int32, device=backend.device))
-    assert backend.counts.launches["zero_slots"] - before.get("zero_slots", 0) == 1  # one launch for all planes
+    assert backend.counts.launches["zero_slots"] - before.get("zero_slots", 0) == 1  # all planes share one launch
     for plane in FILLED:
         fresh = torch.full(plane.shape, plane.fill, dtype=plane.dtype, device=backend.device)
         for layer in planes[plane.name]:
@@ -65,7 +65,7 @@ def test_B78_sleep_brings_fills_back(backend: Backend, order: str) -> None:
 def test_T23_a_plane_without_a_fill_is_copied_and_never_made_fresh(
     backend: Backend, order: str, others: tuple[Plane, ...]
 ) -> None:
-    """The plane lies between other planes, and is larger than a tile."""
+    """The plane without a fill lies between other planes, and is larger than a tile."""
     ring = Plane("ring", (9, 1000), torch.float32, fill=None)
     layout = StateLayout((*others[:2], ring, *others[2:]), 2, order)
     planes = Planes(layout, 3, backend)

@@ -171,7 +171,7 @@ def test_names_that_no_plane_has_are_refused(backend):
 
 
 def test_overlap_is_exact_for_any_strides(generator):
-    """Compares with sets of bytes. About a third of the pairs overlap."""
+    """Compares the check with sets of bytes. About a third of the pairs of tensors overlap."""
     outcomes = []
     for _ in range(1500):
         count, address, same, gap, wide, other = torch.randint(0, 24, (6,), generator=generator).tolist()

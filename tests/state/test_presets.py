@@ -27,7 +27,7 @@ class Known(NamedTuple):
     ssm: Shape | None
     fp32: str
     bf16: str
-    shards: dict[int, tuple[Shape, Shape | None]]  # ranks -> shapes on a rank; ranks share a group if they outnumber it
+    shards: dict[int, tuple[Shape, Shape | None]]  # ranks -> shapes on a rank; surplus ranks share groups
 
 
 KNOWN = {
@@ -108,7 +108,7 @@ def test_a_rank_holds_what_an_engine_gives_it(name):
     ("name", "most"), [("qwen3_next", 32), ("kimi_linear", 32), ("granite_hybrid", 64), ("lfm2", 2048), ("mamba", 5120)]
 )
 def test_no_state_is_planned_for_more_ranks_than_it_has_heads(name, most):
-    """With so many ranks, several have copies of a group or a KV head."""
+    """With `most` ranks, several ranks have copies of a group or a KV head. With more, the plan is refused."""
     fields = presets.CHECKPOINTS[name]
     assert from_config(fields, ranks=most).bytes_per_slot > 0
     with pytest.raises(
@@ -133,7 +133,7 @@ def test_dtypes_are_those_of_the_configuration_and_of_the_class():
 
     lfm2 = presets.CHECKPOINTS["lfm2"]
     zaya, inkling = (transformers_config({"model_type": name}).to_dict() for name in ("zaya", "inkling_text"))
-    del zaya["dtype"], inkling["dtype"]  # these fields are None
+    del zaya["dtype"], inkling["dtype"]  # these fields of the configuration are None
     assert dtypes(lfm2) == [torch.bfloat16]
     for name, value in (("dtype", "float16"), ("torch_dtype", "float16"), ("dtype", torch.float16)):
         assert dtypes({**lfm2, name: value}) == [torch.float16]
@@ -247,7 +247,7 @@ def test_rwkv7_has_a_state_and_two_token_shifts():
 
 
 def test_mamba3_keeps_four_planes_that_ranks_cut_by_heads():
-    """Sizes are the defaults of flash-linear-attention."""
+    """The sizes are flash-linear-attention's defaults."""
     fields = {
         "model_type": "mamba3", "hidden_size": 2048, "expand": 2, "head_dim": 64, "state_size": 128,
         "rope_fraction": 0.5, "num_hidden_layers": 48, "is_mimo": False,
@@ -420,7 +420,7 @@ def test_kv_of_a_preset_is_that_of_its_attention_layers(name):
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        # wrong layers
+        # fields that name wrong layers
         ("granite_hybrid", {"num_hidden_layers": 39}, "num_hidden_layers = 39: expected the 40 that layer_types"),
         ("lfm2", {"layer_types": []}, "num_hidden_layers = 16: expected the 0 that layer_types"),
         ("lfm2", {"layer_types": [1] * 16}, "layer_types = .*: expected a list with the kind of each layer"),
@@ -435,7 +435,7 @@ def test_kv_of_a_preset_is_that_of_its_attention_layers(name):
             r"layers \[3\] in one",
         ),
         ("qwen3_next", {"full_attention_interval": 0}, "full_attention_interval = 0"),
-        # wrong dimensions
+        # fields with wrong dimensions
         ("qwen3_next", {"linear_num_value_heads": 24}, "linear_num_value_heads = 24, linear_num_key_heads = 16"),
         ("nemotron_h", {"n_groups": 3}, "mamba_num_heads = 128, n_groups = 3: expected the first to be a multiple"),
         ("falcon_h1", {"mamba_d_ssm": 8193}, "mamba_n_heads = 128, mamba_d_head = 64, mamba_d_ssm = 8193: .* 8193 ch"),

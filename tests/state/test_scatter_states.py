@@ -53,7 +53,7 @@ def scatter(held: Planes, sources: dict[str, Tensor], transposed: bool = False) 
 @pytest.mark.parametrize("apart", [False, True], ids=["arena", "tensors of layers"])
 @pytest.mark.parametrize("channel_major", [False, True], ids=["tap channel", "channel tap"])
 def test_states_and_windows_share_a_launch(backend: Backend, channel_major: bool, apart: bool) -> None:
-    """If an engine has a tensor for each layer, there is a launch for each layer."""
+    """If an engine has one tensor per layer, there is one launch per layer."""
     held = planes(backend, channel_major=channel_major, apart=apart)
     ssm, conv = whole(held, "ssm"), whole(held, "conv")
     h = torch.randn(LAYERS, 4, *WIDE).to(held.device)
@@ -70,7 +70,7 @@ def test_states_and_windows_share_a_launch(backend: Backend, channel_major: bool
 
 
 def test_planes_without_a_source_keep_ends_alone(backend: Backend) -> None:
-    """A forward that gives out no states needs this. Both planes share a launch."""
+    """If a forward gives out no states, planes can be stored only at the ends of rows. Both planes share a launch."""
     held = planes(backend, channel_major=True, apart=False)
     ssm, conv = whole(held, "ssm"), whole(held, "conv")
     scatter(held, {})

@@ -51,7 +51,7 @@ def test_B37_bytes_come_back_and_memory_is_released_in_between(backend, generato
     storage.sleep()
     assert [arena.untyped_storage().nbytes() for arena in storage.arenas] == [0] * len(storage.arenas)
     assert storage.asleep and storage.nbytes == 5 * storage.layout.bytes_per_slot
-    table.zero_()  # old addresses must not be used
+    table.zero_()  # a use of the old addresses would fail
     first.tiles.zero_()
     storage.wake()
     assert not storage.asleep and same(contents(storage), before)
@@ -146,7 +146,7 @@ def test_an_engine_that_has_not_brought_its_memory_back_is_told_which(backend, g
 
 
 def test_memory_that_comes_back_with_a_worse_alignment_is_refused(backend, generator):
-    """Launches are compiled for a word size. A word that does not fit the alignment would move wrong bytes."""
+    """Launches are compiled for a word size. With memory of a smaller alignment, they would move wrong bytes."""
     engine = Engine(StateLayout(SMALL, 1), 3, backend, generator, "separate")
     storage = engine.storage()
     storage.sleep()

@@ -49,7 +49,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def steps(planes: Planes, model: str, backend: Backend, pending: int = 0, stores: bool = True) -> None:
-    """Runs the step of every layer of every plane with its tail."""
+    """Runs the decode step of each plane, with its tail, in every layer."""
     read, write, snapshot = (
         torch.tensor(ids, dtype=torch.int32, device=planes.device) for ids in ([1, 2], [3, 4], [0, 0])
     )

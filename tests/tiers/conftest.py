@@ -1,4 +1,4 @@
-"""Fixtures of the tests of tiers; the servers of these tests must end empty."""
+"""Fixtures of the tests of tiers; each test ends with a check that its servers hold nothing any more."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ __all__ = ["late", "plain", "pytest_pyfunc_call", "store"]
 
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> list[Late]:
-    """Gives managers of this test late transfers; returns these, those of states first, then those of KV."""
+    """Makes transfers of this test's managers arrive late. Returns the transfers: states first, then KV."""
     monkeypatch.setattr(Late, "made", [])
     monkeypatch.setattr("memstate.tiers.manager.Transfers", Late)
     return Late.made

@@ -18,7 +18,7 @@ CALLS = ("open", "stat", "fstat", "scandir", "unlink", "close", "mkdir", "replac
 
 
 def full(path: Path, capacity: int | None, n: int, apart: int = 1) -> FileStore:
-    """Returns a store with n records of 100 bytes, the first longest unused, whatever its capacity."""
+    """Returns a store with n records of 100 bytes, even if they exceed its capacity. Record 0 is longest unused."""
     FileStore(path).put(keys(f"n{k}" for k in range(n)), [record(k) for k in range(n)])
     store = FileStore(path, capacity)
     for k in range(n):
@@ -100,8 +100,8 @@ def test_others_go_on_while_the_folder_is_looked_through(
 
 
 def test_a_record_written_during_a_clean_up_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record has the name and the time of use of one that is about to be deleted."""
-    store = full(tmp_path, 16_000, 320)  # 170 records must go; after 161, one more fits
+    """The new record has the name and the time of use of an old one, which is about to be deleted."""
+    store = full(tmp_path, 16_000, 320)  # 170 records must go; after 161 have gone, one more fits
     deleted: list[str] = []
     again: list[str] = []
 
@@ -153,7 +153,10 @@ def reserves(store: FileStore, word: str, size: int, monkeypatch: pytest.MonkeyP
 
 
 def test_who_writes_what_is_leaving_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the eviction of the old record would delete the new one. Writers of other names do not wait."""
+    """A writer waits while the old record of its name is evicted: the eviction would delete the new record.
+
+    Writers of other names do not wait.
+    """
     store = full(tmp_path, None, 4)
     store.folder.capacity = 400
     asked: list[tuple[str, bool]] = []
@@ -189,7 +192,7 @@ def test_the_least_recently_used_go_first_and_no_more_than_must(apart: int, tmp_
     assert put(store, "n1", record(1)) is DONE  # a repeated write is a use
     assert put(store, "new", record(99)) is DONE
     there = store.exists(keys(f"n{k}" for k in range(32)))
-    # 2 records (a sixteenth), and one for the new record
+    # evicted: 2 records (a sixteenth of the capacity), and one to make room for the new record
     assert there == [True] * 2 + [False] * 3 + [True] * 27 or not apart
     assert store.evicted == there.count(False) == 3 and holds(store, "new", record(99)) and not store.faults
 
@@ -206,7 +209,7 @@ def test_the_capacity_is_never_exceeded(capacity: int, tmp_path: Path) -> None:
 
 
 def test_a_full_store_is_looked_through_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store scans its folder once for each sixteenth of its capacity, not for every record."""
+    """The store scans its folder once per sixteenth of its capacity that is written, not for every record."""
     store, looks = FileStore(tmp_path, capacity=64 * 100), []
     real = store.folder._look
     monkeypatch.setattr(store.folder, "_look", lambda: (looks.append(store.folder._cleaning), real())[1])

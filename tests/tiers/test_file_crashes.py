@@ -19,7 +19,10 @@ CALLS = ("stat", "fstat", "open", "mkdir", "fchmod", "write", "fsync", "close", 
 
 
 def dies_at(call: int, work: Callable[[], object]) -> Callable[[], None]:
-    """Returns the work for a process that exits before its n-th call of `os`; each write takes 37 bytes."""
+    """Returns the work of a process that exits before its n-th call of `os`.
+
+    Each call of `write` writes 37 bytes at most.
+    """
 
     def run() -> None:
         left = [call]
@@ -89,7 +92,7 @@ def quick_switches() -> Iterator[None]:
 
 @pytest.mark.usefixtures("quick_switches")
 def test_many_threads(tmp_path: Path) -> None:
-    """Threads use the same names in a store that is always too full; every record that they read is right."""
+    """Threads use the same names in a store that is always too full. Every record that they read is right."""
     store, trouble, done = FileStore(tmp_path, capacity=2000), [], [0] * 8
 
     def work(who: int) -> None:

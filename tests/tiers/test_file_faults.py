@@ -27,12 +27,12 @@ def is_file(descriptor: int) -> bool:
 @pytest.mark.parametrize("call", ["open", "write", "fsync", "close", "replace"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EIO, errno.EROFS, errno.EDQUOT])
 def test_a_refused_write_leaves_nothing(call: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of the calls that write the third record of five fails."""
+    """The store writes five records. One system call of the third record fails."""
     store = FileStore(tmp_path, durable=True)
     names, data = keys([f"n{n}" for n in range(5)]), [record(n) for n in range(5)]
     for name in names:
         place(store, name).parent.mkdir(exist_ok=True)
-    turn = 2 * 2 if call == "fsync" else 2  # each record flushes a file and a folder
+    turn = 2 * 2 if call == "fsync" else 2  # for each record, a file and a folder are flushed
     calls = iter(range(1000))
     with monkeypatch.context() as patch:
         counts = {"open": lambda path, *_: path.endswith(".tmp"), "close": is_file}.get(call, lambda *_: True)
@@ -46,7 +46,7 @@ def test_a_refused_write_leaves_nothing(call: str, code: int, tmp_path: Path, mo
 
 
 def test_a_disk_that_fills_up_in_the_middle(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk takes at most 7 bytes in a write, until it is full."""
+    """The disk takes at most 7 bytes per write, until it is full."""
     real, room = os.write, [0]
 
     def write(descriptor: int, data: memoryview) -> int:
@@ -81,7 +81,10 @@ def test_a_refused_read_fails_alone(call: str, code: int, store: FileStore, monk
 
 
 def in_parts(monkeypatch: pytest.MonkeyPatch, before: Callable[[int], object]) -> list[int]:
-    """Makes reads give three bytes at a time, after `before` in every second read; returns the sizes of the reads."""
+    """Makes each read give three bytes at a time, and calls `before` in every second read.
+
+    Returns the sizes of the reads.
+    """
     real, reads = os.readv, []
 
     def readv(file: int, views: Sequence[memoryview]) -> int:

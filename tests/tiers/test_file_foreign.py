@@ -151,7 +151,10 @@ def test_a_temporary_file_that_is_a_link(kind: str, away: Path, tmp_path: Path, 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "socket"])
 def test_what_is_no_file_is_no_record(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store does not wait for such a name, count it or delete it."""
+    """A name of a record may belong to something that is no file.
+
+    The store does not wait for it, count it or delete it.
+    """
     store = FileStore(tmp_path, capacity=100)
     path = place(store, "a")
     path.parent.mkdir(0o700)
@@ -175,7 +178,10 @@ def test_what_is_no_file_is_no_record(kind: str, tmp_path: Path, monkeypatch: py
 
 
 def test_a_second_name_of_a_foreign_file(tmp_path: Path) -> None:
-    """The store may remove the name of the record, but changes neither the bytes nor the times of the file."""
+    """The record is a second name (hard link) of a foreign file.
+
+    The store may remove this name, but changes neither bytes nor times of the file.
+    """
     mine = tmp_path / "mine"
     store = FileStore(tmp_path / "store", capacity=200)
     place(store, "a").parent.mkdir(0o700)
@@ -245,7 +251,7 @@ def another_owns(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
 
 
 def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even a superuser refuses the folder, because its owner could make up states."""
+    """Even a superuser's store refuses the folder, because the owner of the folder could make up states."""
     folder = tmp_path / "store"
     put(FileStore(folder), "a", record(0))
     for path in (folder, folder / shard("a")):
@@ -267,7 +273,7 @@ def test_a_record_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert get(store, "a", 150)[0] is FAILED and get(store, "a", 100)[0] is FAILED and store.faults == {"EPERM": 2}
         assert store.put(keys(["b", "c"]), [record(1), record(2)]) == [DONE] * 2
         store.clean()
-        # files of others are not counted
+        # files of other users are not counted
         assert store.evicted == 0 and all(path.stat().st_mtime == OLD for path in theirs)
         assert put(store, "a", record(3)) is DONE  # a write replaces the file, and does not read it
     assert holds(store, "a", record(3))
@@ -329,7 +335,7 @@ def umask(mask: int) -> Iterator[None]:
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o077, 0o177], ids=oct)
 @pytest.mark.parametrize("shared", [False, True])
 def test_what_is_made_is_for_this_user_alone(shared: bool, mask: int, tmp_path: Path) -> None:
-    tmp_path.chmod(0o2777)  # new folders would take over its group
+    tmp_path.chmod(0o2777)  # new folders would inherit its group
     with umask(mask):
         store = FileStore(tmp_path / "store", shared=shared)
         put(store, "a", record(0))

@@ -84,7 +84,7 @@ def test_durable_flushes_before_and_after_the_name(durable: bool, tmp_path: Path
 
 @pytest.mark.parametrize("durable", [False, True])
 def test_durable_flushes_every_folder_that_has_a_new_name(durable: bool, tmp_path: Path, monkeypatch: Any) -> None:
-    """A folder is flushed after the last name that it gets. One that another process has just made counts as new."""
+    """A folder is flushed after its last new name. A folder that another process has just made counts as new."""
     calls: list[tuple[str, Path]] = []
     mkdir, fsync = os.mkdir, os.fsync
 
@@ -115,7 +115,7 @@ def test_B67_a_truncated_record_is_a_miss_and_makes_room(store: FileStore) -> No
         assert get(store, "a")[0] is DAMAGED
         assert get(store, "a")[0] is MISSING
     place(store, "a").write_bytes(bytes(99))
-    # no read has removed the damaged file before
+    # so far, no read has removed the damaged file
     assert put(store, "a", record(0)) is DONE and holds(store, "a", record(0))
     assert not store.faults
 

@@ -73,7 +73,7 @@ def test_what_codes_mean(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("size", "outcome", "removed", "fault"),
-    [(9, DAMAGED, 1, ""), (8, FAILED, 0, "INVALID_PARAMS"),  # right size, but refused
+    [(9, DAMAGED, 1, ""), (8, FAILED, 0, "INVALID_PARAMS"),  # an answer of the right size, which is refused
      (-704, MISSING, 0, ""), (-900, FAILED, 0, "RPC_FAIL")],
 )  # fmt: skip
 def test_a_read_that_is_refused(monkeypatch: Any, size: int, outcome: Outcome, removed: int, fault: str) -> None:
@@ -96,7 +96,7 @@ def test_a_client_without_a_master_is_not_asked(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("codes", "there", "faults"),
     [([1, 0, -704, -900], [True, False, False, False], {"RPC_FAIL": 1}),
-     ([0, -900, -900], [False] * 3, {"RPC_FAIL": 2}),  # one answer shows that a master answers
+     ([0, -900, -900], [False] * 3, {"RPC_FAIL": 2}),  # the answer 0 shows that the master is there
      ([-704, -710, 0], [False] * 3, {}), ([-900, -901, -900], None, {"RPC_FAIL": 2, "RPC_TIMEOUT": 1}),
      ([-12345], None, {"-12345": 1})],
 )  # fmt: skip
@@ -225,7 +225,7 @@ def test_addresses_where_nobody_answers_are_named(module: Module, address: str) 
 
 
 def test_a_process_is_reached_where_it_reaches_its_master(module: Module, address: str) -> None:
-    """A master that the client looks up, as with etcd, is not contacted before."""
+    """If the client looks its master up, as with etcd, the store does not contact the master first."""
     MooncakeStore(Mooncake("etcd://nowhere:1", "me"))
     assert module.asked[0][-1] == "etcd://nowhere:1"
     MooncakeStore(Mooncake(address))

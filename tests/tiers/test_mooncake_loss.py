@@ -81,7 +81,7 @@ def test_a_master_that_is_killed_and_comes_back(generator: torch.Generator) -> N
             other.communicate()
             rig.store.close()
 
-    with ThreadPoolExecutor(2) as pool:  # both at once: they mostly wait
+    with ThreadPoolExecutor(2) as pool:  # both stories at once, since they mostly wait
         list(pool.map(story, [False, True]))
 
 

@@ -66,7 +66,7 @@ def test_names_may_come_twice_and_every_letter_of_them_counts(rig: Rig, generato
     wanted = rig.fill(generator, *range(7))
     assert rig.store.put([*names, names[5]], rig.buffers(*range(7), 5)) == [DONE] * 8
     rig.fill(generator, 0)
-    assert rig.store.put(names[:1], rig.buffers(0)) == [DONE]  # a second put succeeds, and changes no byte
+    assert rig.store.put(names[:1], rig.buffers(0)) == [DONE]  # a repeated put changes no byte
     assert rig.store.get([*names, names[5]], rig.buffers(*range(7, 15))) == [DONE] * 8
     assert rig.holds([*wanted, wanted[5]], *range(7, 15))
     rig.store.discard(names)
@@ -84,7 +84,7 @@ def test_memory_is_registered_once(rig: Rig) -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    [np.zeros(4, np.uint8),  # not registered
+    [np.zeros(4, np.uint8),  # this array is not registered
      np.zeros((2, 2), np.uint8), np.zeros(4, np.int16), np.zeros(8, np.uint8)[::2]],
 )  # fmt: skip
 def test_buffers_that_cannot_be_meant(rig: Rig, bad: Any) -> None:

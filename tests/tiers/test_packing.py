@@ -42,7 +42,10 @@ def test_B66_round_trip_of_every_preset(backend: Backend, generator: torch.Gener
 def test_B66_round_trip_of_every_layout(
     backend: Backend, generator: torch.Generator, planes: list[Plane], order: Order
 ) -> None:
-    """Covers empty planes, odd sizes and several tiles; a record does not depend on the alignment of the arenas."""
+    """Covers empty planes, odd sizes and several tiles.
+
+    The bytes of a record do not depend on the alignment of the arenas.
+    """
     storage = filled(StateLayout(planes, 2, order, alignment=64), 4, backend, generator)
     round_trip(storage, generator)
     assert Packing(storage).layout == StateLayout(planes, 2, "slot_major", alignment=16)
@@ -51,7 +54,7 @@ def test_B66_round_trip_of_every_layout(
 @each_form
 @pytest.mark.parametrize("unit", [16, 4, 1])
 def test_B66_round_trip_in_given_memory(backend: Backend, generator: torch.Generator, form: str, unit: int) -> None:
-    """Packs planes of an engine, one tensor for each plane or layer, with foreign bytes around every block."""
+    """Packs planes in an engine's memory: one tensor per plane or per layer, with foreign bytes around every block."""
     planes = [Plane("a", (3 * unit,), torch.int8), Plane("b", (unit, 5), torch.uint8), Plane("no", (0,), torch.int8)]
     engine = Engine(StateLayout(planes, 3), 4, backend, generator, form, unit=unit)
     storage = engine.storage()
@@ -113,7 +116,10 @@ def test_tables_follow_addresses(backend: Backend, generator: torch.Generator, o
 
 
 def test_memory_that_comes_back_less_aligned_is_refused(backend: Backend) -> None:
-    """The new alignment is half of the bytes that packing moves at a time; copies move 4 bytes anyway."""
+    """The new alignment is half of the bytes that packing moves at a time.
+
+    Copies still work: they move 4 bytes at a time.
+    """
     big = torch.zeros(400, dtype=torch.uint8, device=backend.device)
     tensor = torch.empty(0, dtype=torch.uint8, device=backend.device)
     tensor.set_(big.untyped_storage(), 0, (1, 3, 16), (48, 16, 1))

@@ -37,7 +37,7 @@ def numbers(storage: Planes, generator: torch.Generator, names: tuple[str, ...] 
 
 
 def step(x: Tensor, axis: int) -> Tensor:
-    """Returns the scale of values `layer ...`, in float64."""
+    """Returns the int8 scale per row, in float64, of values whose first axis is the layer."""
     return x.double().abs().amax(axis + 1, keepdim=True) / 127
 
 
@@ -55,7 +55,9 @@ def same_bytes(left: Tensor, right: Tensor) -> bool:
 def test_B66_int8_round_trip_of_every_preset(
     backend: Backend, generator: torch.Generator, name: str, order: Order
 ) -> None:
-    """Moves slot 1 to a record and on to slot 3: conv stays bit for bit, ssm within half a step of the scale."""
+    """Moves slot 1 to a record and then to slot 3: conv keeps its bits, ssm changes by at most half a step of the
+    scale.
+    """
     for dtype in DTYPES[:2] if order == "slot_major" else DTYPES[::2]:
         storage = numbers(filled(toy(name, order, ssm_dtype=dtype), 3, backend, generator), generator)
         packing, axis = Packing(storage, {"ssm": AXES[name]}), AXES[name]
@@ -106,7 +108,7 @@ def test_the_body_has_values_and_scales_in_place_of_the_plane(backend: Backend, 
 def test_B79_a_plane_with_layers_of_its_own_is_int8_beside_others(
     backend: Backend, generator: torch.Generator, order: Order
 ) -> None:
-    """Moves slot 1 to a record and on to slot 3: the int8 plane keeps its layers, and the other plane its bytes."""
+    """Moves slot 1 to a record and then to slot 3: the int8 plane keeps its layers, and the other plane its bytes."""
     planes = [Plane("ssm", (2, 3, 5), torch.float32, layers=3, fill=1.5), Plane("ids", (3,), torch.int16, fill=-1)]
     storage = numbers(filled(StateLayout(planes, 2, order), 3, backend, generator), generator)
     packing = Packing(storage, {"ssm": 2})
@@ -168,7 +170,7 @@ def value(tokens: list[int], backend: Backend) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.sample(None, interpreter=1)
 def test_B66_int8_states_come_back_within_half_a_step(backend: Backend) -> None:
-    """A step reads the state of its prompt within half a step of each row's scale, and the window exactly."""
+    """The loaded state differs by at most half a step of each row's scale; the loaded window is exact."""
     rng = random.Random(0)
     prompts = [[rng.randrange(1000) for _ in range(2 * PAGE + 1)] for _ in range(3)]
     mem = build(

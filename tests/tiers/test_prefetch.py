@@ -26,7 +26,10 @@ def test_B54_what_lacks_less_than_the_threshold_is_given_up_at_once(tokens: int,
 
 
 def test_a_gap_ends_what_storage_is_asked_for() -> None:
-    """Of 80 pages, 10 are on the device, 5 in host memory, the others but page 33 in storage; chunks have 8 pages."""
+    """Of 80 pages, 10 are on the device, 5 in host memory, and the others, except page 33, in storage.
+
+    Chunks have 8 pages.
+    """
     rig, keys = Rig(Prefetch(stop="wait_complete", chunk=8)), digests("a", 80)
     rig.host(keys, range(10, 15))
     rig.stock(keys, [*range(33), *range(34, 80)], [16 * n for n in (5, 30, 33, 34, 70)])
@@ -35,7 +38,7 @@ def test_a_gap_ends_what_storage_is_asked_for() -> None:
     assert outcome(rig, fetch, keys, 10) == ("complete", 33 * 16)
     asked = {call: rig.store.asked(call) for call in ("exists", "get")}
     assert [n.split("-")[1] for n in asked["exists"] if n.startswith("kv")] == [key.hex() for key in keys[15:39]]
-    # states are asked for at pages 16 to 33: they gain 256 tokens, and KV reaches them
+    # only states of 16 to 33 pages are asked for: shorter ones gain less than 256 tokens, longer ones lack KV
     assert sum(name.startswith("state") for name in asked["exists"]) == 33 - 15
     assert sorted(name.split("-")[0] for name in asked["get"]) == ["kv"] * (33 - 15) + ["state"]
 
@@ -57,7 +60,7 @@ def test_B55_a_hit_is_truncated_to_the_pages_that_host_memory_has(tokens_free: i
 
 @pytest.mark.parametrize(("tokens_free", "ends"), [(255, range(16, 993, 16)), (600, [992])])
 def test_B56_truncated_below_the_threshold_gives_everything_up(tokens_free: int, ends: range | list[int]) -> None:
-    """The second case has pages for 592 tokens, and no state before 992."""
+    """In the second case, pages fit for 592 tokens, but the only state stands at 992."""
     case = Case(rig={"kv": tokens_free // PAGE}, ends=ends)
     assert case.end() == ("no_room", 0)
     assert all(cache.pool.free == cache.pool.records for cache in case.rig.caches)
@@ -66,14 +69,14 @@ def test_B56_truncated_below_the_threshold_gives_everything_up(tokens_free: int,
 
 @pytest.mark.parametrize(("free", "filled", "evicted"), [(61, 20, 1), (10, 40, 40)])
 def test_B57_eviction_asks_for_the_shortfall_only(free: int, filled: int, evicted: int) -> None:
-    """The second case is truncated to the room after one eviction; there is no second eviction."""
+    """The second case is truncated to the room that one eviction makes. It evicts only once."""
     case = Case(rig={"kv": free + filled}, others=(range(filled),))
     assert case.end() == ("complete", min(62, free + filled) * 16) and case.rig.kv.evicted == evicted
     assert [key in case.rig.kv for key in case.others[:filled]] == [False] * evicted + [True] * (filled - evicted)
 
 
 def test_B57_what_a_prefetch_relies_on_is_not_evicted_for_it() -> None:
-    """The 20 least recently used of the 40 pages in host memory belong to the prompt itself."""
+    """Of the 40 pages in host memory, the 20 that were unused longest belong to the prompt itself."""
     case = Case(rig={"kv": 62}, kv=range(20, 62), ends=[992], here=(range(20),), others=(range(40),))
     assert case.end() == ("complete", 992) and case.rig.kv.evicted == 40
 
@@ -103,7 +106,10 @@ def test_B58_over_the_limit_nothing_is_allocated() -> None:
 def test_S10_of_a_prompt_above_the_limit_the_longest_start_that_fits_is_fetched(
     limit: int, covered: int, fetched: int, end: int
 ) -> None:
-    """The start has whole pages, and at most the limit. If it gains less than the threshold, nothing is fetched."""
+    """The start has whole pages, and at most `limit` tokens.
+
+    If it gains less than the threshold, nothing is fetched.
+    """
     rig, keys = Rig(Prefetch(threshold=250, limit=limit, stop="wait_complete")), digests("a", 62)
     rig.stock(keys, ALL, [496, 992])
     fetch = rig.start(1000, keys, covered=covered, kv_pages=covered // PAGE)
@@ -138,7 +144,7 @@ def test_B59_without_a_record_for_the_state_the_pages_go_back(pinned: bool) -> N
 
 @pytest.mark.parametrize(("pages", "covered", "length"), [(15, 0, 0), (16, 0, 256), (20, 80, 0), (21, 80, 336)])
 def test_B60_pages_alone_are_revoked_too(pages: int, covered: int, length: int) -> None:
-    """All states are in host memory."""
+    """All states are in host memory, so only KV pages are fetched."""
     case = Case(
         rig={"states": 62}, kv=range(pages), ends=(), here=((), ENDS), covered=covered, kv_pages=covered // PAGE
     )

@@ -17,13 +17,13 @@ from tests.support.sampling import PROOF
 from tests.support.shelves import Item, Shelf
 from tests.support.virtual import ByHand, MemoryStore, Together
 
-PAGE, MOST = 4, 12  # tokens of a page, most pages of a prompt
+PAGE, MOST = 4, 12  # tokens of a page, limit of the pages of a prompt
 NAMES = {"kv": KV.name, "state": STATE.name}
 FAULTS = ("vanished", "half", "garbage", "denied", "raises")
 
 
 class Names:
-    """The records and faults of a store by kind and key, as the model asks for them."""
+    """Tells the model by kind and key which records a store has, and which of them fail."""
 
     forgetful = False
 
@@ -42,7 +42,7 @@ class Names:
 
 
 class Program:
-    """Ranks and their models, with operations drawn from a seed: each is done in the library and in the model."""
+    """Ranks, a model of each, and operations drawn from a seed. Each operation runs in the library and in the model."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)

@@ -21,15 +21,15 @@ EVERY = range(16, 1025, 16)
 class Ranks:
     """Ranks that run the same scheduler: each call is made on all of them, one after the other.
 
-    `all_have` has settings of every rank, `given` those of single ranks.
+    `all_have` are settings that every rank has; `given` has one dict of further settings per rank.
     """
 
     def __init__(self, *given: dict[str, Any], **all_have: Any) -> None:
         together = Together(len(given))
         self.rigs = [Rig(ranks=together.of(rank), **all_have | own) for rank, own in enumerate(given)]
         self.keys = [digests(f"rank {rank}", 64) for rank in range(len(given))]
-        self.fetches: list[list[Fetch]] = []  # by start, then by rank
-        self.ended: list[list[int]] = [[] for _ in given]  # by rank: the polls in which its prefetches ended
+        self.fetches: list[list[Fetch]] = []  # one list per prefetch: its `Fetch` on each rank
+        self.ended: list[list[int]] = [[] for _ in given]  # per rank: the polls in which its prefetches ended
         self.polls = 0
 
     def stock(self, *states: Any, kv: int = 64) -> None:
@@ -73,7 +73,9 @@ class Ranks:
      ([[240, 512], [240, 768]], 0)],
 )  # fmt: skip
 def test_B63_ranks_agree_on_a_length_that_all_of_them_have(states: list[list[int]], length: int) -> None:
-    """Ranks do not agree on the shortest of their longest hits: in the first case this is 768, which one rank lacks."""
+    """The shortest of the ranks' longest hits is not enough: in the first case, it is 768, a length that one rank
+    lacks.
+    """
     ranks = Ranks(*[{}] * len(states), settings=WAIT)
     ranks.stock(*states)
     ranks.start()
@@ -88,7 +90,7 @@ def test_B63_ranks_agree_on_a_length_that_all_of_them_have(states: list[list[int
 
 @pytest.mark.parametrize("polls", [1, 4, 11])
 def test_B61_one_rank_that_wants_an_end_is_enough(polls: int) -> None:
-    """The timeout ends on one rank only, because clocks differ; two polls later it ends on all ranks."""
+    """Clocks differ, so the timeout is over on one rank first. Two polls later, the prefetch ends on all ranks."""
     settings = Prefetch(stop="timeout", timeout=1000.0, timeout_per_page=0.0, chunk=CHUNK)
     ranks = Ranks({}, {}, {}, settings=settings, workers=1)
     ranks.stock(*[[1024]] * 3)
@@ -102,7 +104,10 @@ def test_B61_one_rank_that_wants_an_end_is_enough(polls: int) -> None:
 
 
 def test_many_prefetches_take_turns_in_exchanges_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A round has room for two of nine prefetches. Two whose storage never answers do not block the others."""
+    """A round of the exchange has room for two of nine prefetches.
+
+    Two prefetches whose storage never answers do not block the others.
+    """
     monkeypatch.setattr(rounds, "WORDS", 2 + 2 * 3)
     ranks = Ranks({}, {}, settings=WAIT, kv=600, states=20, workers=8, latency=iter([1e9] * 4 + [1.0] * 999).__next__)
     ranks.stock([*EVERY], [*EVERY])
@@ -160,7 +165,7 @@ def test_a_lost_group_gives_everything_back_and_says_so_once(when: str) -> None:
 
 
 def told(*rigs: Rig) -> None:
-    """Requires that the next poll of each rank reports a difference, and gives everything back."""
+    """Requires that in its next poll each rank reports a difference, and gives back all that its prefetches hold."""
     for rig in rigs:
         with pytest.raises(AgreementLost, match="they started or cancelled different prefetches"):
             rig.prefetcher.poll()
@@ -182,7 +187,7 @@ def both(rig: Rig, keys: list[bytes]) -> list[Fetch]:
 
 @pytest.mark.parametrize("name", DIFFERENCES)
 def test_ranks_whose_prefetches_differ_in_one_thing_are_told(name: str) -> None:
-    """Only the numbers in the messages differ: under gloo, messages of other sizes would end the process."""
+    """Messages differ in their numbers only, not in their sizes: under gloo, other sizes would end the process."""
     ranks = Ranks({}, {}, settings=WAIT)
     for rig, keys, start in zip(ranks.rigs, ranks.keys, (both, DIFFERENCES[name]), strict=True):
         start(rig, keys)
@@ -191,7 +196,7 @@ def test_ranks_whose_prefetches_differ_in_one_thing_are_told(name: str) -> None:
 
 
 class Beside:
-    """A group of two ranks, the other of which sends the same words, except for one bit of its check.
+    """A group of two ranks. The other rank sends the same words as this one, except for one bit of its check word.
 
     `lacks` says whether the other rank lacks this bit or adds it.
     """
@@ -214,7 +219,7 @@ class Beside:
 
 @pytest.mark.parametrize("lacks", [False, True])
 def test_each_word_of_a_check_counts(lacks: bool) -> None:
-    """A single word would miss the difference if one check has all bits of the other."""
+    """Every word is sent inverted, too: the words are combined by AND, so one word alone would miss an added bit."""
     rig, keys = Rig(WAIT, ranks=Beside(lacks)), digests("a", 64)
     rig.start(1024, keys)
     rig.prefetcher.poll()

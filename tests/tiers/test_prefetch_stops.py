@@ -93,7 +93,7 @@ def test_a_prefetch_that_was_stopped_says_so_in_the_log(
 
 
 def test_a_loop_waits_for_an_answer_of_storage_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time passes here only while the loop sleeps."""
+    """In this test, time passes only while the loop sleeps."""
     now, gate, begun = [0.0], Event(), Event()
 
     class Gated(MemoryStore):
@@ -104,9 +104,9 @@ def test_a_loop_waits_for_an_answer_of_storage_and_no_longer(monkeypatch: pytest
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
-        if now[0] > 1.0:  # after about ten waits
+        if now[0] > 1.0:  # the loop has waited about ten times
             gate.set()
-            real.sleep(seconds)  # lets the threads run
+            real.sleep(seconds)  # the sleep lets the threads run
 
     real = workers.time
     monkeypatch.setattr(workers, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: now[0]))
@@ -121,7 +121,7 @@ def test_a_loop_waits_for_an_answer_of_storage_and_no_longer(monkeypatch: pytest
         mem.tiers.wait(fetch)
         assert gate.is_set() or 0.1 <= now[0] - before < 0.11
     assert waits >= 9 and fetch.outcome == "missed"
-    mem.tiers.wait(fetch)  # returns at once
+    mem.tiers.wait(fetch)  # the prefetch has ended: `wait` returns at once
     with pytest.raises(InvalidArgument, match="not what this manager"):
         mem.tiers.wait(None)  # type: ignore[arg-type]
     mem.close()
@@ -145,7 +145,10 @@ def test_B65_an_abort_at_any_moment_returns_everything(half_seconds: int) -> Non
 
 
 def test_B65_records_that_a_thread_still_writes_to_are_nobody_elses() -> None:
-    """The cancelled prefetch writes late. Its successor gets other records meanwhile, and these when they are free."""
+    """A thread of the cancelled prefetch writes late.
+
+    Until then the next prefetch gets other records, afterwards these.
+    """
     rig, _, fetch = stocked(WAIT, kv=70, workers=2, latency=iter([1.0, 50.0, 50.0] + [1.0] * 99).__next__)
     rig.prefetcher.cancel(fetch)
     assert waiting(rig) == CHUNK + 1
@@ -198,7 +201,7 @@ def test_B62_a_state_that_does_not_come_is_not_attached(fault: str) -> None:
 
 
 def test_B62_a_state_of_another_length_is_foreign() -> None:
-    """The record under the state's name is sound, but stands for fewer tokens."""
+    """The record under the state's name is undamaged, but stands for fewer tokens."""
     rig, keys, fetch = stocked(WAIT)
     rig.store.records[STATE.name(keys[61])] = record(STATE, keys[61], 976)
     rig.run()

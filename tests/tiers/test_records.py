@@ -57,7 +57,7 @@ def sealed(form: RecordFormat, seed: int = 0, key: bytes = KEY, length: int = LE
 
 
 def payload(form: RecordFormat) -> np.ndarray[Any, Any]:
-    """Returns which bytes of a record hold elements of a plane, added up block after block."""
+    """Returns a mask of the bytes of a record that hold elements of planes, not header or padding."""
     marks, at = np.zeros(form.nbytes, bool), form.header_bytes
     for plane, _ in in_order(form.layout):
         marks[at : at + plane.nbytes] = True
@@ -150,7 +150,7 @@ def test_B67_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_B67_foreign_records_are_refused() -> None:
-    """Each record is sound, but has another key, length, kind or fingerprint."""
+    """Each record is undamaged, but has another key, length, kind or fingerprint."""
     record = sealed(STATE)
     assert STATE.flaw(record, KEY[::-1], LENGTH) == "foreign"
     assert STATE.flaw(record, KEY[:31], LENGTH) == "foreign"

@@ -14,7 +14,7 @@ from tests.support.splits import TOKENS, Model
 from tests.support.tenants import NOTHING, PAGE, House, T, two_tenants
 from tests.support.virtual import MemoryStore
 
-BELOW = (0, 0, 0, 8)  # the match of a state that only host memory has
+BELOW = (0, 0, 0, 8)  # a match finds the state, which only host memory has
 
 
 @pytest.mark.parametrize("write", ["through", "back", "selective"])
@@ -50,7 +50,7 @@ def test_storage_gives_what_its_own_salt_has(mine: Hashable, other: Hashable) ->
 
 @pytest.fixture
 def rank(monkeypatch: pytest.MonkeyPatch) -> House:
-    """One of two ranks, the other of which always agrees."""
+    """One of two ranks; the other rank always agrees."""
     monkeypatch.setattr(manager, "Ranks", lambda group: None)
     return House(tiers={"rank": 0, "ranks": 2, "group": object()})
 

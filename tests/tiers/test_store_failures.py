@@ -22,7 +22,7 @@ Told = Callable[[str], list[dict[str, Any]]]
 
 @pytest.fixture
 def told(caplog: pytest.LogCaptureFixture) -> Told:
-    """A function that returns the fields of all warnings of a name."""
+    """A function that returns the fields of all logged warnings with a given name."""
     caplog.set_level(logging.WARNING, "memstate")
     return lambda name: [
         {key: value for key, value in fields.items() if key != "event"}
@@ -109,7 +109,7 @@ def test_repeated_failures_are_one_line_a_minute_with_their_count(full: Path, to
     assert rest["times"] > 30 and first["why"] == rest["why"] == "ENOSPC"
     assert first["records"] + rest["records"] == at.tiers.write_failed == store.faults["ENOSPC"]
     assert at.tiers.written and samples(at, "memstate_storage_failures_total") == {("ENOSPC",): at.tiers.write_failed}
-    write(at, 60)  # within the next minute
+    write(at, 60)  # these writes fail within the next minute
     at.below.close()
     assert sum(each["records"] for each in told("write failed")) == at.tiers.write_failed
 

@@ -26,7 +26,7 @@ def tokens(n: int, seed: int) -> bytes:
 
 
 def test_values_are_those_of_every_other_process() -> None:
-    """These values are fixed: with others, everything in storage would be lost."""
+    """These values never change: with other values, no process would find what storage has."""
     assert KEYS.fingerprint.hex() == "4ac088215539508cd7617a602fe921a3391aa7c1999c8715846ef3bd9cb7fd98"
     digests = KEYS.of(SaltedTokens(encode_tokens(range(9)), ("tenant", 7, None, 1, b"\xff", -129)))
     assert [digest.hex() for digest in digests] == [

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.sample
 
 
 class Spent:
-    """A count of what was spent since its last call."""
+    """Counts what a manager spends; each call returns the costs since the last call."""
 
     def __init__(self, at: Tiered) -> None:
         self.at = at
@@ -87,7 +87,7 @@ def test_a_poll_that_writes_through_and_an_admission_of_hits(n: int, staging: in
 
 
 def busy(at: Tiered) -> None:
-    """Saves states, loads them and saves them again, with ends of all kinds."""
+    """Saves states, loads them and saves them again, with requests that end in all ways."""
     unchecked()
     first = 1 + 10 * len(at.known)
     prompts = [whole(first + i) for i in range(3)]

@@ -26,7 +26,7 @@ def virtual(backend: Backend, store: MemoryStore, executor: ByHand | None = None
 
 
 def test_a_storage_that_never_answers_leaves_host_memory_evictable(plain: Backend) -> None:
-    """Writes pin at most a quarter of the records of each kind, and at least one."""
+    """Writes to storage may pin up to a quarter of the records of each kind, but always one."""
     for slots, pages, of_states, of_pages in ((8, 40, 2, 10), (2, 8, 1, 2)):
         jobs, store = ByHand(), MemoryStore()
         at = virtual(plain, store, jobs, tiers={"host_slots": slots, "host_pages": pages})
@@ -139,4 +139,4 @@ def test_whatever_put_answers_is_a_failure_at_most(answer: Any, plain: Backend) 
     at.mem.submit()
     at.mem.poll()
     at.drain()
-    assert at.tiers.write_failed == 3 and at.tiers.written == 0  # a state and two pages
+    assert at.tiers.write_failed == 3 and at.tiers.written == 0  # the writes of a state and of two pages

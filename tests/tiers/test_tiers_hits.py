@@ -38,7 +38,7 @@ def test_staging_of_any_size_carries_the_same_bytes(name: str, staging: int, pla
 
 
 def test_hits_through_the_kernels(backend: Backend) -> None:
-    """Covers both starts: a direct read of the state, and a copy."""
+    """Covers both ways to start from a state: a direct read and a copy."""
     for name, staging in (("redirect", 1), ("lazy", 2)):
         at = below(backend, name, tiers={"staging": staging})
         assert at.turn([*ONE, 1], goal=2) == 8

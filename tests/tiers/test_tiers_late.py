@@ -23,7 +23,7 @@ def test_nothing_reads_a_state_before_it_is_there(name: str, overlap: bool, late
     rows = at.admit(*[ms.Request(n, tokens=[*ONE, n]) for n in range(2)])
     states, kv = late
     assert len(states.unread("into")) == len(kv.unread("into")) == 1
-    at.run([*rows, None], publish=False)  # reads and checks the loaded states
+    at.run([*rows, None], publish=False)  # the step reads and checks the loaded states
     assert not states.unread("into") and not kv.unread("into")
     at.mem.poll()
     assert at.below.host.loads, "the host has not heard of it"
@@ -35,7 +35,7 @@ def test_nothing_reads_a_state_before_it_is_there(name: str, overlap: bool, late
 
 @every_strategy
 def test_a_request_that_ends_at_once_leaves_its_load_to_itself(name: str, late: list[Late], plain: Backend) -> None:
-    """The record stays in use until its bytes have arrived; the loaded state is cached, and right."""
+    """The row ends before its load has arrived. The record stays in use until then, and the loaded state is cached."""
     at = below(plain, name, *TWO)
     row = at.start([*ONE, 1])
     at.mem.end([row])

@@ -1,4 +1,4 @@
-"""Managers with tiers through resets, clears, sleep and wake, ends and threads."""
+"""What happens to tiers in resets, clears, sleep and wake, at the end of a manager, and with threads."""
 
 import pytest
 
@@ -85,7 +85,7 @@ def test_a_manager_that_sleeps_gives_nothing_to_host_memory(call: str, plain: Ba
 
 
 def test_flushing_more_than_host_memory_holds_writes_all_of_it(plain: Backend) -> None:
-    """Records are written in turns: those that storage has make room for the rest."""
+    """Records are written in turns: those that storage has already make room in host memory for the rest."""
     store = MemoryStore()
     at = Tiered(plain, slots=8, tiers={"store": store, "write": "back", "host_slots": 2, "host_pages": 4})
     at.cache_prompts(*(whole(n) for n in range(1, 6)))

@@ -26,7 +26,9 @@ PROMPT = [*whole(1, 4), 7]
 
 
 def lives(ranks: int, folder: Path) -> list[list[dict[str, Any]]]:
-    """Returns the lines of each rank: a refusal of settings, two lives and, but for the last, the end of a prefetch."""
+    """Returns the lines that each rank printed: a refusal of settings, two lives of a manager and, except on the last
+    rank, the end of a prefetch.
+    """
     outputs = run_ranks("tests.support.tiers_rank", ranks, folder)
     lines = [[json.loads(line) for line in out.splitlines() if line.startswith("{")] for out, _ in outputs]
     assert [len(each) for each in lines] == [4] * (ranks - 1) + [3], "\n".join(error for _, error in outputs)
@@ -56,7 +58,7 @@ def test_ranks_without_a_group_are_refused() -> None:
 
 
 class Mine(ms.policies.Lru):
-    """A policy of the user's own, whose repr has its address."""
+    """A policy of the user's own. Its repr has its address, so it differs in every process."""
 
     def __init__(self, alpha: float = 1.0) -> None:
         super().__init__()
@@ -67,7 +69,7 @@ class Mine(ms.policies.Lru):
 
 
 class Line:
-    """The exchange of ranks that come one after the other: the first one hears itself twice."""
+    """An exchange in one thread: ranks call it one after the other. The first rank gets its own text twice."""
 
     def __init__(self) -> None:
         self.told: list[dict[str, Any]] = []
@@ -100,7 +102,7 @@ def ranked(rank: int, settings: dict[str, Any], below: dict[str, Any]) -> ms.Sta
 
 
 def second(line: pytest.MonkeyPatch, settings: dict[str, Any], below: dict[str, Any]) -> tuple[Line, ms.StateManager]:
-    """Returns the exchange, and the second of two ranks, which has settings of its own."""
+    """Returns the exchange, and the second of two ranks; only the second has these settings."""
     ranks = Line()
     line.setattr(manager, "Ranks", lambda group: ranks)
     ranked(0, {}, {})
@@ -131,13 +133,13 @@ def second(line: pytest.MonkeyPatch, settings: dict[str, Any], below: dict[str, 
 def test_ranks_of_other_settings_are_refused_and_told_which(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], below: dict[str, Any], says: str
 ) -> None:
-    """Otherwise the ranks would part in silence: each decides by its own settings what to evict and to keep."""
+    """Without the refusal, ranks would differ unnoticed: each decides by its own settings what to evict and to keep."""
     with pytest.raises(ms.ConfigurationError, match=says):
         second(monkeypatch, settings, below)
 
 
 def test_ranks_may_differ_in_what_they_agree_on_or_decide_nothing_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Host memory gives the limit of prefetches; the smallest of all ranks counts."""
+    """Host memory limits prefetches. Ranks may have different limits; the smallest one counts for all."""
     below = {"host_slots": 30, "write": "back", "staging": 3, "threads": 1, "reserve": 0.5, "store": MemoryStore()}
     settings = {"slots": np.int64(8), "debug": True, "journal": 5}
     ranks, mem = second(monkeypatch, settings, below)
@@ -147,7 +149,7 @@ def test_ranks_may_differ_in_what_they_agree_on_or_decide_nothing_by(monkeypatch
 
 
 def test_a_place_that_two_ranks_take_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise each rank would write and read the records of the other."""
+    """With the same place, each rank would write and read the records of the other."""
     ranks = Line()
     monkeypatch.setattr(ranks, "gather", lambda text: [text, text])
     monkeypatch.setattr(manager, "Ranks", lambda group: ranks)
@@ -162,7 +164,7 @@ def test_the_text_of_a_setting_is_alike_in_every_process() -> None:
 
 @pytest.fixture
 def keyed(monkeypatch: pytest.MonkeyPatch, plain: Backend) -> Tiered:
-    """One of two ranks, the other of which always agrees; host memory has a prompt of four pages and one token."""
+    """One of two ranks; the other rank always agrees. Host memory has a prompt of four pages and one token."""
     monkeypatch.setattr(manager, "Ranks", lambda group: None)
     at = Tiered(plain, tiers={"rank": 0, "ranks": 2, "group": object()}, every=PAGE)
     at._keys = Keys(fingerprint("toy", LAYOUT, KV, at.page, 0, 2), at.page)
@@ -217,7 +219,10 @@ def test_the_prefetch_of_another_prompt_or_manager_is_refused(keyed: Tiered) -> 
 
 
 def test_kv_that_the_device_lost_meanwhile_is_not_taken_for_granted(keyed: Tiered) -> None:
-    """The KV was not fetched, because the device had it. Every rank sees that it is gone, and starts without it."""
+    """The prefetch left out KV that the device had.
+
+    The device then loses it: every rank sees that, and starts without it.
+    """
     at = keyed
     fetch = at.fetch(PROMPT)
     assert fetch.kv_pages == 4 and fetch.length == 4 * PAGE
@@ -242,7 +247,7 @@ def test_what_was_agreed_on_is_nothing_once_a_record_is_gone(keyed: Tiered) -> N
 
 @pytest.fixture
 def stocked(plain: Backend, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tiered]:
-    """One of two ranks, the other of which always agrees; host memory has room for one prompt, and storage has two."""
+    """One of two ranks; the other rank always agrees. Host memory has room for one prompt, and storage has two."""
     monkeypatch.setattr(manager, "Ranks", lambda group: None)
     place = {"rank": 0, "ranks": 2, "group": object(), "store": MemoryStore()}
     keys = Keys(fingerprint("toy", LAYOUT, KV, PAGE, 0, 2), PAGE)
@@ -258,7 +263,7 @@ def stocked(plain: Backend, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tiered]
 
 @pytest.mark.parametrize("late", range(4))
 def test_B63_what_was_agreed_on_is_pinned_before_anything_takes_its_place(stocked: Tiered, late: int) -> None:
-    """The other prompt's answer comes in any of the polls around the one that ends the first prefetch."""
+    """Storage answers for the second prompt in any of the polls around the poll that ends the first prefetch."""
     at, prompts = stocked, ([*whole(1), 1], [*whole(2), 1])
     for prompt in prompts:
         at.note(prompt)

@@ -1,4 +1,4 @@
-"""Sessions above host memory, also if host memory is too small or pinned."""
+"""Sessions of managers with host memory, also if host memory is too small or its records are pinned."""
 
 import pytest
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.sample
 
 
 def check(at: Tiered) -> None:
-    """Checks what `look` checks, where sessions hold slots and pages too."""
+    """Does the checks of `look`, and counts the slots and pages that sessions hold."""
     at.mem.submit()
     assert scan_registers(inside.registers(at.mem)).problems + row_problems(at.mem) == []
     at.mem.audit().raise_if_leaking()
@@ -23,11 +23,11 @@ def check(at: Tiered) -> None:
 
 
 def test_a_prompt_s_own_pages_do_not_make_room_for_it(plain: Backend) -> None:
-    """Host memory has two pages of the prompt; a third does not fit, and takes the place of neither."""
+    """Host memory has two pages of the prompt; a third does not fit, and may replace neither of them."""
     at = Tiered(plain, slots=8, tiers={"host_slots": 2, "host_pages": 2, "write": "back"})
     at.pass_down(T[:8])
     at.cache_prompts(T[:12])
-    settle(at)  # loaded records are no longer pinned
+    settle(at)  # records that have been loaded are no longer pinned
     at.give_up(pages=60)
     assert at.keeps_pages() == {tuple(T[:4]), tuple(T[:8])} and at.tiers.refused == 1
     assert at.turn([*T[:12], 1], publish=False) == 8
@@ -61,7 +61,7 @@ def test_S7_an_idle_session_s_state_goes_down_for_a_request_and_comes_up_by_its_
 def test_S16_a_session_that_rests_travels_down_and_its_turn_or_a_prefetch_brings_it_back(
     name: str, write: str, stored: bool, plain: Backend, store: FileStore
 ) -> None:
-    """Other requests take the room of the session meanwhile."""
+    """While the session rests, other requests take its slots and pages."""
     at = Tiered(plain, name, slots=NEEDS[name] + 1, tiers={"write": write, "store": store if stored else None})
     session = at.mem.sessions.open("agent")
     at.cache_prompts(whole(1), session=session)
@@ -86,7 +86,7 @@ def test_S16_a_session_that_rests_travels_down_and_its_turn_or_a_prefetch_brings
 
 
 def test_S7_a_load_makes_idle_sessions_give_way(plain: Backend) -> None:
-    """Loads need registers and slots, and sessions hold all of them."""
+    """A load needs a register and a slot, but idle sessions hold all of them."""
     at = Tiered(plain, "none", slots=3, snapshots=2, sessions=ms.SessionLimits(share=1.0))
     at.cache_prompts(T[:16])
     settle(at)

@@ -86,7 +86,10 @@ def test_B67_a_record_that_is_no_good_is_a_miss(kind: str, fault: str, plain: Ba
 def test_S10_a_manager_limits_prefetches_by_its_host_memory(
     write: str, tokens: int, plain: Backend, tmp_path: Path
 ) -> None:
-    """Of 40 pages of host memory, 20 count if it copies the device's 60 pages; prefetches get 0.8 of what counts."""
+    """Host memory has 40 pages.
+
+    If it must also hold copies of the device's pages, only 20 of them count. Prefetches get 0.8 of those that count.
+    """
     settings = {"store": FileStore(tmp_path), "prefetch": ms.Prefetch(threshold=4, stop="wait_complete")}
     at = Tiered(plain, slots=14, tiers=settings | {"write": write})
     assert at.mem.prefetch(T[:150]).tokens == tokens

@@ -75,7 +75,7 @@ class Burst:
 
     @property
     def waits(self) -> int:
-        """How often the work stream was made to wait."""
+        """Returns how often the work stream was made to wait."""
         return self.cuda.waits.count(self.main)
 
     def evict(self, n: int = BURST) -> None:
@@ -92,7 +92,9 @@ class Burst:
         self.mem.poll()
 
     def kept(self) -> set[int]:
-        """Returns the numbers of the states in host memory, after a check of their bytes and of all KV up to them."""
+        """Returns the numbers of the states in host memory; checks their bytes, and those of all KV up to their
+        lengths.
+        """
         numbers = set()
         for node, number in self.number.items():
             digests = self.mem.tiers.keys.of_node(self.host.tree, node)
@@ -113,7 +115,10 @@ def body(pool: RecordPool, record: int, dtype: torch.dtype) -> list[float]:
 
 @pytest.mark.parametrize("staging", [1, 2, BURST])
 def test_an_eviction_of_64_states_adds_no_wait(cuda: FakeCuda, staging: int) -> None:
-    """States that find room in staging are saved, the others are lost and counted. KV always finds room here."""
+    """States that find room in staging are saved.
+
+    The others are lost, and counted. In this test KV always finds room.
+    """
     at = Burst(cuda, staging=staging)
     at.evict()
     assert at.waits == 0
@@ -252,7 +257,10 @@ def test_a_load_waits_for_bytes_that_are_still_leaving(cuda: FakeCuda) -> None:
 
 
 def moved(cuda: FakeCuda, records: Sequence[int], staging: int) -> tuple[list[str], list[str]]:
-    """Moves pages 1.. to records and into other pages again, checks the bytes, and returns the work of both streams."""
+    """Saves pages 1, 2 .. to these records, loads them into other pages, and checks the bytes.
+
+    Returns the work of the save and of the load.
+    """
     planes = Planes(KV, 2 * len(records), ms.Backend("reference", DEVICE))
     pool = RecordPool(256, planes.layout.bytes_per_slot + 64)
     transfers = Transfers(Packing(planes), pool, staging)
@@ -292,14 +300,17 @@ def test_a_batch_is_one_launch_or_a_few_copies(
     cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, records: list[int], staging: int, large: int, out: list[str],
     into: list[str],
 ) -> None:  # fmt: skip
-    """Each of a few runs of neighbours is one copy; more runs are one launch. Large records are copied in any case."""
+    """A few runs of neighbouring records take one copy per run; many runs take one launch.
+
+    Large records are always copied.
+    """
     monkeypatch.setattr("memstate.tiers.host.transfers.LARGE", large)
     assert moved(cuda, records, staging) == (out, into)
 
 
 @pytest.mark.parametrize("turn", range(2))
 def test_no_staged_record_is_overwritten_on_its_way(cuda: FakeCuda, generator: torch.Generator, turn: int) -> None:
-    """Moves batches of any size that fit, to neighbours and scattered, while copies lag behind at random."""
+    """Saves batches of every size that fits to neighbouring or scattered records, while copies lag behind at random."""
 
     def chance(n: int) -> int:
         return int(torch.randint(n, (), generator=generator))

@@ -42,7 +42,7 @@ def test_through_copies_a_state_once_it_is_sent_and_never_again(name: str, backe
 def test_through_saves_what_is_evicted_before_its_turn(name: str, overlap: bool, plain: Backend) -> None:
     at = make(plain, name, "through", overlap=overlap)
     at.cache_prompts(ONE, TWO, poll=False)
-    at.cache.evict_states(1)  # before any submit and any poll
+    at.cache.evict_states(1)  # evicted before any submit or poll
     assert at.moved == (1, 0, 2, 0) and at.keeps() == {ONE}
     settle(at)
     assert at.moved == (2, 0, 5, 0) and at.keeps() == {ONE, TWO}
@@ -59,7 +59,7 @@ def test_back_copies_when_the_device_gives_up(name: str, overlap: bool, plain: B
     at.give_up(1)
     assert at.moved == (1, 0, 3, 0) and at.keeps() == {TWO}
     at.look(idle=True)
-    at.give_up(0, pages=99)  # evicts leaves with their states
+    at.give_up(0, pages=99)  # this evicts leaves with their states
     assert ONE in at.keeps() and at.mem.free_pages == 60
 
 
@@ -89,7 +89,7 @@ def test_a_state_that_is_published_and_evicted_in_one_packet_is_saved(name: str,
     submits = at.mem.stats().packets
     assert bool(inside.commands(at.mem).queue) and at.cache.evict_states(1) == 1
     assert at.mem.stats().packets == submits + 1, "the move goes first, and nothing else is needed"
-    rows = at.admit(*[ms.Request(i, tokens=[50 + i]) for i in range(4)])  # one of these gets the slot of ONE
+    rows = at.admit(*[ms.Request(i, tokens=[50 + i]) for i in range(4)])  # one of these requests gets the slot of ONE
     at.run(rows, publish=False)
     assert at.keeps() == {ONE}
     at.look()
@@ -99,7 +99,7 @@ def test_a_state_that_is_published_and_evicted_in_one_packet_is_saved(name: str,
 
 
 def test_kv_goes_down_at_once_although_its_state_waits_for_a_forward(plain: Backend) -> None:
-    """The state's pages may get other owners before the forward is launched."""
+    """KV is saved first, since its pages may get other owners before the forward is launched."""
     at = make(
         plain, "redirect", "back", every=PAGE, prefix=ms.Prefix(Lru(), LruPages(), placement=Nowhere()), ends=True
     )
@@ -121,7 +121,7 @@ def test_kv_goes_down_at_once_although_its_state_waits_for_a_forward(plain: Back
 
 
 def test_kv_of_the_caller_stays_the_caller_s(backend: Backend) -> None:
-    """Only states are saved, under every policy; hits need no KV."""
+    """Under every write policy, only states are saved, and hits need no KV."""
     for write in ("through", "back"):
         at = Tiered(backend, pages=0, slots=6, every=64, tiers={"write": write})
         at.cache_prompts(ONE, TWO)

@@ -17,7 +17,7 @@ from tests.support.kernel_runs import not_interpreted
 
 on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="launches that do nothing")
 CPU = Setting("reference", torch.device("cpu"), toy=True)
-LIFE = {"admit", "publish", "release", "drop"}  # operations on the life of a request; "together" is all of them
+LIFE = {"admit", "publish", "release", "drop"}  # operations on the life of a request
 STEP = {"plan", "settle", "decode"}
 ONLINE = {"step", "states"}
 DRAFTS = {"plan", "accept", "verify", "states"}
@@ -25,7 +25,7 @@ IDLE = {"prefix cache", "sessions", "tiers"}
 
 
 def missing() -> None:
-    """Raises the ImportError of `load` without SGLang."""
+    """Raises the ImportError that `load` raises if SGLang is not installed."""
     raise ImportError("it is not installed")
 
 
@@ -54,7 +54,7 @@ class Spends:
 
 
 class SpendsOnline(Spends):
-    """A stand-in with 10 launches a step, 4 of them not for states."""
+    """A stand-in for the peer with 10 launches per step, 4 of them not for states."""
 
     def __init__(
         self, size: int, every: int, lazy: bool, changes: int, form: str, states: bool = True, adapted: bool = False
@@ -66,7 +66,7 @@ class SpendsOnline(Spends):
 
 
 class SpendsDrafts(Spends):
-    """A stand-in with 2 launches a step, 1 of them not for states."""
+    """A stand-in for the peer with 2 launches per step, 1 of them not for states."""
 
     def __init__(self, size: int, every: int, lazy: bool, due: int, states: bool = True) -> None:
         self.ops, self.launches = {"plan", "accept"}, 1 if states else 0
@@ -113,7 +113,7 @@ def test_every_operation_is_measured_beside_the_peer(monkeypatch: pytest.MonkeyP
 
 @on_cpu
 def test_a_case_is_measured_alone() -> None:
-    """The full name of a case selects only this case; another text selects all cases whose names have it."""
+    """The full name of a case selects only this case. Any other text selects all cases whose names contain it."""
     whole = "R=3 lazy, 1 changed, online, prefix cache"
     assert {entry.case for entry in toy("device-copy", whole).entries} == {f"toy {whole}"}
     outcome = toy("device-copy", whole.removesuffix("e"))
@@ -162,7 +162,7 @@ def test_a_turn_goes_on_from_the_state_of_its_session() -> None:
     lengths = [side.mem.info(row).length for row in side._running]
     for _ in range(6):
         side.turn(lambda op, act: act())
-    assert side.mem.backend.counts.launches["plan"] == plans + 6  # each turn is one plan: it reads no prompt again
+    assert side.mem.backend.counts.launches["plan"] == plans + 6  # a turn does not read its prompt again
     assert min(side.mem.info(row).length for row in side._running) > max(lengths)
 
 
@@ -340,7 +340,7 @@ def test_sglang_keeps_its_slots_while_requests_end_and_come(lazy: bool, form: st
         counts[changes] = with_states.tolist()
         batch = side._batch
         assert [req.kv.req_pool_idx for req in batch.reqs] == batch.req_pool_indices.tolist()
-        if changes and "prefill" in form:  # prefill tracks the state of each whole prompt
+        if changes and "prefill" in form:  # prefill keeps the state of each whole prompt
             assert side._extend.mamba_prefill_track_mask_cpu == [True] * changes
             assert [req.kv.mamba_last_track_seqlen for req in batch.reqs[-changes:]] == [every] * changes
     assert counts[0] == [3, 2, 0] and counts[3][1] == (11 if "prefill" in form else 3)

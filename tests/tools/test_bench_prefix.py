@@ -36,7 +36,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Plain:
-    """Stands in for a peer: a list of prefixes in the order of their last use."""
+    """A stand-in for a peer: a list of prefixes in the order of their last use."""
 
     def __init__(self, states: int, pages: int, longest: int, size: int) -> None:
         assert longest <= pages
@@ -75,7 +75,7 @@ def toy(peer: str | None = None) -> BenchResult:
 
 
 def test_every_case_is_checked_and_measured_for_both_policies() -> None:
-    outcome = toy("device-copy")  # no peer of this benchmark
+    outcome = toy("device-copy")  # this benchmark has no such peer
     assert outcome.wrong == []
     measured = [(entry.op, entry.case) for entry in outcome.entries]
     cases = [f"toy {case}, {policy}" for case in (CHAT, *CASES) for policy in OURS]
@@ -99,7 +99,7 @@ def test_each_policy_stands_beside_each_peer(stand_in: Callable[..., None]) -> N
             continue
         assert entry.peer == "sglang" and entry.ratio == entry.value / (entry.peer_value or 0)
         if entry.op == "insert":
-            assert entry.peer_value == pytest.approx(5)  # microseconds that the peer returns
+            assert entry.peer_value == pytest.approx(5)  # the peer returns microseconds
     matches = [(entry.case, entry.peer) for entry in outcome.entries if entry.op == "match"]
     assert len(matches) == len(set(matches)) == 2 * len(OURS)
 
@@ -190,7 +190,7 @@ def test_sglang_finds_what_a_list_of_prefixes_finds() -> None:
 
 
 def test_the_figures_hold_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A false clock runs only inside of these calls."""
+    """The false clock goes on only in these calls, by a known time in each."""
     now = [0]
     costs = {
         (PrefixCache, "match"): 1,

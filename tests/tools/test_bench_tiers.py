@@ -48,7 +48,7 @@ TOYS = [f"toy {tiers_turns.sized(*case)}" for case in tiers_turns.TOY_CASES]
 
 @pytest.fixture
 def no_mooncake(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mooncake's client cannot be imported."""
+    """Makes the import of Mooncake's client fail."""
     monkeypatch.setitem(sys.modules, "mooncake.store", None)
 
 
@@ -83,7 +83,7 @@ def test_every_operation_is_measured_beside_a_plain_copy(no_mooncake: None) -> N
 
 
 def test_each_side_has_a_call_in_every_round_and_is_first_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A false clock runs only inside of the calls. The first round is not counted, nor is `undo`."""
+    """The false clock goes on only in the calls. The first round and `undo` are not counted."""
     now, calls = [0.0], list[str]()
     monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     takes = {"ours": [9.0, 2.0, 4.0, 100.0], "memory-copy": [9.0, 1.0, 1.0, 1.0]}
@@ -180,7 +180,7 @@ def test_processes_that_do_not_start_are_told_and_ended(
 
 
 def _lost(true: Any, store: FileStore, names: Any, buffers: Any) -> Any:
-    """Does not write the last record, but says that it did."""
+    """A fault: leaves out the last record, but returns that it was written."""
     return [*true(store, names[:-1], buffers[:-1]), Became.DONE]
 
 
@@ -222,7 +222,7 @@ def test_checks_find_what_is_wrong_and_it_has_no_entry(
 ) -> None:  # fmt: skip
     true = getattr(owner, name)
     monkeypatch.setattr(owner, name, lambda *given: fault(true, *given))
-    outcome = toy("sglang")  # no peer of this benchmark
+    outcome = toy("sglang")  # this benchmark has no such peer
     assert {line.split(": ")[0] for line in outcome.wrong} == lost
     gone = {each[:4] for each in lost}
     assert gone and not any(entry.op.startswith(each) for entry in outcome.entries for each in gone)
@@ -259,7 +259,7 @@ def test_the_page_hands_over_what_another_split_wrote(tmp_path: Path, monkeypatc
     exec(block, names)
     assert names["length"] == 0  # the old store is empty
     form = names["whole"].shard(4)
-    for rank in range(2):  # sources of rank 0 of 2
+    for rank in range(2):  # the records of these ranks are the sources of rank 0 of 2
         mark = fingerprint("model", form, None, 4, rank, 4)
         record, key = RecordFormat("state", form, mark), Keys(mark, 4).of(SaltedTokens(encode(prompt), None))[1]
         body = np.zeros(record.nbytes, np.uint8)

@@ -51,14 +51,17 @@ OPS = {
     },
 }  # fmt: skip
 OF_SLOTS = {"claim", "release", "ownership", "plan"}  # timed by the benchmarks alloc and track
-NOT_TIMED = {  # a small part of a step, or no kernel worth timing yet
+NOT_TIMED = {  # operations that take a small part of a step, or whose kernels are not worth timing yet
     "resolve", "audit", "run_data", "run_rows", "keep_path", "scatter_states",
 }  # fmt: skip
 
 
 @lru_cache
 def toy(name: str, peer: str | None = None) -> BenchResult:
-    """Returns the result of a toy benchmark. The tests read only what is equal in all runs, so it runs once."""
+    """Returns the result of a toy benchmark.
+
+    It runs once per name and peer, since the tests read only what is equal in all runs.
+    """
     return run([name], "auto", toy=True, peer=peer)
 
 
@@ -68,7 +71,7 @@ def findings(course: Callable[[Setting], Iterator[Task]], names: set[str]) -> di
 
 
 def test_every_operation_is_timed_or_said_not_to_be() -> None:
-    """Every kernel with configurations is in the sweep."""
+    """Also checks that every kernel with launch configurations is in the sweep."""
     launched: set[str] = set()
     for kernel in MAKERS:
         states, backend = toy_of(model_of(state.MODELS.get(kernel, state.DEFAULT)), kernel), Backend("reference")
@@ -150,7 +153,7 @@ def _no_snapshot(true: Any, table: Any, packet: Any, record: Any, *rest: Any) ->
 
 def _nudge(true: Any, *given: Any) -> Any:
     out = true(*given)
-    given[5].mul_(1.001)  # spoils the states
+    given[5].mul_(1.001)  # changes the states
     return out
 
 
@@ -205,7 +208,7 @@ def test_a_failing_check_is_told_and_the_next_task_runs() -> None:
 
 
 class Slow(HostTimer):
-    """A clock that gives up on its call number `last`, after the call has run."""
+    """A clock that raises TooSlow in measurement number `last`, after the call has run."""
 
     def __init__(self, last: int) -> None:
         self.left = last
@@ -221,7 +224,7 @@ class Slow(HostTimer):
 @on_cpu
 @pytest.mark.parametrize("last", range(1, 7))
 def test_a_case_that_is_too_slow_leaves_the_pool_to_the_next_one(last: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever call is too slow, its slots are free again, and the next case is right."""
+    """Whichever call is too slow, its slots are free afterwards, and the next case runs as usual."""
     monkeypatch.setattr(alloc, "TOY_SIZES", (3, 4))
     monkeypatch.setattr(Setting, "clock", Slow(last))
     outcome = run(["alloc"], "reference", toy=True)
@@ -233,7 +236,7 @@ def test_a_sweep_leaves_out_what_is_too_slow_to_time(monkeypatch: pytest.MonkeyP
 
     def stopwatch(act: Callable[[], object]) -> float:
         calls.append(1)
-        if len(calls) == 2:  # the first call is the device's own copy, the second the default
+        if len(calls) == 2:  # call 1 times the device's own copy, call 2 the default configuration
             raise TooSlow
         return 1e-3
 
@@ -313,7 +316,7 @@ class Events:
                 happened.append("wait")
 
             def elapsed_time(event, end: object) -> float:
-                return 2.5 if "act" in happened else 1.0  # milliseconds; 1.0 is for 10^6 cycles
+                return 2.5 if "act" in happened else 1.0  # milliseconds; a sleep of 10^6 cycles takes 1.0
 
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "stream")
@@ -376,7 +379,7 @@ def test_a_device_times_calls_alone_and_in_a_graph() -> None:
     cell = torch.zeros(1, device=device)
     timer = DeviceClock(device)
     assert min(timer.alone(lambda: cell.add_(1))) > 0 and timer.in_graph(lambda: cell.add_(1)) > 0
-    assert cell.item() >= WARM_UPS + RUNS + 1 + 2 * IN_GRAPH * (WARM_UPS + RUNS)  # a warm run calls twice
+    assert cell.item() >= WARM_UPS + RUNS + 1 + 2 * IN_GRAPH * (WARM_UPS + RUNS)  # a warm run makes the call twice
 
 
 @pytest.mark.gpu

@@ -19,7 +19,7 @@ from tests.support.command import memstate
 from tests.support.toy_pool import Toy, made
 
 TOY = "tests.support.toy_pool:right"
-RANDOM = {"G1", "G3"}  # behaviours whose faults only some random programs show
+RANDOM = {"G1", "G3"}  # behaviours whose faults only some random programs find
 CASES = {each.number for each in BEHAVIOURS} - RANDOM
 EXAMPLES = 12
 
@@ -36,7 +36,7 @@ def test_a_right_pool_has_every_behaviour() -> None:
 
 
 class Mistyped(Toy):
-    """An adapter with a typing mistake in `claim`; the check takes its exception for a refusal."""
+    """An adapter with a misspelt name in `claim`. The check takes the exception of this mistake for a refusal."""
 
     def claim(self, n: int) -> list[int] | None:
         return self.slts[:n]  # type: ignore[attr-defined, no-any-return]
@@ -52,7 +52,7 @@ class Strict(Toy):
 
 
 class Grouped(Toy):
-    """A pool that cannot open a group or make another size."""
+    """A pool that cannot open a group and cannot be made in another size."""
 
     def open_group(self, n: int) -> None:
         raise AttributeError("opn_group")

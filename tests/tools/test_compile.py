@@ -173,7 +173,7 @@ def test_a_lost_barrier_is_noticed(compiled: dict[str, Any], target: str) -> Non
 
 @each_target
 def test_barriers_of_the_compiler_are_not_of_the_source(compiled: dict[str, Any], target: str) -> None:
-    report = compiled["reports"]["hoard on four warps", target]  # its sum goes through shared memory
+    report = compiled["reports"]["hoard on four warps", target]  # the sum in this kernel goes through shared memory
     assert report.barriers > 0 and report.source_barriers == 0, report
 
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 TARGETS = ("sm_80", "sm_90", "sm_100") if PROOF else ("sm_90",)
 MANY = " on 4 warps"
 ACCESS = re.compile(r"\s*(?:@!?%\w+\s+)?(ld|st|atom|red)\.(?:\w+\.)*global")
-CALLS = {"ld": "load", "st": "store", "atom": "atomic", "red": "atomic"}  # PTX -> call in the source
+CALLS = {"ld": "load", "st": "store", "atom": "atomic", "red": "atomic"}  # PTX instruction -> call in the source
 # Arguments that a launch both reads and writes. Counters are left out, as one thread has them; owners of an audit are
 # left out, as atomics between barriers count them
 SHARED = ("slots_ptr", "labels_ptr", "tracked_ptr", "source_ptr", "bitmap_ptr")
@@ -72,7 +72,7 @@ def results() -> dict[str, Any]:
 
 
 def bare(accesses: list[tuple[str, list[str]]]) -> set[str]:
-    """Returns the arguments that are stored to after a load of them, without a barrier between."""
+    """Returns the arguments that are loaded and later stored to without a barrier between the two."""
     loaded: set[str] = set()
     stored: set[str] = set()
     for kind, arguments in accesses:

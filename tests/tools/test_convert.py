@@ -116,7 +116,10 @@ WRITERS: dict[Callable[..., tuple[str, str]], str] = {
 
 
 def log(path: Path, lines: Sequence[str]) -> Path:
-    """Writes a log with other lines between the given ones, compressed if the name ends in .gz; returns its path."""
+    """Writes a log of the given lines, with lines of other kinds between them; a name in .gz compresses it.
+
+    Returns its path.
+    """
     content = "INFO 11-28 10:00:00 [api_server.py:1] Started\n\n".join(lines).encode()
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     return path
@@ -159,7 +162,10 @@ def test_a_replay_of_the_trace_has_the_hits_of_the_tokens(tmp_path: Path, write:
 
 
 def test_messages_share_what_their_texts_share(tmp_path: Path) -> None:
-    """Each turn repeats the messages before it; tools come before the messages; 4 bytes of text are a token."""
+    """Each turn repeats the messages before it.
+
+    The text of tools comes before the messages. 4 bytes of text are a token.
+    """
     messages: list[dict[str, str]] = [{"role": "system", "content": "s" * 5000}]
     tools = [{"type": "function", "function": {"name": "look", "description": "d" * 3000}}]
     lines = []
@@ -169,7 +175,7 @@ def test_messages_share_what_their_texts_share(tmp_path: Path) -> None:
         messages.append({"role": "assistant", "content": "a" * 2000})
         answer = {"choices": [{"message": messages[-1]}]}
         lines[-1] = json.dumps({"body": json.loads(lines[-1]), "response": {"body": answer}})
-    lines.append(json.dumps({"created": 1764324009, "messages": messages}))  # without tools or answer
+    lines.append(json.dumps({"created": 1764324009, "messages": messages}))  # no tools, no answer
     (tmp_path / "log").write_text("\n".join(lines))
     trace, summary = converted(tmp_path / "log", "openai")
     assert summary == convert.Summary(5, without_answer=1)
@@ -183,7 +189,7 @@ def test_messages_share_what_their_texts_share(tmp_path: Path) -> None:
 
 
 def test_tokens_of_a_tokenizer(tmp_path: Path) -> None:
-    """A word is a token; the template adds a token for each role and one before the answer."""
+    """A word is a token. The template adds one token per message for its role, and one before the answer."""
     tokenizers = pytest.importorskip("tokenizers", reason="the extra `transformers` is not installed")
     transformers = pytest.importorskip("transformers", reason="the extra `transformers` is not installed")
     vocabulary = {name: at for at, name in enumerate(("<unk>", "user", "assistant", "hello", "world"))}
@@ -247,7 +253,7 @@ def test_a_request_without_a_time_has_that_of_the_line_before(tmp_path: Path) ->
 
 
 def test_a_text_without_an_end_is_read_once(tmp_path: Path) -> None:
-    """A parser of quadratic time would take hours here."""
+    """A parser that starts again at each character would need quadratic time: hours for this text."""
     text = r"It\'s \"x\", isn\'t it: " * 50_000
     path = log(tmp_path / "log", [f"{ASKED}'{text}\n", f"{ASKED}None, prompt_token_ids: [1], stop='{text}\n"])
     code = (
@@ -266,7 +272,7 @@ def test_the_answer_of_an_id_like_a_line_is_not_taken_for_that_of_another(tmp_pa
 
 
 def test_few_requests_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer is dropped if 3 other requests came since its own request."""
+    """An answer is dropped if 3 other requests have come since the request that it answers."""
     monkeypatch.setattr(convert, "WAITING", 3)
     pairs = [vllm(number, [number] * 10, 2) for number in range(6)]
     lines = [*(asked for asked, _ in pairs), *(answered for _, answered in pairs)]
@@ -467,7 +473,7 @@ def test_the_bytes_of_a_picture_are_no_tokens(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bare", [False, True], ids=["with a head", "without"])
 @pytest.mark.parametrize("wrap", ["docker", "kubernetes"])
 def test_what_a_container_wraps_is_read_and_put_together(tmp_path: Path, wrap: str, bare: bool) -> None:
-    """Container runtimes cut a long line into parts, with lines of the other stream between them."""
+    """Container runtimes cut a long line into parts. Lines of the other output stream can lie between the parts."""
     asked, answered = sglang_json(1, range(9000), 4)
     lines = []
     for whole in (asked, answered):

@@ -24,8 +24,8 @@ from tests.support.demo_talks import REQUESTS, TINY, demo, write_talks
 from tests.support.sampling import PROOF
 
 TRACKED = STRATEGIES[1:]
-# most slots of one row: its registers and the unpublished state at the end of its prompt; under ping-pong, both lanes
-# may be full before that state is published
+# limit of slots of one row: its registers, and the unpublished state at the end of its prompt; under ping-pong, both
+# lanes may be full before that state is published
 MOST_SLOTS = {"none": 1, "ping-pong": 4, "lazy": 3, "redirect": 2}
 
 
@@ -83,7 +83,7 @@ def test_a_default_run_shows_everything(default_run: DemoReport) -> None:
     assert 0 < figures["prefix_hit_tokens"] < figures["prompt_tokens"]
     assert figures["host_hit_tokens"] == figures["storage_hit_tokens"] == 0
     assert figures["snapshots_taken"] > 5 and figures["snapshots_dropped"] > 0 and figures["resumed"] > 5
-    assert figures["cached_states_evicted"] > 0 and figures["cached_pages_evicted"] > 0  # the cache is too small
+    assert figures["cached_states_evicted"] > 0 and figures["cached_pages_evicted"] > 0  # the cache is small
     assert figures["snapshots_unseen"] < figures["snapshots_published"] / 2 < figures["compared"]["states"]
     assert (figures["sessions"], figures["session_hit_tokens"], figures["session_turns"]) == (0, 0, {})
     ended = figures["ended"]
@@ -91,7 +91,7 @@ def test_a_default_run_shows_everything(default_run: DemoReport) -> None:
     assert ended["aborted"] > 0 and ended["retracted, at random"] + ended.get("cancelled", 0) > 0
     assert figures["refused"]["rows"] > 0
     assert figures["dead_entries"] > 0 and figures["decode_steps"] > 0 and figures["mixed_steps"] > 0
-    assert figures["slots_held_peak"] == 3  # of one row under Redirect: live, lane, state of the prompt
+    assert figures["slots_held_peak"] == 3  # slots of one row under Redirect: live, lane, state of the prompt
     decode = report.meter.decode  # each step: a plan, and ownership and data launches if owners changed
     assert {asked.step for asked in decode} == {1} and {asked.ownership for asked in decode} <= {0, 1, 2, 3}
 
@@ -163,7 +163,9 @@ def test_the_command_fails_and_still_says_what_came_of_it(
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("settings", [{}, {"sessions": 3}, {"strategy": "lazy", "host_slots": 4, "sessions": 1}])
 def test_slots_held_by_kind_counts_each_slot_once(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """At each look the counts equal those of an inspection, and each slot in use has one owner."""
+    """Whenever the demo counts slots by kind, the counts are those of an inspection, and each used slot has
+    one owner.
+    """
     seen: list[dict[str, int]] = []
 
     def look(mem: StateManager) -> dict[str, int]:
@@ -199,7 +201,7 @@ def test_sabotage_is_noticed(tmp_path: Path, strategy: str, kind: str) -> None:
     assert report.strikes > 0
     assert not report.to_json()["identical_to_uncached"]
     assert report.comparison.wrong_logits > 0 and report.comparison.differences
-    assert report.ok and report.failure() == ""  # under sabotage, a run is right if the comparison fails
+    assert report.ok and report.failure() == ""  # under sabotage, a run counts as right if the comparison fails
 
 
 def test_sabotage_that_finds_nothing_to_strike_fails(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from memstate_tools.demo.config import STRATEGIES
 from tests.support.demo_talks import REQUESTS, demo
 from tests.support.sampling import PROOF
 
-EVERYBODY = 1000  # number of sessions; there are fewer conversations
+EVERYBODY = 1000  # a number of sessions above the number of conversations
 
 
 @pytest.mark.sample(1)
@@ -29,7 +29,7 @@ def test_what_the_loop_counts_is_what_the_cache_counts(strategy: str, sessions: 
     figures, prefix = report.to_json(), report.stats.prefix
     assert prefix.lookups == figures["admissions"] and prefix.prompt_tokens == figures["prompt_tokens"]
     assert prefix.hit_tokens == figures["prefix_hit_tokens"] >= figures["session_hit_tokens"]
-    if sessions != 2:  # with 2, both sessions may have given way
+    if sessions != 2:  # if there are 2, both may have made way
         assert (figures["session_hit_tokens"] > 0) == (sessions > 0)
     assert set(figures["hit_tokens_lost_by_reason"]) == {"no_sharing", "evicted", "no_snapshot"}
     assert sum(figures["hit_tokens_lost_by_reason"].values()) == figures["prompt_tokens"] - figures["prefix_hit_tokens"]
@@ -47,7 +47,7 @@ def test_B73_turns_of_sessions_are_identical_to_uncached(strategy: str, overlap:
 
 
 def test_B36_sessions_change_no_answer() -> None:
-    """Each strategy runs with sessions, and one without; with MEMSTATE_PROOF=1 each runs without too."""
+    """Every strategy runs with sessions, and one also without. With MEMSTATE_PROOF=1 every one also runs without."""
     ways = [(STRATEGIES[0], 0), *((strategy, 2) for strategy in STRATEGIES)]
     ways = list(product(STRATEGIES, (0, 2))) if PROOF else ways
     answers = [demo(strategy=strategy, sessions=sessions).answers for strategy, sessions in ways]

@@ -10,7 +10,7 @@ from memstate.errors import InvalidArgument
 from memstate_tools.demo.config import STRATEGIES
 from tests.support.demo_talks import demo, write_talks
 
-MULTIPLES = (8, 16, 32)  # tokens of a page and chunk, of a boundary, and of several pages
+MULTIPLES = (8, 16, 32)  # tokens: of a page and of a chunk; between boundaries; of several pages
 LEAST_SLOTS = {"none": 1, "ping-pong": 3, "lazy": 2, "redirect": 1}
 
 
@@ -18,7 +18,7 @@ LEAST_SLOTS = {"none": 1, "ping-pong": 3, "lazy": 2, "redirect": 1}
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_B51_prompts_around_page_chunk_and_boundary_multiples(tmp_path: Path, strategy: str) -> None:
     lengths = [multiple + d for multiple in MULTIPLES for d in (-1, 0, 1)]
-    talks = write_talks(tmp_path / "talks.jsonl", [*lengths, 7, *lengths])  # repeated prompts hit
+    talks = write_talks(tmp_path / "talks.jsonl", [*lengths, 7, *lengths])  # prompts that are repeated hit the cache
     report = demo(strategy=strategy, input=talks, requests=None, fail_claims=0.2)
     assert report.ok, report.failure()
     assert report.requests == 2 * (2 * len(lengths) + 1)
@@ -49,7 +49,7 @@ def test_pages_for_one_conversation_make_the_others_wait_or_come_back(tmp_path: 
     with pytest.raises(InvalidArgument, match="alone needs 16 pages"):
         demo(strategy=strategy, input=talks, requests=None, pages=15)
     refused, ended = Counter[str](), Counter[str]()
-    for seed in range(4):  # each seed has other arrivals
+    for seed in range(4):  # requests arrive at other times with each seed
         report = demo(strategy=strategy, input=talks, requests=None, pages=16, seed=seed)
         assert report.ok and report.meter.prefix_hit_tokens > 0, report.failure()
         refused, ended = refused + report.meter.refused, ended + report.meter.ended

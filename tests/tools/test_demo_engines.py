@@ -39,8 +39,8 @@ def require_as_it_must_be(report: DemoReport) -> None:
     if config.engine != "in-place":
         assert copied == 0  # the forward writes snapshots itself
     else:
-        kept = figures["snapshots_published"] * slot  # published states; those at ends of chunks are copies
-        least = most if config.strategy in ("none", "redirect") else slot  # others skip forwards that never ran
+        kept = figures["snapshots_published"] * slot  # states at ends of chunks are copied when published
+        least = most if config.strategy in ("none", "redirect") else slot  # no copy without a forward
         assert least <= copied <= most + kept and copied % slot == 0
     assert (figures["foreign_bytes"] > 0) == (config.engine == "arena") and figures["foreign_bytes_changed"] == 0
 
@@ -89,7 +89,7 @@ def test_engines_on_every_backend(tmp_path: Path, backend: Backend, model: str, 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("model", "engine"), [("gdn", "in-place"), ("kda", "arena"), ("mamba2", "own")])
 def test_D5_either_order_of_states_is_identical_to_uncached(model: str, engine: str) -> None:
-    """Both orders give the same answers, as the reference adds in one order."""
+    """Both orders of the state's axes give the same answers, since the reference adds in one order."""
     size = dataclasses.replace(TINY, key=8, value=4)
     answers = []
     for order in ORDERS_OF[model]:

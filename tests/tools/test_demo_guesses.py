@@ -49,7 +49,7 @@ def test_the_device_walks_a_tree_as_the_host_does(tree: DraftTree) -> None:
         for root in range(width - drafts):
             sampled = torch.randint(0, 3, (64, len(tree)), generator=draw)
             sides = torch.randint(0, 3, (64, 1 + tree.depth), generator=draw)
-            guesses = (sides[:, of.depths] + of.sides) % 3  # guesses with one parent differ
+            guesses = (sides[:, of.depths] + of.sides) % 3  # guesses that have the same parent differ
             last = of.walk(guesses, sampled, torch.full((64,), drafts))
             tokens = StepTree(of, torch.full((64,), root)).path(last).tolist()
             for row in range(64):

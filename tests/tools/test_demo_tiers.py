@@ -34,13 +34,15 @@ def twice(path: Path, **settings: Any) -> tuple[DemoReport, DemoReport]:
 @pytest.mark.parametrize("write", ["through", "selective", "back"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_restart_hits_storage(strategy: str, write: str, tmp_path: Path) -> None:
-    """Without tracking, only the ends of requests have states; later turns hit them before their eviction."""
+    """Without tracking, states stand only at the ends of requests, so the room is small: otherwise later turns would
+    hit them before they are evicted to storage.
+    """
     room = {"slots": 5, "host_slots": 2, "requests": 20} if strategy == "none" else {"slots": 8, "host_slots": 12}
     first, again = twice(tmp_path, strategy=strategy, write=write, fail_claims=0.3, **room)
     assert first.tiers and again.tiers and again.tiers.prefetch
     assert again.tiers.storage_hit_tokens > 0
     assert again.tiers.prefetch.complete > 0 and not again.tiers.prefetch.flaws
-    if strategy != "none" and write == "through":  # other modes write when the loop has time
+    if strategy != "none" and write == "through":  # other modes write only when the loop has time
         share = [report.meter.prefix_hit_tokens / report.meter.prompt_tokens for report in (first, again)]
         assert share[0] < share[1]
     assert again.answers == first.answers
@@ -111,7 +113,7 @@ def test_two_processes_share_files(tmp_path: Path) -> None:
 
 @pytest.mark.proof
 def test_two_processes_share_a_mooncake_store() -> None:
-    """This process gives the memory of the store, because memory that a process gives ends with the process."""
+    """The test's own process provides the memory of the store: memory that a process provides is gone when it ends."""
     with running_master() as master:
         keeper = MooncakeStore(master.settings(segment_bytes=64 << 20))
         options = ("--host-slots", "8", "--storage", "mooncake", "--mooncake-master", master.settings().master)

@@ -50,7 +50,7 @@ def stored(path: Path, content: bytes) -> Path:
 
 
 def test_the_form_is_the_published_one(tmp_path: Path) -> None:
-    """A line of Mooncake's files is read, and written byte for byte."""
+    """A line of Mooncake's published files is read, and written again byte for byte."""
     assert form.read(stored(tmp_path / "a.jsonl", LINE)) == [REQUEST]
     form.write(tmp_path / "b.jsonl", [REQUEST, REQUEST])
     assert (tmp_path / "b.jsonl").read_bytes() == LINE + LINE
@@ -205,7 +205,7 @@ BAD_LINES = {
 
 @pytest.mark.parametrize(("bad", "why"), BAD_LINES.values(), ids=BAD_LINES)
 def test_bad_lines_are_named(tmp_path: Path, bad: bytes, why: str) -> None:
-    packed = gzip.compress if len(bad) % 2 else bytes  # some cases are compressed: both forms are read alike
+    packed = gzip.compress if len(bad) % 2 else bytes  # some cases are compressed, some are not
     path = stored(tmp_path / "tra\nce.jsonl", packed(line() + b"\n" + bad))
     text = refusal(form.read, path)
     assert text.startswith(f"{str(path)!r}, line 3: ") and why in text
@@ -259,7 +259,7 @@ def test_a_line_has_a_limit(
         assert form.read(path, limit=1) == [REQUEST]
 
 
-BOMB = 1 << 26  # bytes of one line
+BOMB = 1 << 26  # length of one line, in bytes
 
 
 @PACKED
@@ -408,7 +408,10 @@ def test_only_agents_branch(made: dict[str, list[TraceRequest]]) -> None:
 
 
 def test_branches_start_together_and_the_task_goes_on_behind_them() -> None:
-    """Branches have the context of the call that started them; the next turn of the task follows all branches."""
+    """A branch begins with the context of the call that started it.
+
+    The next turn of the task comes after all branches.
+    """
     draw = making._Draw("agent", 11)
     turns: list[making._Turn] = []
     start: Context = (draw.text(4000),)
@@ -440,7 +443,7 @@ def grouped(turns: list[Any]) -> dict[float, list[Any]]:
 
 
 def test_nobody_passes_the_longest_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a small longest context, sessions reach it and end there."""
+    """The limit of contexts is made small, so sessions reach it. They must end there."""
     monkeypatch.setattr(making, "CONTEXT", 9000)
     monkeypatch.setattr(making, "CHAT_OPENING", replace(making.CHAT_OPENING, most=8000))
     monkeypatch.setattr(making, "AGENT_TASK", replace(making.AGENT_TASK, most=5000))
@@ -449,7 +452,7 @@ def test_nobody_passes_the_longest_context(monkeypatch: pytest.MonkeyPatch) -> N
         assert 8000 < max(lengths) <= 9000
 
 
-MADE_BEFORE = {  # hash of 40 requests of seed 3 from before tails and thoughts existed
+MADE_BEFORE = {  # hash of 40 requests of seed 3, as made before tails and thoughts existed
     "chat": "3e9b962ef5d8961e", "shared-prompt": "bca2c0e5be81457d",
     "agent": "eef8ce34fca4d33f", "mixed": "5a59cb5384ebfc90",
 }  # fmt: skip
@@ -487,7 +490,9 @@ def test_the_next_turn_of_a_chat_lacks_tail_thoughts_and_the_answer_behind_them(
 
 @pytest.mark.parametrize("tail", [0, 5])
 def test_a_tool_loop_keeps_thoughts_until_the_next_question(tail: int) -> None:
-    """The next question drops all thoughts of the loop, so it parts at the end of the loop's first prompt."""
+    """The next question leaves out all thoughts of the loop, so its prompt parts at the end of the loop's
+    first prompt.
+    """
     sessions = list(islice(making._agent(making._Draw("agent", 5, tail, 80)), 40))
     back = calls = 0
     for session in sessions:

@@ -80,7 +80,7 @@ def test_one_axis_changes_at_a_time_and_the_cheapest_first(kernel: str, timed: b
     assert all(len(names) == 1 for names in changed)
     order = list(dict.fromkeys(names[0] for names in changed))
     assert set(order) == set(asdict(default)) - (set() if timed else {grid.FREE_AXIS})
-    # only the free axis needs no compilation, so it comes first
+    # the free axis comes first, since only it needs no compilation
     assert timed is False or grid.FREE_AXIS not in order or order[0] == grid.FREE_AXIS
     assert grid.one_at_a_time(kernel, timed, 3) == configs[:3]
 
@@ -89,7 +89,7 @@ def test_the_best_values_are_combined_by_what_they_promise() -> None:
     goodness = dict.fromkeys(grid.one_at_a_time("conv", True), 1.0)
     goodness |= {ConvConfig(warps=2): 3.0, ConvConfig(window_bytes=1024): 2.0, ConvConfig(window_bytes=4096): 0.5}
     combined = grid.combinations("conv", True, goodness)
-    assert combined == [ConvConfig(window_bytes=1024, warps=2)]  # all others change one axis only
+    assert combined == [ConvConfig(window_bytes=1024, warps=2)]  # all other combinations change one axis only
     assert grid.combinations("conv", True, {**goodness, ConvConfig(warps=2): 0.0})[0].warps == 4
     assert grid.combinations("conv", True, goodness, limit=5) == []
     assert len(grid.combinations("copy", True, dict.fromkeys(grid.one_at_a_time("copy", True), 1.0))) <= 12
@@ -292,7 +292,10 @@ def test_the_worst_operation_decides(changes: dict[str, Any], why: str, monkeypa
 
 
 def test_a_case_of_more_warps_has_the_registers_that_they_leave() -> None:
-    """16 warps of 255 registers a thread fit no multiprocessor, so the case limits registers as the launch does."""
+    """16 warps with 255 registers per thread do not fit a multiprocessor.
+
+    So the case limits registers, like the launch.
+    """
     for warps, most in ((1, 255), (8, 255), (16, 128)):
         (marked,) = (one.case for one in cost.compile_cases(tuned.ConvConfig(warps=warps)) if "_marks" in one.case.name)
         assert (marked.num_warps, marked.options["maxnreg"]) == (warps, most)
@@ -317,7 +320,7 @@ def test_the_weight_is_register_bytes_per_byte_in_flight(
 
 @pytest.mark.parametrize("kernel", tuning.KERNELS)
 def test_the_default_is_what_the_catalogue_compiles(kernel: str) -> None:
-    """The default leaves the catalogue's cases as they are; some other configuration changes them."""
+    """With the default, cases are those of the catalogue. At least one other configuration gives other cases."""
     default, *others = grid.one_at_a_time(kernel, timed=False)
     cases = cost.compile_cases(default)
     plain = [case for case in tuned.compile_cases(kernel) if not case.rare][: cost.FEW]
@@ -326,7 +329,7 @@ def test_the_default_is_what_the_catalogue_compiles(kernel: str) -> None:
 
 
 def test_compiled_code_is_inspected_in_another_process() -> None:
-    narrow = CopyConfig(lanes=256)  # words: two for each of 128 threads
+    narrow = CopyConfig(lanes=256)  # 256 words: two for each of 128 threads
     default, excluded = findings("compiled", "sm_90", [GatherConfig(), narrow])
     assert default["registers"] > 0 and (default["spill_bytes"], default["why"]) == (0, "")
     assert default["narrowest_bulk_access_bits"] == 128 and default["weight"] > 0
@@ -368,7 +371,7 @@ def test_the_command_ranks_checks_and_stores_where_there_is_no_gpu(cli: Any, fol
 def test_a_device_times_a_copy_and_a_sweep_stores_it(folder: Path) -> None:
     outcome = sweep("lfm2", ["copy"], limit=2)
     assert outcome.timed and not outcome.wrong
-    assert 0 < outcome.best[0].value < 1e14  # bytes a second
+    assert 0 < outcome.best[0].value < 1e14  # bytes per second
     tuning.store(outcome)
     storage = Planes(models.model_of("lfm2").layout, 1, Backend("cuda", "cuda"))
     planes = storage.plane_map
@@ -379,7 +382,7 @@ def test_a_device_times_a_copy_and_a_sweep_stores_it(folder: Path) -> None:
 
 
 class Clock:
-    """A clock that runs nothing: a copy takes the seconds of its configuration."""
+    """A clock that runs nothing: the time of a copy is the given one of its configuration."""
 
     def __init__(self, seconds: dict[CopyConfig, float]) -> None:
         self.seconds = seconds
@@ -402,7 +405,7 @@ def test_a_timed_sweep_decides_what_is_launched(folder: Path, monkeypatch: pytes
     calls: list[tuple[int, int]] = []
     outcome = timed_sweep(clock, limit=3, progress=lambda *at: calls.append(at))
     layout = toy("lfm2").layout
-    moved = layout.payload_bytes_per_slot  # bytes that a zero of the one slot moves; a copy moves twice as many
+    moved = layout.payload_bytes_per_slot  # bytes moved to zero one slot; a copy moves twice as many
     assert (outcome.device, outcome.timed, outcome.complete) == ("cpu", True, True)
     assert calls == [(1, 3), (2, 3), (3, 3)] and [trial.config for trial in outcome.trials] == configs
     assert [trial.value for trial in outcome.trials] == pytest.approx(
@@ -435,7 +438,7 @@ def test_a_wrong_configuration_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> 
     clock = Clock({default: 4e-6, second: 1e-6})
     outcome = timed_sweep(clock, limit=2)
     assert (len(outcome.wrong), outcome.best) == (2, [])
-    assert set(clock.asked) == {default}  # only the yardstick was timed, under the default
+    assert set(clock.asked) == {default}  # only the yardstick was timed, with the default configuration
     with pytest.raises(InvalidArgument, match="nothing to store for cpu: every configuration is excluded"):
         tuning.store(outcome)
 
@@ -472,7 +475,7 @@ def outcome_of(
 @pytest.mark.parametrize(
     ("timed", "values", "best"),
     [
-        (True, (100.0, 101.9, 90.0), 0),  # not clearly better
+        (True, (100.0, 101.9, 90.0), 0),  # better, but not clearly
         (True, (100.0, 102.1, 102.5), 2),
         (True, (None, 50.0, 51.0), 2),
         (True, (100.0, None), 0),
@@ -505,7 +508,7 @@ def test_a_sweep_of_other_planes_adds_to_the_file(folder: Path, monkeypatch: pyt
     assert values == {"unit=16,tiles=8": 3.0, "unit=16,tiles=64": 2.0}
 
     monkeypatch.setattr(record, "versions", lambda: {"triton": "9"})
-    tuning.store(outcome_of(4.0, key="unit=16,tiles=2"))  # values of another compiler are dropped
+    tuning.store(outcome_of(4.0, key="unit=16,tiles=2"))  # values that were measured with another compiler are dropped
     assert [entry["key"] for entry in tuned.read(path)["entries"]] == ["unit=16,tiles=2"]
 
 

@@ -272,7 +272,7 @@ def pixel(tab: Any, slot: int) -> list[int]:
 
 
 def columns_of(tab: Any) -> int:
-    """Returns the cells in a line of the map: the number of slots that the key for the next line moves."""
+    """Returns the number of cells in a line of the map: how many slots the key for the next line moves on."""
     tab.focus("canvas")
     tab.keyboard.press("Home")
     tab.keyboard.press("ArrowDown")
@@ -414,7 +414,7 @@ def test_dark_and_light(tab: Any, tmp_path: Path) -> None:
             assert tab.inner_text("#theme") == "theme: dark" and background(tab) < 200
             assert (pixel(tab, free) == first) == dark
             tab.emulate_media(media="print")
-            assert background(tab) == 0 and not tab.is_visible("#query")  # transparent
+            assert background(tab) == 0 and not tab.is_visible("#query")  # the background is transparent
 
 
 def test_no_width_makes_the_page_wider(tab: Any, tmp_path: Path) -> None:

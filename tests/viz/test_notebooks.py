@@ -80,7 +80,7 @@ def fresh(path: Path, then: Sequence[str] = ()) -> Any:
             kernel_name="python3",
             kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),
             connection_file=str(Path(folder) / "kernel.json"),
-            transport="ipc",  # no port, which another test process could take
+            transport="ipc",  # no port is opened, since another test process could take it
         )
         client = nbclient.NotebookClient(
             book, km=manager, timeout=CELL_SECONDS, allow_errors=True, record_timing=False,
@@ -141,7 +141,9 @@ each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path
 @pytest.mark.sample(2)
 @each_notebook
 def test_notebook_runs_and_says_what_is_stored(path: Path) -> None:
-    """The notebook that can use Transformers also runs without, in the same kernel: another kernel starts slowly."""
+    """The notebook that can use Transformers runs again without it, in the same kernel, since a new one
+    starts slowly.
+    """
     import nbformat
 
     stored = nbformat.read(path, as_version=4)
@@ -178,11 +180,11 @@ def test_notebook_is_small_and_knows_no_machine(path: Path) -> None:
     book = nbformat.read(path, as_version=4)
     assert path.stat().st_size < MOST_BYTES
     assert set(book.metadata) <= {"kernelspec", "language_info"} and book.metadata.kernelspec.name == "python3"
-    assert [cell.metadata for cell in book.cells if cell.metadata] == []  # no times or editor states
+    assert [cell.metadata for cell in book.cells if cell.metadata] == []  # drops times and states of editors
     lines = [
         line for cell in texts(book.cells) for kind, text in cell if kind == "stdout" for line in text.splitlines()
     ]
-    assert [line for line, times in Counter(lines).items() if line and times > 3] == []  # no loop repeats a line
+    assert [line for line, times in Counter(lines).items() if line and times > 3] == []  # no loop repeats its output
     assert "jupyter.widget" not in path.read_text(encoding="utf-8")
 
 

@@ -60,7 +60,7 @@ def test_a_journal_that_begins_in_the_middle_has_spans_without_a_begin() -> None
     source, target = viz.holdings_over([CACHED])
     assert (source.register, source.kind, source.group, source.begin, source.end) == (4, "lane", A, None, 3)
     assert (target.register, target.begin, target.end, source.target, target.source) == (13, 3, None, 13, 4)
-    ended, _ = viz.holdings_over([replace(PLAN, label=0), PLAN])  # one plan empties, the next fills
+    ended, _ = viz.holdings_over([replace(PLAN, label=0), PLAN])  # one plan empties the register, the next one fills it
     assert (ended.begin, ended.end, ended.emptied) == (None, 2, "plan")
 
 

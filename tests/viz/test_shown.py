@@ -33,7 +33,7 @@ HOSTILE = "<script>alert('x')</script>\"&\x00\x1b[31m\ud800\u202e]]>--\n"
 
 
 def shown(mem: ms.StateManager) -> dict[str, Any]:
-    """Returns class name -> an object with a page, for classes whose objects need no wait for the device."""
+    """Returns class name -> an object that has a page and can be shown without a wait for the device."""
     stats = mem.stats()
     return {
         "StateManager": mem, "Planes": mem.planes, "StateLayout": mem.layout, "PrefixCache": mem.prefix,
@@ -78,7 +78,7 @@ def moments() -> Iterator[tuple[str, ms.StateManager]]:
     mem.device.wake()
     mem.close()
     yield "closed", mem
-    mem._parts.guard.call = "admit"  # the guard after an exception inside of admit
+    mem._parts.guard.call = "admit"  # an exception inside of `admit` leaves the guard in this state
     yield "broken", mem
 
 

@@ -25,7 +25,7 @@ STORY = [
 def test_bars_and_edges_of_a_story_by_hand() -> None:
     (axes,) = viz.timeline(STORY).axes
     first, last = bounds(viz.holdings_over(STORY))
-    assert first == 2 - 0.5 and last == 10 + 0.5  # a span began before, and a span goes on
+    assert first == 2 - 0.5 and last == 10 + 0.5  # one span began before the journal, and one goes on after it
     bars = {round(bar.get_y() + 0.36): (bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches}
     assert bars == {0: (2, 6), 1: (6, 10), 2: (first, 2), 3: (6, last)}
     assert [label.get_text() for label in axes.get_yticklabels()] == [

@@ -78,7 +78,7 @@ def test_blocks_and_runs_lie_where_the_storage_has_them(order: str) -> None:
     assert (
         len(whole) == len(ids) * len(layout.runs(slots)) and sum(p.nbytes for p in whole) == 2 * layout.bytes_per_slot
     )
-    assert bytes_of(viz.blocks(layout, slots, ids)) < bytes_of(whole)  # a copy also moves padding
+    assert bytes_of(viz.blocks(layout, slots, ids)) < bytes_of(whole)  # a copy moves padding, too
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_drawn_arena_has_every_block_and_marks_the_slots_asked_for() -> None:
         everything = viz.blocks(layout, slots, range(1, slots + 1))
         starts = {piece.start for piece in everything if piece.arena == number}
         assert starts <= {start for start, _ in drawn} and len(set(drawn)) == len(drawn)
-        assert sum(width for _, width in drawn) == layout.arena_bytes(slots)[number]  # null slot and padding too
+        assert sum(width for _, width in drawn) == layout.arena_bytes(slots)[number]  # with null slot and padding
     marked = {
         round(bar.get_x()) for bar in axes.patches if bar.get_linewidth() == 1.0 and round(bar.get_y() + 0.35) == 3
     }
@@ -199,7 +199,7 @@ def test_a_drawing_shows_itself_as_the_same_svg_every_time() -> None:
     once, again = (viz.arena(ORDERS, 2, [1])._repr_svg_() for _ in range(2))
     assert once == again and "matplotlib.org" not in once.split("<svg")[1]
     assert ElementTree.fromstring(once).tag.endswith("svg")
-    assert ">ssm<" in once.replace("\n", "").replace(" ", "")  # text is not drawn as paths
+    assert ">ssm<" in once.replace("\n", "").replace(" ", "")  # the SVG keeps texts as texts, not as paths
     dark = once.split("(prefers-color-scheme:dark){")[1].split("</style>")[0]
     style, drawn = {colour for colour in figure.DARK if f'"fill: {colour}"' in dark}, once.split("</style>")[-1]
     assert {"fill: #ffffff", "stroke: #000000", "stroke: #444444"} <= set(re.findall(r"(?:fill|stroke): #\w+", drawn))

@@ -2,6 +2,7 @@
 
 import logging
 from collections import deque
+from itertools import takewhile
 from random import Random
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 import memstate as ms
 from memstate.events import Feed
 from memstate.tokens import encode_keys
+from memstate_tools.traces.make import make
 
 K = [2**40 + 1, 2**64 - 1, 2**40 + 3, 2**40 + 4, 2**40 + 5]
 LAYOUT = ms.StateLayout([ms.Plane("ssm", (4,), torch.float32)], layers=1)
@@ -522,3 +524,24 @@ def test_a_prompt_without_tokens_is_refused_with_a_reach_too() -> None:
     with pytest.raises(ms.InvalidArgument, match="no tokens; a prompt has at least one"):
         mem.admit([ms.Request("a", tokens=[], reach=0)])
     assert len(mem.rows) == 0
+
+
+@pytest.mark.parametrize("kind", ["chat", "agent"])
+def test_a_trace_of_block_hashes_is_a_list_of_keys(kind: str) -> None:
+    """The ids of a trace name whole prefixes, so they are keys: hits are those of the tokens that they stand for."""
+    trace, block, seen = make(kind, requests=60, seed=3), 512, set[int]()
+    keyed, tokens = (manager(size=block, slots=40, prefix=ms.Prefix(keyed=on)) for on in (True, False))
+    for request in trace:
+        whole, length = request.input_length // block, request.input_length
+        keys = [2**40 + number for number in request.hash_ids[:whole]]
+        text = np.concatenate([np.repeat(keys, block), np.zeros(length - whole * block, np.int64)]).astype(np.int64)
+        starts, reach = [], block * sum(1 for _ in takewhile(seen.__contains__, keys))
+        seen.update(keys)
+        for mem, asked in ((keyed, {"keys": keys, "length": length, "reach": reach}), (tokens, {"tokens": text})):
+            (row,) = mem.admit([ms.Request("a", **asked)])
+            starts.append(mem.info(row).length)
+            run(mem, row, length - mem.info(row).length)
+            mem.end([row], keep="cache", **({"keys": [keys]} if mem is keyed else {"tokens": [text]}))
+        assert starts[0] == starts[1]
+    hits = [mem.stats().prefix.hit_tokens for mem in (keyed, tokens)]
+    assert hits[0] == hits[1] > 0

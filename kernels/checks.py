@@ -193,7 +193,7 @@ def check_count(n: int) -> None:
 
 
 def check_distinct(name: str, blocks: PlaneBlocks) -> None:
-    """Refuses blocks along one or two axes that share bytes: a store to one slot would change another slot."""
+    """Refuses a plane whose blocks overlap: a store to one slot would change another. It has one or two axes."""
     size, shared = blocks.size, False
     for count, stride in blocks.axes:
         shared |= count > 1 and stride < size

@@ -40,7 +40,7 @@ def tail_values(
 
 
 def tail_types(stores: str, rings: Mapping[str, str]) -> dict[str, str]:
-    """Returns a dict argument -> type of `tail_args`, empty unless a compile case has a tail ("_tail" or "_tree")."""
+    """Returns the types of the arguments `tail_args`, by name. Without a tail in `stores`, there are none."""
     if stores not in ("_tail", "_tree"):
         return {}
     types = {f"tail_{name}_ptr": ring for name, ring in rings.items()} | {"tail_rows": "i32", "ring": "i32"}
@@ -97,7 +97,7 @@ def next_place(place, ring):
 
 @triton.jit
 def copy_token(to, of, index, SIZE: tl.constexpr):
-    """Copies the elements of one token whose numbers are in `index`, and below SIZE."""
+    """Copies elements of one token: those at the indices in `index` that are below SIZE."""
     tl.store(to + index, tl.load(of + index, mask=index < SIZE, other=0.0), mask=index < SIZE)
 
 

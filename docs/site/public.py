@@ -89,7 +89,7 @@ def ops() -> list[Entry]:
 
 
 def exported(module: str) -> list[str]:
-    """Returns the names in `__all__` of a module, and the names that it loads late (imports for type checkers)."""
+    """Returns the names in `__all__` of a module, then those that it imports under `TYPE_CHECKING` and loads late."""
     body = parsed(module).body
     lists = [node.value for node in body if isinstance(node, ast.Assign) and named(node, "__all__")]
     now = [each.value for value in lists for each in getattr(value, "elts", ()) if isinstance(each, ast.Constant)]

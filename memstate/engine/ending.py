@@ -357,7 +357,7 @@ class Ending(Verbs):
             One snapshot for each row, or None.
         """
         snapshots: list[Snapshot | None] = [None] * len(rows)
-        # First end the reads: a state that only these rows would read can then be evicted to make room for theirs.
+        # End the reads first: then a state that only these rows read can be evicted, to make room for what they leave.
         file, turns = self._file, self._sessions.by_row
         if self._holdings.readers:
             self._holdings.reads_done([file.source_at[row] for row in rows])

@@ -415,7 +415,7 @@ class PrefixCache(Contents):
         if above == end:
             self._counts["duplicates"] += 1
             if self.names.keyed and lookup.stated is not None:
-                self._superseded.pop(lookup.stated, None)  # the engine may have computed its KV again
+                self._superseded.pop(lookup.stated, None)  # the KV up to this node is there, perhaps again
             return lookup.stated
         admits = self.state_policy.admits(Place(end, above, kind))
         if not admits or (self.by_key and self._named_twice(prompt, end, moves)):

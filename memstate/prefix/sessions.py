@@ -215,7 +215,7 @@ class Sessions:
         Args:
             session: The session.
             prompt: The prompt.
-            shared: What the method `shared` returned. None: this method calls it.
+            shared: Number of first tokens that the prompt and the last turn have in common. None: it is computed here.
 
         Returns:
             The states and pages from which the turn can start; `ZEROS` if no state serves the prompt.
@@ -262,7 +262,7 @@ class Sessions:
         Args:
             session: The session.
             prompt: The prompt.
-            shared: What the method `shared` returned.
+            shared: Number of first tokens that the prompt and the last turn have in common.
             length: Tokens of the state from which the turn starts, be it a state of the session or not.
             cache: The prefix cache.
         """

@@ -83,7 +83,7 @@ def test_no_launch_has_more_warps_than_lanes(launched: list[tuple[str, dict[str,
     sources = "".join(path.read_text() for path in KERNELS.glob("*.py"))
     written = re.findall(
         r"(?<!\.)\b(\w+)\[\(1,\)\]|= KeptLaunch\((\w+)\)", sources
-    )  # (launched, kept) kernels in sources
+    )  # of each launch in the sources: its name in `kernel[(1,)]`, or in `KeptLaunch(kernel)`
     assert {name for name, _ in launched} == ONE_PROGRAM == {here or kept for here, kept in written}
     for name, given in launched:
         lanes = [given[size] for size in ("BLOCK", "CHUNK") if size in given]

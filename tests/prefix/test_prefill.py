@@ -464,7 +464,7 @@ def test_B29a_lengths_beyond_a_prompt_that_is_known_are_ignored(backend: Backend
 
 
 def ask(at: Prefill, rows: list[ms.Row], budgets: Sequence[int], draw: random.Random) -> None:
-    """Serves rows in the chunks that `mem.chunk` gives, two tokens beyond their prompts; forks some of them."""
+    """Serves rows, in the chunks of `mem.chunk`, until each is two tokens beyond its prompt. Forks some of the rows."""
     goal = {row: len(at.text[row]) + 2 for row in rows}
     while going := [row for row in rows if len(at.text[row]) < goal[row]]:
         lengths = [at.mem.info(row).length for row in going]

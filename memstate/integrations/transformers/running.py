@@ -177,7 +177,8 @@ def said(error: BaseException) -> str:
 def sharing(chunks: Mapping[Running, int], pads: int) -> list[dict[Running, int]]:
     """Returns groups of chunks that share a forward.
 
-    Chunks of one length share one. First chunks may differ in length: shorter ones get pads before them.
+    Chunks of equal length share a forward. The first chunks of prompts share one even if their lengths differ: shorter
+    chunks get pads in front.
 
     Args:
         chunks: number of tokens that each row reads next.

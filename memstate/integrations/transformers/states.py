@@ -61,7 +61,7 @@ class States:
         self._backend = Backend(mem.backend.name, mem.backend.device)
         rings = layout.with_tail(mem.forward.tail).rows
         self.verifies = wanted and rings is not None and rings == mem.layout.rows
-        self._batch: dict[str, Tensor] = {}  # plane -> copies of the states; empty while layers have references
+        self._batch: dict[str, Tensor] = {}  # plane -> copies of the states; empty while layers use the slots
         # (states of a layer, number of the state, the copy that the layer got)
         self._given: list[tuple[dict[int, Tensor | None], int, Tensor]] = []
         self._kept: Step | None = None  # the step whose states the layers keep

@@ -207,8 +207,8 @@ class Mirror:
         """Returns the lanes that a settle of these rows releases.
 
         Args:
-            rows: `row`.
-            known: confirmed length of each row, `row`.
+            rows: numbers of the rows; an axis `row`.
+            known: confirmed length of each of these rows; an axis `row`.
         """
         if not self.releases:
             return NO_LANES

@@ -39,7 +39,7 @@ from memstate.tiers.stores.opening import (
 )
 
 SHARDS = tuple(f"records-{number:02x}" for number in range(256))
-PART = 16  # after capacity / PART new bytes, files are counted again; a clean-up makes so many bytes free
+PART = 16  # capacity / PART: new bytes after which files are counted again, and bytes that a clean-up frees
 STALE_S = 600.0  # seconds without a write after which the writer of a temporary file counts as dead
 TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{16}\.tmp")
 

@@ -12,7 +12,7 @@ EVENT = re.compile(r'(?s)\{.*"event": *"request\.')
 LOGGED = re.compile(r"(Receive|Finish): obj=")
 # fields of a request: their names stand directly in the outer brackets; names further inside belong to values
 MARK = re.compile(rf"(?s){TEXT}|([\[({{])|([\])}}])|\b(\w+)=|['\"].*")
-LEVEL_2: Final = 2048  # characters or tokens that JSON shows of a longer value: two halves with dots between them
+LEVEL_2: Final = 2048  # at log level 2, characters or tokens that a JSON log shows of a longer value, in two halves
 KEYS: Final = ("lora_path", "extra_key", "cache_salt")
 MEDIA: Final = ("image_data", "video_data", "audio_data")
 CUT: Final = "a cut prompt, so log with --log-requests-level 3"

@@ -91,9 +91,9 @@ class PlaneMap(NamedTuple):
     """The bytes of a slot in memory.
 
     Args:
-        tiles: one row for each tile, a range of bytes of one layer of a plane, int64 `tile 3`: address in slot 0, distance
-            from slot to slot, length. All are in bytes, and multiples of `unit`. A negative length: the tile is
-            copied, but never filled with an initial pattern.
+        tiles: one row for each tile, a range of bytes of one layer of a plane, int64 `tile 3`: address in slot 0,
+            distance from slot to slot, length. All are in bytes, and multiples of `unit`. A negative length: the tile
+            is copied, but never filled with an initial pattern.
         blocks: uint8 views `layer slot byte`, one per tensor that holds layers of a plane, for the reference.
         unit: bytes that one lane of a kernel moves: 16, or 8, 4, 2 or 1 if the layout of foreign memory needs it.
         patterns: for each of `blocks`, 64 bits that are repeated to fill a new slot; 0 for zeros, None if nothing fills

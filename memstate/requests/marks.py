@@ -253,7 +253,7 @@ class Marks:
                     coming.floor = at if at == wanted else coming.floor
             if wanted > reach:
                 break
-            if wanted - coming.floor >= self._finest:  # no chunk came near. Only the first such miss is logged
+            if wanted - coming.floor >= self._finest:  # no chunk has ended near it; the log has the first case
                 if not self.missed:
                     why = "the forward gives no state near it: plan chunks as mem.chunk() says, or say Forward(grid=)"
                     logs.event(LOG, logging.WARNING, "missed", row=row, wanted=wanted, chunk=[length, reach], why=why)

@@ -47,7 +47,7 @@ class Guard:
         """Raises an error if an exception ended an earlier call in the middle.
 
         Raises:
-            Broken: such a call exists; names it.
+            Broken: there was such a call; the text names it.
         """
         if self.call:
             raise Broken(self.call, self.why)

@@ -1,4 +1,4 @@
-"""Loads the names of a package when they are first used. They are written once, in its `if TYPE_CHECKING` block."""
+"""Loads the names of a package when they are first used. The package lists them in its `if TYPE_CHECKING` block."""
 
 import ast
 import sys

@@ -158,7 +158,7 @@ def of_slots(counts: Mapping[str, int], each: int = 0) -> list[BarPart]:
     """Returns the parts of a bar of slots.
 
     Args:
-        counts: kind -> number of slots.
+        counts: number of slots of each kind of owner.
         each: bytes of a slot, to show bytes too; 0 to show slots only.
     """
     sizes = {kind: counts.get(kind, 0) for kind in SLOT_KINDS}

@@ -115,7 +115,7 @@ class PrefetchStats(Shown):
         read: records that came whole.
         pages: pages that were kept.
         states: states that were kept.
-        flaws: flaw -> number of records that had this flaw.
+        flaws: for each flaw, the number of records that had it.
         failures: calls to storage that failed.
         rounds: agreements with other ranks.
         waits: agreements that this rank had to wait for.
@@ -172,8 +172,8 @@ class TierStats(Shown):
         host_page_records: pages for which host memory has room.
         host_bytes: bytes of host memory that the tiers take.
         staging_bytes: bytes of device memory that staging takes.
-        host_hit_tokens: hit tokens that no state on the device covered, but a state that was saved to host memory.
-        storage_hit_tokens: hit tokens that no state on the device covered, but a state that a prefetch had brought.
+        host_hit_tokens: hit tokens covered by no state on the device, but by a state that was saved to host memory.
+        storage_hit_tokens: hit tokens covered by no state on the device, but by a state that a prefetch had brought.
         states_out: states copied from the device to host memory.
         states_in: states copied from host memory to the device.
         pages_out: pages copied from the device to host memory.
@@ -189,7 +189,7 @@ class TierStats(Shown):
         state_bytes: bytes copied for each state that goes out or comes in.
         page_bytes: bytes copied for each page that goes out or comes in.
         leaked_records: host records without an owner. If it is not 0, memstate has a defect.
-        failures: reason -> number of failures of storage: the counts of `store.faults`, and calls that raised.
+        failures: number of failures of storage for each reason: the counts of `store.faults`, and calls that raised.
         store_evicted: records that the store deleted to make room, if the store counts them.
         prefetch: figures of prefetches; without storage `NoPrefetch`, which is falsy.
     """
@@ -324,7 +324,7 @@ class Stats(Shown):
         zeroed_bytes: bytes of states that memstate's launches zeroed, since the start.
         packets: packets that were sent, since the start. If no recorded changes conflict, at most one per step.
         uploads: asynchronous copies to the device, since the start.
-        upload_bytes: bytes of these copies.
+        upload_bytes: bytes of these uploads.
         upload_waits: times that the host waited because the ring of upload buffers was full, since the start.
         launches: launches of all ops together, since the start.
         syncs: times that the host waited for the device, since the start.

@@ -18,7 +18,7 @@ Keys = Sequence[int] | Sequence[bytes] | npt.NDArray[np.integer]
 
 
 class SaltedTokens(NamedTuple):
-    """Tokens and their salt. Prefixes are equal only if both are.
+    """Tokens and their salt. Prefixes are equal only if their tokens and their salts are equal.
 
     Attributes:
         key: The tokens, encoded.

@@ -21,7 +21,7 @@ CPU = Backend("reference")
 
 @pytest.fixture
 def told(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[dict[str, Any]]]:
-    """A function that returns the fields of the events of a name."""
+    """A function that returns the fields of all logged events that have a given name."""
     caplog.set_level(logging.INFO, "memstate")
     return lambda name: [
         {key: value for key, value in fields.items() if key != "event"}
@@ -140,7 +140,7 @@ def test_what_repeats_is_one_line_a_minute(lines: Callable[[], list[str]]) -> No
     repeats.event(logging.INFO, "failed", why="F", n=8)  # no F came for a minute
     assert lines() == ["failed why='F' n=8"]
     now[0] = 120.0
-    repeats.event(logging.INFO, "failed", why="E", n=1, at=5)  # this E logs the sum, too
+    repeats.event(logging.INFO, "failed", why="E", n=1, at=5)  # writes a line: n=5 is the sum with the event before
     assert lines() == ["failed why='E' n=5 at=5 times=2"]
     repeats.event(logging.INFO, "failed", why="E", n=7, at=6)
     repeats.write_due(float("inf"))

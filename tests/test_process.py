@@ -95,9 +95,9 @@ def work(scene: Scene) -> list[Any]:
 
 
 def served(name: str, built: Mode, worked: Mode, ended: Mode) -> list[Any]:
-    """Builds a scene, works and finishes, each part under its own mode.
+    """Builds a scene under the mode `built`, makes its calls under `worked` and finishes it under `ended`.
 
-    The scene compares every state with its tokens.
+    The scene compares every state with the tokens that it stands for.
     """
     with built():
         scene = Scene(*SCENES[name])

@@ -1,4 +1,4 @@
-"""Clocks and stores that `memstate.testing` gives to engines' tests; its faults are in tests/engine/test_chaos.py."""
+"""Clocks and stores that `memstate.testing` gives to engines' tests. See test_chaos.py for its injected faults."""
 
 from collections.abc import Callable
 

@@ -111,7 +111,7 @@ def emit(path: str | None, data: Any, title: str, rows: Sequence[Mapping[str, An
         data: Data of the JSON.
         title: Title above the table.
         rows: Rows of the table, see `table`; at least one.
-        grouped: See `table`.
+        grouped: Whether rows with the same first value form a group, see `table`.
     """
     columns = width()
     emit_text(

@@ -67,7 +67,7 @@ def table(rows: Sequence[Mapping[str, Any]], columns: int, *, grouped: bool = Fa
 
 
 def _blocks(key: str, others: Sequence[str], sizes: dict[str, int], columns: int) -> list[list[str]]:
-    """Distributes the columns over as few blocks as fit; each has the first column. Narrows columns that never fit."""
+    """Distributes the columns over as few blocks as fit; each has the first column. Narrows those that fit no block."""
     blocks, left = [[key]], columns - sizes[key]
     for head in others:
         sizes[head] = min(sizes[head], columns - sizes[key] - len(GAP))

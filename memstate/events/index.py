@@ -39,7 +39,7 @@ class WorkerBlocks:
         self._reading: set[int] = set()  # groups that need all blocks of a prefix, such as KV
         self._next: dict[tuple[Above, bytes], Hash] = {}
         self._step: dict[Hash, tuple[Above, bytes]] = {}
-        self._groups: dict[Hash, dict[int, set[str | None]]] = {}  # block -> group -> media that have it
+        self._groups: dict[Hash, dict[int, set[str | None]]] = {}  # for each block and group, the media that have it
 
     def __len__(self) -> int:
         return len(self._groups)

@@ -65,7 +65,7 @@ class Publisher:
         self._keep, self._kept = whole("keep", keep), dict[int, bytes]()
         self._topic, self._number, self._snapshot = topic.encode(), 0, 0
         self._question: list[bytes] = []  # frames of a question that is not complete yet
-        self._answers: dict[bytes, int] = {}  # reader -> number of its next batch; in the order of their turns
+        self._answers: dict[bytes, int] = {}  # number of each reader's next batch; readers in order of turns
         self._feed = Feed(mem, rank)
         self._sockets: list[Any] = []
         try:

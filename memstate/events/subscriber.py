@@ -32,10 +32,10 @@ class WorkerStream:
         endpoint: Address of its live batches.
         sub: Socket of its live batches.
         monitor: Socket that tells when `sub` connects and disconnects.
-        replay: Address for questions, None for none.
+        replay: Address at which the worker answers questions about missing batches, None for none.
         dealer: Socket for questions; None unless the worker is connected.
         next: Number of the batch to apply next.
-        held: Number -> payload of a batch that waits because an earlier batch is missing.
+        held: Payloads of the batches that wait because an earlier batch is missing, by the number of the batch.
         nbytes: Bytes that the held batches take.
         asked: Number in the question whose answer is under way, None for none.
     """
@@ -79,7 +79,8 @@ class Subscriber:
         Args:
             worker: Name of the worker in the index.
             endpoint: Address at which the worker publishes.
-            replay: Address for questions. None: after lost batches, the index is incomplete until the next snapshot.
+            replay: Address for questions about missing batches. None: after lost batches, the index is incomplete until
+                the next snapshot.
 
         Raises:
             ConfigurationError: An address cannot be used, or a worker of this name was added before.

@@ -23,7 +23,7 @@ RECURRENT = frozenset(("mamba",))  # kinds of groups that need only the last blo
 DEVICE = "GPU"  # `medium` of blocks on the device
 SEQUENCE = 8  # bytes of the number of a batch
 END = (-1).to_bytes(SEQUENCE, "big", signed=True)  # number of the message that ends an answer
-HASH_BYTES = 8  # the hash of a block comes from so many first bytes of its digest
+HASH_BYTES = 8  # number of first bytes of a digest from which the hash of its block comes
 
 Hash = int | bytes
 Token = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]

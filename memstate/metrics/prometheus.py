@@ -35,7 +35,7 @@ def _client() -> Any:
 def sources_of(
     mem: Managers, tenant: Callable[[Hashable], str] | None, top: int, steps: bool
 ) -> dict[str, ExportedManager]:
-    """Returns the sources of the figures of managers: name -> source.
+    """Returns, for the name of each manager, the object from which its figures are read.
 
     Args:
         mem: a manager, or managers by name. A manager without a name is called "main".
@@ -74,7 +74,7 @@ class Collector:
     It does not keep managers alive. It leaves out managers that have been deleted.
 
     Args:
-        sources: name -> source of a manager's figures.
+        sources: for the name of each manager, the object from which its figures are read.
     """
 
     def __init__(self, sources: Mapping[str, ExportedManager]) -> None:
@@ -152,15 +152,15 @@ def registry(
     """Returns a new registry with the collector of these managers, for example for `make_asgi_app(registry)`.
 
     Args:
-        mem: as for `collector`.
-        tenant: as for `collector`.
-        top: as for `collector`.
-        steps: as for `collector`.
+        mem: the manager, or managers by name.
+        tenant: function that returns the name of a salt's tenant; None: tenants are not counted.
+        top: limit of the tenants that are named; all others together are "other".
+        steps: whether to time the calls of the manager.
 
     Raises:
         ConfigurationError: the official client is not installed.
-        InvalidArgument: as for `collector`.
-        Broken: as for `collector`.
+        InvalidArgument: an argument is not valid, or the calls are timed already.
+        Broken: a call was interrupted: call `recover` or `reset` first.
 
     Syncs: no.
     """
@@ -217,12 +217,12 @@ def serve(
     in front of the server.
 
     Args:
-        mem: as for `collector`.
+        mem: the manager, or managers by name.
         port: the port. 0: the system chooses a free one, which `FigureServer.port` shows.
         address: the address to listen at; "0.0.0.0" means all addresses of this machine.
-        tenant: as for `collector`.
-        top: as for `collector`.
-        steps: as for `collector`.
+        tenant: function that returns the name of a salt's tenant; None: tenants are not counted.
+        top: limit of the tenants that are named; all others together are "other".
+        steps: whether to time the calls of the manager.
 
     Returns:
         The server. `close` ends it; so does the end of a `with` block.
@@ -230,7 +230,7 @@ def serve(
     Raises:
         ConfigurationError: the official client is not installed.
         InvalidArgument: an argument is not valid, the port is taken, or the calls are timed already.
-        Broken: as for `collector`.
+        Broken: a call was interrupted: call `recover` or `reset` first.
 
     Syncs: no.
     """

@@ -33,8 +33,8 @@ class Reading:
     Attributes:
         stats: all counts.
         about: properties of the manager, such as its strategy.
-        tenants: tenant -> what it holds; empty unless tenants are counted. This can be older than `stats`: it is from
-            the last walk over the prefix cache that no call disturbed.
+        tenants: what each tenant holds, by its name; empty unless tenants are counted. This can be older than `stats`:
+            it is from the last walk over the prefix cache that no call disturbed.
         steps: host time of the manager's calls; None unless they are timed.
         age: seconds since that moment.
         interrupted: whether an exception ended a call in the middle. Then the other figures are from before that call.

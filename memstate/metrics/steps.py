@@ -28,7 +28,7 @@ class StepTimes(NamedTuple):
     """Host time since the timing began.
 
     Attributes:
-        seconds: name of a call -> seconds that all its calls took together.
+        seconds: for each timed method by name, the seconds that all calls of it took together.
         buckets: histogram of the steps by host time. For each of `BOUNDS`: number of steps that took at most that long,
             and longer than the bound before. Last: number of steps that took longer than all bounds.
         total: seconds of all these steps.
@@ -88,7 +88,7 @@ def start(mem: StateManager) -> Timing:
 
 
 def _timed(kind: type[StateManager]) -> tuple[dict[str, Any], Callable[[], StepTimes]]:
-    """Returns name -> timed call, and a function that reads the times.
+    """Returns the timed methods by name, and a function that reads the times.
 
     Only the loop writes the sums. They are variables of closures, because these are the fastest. `plan` and `settle`
     are called in every step, so their parameters are named: `*args` and `**settings` take longer.

@@ -126,7 +126,7 @@ class PrefixCache(Contents):
         The matched state gets one more reader. The caller must end this read.
 
         Args:
-            match: What `match` returned.
+            match: The match of the prompt. The path ends at the node of the matched state.
             prompt: The prompt.
 
         Returns:
@@ -200,8 +200,8 @@ class PrefixCache(Contents):
         A state whose length is from `first` to `last` is not marked.
 
         Args:
-            own: Node whose state the session left here -> how often the session used it. Nodes without a state are
-                removed from this dict.
+            own: A dict with the nodes whose states the session left here. The value of a node says how often the
+                session used its state. Nodes that have no state now are removed from the dict.
             first: Shortest length that is not marked, in tokens. None: every state but the longest is marked, and the
                 longest loses the mark that it may have had.
             last: Longest length that is not marked, in tokens.
@@ -221,7 +221,7 @@ class PrefixCache(Contents):
         """Returns the lengths at which a prompt is to keep states: the placement names them, the policy admits them.
 
         Args:
-            match: What the prompt matched.
+            match: How far the cache matches the prompt.
 
         Returns:
             Pairs (length, kind), ascending. Lengths are in tokens, multiples of `PageTable.unit`.
@@ -246,7 +246,7 @@ class PrefixCache(Contents):
         ]  # fmt: skip
 
     def use(self, lease: Lease) -> None:
-        """Counts a request that starts from its matched state, if any. Policies learn of the request later, see `hear`.
+        """Counts a request, and a use of the matched state if there is one. Policies learn of it later, see `hear`.
 
         Args:
             lease: The request's lease.
@@ -406,8 +406,8 @@ class PrefixCache(Contents):
     ) -> Node | None:
         """Returns the node for a state of the first `end` pages of a prompt, None if the policy declines the state.
 
-        A node that is returned with a state has one of the same tokens: a duplicate. `start` is a leased node on the
-        path. `moves` are not recorded yet.
+        If the returned node has a state already, it is a state of the same tokens, and the new one is a duplicate.
+        `start` is a leased node on the path. `moves` are not recorded yet.
         """
         start = start if start is not None and start.end <= end else None
         lookup = self.tree.find(prompt, end, start)
@@ -415,7 +415,7 @@ class PrefixCache(Contents):
         if above == end:
             self._counts["duplicates"] += 1
             if self.names.keyed and lookup.stated is not None:
-                self._superseded.pop(lookup.stated, None)  # the KV up to this node is there, perhaps again
+                self._superseded.pop(lookup.stated, None)  # the engine has the KV up to this node, perhaps again
             return lookup.stated
         admits = self.state_policy.admits(Place(end, above, kind))
         if not admits or (self.by_key and self._named_twice(prompt, end, moves)):
@@ -427,7 +427,7 @@ class PrefixCache(Contents):
         """Returns whether the key of a block names another prefix as well. If so, the state of that prefix is ended."""
         key = prompt.key[(end - 1) * self._unit : end * self._unit]
         others = [node for node in self.by_key.get(key, ()) if self.tree.salt(node) == prompt.salt]
-        self._record(moves if others else [])  # a state of another row of the call may be among them
+        self._record(moves if others else [])  # `others` may have states of other rows of this call
         for other in others:
             why = "a key is at two places: it is no hash of all tokens up to its end, or keys= begin at another block"
             self._told.event(logging.WARNING, "two prefixes", blocks=f"{other.end} {end}", why=why)

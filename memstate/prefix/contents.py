@@ -220,7 +220,7 @@ class Contents(NotCopied, Shown):
         if n <= 0:
             return 0
         chosen: dict[Node, None] = {}  # a policy may offer a node more than once
-        for node in self._idle(chain(self.state_policy.victims(), self.stated())):  # `stated`: nodes not offered
+        for node in self._idle(chain(self.state_policy.victims(), self.stated())):  # `stated`: those not offered
             chosen[node] = None
             if len(chosen) == n:
                 break
@@ -388,7 +388,7 @@ class Contents(NotCopied, Shown):
         Syncs: no.
         """
         kv, counts = self._keeper.pages, self._counts
-        asked = counts["hit_tokens"] + sum(counts[name] for name in LOST.values())  # so hits and losses add up to it
+        asked = counts["hit_tokens"] + sum(counts[name] for name in LOST.values())  # hits and losses add up to it
         return replace(
             PrefixStats(**counts), states=self.states, nodes=self.tree.nodes, prompt_tokens=asked,
             pages=self.tree.total_pages if kv else 0, leased_pages=self.tree.leased_pages if kv else 0,

@@ -63,11 +63,13 @@ class Conversation:
 
     Attributes:
         handle: The session's handle.
-        prompt: The tokens that its states and pages stand for; while a turn runs, those from which its row started.
+        prompt: The tokens that its states and pages stand for; while a turn runs, the tokens of the state from which
+            its row started.
         kept: Its states, longest first.
         pages: Ids of its KV pages.
         path: The node at which its lease in the prefix cache ends; `NO_NODE` without a lease.
-        own: Node whose state the session left in the prefix cache -> how often the session itself used it.
+        own: A dict with the nodes whose states the session left in the prefix cache. The value of a node says how often
+            the session itself used its state.
         row: Row of the turn that runs, 0 for none.
         start: Tokens of the state from which the row of this turn started.
         asked: Tokens of the last prompt. The tokens of `prompt` beyond them are the answer.
@@ -107,7 +109,7 @@ class Conversation:
 
     @property
     def parts(self) -> bool:
-        """Whether two or more turns in a row parted from the answer before. A single one may be an edit of the user."""
+        """Whether two or more turns in a row parted from the answer before. One alone may be an edit by the user."""
         return self.parted > 1
 
     def info(self, now: float) -> SessionInfo:

@@ -92,8 +92,9 @@ class Lease:
     Attributes:
         node: Last node of the path.
         prompt: The prompt; empty if its tokens are not known. Tokens that the row files later must begin with it.
-        match: What the lookup found.
-        own: Node whose state this row filed -> its `uses` at that time, plus those by this row since.
+        match: How far the tree matched the prompt.
+        own: A dict with the nodes whose states this row filed. The value of a node is its `uses` at that time, plus the
+            uses by this row since.
         decoded: The last state beyond the prompt that this row filed.
         given: Tokens with which the row was admitted; they begin with the prompt. None: not known.
         encoded: With keys: the keys that the row has given so far, encoded, so that only new keys need encoding.

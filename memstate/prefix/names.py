@@ -52,7 +52,7 @@ class Names:
         """Returns tokens or keys as bytes: `BYTES` for each token that they stand for.
 
         Raises:
-            InvalidArgument: They are not valid as tokens, or not as keys.
+            InvalidArgument: The tokens or keys are not valid.
         """
         if not self.keyed:
             return encode(given)
@@ -77,7 +77,8 @@ class Names:
             request: The request.
 
         Raises:
-            InvalidArgument: They are not valid, or the cache needs keys where tokens are given, or the other way round.
+            InvalidArgument: The tokens or keys are not valid, or the cache needs keys where tokens are given, or the
+                other way round.
         """
         tokens, keys, salt, kind = request.tokens, request.keys, request.salt, request.kind
         given = self.of(tokens, keys) if self.keyed or keys is not None else tokens
@@ -113,7 +114,7 @@ class Names:
             given: All tokens or keys.
 
         Raises:
-            InvalidArgument: They are not valid as tokens, or not as keys.
+            InvalidArgument: The tokens or keys are not valid.
         """
         unit = self.page * BYTES if self.keyed else BYTES
         had = len(known) // unit

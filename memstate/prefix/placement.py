@@ -43,9 +43,10 @@ class Ends(Placement):
     at least its last token. So when the same prompt comes again, it hits the state at its end.
 
     With templates of thinking models, the prompt of the next turn differs from this one in its last 0 to 10 tokens.
-    `spare=8` keeps a state before most of these points. It pays if turns part 2 tokens or more before the end, and
-    pages have 16 tokens or more. Otherwise it costs time: the same prompt computes up to 7 tokens more, rounded up to
-    whole pages. If Transformers renders the prompts, `mst.chat` finds the point from the template instead.
+    `spare=8` keeps a state before most of these points. It pays if the prompts of turns differ from 2 tokens or more
+    before the end on, and pages have 16 tokens or more. Otherwise it costs time: the same prompt computes up to 7
+    tokens more, rounded up to whole pages. If Transformers renders the prompts, `mst.chat` finds the point from the
+    template instead.
 
     Args:
         every: Tokens between two states of a long prompt, rounded up to whole pages. None: no states in between.

@@ -64,7 +64,7 @@ class Ranking:
                 yield entry[2]
 
     def _restore(self) -> None:
-        """Puts back the entries that the last `ascending` took: it cannot do so itself if its caller stopped early."""
+        """Puts back the entries that the last `ascending` took. If its caller stopped early, it could not do so."""
         while self._passed:
             entry = self._passed.pop()
             if self._entries.get(entry[2]) is entry:

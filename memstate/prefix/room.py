@@ -99,7 +99,7 @@ class Room:
     def _give_way(
         self, lacking: Callable[[], int], evict: Callable[[int], object], goes: Callable[[Conversation], bool]
     ) -> None:
-        """Lets sessions that `goes` accepts make way until nothing is lacking. After each one, calls `evict`."""
+        """Lets sessions that `goes` accepts make way until nothing is lacking. After each session, calls `evict`."""
         for session in self._sessions.idle():
             if goes(session):
                 self.give_way(session)

@@ -168,7 +168,7 @@ class Sessions:
         """Returns an open session.
 
         Args:
-            handle: What `open` returned.
+            handle: The handle that `open` returned.
 
         Raises:
             StaleHandle: The session is closed, or belongs to another manager.
@@ -186,7 +186,7 @@ class Sessions:
         """Returns an open session without a running turn.
 
         Args:
-            handle: What `open` returned.
+            handle: The handle that `open` returned.
 
         Raises:
             StaleHandle: The session is closed, or belongs to another manager.
@@ -240,7 +240,7 @@ class Sessions:
         return len(given), self._pages.allocator.alone(session.pages[pages:])
 
     def give_up(self, session: Conversation, source: Source) -> None:
-        """Releases the states and pages of the session from which the turn does not start.
+        """Releases those states and pages of a session that its new turn does not start from.
 
         Args:
             session: The session.
@@ -308,7 +308,7 @@ class Sessions:
 
         Args:
             row: The turn's row.
-            known: Tokens that are known to be real.
+            known: Number of the row's first tokens that are known to be real.
             key: The conversation's tokens, encoded. None after an abort: the tokens from which the turn began are used.
             lease: The row's lease, None for none.
             cache: The prefix cache.
@@ -327,7 +327,7 @@ class Sessions:
             session.kept, registers = self._holdings.move_in(registers, session), []
         for register in registers:
             if not self._holdings.free:
-                (cache.evict_states if session.kept else free_registers)(1)  # other sessions give up only one
+                (cache.evict_states if session.kept else free_registers)(1)  # other sessions make way for one only
             self.refused += not self._holdings.free
             if self._holdings.free:
                 session.kept += self._holdings.move_in([register], session)
@@ -374,7 +374,7 @@ class Sessions:
         """Closes a session and releases its states and pages. If a turn runs, this happens at the end of the turn.
 
         Args:
-            handle: What `open` returned.
+            handle: The handle that `open` returned.
 
         Returns:
             The last node of its path in the prefix cache. The caller ends the lease on it.

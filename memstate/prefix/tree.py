@@ -200,7 +200,7 @@ class Tree:
 
         Args:
             leaf: The node. It has no lease, and no node below it has KV.
-            pages: How many pages at its end.
+            pages: How many pages at the end of the node lose their KV.
 
         Returns:
             The ids of the pages.
@@ -223,7 +223,7 @@ class Tree:
     def _grow(self, parent: Node, key: bytes, pages: Ids) -> Node:
         size = len(key) // self.page
         if not (parent.is_root or parent.children or parent.snapshot or parent.evicted):
-            parent.key += key  # no state or branch is at its end: a prompt in chunks stays one node
+            parent.key += key  # the parent's end has no state or branch: a prompt in chunks stays one node
             parent.pages += pages
             parent.end += size
             self.total_pages += size
@@ -253,7 +253,7 @@ class Tree:
         return upper
 
     def remove(self, node: Node) -> None:
-        """Removes a leaf, and the root if it has no other node. The caller releases the leaf's pages and state."""
+        """Removes a leaf, and its root if no other node is below it. The caller releases the leaf's pages and state."""
         parent, size = node.parent, len(node.key) // self.page
         assert parent is not None and not node.children and not node.leases
         del parent.children[node.key[: self.page]]
@@ -332,7 +332,7 @@ class Tree:
         """Returns a text for each wrong count of nodes, pages and leases.
 
         Args:
-            leased: Node -> number of rows and sessions whose lease ends there.
+            leased: For each node, the number of rows and sessions whose lease ends there.
         """
         leases, nodes = Counter[Node](), [node for _, node in self.walk()]
         for end, times in leased.items():

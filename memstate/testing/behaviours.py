@@ -279,7 +279,7 @@ class Behaviour(NamedTuple):
 
     Attributes:
         number: number in docs/behaviours.md.
-        title: the promise, in one sentence.
+        title: what the pool should do, in one sentence.
         needs: protocols of `pools` that the pool must implement.
         case: the program of calls that checks it.
         promised: True: every pool should have this behaviour. False: memstate has it, other pools need not.

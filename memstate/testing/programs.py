@@ -17,7 +17,7 @@ class Program(Trial):
 
     Attributes:
         held: slots that the caller holds by id.
-        running: row -> slots of its running request.
+        running: for each row with a running request, the slots of the request.
         seen: all rows that requests had.
         open: number of open groups.
     """

@@ -12,8 +12,8 @@ class MemoryStore:
     """Keeps records in a dictionary, notes all calls, and fails as a test asks.
 
     Attributes:
-        records: name -> bytes.
-        faults: name -> fault of the record: "vanished" (exists, but a read misses it), "half" (a read gets half of it),
+        records: bytes of each record by its name.
+        faults: fault of a record by name: "vanished" (exists, but a read misses it), "half" (a read gets half of it),
             "garbage" (a read gets wrong bytes), "denied" (reads and writes fail) or "raises" (a read raises).
         broken: whether every call raises OSError.
         forgetful: whether `exists` returns one answer too few.

@@ -43,7 +43,7 @@ class Watch:
         rtol: largest allowed difference of two numbers, as a fraction of the largest number of their tensor.
 
     Attributes:
-        answers: prompt -> its tokens and their logits, from the runs alone.
+        answers: for each prompt, the tokens of its answer and their logits, from the run that served it alone.
         counts: counts of the current run: tokens and states compared, most pages in use.
         wrong: (request, difference of one of its states), for all differences of the current run.
         parted: requests of the current run that chose another of two equally good tokens.
@@ -51,7 +51,7 @@ class Watch:
 
     def __init__(self, rtol: float) -> None:
         self.rtol, self.answers = rtol, list[list[tuple[int, Tensor]]]()
-        # (prompt, length) -> the different states that runs alone had there; a dead step can leave a second one
+        # for each (prompt, length): different states of the run alone there; a dead step can leave a second one
         self._states = dict[tuple[int, int], list[State]]()
 
     def begin(self, mem: StateManager, alone: bool) -> None:
@@ -63,7 +63,7 @@ class Watch:
         """
         self.counts, self.wrong, self.parted = Counter[str](), list[tuple[int, EngineDiffers]](), set[int]()
         self._mem, self._alone, stepping, ending = mem, alone, mem._parts.stepping, mem._parts.ending
-        self._last = dict[int, str]()  # request -> last step whose state was compared, for messages
+        self._last = dict[int, str]()  # for each request, the last step whose state was compared; for messages
         self.answers += [[]] if alone else []
         self._numbers = range(1 if alone else 2 * len(self.answers))
         canary: Any = stepping._canary
@@ -96,7 +96,7 @@ class Watch:
 
         Args:
             step: the step whose forward has run.
-            requests: entry of the batch -> request whose states are needed.
+            requests: for each entry of the batch whose states are needed, its request.
         """
         mem, before, after, write = self._mem, step.before.tolist(), step.after.tolist(), step.write.tolist()
         self.counts["pages"] = max(self.counts["pages"], mem.pages.count - mem.free_pages)

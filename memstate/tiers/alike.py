@@ -32,8 +32,8 @@ def compare(ranks: Ranks, rank: int, settings: Mapping[str, object], limit: floa
 
     Args:
         ranks: The ranks.
-        rank: The number of this rank that its settings name.
-        settings: Name -> setting that must be the same. The text of an error uses the name.
+        rank: The number of this rank, as its settings give it.
+        settings: Settings that must be the same on all ranks, by name. The text of an error uses the name.
         limit: Tokens that all prefetches of this rank together may fetch, None for any number. It depends on the size
             of host memory, which may differ between ranks.
 

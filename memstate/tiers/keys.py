@@ -113,7 +113,7 @@ def fingerprint(
         ranks: Number of ranks.
 
     Raises:
-        InvalidArgument: An argument has the wrong type, or there is no such rank.
+        InvalidArgument: An argument has the wrong type, or `rank` is not below `ranks`.
     """
     if not isinstance(model, str):
         raise InvalidArgument(f"model {model!r}: expected its name, a text")

@@ -51,7 +51,7 @@ class TierManager(NotCopied, Shown):
         cache: The prefix cache; this object becomes its `below`.
         commands: The manager's command buffer.
         pages: The page table of all rows.
-        alike: Name -> setting on which decisions of the manager depend. It must be equal on all ranks of a group.
+        alike: Settings on which decisions of the manager depend, by name. They must be equal on all ranks of a group.
 
     Attributes:
         planned: Function that notes the KV pages that a step completes; see `HostTier.planned`.
@@ -438,7 +438,7 @@ class TierManager(NotCopied, Shown):
             for at in range(0, len(nodes), room):  # in parts: stored records can be evicted for the next part
                 chosen = nodes[at : at + room]
                 self._save_all(chosen)
-                for node in chosen:  # if the KV of all did not fit: one by one
+                for node in chosen:  # states whose KV did not fit together: one by one
                     if not self.host.has(node):
                         self._save_all([node])
 

@@ -17,7 +17,7 @@ from memstate.tiers.stores.base import Bytes
 
 MAGIC, VERSION = b"memstate", 1
 DIGEST_BYTES = 32  # bytes of a key and of a fingerprint
-HEADER_UNIT = 64  # the size of a header is a multiple of so many bytes
+HEADER_UNIT = 64  # the size of a header is a multiple of this number of bytes
 Kind = Literal["state", "kv"]
 Flaw = Literal["", "truncated", "magic", "version", "header", "foreign", "checksum"]
 FLAWS: tuple[str, ...] = get_args(Flaw)[1:]
@@ -35,7 +35,7 @@ class RecordFormat:
         kind: "state" or "kv".
         layout: Layout of a slot, or of a page as if it were a slot, in any order. The body of a record is in slot-major
             order all the same, aligned to 16 bytes.
-        fingerprint: What `memstate.tiers.keys.fingerprint` returned.
+        fingerprint: 32 bytes that stand for model, layout and ranks, see `memstate.tiers.keys.fingerprint`.
 
     Attributes:
         nbytes: Bytes of a record, header and body.

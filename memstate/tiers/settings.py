@@ -14,7 +14,7 @@ from memstate.tiers.stores.base import Store
 
 Write = Literal["through", "selective", "back"]
 METHODS = ("register", "exists", "get", "put", "discard", "close")
-LEAST = {  # setting that is a whole number -> its smallest value
+LEAST = {  # the smallest value of each setting that is a whole number
     "host_slots": 1, "host_pages": 1, "ahead": 0, "staging": 1, "rank": 0, "threads": 1, "ranks": 1,
 }  # fmt: skip
 DERIVED = ("host_pages", "ahead")  # settings that may be None: then they are computed from other settings
@@ -47,7 +47,8 @@ class Tiers:
         staging: States for which each of the two staging buffers on the device has room, 1 or more. The two buffers for
             KV pages have the same size, but at least 32 MiB for each of these states. States that the device evicts
             while staging is full are lost.
-        int8: Planes that records hold as 8-bit integers: name -> axis along which values share a scale.
+        int8: Names of planes that records hold as 8-bit integers. The value of a name is the axis along which values
+            share a scale.
         executor: Executor that replaces the threads, for tests.
         clock: Function that replaces `time.monotonic`, for tests.
 

@@ -131,7 +131,7 @@ class Workers:
             The job. If the executor has been shut down, the job is done and has the error.
         """
         job, token = Job(ended), JobToken()
-        finalize(token, self.cancel, job)  # does nothing if the job has begun
+        finalize(token, self.cancel, job)  # when the token is freed; does nothing if the job has begun
         try:
             self.executor.submit(self._run, job, token, self._round, work, arguments)
         except RuntimeError as error:  # shut down; or no thread could start: the queue has the work all the same
@@ -144,7 +144,7 @@ class Workers:
         self._active[job] = None  # before the check below: so `drain` sees the job, or the check sees `drain`
         try:
             if not (job.begun or job.claim()):
-                return  # the thread that cancels the job ends it
+                return  # the thread that has cancelled the job calls `end`
             if number != self._round:
                 job.cancelled = True
             else:

@@ -51,7 +51,7 @@ class WriteBack:
         written: Number of records that were stored.
         failed: Number of records that storage did not take.
         missed: Number of records that were evicted before they were written.
-        raised: Reason -> number of writes that raised an error for this reason. `refused` counts writes in which
+        raised: For each reason, the number of writes that raised an error for it. `refused` counts writes in which
             records failed, but for which neither an error nor the store's `faults` give a reason.
     """
 

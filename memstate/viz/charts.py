@@ -18,7 +18,7 @@ def bars(numbers: Numbers, unit: str, *, log: bool = False) -> Figure:
     """Draws numbers as groups of bars with their values, such as the MiB of several models for each dtype.
 
     Args:
-        numbers: Group -> name -> value, with the same names in every group.
+        numbers: For each group, its values by name. All groups have the same names.
         unit: Unit of the values, for the axis.
         log: Whether the axis is logarithmic; then a 0 shows its number, but no bar.
 
@@ -54,7 +54,7 @@ def stacked(numbers: Numbers, unit: str) -> Figure:
     """Draws a bar for each group, stacked from its parts, such as the bytes of a plan or the tokens of a trace.
 
     Args:
-        numbers: Group -> part -> value from 0 on, with the same parts in every group.
+        numbers: For each group, the values of its parts by name, from 0 on. All groups have the same parts.
         unit: Unit of the values, for the axis.
 
     Raises:
@@ -104,11 +104,12 @@ def lines(
     """Draws a line for each name over the values of a setting, such as each policy's hit rate over numbers of states.
 
     Args:
-        numbers: Name -> value of the setting, 1 or more -> number. The axis of the setting is logarithmic.
+        numbers: For each name, a dict from values of the setting, 1 or more, to numbers. The axis of the setting is
+            logarithmic.
         setting: Text of the axis of the setting.
         unit: Unit of the numbers, for their axis.
         log: Whether the axis of the numbers is logarithmic; then they must be above 0.
-        limits: Name -> number at which a dashed line crosses the picture.
+        limits: For each name, the number at which a dashed line crosses the picture.
 
     Raises:
         InvalidArgument: A value is not a number, or there is nothing to draw.
@@ -164,7 +165,8 @@ def curves(numbers: Mapping[str, Mapping[str, Sequence[float]]], labels: Sequenc
     """Draws a panel for each unit, and in it a line for each name, over steps.
 
     Args:
-        numbers: Unit -> name -> one number for each step. All units have the same names, all names as many numbers.
+        numbers: For each unit and in it for each name, one number for each step. All units have the same names, and all
+            names have the same number of steps.
         labels: A label for each step (default: 0, 1, ...).
 
     Raises:

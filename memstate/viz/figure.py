@@ -129,7 +129,7 @@ def key(colours: Mapping[Any, Colour], padding: bool = False) -> list[Patch]:
     """Returns the entries of a legend of colours.
 
     Args:
-        colours: Name -> colour.
+        colours: The colour of each name.
         padding: Whether to add an entry for padding, which is hatched as in the picture.
     """
     shown = [_patch(colour, plain(name)) for name, colour in colours.items()]

@@ -16,7 +16,7 @@ Inspections = Inspection | Sequence[Inspection]
 
 
 def layouts(given: Layouts) -> dict[str, StateLayout]:
-    """Returns name -> layout, from one layout or a dict of them. The name of a single layout is its order.
+    """Returns layouts by name, from a dict of them or from a single layout, whose name is then its order.
 
     Raises:
         InvalidArgument: `given` is neither a layout nor a dict of layouts.
@@ -62,7 +62,7 @@ def groups(what: str, given: Any, alike: bool = True) -> list[Any]:
 
     Args:
         what: Name of the picture, for messages.
-        given: Group -> name -> value.
+        given: For each group, its values by name.
         alike: Whether every group must have the same names.
 
     Raises:

@@ -22,7 +22,7 @@ def slot(layouts: Layouts) -> Figure:
     Padding is hatched.
 
     Args:
-        layouts: Name -> layout, or one layout.
+        layouts: Layouts by name, or one layout.
 
     Raises:
         InvalidArgument: `layouts` is neither a layout nor a dict of layouts.
@@ -80,7 +80,7 @@ def arena(layouts: Layouts, slots: int, ids: Sequence[int] = ()) -> Figure:
     """Draws the arenas of each layout from first byte to last, with a colour for each plane and a shade for each layer.
 
     Args:
-        layouts: Name -> layout, or one layout; at most 2000 blocks together.
+        layouts: Layouts by name, or one layout; at most 2000 blocks together.
         slots: Number of slots, without the null slot.
         ids: Slots to highlight, 1..slots; blocks of other slots are pale.
 
@@ -139,7 +139,7 @@ def pages(
     The larger the part of a page that is touched, the stronger is its colour.
 
     Args:
-        layouts: Name -> layout, or one layout; at most 2**20 pages of arenas together.
+        layouts: Layouts by name, or one layout; at most 2**20 pages of arenas together.
         slots: Number of slots.
         ids: Slots that are read, 1..slots.
         page_bytes: Bytes of a page.

@@ -66,7 +66,7 @@ def holdings(inspection: Inspection) -> list[tuple[str, str]]:
     """Returns a pair (kind, name) for the owner of each slot 1..capacity.
 
     Kinds are those of the inspection, and also `free`, `by id` (claimed by id), `leaked` (neither free nor owned) and
-    `contested` (several owners, or an owner of a free slot). The name is "" unless there is exactly one owner. Of a
+    `contested` (several owners, or an owner of a free slot). The name is "" unless there is exactly one owner. For a
     slot claimed by id, it is the tag.
 
     Args:
@@ -84,8 +84,8 @@ def holdings_over(changes: Changes) -> list[OwnerSpan]:
     number of the later one if the journal has recorded this packet already.
 
     Args:
-        changes: `mem.journal.changes`, or the `changes` of an inspection, oldest first; or the inspection itself. This
-            gives more: registers that no change names, lengths, and the present names of owners.
+        changes: `mem.journal.changes`, or the `changes` of an inspection, oldest first; or the inspection itself. The
+            inspection gives more: registers that no change names, lengths, and the present names of owners.
 
     Raises:
         InvalidArgument: `changes` is not a list of changes.
@@ -113,7 +113,8 @@ def group_of(kind: str, owner: str, rows: Mapping[str, str] | None = None) -> st
     Args:
         kind: Kind of the owner.
         owner: Name of the owner, as in an inspection.
-        rows: Name of a row, such as `row 1` -> group of its request, to which the states at the row's marks belong.
+        rows: For the name of each row, such as `row 1`, the group of its request. The states at the row's marks belong
+            to this group.
     """
     if match := _REQUEST.fullmatch(owner):
         return match[1]

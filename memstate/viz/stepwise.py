@@ -134,7 +134,7 @@ def steps(runs: Mapping[str, Sequence[PlannedStep]]) -> Figure:
     tokens of its state after the forward.
 
     Args:
-        runs: Name -> steps of a run, such as the same loop under several strategies; at most 24 steps each.
+        runs: The steps of each run by its name, such as the same loop under several strategies; at most 24 steps each.
 
     Raises:
         InvalidArgument: There is nothing to draw, or too many cells to tell apart.

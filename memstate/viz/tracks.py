@@ -79,7 +79,7 @@ def sorted_lines(spans: Sequence[OwnerSpan]) -> list[tuple[str, int]]:
 
 
 def bounds(spans: Sequence[OwnerSpan]) -> tuple[float, float]:
-    """Returns the first and last packet of a picture. There is room for spans that begin before it or end after it."""
+    """Returns the first and last packet that a picture shows, with room for spans that begin earlier or end later."""
     known = [packet for span in spans for packet in (span.begin, span.end) if packet is not None] or [0]
     early, late = any(span.begin is None for span in spans), any(span.end is None for span in spans)
     room = max(0.5, 0.04 * (max(known) - min(known)))

@@ -21,7 +21,7 @@ class PacketSection:
     Args:
         name: Name of the section.
         start: First word of the section.
-        columns: Name of a column -> its entries. In the packet, each column is padded to a multiple of 4 words.
+        columns: The entries of each column by its name. In the packet, each column is padded to a multiple of 4 words.
     """
 
     name: str

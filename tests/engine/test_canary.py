@@ -104,9 +104,9 @@ STORES = [(name, vector) for name in MAKERS for vector in SAYS if vector != "sna
 @pytest.mark.parametrize("plane", WRITTEN)
 @pytest.mark.parametrize(("name", "vector"), STORES)
 def test_a_forgotten_store_is_named(backend: Backend, name: str, vector: str, plane: str) -> None:
-    """The step does not write the slot that it reads, is at a boundary and has marks.
+    """The step reads one slot and writes another, ends at a boundary and has marks.
 
-    Any call that closes it reports.
+    Whichever call closes the step reports the fault.
     """
     mem, layer = manager(backend, MAKERS[name](), direct_hits=True, page_size=2, grid=1), WRITTEN.index(plane) % 3
     rows = resumed(mem, snapshot_at=[I + 2])
@@ -291,7 +291,7 @@ def test_a_step_is_not_looked_at_before_its_forward(backend: Backend) -> None:
 
 
 def test_a_graph_with_nothing_to_fill_changes_no_byte(backend: Backend) -> None:
-    """Neither the null slot, which padding names, nor any other slot changes."""
+    """The replay writes no canary: neither the null slot, which stands in padding, nor another slot changes."""
     mem = manager(backend, ms.Redirect(I), page_size=2, grid=1)
     rows = mem.admit([ms.Request("a")])
     mem.submit()

@@ -38,7 +38,7 @@ def lines(log: pytest.LogCaptureFixture) -> list[str]:
 
 
 def require_logged(log: pytest.LogCaptureFixture, counted: ChaosStats) -> None:
-    """Requires one numbered line per counted fault. Later lines are of faults that came after the count."""
+    """Requires that the log has a numbered line for each counted fault. Faults after the count may add lines."""
     logged, kinds = lines(log), asdict(counted)
     assert [line.partition(",")[0] for line in logged] == [f"fault {n}" for n in range(1, len(logged) + 1)]
     for kind, n in kinds.items():

@@ -1,4 +1,4 @@
-"""Between the plan of a step and its forward, no call changes the owner of a slot that the step names.
+"""In the gap between the plan of a step and its forward, no call changes the owner of a slot that the step names.
 
 Each state is filled with one number, so that the state of another request is noticed.
 """
@@ -307,8 +307,8 @@ def test_a_snapshot_published_in_the_gap_is_used_behind_the_forward(backend: Bac
 
 @pytest.mark.parametrize("cleared", [False, True], ids=["", "cleared"])
 def test_kv_that_the_forward_has_still_to_write_does_not_go_down(cleared: bool) -> None:
-    """In the open step, x fills a page and publishes it. y leaves its state of the same tokens at this page; the state
-    is then evicted.
+    """In the open step, row x fills a page and publishes it. Row y ends, and leaves a state of the same tokens in the
+    cache; this state is then evicted.
     """
     at = Tiered(Backend("reference"), "none", prefix=ms.Prefix())
     x, y = at.admit(ms.Request("x", tokens=[*ONE, 1]), ms.Request("y", tokens=[*ONE, 1]))

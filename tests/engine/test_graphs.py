@@ -16,7 +16,7 @@ CUDA = torch.cuda.is_available()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="CUDA graphs need a CUDA device")]
 
 BATCHES = (1, 2, 3, 64, 256)
-WIDTH = 2  # limit of an entry's tokens in one step
+WIDTH = 2  # most tokens that an entry of the batch has in one step
 LAYERS, HEADS, DIM, STATE, TAPS = 2, 2, 32, 16, 4
 LAYOUT = ms.StateLayout(
     planes=(
@@ -42,7 +42,7 @@ def backend() -> Backend:
 
 
 class Inputs:
-    """Inputs of a forward besides states, `batch token ...` each, and weights; all at fixed addresses."""
+    """Weights of a forward, and its inputs except states, with axes `batch token ...`; all at fixed addresses."""
 
     def __init__(self, batch: int, device: torch.device, generator: torch.Generator) -> None:
         self._generator = generator
@@ -69,7 +69,7 @@ class Inputs:
 
 
 class Forward:
-    """Three kinds of recurrent layer on the planes of one manager, eager or as graphs."""
+    """A forward with three kinds of recurrent layer on the planes of one manager; it runs eagerly or as a graph."""
 
     def __init__(self, mem: ms.StateManager, backend: Backend, inputs: Inputs) -> None:
         self.mem, self.backend, self.inputs = mem, backend, inputs

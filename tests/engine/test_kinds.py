@@ -77,7 +77,7 @@ def test_B81_a_row_that_a_coming_forward_uses_is_fresh_only_after_it(backend: Ba
 
 
 def test_B81_a_fork_of_a_row_that_has_just_begun_is_fresh(backend: Backend) -> None:
-    """The data of one packet moves in no fixed order, so the fork waits for another packet."""
+    """The fork waits for a later packet: one packet copies and fills memory in no fixed order."""
     mem = manager(backend)
     mem.planes.rows["tail"].fill_(7.0)
     (a,) = mem.admit([ms.Request("a")])

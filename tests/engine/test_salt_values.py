@@ -128,10 +128,7 @@ def test_values_are_shown_as_far_as_they_can_be() -> None:
 
 
 def test_parts_of_a_salt_are_counted_not_followed_for_ever() -> None:
-    """A part that several tuples share counts once per tuple, up to a limit.
-
-    The text of the refusal keeps this limit.
-    """
+    """A part that several tuples share counts once per tuple. The count stops at a limit, which the refusal names."""
     assert require_salt(tuple(range(999))) == tuple(range(999))
     shared: tuple[object, ...] = ("x",) * 10
     for _ in range(7):

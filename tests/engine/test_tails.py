@@ -177,7 +177,7 @@ def test_T19_nodes_that_are_no_path_are_named(backend: Backend, nodes: list[list
 
 @pytest.mark.parametrize("late", [False, True])
 def test_T10_a_state_that_a_mark_has_taken_is_still_to_copy(backend: Backend, late: bool) -> None:
-    """The next plan moves the slot to the mark at the end of the chunk, and its step reads the state from there."""
+    """The next plan gives the row's slot to the mark at the end of the chunk. The planned step reads it."""
     mem = on(backend, layout(4), slots=6, max_requests=2, tracking=ms.Redirect(every=8), overlap=late, tail=4)
     row, other = mem.admit([ms.Request("a", snapshot_at=[5]), ms.Request("b")])
     mem.settle(mem.plan([row], 5))
@@ -192,8 +192,8 @@ def test_T10_a_state_that_a_mark_has_taken_is_still_to_copy(backend: Backend, la
 
 @pytest.mark.parametrize("late", [False, True])
 def test_T17_debug_mode_compares_what_was_written_with_what_accept_gets(backend: Backend, late: bool) -> None:
-    """A row that ends is compared, too: `accept` gets the number of all its accepted tokens, and `end` leaves out those
-    behind its end.
+    """Rows that end are compared, too: `accept` gets the number of all accepted tokens of such a row, and `end` leaves
+    out the tokens behind the end of the answer.
     """
     settings = {"slots": 6, "max_requests": 2, "tracking": ms.PingPong(every=4), "overlap": True, "tail": 4}
     mem = on(backend, ms.StateLayout(layout(4).planes, layers=1), **settings, debug=True)
@@ -493,7 +493,7 @@ def test_T9_a_request_finds_nothing_of_the_one_before_it(backend: Backend) -> No
 
 
 def test_T7_a_step_behind_a_cancelled_one_is_counted_already(backend: Backend) -> None:
-    """The plan of the cancelled step has counted the numbers in `step.accepted`, and has overwritten them."""
+    """The plan of the cancelled step has already counted the numbers in `step.accepted`, and overwritten them."""
     mem = on(backend, layout(4), slots=6, max_requests=2, tracking=ms.NoTracking(), overlap=True, tail=4)
     a, b = mem.admit([ms.Request("a"), ms.Request("b")])
     first = mem.plan([a, None], 4, drafts=3)
@@ -746,7 +746,7 @@ def test_T8_a_picture_names_the_registers_of_a_late_step(backend: Backend) -> No
 def test_T9_slots_that_are_missing_are_known_before_a_late_step(backend: Backend, strategy: str, accepted: int) -> None:
     """The row has a snapshot.
 
-    The host does not know its length: one token before the next boundary, at it, or behind it.
+    The host does not know the row's length: it is below the next boundary, at this boundary or behind it.
     """
     settings = {"slots": 5, "max_requests": 1, "tracking": STRATEGIES[strategy], "tail": 4, "overlap": True}
     mem = on(backend, layout(4), **settings)

@@ -263,7 +263,7 @@ def batch(number: int, size: int = 0) -> bytes:
 
 
 class Looked(dict[int, Any]):
-    """A list of held batches that counts the entries that are looked at."""
+    """The dict of batches that a subscriber holds back; counts the entries that a loop over it reads."""
 
     seen = 0
 

@@ -107,9 +107,9 @@ class Served:
 
 @torch.no_grad()
 def said(model: Any, cache: Cache, words: list[int], start: int, tokens: int) -> dict[int, Tensor]:
-    """Runs `tokens` tokens from `start` on; if `words` ends there, appends the likeliest next token.
+    """Runs `tokens` tokens of `words` from `start` on. If these are the last words, appends the likeliest next token.
 
-    Returns length -> logits.
+    Returns a dict with one entry: the length after these tokens, and the last logits.
     """
     ids = torch.tensor([words[start : start + tokens]], device=model.device)
     logits = model(input_ids=ids, past_key_values=cache, use_cache=True).logits[0, -1]

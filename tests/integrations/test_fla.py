@@ -33,7 +33,7 @@ def fla() -> ModuleType:
 
 
 def fla_gates(weights: Inputs, x: Inputs, gate: str) -> Inputs:
-    """Returns arguments of fla's functions.
+    """Returns queries, keys, values, decays `g` and `beta`, as arguments of fla's functions.
 
     For KDA, all keys of a head get one decay, so KDA equals the gated delta rule.
     """

@@ -43,9 +43,10 @@ def close(mine: Tensor, other: Tensor, bound: Rounded, times: int) -> bool:
 def test_a_token_of_deltaproduct_is_several_of_the_kernel(
     backend: Backend, generator: torch.Generator, steps: int
 ) -> None:
-    """A token of the model is `steps` tokens of the kernel: the first has the decay, the last the output.
+    """The kernel computes a token of the model as `steps` tokens: the first of these has the decay, the last gives the
+    output.
 
-    Marks count tokens of the kernel.
+    Marks count the kernel's tokens, not the model's.
     """
     recurrence = module("fla.ops.gated_delta_product.naive").naive_recurrent_gated_delta_product
     states, old = start(backend, generator)

@@ -22,7 +22,8 @@ from memstate.tiers.stores.base import Bytes
 from tests.support.splits import HEAD, KV, LAYERS, MIXED, PRESETS, WIDE, cut, shard, toy, whole
 
 RANKS, CANARY = (1, 2, 4, 8), 48
-BY_TRYING = ("mixed", "2 heads", "latent", "nemotron_h", "granite_hybrid")  # `fewest` confirms their sources
+# layouts for which `fewest` checks the set of source ranks
+BY_TRYING = ("mixed", "2 heads", "latent", "nemotron_h", "granite_hybrid")
 LAYOUTS = {name: toy(name) for name in PRESETS} | {"mixed": MIXED} | KV
 
 
@@ -210,9 +211,13 @@ def scaled(
     """Returns a layout of an int8 plane x and a plane of scales.
 
     Args:
-        x: the parts of plane x.
-        parts: the parts of the scales.
-        axes: the axes of x and of the scales that ranks cut.
+        shape: shape of plane x.
+        scale: shape of the scales.
+        x: how ranks divide plane x.
+        parts: how ranks divide the scales.
+        axes: the axis along which ranks cut x, and that along which they cut the scales.
+        dtype: dtype of plane x.
+        of: name of the plane to which the scales belong.
     """
     scales = Plane(f"{of}.scale", scale, torch.float32, parts=parts, axis=axes[1])
     return StateLayout((Plane("x", shape, dtype, parts=x, axis=axes[0]), scales), LAYERS)

@@ -42,7 +42,10 @@ def delta(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def buffer(plane: Tensor, slots: Tensor) -> dict[str, Any]:
-    """Returns arguments that make a plane the buffer of states; two slots are cache_steps states of one layer apart."""
+    """Returns arguments with which a kernel stores states in the slots of a plane.
+
+    `cache_steps` is the distance from slot to slot, in states of one layer.
+    """
     steps = plane.stride(0) // plane[0].numel()
     return {"intermediate_states_buffer": plane[:, None], "intermediate_state_indices": slots, "cache_steps": steps}
 

@@ -51,7 +51,7 @@ class Graphs:
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made = tiny("lfm2", changes=TWO_LAYERS)
-    monkeypatch.setattr(made, "_compiled_call_impl", None)  # for its value at the end: others use the model
+    monkeypatch.setattr(made, "_compiled_call_impl", None)  # restores the value at the end: others use the model
     torch._dynamo.reset()
     yield made
     torch._dynamo.reset()

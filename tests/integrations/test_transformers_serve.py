@@ -36,7 +36,7 @@ def prompts(tokens: Sequence[Sequence[int]] = PROMPTS, most: int = NEW) -> list[
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], Tensor]]:
-    """The tokens before each chosen token, and the logits from which it was chosen."""
+    """A list with (tokens before it, logits from which it was chosen) for each chosen token."""
     pairs: list[tuple[tuple[int, ...], Tensor]] = []
     choose = steps.choose
 
@@ -49,7 +49,10 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], Tensor]
 
 
 def farthest(seen: list[tuple[tuple[int, ...], Tensor]], known: Known) -> float:
-    """Returns the largest difference from the own cache's logits after the same tokens, as a part of the largest."""
+    """Compares logits with those of the model's own cache after the same tokens.
+
+    Returns the largest difference, as a part of the largest logit of the own cache.
+    """
     pairs = [(logits, known[key]) for key, logits in seen if key in known]
     return max(float((actual - own).abs().max() / own.abs().max()) for actual, own in pairs)
 

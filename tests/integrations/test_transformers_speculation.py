@@ -36,7 +36,7 @@ Answers = Sequence[Sequence[int]]
 
 
 def guessing(texts: Answers, answers: Answers, wrong: int) -> Callable[[Sequence[int], int], list[int]]:
-    """Returns an assistant that guesses from known answers; token `wrong` of each guess is wrong, if there is one."""
+    """Returns an assistant that guesses from known answers. Token `wrong` of a guess is wrong, counted from 0."""
     known = [[*text, *answer] for text, answer in zip(texts, answers, strict=True)]
 
     def guess(tokens: Sequence[int], most: int) -> list[int]:

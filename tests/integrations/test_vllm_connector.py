@@ -28,7 +28,7 @@ KINDS = [
     ("attention",), HYBRID, ("attention", "window", "state"), ("attention", "state", "state", "state"), ("window",),
     ("window", "window", "attention"),
 ]  # fmt: skip
-# number of window groups -> possible numbers of blocks; vLLM begins a chunk only if each group has room for all of it
+# indexed by the number of window groups: numbers of blocks; vLLM begins a chunk only if all of it fits in each group
 POOLS = ([22, 30, 60], [22, 30, 60], [44, 60])
 PROMPT = list(range(30))
 FAULTS = ("vanished", "half", "garbage", "denied", "raises")
@@ -312,7 +312,7 @@ def test_random_legal_schedules(make: Make, store: MemoryStore, seed: int, monke
     """Requests arrive, end, fail and are forgotten in random steps; each forward reads the right bytes."""
     draw = random.Random(seed)
     extra = {"host_blocks": draw.choice([6, 20, 60, 60]), "store_tokens": 4}
-    rooms = draw.choice([[1], [4], [0, 0, 1], [0, 2, 9]])  # numbers of free blocks of staging that a query may give
+    rooms = draw.choice([[1], [4], [0, 0, 1], [0, 2, 9]])  # free blocks of staging: each query gives a number of these
     monkeypatch.setattr(Transfers, "room", property(lambda transfers: draw.choice(rooms)))
     store.broken = draw.random() < 0.3
     kinds = draw.choice(KINDS)

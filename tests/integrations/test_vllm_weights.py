@@ -226,7 +226,7 @@ def test_an_adapter_that_changed_after_the_engine_began_is_its_own(
 ) -> None:
     """The files may be newer than the adapter that vLLM has loaded.
 
-    So its records get a name that only this process uses.
+    So the records of this adapter get a name that only this process uses.
     """
     caplog.set_level("WARNING", "memstate")
     began = max(path.stat().st_ctime for path in folder.iterdir()) - 1

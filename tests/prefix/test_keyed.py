@@ -29,7 +29,7 @@ def manager(size: int = 4, slots: int = 8, **settings: Any) -> ms.StateManager:
 
 
 def run(mem: ms.StateManager, rows: Any, tokens: int) -> None:
-    """Reads tokens of a row, or of each of several."""
+    """Runs one step that reads `tokens` tokens of a row, or of each row of a sequence."""
     step = mem.plan([rows] if isinstance(rows, ms.Row) else rows, tokens)
     for slot in (*step.write.tolist(), *step.marks.slot[: step.marked].tolist()):
         mem.planes["ssm"][:, slot] = 1.0
@@ -37,7 +37,7 @@ def run(mem: ms.StateManager, rows: Any, tokens: int) -> None:
 
 
 def read(mem: ms.StateManager, keys: list[Any], length: int, **given: Any) -> ms.Row:
-    """Reads a prompt of `length` tokens. `keys` are the keys of those of its blocks that have KV already."""
+    """Reads a prompt of `length` tokens. `keys` are the keys of the blocks of this prompt that have KV already."""
     (row,) = mem.admit([ms.Request("a", keys=keys, length=length, **given)])
     run(mem, row, length - mem.info(row).length)
     return row
@@ -386,7 +386,7 @@ def test_reach_is_refused_where_the_manager_keeps_the_kv() -> None:
 
 
 def test_K5_two_managers_that_are_told_the_same_keys_stay_equal() -> None:
-    """A scheduler and its workers, or ranks: the calls travel, no tokens."""
+    """For example, a scheduler sends its calls to its workers, or ranks make the same calls; no tokens are sent."""
     both = manager(slots=9), manager(slots=9)
     draw, rows = Random(7), dict[int, tuple[list[int], int]]()
     trees = [[draw.getrandbits(60)] for _ in range(3)]

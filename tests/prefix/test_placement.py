@@ -50,12 +50,15 @@ def test_what_is_no_number_of_tokens_is_refused(name: str) -> None:
 
 
 def chat(at: Prefill, seed: int, tail: int) -> list[tuple[int, int]]:
-    """Returns for each of five turns where it parts, `tail` tokens before the last prompt's end, and its start."""
+    """Returns for each of five turns the length at which its prompt parts from the last one, and where the turn starts.
+
+    Prompts part `tail` tokens before the end of the last prompt.
+    """
     draw, turns = random.Random(seed), list[tuple[int, int]]()
     text, parting = [draw.randrange(50) for _ in range(20)], 0
     for turn in range(5):
         text += [draw.randrange(50) for _ in range(draw.randrange(1, 15))]
-        prompt = [*text, *(90 + n for n in range(tail))]  # then the template's tokens before thoughts
+        prompt = [*text, *(90 + n for n in range(tail))]  # the template adds tokens before the thoughts
         turns.append((parting, at.turn(prompt, goal=2)))
         parting = len(text)
         text += [60 + turn, *(draw.randrange(50) for _ in range(draw.randrange(12)))]  # an answer, without thoughts

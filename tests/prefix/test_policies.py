@@ -134,7 +134,7 @@ def test_flop_aware_keeps_what_two_share() -> None:
 
 
 def test_flop_aware_counts_compute_from_the_state_above() -> None:
-    """To get the state of B again costs pages 4 to 10, from the state of A above it. For l it costs pages 0 to 7."""
+    """To compute B's state again costs pages 4 to 10, since A above it has a state. For l it costs pages 0 to 7."""
     forest = Forest(FlopAware(1000.0), b=B, l=(40, 41, 42, 43, 44, 45, 46), c=C)
     above, _ = forest.tree.insert(SaltedTokens(encode(A), None), array("q", A))
     above.snapshot = Snapshot(9, 0, 4)
@@ -150,7 +150,7 @@ def test_which_kinds_of_states_are_admitted(policy: StatePolicy) -> None:
 def taught(rates: ReturnRates, kind: int, returns: float, n: int = 400, age: int = 0, growth: int = 0) -> None:
     """Lets n states reach an age.
 
-    There the share `returns` of them is asked for; the others reach all later ages, too.
+    At this age a request asks for the share `returns` of the states; the other states reach all later ages, too.
     """
     for at in range(n):
         back = at < returns * n
@@ -190,8 +190,9 @@ def test_the_class_of_each_kind(kind: str, expected: int) -> None:
 
 
 def test_hazards_are_what_was_counted() -> None:
-    """A rate is the share that returns / the requests during which a state is held: for a state that returns, half of
-    the width of its age.
+    """A rate is the share of states that return, divided by the mean number of requests for which a state is held.
+
+    A state that returns is held for half the width of its age.
     """
     for age, share in ((0, 0.5), (3, 0.25), (7, 0.9)):
         rates = ReturnRates(2, 2, 2)
@@ -355,7 +356,7 @@ def test_the_first_eight_kinds_of_requests_have_classes_of_their_own() -> None:
 
 
 def test_a_state_inherits_the_requests_of_those_given_up_below_it() -> None:
-    """Two states have the same length and age. States below one of them were given up: it gets their requests."""
+    """Two states have the same length and age. One of them also counts the requests of dropped states below it."""
     policy, prompt = ReturnRate(), Prompts()
     first, second = prompt(9), prompt(9)
     below = [prompt(2, first), prompt(2, first)]

@@ -116,7 +116,9 @@ def test_M10_a_plan_with_any_number_of_marks_is_one_upload_and_two_launches(name
 @pytest.mark.parametrize("gives", ["1", "4", "ends", "in place"])
 @every_snapshot
 def test_M15_the_same_prompt_of_whole_pages_hits_all_but_its_last_page(name: str, gives: str, backend: Backend) -> None:
-    """The second request hits already. A longer prompt then starts one page before that end, and the next one at it."""
+    """The second request already hits. A longer prompt starts one page before the end of the first prompt, and the next
+    longer prompt starts at this end.
+    """
 
     def started(tokens: list[int]) -> int:
         row = at.start(tokens)

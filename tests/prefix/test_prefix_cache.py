@@ -59,7 +59,7 @@ def test_B43_a_state_is_never_split(backend: Backend) -> None:
     at = server(backend, "none")
     assert at.turn(T[:16]) == 0
     slot = at.slot(at.states()[16].register)
-    assert at.turn([*T[:8], *[99] * 4]) == 0  # this prompt parts in the middle of the first one
+    assert at.turn([*T[:8], *[99] * 4]) == 0  # parts from the first prompt in the middle of it
     at.look(idle=True)
     assert matched(at, [*T[:8], 1, 2])[:2] == (0, 8) and matched(at, [*T[:16], 1])[:2] == (16, 16)
     assert at.slot(at.states_by_prefix()[tuple(T[:16])].register) == slot and at.cache.tree.nodes == 3

@@ -29,7 +29,7 @@ hits = pytest.mark.parametrize(
 def server(
     backend: Backend, name: str, direct: bool, states: Sequence[list[int]], spare: int = 0, **more: Any
 ) -> Server:
-    """Returns a server whose pool holds these states, oldest first, and `spare` free slots."""
+    """Returns a server with `spare` free slots and a cached state of each prompt in `states`, the oldest first."""
     settings = {"every": 64, "rows": 4, "pages": 30, "prefix": ms.Prefix(states=Lru(), pages=LruPages())} | more
     at = Server(backend, name, whole=True, direct_hits=direct, slots=len(states) + spare, overlap=False, **settings)
     for tokens in states:

@@ -1,4 +1,4 @@
-"""Who gets room first: requests, then due snapshots, then cached states; no more is evicted than lacks.
+"""Who gets room first: requests, then due snapshots, then cached states; no more is evicted than is missing.
 
 Pages hold 4 tokens; every prompt of whole pages leaves one state, at its end (placement `Whole`).
 """

@@ -111,9 +111,9 @@ def test_states_at_each_page_of_answers_pay_where_no_session_keeps_their_ends(
 
 
 def answered(backend: Backend, turns: int = 1, **more: Any) -> tuple[Talks, ms.Session, list[int]]:
-    """Returns chats, one of their sessions, and its last prompt.
+    """Returns chats, one session of these chats, and the last prompt of this session.
 
-    Every turn of the session except the first has parted.
+    Every turn of the session except the first has parted from the answer before it.
     """
     talks = Talks(backend, "redirect", overlap=False, **more)
     session, prompt = talks.mem.sessions.open("a"), list(ASKED)
@@ -151,7 +151,7 @@ def test_S14_a_turn_that_goes_on_ends_it(backend: Backend) -> None:
 def test_S14_a_turn_without_a_word_of_its_own_is_neither(backend: Backend, how: str, turns: int) -> None:
     """The client wants another answer: it sends the same prompt, its beginning, or a prompt after an aborted turn.
 
-    This counts neither as a parting nor as none.
+    Such a turn leaves the session's count of partings as it is: it adds nothing and does not reset the count.
     """
     talks, session, prompt = answered(backend, turns)
     if how == "aborted":

@@ -27,9 +27,9 @@ def other(n: int, length: int = 9) -> list[int]:
 
 
 def talked(talks: Talks, *names: Any, **how: Any) -> list[ms.Session]:
-    """Returns sessions.
+    """Opens a session per name and returns the sessions.
 
-    Each has had one turn of 9 tokens, a prompt of 1 and an answer of 8, one session after the other.
+    One after the other, each session has one turn: a prompt of 1 token and an answer of 8 tokens.
     """
     sessions = []
     for n, name in enumerate(names, 1):

@@ -22,7 +22,7 @@ def marks(page: int = 1, grid: int = 0, packed: bool = False, direct_hits: bool 
 def due(of: Marks, *chunks: tuple[int, int], rows: list[int] | None = None) -> list[tuple[int, int]]:
     """Returns row and length of each mark of one step.
 
-    `rows` maps each row to its chunk: its lengths before and after the step.
+    `chunks` has for each row its lengths before and after the step; `rows` has the numbers of the rows.
     """
     kept = of.due(np.array(rows or range(1, len(chunks) + 1)), *(np.array(side) for side in zip(*chunks, strict=True)))
     assert all(mark.length == chunks[mark.entry][0] + mark.offset for mark in kept)

@@ -32,7 +32,7 @@ def table(mem: ms.StateManager) -> list[list[int]]:
 
 
 def published(mem: ms.StateManager, name: str, length: int, room: int) -> Snapshot:
-    """Returns a snapshot at `length` tokens of a request that has pages for `room`."""
+    """Returns a snapshot of `length` tokens. The request of the snapshot was admitted with pages for `room` tokens."""
     (row,) = mem.admit([Request(name, length=room)])
     for _ in range(length // 4):
         mem.settle(mem.plan([row], 4))

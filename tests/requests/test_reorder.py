@@ -1,4 +1,4 @@
-"""Reorders of many rows: rows that nobody names make room for forks of the others, in one packet."""
+"""Reorders of many rows: rows that a reorder leaves out end and make room for forks of the others, in one packet."""
 
 from random import Random
 

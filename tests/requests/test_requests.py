@@ -142,7 +142,7 @@ def test_B13_tables_are_sized_by_rows_not_by_slots(backend: Backend) -> None:
     assert owners.table(mem).claim([f"r{i}" for i in range(64)]) == list(range(1, 65))
 
 
-# what is missing -> (message, settings, arguments of the last request)
+# what the last of three requests lacks -> (message, settings of the manager, arguments of the last request)
 SHORT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "slots": ("^3 slots requested, 2 free", {"slots": 2}, {}),
     "slots for the lanes": ("^9 slots requested, 8 free", {"slots": 8, "tracking": ms.PingPong(every=4)}, {}),

@@ -1,5 +1,5 @@
-"""`shortfall` predicts the slots that boundaries lack: a caller that drops as many snapshots loses no snapshot that is
-due.
+"""`shortfall` predicts the slots that boundaries lack: a caller that drops this number of snapshots loses no
+snapshot that is due.
 """
 
 import pytest

@@ -13,7 +13,7 @@ from tests.support.scan import scan
 
 pytestmark = pytest.mark.sample(interpreter=0)  # tests host code, which is the same on every backend
 
-# slots at admission: with overlap, without
+# strategy -> slots that a request gets at its admission: (with overlap, without overlap)
 ADMISSION = {"none": (1, 1), "ping-pong": (3, 2), "lazy": (2, 2), "redirect": (1, 1)}
 AT_MOST = {"none": 1, "ping-pong": 3, "lazy": 3, "redirect": 2}
 

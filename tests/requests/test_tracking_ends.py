@@ -45,9 +45,10 @@ def test_B26_overlap_loses_nothing_and_overwrites_nothing_published(name: str, b
 def test_B27_B28_a_dead_step_leaves_the_newest_snapshot_that_is_real(
     name: str, length: int, late: bool, backend: Backend
 ) -> None:
-    """The request ends before its first boundary, with a dead step at a boundary, or with one behind it.
+    """The request ends at 3, 7 or 8 tokens: before the first boundary, before the second, or at it.
 
-    With `late`, the row ends after the dead step is settled, and gives the same state as one that ends at once.
+    A dead step follows. With `late`, the row ends only after the dead step is settled; it leaves the same state as
+    without `late`.
     """
     loop, row = running(backend, MAKERS[name](), length)
     last, dead = loop.step([row]), loop.step([row])

@@ -120,7 +120,8 @@ def test_a_full_ring_waits_for_its_oldest_copy_and_counts_it(ring: UploadRing, s
 def test_growth_leaves_copies_in_flight_alone(ring: UploadRing, stream: LaggingStream) -> None:
     for value, size in enumerate((8, 3, 9, 8, 40, 8, 8, 8, 200)):
         ring.send(packet(size, value))
-    assert [target.ints for target in stream.kept] == [8, 18, 80]  # freed while the stream could still read them
+    # sizes of buffers that were freed while the stream could still read them
+    assert [target.ints for target in stream.kept] == [8, 18, 80]
     stream.advance(stream.queued)
     assert stream.done == 9
 

@@ -42,7 +42,7 @@ def test_B66_round_trip_of_every_preset(backend: Backend, generator: torch.Gener
 def test_B66_round_trip_of_every_layout(
     backend: Backend, generator: torch.Generator, planes: list[Plane], order: Order
 ) -> None:
-    """Covers empty planes, odd sizes and several tiles.
+    """Covers empty planes, odd sizes, and states that the kernel moves in several tiles, which are pieces of a state.
 
     The bytes of a record do not depend on the alignment of the arenas.
     """

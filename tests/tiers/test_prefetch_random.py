@@ -17,13 +17,13 @@ from tests.support.sampling import PROOF
 from tests.support.shelves import Item, Shelf
 from tests.support.virtual import ByHand, MemoryStore, Together
 
-PAGE, MOST = 4, 12  # tokens of a page, limit of the pages of a prompt
+PAGE, MOST = 4, 12  # tokens per page, most pages of a prompt
 NAMES = {"kv": KV.name, "state": STATE.name}
 FAULTS = ("vanished", "half", "garbage", "denied", "raises")
 
 
 class Names:
-    """Tells the model by kind and key which records a store has, and which of them fail."""
+    """Tells the model which records a store has, and which of them fail. The model names a record by kind and key."""
 
     forgetful = False
 

@@ -104,9 +104,9 @@ def test_B61_one_rank_that_wants_an_end_is_enough(polls: int) -> None:
 
 
 def test_many_prefetches_take_turns_in_exchanges_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A round of the exchange has room for two of nine prefetches.
+    """The message that ranks exchange in a poll has room for only two of the nine prefetches.
 
-    Two prefetches whose storage never answers do not block the others.
+    Storage never answers for two of the prefetches; these do not block the others.
     """
     monkeypatch.setattr(rounds, "WORDS", 2 + 2 * 3)
     ranks = Ranks({}, {}, settings=WAIT, kv=600, states=20, workers=8, latency=iter([1e9] * 4 + [1.0] * 999).__next__)
@@ -126,7 +126,7 @@ def test_many_prefetches_take_turns_in_exchanges_of_one_size(monkeypatch: pytest
 
 
 class Broken:
-    """A group of two ranks that fails when words are sent, or when they are waited for."""
+    """A group of two ranks whose exchange of words fails at the moment `when`: "sent" or "waited for"."""
 
     done, left = False, 3
 

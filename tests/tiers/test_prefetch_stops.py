@@ -40,7 +40,7 @@ def stocked(settings: Prefetch, stated: bool = False, **sizes: object) -> tuple[
 
 
 def waiting(rig: Rig) -> int:
-    """Returns the number of records that were given back while a thread writes to them."""
+    """Returns the number of records that are neither free nor claimed, because a thread still writes to them."""
     return sum(cache.pool.records - cache.pool.free - cache.pool.claimed for cache in rig.caches)
 
 

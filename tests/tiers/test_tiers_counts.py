@@ -1,7 +1,7 @@
 """Costs of saves and loads: submits, uploads and launches, and no wait for the device.
 
-A save takes one upload and one launch for each batch that fits in staging, a load one upload in all. Staging of KV has
-room for all pages here.
+A save takes one upload and one launch for each batch that fits in staging. A load takes one upload
+in all. In these tests, the staging of KV has room for all pages.
 """
 
 import pytest

@@ -26,7 +26,7 @@ def virtual(backend: Backend, store: MemoryStore, executor: ByHand | None = None
 
 
 def test_a_storage_that_never_answers_leaves_host_memory_evictable(plain: Backend) -> None:
-    """Writes to storage may pin up to a quarter of the records of each kind, but always one."""
+    """Writes to storage may pin a quarter of the records of each kind, and at least one record."""
     for slots, pages, of_states, of_pages in ((8, 40, 2, 10), (2, 8, 1, 2)):
         jobs, store = ByHand(), MemoryStore()
         at = virtual(plain, store, jobs, tiers={"host_slots": slots, "host_pages": pages})

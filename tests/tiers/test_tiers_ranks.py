@@ -69,7 +69,10 @@ class Mine(ms.policies.Lru):
 
 
 class Line:
-    """An exchange in one thread: ranks call it one after the other. The first rank gets its own text twice."""
+    """Stands in for the exchange of two ranks' settings. Both ranks call it in one thread, rank 0 first.
+
+    Rank 0 gets its own text also as that of rank 1, which has not called yet.
+    """
 
     def __init__(self) -> None:
         self.told: list[dict[str, Any]] = []

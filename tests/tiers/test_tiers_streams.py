@@ -283,7 +283,7 @@ SCATTERED = [(7 * i) % 256 for i in range(64)]
 
 
 RUNS = {n: list(range(0, 2 * n, 2)) for n in (COPIES, COPIES + 1)}
-# records, staging, LARGE, work of the save, work of the load
+# numbers of the records, records that fit in staging, bytes of a large record, work of the save, work of the load
 MOVES: list[tuple[list[int], int, int, list[str], list[str]]] = [
     (list(range(9, 73)), 64, 2**23, ["copy_"], ["copy_", "unpack_slots"]),
     ([*range(30), *range(40, 74)], 64, 2**23, ["copy_"] * 2, ["copy_", "copy_", "unpack_slots"]),

@@ -25,7 +25,7 @@ def rated(
         requests: The requests of the trace, in its order.
         start: Fraction of the requests that only warm up the cache.
         report: Called with (requests done, requests in all).
-        policy: See `replay`.
+        policy: Name of a policy, or a class or function that makes a policy for states.
 
     Returns:
         The plan with the hit rates of its splits.

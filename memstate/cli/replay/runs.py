@@ -87,7 +87,7 @@ def bound(
         chunk: Largest number of tokens of a prefill chunk. It decides the unit of lengths.
 
     Raises:
-        InvalidArgument: See `replay`.
+        InvalidArgument: A value is out of range, or a single request does not fit.
         ConfigurationError: scipy is missing.
     """
     _require(requests, states, pages, BOUND, start, Loop(chunk=chunk))
@@ -120,7 +120,7 @@ def compare(
     """Replays a trace once for each policy and number of states. The policy `BOUND` gives the bound.
 
     Raises:
-        InvalidArgument: See `replay`; raised before the first replay.
+        InvalidArgument: A value is out of range, or a request does not fit; raised before the first replay.
         ConfigurationError: `BOUND` is among the policies and scipy is missing; raised before the first replay.
     """
     if not (states and policies and requests):

@@ -36,7 +36,7 @@ class Loop:
     Args:
         chunk: Largest number of tokens of a prefill chunk.
         every: Tokens between two states of decode, a multiple of a block.
-        placement: Name of the placement, one of `memstate.cli.policies.PLACEMENTS` with tokens for N.
+        placement: Name of the placement, one of `memstate.cli.policies.PLACEMENTS` with a number in place of N.
         running: Requests that run at a time.
     """
 

@@ -18,7 +18,7 @@ class Figures:
     """The samples of one manager.
 
     Attributes:
-        values: (name, labels) -> value; the labels `manager` and `rank` are left out.
+        values: value of each sample by its name and labels; the labels `manager` and `rank` are left out.
     """
 
     values: dict[tuple[str, Labels], float] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Scrape:
 
     Attributes:
         at: time of the scrape, in seconds of a monotonic clock.
-        managers: (manager, rank) -> its figures.
+        managers: figures of each manager, by the pair (name of the manager, rank).
     """
 
     at: float

@@ -121,7 +121,7 @@ def write(path: Path, requests: Iterable[TraceRequest]) -> None:
     """Writes a file that `read` can read. It is compressed if its name ends in .gz.
 
     An old file is replaced when all is written; if the write fails, the old file stays. The same requests give the same
-    bytes (if compressed, with the same zlib).
+    bytes; for a compressed file, this needs the same zlib.
 
     Raises:
         InvalidArgument: There are no requests, or the path cannot be a file.

@@ -24,13 +24,13 @@ from memstate.prefix.ranking import Ranking
 from memstate.prefix.tree import Node
 
 TURNS = 3  # later turns of a conversation share one class
-BRANCH, PASSED, USED = TURNS + 1, TURNS + 2, TURNS + 3  # from USED on: 5 classes, by log2 of uses, to 16 and more
+BRANCH, PASSED, USED = TURNS + 1, TURNS + 2, TURNS + 3  # USED and 4 more: log2 of uses, the last for 16 and more
 USED_PASSED, NAMED, BOUNDARY = USED + 5, USED + 6, USED + 7
 CLASSES, POOLED = BOUNDARY + 1, USED  # boundaries are not pooled: they are many and have few hits
 OF_KINDS = {"branch": BRANCH, "named": NAMED}
 KINDS = 8  # kinds of requests with their own pooled classes; further kinds count as requests without a kind
 OF_TURNS = ("prompt", "again")
-GROWTHS = 9  # number of growths: pages of the last request beyond the state, by log2, up to 128 and more
+GROWTHS = 9  # growths: log2 of the pages of the last request beyond the state; the last: from 128 pages on
 UPDATE = 64  # requests between two updates of the rates
 GONE = Node(None, b"")
 MEMORY = 2**15  # touches (calls of `_touch`) after which a count has half its weight
@@ -194,7 +194,7 @@ class ReturnRate(StatePolicy):
         return self.density(candidate) * (candidate.node.end - (above.node.end if above is not None else 0))
 
     def density(self, candidate: Candidate) -> float:
-        """Returns the chance of a hit, per request during which a state is kept: its own and those of dependents."""
+        """Returns the chance of a hit, per request during which a state is kept: hits of its dependents count too."""
         return max(candidate.worth, candidate.rate)
 
     def _provider(self, node: Node) -> Candidate | None:

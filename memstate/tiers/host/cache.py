@@ -58,7 +58,7 @@ class RecordCache:
         """Returns a text for each wrong count of pins and claimed records.
 
         Args:
-            pins: entry -> number of users for which it must stay. The caller has counted the users.
+            pins: for each entry, the number of users for which it must stay, as the caller has counted them.
             claimed: number of claimed records that are not in the cache.
         """
         faults = [

@@ -24,11 +24,11 @@ from memstate.state.planes import Planes
 from memstate.state.regions import Region
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-ROW = 32  # bytes of one tile in a tile table: four int64
+ROW = 32  # bytes of one entry of a tile table: four int64
 
 
 def table_bytes(layout: StateLayout) -> int:
-    """Returns the bytes of the tile table that maps the planes of a layout to records without int8."""
+    """Returns the bytes of the table of tiles (runs of bytes) by which planes are copied to records without int8."""
     return ROW * sum(layout.layers_of(plane) * len(tiles_of(plane.nbytes)) for plane in layout.planes)
 
 
@@ -93,8 +93,8 @@ class Packing:
 
     Args:
         planes: The planes of the slots.
-        int8: Planes of float32, bfloat16 or float16 that records hold as int8: name -> axis along which values share a
-            scale.
+        int8: Names of planes of float32, bfloat16 or float16 that records hold as int8. The value of a name is the axis
+            along which values share a scale.
 
     Attributes:
         layout: Layout of the body of a record, as one slot.
@@ -183,7 +183,7 @@ def scales_of(plane: str) -> str:
 
 
 def in_records(layout: StateLayout, int8: Mapping[str, int]) -> StateLayout:
-    """Returns the layout of a body for slots of a layout, with the planes in `int8` held as int8.
+    """Returns the layout of the body of a record for slots of `layout`: the planes named in `int8` are int8 there.
 
     Raises:
         InvalidArgument: A plane cannot be held as int8.

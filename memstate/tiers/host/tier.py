@@ -129,7 +129,7 @@ class HostTier:
         return digests if self.keeps_kv else ()
 
     def find(self, prompt: SaltedTokens, match: Match) -> Hit | None:
-        """Finds a state in host memory that covers more of a prompt than the tree's, and for which all KV is there.
+        """Finds a state in host memory that covers more of a prompt than the states of the tree, and has all its KV.
 
         Args:
             prompt: The part of the prompt that a hit may cover.
@@ -314,7 +314,7 @@ class HostTier:
     def bring(self, states: Sequence[tuple[int, Hit]], pages: Sequence[Copy]) -> None:
         """Loads the states of hits into registers, and KV into pages, after the changes that were recorded so far.
 
-        Call `await_loads` before anything reads them.
+        Call `await_loads` before anything reads these registers or pages.
 
         Args:
             states: Pairs (register, hit).

@@ -29,7 +29,7 @@ from memstate.tiers.host.pool import RecordPool
 NUMBER = 4  # bytes of an int32
 RINGS, RING_INTS = 2, 1024  # number of upload buffers (one per direction); int32 values per buffer
 COPIES = 4  # limit of the copies of one batch: each costs the host as much as a launch
-LARGE = 2**23  # bytes; a copy of so large a record takes far longer than its call, so one launch saves nothing
+LARGE = 2**23  # bytes; a copy of such a large record takes far longer than the call for it: joining calls saves nothing
 
 
 def device_bytes(layout: StateLayout, record: int, staging: int) -> int:
@@ -105,8 +105,8 @@ def runs(to: Sequence[int], of: Sequence[int]) -> list[tuple[int, int, int]]:
 class Transfers:
     """Moves one kind of record between planes and a pool.
 
-    The stream of the caller never waits for staging: callers look at `room` first, and call `out` for at most so many
-    records.
+    The stream of the caller never waits for staging: callers look at `room` first, and call `out` for at most that
+    many records.
 
     Args:
         packing: Moves the bytes of slots to and from records.
@@ -136,7 +136,7 @@ class Transfers:
         self._inward, self._outward = both[:front], both[front:]
         self.staging_bytes = both.nbytes
         self._small = pool.nbytes < LARGE
-        self._turn = 0  # place in outward staging of the next record
+        self._turn = 0  # place of the next record in outward staging
         self._leaving: deque[tuple[torch.cuda.Event, Sequence[int]]] = deque()  # (end event, records), oldest first
         self._reserved = 0
         self._streams = [torch.cuda.Stream(self._device) for _ in range(2)] if self._device else []
@@ -163,7 +163,7 @@ class Transfers:
         return max(0, self._free() - self._reserved)
 
     def reserve(self, records: int) -> None:
-        """Reserves a part of `room` for a later `out`. A negative number ends the reservation of so many records."""
+        """Reserves a part of `room` for a later `out`. A negative number ends the reservation of that many."""
         self._reserved += records
 
     def _free(self) -> int:

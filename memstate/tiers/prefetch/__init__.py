@@ -5,5 +5,6 @@ fetch         is one prefetch with its phases
 settings      say which prefetches are worth their cost, and when they stop
 reservation   holds the host memory of a prefetch
 reading       calls the store, in threads
-votes         exchanges what each rank could use (by means of agreement, the exchange itself)
+votes         collects from all ranks which page ends each of them could use
+agreement     exchanges the words of these votes between ranks
 """

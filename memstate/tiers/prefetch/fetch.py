@@ -124,7 +124,7 @@ class Fetch:
         self, number: int, tokens: int, keys: list[bytes], covered: int, kv_pages: int, reservation: Reservation,
         began: float,
     ) -> None:  # fmt: skip
-        self.number, self.pages = number, len(keys)  # pages: bits of a vote; does not shrink with `keys`
+        self.number, self.pages = number, len(keys)  # pages: bits of a vote; stays when `keys` is cut
         self.tokens, self.keys, self.covered, self.kv_pages = tokens, keys, covered, kv_pages
         self.reservation, self.began = reservation, began
         self.phase, self.length, self.why = Phase.ASKING, covered, ""

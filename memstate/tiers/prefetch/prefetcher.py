@@ -51,7 +51,7 @@ class Prefetcher:
         ended: Function that is called with each prefetch that ends.
 
     Attributes:
-        raised: Reason -> number of calls of the store that raised an error for this reason.
+        raised: For each reason, the number of calls of the store that raised an error for it.
     """
 
     def __init__(
@@ -373,7 +373,7 @@ class Prefetcher:
                 self._arrive(fetch)
 
     def _conclude(self, agreed: Votes) -> None:
-        """Advances prefetches by the common verdicts of all ranks."""
+        """Advances prefetches by the votes of all ranks together."""
         self._votes = None
         self._count["waits"] += not agreed.done
         for fetch, phase, ends, stop in agreed.verdicts():
@@ -381,7 +381,7 @@ class Prefetcher:
                 self._decide(fetch, phase, ends, stop)
 
     def _decide(self, fetch: Fetch, phase: Phase, ends: Bits | None, stop: bool) -> None:
-        """Advances a prefetch by the common verdict of all ranks.
+        """Advances a prefetch by the votes of all ranks together.
 
         Args:
             fetch: The prefetch.
@@ -403,7 +403,7 @@ class Prefetcher:
                 self._end(fetch, fetch.reason or End.DISAGREED)
 
     def _commit(self, fetch: Fetch, end: int) -> None:
-        """Adds to the caches the records that all ranks have, and releases the others, so that all ranks stay alike."""
+        """Adds to the caches the records that all ranks have, and releases the others, so that ranks stay equal."""
         whole = end == fetch.end
         read_pages = sum(page < end for page in fetch.reservation.records)
         read_state = int(whole and fetch.reservation.state is not None)

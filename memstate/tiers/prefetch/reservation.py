@@ -17,7 +17,7 @@ class Reservation:
         keys: Digests of the prompt's whole pages.
 
     Attributes:
-        records: Page -> host record for its KV.
+        records: For each page that is read, the host record for its KV.
         state: Host record for the state that is read, None for none.
     """
 
@@ -40,12 +40,15 @@ class Reservation:
         return [entry for _, _, entry in self._pins]
 
     def claim(self, pages: Sequence[int], state: bool) -> None:
-        """Claims a record for each page, and one more if `state`. Evicts entries only if too few records are free."""
+        """Claims a record for each page, and one for a state if `state` is True.
+
+        Evicts entries only if too few records are free.
+        """
         self.records = dict(zip(pages, self._kv.claim(len(pages)), strict=True))
         self.state = self._states.claim(1)[0] if state else None
 
     def trim(self, end: int, state: bool) -> None:
-        """Releases the records and pins beyond a page end, and the record for the state unless `state`."""
+        """Releases the records and pins beyond a page end, and the record for the state unless `state` is True."""
         surplus = [page for page in self.records if page >= end]
         self._kv.pool.release([self.records.pop(page) for page in surplus])
         if self.state is not None and not state:

@@ -23,7 +23,7 @@ class Prefetch:
             plus `timeout_per_page` seconds for each missing page. `wait_complete` lets it end. `best_effort` stops it
             at once; so a request that can run as soon as it arrives gets nothing from storage.
         timeout: Seconds that `stop="timeout"` gives to every prefetch.
-        timeout_per_page: Seconds that it adds for each missing page.
+        timeout_per_page: Seconds that `stop="timeout"` adds for each missing page.
         chunk: Number of records in one call of storage.
 
     Raises:
@@ -61,7 +61,7 @@ class Prefetch:
             raise ConfigurationError(f"chunk={self.chunk!r}: expected at least 1 record")
 
     def in_tokens(self, host: int, device: int) -> "Prefetch":
-        """Returns these settings with the limit in tokens.
+        """Returns these settings with the limit as a number of tokens.
 
         At least half of host memory is taken to be no copy of device memory.
 
@@ -79,5 +79,5 @@ class Prefetch:
         return replace(self, limit=tokens if host else None)
 
     def patience(self, pages: int) -> float:
-        """Returns the seconds after which `stop="timeout"` stops a prefetch with so many missing pages."""
+        """Returns the seconds after which `stop="timeout"` stops a prefetch with that many missing pages."""
         return self.timeout + pages * self.timeout_per_page

@@ -52,7 +52,7 @@ class Votes:
         return self._exchange.done
 
     def verdicts(self) -> Iterator[tuple[Fetch, Phase, Bits | None, bool]]:
-        """Yields the common verdict of all ranks on each prefetch, in order.
+        """Yields the votes of all ranks together on each prefetch, in the order of the prefetches.
 
         Yields:
             The prefetch; its phase when the exchange began; the page ends that all ranks could use, bool `page`, None
@@ -79,7 +79,10 @@ def _size(fetch: Fetch) -> int:
 
 
 def _fitting(fetches: Sequence[Fetch]) -> list[Fetch]:
-    """Returns the prefetches whose votes fit one exchange, in the given order. Prefers those that waited longest."""
+    """Returns the prefetches whose votes fit one exchange, in the given order.
+
+    If not all fit, those go first whose last vote is longest ago.
+    """
     chosen, room = set(), WORDS - HEADER
     for fetch in sorted(fetches, key=lambda fetch: fetch.asked_in):
         room -= _size(fetch)

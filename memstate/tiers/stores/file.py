@@ -30,15 +30,15 @@ class FileStore:
         capacity: Limit of the bytes of all records, None for no limit. When it is reached, the least recently used
             records are deleted. If several processes write at the same time, each but the first may exceed it by a
             sixteenth.
-        durable: Whether records survive a power cut. This costs two flushes per record, and flushes of its folders.
+        durable: Whether records survive a power cut. This costs two flushes per record, and flushes of the folders.
             Without it, the newest records may be missing or damaged after a power cut; readers notice this. If only
             the process dies, no record is lost in either case.
         shared: Whether to accept a folder and records that other users own or may write to. These users can then read,
             delete and forge states, and memstate cannot notice it.
 
     Attributes:
-        faults: Name of an errno -> number of system calls that failed with it. EFBIG: a record is larger than the
-            capacity.
+        faults: For each name of an errno, the number of system calls that failed with it. EFBIG: a record is larger
+            than the capacity.
 
     Raises:
         UnsafeFolder: Other users could write to the folder.

@@ -54,7 +54,7 @@ class Folder:
         durable: Whether new folders and file names survive a power cut.
 
     Attributes:
-        faults: Name of an errno -> number of system calls that failed with it.
+        faults: For each name of an errno, the number of system calls that failed with it.
         evicted: Number of records that this process deleted to make room.
 
     Raises:
@@ -82,7 +82,7 @@ class Folder:
         self._room, self._count = threading.Condition(threading.Lock()), threading.Lock()
         # _room guards the attributes below. No thread holds it during a system call.
         self._cleaning = False
-        self._writing: dict[str, int] = {}  # record that has room reserved and is not written yet -> its bytes
+        self._writing: dict[str, int] = {}  # bytes of each record with reserved room that is not written
         self._fresh: dict[str, int] = {}  # during a clean-up: `_writing` at its start, plus later reservations
         self._leaving = ""  # the record that is being deleted; a write of the same record waits
         try:
@@ -231,7 +231,7 @@ class Folder:
         for shard, entry, record in self._files():
             if record and (self.capacity is None or entry.name in self._fresh):
                 continue
-            with suppress(OSError):  # the file has been deleted meanwhile
+            with suppress(OSError):  # another process has deleted the file meanwhile
                 status = entry.stat(follow_symlinks=False)
                 if not is_record(status, self.shared):
                     continue

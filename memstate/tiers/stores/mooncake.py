@@ -34,8 +34,8 @@ class MooncakeStore:
         settings: Where the store is, and what this process adds to it.
 
     Attributes:
-        faults: Mooncake's name of a fault -> number of records that failed with it. NO_MASTER and CLOSED: the master
-            did not answer or the store was closed, so the client was not called.
+        faults: For each fault, by its name in Mooncake, the number of records that failed so. NO_MASTER and CLOSED:
+            the master did not answer or the store was closed, so the client was not called.
 
     Raises:
         ConfigurationError: The client is not installed, or cannot be set up with these settings.

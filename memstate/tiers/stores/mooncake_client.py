@@ -1,7 +1,7 @@
 """Sets up the client of a Mooncake store from its settings. Knows no record.
 
-The client is C++ with its own threads. Its set-up holds Python's lock; if the master does not answer, it does so for
-more than a minute. So `connect` first tries by itself whether the addresses answer.
+The client is C++ with its own threads. Its set-up holds Python's lock, for more than a minute if the master does not
+answer. So `connect` first tries by itself whether the addresses answer.
 """
 
 import importlib

@@ -61,7 +61,7 @@ def steps(values: Sequence[int]) -> list[int]:
 def packed(names: Iterable[str], known: Iterable[Sequence[int]]) -> dict[str, list[Any]]:
     """Returns names in a shorter form: texts with gaps, and numbers for the gaps.
 
-    In a large inspection, most names differ only in their numbers. So many names have the same text with gaps, a form.
+    In a large inspection, most names differ only in their numbers. Then a form, a text with gaps, serves many names.
 
     Args:
         names: A name for each owner.

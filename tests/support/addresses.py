@@ -173,7 +173,7 @@ class Launch:
 
 
 def _shared(accesses: Sequence[Access], who: Sequence[Bytes]) -> Bytes:
-    """Returns the bytes that two programs or threads touch and one changes. who: for each access, that of each lane."""
+    """Returns the bytes that two programs or threads touch and one changes. who: for each access, who each lane is."""
     if not any(access.kind != LOAD for access in accesses):
         return NOTHING
     touched, at = np.unique(np.concatenate([a.bytes() for a in accesses]), return_inverse=True)

@@ -1,4 +1,4 @@
-"""Makes a virtual environment with all packages of this one except those of this project."""
+"""Makes a virtual environment with the packages of the running environment, without those of this project."""
 
 import os
 import sysconfig

@@ -1,4 +1,7 @@
-"""Makes small random launches of the operations on planes. Their entries include padding and slots out of range."""
+"""Makes small random launches of the operations on planes. Their entries include padding and slots out of range.
+
+A tile is a range of bytes of one layer in each slot, or in each record.
+"""
 
 from collections.abc import Sequence
 from math import prod
@@ -283,7 +286,7 @@ def mamba3_step(make: Maker) -> Case:
 
 
 def gather_slots(make: Maker) -> Case:
-    """Returns a launch on slots of an odd size, of a multiple of 16 bytes, or of two tiles."""
+    """Returns a launch on slots of an odd size, of a multiple of 16 bytes, or of more than 4096 elements."""
     dtype, slots = make.one(*ANYTHING), make.slots(3)
     plane = make.plane(*make.one((5,), (3, 4), (16,), (4100,)), dtype=dtype)
     out = make.empty(2, len(slots), *plane.shape[2:], dtype=dtype)

@@ -27,9 +27,9 @@ class Row(NamedTuple):
     tokens: int = 3
 
 
-# Rows: write where they read; write to another slot, with a snapshot; read zeros; padding; no tokens, but a snapshot.
+# In order: writes where it reads; writes elsewhere, with a snapshot; reads zeros; padding; no tokens, but a snapshot.
 MIXED = [Row(1, 1), Row(2, 3, 4, 2), Row(0, 5, 0, 1), Row(0, 0), Row(6, 6, 7, 0)]
-# All cases of slots that one row uses twice.
+# All ways in which a row can use one slot twice, and rows that use no slot twice.
 COINCIDING = [Row(1, 1), Row(1, 2), Row(1, 1, 2), Row(1, 2, 1), Row(1, 2, 3), Row(1, 2, 2), Row(1, 1, 1), Row(1, 2, -4)]
 
 

@@ -20,7 +20,7 @@ def demo(**settings: Any) -> DemoReport:
 
 
 def write_talks(path: Path, lengths: Sequence[int]) -> Path:
-    """Writes conversations of two turns. lengths: of their first prompts, which all begin with the same text."""
+    """Writes conversations of two turns. lengths: characters of each first prompt; all begin with the same text."""
     talks = [{"system": TEXT[:6], "turns": [TEXT[6:length], TEXT[: 9 + i % 3]]} for i, length in enumerate(lengths)]
     path.write_text("\n".join(json.dumps(talk) for talk in talks))
     return path

@@ -81,7 +81,7 @@ class Engine:
                 yield number, texts[number][len(prompts[number]) + ANSWER - left[number] - 1], scores
             ends = [number for number in answered if not left[number]]
             mem.settle(step, [number in ends for number in numbers])
-            most = [len(prompts[number]) - 1 for number in ends]  # an equal prompt can start from it
+            most = [len(prompts[number]) - 1 for number in ends]  # an equal prompt can start from this state
             kept = mem.end([running.pop(number) for number in ends], keep="handle", lengths=most)
             for number, state in zip(ends, kept, strict=True):
                 if state is not None:

@@ -9,9 +9,10 @@ from tests.support.shelves import Item, Key, Shelf
 
 @dataclass(eq=False)
 class Job:
-    """A job for a thread. A job of `fetch` asks the store or reads from it; one without `fetch` writes `items` to it.
+    """A job for a thread. A job of a prefetch asks the store or reads from it. A job without one writes `items` to it.
 
-    A job that reads fills `records` of `shelf`, for `pages` of the prompt; no pages mean the state.
+    A job that reads fills `records` of `shelf` with the KV of `pages` of the prompt; if there are no `pages`, with the
+    state.
     """
 
     run: Callable[[], Any]
@@ -37,8 +38,9 @@ class Fetched:
     """A prefetch. Pages are numbered from 0. An end is a number of pages, from 1.
 
     here: pages in host memory. stated: ends whose state is in host memory. able: ends for which host memory and store
-    have all pages and the state. vote: ends that this rank can accept. pages: page -> record for it. state: record for
-    the state. run: number of pages before the first that has not arrived. bad: the first page that will never arrive.
+    have all pages and the state. vote: ends that this rank can accept. pages: host record claimed for each page.
+    state: host record claimed for the state. run: number of pages before the first that has not arrived. bad: the first
+    page that will never arrive.
     """
 
     keys: list[Key]

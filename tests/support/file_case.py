@@ -24,7 +24,7 @@ def record(seed: int, size: int = 100) -> Bytes:
 
 
 def key(word: str) -> str:
-    """Returns a name of a record that a word stands for. Returns a word that is such a name unchanged."""
+    """Returns the name of the record that a word stands for. A word that already is such a name stays unchanged."""
     return (
         word
         if re.fullmatch(r"(state|kv)-[0-9a-f]{64}", word)

@@ -86,7 +86,7 @@ class Engine:
         return layers[0].as_strided((len(layers), *layers[0].shape), (step, *layers[0].stride()))
 
     def _layer(self, plane: Plane, layer: int) -> Tensor:
-        """Returns one layer, `slot ...`, as its place says. Uses no code of the library."""
+        """Returns one layer, `slot ...`, from its entry in `places`. Uses no code of the library."""
         memory, offset, stride = self.places[plane.name, layer]
         size = plane.dtype.itemsize
         assert offset % size == 0 == stride % size

@@ -1,7 +1,8 @@
 """Compares kept launches of plan, ownership, data, claim and release with launches through Triton, without a GPU.
 
-Run it with `python -m tests.support.kept_launches`. Triton compiles for a GPU that need not exist. A stub of Triton's
-driver records each launch, and runs nothing.
+A kept launch launches the compiled kernel of an earlier launch again, without Triton's code. Run this module with
+`python -m tests.support.kept_launches`. Triton compiles for a GPU that need not exist. A stub of Triton's driver
+records each launch, and runs nothing.
 """
 
 import json

@@ -13,7 +13,7 @@ PAGE = 4
 
 
 def manager(slots: int = 12, *, below: bool = False, **settings: Any) -> ms.StateManager:
-    """Returns a small manager with a prefix cache; with `below` also with host memory and a store, without KV."""
+    """Returns a small manager with a prefix cache; with `below` it also has host memory and a store, but no KV."""
     if below:
         settings["tiers"] = ms.Tiers(model="toy", host_slots=4, store=MemoryStore(), reserve=0.0)  # type: ignore[arg-type]
     pages = ms.Pages(size=PAGE) if below else ms.Pages(count=60, size=PAGE, per_row=12)

@@ -103,7 +103,7 @@ class Prefetches:
         self._collect()
         if self.pending:
             self.pending = False
-            number = len(self.rounds) - 1  # other ranks may be a round ahead
+            number = len(self.rounds) - 1  # other ranks may have sent their next votes already
             self._conclude(self.rounds[number], [rank.rounds[number] for rank in everyone])
         self._think()
         if self.ranks > 1 and self.fetches:
@@ -226,7 +226,7 @@ class Prefetches:
         fetch.phase, fetch.vote = "proposed", had
 
     def _claim(self, fetch: Fetched, wanted: set[int], most: int) -> set[int]:
-        """Claims host records for the largest end that they suffice for. Returns all ends that they suffice for.
+        """Claims host records for the largest of the `wanted` ends for which there are enough. Returns all such ends.
 
         Several ranks then agree on one of these ends. A single rank takes the largest.
         """

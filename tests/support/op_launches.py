@@ -248,7 +248,7 @@ def plane(*block: int, units: int, slots: int = 6) -> Tensor:
 def gather_slots(op: Callable[..., Any]) -> None:
     for batch, _, units, start in steps():
         op(plane(4, units=units), ints(batch, start), torch.zeros(2, batch, 4))
-    for tiles in (1, 2, 17):  # tiles of a slot
+    for tiles in (1, 2, 17):  # tiles (pieces of 4096 elements) per slot
         op(plane(4096 * tiles, units=1024 * tiles, slots=2), ints(1), torch.zeros(2, 1, 4096 * tiles))
 
 

@@ -17,7 +17,7 @@ Prompts = list[tuple[list[int], int]]  # tokens, new tokens
 
 
 def module(*changes: tuple[str, str]) -> Any:
-    """Returns the example on the reference, with other lines."""
+    """Returns the module of the example on the reference backend, with some lines replaced."""
     source = PATH.read_text()
     for old, new in (("debug=debug,", 'debug=debug, backend="reference",'), *changes):
         assert source.count(old) == 1, old
@@ -82,7 +82,7 @@ def served(engine: Any, given: Prompts, draw: Random | None = None) -> Iterator[
         abort = draw is not None and draw.random() < 0.02
         if abort:
             cut.add(number)
-        if draw is not None and draw.random() < 0.02:  # often a request that reads its prompt, or waits
+        if draw is not None and draw.random() < 0.02:  # any request: it may wait, read its prompt, or have ended
             cut.add(other := draw.randrange(len(given)))
             engine.abort(other)
             abort = abort or None
@@ -92,7 +92,7 @@ def served(engine: Any, given: Prompts, draw: Random | None = None) -> Iterator[
 
 
 def without_kv(engine: Any) -> tuple[int, int]:
-    """Returns two numbers of cached states: those without KV, and those of them that will not be evicted first."""
+    """Returns the number of cached states without KV, and how many of these will not be evicted before all others."""
     cache, known = engine.mem.prefix, {ms_key(key) for key in engine.blocks.by_key}
     dead = [node for node in cache.stated() if node.key[-own.BLOCK * 8 :] not in known]
     first = set(cache.next_states(cache.superseded_states))

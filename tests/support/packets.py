@@ -48,7 +48,7 @@ class Model:
     def populate(self, rng: random.Random, share: float) -> None:
         """Gives a share of the registers random slots and labels.
 
-        A few empty registers get a wrong label. It must not become the label of their next slot.
+        A few empty registers get a wrong label. A packet that fills such a register must not keep this label.
         """
         for register in range(3, self.count):
             if self.free and rng.random() < share:

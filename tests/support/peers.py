@@ -60,9 +60,11 @@ def module(name: str) -> ModuleType:
 
 
 def inner_module(name: str, built: str = "") -> ModuleType:
-    """Returns a module of a package whose `__init__` needs a CUDA extension. If this cannot work, skips `__init__`.
+    """Returns a module of a package whose `__init__` needs a CUDA extension.
 
-    built: name of the CUDA extension. If `__init__` is skipped, an empty module takes this name.
+    If the extension or a GPU is missing, imports the module without `__init__`.
+
+    built: name of the CUDA extension. Without `__init__`, an empty module takes this name.
     """
     package, *inside = name.split(".")[:-1]
     spec = find_spec(package)
@@ -84,7 +86,8 @@ def inner_module(name: str, built: str = "") -> ModuleType:
 def on_cpu(patch: pytest.MonkeyPatch, kernels: ModuleType | None = None) -> None:
     """Lets launchers that select a GPU run in Triton's interpreter on a machine without a GPU.
 
-    kernels: a module with its own name for `tl.exp`. The interpreter replaces only `tl.exp`, so this replaces the name.
+    kernels: a module with the line `exp = tl.exp`. The interpreter replaces only `tl.exp`, so this function replaces
+    the `exp` of the module.
     """
     if CUDA:
         return

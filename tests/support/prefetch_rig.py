@@ -44,7 +44,7 @@ def any_number(settings: Prefetch) -> Prefetch:
 
 
 class Rig:
-    """One rank. kv, states: numbers of host records; no kv: the caller keeps KV. ranks: how several ranks agree."""
+    """One rank. kv, states: number of host records for each; kv None: the caller keeps KV. ranks: how ranks agree."""
 
     def __init__(
         self, settings: Prefetch | None = None, kv: int | None = PLENTY, states: int = 4, *, reserve: int = 0,

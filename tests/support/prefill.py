@@ -60,7 +60,7 @@ class Prefill(Server):
         super()._forward(step, fed)
 
     def go(self, rows: Sequence[ms.Row | None], most: int, obey: bool = True) -> None:
-        """Runs a step of at most `most` tokens per row. Then settles and publishes it (with overlap: the step before).
+        """Runs a step of at most `most` tokens per row. Then settles and publishes it, or with overlap the step before.
 
         obey: whether chunks end at `next_boundary`, which a forward without a grid needs.
         """

@@ -15,7 +15,10 @@ from tests.support.packets import bits
 
 @dataclass
 class Found:
-    """The result of a scan: free slots, ascending. slots, labels: register -> its slot, its label, if it has a slot."""
+    """The result of a scan.
+
+    free: free slots, ascending. slots: slot of each register that has a slot. labels: labels of the same registers.
+    """
 
     free: list[int]
     slots: dict[int, int] = field(default_factory=dict)

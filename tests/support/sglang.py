@@ -128,7 +128,7 @@ class Engine:
             self._processor._handle_finish_state_updated_req(req, batch, result, i, None)
 
     def _end(self, req: Any, keeps: bool) -> None:
-        """Ends a request. keeps: whether its newest state that SGLang's tree can take is put in `kept`."""
+        """Ends a request. keeps: whether `kept` gets the newest state that SGLang's tree can take."""
         params, real = self.sgl.InsertParams(), len(req.output_ids)
         length = self._component.prepare_for_caching_req(req, params, real, is_finished=True) if keeps else 0
         result = SimpleNamespace(mamba_exist=False) if length else None

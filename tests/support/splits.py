@@ -65,7 +65,10 @@ def whole(layout: StateLayout, seed: int) -> dict[str, Tensor]:
 
 
 def cut(plane: Plane, full: Tensor, ranks: int, rank: int) -> Tensor:
-    """Returns the bytes of a rank: its share of the units of each part, or one unit if units are fewer than ranks."""
+    """Returns the bytes of a rank: its share of the units of each part.
+
+    If a part has fewer units than there are ranks, several ranks get the same unit.
+    """
     pieces, axis = [], plane.axis + 1
     for part in plane.parts:
         units = full.narrow(axis, sum(piece.length for piece in plane.parts[: plane.parts.index(part)]), part.length)
@@ -118,7 +121,10 @@ class Model(NamedTuple):
         return record
 
     def put(self, store: Any, ranks: int, states: Any = (0, 2, 4), pages: Any = EVERY, salt: object = None) -> None:
-        """Puts the records of all ranks into a store. states: numbers of pages that have a state at their end."""
+        """Puts the records of all ranks into a store.
+
+        states: the pages (from 0) at whose ends there are states. pages: the pages whose KV there is.
+        """
         for kind, there in (("state", states), ("kv", pages)):
             for page, rank in itertools.product(there if kind in self.kinds else (), range(ranks)):
                 name, record = self.name(kind, page, ranks, rank, salt), self.record(kind, page, ranks, rank, salt)

@@ -116,7 +116,8 @@ class Talks(Checked, Loop):
     def look(self, idle: bool = False) -> None:
         """Checks the whole manager.
 
-        Beyond `Checked.look`: the device has the pages of each row, and exactly the sources of first steps are pinned.
+        Does what `Checked.look` does. Then checks the pages of each row on the device, and that exactly the states that
+        first steps will read are pinned.
         """
         super().look(idle)
         table = self.mem.device.page_table.tolist()
@@ -159,7 +160,7 @@ def counts(talks: Talks) -> tuple[int, ...]:
 def told(
     backend: Backend, name: str, overlap: bool = True, cache: bool = True, first: int = 0, **settings: object
 ) -> tuple[Talks, ms.StateManager, ms.Session]:
-    """Returns a loop, its manager and a session. Unless `first` is 0, the session has had a turn of so many tokens."""
+    """Returns a loop, its manager and a session. Unless `first` is 0, the session has had a turn of `first` tokens."""
     talks = Talks(backend, name, overlap, cache, **settings)
     session = talks.mem.sessions.open("a")
     if first:

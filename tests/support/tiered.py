@@ -32,7 +32,7 @@ MOVED = ("states_out", "states_in", "pages_out", "pages_in")
 
 
 def whole(n: int, pages: int = 2) -> list[int]:
-    """Returns prompt number `n`, of whole pages. No two share a prefix. A `Tiered` keeps one state, at its end."""
+    """Returns prompt number `n`, of whole pages. No two prompts share a prefix. A `Tiered` keeps a state at the end."""
     return [100 * n + i for i in range(PAGE * pages)]
 
 

@@ -96,7 +96,7 @@ class Together:
 
 
 class Member:
-    """The object through which one rank of `Together` exchanges words with the others."""
+    """The object through which one rank of `Together` sends words (integers) to the others, and gets their words."""
 
     def __init__(self, together: Together, rank: int) -> None:
         self.ranks, self._together, self._rank, self._next = together.ranks, together, rank, 0

@@ -2,7 +2,7 @@
 
 For each token, a forward writes bytes that depend on all tokens up to it. Before it writes, the worker checks all bytes
 that the request reads, so it notices a block that was loaded, saved or reused at the wrong moment. Each step poisons
-the blocks that no request holds and no prefix names.
+the blocks that no request holds and that belong to no cached prefix.
 """
 
 import json

@@ -38,7 +38,7 @@ class Kind:
         planes: The planes of its layout.
         tracking: Its strategy.
         tiers: Settings of its tiers; None for no tiers.
-        kv: Whether it has KV pages, which tiers save, too.
+        kv: Whether it has KV pages. If it has, its tiers save them too.
         apart: Whether its planes lie in tensors of an engine, one per layer.
         settings: All other settings.
     """

@@ -84,7 +84,7 @@ class Below(Prefetches):
         states = Shelf("state", s.host_slots, int(s.host_slots * s.host_reserve))
         super().__init__(s.page_size, s.prefetch, pages, states, Planes())
         self.shelves = [self.states, *([self.pages] if self.pages else [])]
-        # `page token`: all tokens up to the one in this place
+        # for each page and each token in it: all tokens up to and including this token
         self.kv: list[list[Text | None]] = [[None] * s.page_size for _ in range(s.pages + 1)]
         self.figures: Counter[str] = Counter()
         self.loads: list[Way] = []
@@ -164,7 +164,7 @@ class Below(Prefetches):
             self.figures[f"{shelf.kind} {way}"] += len(items)
 
     def planned(self, rows: Sequence[tuple[Row, int, int]]) -> None:
-        """Notes the pages that a step completes. Their bytes are wrong until its forward is launched.
+        """Notes the pages that a step completes. Their bytes are wrong until the forward of the step is launched.
 
         rows: (row, length before the step, length after it).
         """
@@ -172,7 +172,7 @@ class Below(Prefetches):
         self.unwritten = {page for row, before, after in rows for page in row.pages[before // size : after // size]}
 
     def prepare(self) -> None:
-        """Notes that a packet will be sent. It waits for all loads."""
+        """Notes that a packet will be sent. On the device, the packet runs after all loads."""
         for load in self.loads:
             load.awaited = True
 
@@ -238,7 +238,7 @@ class Below(Prefetches):
         model = self.model
         packed = {register for shelf, due in given if shelf is not self.pages for register, _ in due}
         named = any(model.named(register) for register in packed)
-        if named:  # states wait until their changes were sent, pages do not
+        if named:  # pages are saved now, states only after the changes that name them were sent
             self._send([(shelf, due) for shelf, due in given if shelf is self.pages])
             given = [(shelf, due) for shelf, due in given if shelf is not self.pages]
         parts = [(shelf, [item for _, item in due]) for shelf, due in given if shelf and due]

@@ -45,8 +45,8 @@ class Entry:
 class Lease:
     """Keeps an entry, and all entries that its text begins with, for an owner: a row or a session.
 
-    own: entry whose state comes from this owner -> how often this owner used the state. decoded: the last cached state
-    that the row computed beyond its prompt.
+    own: for each entry whose state comes from this owner, how often the owner used the state. decoded: the last cached
+    state that the row computed beyond its prompt.
     """
 
     entry: Entry | None
@@ -79,10 +79,11 @@ class Found:
 class Talk:
     """A session.
 
-    text: tokens that its states and pages stand for; while a turn runs, those from which the turn started. told: all
-    tokens that the caller gave. kept: its states, longest first. own: as in `Lease`. start: length from which the turn
-    started. asked: length of the turn's prompt. parted: number of consecutive turns that parted. since: time when its
-    last turn ended. turn: the count `Cache.turns` at that time. closing: whether it closes when its turn ends.
+    text: tokens that the states and pages of the session stand for; while a turn runs, the tokens from which the turn
+    started. told: all tokens that the caller gave. kept: states of the session, longest first. own: as in `Lease`.
+    start: length from which the turn started. asked: length of the turn's prompt. parted: number of turns in a row,
+    up to the newest, whose prompts did not repeat the answer before. since: time when the last turn ended. turn: the
+    count `Cache.turns` at that time. closing: whether the session closes when its turn ends.
     """
 
     name: Hashable
@@ -109,11 +110,12 @@ class Talk:
 class Start:
     """What a new row begins with.
 
-    size: tokens that it has pages for. wants: (length, kind) of marks; asked: those that the request names. origin: the
-    snapshot or row whose state it reads or copies; taken: whether the origin's slot becomes the row's. moved: states of
-    a session that become the row's. shared: pages of its prefix. hit: a longer state in host memory, which is loaded
-    first. away: its session, if this makes way for its own turn. given: the part of the prompt that is named. reach:
-    tokens whose KV the caller has, if it says so.
+    size: tokens that the row has pages for. wants: (length, kind) of all marks. asked: (length, kind) of the marks that
+    the request names. origin: the snapshot or row whose state the new row reads or copies. taken: whether the new row
+    takes over the slot of the origin. moved: states that a session hands over to the row. shared: pages of the prefix.
+    hit: a longer state in host memory, which is loaded first. away: the session of the request, if the session makes
+    way for its own turn. given: the part of the prompt that the request names. reach: tokens whose KV the caller has;
+    None if the caller does not say.
     """
 
     name: object
@@ -168,7 +170,7 @@ class Cache(Ledger):
         return [one for one in self.entries if one is not entry and one.begins_with(entry)]
 
     def before(self, entry: Entry) -> Entry | None:
-        """Returns the longest other entry with whose text the text of this entry begins."""
+        """Returns the longest other entry whose text is the beginning of the text of this entry."""
         shorter = [one for one in self.entries if one is not entry and entry.begins_with(one)]
         return max(shorter, key=lambda one: len(one.tokens), default=None)
 
@@ -258,8 +260,9 @@ class Cache(Ledger):
     def leaves(self, talk: Talk, length: int) -> None:
         """Supersedes the cached states of a session up to `length`, because the session has a state of this length.
 
-        If `length` is 0, the longest cached state is this state, and stays. If the last two turns parted, supersedes
-        states beyond the prompt instead: no turn will start from them.
+        There are two other cases. If `length` is 0, the newest state is the longest cached one: it stays, and all
+        shorter ones are superseded. If the last two turns did not repeat the answers before them, supersedes the states
+        beyond the prompt, because no turn will start from them.
         """
         if talk.parted > 1:
             self.supersede(talk.own, lambda one: one > talk.asked)
@@ -272,7 +275,7 @@ class Cache(Ledger):
                     entry.newer = 0
 
     def supersede(self, own: dict[Entry, int], gone: Callable[[int], bool]) -> None:
-        """Puts states of a session that only it has used first in the order of eviction, if `gone(length)` is true."""
+        """Lets states be evicted first: those that only their session has used, if `gone(length)` is true."""
         for entry in [entry for entry in own if not entry.state]:
             del own[entry]
         for entry, uses in own.items():
@@ -353,14 +356,17 @@ class Cache(Ledger):
         return kept
 
     def _outlive(self, lease: Lease, newer: Kept) -> None:
-        """Puts the previous decoded state of a row first in the order of eviction, unless others have used it."""
+        """Lets the previous decoded state of a row be evicted first, unless another owner has used it."""
         older, lease.decoded = lease.decoded, newer
         for entry in self.stated if older and older is not newer else ():
             if entry.state is older and lease.own.get(entry) == entry.uses:
                 self._rank(entry, superseded=True)
 
     def _shared(self, entry: Entry, pages: Sequence[int]) -> Entry | None:
-        """Returns the longest entry within `entry` whose last page is the row's. Others may have cached the rest."""
+        """Returns the longest entry, at most `entry`, whose last page is one of `pages`, which are those of a row.
+
+        Other rows may have cached the remaining pages of `entry`.
+        """
         if not self.settings.pages:
             return entry
         ends = [one for one in self.entries if entry.begins_with(one) and one.pages[-1] == pages[len(one.pages) - 1]]
@@ -374,7 +380,7 @@ class Cache(Ledger):
         at = had // self.settings.page_size
         fresh = list(pages[at : len(key) // self.settings.page_size])
         self.page_users.update(fresh)
-        if end and not (end.state or end.evicted or self.beyond(end)):  # an entry without state and branch grows
+        if end and not (end.state or end.evicted or self.beyond(end)):  # no state, and no longer entry
             end.tokens, end.pages = key, end.pages + fresh
             return end
         self.entries.append(new := Entry(salt, key, (end.pages if end else []) + fresh))
@@ -439,8 +445,8 @@ class Cache(Ledger):
     def evict_pages(self, n: int) -> int:
         """Evicts the least recently used entries until n more pages are free. Returns the number of freed pages.
 
-        Evicts only entries without a lease with which no longer entry begins. Of an entry without a state, evicts only
-        as many pages as needed, from its end.
+        Evicts only entries that have no lease and are not the beginning of a longer entry. Of an entry without a state,
+        evicts only as many pages as needed, from the end of the entry.
         """
         self.record_attached()
         before = self.free_pages
@@ -489,7 +495,7 @@ class Cache(Ledger):
         return state
 
     def prune(self, entry: Entry | None) -> None:
-        """Removes an entry if it can serve no hit. Goes on with the longest entry that it begins with."""
+        """Removes an entry if it can serve no hit. Then does so with the entry before it, and so on."""
         while entry and entry in self.entries and not (entry.state or self.beyond(entry) or self.leased(entry)):
             if self.settings.pages and (self.settings.tombstones or not entry.evicted):
                 return
@@ -666,7 +672,7 @@ class Cache(Ledger):
         self.starting = [other for other in self.starting if other is not talk]
 
     def _compare(self, talk: Talk, start: Start, prompt: Text) -> None:
-        """Counts the turns that part from the last answer of the session; a turn that does not resets the count."""
+        """Counts the turns that part from the last answer of the session. A turn that repeats it resets the count."""
         pairs = zip(talk.text, prompt, strict=False) if start.salt == talk.salt else ()
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         whole = same == len(talk.text)

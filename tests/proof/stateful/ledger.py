@@ -502,7 +502,7 @@ class Ledger:
         return there if there and not (answer and self.known[answer] > there.length) else None
 
     def publishable(self, rows: Sequence[Row], bounds: Sequence[int], ended: bool) -> list[bool]:
-        """Returns for each row whether one of its registers is published: not a mark, and a holder is free."""
+        """Returns for each row whether it publishes the state of a register, not a mark. This needs a free holder."""
         left, gets = sum(map(len, self.free_holders)), []
         for row, bound in zip(rows, bounds, strict=True):
             mine = bool(self.answer(row, bound, ended)) and not self.marked(row, bound, ended)
@@ -542,7 +542,7 @@ class Ledger:
         return kept
 
     def next_holder(self, length: int) -> int:
-        """Returns the holder that memstate chooses for a snapshot of `length` tokens, if its answer does not tell."""
+        """Returns the holder that memstate will choose for a snapshot of `length` tokens."""
         return self.choose(self.free_holders[0], length)
 
     def hold(

@@ -443,7 +443,7 @@ class Machine:
         return {"keys" if self.settings.keyed else "tokens": given}
 
     def draw_extent(self, d: Digits, prompt: Text) -> tuple[Text, int | None]:
-        """Draws the part of a prompt that is named, and how far its KV reaches, None to leave this out."""
+        """Draws the part of a prompt that a request names, and for how many tokens the caller has KV, or None."""
         named = prompt[: self.model.nameable(len(prompt))]
         if self.settings.keyed:
             named = named[: self.model.nameable(d.pick(len(named), len(named), d(len(named) + 1)))]
@@ -451,7 +451,7 @@ class Machine:
         return named, d.pick(None, most, most, d(most + 1), 0) if self.settings.kv else None
 
     def reached(self, named: Text, reach: int | None) -> int | None:
-        """Returns the tokens whose KV the caller has, None if it does not say so."""
+        """Returns the number of tokens whose KV the caller has; None if the caller does not say."""
         return len(named) if reach is None and self.settings.keyed else reach
 
     def draw_request(self, d: Digits, name: str) -> tuple[ms.Request, Start, Faults]:
@@ -516,7 +516,7 @@ class Machine:
         resume: Any = None
         wrong = d(40)
         if wrong == 1:
-            tokens = d.pick(*NO_TOKENS[self.settings.keyed :])  # no keys are keys
+            tokens = d.pick(*NO_TOKENS[self.settings.keyed :])  # an empty list of keys is valid
             faults.add(ms.InvalidArgument)
         elif wrong == 2:
             busy = [session for session, talk in self.talks.items() if talk.row]
@@ -576,7 +576,7 @@ class Machine:
                 faults.add(ms.InvalidArgument)
         elif wrong == 3 and self.settings.keyed and keys and keys[-1]:
             last = self.handles.get(rows[-1])
-            if last and last.given:  # its keys do not go on from those of its prompt
+            if last and last.given:  # the given keys then differ from the keys of the prompt
                 given = [*given[:-1], self.spell(d, (9, *keys[-1][1:]))]
                 faults.add(ms.InvalidArgument)
         turns = [row is None or (row in self.handles and self.handles[row].talk) for row in rows]

@@ -422,7 +422,7 @@ def elements(settings: Settings, texts: Sequence[Text | None]) -> np.ndarray:
 
 
 class EngineKv:
-    """The KV pages of the engine. Their order in memory is the one that the states do not have."""
+    """The KV pages of the engine. If the states are layer-major in memory, the pages are slot-major, or the reverse."""
 
     def __init__(self, settings: Settings, backend: Backend) -> None:
         s = self.settings = settings
@@ -494,7 +494,7 @@ class Lower:
 
     def attach(self, mem: ms.StateManager, model: Any, memory: Memory) -> None:
         assert mem.tiers and model.below
-        if memory.device.type == "cuda":  # transfers of the model have no duration
+        if memory.device.type == "cuda":  # in the model, transfers take no time, so wait for the real ones
             transfers.Ticket.done = property(lambda ticket: ticket.synchronize() is None)  # type: ignore[assignment,method-assign]
             wait_for_staging(mem)
         self.mem, self.model, self.memory = mem, model, memory

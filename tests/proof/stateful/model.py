@@ -192,7 +192,8 @@ class Model(Cache):
     def chunk(self, row: Row, most: int) -> int:
         """Returns the number of tokens of a chunk, at most `most`, that loses no mark.
 
-        A chunk inside which no state can be stored ends at the next mark, any other at the end of a page of the prompt.
+        If the forward can store no state inside the chunk, the chunk ends at the next mark. Otherwise it ends at the
+        end of a page of the prompt.
         """
         length = self.length(row)
         if length >= row.tracked:
@@ -227,7 +228,10 @@ class Model(Cache):
         return Tail(label, pending, store if store or row.source else -1, left, newest)
 
     def needs(self, row: Row, n: int, drafts: int = 0, most: bool = False) -> bool:
-        """Says whether a row claims a slot in its next step. most: or may claim one, if enough tokens are accepted."""
+        """Says whether a row claims a slot in its next step.
+
+        most: whether it is enough that the row may claim one, depending on the number of accepted tokens.
+        """
         tail, lanes = self.fold(row, n, drafts), self.lanes(row)
         held = [lane for lane in lanes if lane in self.held]
         if self.settings.strategy == "redirect":
@@ -1050,7 +1054,7 @@ class Model(Cache):
         )
 
     def _before(self, row: Row, reach: int, wanted: int, stored: bool) -> bool:
-        """Says whether a chunk that ends before a wanted length keeps its last state in place of one there."""
+        """Says whether a chunk that ends before a wanted length keeps the state at its end in place of that one."""
         page, grid = self.settings.unit, self.settings.grid
         soon = wanted < reach + self.finest
         if wanted == len(row.prompt or ()):

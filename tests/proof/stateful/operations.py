@@ -310,7 +310,10 @@ class Operations(Machine):
         return self.plan_batch(d, self.take_pages(d, handles, counts), counts, limit, run, drafts=drafts)
 
     def first(self, d: Digits, run: bool = True) -> Flight | None:
-        """Plans the first step of a request, all drafts. If nothing is pending, it may store the state it reads."""
+        """Plans the first step of a request; all its tokens are drafts.
+
+        If no tokens are pending, the step may store the state that it reads.
+        """
         if not self.settings.tail or self.asleep:
             return self.plan(d, run)
         while self.flights:
@@ -779,7 +782,7 @@ class Operations(Machine):
         return list(rows)
 
     def _from_host(self, starts: Sequence[Start]) -> list[Start] | None:
-        """Returns starts with the longer states in host memory; None if it has none, or there is no room for all."""
+        """Returns starts that use the longer states in host memory; None if there are none, or no room for all."""
         model = self.model
         starts_below = [model.from_host(start) or start for start in starts]
         states = {start.hit.state.key for start in starts_below if start.hit}
@@ -823,7 +826,7 @@ class Operations(Machine):
         rows = self.fork_row(row, d.pick("ab", 3) if wrong else names, {ms.InvalidArgument} if wrong else set())
         for row in rows:
             if d(3) == 1:
-                self.handles[row].prompt = None  # it leaves the prompt
+                self.handles[row].prompt = None  # its tokens will differ from the prompt
 
     def fork_row(self, row: Any, names: Any, faults: Faults) -> Handles:
         """Forks a row on both sides. Returns the new rows; [] if the call is refused."""
@@ -1215,7 +1218,7 @@ class Operations(Machine):
             self._same("evicted states", self.mem.prefix.evict_states(n), self.model.evict_states(n))
 
     def forget(self, d: Digits) -> None:
-        """Says that KV of blocks is gone: of some with a state, of one without, of none; or gives no keys."""
+        """Says that the KV of some blocks, or of none, is gone. Sometimes gives invalid keys."""
         texts = [one.tokens for one in self.model.stated if d(3) == 1] + [STEMS[0]] * (d(3) == 1)
         given, faults = [key_of(text) for text in texts], set[type[ms.MemstateError]]()
         if d(20) == 1:

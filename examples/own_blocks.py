@@ -23,7 +23,7 @@ class Blocks:
         self.by_key, self.mem = dict[bytes, int](), mem
 
     def held(self, keys: Sequence[bytes]) -> list[int]:
-        """Returns the blocks of the first keys, up to the first key without a block."""
+        """Returns the blocks of the keys before the first key that has no block."""
         return [self.by_key[key] for key in takewhile(self.by_key.__contains__, keys)]
 
     def share(self, blocks: Sequence[int]) -> None:
@@ -38,7 +38,7 @@ class Blocks:
         self.users[block], key = 1, self.keys[block]
         if key is not None and self.by_key.get(key) == block:
             del self.by_key[key]
-            self.mem.forget([key])  # without this KV its state is of no use: it is evicted first
+            self.mem.forget([key])  # the state that needs this KV has no use now, so it is the first to be evicted
         self.keys[block] = None
         return block
 
@@ -47,13 +47,13 @@ class Blocks:
         kept = self.by_key.setdefault(key, block)
         if kept == block:
             self.keys[block] = key
-        else:  # the hit ended at its state, before this block, whose KV was computed again
+        else:  # the hit ended at its state, before this block; so the KV of this block was computed again
             self.share([kept])
             self.give([block], useful=0)
         return kept
 
     def give(self, blocks: Sequence[int], useful: int) -> None:
-        """Takes one user from each block. No state follows the first `useful` blocks, so the others' KV has no use."""
+        """Takes one user from each block. Only the first `useful` blocks are of use: a state follows them."""
         for at in reversed(range(len(blocks))):
             self.users[blocks[at]] -= 1
             if not self.users[blocks[at]]:
@@ -62,7 +62,7 @@ class Blocks:
 
 
 class Job:
-    """A request: all tokens so far, how many it will have, and the keys of its whole blocks."""
+    """A request: all tokens so far, the number of tokens at its end, and the keys of its whole blocks."""
 
     row: ms.Row  # while it runs
 

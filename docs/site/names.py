@@ -30,7 +30,7 @@ class Name(NamedTuple):
     Attributes:
         name: The documented name, such as a method or a metric.
         link: Markdown target of its explanation.
-        owner: The class, command or kind to which it belongs.
+        owner: The class or command to which the name belongs, or its kind.
         says: Its meaning in a sentence.
     """
 

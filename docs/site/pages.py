@@ -21,7 +21,7 @@ PAGES = ("*.md", "docs/*.md", "benchmarks/*.md")
 BESIDE = (  # files to which pages link
     "docs/*.svg", "docs/*.json", "docs/images/*", "benchmarks/results/*.json", "examples/*.py", "examples/*/*.py",
 )  # fmt: skip
-# start of an address -> factor of a search hit there; other addresses have 1
+# start of an address -> factor of a search hit there; at other addresses the factor is 1
 WEIGHTS = dict.fromkeys(
     ("docs/behaviours", "docs/decisions", "docs/map", "docs/promises", "ARCHITECTURE", "CHANGELOG"), 0.3
 )

@@ -77,7 +77,7 @@ def api() -> dict[str, list[Entry]]:
 
 
 def ops() -> list[Entry]:
-    """Returns the ops of a backend. Their references have the docstrings."""
+    """Returns the ops of a backend. Docstrings are taken from their references."""
     (backend,) = (node for node in parsed(BACKEND).body if isinstance(node, ast.ClassDef) and node.name == "Backend")
     return [
         Entry(origin(BACKEND, value.args[0].value.id) + f".{value.args[0].attr}", (f"heading: Backend.{target.id}",))

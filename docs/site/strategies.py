@@ -51,7 +51,7 @@ class Use:
             self.step(row)
 
     def settle(self, but: int = 0) -> None:
-        """Settles all steps except the newest `but`."""
+        """Settles all steps except the newest `but` steps."""
         while len(self._unsettled) > but:
             self.mem.settle(self._unsettled.pop(0))
 
@@ -164,8 +164,8 @@ class Cell(NamedTuple):
     Attributes:
         most: Most slots that one request held.
         snapshots: Number of snapshots taken.
-        copies: Number of states that memstate copied for snapshots, hits and forks. A copy of only the planes that
-            steps write in part counts as well.
+        copies: Number of states that memstate copied for snapshots, hits and forks. A state of
+            which only some planes were copied counts as well.
     """
 
     most: int

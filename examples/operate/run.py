@@ -1,4 +1,4 @@
-"""Runs one trouble of a server, to be studied with metrics, logs and `memstate top`. docs/metrics.md has the answers.
+"""Runs one trouble of a server, to be studied with metrics, logs and `memstate top`. docs/metrics.md explains each.
 
 python examples/operate/run.py hit-rate      the hit rate falls: why?
 python examples/operate/run.py leak          slots run out: who has them?

@@ -116,7 +116,7 @@ class Answer(Response):
         return await say(last=True)
 
     def _choice(self, index: int, events: list[Any], first: bool = True) -> dict[str, Any]:
-        """Returns a choice with its events; in a stream, the part of a choice that one more event adds."""
+        """Returns a choice made of its events; for a stream, only the part that these new events add."""
         tokens = [event for event in events if isinstance(event, Token)]
         text, reason = "".join(token.text for token in tokens), getattr(events[-1], "reason", None)
         role = {"role": "assistant"} if first else {}

@@ -64,7 +64,7 @@ def app(server: Server, tokenizer: Any, name: str) -> FastAPI:
     # tokens of prompt and answer; the last token of an answer is not read
     limit = min(mem.pages.per_row, mem.pages.count) * mem.pages.size
     rows = mem.stats().rows
-    talks = dict[Any, Any]()  # for the driver's thread only: (salt, name) -> session; the last used one is last
+    talks = dict[Any, Any]()  # for the driver's thread only: (salt, name) -> session, the most recently used last
     turns = dict[Future[None], Any]()  # for the loop only: future of a running turn -> (salt, name) of its session
 
     @asynccontextmanager

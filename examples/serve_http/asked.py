@@ -18,7 +18,7 @@ Rows = Annotated[list[Ids], Field(fail_fast=True, max_length=CHOICES)]
 
 
 def words(error: Any) -> str:
-    """Returns what is wrong with a field. A list that must be empty stands for a feature that this server lacks."""
+    """Returns what is wrong with a field. If this server lacks a feature, its list must be empty."""
     if error["type"] == "too_long" and not error["ctx"]["max_length"]:
         return f"this server has no {error['loc'][-1]}"
     if error["type"] == "string_type" and error["loc"][1:-2] == ("messages",):

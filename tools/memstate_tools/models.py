@@ -74,8 +74,8 @@ def model_of(name: str, ranks: int = 1, ssm_dtype: torch.dtype | None = None) ->
 def toy_of(model: Model, kernel: str) -> Model:
     """Returns a model of the same kind, so small that an interpreter can run it.
 
-    For kernels that move bytes, a plane has at most slightly more than one tile, and there are at most two layers. For
-    the other kernels, heads are small.
+    For kernels that move bytes, a plane has little more than one tile (the bytes that a program moves at a time), and
+    there are at most two layers. For the other kernels, heads are small.
     """
     layout = model.layout
     if kernel == "mamba3":

@@ -34,7 +34,7 @@ class Handed:
         written: Number of records that were written.
         present: Number of records that the target had already.
         faults: Kind of fault -> number of records with it. `missing`: the record is absent, although other ranks or
-            later pages have theirs. `damaged` and `failed`: outcomes of stores. Other kinds: flaws of
+            later pages have records. `damaged` and `failed`: outcomes of stores. Other kinds: flaws of
             `memstate.tiers.records`.
     """
 
@@ -57,7 +57,7 @@ class HandOver:
     Only one thread at a time may call it. Calls wait for the stores.
 
     Args:
-        model: Name of the weights, as in `Tiers` on both sides.
+        model: Name of the weights: the `model` of the `Tiers` by which the source was written and the target is read.
         state: Layout of the whole model's states in records; None if there are no states.
         kv: Layout of the whole model's KV pages; None if there is no KV.
         page_tokens: Tokens of a page, equal on both sides.
@@ -108,9 +108,9 @@ class HandOver:
     def run(self, tokens: Tokens, salt: Hashable = None, most: int | None = None) -> Handed:
         """Hands over the deepest state of a prompt and all KV before it; only KV if there are no states.
 
-        A record is not written if a source rank does not have its part. A state is not written without its KV. If
-        target ranks must start at the same length, let each of them run again with the smallest of their lengths as
-        `most`, until all lengths are equal.
+        A record is not written if a source rank lacks a record from which it is built. A state is not written without
+        its KV. If target ranks must start at the same length, let each of them run again with the smallest of their
+        lengths as `most`, until all lengths are equal.
 
         Args:
             tokens: The prompt; only its whole pages are handed over.
@@ -188,7 +188,7 @@ class _Carrier:
         self._out = _memory(target, room, self._form.nbytes)
 
     def lacking(self, prompt: PromptDigests, pages: Sequence[int]) -> list[int]:
-        """Returns for each page how many source ranks have no record of it; 0 if the target has its record already."""
+        """Returns for each page how many source ranks lack its record; 0 if the target has the record already."""
         there = self._exist(self._target, self._form, prompt.own, pages)
         rest = [page for page, has in zip(pages, there, strict=True) if not has]
         answers = [self._exist(self._source, *each, rest) for each in self._of_sources(prompt)]
@@ -196,7 +196,7 @@ class _Carrier:
         return [lack.get(page, 0) for page in pages]
 
     def reach(self, prompt: PromptDigests, handed: Handed) -> int:
-        """Returns the number of pages before the first one of which a source rank has no record."""
+        """Returns the number of first pages of which every source rank has a record."""
         pages = range(len(prompt.own))
         for at in range(0, len(pages), ASKED):
             for page, lack in zip(pages[at:], self.lacking(prompt, pages[at : at + ASKED]), strict=False):

@@ -117,7 +117,7 @@ class Resplit:
         return taken[::-1]
 
     def _cut(self, wanted: Sequence[Sequence[Owned]], sources: Sequence[int]) -> list[tuple[int, int, slice, slice]]:
-        """Returns the copies that build the wanted pieces, each from the lowest source rank that has the elements.
+        """Returns the copies that build the wanted pieces, each from the lowest source rank that has its elements.
 
         Returns:
             For each copy: (plane, source rank, range in the source, range in the target). Ranges count elements along
@@ -162,7 +162,7 @@ def _blocks(layout: StateLayout, body: Bytes) -> list[tuple[Bytes, Bytes]]:
 
 
 def _planes(layout: StateLayout, body: Bytes) -> list[Bytes]:
-    """Returns views of the planes of a body, `layer outer along byte`: `along` is the cut axis, `outer` lies before."""
+    """Returns views of a body's planes, `layer outer along byte`: `along` is the cut axis, `outer` the axes before."""
     views = []
     for plane, (block, _) in zip(layout.planes, _blocks(layout, body), strict=True):
         outer, along = prod(plane.shape[: plane.axis]), plane.shape[plane.axis] if plane.shape else 1

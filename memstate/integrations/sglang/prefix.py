@@ -410,7 +410,7 @@ class PrefixPart(NotCopied):
             raise LeakFound("; ".join(wrong))
 
     def stats(self) -> PrefixStats:
-        """Returns what is cached now. Lookups are not in it: the engine counts them.
+        """Returns figures of what is cached now. The figures do not count lookups, because the engine counts them.
 
         Syncs: no.
         """

@@ -64,7 +64,7 @@ class Batched:
         """
         if self._changes:
             last = {(row, entry): slot for row, entry, slot in self._changes}
-            self._changes.clear()  # no new list, because clones of the pool share this one
+            self._changes.clear()  # changed in place, because clones of the pool share the list
             width = self._tracks.shape[1]
             at = self._upload([row * width + entry for row, entry in last])
             self._tracks.view(-1).index_copy_(0, at, torch.cat(list(last.values())))
@@ -92,7 +92,7 @@ class Batched:
         """
         if len(set(map(id, reqs))) < len(reqs):
             raise InvalidArgument(f"requests {[req.rid for req in reqs]}: expected each once")
-        fresh, stateless, trackless = [], [], []  # the last two have pairs (record, index of its first id)
+        fresh, stateless, trackless = [], [], []  # the last two: pairs (record of a request, index of its first id)
         size, n = 0, self._first_slots if self.enable_mamba_extra_buffer else 0
         for req in reqs:
             if req.kv.req_pool_idx is None:

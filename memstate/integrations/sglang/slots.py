@@ -24,9 +24,8 @@ class MambaSlotAllocator:
     collected until the next claim or count, and then released together.
 
     Wrong frees do no harm: 0, negative ids and ids beyond the pool are ignored. An id that is already free is not freed
-    again: the device counts a fault, for which `check` raises an error. After that, the next `available_size` returns
-        an
-    exact number again; on a GPU, the one after it.
+    again: the device counts a fault, for which `check` raises an error. The first call of `available_size`
+    after a wrong free returns an exact number again; on a GPU, the second call.
 
     Args:
         size: number of slots; their ids are 1..size.

@@ -89,7 +89,7 @@ class StoreStorage(theirs.HiCacheStorage):
         """Reads a record.
 
         Args:
-            key: its key.
+            key: SGLang's key of the record.
             target_location: contiguous host memory of the record's size, to which the record is read.
             target_sizes: unused.
 
@@ -118,8 +118,8 @@ class StoreStorage(theirs.HiCacheStorage):
         """Writes a record.
 
         Args:
-            key: its key.
-            value: tensor in host memory with its bytes.
+            key: SGLang's key of the record.
+            value: tensor in host memory with the bytes of the record.
             target_location: unused.
             target_sizes: unused.
 
@@ -202,7 +202,7 @@ class StoreStorage(theirs.HiCacheStorage):
         return read
 
     def batch_set_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:
-        """Writes pages of pools from host memory; see `batch_get_v2`."""
+        """Writes pages of pools from host memory. Returns pool -> whether each page was written."""
         written: dict[Any, list[bool]] = {}
         for transfer in transfers:
             pool, places, names = self._places(transfer)
@@ -211,7 +211,7 @@ class StoreStorage(theirs.HiCacheStorage):
         return written
 
     def _read(self, names: list[str], places: list[Bytes]) -> list[bool]:
-        """Reads records. Writes to a place only if its record is sound. Returns for each record whether it is."""
+        """Reads records. Writes to a place only if its record is sound. Returns for each record whether it is sound."""
         require_as_many(names, places)
         done: list[bool] = []
         with self._reading.lock:

@@ -73,7 +73,7 @@ class TrackBuffer:
         return torch.cat([self.entry(at) for at in range(len(self.empty))])
 
     def __ne__(self, other: Any) -> Tensor:  # type: ignore[override]
-        """Compares each entry with a value. SGLang 0.5.22 frees the slots of a session by this."""
+        """Compares each entry with a value. SGLang 0.5.22 uses this to find the slots of a session that it frees."""
         return self.ids().ne(other)
 
     def __getitem__(self, at: int | slice | Tensor) -> Tensor:

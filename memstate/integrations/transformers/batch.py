@@ -56,7 +56,7 @@ class PagedCache(Cache):
             layer.place(columns)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Returns the number of columns before the forward; plus the new ones if the layer has stored its new keys."""
+        """Returns the number of columns before the forward. Adds the new ones once the layer has stored their keys."""
         layer = self.layers[layer_idx]
         return layer.get_seq_length() if isinstance(layer, PagedLayer) else self.past
 
@@ -175,7 +175,7 @@ class Batches:
 
     @contextmanager
     def step(self, rows: Sequence[Row], tokens: int | Sequence[int], drafts: int | Sequence[int] = 0) -> Iterator[Step]:
-        """Plans a step of some rows for a `with` block. If plan or block raise, it cancels the step and ends the rows.
+        """Plans a step for a `with` block. If the plan or the block raises, the step is cancelled and its rows end.
 
         Args:
             rows: the rows.
@@ -202,7 +202,7 @@ class Batches:
             rows: the rows.
             tokens: the tokens of each row. Rows with fewer tokens get pads at the right.
             lengths: number of tokens of each row before the forward, minus the pads at the left of its new tokens.
-            last: logits of this many last columns are returned.
+            last: number of columns, at the end, whose logits are returned.
             goes_on: whether the last forward had the same rows and ended at these lengths.
 
         Returns:

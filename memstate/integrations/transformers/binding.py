@@ -29,7 +29,8 @@ class Binding:
         weights: name of the weights with which the states were computed.
         kv: the KV pages; None until a server uses them.
         left: the rows and snapshots of caches that were deleted without `close`.
-        begun: (weak reference to the cache whose forward began last, the thread of this forward); None if it has ended.
+        begun: (weak reference to the cache whose forward began last, the thread of this forward); None if this
+            forward has ended.
         lock: held while a server runs a step.
         runs: the thread in which `run` of a server drives the manager, or None.
     """

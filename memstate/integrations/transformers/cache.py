@@ -46,7 +46,7 @@ class StateCache(GuardedCache):
         pad: the token that `generate` feeds to rows that have ended, its `pad_token_id=`. None: that of
             `model.generation_config`.
 
-    Once a forward brings a row a pad after a token, its later states stand for no known tokens: the row *stops
+    Once a row gets a pad after a token, the later states of this row stand for no known tokens: the row *stops
     counting*. If `mst.layout(model).takes_pads` is False, any pad does this. States that the row has at that moment are
     kept; later ones are not published.
 
@@ -148,7 +148,7 @@ class StateCache(GuardedCache):
         Args:
             ids: the ids of the forward. After a prompt, or with an assistant, they can be all tokens from the start.
 
-        Syncs: yes, if they can be all tokens from the start.
+        Syncs: yes, if the ids can be all tokens from the start.
         """
         columns, known = self._held.columns, self._held.texts
         if not known or not (self._guesses or self._last) or ids is None or ids.shape[1] <= columns:
@@ -201,7 +201,7 @@ class StateCache(GuardedCache):
         return more
 
     def _drafts(self, call: Call) -> int:
-        """Returns how many tokens of a forward are guesses: 0 if it is longer than a tail, as that of a new turn is."""
+        """Returns how many tokens of a forward are guesses: 0 if it is longer than a tail, as at a new turn."""
         if not self._guesses or not 1 < call.columns <= self.mem.forward.tail:
             return 0
         if call.batch > 1 or not self._held.columns:
@@ -356,5 +356,5 @@ class StateCache(GuardedCache):
 
     @property
     def is_croppable(self) -> bool:
-        """Whether `crop` can take back guesses of the last forward. It can take back nothing else."""
+        """Whether `crop` can take back guesses of the last forward. `crop` never takes back other tokens."""
         return self._guesses

@@ -101,7 +101,7 @@ class Held:
         return self.step
 
     def count(self, call: Call, seen: Seen) -> None:
-        """Counts the tokens of a planned forward, and keeps the states of rows that stop. Syncs: yes."""
+        """Counts the tokens of a planned forward, and keeps the states of rows that stop counting. Syncs: yes."""
         for entry in np.flatnonzero(seen.stop).tolist():  # first, before the tokens of this forward are confirmed
             self._keep(entry, int(seen.certain[entry]))
         self.lengths.add(call, seen)

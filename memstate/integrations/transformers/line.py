@@ -18,9 +18,8 @@ class Line:
 
     Higher priorities start first. Among tenants of one priority, the one with the smallest count of tokens comes first.
     A tenant that comes back continues with its own count, or with the smallest count of the tenants that stayed if that
-    is
-    larger: Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024. At most `PASSES` later requests start
-    before the oldest request of their priority.
+    is larger: Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024. At most `PASSES` later requests
+    start before the oldest request of their priority.
 
     Attributes:
         waiting: the waiting requests.

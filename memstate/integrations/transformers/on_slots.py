@@ -83,7 +83,7 @@ class Reference:
         return Reference(self.plane[at], self.step, self.backend)
 
     def to(self, *_: Any, **__: Any) -> "Reference":
-        """Returns the reference itself, because the kernels take any dtype."""
+        """Returns this reference unchanged, because the kernels take any dtype."""
         return self
 
     def copy_(self, state: object) -> "Reference":
@@ -123,10 +123,10 @@ def conv(
     """Does on slots what `causal_conv1d_update` does: one step of a causal convolution.
 
     Args:
-        hidden_states: `batch channel token`.
+        hidden_states: the inputs, `batch channel token`.
         conv_state: reference to states of `channel tap-1`.
-        weight: `channel tap`.
-        bias: `channel`, or None.
+        weight: the taps of each channel, `channel tap`.
+        bias: number that is added to each channel, `channel`, or None.
         activation: "silu" or None.
     """
     ref = conv_state
@@ -145,8 +145,8 @@ def conv_chunk(
 
     Args:
         hidden_states: the window and the inputs after it.
-        weight: `channel tap`.
-        bias: `channel`, or None.
+        weight: the taps of each channel, `channel tap`.
+        bias: number that is added to each channel, `channel`, or None.
         activation: "silu" or None.
     """
     return conv(hidden_states.inputs, hidden_states.window, weight, bias, activation)
@@ -159,11 +159,11 @@ def delta(
     """Computes the gated delta rule, or Kimi's delta rule, on slots. Returns the outputs and the reference.
 
     Args:
-        query: `batch token key_head key`.
-        key: `batch token key_head key`.
-        value: `batch token head value`.
+        query: the queries, `batch token key_head key`.
+        key: the keys, `batch token key_head key`.
+        value: the values, `batch token head value`.
         g: logarithm of the decay, `batch token head` or `batch token head key`.
-        beta: `batch token head`.
+        beta: the learning rates, `batch token head`.
         initial_state: reference to states of `head key value`.
         output_final_state: ignored: the kernel stores the state in its slot.
         use_qk_l2norm_in_kernel: whether to normalise query and key.
@@ -186,14 +186,14 @@ def mamba2(
 
     Args:
         state: reference to states of `head dim state`.
-        hidden_states: `batch head dim`.
-        dt: `batch head dim`, one value per head.
-        A: `head dim state`, one value per head.
-        B: `batch group state`.
-        C: `batch group state`.
-        D: `head dim`, one value per head, or None.
-        z: `batch head dim`, or None.
-        dt_bias: `head dim`, one value per head, or None.
+        hidden_states: the inputs, `batch head dim`.
+        dt: the step sizes, `batch head dim`, one value per head.
+        A: the decay rates, `head dim state`, one value per head.
+        B: vectors by which inputs are written to the state, `batch group state`.
+        C: vectors by which outputs are read from the state, `batch group state`.
+        D: factor of the input that is added to the output, `head dim`, one value per head, or None.
+        z: the gates of the output, `batch head dim`, or None.
+        dt_bias: number that is added to `dt`, `head dim`, one value per head, or None.
         dt_softplus: whether the kernel takes the softplus of `dt + dt_bias`.
     """
     d, bias = (None if one is None else one[:, 0] for one in (D, dt_bias))
@@ -210,14 +210,14 @@ def mamba2_chunk(
     """Computes the scan of Mamba-2 on slots. Returns the outputs and the reference.
 
     Args:
-        hidden_states: `batch token head dim`.
-        dt: `batch token head`.
-        A: `head`.
-        B: `batch token group state`.
-        C: `batch token group state`.
-        D: `head`, or None.
-        z: `batch token head dim`, or None.
-        dt_bias: `head`, or None.
+        hidden_states: the inputs, `batch token head dim`.
+        dt: the step sizes, `batch token head`.
+        A: the decay rates, `head`.
+        B: vectors by which inputs are written to the state, `batch token group state`.
+        C: vectors by which outputs are read from the state, `batch token group state`.
+        D: factor of the input that is added to the output, `head`, or None.
+        z: the gates of the output, `batch token head dim`, or None.
+        dt_bias: number that is added to `dt`, `head`, or None.
         initial_states: reference to states of `head dim state`.
         dt_softplus: whether the kernel takes the softplus of `dt + dt_bias`.
     """
@@ -241,14 +241,14 @@ def mamba1(
 
     Args:
         state: reference to states of `channel state`.
-        hidden_states: `batch channel`.
-        dt: `batch channel`.
-        A: `channel state`.
-        B: `batch state`.
-        C: `batch state`.
-        D: `channel`, or None.
-        z: `batch channel`, or None.
-        dt_bias: `channel`, or None.
+        hidden_states: the inputs, `batch channel`.
+        dt: the step sizes, `batch channel`.
+        A: the decay rates, `channel state`.
+        B: vector by which inputs are written to the state, `batch state`.
+        C: vector by which outputs are read from the state, `batch state`.
+        D: factor of the input that is added to the output, `channel`, or None.
+        z: the gates of the output, `batch channel`, or None.
+        dt_bias: number that is added to `dt`, `channel`, or None.
         dt_softplus: whether the kernel takes the softplus of `dt + dt_bias`.
     """
     x, step, b, c = (dense(one[:, None, None]) for one in (hidden_states, dt, B, C))

@@ -23,7 +23,7 @@ class BatchColumns:
     """The columns of a batch, and where each of them lies in pages.
 
     Args:
-        page_table: `row page`; without elements if no layer attends.
+        page_table: the pages of each row, `row page`; without elements if no layer attends.
         rows: number of the row of each entry, `batch`.
         lengths: number of tokens of each entry before the forward, minus the pads at the left of its new tokens.
         new: number of columns of the forward.
@@ -124,7 +124,7 @@ class BatchColumns:
         return torch.arange(first - self.past, end - self.past, device=self._rows.device) + self.positions[:, :1]
 
     def _find(self, position: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the page of each position, and the place within it. Where `known` is False, it is the null page."""
+        """Returns the page of each position, and the place within it. Where `known` is False: the null page."""
         position = torch.where(known, position, 0)
         if not self._table.numel():  # no layer attends
             return position, position
@@ -184,8 +184,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Stores new keys and values. Returns the keys and values to which the layer attends.
 
         Args:
-            key_states: `batch head token value`.
-            value_states: `batch head token value`.
+            key_states: the new keys, `batch head token value`.
+            value_states: the new values, `batch head token value`.
             *args: ignored.
             **kwargs: ignored.
         """
@@ -259,23 +259,23 @@ class PagedIndexedLayer(PagedLayer):  # type: ignore[no-untyped-call]
             self.indexer_position_ids = columns.past_positions.expand(axes, -1, -1)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Stores new keys and values. Returns those of all columns.
+        """Stores new keys and values. Returns the keys and values of all columns.
 
         Args:
-            key_states: `batch head token value`.
-            value_states: `batch head token value`.
+            key_states: the new keys, `batch head token value`.
+            value_states: the new values, `batch head token value`.
             *args: ignored.
             **kwargs: ignored.
         """
-        # these attributes, because models read the number of columns from them
+        # stored in these attributes, because models read the number of columns from them
         self.keys, self.values = super().update(key_states, value_states)
         return self.keys, self.values
 
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
-        """Stores new keys of the index. Returns those of all columns, `batch column value`.
+        """Stores new keys of the index. Returns the keys of all columns, `batch column value`.
 
         Args:
-            indexer_key_states: `batch token value`.
+            indexer_key_states: the new keys, `batch token value`.
         """
         held = self._kv.plane(self._layer, INDEX)
         return self._exchange(INDEX, held[:, :, None], indexer_key_states[:, None])[:, 0]

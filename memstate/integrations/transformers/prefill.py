@@ -84,7 +84,7 @@ def _forget_pictures(model: Any) -> None:
 
 
 def _chunks(batches: Batches, rows: Sequence[Row], texts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Returns the next forwards: (tokens per row, 1 if the rows have no state yet else 0, entries that share it)."""
+    """Returns the next forwards: (tokens per row, 1 if no row has a state yet else 0, entries of its rows)."""
     groups = dict[tuple[int, int], list[int]]()
     for entry, (row, text) in enumerate(zip(rows, texts, strict=True)):
         length = batches.mem.info(row).length

@@ -85,7 +85,7 @@ def checked(model: Any, tokens: Any, of: str) -> list[int]:
         InvalidArgument: the tokens are not one row of ids; there are none; or an id is not in the vocabulary, or stands
             for a picture, a video or sound.
 
-    Syncs: yes, if they are on a device.
+    Syncs: yes, if the tokens are on a device.
     """
     try:
         ids = np.asarray(tokens.tolist() if hasattr(tokens, "tolist") else tokens)

@@ -19,9 +19,9 @@ KNOWN: Final[WeakKeyDictionary[Any, dict[Any, ModelLayout]]] = WeakKeyDictionary
 def layout(model: Any) -> ModelLayout:
     """Returns the layout of one state of a model, read from the model's own cache.
 
-    The model runs on a few tokens, about twenty times; later calls return the same layout. States of equal shape and
-    dtype form one plane. So no list of model families is needed, and the layout has the dtypes and window widths that
-    the model uses.
+    The first call runs the model about twenty times, on a few tokens. Later calls return the same layout. States of
+    equal shape and dtype form one plane. So no list of model families is needed, and the layout has the dtypes and
+    window widths that the model uses.
 
     Then a trial decides whether memstate's kernels can decode on slots: on the same inputs, each kernel must return
     what the model's own function returns. If they can, windows are one input shorter than in the model's own cache,

@@ -17,7 +17,7 @@ from memstate.requests.handles import Row
 from memstate.tiers import Fetch
 
 BACK_PRESSURE: Final = (OutOfSlots, OutOfRows, OutOfPages)
-# attribute in which an error says how many there are -> name of the resource
+# attribute of an error, which says how many slots, rows or pages there are -> name for them in messages
 THERE: Final = {"capacity": "slots", "rows": "rows", "pages": "KV pages"}
 
 

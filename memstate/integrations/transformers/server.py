@@ -87,7 +87,7 @@ class Server:
             deque()
         )  # any thread appends; a step works through them in order
         self._full = False  # whether the first request that could start waits for room
-        self._late: Fetch | None = None  # the prefetch for which that request waits, if it does
+        self._late: Fetch | None = None  # the prefetch for which this first request waits, or None
         # wakes `run` when there is work; also guards `_asked`: after `close`, nothing is added
         self._wake = Condition()
         self._closed = self._runs = False

@@ -101,7 +101,7 @@ class States:
             _initialized(self._layers[place.layer], place.kind)[place.state] = False
 
     def uncover(self, own: bool = False) -> None:
-        """Gives the layers the states that they show or, if `own`, the states that a forward uses."""
+        """Puts into the layers the states to show between forwards or, if `own`, the states that a forward uses."""
         self._looked = {}
         for layer, mine, shown in self._views:
             layer.conv_states, layer.recurrent_states = mine if own else shown

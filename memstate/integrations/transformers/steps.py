@@ -27,7 +27,7 @@ from memstate.integrations.transformers.speculation import Speculation
 from memstate.requests.handles import Row, Rows
 
 LOG: Final = logging.getLogger("memstate.transformers")
-PADS: Final = 256  # limit of the pads in a forward: so many columns cost less than another forward
+PADS: Final = 256  # limit of the pads in a forward: up to here, pads cost less than another forward
 
 
 class Steps:
@@ -124,7 +124,7 @@ class Steps:
         torn = [one for one in self.running if self._is_torn(one)]
         known = {*before, *(one.row for one in self.running)}
         self._left += [row for row in self.mem.rows if row not in known]
-        # requests with samples that a later step will fork
+        # requests for which a later step will fork rows, one for each other sample
         parked = {one.asked for one in self.running if one.logits is not None}
         for one in torn:
             if one.asked not in parked or one.logits is not None:
@@ -207,7 +207,7 @@ class Steps:
             self._choose([one, *rows], logits.expand(1 + len(rows), -1))
 
     def _fork(self, one: Running) -> list[Running]:
-        """Forks a row for all other samples of its request, or for none. Shares KV pages, but copies a partial one."""
+        """Forks a row for all other samples of its request, or for none. Copies a partly filled KV page."""
         others, kv, fork = one.samplers[1:], self._batches.kv, None
         try:
             fork = self.mem.fork(one.row, [one.prompt.id] * len(others))

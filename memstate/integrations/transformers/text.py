@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-MOST: Final = 64  # limit of the tokens that are decoded together (the window); no character needs so many
+MOST: Final = 64  # limit of the tokens that are decoded together (the window); every character needs fewer
 CONTEXT: Final = 8  # earlier tokens that are decoded again, because new text depends on them: a space, say
 HALF: Final = "\ufffd"  # stands in decoded text for bytes that are no whole character
 

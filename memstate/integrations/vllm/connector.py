@@ -1,4 +1,4 @@
-"""The KV connector that vLLM makes in the scheduler and in each worker. Passes calls on to its side of memstate."""
+"""The KV connector that vLLM makes in the scheduler and in each worker. It calls `SchedulerSide` or `WorkerSide`."""
 
 import platform
 from collections.abc import Sequence

@@ -74,7 +74,7 @@ class Plan:
         loads: Loads to begin.
         writes: Writes to begin.
         lost: Requests whose load cannot begin: a record was evicted after `matched` counted it, or there is no room for
-            one.
+            a record that must be fetched.
         digest: Result of `naming.with_seed`; empty if there is no store.
     """
 
@@ -91,9 +91,9 @@ class Report:
     """The finished work of one or more ranks, by job.
 
     Attributes:
-        saved: Job of a save -> ranks that have finished it.
+        saved: Job of a save -> number of ranks that have finished it.
         gone: Job of a save -> numbers of records whose blocks vLLM gave to others before a rank had packed them.
-        written: Job of a write -> ranks that have finished it, whether or not the store took the records.
+        written: Job of a write -> number of ranks that have finished it, even if the store did not take the records.
         lost: Request -> numbers of records that a rank could not get from the store.
     """
 

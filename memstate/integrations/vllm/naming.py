@@ -31,7 +31,7 @@ def configuration(
         vllm_config: vLLM's configuration.
         kv_cache_config: vLLM's configuration of the KV cache.
         version: vLLM's version, because an update may change the layout of a block.
-        platform: Names of that on which vLLM runs, such as the device and the machine's architecture.
+        platform: Names of the platform, such as those of the device and of the machine's architecture.
         weights: Result of `weights.identity`.
     """
     cache, parallel, model = vllm_config.cache_config, vllm_config.parallel_config, vllm_config.model_config

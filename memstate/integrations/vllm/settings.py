@@ -26,7 +26,7 @@ class Settings:
             wait.
         store: Folder of a `FileStore` below host memory. None: no store.
         store_capacity: Limit of the bytes in the folder, given like `host_bytes`. None: until the disk is full.
-        store_tokens: The store is read only if it has at least so many tokens more of a prompt than host memory.
+        store_tokens: The store is read only if it has more of a prompt than host memory: at least this many tokens.
         threads: Number of threads that read and write the store.
         model: Name that stands for the weights. None: their path and files stand for them.
 

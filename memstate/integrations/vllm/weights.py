@@ -45,7 +45,7 @@ class Files(NamedTuple):
 
 
 def identity(vllm_config: Any, name: str | None = None) -> Hashable:
-    """Returns a value that stands for the weights of a model and its drafter. Other weights at that place differ in it.
+    """Returns a value for the weights of a model and its drafter. Without `name`, it changes with the files.
 
     Args:
         vllm_config: vLLM's configuration.

@@ -225,7 +225,7 @@ class WorkerSide:
             self._store.close()
 
     def _advance_loads(self) -> None:
-        """Copies loads to their blocks if all records are in host memory. Gives up those with missing records."""
+        """Copies a load to its blocks if all its records are in host memory. Gives up a load that misses a record."""
         for entry in [entry for entry in self._reading if all(job.done for job in entry[1])]:
             self._reading.remove(entry)
             load, jobs = entry

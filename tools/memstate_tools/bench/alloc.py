@@ -29,7 +29,7 @@ CELL_COLUMNS = ("tracked", "source")  # cells that an admission writes for each 
 
 
 class _Pools:
-    """The allocator and register file that are timed, and those of the reference, with the same slots held.
+    """The allocator and register file that are timed, and those of the reference. Both hold the same slots.
 
     Args:
         setting: The setting of the benchmark.
@@ -60,7 +60,7 @@ class _Pools:
         Args:
             do: The call to time.
             undo: Undoes the call. It does nothing if there was no call.
-            names: (operation, case) of each of the three.
+            names: (operation, case) of each of these three measurements.
             both: Makes the call and undoes it.
         """
         (mine, _), setting = self.allocators, self.setting

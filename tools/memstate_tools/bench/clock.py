@@ -17,7 +17,7 @@ SLEEP, LONGEST_SLEEP = 100e-6, 50e-3  # seconds that the device sleeps while the
 CALIBRATION = 10**6  # cycles that the device sleeps in one calibration
 WARMING = 0.3  # seconds of work, far more than an idle device needs to raise its clock
 GRAPH_SECONDS = 2e-3  # seconds of a graph; longer graphs give the same figure
-IN_GRAPH = 20  # largest number of calls in one graph; with so many, the launch of the graph hardly counts
+IN_GRAPH = 20  # largest number of calls in one graph: enough that the launch of the graph hardly counts
 Act = Callable[[], object]
 
 

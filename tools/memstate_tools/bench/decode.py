@@ -1,7 +1,7 @@
 """Benchmarks decode steps of a model's recurrent layers, with nothing due and with every row at a boundary.
 
-Two things are timed: the forward in a CUDA graph, and a whole step (a graph of plan and forward, then settle).
-Before that, outputs and states of the first and the last layer are compared with the reference.
+Two things are timed: the forward, in a CUDA graph; and a whole step, which is a graph of plan and forward, and then
+the settle. Before that, outputs and states of the first and the last layer are compared with the reference.
 """
 
 from collections.abc import Iterator

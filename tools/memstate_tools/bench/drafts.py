@@ -1,6 +1,6 @@
 """Benchmarks a step that verifies drafts, compared with SGLang's step: `memstate bench host --case drafts`.
 
-Both sides plan the next step before they know what the last step has accepted (overlap), and then learn it. SGLang
+Both sides plan the next step before they know what the last step has accepted, and learn that later. SGLang
 runs `prepare_for_decode` and `prepare_mamba_track_for_verify` of its spec v2, and then `_resolve_spec_v2_tokens` and
 `_handle_finish_state_updated_req` of each request. memstate runs `plan` and `accept`. Both sides leave out drafts, KV,
 the model and the sampler. SGLang's side also leaves out the launches that bring states to the accepted length.
@@ -94,9 +94,9 @@ class SglangDrafts(SglangStates):
     Args:
         size: Number of requests.
         every: Tokens between two tracked states.
-        lazy: See `SglangStates`.
-        due: See `Drafts`.
-        states: See `SglangStates`.
+        lazy: Whether a request gets its second slot for tracked states only at a boundary.
+        due: Number of requests whose tokens accepted in the last step pass a boundary.
+        states: False: requests have no states, as for a model without states.
 
     Raises:
         ImportError: SGLang cannot be used.

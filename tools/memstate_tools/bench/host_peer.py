@@ -140,9 +140,9 @@ class SglangStates:
             page_size=1, enable_mamba_extra_buffer=True, req_to_token_pool=self._pool, supports_swa=lambda: False,
             supports_mamba=lambda: False, maybe_hand_to_session=lambda req: None,
         )  # fmt: skip
-        self._component = object.__new__(sgl.MambaComponent)  # made without calling its constructor, which wants a tree
+        self._component = object.__new__(sgl.MambaComponent)  # made without its constructor, which needs a tree
         self._component.cache = tree
-        self._processor = object.__new__(sgl.SchedulerBatchResultProcessor)  # its constructor wants a scheduler
+        self._processor = object.__new__(sgl.SchedulerBatchResultProcessor)  # the constructor needs a scheduler
         object.__setattr__(self._processor, "tree_cache", tree)
         self._batch = sgl.ScheduleBatch(
             reqs=[], req_to_token_pool=self._pool, tree_cache=tree, enable_overlap=True, device="cpu",

@@ -49,7 +49,7 @@ class Form(NamedTuple):
         prompt: Tokens of a prompt.
         every: Tokens between snapshots. It is so large that no row reaches a boundary in decode.
         prefill: Whether prompts are read in a timed step.
-        polls: Whether each step polls.
+        polls: Whether each step calls the manager's `poll`.
         fetches: Whether each step prefetches the next prompts.
     """
 
@@ -197,7 +197,7 @@ class Online(TimedManager):
             self.mem.settle(self.mem.plan(rows, [end - self.mem.info(row).length for row in rows]))
 
     def wrong(self) -> str:
-        """Returns what is wrong: a lost state, or more or fewer cached states than requests; empty if none."""
+        """Returns what is wrong: a lost state, or more or fewer cached states than requests; else empty."""
         self.mem.device.check()
         report, cached = self.mem.audit(), self.mem.stats().prefix
         states = sum(each is not None for each in self._kept) + sum(info.states for info in self.mem.sessions.infos())
@@ -215,13 +215,13 @@ class SglangOnline(SglangStates):
     Args:
         size: Number of requests.
         every: Tokens between two tracked states.
-        lazy: See `SglangStates`.
+        lazy: Whether a request gets its second slot for tracked states only at a boundary.
         changes: Number of requests that end in a step, and of requests that come.
-        form: See `Online`. With "cache", states and KV go to SGLang's tree. With "", the caller keeps the states, and
-            there is no KV. With "sessions", sessions are SGLang's streaming ones, which hold row and slots between
-            turns.
+        form: One of `FORMS`. Its `uses` says where states go. With "cache", states and KV go to SGLang's tree. With "",
+            the caller keeps the states, and there is no KV. With "sessions", sessions are SGLang's streaming ones,
+            which hold row and slots between turns.
         states: False: requests have no states, and only the work that is not about states is done.
-        adapted: See `SglangStates`.
+        adapted: Whether the pool is that of `memstate.integrations.sglang`, under SGLang's own scheduler code.
 
     Raises:
         ImportError: SGLang cannot be used.

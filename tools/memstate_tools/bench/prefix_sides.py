@@ -63,7 +63,7 @@ class TimedCache:
         self._holdings = Holdings(self.commands, self.pages.allocator)
         self.cache = PrefixCache(prefix_of(policy, states), self.commands, self.pages, self._holdings)
         self._prompt, self._match = EMPTY, NO_MATCH
-        self.learned: list[float] = []  # seconds in which the policies learned of each match
+        self.learned: list[float] = []  # for each match, the seconds in which the policies learned of it
 
     @property
     def held(self) -> tuple[int, int]:
@@ -174,7 +174,7 @@ class CacheSides:
             raise Differs(f"{name} finds {length} of {len(key)} tokens, a naive search {naive}")
 
     def figures(self, setting: Setting, warm: int = 0) -> list[Measured]:
-        """Returns medians of all calls but the first `warm`: each of our policies compared with each peer left."""
+        """Returns medians of all calls but the first `warm`: each of our policies beside each peer that is left."""
         figures: list[Measured] = []
         for op, spent in self.spent.items():
             value = {name: median(spent[name][warm:]) * 1e6 for name in (*self.ours, *self.peers)}

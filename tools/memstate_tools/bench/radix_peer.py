@@ -90,7 +90,7 @@ class SglangCache:
     Args:
         states: States that the cache keeps.
         pages: Pages that the cache keeps.
-        longest: Pages of the longest key. A new key may use as many extra pages until the cache evicts others.
+        longest: Pages of the longest key. A new key may use that many extra pages until the cache evicts others.
         size: Tokens of a page.
 
     Raises:

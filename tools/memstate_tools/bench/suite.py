@@ -59,7 +59,7 @@ def run(
         report: Called with the outcome so far, after each measurement.
         end: Time, by `time.monotonic`, after which no measurement begins. None: no limit.
         measure: Whether tasks are measured after their checks.
-        case: Text that the name of a measurement must contain. If it is the whole name of a case, only that case runs.
+        case: Text that the name of a measurement must contain. If it equals the name of a case, only that case runs.
 
     Returns:
         The outcome.

@@ -111,7 +111,7 @@ class Setting:
         return 2**40 if self.toy else torch.cuda.mem_get_info(self.device)[0]
 
     def rows(self, op: str, case: str, value: float, unit: str, peers: Mapping[str, float]) -> list[Measured]:
-        """Returns a figure for the comparison with each peer, or a single figure if there is no peer."""
+        """Returns one figure per peer, compared with this peer; without peers, a single figure."""
         alone = (op, self.case(case), value, unit)
         return [Measured(*alone, *peer) for peer in peers.items()] or [Measured(*alone)]
 
@@ -159,7 +159,7 @@ class Setting:
             op: Name of the operation.
             case: Case in which it is measured, such as "R=64".
             seconds: Device time of the operation.
-            clock: Times the other calls.
+            clock: Clock that times the peer's call and the plain copy.
             peer: (name, call) of the peer.
             moved: Bytes that the operation reads and writes; 0: no rate.
             zeros: Whether the operation only writes zeros.

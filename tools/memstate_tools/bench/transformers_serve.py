@@ -109,7 +109,7 @@ def prompts_of(rows: int, mixed: bool) -> list[list[int]]:
 
 
 class ServedSides:
-    """One model, which memstate serves or which runs by itself.
+    """One model that either memstate's `serve` or the model's own `generate` runs.
 
     Args:
         setting: the setting of the benchmark.

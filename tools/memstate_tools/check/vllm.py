@@ -31,7 +31,7 @@ class VllmPool:
         )
         self._blocks = self._manager.block_pool
         self.capacity = capacity
-        self._requests: list[Any] = []  # row -> its request: vLLM has no table of rows
+        self._requests: list[Any] = []  # row -> the request in it, because vLLM has no table of rows
 
     def of_size(self, slots: int) -> "VllmPool":
         """See `Sized`."""

@@ -77,7 +77,7 @@ def compile_elsewhere(
         targets: Names in `TARGETS`.
         progress: Called with (done, total) after each report.
         triton: A folder with the Triton to use, as `pip install --target` makes it. Default: the installed one.
-        every_shape: See `compile_all`.
+        every_shape: Whether to compile every shape that can be launched; otherwise only the common ones.
         only: Compile only kernels whose names contain this text.
 
     Raises:

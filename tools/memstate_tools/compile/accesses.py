@@ -48,7 +48,7 @@ NOTHING: Origins = frozenset()
 
 
 class Access(NamedTuple):
-    """One load, store or atomic of global memory: bits of one lane, and the origins of its address."""
+    """One load, store or atomic of global memory: the bits that one lane moves, and the origins of the address."""
 
     bits: int
     origins: Origins
@@ -99,7 +99,7 @@ def _bits(line: str) -> int:
 
 
 def _statement_bits(statement: str) -> int:
-    """Returns the bits of a PTX statement: `ld.global.v4.b32` moves 128, `cp.async` the bytes of its third operand."""
+    """Returns the bits that a PTX statement moves: `ld.global.v4.b32` 128, `cp.async` its third operand in bytes."""
     match = STATEMENT.search(statement)
     if match is None or re.search(r"\b(?:mbarrier|shared|local)\b", match["how"].replace("shared.global", "")):
         return 0

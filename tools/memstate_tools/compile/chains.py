@@ -27,8 +27,8 @@ def dependent_loads(ptx: str) -> int:
     """
     blocks = _blocks(ptx)
     after = _successors(blocks)
-    late: dict[str, int] = {}  # register -> loads in the longest chain before its value
-    branches: dict[str, int] = {}  # block -> loads in the longest chain before the branches to it
+    late: dict[str, int] = {}  # register -> number of loads in the longest chain before the register has its value
+    branches: dict[str, int] = {}  # block -> number of loads in the longest chain before a branch to it
     shared = longest = 0
     for name in _order(next(iter(blocks)), after):
         branched = branches.get(name, 0)

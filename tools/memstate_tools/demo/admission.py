@@ -74,7 +74,7 @@ class DemoQueue:
         return []
 
     def give_way(self) -> bool:
-        """Clears the cache, with the state that the first request would start from too. Called if no request can go on.
+        """Clears the cache, even the state from which the first request would start. Called if no request can go on.
 
         Returns:
             Whether slots or pages became free, so that another try makes sense.

@@ -7,7 +7,7 @@ from memstate_tools.demo.transcript import Transcript
 from memstate_tools.demo.trees import DraftTree
 from memstate_tools.demo.work import Work
 
-RIGHT = 0.7  # probability that a guess is right, if all guesses before it are; the same for a second guess
+RIGHT = 0.7  # probability that a guess is right if all guesses before it are right; second guesses have the same
 
 
 class Guesser:

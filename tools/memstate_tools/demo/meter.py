@@ -40,7 +40,7 @@ class DeviceCounts:
 class Gauge:
     """Counts the calls of plan and settle.
 
-    Copies of a snapshot count even outside of a measurement, because a submit in between may run them.
+    Copies of a snapshot also count outside of `adding_to`, because a submit between two such blocks may run them.
     """
 
     def __init__(self, counts: Counts) -> None:
@@ -71,7 +71,7 @@ class Meter:
 
     Attributes:
         prefix_hit_tokens: Tokens of the states from which admissions started.
-        session_hit_tokens: Tokens among these that a session had kept.
+        session_hit_tokens: Those of the prefix_hit_tokens whose state a session had kept.
         resumed: Admissions that started from a state.
         read_cached: Admissions from a state that stays cached.
         refused: Requests that had to wait, by what ran out; and running requests that were refused more pages.

@@ -61,7 +61,7 @@ class Mixer(ABC):
         self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor, marks: StepMarks | None,
         tail: Any, cursor: Cursor | None, parents: Tensor | None,
     ) -> None:  # fmt: skip
-        """Runs the recurrence over `mixed`, the output of the conv. Fills out `batch token head value`, changes ssm."""
+        """Runs the recurrence over `mixed`, the output of the conv. Writes the result to `out`, changes `ssm`."""
 
     def __call__(
         self, x: Tensor, where: Where, conv: Tensor, ssm: Tensor, marks: StepMarks | None = None,
@@ -70,7 +70,7 @@ class Mixer(ABC):
         """Runs conv and recurrence over normalised x `batch token width`. Changes both planes.
 
         With marks, the states at the marks are stored too. With tails and a cursor, the tails of rows are folded into
-        the state; tokens may then be trees with these parents.
+        the state. Then the tokens of a row may form a tree; `parents` has the parent of each token.
 
         Syncs: no.
         """

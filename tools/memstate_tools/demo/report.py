@@ -62,8 +62,8 @@ class DemoReport:
         astray: Registers that hold a slot and should not.
         foreign_bytes: Bytes of the engine's memory outside of states and pages.
         foreign_changed: Offsets of foreign bytes that changed.
-        strikes: States that sabotage replaced.
-        strikes_at_sessions: Replaced states that a session kept.
+        strikes: Number of states that sabotage replaced.
+        strikes_at_sessions: Number of replaced states that a session kept.
         planted: The slot that was leaked on purpose.
         timings: Seconds of the cached and of the uncached run.
     """

@@ -72,7 +72,7 @@ class Scheduler:
             at += self.chance.gap(ARRIVAL_GAP)
         while self._arrivals or self.admission.waiting or self.running:
             self._iterate()
-        if self._flight:  # the last step, which was dead
+        if self._flight:  # the last step, which was planned before the ends of its rows were known
             self._collect(self._flight)
             self._flight = None
         return self.transcripts
@@ -140,7 +140,7 @@ class Scheduler:
         self._break_off(admitted)
 
     def _meddle(self, told: bool) -> None:
-        """Makes calls between a plan and its forward; fewer if the lengths of rows are not known yet (`told`)."""
+        """Makes calls between a plan and its forward: fewer unless `told`, which says that row lengths are known."""
         self._between = True
         calls: dict[str, Callable[[], object]] = {
             "retract": lambda: self._retract(self.chance.retracts_one(self.running), "between plan and forward"),

@@ -84,13 +84,13 @@ class Witness:
             self.look()
 
     def see_live(self, conversation: int, row: Row, why: str, most: int) -> None:
-        """Reads the live state of a row that is about to end, also if a dead step wrote it.
+        """Reads the live state of a row that is about to end, even if a step after the end of the text wrote it.
 
         Args:
             conversation: Number of the conversation.
             row: The row that is about to end.
             why: Why it ends, for messages.
-            most: Number of tokens of its text. A state of more tokens, which guesses can cause, is left out.
+            most: Number of tokens of its text. A state after more tokens is left out: wrong guesses can cause one.
 
         Syncs: yes.
         """

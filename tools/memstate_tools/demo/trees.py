@@ -110,7 +110,7 @@ class DeviceTree:
         nodes: Numbers of the nodes, int64 `node`.
         parents: Parent of each node: `node`.
         depths: Number of guesses from node 0 down to each node: `node`.
-        sides: See `DraftTree`: `node`.
+        sides: For each node, which guess for its position it is, from 0 on: `node`.
         paths: The nodes from node 0 down to each node, then zeros: `node depth`.
         below: Whether the path from node 0 to a node contains another node: `node other`.
     """
@@ -166,7 +166,7 @@ class StepTree(NamedTuple):
         return (tokens - self.root[:, None]).clamp(0, len(self.tree.nodes) - 1)
 
     def spread(self, numbers: Tensor, tokens: Tensor) -> Tensor:
-        """Converts parents or depths of nodes to those of tokens: `batch token`.
+        """Returns the parent or depth of each token, from numbers that nodes have: `batch token`.
 
         Syncs: no.
         """

@@ -31,7 +31,7 @@ class Work:
         published: Tokens in whole pages that were offered to the cache.
         retractions: Number of times that the request was sent back.
         fetch: Its prefetch from storage while it waits.
-        waited_for: Names of the things that were short since it last arrived.
+        waited_for: Names of the resources for which it has waited since it last arrived.
     """
 
     conversation: ChatScript
@@ -103,7 +103,7 @@ class BatchEntry:
         drafts: Number of guesses after the known tokens.
         candidates: Guessed tokens of each side (see `DraftTree`). They start after the known tokens and cover every
             length that the row may have.
-        shift: Tokens by which the row was longer than `after` says, once that is known.
+        shift: Tokens by which the row was longer than `after` says; known only later than the plan.
     """
 
     work: Work

@@ -56,7 +56,7 @@ def vllm(line: bytes, tokens: Tokens) -> list[Said]:
 
 
 def openai(line: bytes, tokens: Tokens) -> list[Said]:
-    """Reads a chat or completions request, alone or with its response. A list of prompts gives as many requests.
+    """Reads a chat or completions request, alone or with its response. A list of prompts gives one request per prompt.
 
     Raises:
         ValueError: The line is no request; `Partial` if it has only a part of a prompt.

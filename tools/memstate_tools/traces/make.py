@@ -1,8 +1,8 @@
 """Makes synthetic traces: conversations, questions to a few long prompts, agents, and all of these at once.
 
 Lengths and times are drawn at random; block ids follow from them. A text is a name and a length, and no name has two
-lengths. So two blocks hold the same tokens exactly if they are cut from the same texts at the same places. Names below
-0 are tails and thoughts.
+lengths. So two blocks hold the same tokens exactly if they are cut from the same texts at the same places. Texts whose
+name is below 0 are tails and thoughts, which later prompts lack.
 """
 
 import heapq
@@ -219,7 +219,7 @@ def _answered(draw: _Draw, turns: list[_Turn], context: Context, at: float, answ
 
 
 def _without_thoughts(turns: list[_Turn], context: Context) -> Context:
-    """Returns a context without thoughts, for the next question. Notes in the last turn where that question parts."""
+    """Returns a context without thoughts, for the next question. Notes in the last turn how many tokens that drops."""
     first = next((at for at, (name, _) in enumerate(context) if name < 0), None)
     if first is None:
         return context

@@ -15,7 +15,7 @@ from memstate_tools.compile.accesses import WIDE_BITS
 from memstate_tools.compile.build import build
 from memstate_tools.tune.grid import FREE_AXIS
 
-WORD_BYTES = 4  # bytes of one word of a tile, in which moves and blocks of a state are counted
+WORD_BYTES = 4  # bytes of a word; sizes of moves and of blocks of a state are counted in words
 FEW = 4  # number of compile cases of a kernel that are compiled
 UNIT = "register bytes per byte in flight"
 

@@ -24,7 +24,8 @@ from memstate_tools.models import Model, model_of
 BEST_OF_EACH, COMBINATIONS = 2, 12  # values of each axis that are combined, and the largest number of combinations
 FREE_AXIS = "programs_per_sm"  # the compiled code does not depend on the number of programs
 
-# the cheapest axis first: programs of a launch need no compilation, warps and entries keep the shape of a tile
+# the cheapest axis first: other programs of a launch need no compilation; other warps and entries need one, but do not
+# change the block of bytes that a program moves at a time
 WARPS = (4, 8, 2)
 MOVES = {
     FREE_AXIS: (4, 2, 8, 1, 16), "warps": WARPS, "entries": (256, 512, 128), "lanes": (4096, 2048, 8192, 1024),
@@ -70,7 +71,7 @@ def combinations(kernel: str, timed: bool, goodness: Mapping[Config, float], lim
 
     Args:
         kernel: Name of the kernel.
-        timed: See `one_at_a_time`.
+        timed: Whether configurations are timed. If not, axes that do not change compiled code are left out.
         goodness: Configuration -> how good it is (more is better), for tried configurations that are not excluded.
         limit: Largest number of configurations of both rounds together.
     """

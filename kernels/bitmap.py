@@ -68,13 +68,13 @@ def lowest_bits(word, at, n, CHUNK: tl.constexpr):
         CHUNK: number of lanes.
 
     Returns:
-        (lane r: the index, in the level, of the bit with r set bits before it; the number of such bits; lane i: the
-        number of set bits before word i).
+        Three values. In lane r, the index in the level of the returned bit with number r, counted from 0. The number of
+        returned bits. In lane i, the number of set bits before word i.
     """
     rank = tl.arange(0, CHUNK)
     free = popcount(word)
     through = tl.cumsum(free, 0)
-    where = rank * 0  # lane of the word that has the bit of this rank: the first with through > rank, by binary search
+    where = rank * 0  # lane of the word with the bit of this rank: a binary search for the first with through > rank
     for step in tl.static_range(1, 11):
         if CHUNK >> step > 0:
             probe = tl.gather(through, where + (CHUNK >> step) - 1, 0)
@@ -111,7 +111,7 @@ def take_lowest(bitmap_ptr, words, n, rank, CHUNK: tl.constexpr):
         want = tl.minimum(n - taken, CHUNK)
         listed = size
         below = lane
-        at = lane * 0  # with plain `lane`, like `below`, Triton would not carry `at` through the loop
+        at = lane * 0  # not plain `lane`: Triton would not carry `at` from one iteration to the next
         word = lane
         before = lane
         while shift >= 0:
@@ -138,7 +138,7 @@ def take_lowest(bitmap_ptr, words, n, rank, CHUNK: tl.constexpr):
             bit = tl.full(at.shape, 1, tl.int32) << at % 32
             at //= 32
             old = tl.atomic_and(bitmap_ptr + start + at, ~bit, mask=emptied, sem="relaxed")
-            emptied &= old == bit  # of the lanes that clear bits of one word, one clears its last set bit
+            emptied &= old == bit  # of the lanes that clear bits of a word, only one clears the last of them
             size = (size + 31) // 32
         taken += listed
         more = (taken < n) & (listed == want)
@@ -170,7 +170,7 @@ def give_back(bitmap_ptr, slot, valid, capacity):
     bit = slot % 32
     at = slot // 32
     old = tl.atomic_or(bitmap_ptr + at, tl.full(slot.shape, 1, tl.int32) << bit, mask=valid, sem="relaxed")
-    first = valid & (old == 0)  # of the lanes that set bits of one word, one finds that the word was 0
+    first = valid & (old == 0)  # of the lanes that set bits of a word, only one finds that it was 0
     start = capacity * 0
     size = capacity // 32 + 1
     while size > TOP_WORDS:

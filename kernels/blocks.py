@@ -143,13 +143,16 @@ def block_bytes(plane: Tensor) -> int:
 
 
 def as_integers(tensor: Tensor) -> Tensor:
-    """Returns a view as integers, because a copy of floats may change a NaN; for 16-byte elements as `as_bytes`."""
+    """Returns a view of a tensor as integers, because a copy of floats may change a NaN.
+
+    Elements of 16 bytes become bytes, as in `as_bytes`.
+    """
     integers = INTEGERS.get(tensor.element_size())
     return as_bytes(tensor) if integers is None else tensor.view(integers)
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """Returns a view as uint8, for any strides, with one more axis: the bytes of an element."""
+    """Returns a view of a tensor of any strides as uint8, with one more axis: the bytes of an element."""
     size = tensor.element_size()
     strides = (*(stride * size for stride in tensor.stride()), 1)
     view = torch.empty(0, dtype=torch.uint8, device=tensor.device)

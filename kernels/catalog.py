@@ -22,7 +22,7 @@ class CompileCase(NamedTuple):
             planes from a table, the argument of this table.
         options: further compile options of the launch (enable_fp_fusion, ...).
         rare: whether the case is a less common shape of a kernel that has other cases.
-        of_64: argument -> value, of the constexprs whose value is another one if a warp has 64 threads.
+        of_64: argument -> value, for the constexprs that have another value where warps have 64 threads.
     """
 
     name: str

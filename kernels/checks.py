@@ -212,7 +212,7 @@ def check_distinct(name: str, blocks: PlaneBlocks) -> None:
 
 
 def check_apart(name: str, blocks: PlaneBlocks, others: Mapping[str, Tensor | None], *written: str) -> None:
-    """Refuses a plane that shares bytes with another tensor; refuses the same of each tensor that the op writes.
+    """Refuses a plane that shares bytes with another tensor, and a tensor that the op writes and that does so.
 
     The programs of a launch run in any order, so one program could read or overwrite what another program stores.
 

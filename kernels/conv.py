@@ -123,7 +123,7 @@ def _store(
     for part in tl.static_range(TAPS):
         at = piece_at + part * LANE if TAP_FASTEST else channel + part * CHANNELS
         fits = at < CHANNELS * TAPS if TAP_FASTEST else channel < CHANNELS
-        # `where`, because `&` of a block and a scalar is no mask in the interpreter of Triton 3.9
+        # `where` instead of `&`: the interpreter of Triton 3.9 takes no `&` of a block and a scalar as a mask
         tl.store(ptr + at, parts[part], mask=tl.where(wanted, fits, False))
 
 

@@ -66,7 +66,7 @@ def _move_tile(
         fresh = (tl.load(fills + tile) >> shift).to(WORD)
     for at in range(0, words, LANES):
         index = at + tl.arange(0, LANES)
-        # `where`, because `&` of a block and a scalar is no mask in the interpreter of Triton 3.9
+        # `where` instead of `&`: the interpreter of Triton 3.9 takes no `&` of a block and a scalar as a mask
         bits = tl.load(source + index, mask=tl.where(of != 0, index < words, False), other=0)
         if FILLED:
             bits = tl.where(of != 0, bits, fresh)

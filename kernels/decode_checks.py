@@ -500,7 +500,7 @@ def check_mamba3(
     for name, blocks in slots.items():
         check_apart(name, blocks, others, "out")
     for (name, mine), (other, its) in combinations(slots.items(), 2):
-        if mine.start < its.end() and its.start < mine.end():  # slots of one may lie in gaps of the other
+        if mine.start < its.end() and its.start < mine.end():  # slots of one plane may lie in gaps of the other
             stride, after = mine.axes[0][1], its.start - mine.start
             if not stride or its.axes[0][1] != stride or not mine.size <= after % stride <= stride - its.size:
                 raise ValueError(f"{name}: shares bytes with {other}: give each plane memory of its own")

@@ -234,9 +234,9 @@ def _store(
     ptr, rows, wanted, index, in_value, KEY: tl.constexpr, KEY_STEP: tl.constexpr, PIECE_STEP: tl.constexpr,
     KEY_STRIDE: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    """Stores the tile if `wanted`; `ptr` points to its first piece."""
+    """Stores the tile if `wanted`; `ptr` points to the memory of the first piece of the tile."""
     for piece in tl.static_range(PIECES):
-        # `where`, because `&` of a block and a scalar is no mask in the interpreter of Triton 3.9
+        # `where` instead of `&`: the interpreter of Triton 3.9 takes no `&` of a block and a scalar as a mask
         mask = tl.where(wanted, _in_piece(index, piece, in_value, KEY, KEY_STEP, PIECE_STEP), False)
         part = ()
         for row in tl.static_range(RUN):
@@ -297,7 +297,7 @@ def _tile(
     ptr, wanted, index, in_value, KEY: tl.constexpr, KEY_STEP: tl.constexpr, PIECE_STEP: tl.constexpr,
     KEY_STRIDE: tl.constexpr, KEY_FASTEST: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    """Returns the tile of a slot, zeros unless `wanted`; `ptr` points to its first piece."""
+    """Returns the tile of a slot, zeros unless `wanted`; `ptr` points to the memory of the first piece of the tile."""
     tile = ()
     for piece in tl.static_range(PIECES):
         mask = tl.where(wanted, _in_piece(index, piece, in_value, KEY, KEY_STEP, PIECE_STEP), False)
@@ -311,7 +311,10 @@ def _with_pending(
     KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_V: tl.constexpr, PER_KEY: tl.constexpr, KEY_FASTEST: tl.constexpr,
     LANES: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr, NORMALIZE: tl.constexpr, stored: tl.constexpr,
 ):  # fmt: skip
-    """Returns the state after one more token of the tail; the pointers point to the head, in place 0 of the rings."""
+    """Returns the state after one more pending token, which is read from the rings of the tail.
+
+    The pointers point to the elements of the head in place 0 of the rings.
+    """
     COUNT: tl.constexpr = PIECES * RUN
     k = _keys(k_ptr + place * (KEY_HEADS * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
     v_at = v_ptr + place * (HEADS * VALUE)
@@ -408,8 +411,9 @@ def _gated_delta_step(
 
     visits = count
     if parents_ptr is not None:
-        # The walk of the tree adds the pending tokens, and adds them again each time it goes back. One loop does both,
-        # because two loops would need too many hardware registers. So the walk makes one visit even without tokens.
+        # The walk of the tree adds the pending tokens, and adds them again each time it goes back. One loop runs
+        # the pending tokens and the tree, because two loops would need too many hardware registers. So the walk makes
+        # one visit even if the step has no tokens.
         tree = parents_ptr + row * nodes
         visits = tl.maximum(walk_length(tree, count, nodes), 1)
         first_place, last_node, target, start = place, -1, 0, 0
@@ -513,7 +517,8 @@ def _gated_delta_step(
             last_node, target, back = behind(tree, t, target, count, nodes)
             if back:
                 # Load the state in front of the tree again: hardware registers have no room to keep it. The state
-                # is in the slot that this program has just stored, or else in the read slot. Both lack pending tokens.
+                # is in the slot that this program has just stored, or else in the read slot. In both slots, the
+                # pending tokens are missing.
                 tl.debug_barrier()
                 start = tl.maximum(store, 0)
                 start_ptr = tile_ptr + tl.where(store >= 0, write, read) * slot_stride
@@ -563,8 +568,8 @@ def blocks(
 def _most(unit: int, itemsize: int, warps: int) -> int:
     """Returns the limit of hardware registers per thread: WIDE for fp32 states that one warp accesses by 16 bytes.
 
-    Other launches need more registers: narrow accesses for addresses, tiles of several warps for inputs, and 2-byte
-    states because a lane has more elements.
+    Other launches need more registers. With narrow accesses a lane has more addresses, with several warps per tile it
+    has more inputs, and with 2-byte states it has more elements of the state.
     """
     return WIDE if unit * itemsize == ACCESS_BYTES and (itemsize, warps) == (4, 1) else THREAD_REGISTERS
 

@@ -37,8 +37,8 @@ def _gather_slots(
     source = tl.multiple_of(plane_ptr + (layer * layer_units + slot * slot_units + first) * UNIT, ALIGNMENT)
     target = tl.multiple_of(out_ptr + ((layer * batch + row) * block_units + first) * UNIT, ALIGNMENT)
     lane = tl.arange(0, LANES)
-    inside = lane < tl.minimum(block_units - first, UNITS).to(tl.int32) * UNIT  # the bound is whole units
-    # `where`, because `&` of a block and a scalar is no mask in the interpreter of Triton 3.9
+    inside = lane < tl.minimum(block_units - first, UNITS).to(tl.int32) * UNIT  # the bound never cuts a unit
+    # `where` instead of `&`: the interpreter of Triton 3.9 takes no `&` of a block and a scalar as a mask
     words = tl.load(source + lane, mask=tl.where(known, inside, False), other=0)
     if pattern is not None:
         width: tl.constexpr = plane_ptr.dtype.element_ty.primitive_bitwidth

@@ -36,8 +36,8 @@ class KeptLaunch:
             constants: name -> value, in the order of the kernel's arguments.
             warps: warps of a program.
             device: the current device.
-            alike: whether all such launches pass tensors of the same dtypes on 16-byte boundaries, and integers that
-                fit int32.
+            alike: whether all launches with the same constants, warps and programs pass tensors of the same dtypes on
+                16-byte boundaries, and integers that fit int32.
             programs: number of programs.
         """
         key = (device, programs, warps, *constants.values())

@@ -54,7 +54,7 @@ def _of(ptr, place, apart):
 @triton.jit
 def _load(ptr, slot, apart, at, inside):
     """Returns a head's part of one plane of a slot, in fp32; zeros for the null slot."""
-    # `where`, because `&` of a block and a scalar is no mask in the interpreter of Triton 3.9
+    # `where` instead of `&`: the interpreter of Triton 3.9 takes no `&` of a block and a scalar as a mask
     return tl.load(_of(ptr, slot, apart) + at, mask=tl.where(slot > 0, inside, False), other=0.0).to(tl.float32)
 
 

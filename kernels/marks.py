@@ -58,7 +58,7 @@ def _scatter_states(
 ):  # fmt: skip
     marks = tl.load(count_ptr)
     item = tl.program_id(0)
-    # `where`, because `&` of a block and a scalar is no mask in the interpreter of Triton 3.9
+    # `where` instead of `&`: the interpreter of Triton 3.9 takes no `&` of a block and a scalar as a mask
     if plane_ptr is not None:
         ACROSS: tl.constexpr = (COLS + BLOCK_C - 1) // BLOCK_C
         DOWN: tl.constexpr = (ROWS + BLOCK_R - 1) // BLOCK_R

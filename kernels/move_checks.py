@@ -166,9 +166,9 @@ def check_pack(
 
     Args:
         records: where the bytes of slots lie in planes and in records.
-        slots: see `Backend.pack_slots`.
-        index: see `Backend.pack_slots`.
-        places: see `Backend.pack_slots`.
+        slots: slot of each register, or None.
+        index: register of each entry; without `slots`, the slot itself or the page.
+        places: number of the record of each entry.
         name: what the op calls `held`: "out" or "source".
         held: the records, `record byte`.
     """

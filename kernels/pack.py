@@ -61,7 +61,7 @@ def _move_tile(tiles, tile, records_ptr, place, slot, record_units, PACK: tl.con
     for at in range(0, words, LANES):
         index = at + tl.arange(0, LANES)
         if PACK:
-            # `where`, because `&` of a block and a scalar is no mask in the interpreter of Triton 3.9
+            # `where` instead of `&`: the interpreter of Triton 3.9 takes no `&` of a block and a scalar as a mask
             bits = tl.load(in_slot + index, mask=tl.where(slot != 0, index < words, False), other=0)
             tl.store(in_record + index, bits, mask=index < words)
         else:

@@ -155,7 +155,7 @@ def superseded(columns: Columns, rows: Longs, known: NDArray[np.integer]) -> Lon
     Args:
         columns: the columns, only read.
         rows: numbers of the rows.
-        known: confirmed length of each row: so many of its tokens are known to be real.
+        known: confirmed length of each row: the number of its tokens that are known to be real.
     """
     lanes = rows[:, None] * REGISTERS_PER_ROW + np.array([1, 2])
     labels = columns.labels[lanes]
@@ -185,7 +185,7 @@ def _keep_old(columns: Columns, rows: Longs, label: Longs, wanted: Flags, claim:
     lanes = np.zeros(len(rows), np.int64)
     if not wanted.any():
         return lanes
-    at = np.flatnonzero(wanted & (columns.source[rows] == 0))  # a source is a snapshot already
+    at = np.flatnonzero(wanted & (columns.source[rows] == 0))  # a row that reads a source has its snapshot: the source
     if not at.size:
         return lanes
     slots, live = columns.slots, rows[at] * REGISTERS_PER_ROW

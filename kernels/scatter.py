@@ -46,7 +46,7 @@ def _scatter_slots(
 
             target = tl.multiple_of(plane_ptr + (layer * layer_units + slot * slot_units + first) * UNIT, ALIGNMENT)
             source = tl.multiple_of(batch_ptr + ((layer * entries + entry) * block_units + first) * UNIT, ALIGNMENT)
-            inside = lane < tl.minimum(block_units - first, UNITS).to(tl.int32) * UNIT  # the bound is whole units
+            inside = lane < tl.minimum(block_units - first, UNITS).to(tl.int32) * UNIT  # the bound never cuts a unit
             tl.store(target + lane, tl.load(source + lane, mask=inside, other=0), mask=inside)
             item += tl.num_programs(0)
         item -= items

@@ -79,7 +79,7 @@ def _own(ptr, head, dim, in_dim, DIM: tl.constexpr, TIED: tl.constexpr):
 def _mask(wanted, index, piece, in_dim, STATE: tl.constexpr, STATE_STEP: tl.constexpr, PIECE_STEP: tl.constexpr):
     """Returns the mask of a piece: elements that the head has, none unless `wanted`."""
     inside = (index * STATE_STEP + piece * PIECE_STEP < STATE)[:, None] & in_dim[None, :]
-    # `where`, because `&` of a block and a scalar is no mask in the interpreter of Triton 3.9
+    # `where` instead of `&`: the interpreter of Triton 3.9 takes no `&` of a block and a scalar as a mask
     return tl.where(wanted, inside, False)
 
 
@@ -88,7 +88,7 @@ def _store(
     ptr, tiles, wanted, index, in_dim, STATE: tl.constexpr, STATE_STEP: tl.constexpr, PIECE_STEP: tl.constexpr,
     STATE_STRIDE: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    """Stores the tile if `wanted`; `ptr` points to its first piece."""
+    """Stores the tile if `wanted`; `ptr` points to the memory of the first piece of the tile."""
     for piece in tl.static_range(PIECES):
         mask = _mask(wanted, index, piece, in_dim, STATE, STATE_STEP, PIECE_STEP)
         tl.store(ptr + piece * (PIECE_STEP * STATE_STRIDE), tiles[piece].to(ptr.dtype.element_ty), mask=mask)

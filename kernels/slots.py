@@ -17,7 +17,7 @@ MARK_ARGS = tuple(f"mark_{name}_ptr" for name in StepMarks._fields)
 
 
 def mark_types(stores: str) -> dict[str, str]:
-    """Returns a dict argument -> type of the columns of marks, empty unless a compile case stores marks ("_marks")."""
+    """Returns the types of the arguments for marks, by name. Without "_marks" in `stores`, there are none."""
     return dict.fromkeys(MARK_ARGS, "*i32") if stores == "_marks" else {}
 
 
@@ -50,7 +50,7 @@ def tail_types(stores: str, rings: Mapping[str, str]) -> dict[str, str]:
 
 
 def absent(stores: str, kind: type[Tail] | None = None, *rings: str) -> dict[str, None]:
-    """Returns a dict argument -> None of the arguments for marks, tail and tree that a compile case does not have."""
+    """Returns None for each argument for marks, tail and tree that a compile case does not have, by name."""
     given = mark_types(stores) | tail_types(stores, dict.fromkeys(rings, ""))
     names = (*MARK_ARGS, *(tail_args(kind) if kind else ()))
     return dict.fromkeys(name for name in names if name not in given)

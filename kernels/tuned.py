@@ -98,7 +98,7 @@ class PackConfig(CopyConfig):
 
 @dataclass(frozen=True)
 class ScatterConfig(CopyConfig):
-    """The launch configuration of the scatter kernel: fields of the copy kernel; `lanes` is the words of a tile."""
+    """The launch configuration of the scatter kernel: fields of the copy kernel; `lanes` counts the words of a tile."""
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,8 @@ def conv_step(
             rows with a null write store nothing. The slots are distinct from each other and from all other slots of the
             step.
         tail: rings of inputs that are not in a row's window yet, or None; see `gated_delta_step`.
-        cursor: how far the tails are folded; given if and only if `tail` is.
+        cursor: says which tokens of a row are in the state already, and which are in the tail, see `Cursor`. Given if
+            and only if `tail` is.
         parents: trees of drafts, or None; see `gated_delta_step`.
 
     Returns:

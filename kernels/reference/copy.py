@@ -1,4 +1,4 @@
-"""Copies slots and makes them fresh, one by one, in plain torch.
+"""Copies slots, and fills slots with their initial pattern, one by one, in plain torch.
 
 Tests compare `memstate.kernels.copy` with this reference, which replaces the kernels where Triton is missing.
 """
@@ -20,8 +20,8 @@ def copy_slots(planes: PlaneMap, dst: Tensor, src: Tensor) -> None:
 
     Args:
         planes: bytes of all slots, see `PlaneMap`. Changed.
-        dst: int32 or int64 `n`.
-        src: int32 or int64 `n`.
+        dst: destination slot of each copy, int32 or int64 `n`.
+        src: source slot of each copy, int32 or int64 `n`.
 
     Raises:
         ValueError: the ids are not contiguous, not on the device of the planes, or not of one length.
@@ -35,11 +35,11 @@ def copy_slots(planes: PlaneMap, dst: Tensor, src: Tensor) -> None:
 
 
 def zero_slots(planes: PlaneMap, ids: Tensor) -> None:
-    """Makes slots fresh over all planes and layers, padding included: fills them with zeros or the plane's own pattern.
+    """Fills slots over all planes and layers, padding included: with zeros, or with the pattern of the plane.
 
     Args:
         planes: bytes of all slots, see `PlaneMap`. Changed.
-        ids: int32 or int64 `n`; ids outside 1..capacity are skipped.
+        ids: slots to fill, int32 or int64 `n`; ids outside 1..capacity are skipped.
 
     Raises:
         ValueError: the ids are not contiguous, or not on the device of the planes.
@@ -53,11 +53,11 @@ def zero_slots(planes: PlaneMap, ids: Tensor) -> None:
 
 
 def run_data(planes: PlaneMap, slots: Tensor, packet: Tensor) -> None:
-    """Carries out the data section of a packet: copies slots from register to register, or makes slots fresh.
+    """Carries out the data section of a packet: copies slots from register to register, or fills slots.
 
-    An entry is (dst register, src register) for a copy, or (dst register, ZERO_SOURCE) to make dst fresh, as in
-    `zero_slots`. An entry is skipped if a register of it holds no slot, or if both hold the same slot. Overlaps are
-    forbidden as in `copy_slots`.
+    An entry is (dst register, src register) for a copy, or (dst register, ZERO_SOURCE) to fill the slot of dst as
+    `zero_slots` does. An entry is skipped if one of its registers holds no slot, or if both hold the same slot.
+    Overlaps are forbidden as in `copy_slots`.
 
     Args:
         planes: bytes of all slots, see `PlaneMap`. Changed.
@@ -80,10 +80,10 @@ def run_data(planes: PlaneMap, slots: Tensor, packet: Tensor) -> None:
 
 
 def run_rows(planes: PlaneMap, packet: Tensor) -> None:
-    """Carries out the entries of a packet's data section that name rows: copies from row to row, or makes rows fresh.
+    """Carries out the entries of a packet's data section that name rows: copies from row to row, or fills rows.
 
-    An entry is (ROW_CODE - dst, ROW_CODE - src) for a copy, or (ROW_CODE - dst, ZERO_SOURCE) to make dst fresh, as in
-    `zero_slots`. Entries that name registers are skipped.
+    An entry is (ROW_CODE - dst, ROW_CODE - src) for a copy, or (ROW_CODE - dst, ZERO_SOURCE) to fill row dst as
+    `zero_slots` fills a slot. Entries that name registers are skipped.
 
     Args:
         planes: bytes of all rows, see `PlaneMap`. Changed.

@@ -83,7 +83,8 @@ def gated_delta_step(
             the stored state go to the ring, in the memory of the row. A state of 16 bits is rounded after every token,
             as if each token had been a step. Rows of the step have distinct memory, or none. Rings have room for
             pending tokens and those of the step. The rings of `a` and `b` replace that of beta.
-        cursor: how far the tails are folded; given if and only if `tail` is.
+        cursor: says which tokens of a row are in the state already, and which are in the tail, see `Cursor`. Given if
+            and only if `tail` is.
         parents: trees of drafts, or None: the parent of each node, -1 for none, int32 or int64 `batch node`,
             contiguous. Nodes are the first tokens of the step; each later token follows the token before it. A parent
             has a lower number than its node. Rows with marks behind the first token, and rows whose tokens do not go to

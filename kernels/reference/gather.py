@@ -20,7 +20,7 @@ def gather_slots(plane: Tensor, slots: Tensor, out: Tensor, pattern: int = 0) ->
         plane: `layer slot ...`, any dtype; one layer of one slot is contiguous, any strides between layers and slots.
         slots: int32 or int64 `batch`; an id outside 1..slot-1 gives `pattern`; an id may occur twice.
         out: `layer batch ...`, contiguous, of the plane's dtype. Changed.
-        pattern: 64 bits that fill the output of such an id again and again, see `Plane.pattern`.
+        pattern: 64 bits, repeated to fill the output of an id outside 1..slot-1, see `Plane.pattern`.
 
     Raises:
         ValueError: a shape, dtype, device or stride does not fit, or `out` requires grad.

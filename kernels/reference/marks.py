@@ -19,8 +19,8 @@ def scatter_states(
     """Stores the states at the marks of a step whose forward has its own kernels, all layers in one launch.
 
     A mark at the end of its entry's tokens gets its state from the slot that the forward wrote, every other mark from
-    `h`. There the forward has stored the state before each piece of `chunk` tokens. The pieces of an entry of n tokens
-    begin at its first token or, if `first` is None, at multiples of `chunk` in the packed batch:
+    `h`. In `h`, the forward has stored the state before each piece of `chunk` tokens. The pieces of an entry of n
+    tokens begin at its first token or, if `first` is None, at multiples of `chunk` in the packed batch:
 
         first given   plane[:, slot] = h[:, first[entry] + offset / chunk]      where `chunk` divides offset
         first None    plane[:, slot] = h[:, (starts[entry] + offset) / chunk]   where `chunk` divides the sum

@@ -21,8 +21,8 @@ def pack_slots(records: RecordMap, slots: Tensor | None, index: Tensor, places: 
         records: where the bytes of a slot lie in memory, and in a record.
         slots: int32 `register`; entry b is the slot in register index[b]. Registers that are 0, negative or unknown
             have no slot. If `slots` is None, index[b] is the slot itself, or the page.
-        index: int32 or int64 `batch`.
-        places: int32 or int64 `batch`.
+        index: register of each entry, or its slot or page, int32 or int64 `batch`.
+        places: number of the record of each entry, int32 or int64 `batch`.
         out: uint8 `record byte`, bodies of records: `records.nbytes` contiguous bytes each. The stride is any multiple
             of 16. On the device of the planes, or in pinned host memory. Changed, except bytes of padding.
 
@@ -44,10 +44,10 @@ def unpack_slots(records: RecordMap, slots: Tensor | None, index: Tensor, places
     Entries without a slot or without a place are skipped. Two entries may have the same place, but not the same slot.
 
     Args:
-        records: see `pack_slots`. The planes are changed.
-        slots: see `pack_slots`.
-        index: see `pack_slots`.
-        places: see `pack_slots`.
+        records: where the bytes of a slot lie in memory, and in a record. The planes are changed.
+        slots: slot of each register, int32 `register`; None if `index` has slots or pages.
+        index: register of each entry, or its slot or page, int32 or int64 `batch`.
+        places: number of the record of each entry, int32 or int64 `batch`.
         source: bodies of records, like `out` of `pack_slots`.
 
     Raises:

@@ -25,10 +25,11 @@ def pack_int8(planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Te
 
     Args:
         planes: where the plane lies in memory, and in a record.
-        slots: see `pack_slots`; an entry without a slot gives zeros.
-        index: see `pack_slots`.
-        places: see `pack_slots`.
-        out: see `pack_slots`. Changed.
+        slots: slot of each register, int32 `register`; None if `index` has slots or pages. Without a slot, an
+            entry gives zeros.
+        index: register of each entry, or its slot or page, int32 or int64 `batch`.
+        places: number of the record of each entry, int32 or int64 `batch`.
+        out: bodies of records, as in `pack_slots`. Changed.
 
     Raises:
         ValueError: as in `pack_slots`.
@@ -57,11 +58,11 @@ def unpack_int8(planes: ScaledMap, slots: Tensor | None, index: Tensor, places: 
     x' = q * scale in float32, rounded to the plane's dtype. Entries without a slot or without a place are skipped.
 
     Args:
-        planes: see `pack_int8`. The plane is changed.
-        slots: see `pack_slots`.
-        index: see `pack_slots`.
-        places: see `pack_slots`.
-        source: see `unpack_slots`.
+        planes: where the plane lies in memory, and in a record. The plane is changed.
+        slots: slot of each register, int32 `register`; None if `index` has slots or pages.
+        index: register of each entry, or its slot or page, int32 or int64 `batch`.
+        places: number of the record of each entry, int32 or int64 `batch`.
+        source: bodies of records, as in `unpack_slots`.
 
     Raises:
         ValueError: as in `pack_slots`.

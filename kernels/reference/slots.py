@@ -22,7 +22,7 @@ def row_slots(
         write: slot of each row to store, `batch`.
         snapshot: second slot of each row to store, `batch`.
         tokens: tokens of each row, `batch`.
-        most: limit of the tokens of a row; larger numbers become this one.
+        most: limit of the tokens of a row; larger numbers count as this limit.
 
     Syncs: yes.
     """
@@ -34,7 +34,9 @@ def row_slots(
 
 
 def row_marks(marks: StepMarks | None, last: int) -> dict[tuple[int, int], list[int]]:
-    """Returns a dict (row, offset of a mark) -> slots that keep the state there, without slots outside 1..last.
+    """Returns the slots that keep the states at marks, without slots outside 1..last.
+
+    The keys of the dict are (row, offset of the mark).
 
     Syncs: yes.
     """

@@ -158,7 +158,7 @@ class Admission(Verbs):
         return self._tiers.prefetch(prompt, match, max(length, match.length, own))
 
     def _extent(self, prompt: SaltedTokens, request: Request) -> tuple[int, int] | None:
-        """Returns `extent` of `PrefixCache.match`; None if the manager keeps the KV.
+        """Returns the argument `extent` for `PrefixCache.match`; None if the manager keeps the KV.
 
         Raises:
             InvalidArgument: `keys`, `length` and `reach` contradict each other, or the manager keeps the KV.
@@ -210,7 +210,7 @@ class Admission(Verbs):
     def _admit(self, starts: Sequence[Start]) -> Rows | Lack:
         """Returns a row for each start, or the error that says what is lacking. In that case nothing is started."""
         pages = sum(self._fresh(starts)) if self._pages.allocator.pages else 0
-        # Starts that need more than a row, pages and slots.
+        # Starts with a prompt, a source or wanted lengths. All others need only a row, pages and slots.
         special = [
             start for start in starts
             if start.match is not None or start.request.tokens is not None or start.source is not ZEROS or start.wanted
@@ -277,8 +277,8 @@ class Admission(Verbs):
     def _fill(self, starts: Sequence[Start], look_again: bool) -> None:
         """Loads states from host memory to the prefix cache, where the starts read them or take them over.
 
-        A session that made way can have left a state in the prefix cache that serves a prompt as well as the state in
-        host memory. Then the request reads that state, and loads nothing.
+        If a session has made way, the prefix cache can have got a state from it that serves a prompt as well as the
+        state in host memory. Then the request reads the state in the cache, and loads nothing.
 
         Args:
             starts: the starts that can have a source.
@@ -429,7 +429,7 @@ class Admission(Verbs):
     def _look(self, start: Start, extent: tuple[int, int] | None, below: bool, away: Collection[Session]) -> None:
         """Finds the longest state for a prompt: in its session, in the prefix cache or in host memory.
 
-        Adds the lengths at which the placement wants states to those that the request wants.
+        Also adds to the wanted lengths of the request the lengths at which the placement wants states.
         """
         request, prompt = start.request, start.prompt
         if not (extent[0] if extent else prompt.key):

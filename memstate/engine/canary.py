@@ -125,7 +125,7 @@ class Canary:
     def forget(self) -> None:
         """Stops watching a step."""
         self._step: Step | None = None
-        self._wrong: list[WrongBytes] | None = None  # what is wrong in the watched step, if it was replayed
+        self._wrong: list[WrongBytes] | None = None  # wrong slots of the watched step, if a graph has replayed it
 
     def planned(self, step: Step, due: bool, replayed: bool) -> None:
         """Watches a step from now on.
@@ -161,7 +161,7 @@ class Canary:
         slots = torch.cat([slots for _, slots in self._targets(record, marked)])
         if not len(slots):
             return
-        one = slots.max()  # entries without a slot fill this slot once more; 0 if no slot is filled
+        one = slots.max()  # entries without a slot fill this slot again; it is 0 if no slot is filled
         slots = torch.where(slots > 0, slots, one)
         for block in self._stored:
             block.data[slots] = torch.where(one > 0, block.pattern, block.data[0])
@@ -225,7 +225,7 @@ class Canary:
         return slots * (torch.arange(len(slots), device=slots.device) < count)
 
     def _look(self, step: Step) -> list[WrongBytes]:
-        """Returns the slots of a step whose bytes are wrong: first those that it may only read, then by vector."""
+        """Returns the slots of a step that have wrong bytes: first slots that it may only read, then by vector."""
         self._counts.syncs += 1
         record, wrong = step.record, list[WrongBytes]()
         if (read := self._only_read(record)) is not None and len(at := read.nonzero()[:, 0]):

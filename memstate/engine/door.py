@@ -10,7 +10,7 @@ from memstate.guard import Guard
 from memstate.state.memory import Memory
 from memstate.streams import WorkStream
 
-# Prefixes of the modules that, inside the guard, call functions of the caller: policies, stores and replays.
+# Prefixes of the modules that call functions of the caller inside the guard: those of policies, stores and replays.
 INSIDE = ("memstate.engine.", "memstate.prefix.", "memstate.tiers.")
 
 

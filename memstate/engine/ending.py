@@ -129,7 +129,7 @@ class Ending(Verbs):
             return snapshots
 
     def _told(self, rows: Sequence[int], known: Sequence[int], keys: Sequence[bytes] | None) -> list[int] | None:
-        """Returns for each row the length up to which the cache or a session gets KV; None if handles are published."""
+        """Returns the length of KV that the cache or a session gets from each row; None if handles are published."""
         if keys is None:
             return None
         lengths = [min(n, len(key) // BYTES) for n, key in zip(known, keys, strict=True)]
@@ -374,7 +374,7 @@ class Ending(Verbs):
             if file.tracked_at[row] or file.source_at[row]:
                 file.tracked_at[row] = file.source_at[row] = 0
                 cells += file.starts["tracked"] + row, file.starts["source"] + row
-            if file.tails:  # even if the host counts 0, because the device may count tokens of a dead step
+            if file.tails:  # even if the host counts 0: the device may count tokens of a step that was never accepted
                 file.pending_at[row] = file.newest[row] = 0
                 cells += file.starts["pending"] + row, file.starts["newest"] + row
         self._commands.release(registers)

@@ -94,7 +94,7 @@ class Forking(Verbs):
         return Fork(self._table.handles([left[row].pop(0) for row in order]), copies)
 
     def _require_settled(self, rows: Iterable[int], ended: Iterable[int] = ()) -> None:
-        """Raises an error unless the rows run and their last steps are settled. Rows of `ended` may have finished."""
+        """Raises an error unless the rows run and their last steps are settled. Rows in `ended` may have finished."""
         times = self._log.times(self._table)
         for index in (*rows, *ended):
             finished = self._table.finished[index] and index not in ended
@@ -115,7 +115,7 @@ class Forking(Verbs):
             gone: the rows to end.
 
         Returns:
-            A dict row -> its forks, and the page copies to make.
+            The forks by the row that they are forked from, and the page copies to make.
         """
         origins = {row: self._file.origin(row) for row in ids}
         lengths = {row: self._file.length(row) for row in origins}

@@ -25,7 +25,7 @@ from memstate.state.memory import table_bytes
 from memstate.tiers.settings import Tiers
 from memstate.tiers.sizing import TierBytes, pages_in_proportion, tier_bytes
 
-SHARES: Final = (0.0625, 0.125, 0.25, 0.5, 1.0)  # of the memory that requests leave, the shares for cached states
+SHARES: Final = (0.0625, 0.125, 0.25, 0.5, 1.0)  # possible shares of cached states in the memory that requests leave
 STAGING: Final = Tiers.staging
 
 
@@ -354,9 +354,9 @@ class Planner:
         return slots + _most(lambda count: self.fits(requests, slots + count, pages), MOST_SLOTS)
 
     def splits(self, tracking: Tracking, requests: int) -> tuple[Split, ...]:
-        """Returns the balanced split, and for each of `SHARES` one whose cached states get this share.
+        """Returns the balanced split, and for each of `SHARES` a split whose cached states get this share.
 
-        It is a share of the memory that the requests leave.
+        A share is a part of the memory that the requests leave.
         """
         balanced = self.balanced(tracking, requests)
         assert balanced is not None
@@ -371,7 +371,7 @@ class Planner:
 
 
 def _most(fits: Callable[[int], bool], limit: int) -> int:
-    """Returns the largest number up to `limit` that fits. 0 must fit; above a number that does not, none may fit."""
+    """Returns the largest number up to `limit` that fits. 0 must fit. If a number does not fit, no larger one may."""
     low, high = 0, 1
     while high <= limit and fits(high):
         low, high = high, 2 * high

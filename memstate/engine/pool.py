@@ -81,7 +81,7 @@ class StatePool(NotCopied):
         Do not release a slot that a register owns. The device cannot detect this; only an audit does.
 
         Args:
-            ids: integers in any shape.
+            ids: the slots, integers in any shape.
 
         Raises:
             InvalidArgument: the ids are not integers, or the call comes on another stream or inside a graph capture.
@@ -95,7 +95,7 @@ class StatePool(NotCopied):
         """Zeroes slots.
 
         Args:
-            ids: integer tensor, axis `n`; 0 is skipped.
+            ids: the slots: integer tensor, axis `n`; 0 is skipped.
 
         Syncs: no.
         """
@@ -108,8 +108,8 @@ class StatePool(NotCopied):
         Pairs with a 0 and pairs of equal slots are skipped.
 
         Args:
-            dst: integer tensor, axis `n`.
-            src: integer tensor, axis `n`.
+            dst: target slot of each pair: integer tensor, axis `n`.
+            src: source slot of each pair: integer tensor, axis `n`.
             due: number of pairs that are not skipped, if the caller knows it, to count bytes.
 
         Raises:

@@ -26,10 +26,10 @@ class OwnerHoldings(NamedTuple):
     """The states, pages and leases that one owner reports.
 
     Attributes:
-        owner: the owner as in `Holdings.owner`; a row, which has no holders, is its number.
-        states: its states in holders.
-        pages: its KV pages.
-        lease: the last node of the path that it leases in the prefix cache.
+        owner: the owner as in `Holdings.owner`. A row has no holders, so the row number stands for it.
+        states: the states of the owner in holders.
+        pages: the KV pages of the owner.
+        lease: the last node of the path in the prefix cache that the owner leases.
     """
 
     owner: Owner | int
@@ -115,7 +115,7 @@ class Recount(Verbs):
             raise LeakFound("; ".join(wrong))
 
     def _wrong_owners(self, held: Sequence[OwnerHoldings]) -> list[str]:
-        """Returns the faults of owners: states with another owner than `Holdings` names, and wrong counts there."""
+        """Returns the faults of owners: states with another owner than in `Holdings`, or wrong counts in it."""
         holdings, seen, faults = self._holdings, dict[int, Owner | int](), list[str]()
         kept = {register: state for states in holdings.held.values() for register, state in states.items()}
         for each in held:
@@ -168,7 +168,7 @@ class Recount(Verbs):
         ]
 
     def _wrong_labels(self, seen: Inspection, names: dict[int, tuple[str, str]]) -> list[str]:
-        """Returns the lengths of states and the number of free slots on which host and device do not agree."""
+        """Returns the differences between host and device in the lengths of states and in the number of free slots."""
         there = np.array(seen.labels)
         known = self._file.held & ~np.isin(np.arange(len(there)) // REGISTERS_PER_ROW, [*self._file.undecided])
         wrong = np.flatnonzero(known & (self._file.labels != there)).tolist()
@@ -183,7 +183,7 @@ class Recount(Verbs):
         return faults
 
     def _wrong_tails(self, read: RegisterFile) -> list[str]:
-        """Returns the tails on whose tokens host and device do not agree.
+        """Returns the differences between host and device in the number of tokens in tails.
 
         The device adds the accepted tokens of the newest step in the next plan, so they are added here. Rows of other
         steps with drafts that are not accepted yet are left out. Finished rows are left out, too: a step in flight

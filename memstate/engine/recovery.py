@@ -50,7 +50,7 @@ class Recovered(NamedTuple):
 
 
 class Sure(NamedTuple):
-    """The states on which host and device agree. Each owner keeps those that are its own.
+    """The states on which host and device agree. Each owner keeps the states that belong to it.
 
     Attributes:
         slots: register -> (slot, label).

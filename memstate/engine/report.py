@@ -225,7 +225,7 @@ class Reports(Verbs):
         return sheet(title, bars, sections, notes=notes)
 
     def _described(self) -> dict[str, Any]:
-        """Returns the layout as plain data. Payload and padding of a plane are bytes of one layer of one slot."""
+        """Returns the layout as plain data. Payload and padding are in bytes, for one layer of one slot."""
         layout = self._planes.layout
         planes = [
             {

@@ -19,7 +19,7 @@ class Pages:
         per_row: largest number of pages of one request, the width of the page table.
 
     Raises:
-        ConfigurationError: a value is not a whole number from 0 to 2**31 - 1, `size` is 0, or only one of `count` and
+        ConfigurationError: a value is not a whole number from 0 to 2**31 - 1; `size` is 0; or only one of `count` and
             `per_row` is given.
 
     Example:

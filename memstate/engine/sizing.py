@@ -35,7 +35,7 @@ def require_fit(
 
     Args:
         layout: what one state is made of.
-        given: whether the caller gives the planes of slots, so that only those of rows are allocated.
+        given: whether the caller gives the planes of slots, so that only the planes of rows are allocated.
         slots: number of slots.
         max_requests: number of requests that can run at a time.
         preallocated: number of additional rows.

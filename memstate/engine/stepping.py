@@ -45,7 +45,7 @@ class Late(NamedTuple):
         limit: largest number of claims of the plan.
         free: number of slots that were free at the plan.
         kept: number of slots that are held back for the claims of the plan.
-        defer: a row whose tail and step have fewer tokens than this folds nothing.
+        defer: if the tail and the step of a row have fewer tokens than this, none is added to the state.
     """
 
     step: Step
@@ -94,7 +94,7 @@ class Stepping(Verbs):
         self._promised: list[int] = []  # rows that have published a state or KV which the open step computes
         self._uncopied: tuple[Step, int] | None = None  # (step, number of snapshots) to copy after the forward
         self._late: Late | None = None  # the newest step, while the step before it is not accepted
-        self._told: tuple[Step, Longs] | None = None  # in debug mode, (step, what its sampler has written)
+        self._told: tuple[Step, Longs] | None = None  # in debug mode, (step, accepted numbers of its sampler)
 
     def reset(self) -> None:
         """Forgets every step."""
@@ -124,7 +124,7 @@ class Stepping(Verbs):
         return bool(self._promised)
 
     def lengths_before(self) -> dict[int, int]:
-        """Returns a dict row of the open step -> the largest length whose state exists even without that step."""
+        """Returns, by row of the open step, the largest length whose state exists even without that step."""
         if self.open is None:
             return {}
         same, before = self._same_request(self.open), self.open.before if self.open.there is None else self.open.there
@@ -225,7 +225,7 @@ class Stepping(Verbs):
             limit: largest number of slots that the step can claim for snapshots.
             replay: function that replays the graph with `launch` and the forward. None: the plan launches by itself.
             drafts: for each entry, how many of its tokens may be rejected.
-            defer: a row whose tail and step have fewer tokens than this folds nothing.
+            defer: if the tail and the step of a row have fewer tokens than this, none is added to the state.
         """
         log, commands, table = self._log, self._commands, self._table
         if len(log.unsettled) > log.depth:
@@ -233,7 +233,7 @@ class Stepping(Verbs):
         batch = self.batch(rows, tokens, drafts)
         if (size := len(batch.numbers)) > log.max_batch:
             raise InvalidArgument(f"a batch of {size}, the limit is max_batch={log.max_batch}")
-        running, reads = batch.rows, self._holdings.readers  # if a row reads a source, its length is the source's label
+        running, reads = batch.rows, self._holdings.readers  # a row with a source has the length of the source
         length = self._mirror.lengths(running) if reads or self._tail else self._file.labels[batch.live]
         unsure = self._unsure(running) if self._tail and log.unsettled else None
         after = length + batch.tokens if unsure is None else length + unsure + batch.tokens
@@ -273,7 +273,7 @@ class Stepping(Verbs):
             if due and self._cache.settings.evict and allocator.free - allocator.reserve < len(running):
                 self._room.free_slots(allocator.free + min(limit, self._shortfall(batch, *due_at, unsure is not None)))
 
-            if due and allocator.unconfirmed:  # before this step's packet is sent: the device must count without it
+            if due and allocator.unconfirmed:  # now, because the count must not include this step's packet
                 allocator.confirm(allocator.reserve + len(running))
             if commands.queue or not log.repeats(batch.numbers, batch.sent, limit, defer):
                 commands.upload_step((batch.numbers, batch.sent), limit, stored, defer)
@@ -446,7 +446,7 @@ class Stepping(Verbs):
             direct: number of entries that read the slot of a snapshot directly.
             taken: number of snapshots that this step takes.
             replayed: whether a captured graph has made the copies before the forward.
-            late: whether the host does not know the number of snapshots yet. `_decide` counts them later.
+            late: whether the host does not know the number of snapshots yet; then `_decide` counts them later.
         """
         before = self._mirror.tracking.reads_old_slot
         moved = direct + taken * before
@@ -501,7 +501,7 @@ class Stepping(Verbs):
                 same &= ~table.finished[step.numbers]  # leave out rows that finished in the previous step
                 entries = np.flatnonzero(same)
                 rows = step.numbers[entries]
-            reads = self._holdings.readers  # if a row reads a source, its length is the source's label
+            reads = self._holdings.readers  # a row with a source has the length of the source
             known = self._mirror.lengths(rows) if reads or self._tail else self._file.labels[rows * PER_ROW]
             if over is not None and (ended := over[entries]).any():
                 known = np.where(ended, step.after[entries], known)
@@ -594,7 +594,7 @@ class Stepping(Verbs):
         return drafts[rows] if drafts[rows].any() else None
 
     def _note_certain(self, batch: Batch, certain: NDArray[np.bool_], folded: Folded | None) -> None:
-        """Notes the lengths of the `certain` rows of a late step: those without unaccepted drafts."""
+        """Notes the lengths of the `certain` rows of a step in `Late`: the rows without unaccepted drafts."""
         assert folded is not None
         rows, file = batch.rows[certain], self._file
         file.longest += batch.most + self._tail

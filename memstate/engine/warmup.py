@@ -109,7 +109,7 @@ def _planes(mem: StateManager) -> None:
 
 
 def _trees(mem: StateManager) -> None:
-    """Launches `keep_path` on a path whose nodes stay where they are."""
+    """Launches `keep_path` on a path whose nodes have the right places already."""
     if mem.device.tails is not None and mem.planes.tailed:
         for ids in IDS:
             mem.device.keep_path(_nothing(mem, 1, ids)[None])

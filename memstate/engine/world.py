@@ -165,7 +165,7 @@ class World:
         self.chaos: Callable[[], ChaosStats] | None = None
 
     def _deciding(self, limits: SessionLimits, tiers: Tiers) -> Mapping[str, object]:
-        """Returns the settings on which decisions depend: name -> value. All ranks of a group must have the same.
+        """Returns the settings on which decisions depend, by name. All ranks of a group must have the same settings.
 
         Ranks can have different planes, devices, backends, host memories and stores, because they agree on what they
         load from there.

@@ -116,8 +116,8 @@ class Request:
             first on, and `length`, the number of all its tokens. A key is a hash of everything up to the end of
             its block: tokens, adapter and tenant. It is a whole number from 0 on, or bytes. The id of a block is no
             key: it comes back with other tokens.
-        reach: for engines that keep their KV: the tokens from the start whose KV the engine has. The request starts
-            from no longer state. Default: all that `tokens` or `keys` name.
+        reach: for engines that keep their KV: the tokens from the start whose KV the engine has. The request does
+            not start from a longer state. Default: all of `tokens`, or of the blocks in `keys`.
         kind: kind of the request, a text of at most 64 characters such as "chat", "tool" or "retrieval", or None. The
             default policy for states learns how often states of each kind are used again. It tells only the first 8
             kinds apart.

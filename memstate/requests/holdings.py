@@ -8,7 +8,7 @@ snapshot   the caller, who has a handle            until the snapshot is dropped
 cached     a node of the prefix cache              until the state is evicted
 session    an idle conversation                    until its next turn
 mark       a row, for a length of its prompt       until the row publishes the state or ends
-leaving    nobody                                  until no first step has to read the state any more
+leaving    nobody                                  until the last row that reads it is done
 
 A state gets another owner in one of two ways. When it leaves or enters a row, it is *moved*: the change is recorded,
 and the device carries it out. When it stays in its holder, it *changes hands*, and nothing is recorded. A holder gets
@@ -150,8 +150,8 @@ class Holdings:
 
         Args:
             lengths: tokens that each state stands for.
-            to: the owner of all of them.
-            pages: KV pages that each shares.
+            to: the new owner of all of these states.
+            pages: for each state, the KV pages that it shares.
         """
         states: list[Snapshot] = []
         owner, held, generation = self.owner, self.held[to.holds], self.generation
@@ -167,8 +167,8 @@ class Holdings:
 
         Args:
             cells: registers of rows, one for each state.
-            to: the owner of all of them.
-            pages: KV pages that each shares.
+            to: the new owner of all of these states.
+            pages: for each state, the KV pages that it shares.
         """
         states = self.add(list(map(self._file.label_at.__getitem__, cells)), to, pages)
         self._commands.move(list(map(REGISTER, states)), cells)
@@ -252,7 +252,7 @@ class Holdings:
                 self._release([register], "leaving")
 
     def reads_done(self, sources: Iterable[int]) -> None:
-        """Counts one reader less of each source: the first step of the reading row was planned, or the row ends.
+        """Counts one reader less of each source: a reading row has planned its first step, or the row ends.
 
         Args:
             sources: for each row, its `source` until now; 0 for none.
@@ -335,7 +335,7 @@ class Holdings:
     # Looking at holders
 
     def of(self, *kinds: str) -> Iterator[Snapshot]:
-        """Yields the states whose owners are of these kinds, kind by kind, in the order in which owners got them."""
+        """Yields the states of owners of these kinds, kind by kind, in the order in which the owners got them."""
         for kind in kinds:
             yield from list(self.held[kind].values())
 

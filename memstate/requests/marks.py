@@ -92,7 +92,7 @@ class Marks:
 
     Attributes:
         refused: number of marks without a slot or a holder since the start.
-        missed: number of wanted lengths since the start near which no chunk could give a state.
+        missed: number of wanted lengths, since the start, for which no chunk could give a state at a length near them.
         kept: row -> its states at marks, until they are handed out.
     """
 
@@ -196,7 +196,7 @@ class Marks:
         Args:
             rows: row of each entry; 0 for padding.
             before: length of each entry before the step.
-            after: length of each entry after it.
+            after: length of each entry after the step.
             tokens: tokens of each entry in the packed batch; None: `after - before`.
             label: for each entry, the largest length whose state is in a slot after the step; the tokens from there to
                 `after` are in a tail. None: `after`.
@@ -220,7 +220,7 @@ class Marks:
         return marks
 
     def _stays(self, end: _End, reach: int, most: int, origin: int) -> bool:
-        """Returns whether a live state is kept. It is not if the next chunk gives a state nearer to the wanted length.
+        """Returns whether a live state is kept: not if the next chunk gives a state nearer to the wanted length.
 
         Args:
             end: the live state.
@@ -342,7 +342,7 @@ class Marks:
         return [row for row, most in pairs if (end := self._ends.get(row)) and end.length == end.wanted <= most]
 
     def ends(self, rows: Sequence[int], known: Sequence[int], but: Collection[int] = ()) -> list[Mark]:
-        """Removes and returns the marks of the rows that `at_ends` returns, except the rows in `but`, for `keep`."""
+        """Removes the marks of the rows that `at_ends` returns, except the rows in `but`. Returns them, for `keep`."""
         return [mark for row in self.at_ends(rows, known) if row not in but for mark in self.shared(row)]
 
     def shared(self, row: int) -> list[Mark]:

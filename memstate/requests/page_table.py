@@ -140,7 +140,7 @@ class PageTable:
         return self._rows[row][:most]
 
     def share(self, row: int, length: int) -> Ids:
-        """Adds a holder to each full page of the row's first `length` tokens, and returns these pages."""
+        """Adds one holder to each page that the row's first `length` tokens fill, and returns these pages."""
         if not self.allocator.pages:
             return NO_PAGES
         pages = self._rows[row][: length // self.page_size]
@@ -191,7 +191,7 @@ class PageTable:
         ]
 
     def _write(self, added: Sequence[tuple[int, int, Ids]]) -> None:
-        """Records writes of the device's table. Each entry of `added` is (row, first column, pages)."""
+        """Records writes of pages to the device's table. Each entry of `added` is (row, first column, pages)."""
         start = self._commands.registers.starts["pages"]
         cells, values = array("i"), array("i")
         for row, at, pages in added:

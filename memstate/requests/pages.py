@@ -80,7 +80,7 @@ class PageAllocator:
                 low = is_free.find(1, low + 1)
                 pages.append(low)
                 is_free[low], holders[low] = 0, 1
-        else:  # this path scans all pages, so it is faster only for a large n
+        else:  # this way scans all pages, so it is faster than the loop only for a large n
             ids = np.flatnonzero(self._free_at)[:n]
             pages = array("q", ids.tobytes())
             self._free_at[ids], self._counts[ids], low = False, 1, pages[-1]

@@ -260,7 +260,7 @@ class StepLog:
 
     Attributes:
         unsettled: the unsettled steps, oldest first.
-        sent: (rows, tokens, limit of claims, `defer`) of the batch on the device; None if the host does not know it.
+        sent: (rows, tokens, limit of claims, `defer`) of the batch on the device; None if the host does not know this.
         marks: the marks of the newest plan on the device, always at the same address.
         tails: the tails of the newest plan on the device, always at the same address; None where rows have no tails.
     """

@@ -144,8 +144,8 @@ class SlotAllocator(NotCopied):
     def follow(self) -> None:
         """Corrects the host's count of free slots by the device's count, if that has arrived.
 
-        On a CPU it is there at once. On a GPU, a call uses the count that an earlier call has asked for. So the host's
-        count is right one step after a wrong release.
+        On a CPU the count is there at once. On a GPU, a call uses the count that an earlier call has asked for. So
+        the host's count is right one step after a wrong release.
 
         Syncs: no.
         """
@@ -160,7 +160,7 @@ class SlotAllocator(NotCopied):
             self._arrive()
 
     def _arrive(self) -> None:
-        """Corrects `free` by the device's count that was asked for, if that has arrived."""
+        """Corrects `free` by the count that an earlier call has asked the device for, if this count has arrived."""
         if self._reading is not None and (self._readback is None or self._readback.ready):
             (free, unverified), self._reading = self._reading, None
             counters = self.counters.numpy() if self._readback is None else self._readback.wait()
@@ -341,7 +341,7 @@ class SlotAllocator(NotCopied):
         """Raises an error for the first fault that the device counted.
 
         The call also sets the host's count from the device's counters, and clears the faults. So a second call raises
-        no error for them.
+        no error for the same faults.
 
         Raises:
             DoubleRelease: a slot was released twice.

@@ -34,7 +34,7 @@ from memstate.slots.registers import Longs, RegisterFile
 from memstate.slots.upload import UploadRing, Views
 
 STEP_ROOM = 1 << 14  # int32 of a step's packet, besides its batch
-STEP_MARKS = 1 << 12  # largest number of marks of one step; so many fit beside any batch
+STEP_MARKS = 1 << 12  # largest number of marks of one step; a packet has room for them beside any batch
 
 
 def step_ints(max_batch: int) -> int:
@@ -310,7 +310,10 @@ class CommandBuffer:
             self._label(registers, lengths)
 
     def _label(self, registers: list[int], lengths: list[int]) -> None:
-        """Records writes of labels. Each names its register, so that a later change of it cannot run too early."""
+        """Records writes of labels.
+
+        Each write names its register, so that a later change of the register cannot run too early.
+        """
         cells, label = self.registers.address("labels", registers), self.registers.label_at
         self._record(WRITES, cells, lengths, registers)
         self.registers.longest = max(self.registers.longest, *lengths)
@@ -436,7 +439,7 @@ class CommandBuffer:
             limit: largest number of claims of this plan.
             marks: entries of the batch, offsets and registers of this plan's marks, axis `mark`: at most `STEP_MARKS`,
                 ascending by entry, then by offset.
-            defer: this plan folds no tail that has fewer tokens than this, those of the step included.
+            defer: if a tail has fewer tokens than this, those of the step included, none of them is added to the state.
 
         Syncs: no.
         """

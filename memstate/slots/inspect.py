@@ -27,7 +27,7 @@ from memstate.slots.registers import RegisterFile
 FORMAT = "memstate inspection 2"
 # Bytes of the largest file that `load` reads: about 200,000 slots, each with its owner and a node of the prefix cache.
 LARGEST: Final = 64 << 20
-# Errors that drawing raises for a value that it cannot use.
+# Errors that the drawing functions raise for a value that they cannot use.
 UNDRAWN: Final = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
@@ -215,7 +215,7 @@ class Inspection(Shown):
 
 @contextmanager
 def _naming(source: str) -> Iterator[None]:
-    """Adds the name of the source to errors, and turns errors of drawing into InvalidArgument."""
+    """Adds the name of the source to errors, and turns errors of the drawing functions into InvalidArgument."""
     try:
         yield
     except (InvalidArgument, json.JSONDecodeError, UnicodeError) as error:
@@ -249,7 +249,7 @@ def inspect(
 ) -> Inspection:  # fmt: skip
     """Copies the registers, and the owners and free flag of each slot, to the host.
 
-    The call takes one launch and three small copies, and a copy of the bitmap if that has a summary. Open claim groups
+    The call takes one launch and three small copies, and one more copy if the bitmap has a summary. Open claim groups
     and waiting changes take more copies.
 
     Args:

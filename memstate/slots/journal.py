@@ -49,7 +49,7 @@ class Journal:
     Args:
         size: number of changes to keep.
         registers: the register file.
-        owner: bound method that returns the owner of a register. The journal keeps a weak reference to it.
+        owner: bound method that returns the owner (kind, name) of a register. The journal keeps a weak reference to it.
     """
 
     def __init__(self, size: int, registers: RegisterFile, owner: Owner) -> None:
@@ -63,7 +63,10 @@ class Journal:
         return list(self._changes)
 
     def note(self, what: str, submit: int, registers: Sequence[int], sources: Sequence[int] = ()) -> None:
-        """Notes changes of the command buffer: releases before the mirror changes, claims and moves after that."""
+        """Notes changes that the command buffer records.
+
+        The command buffer calls it before the mirror changes for releases, and after that for claims and moves.
+        """
         for register, source in zip(registers, sources or repeat(0), strict=False):
             of = self._owner(source)[1] if source else ""
             label = int(self._file.labels[register])

@@ -79,7 +79,7 @@ class Packet:
         """Returns whether a new operation must start another packet, because it would run too early in this packet.
 
         The zeros and copies of a packet run in no fixed order, after the labels. So no zero or copy may change a
-        register that another one of the same packet changes or reads.
+        register that another zero or copy of the same packet changes or reads.
 
         Args:
             registers: registers that the operation changes.
@@ -118,7 +118,7 @@ class Packet:
             limit: largest number of claims of that plan.
             marks: entries of the batch, offsets and registers, axis `mark`; ascending by entry, then by offset.
             room: returns the memory for a packet, given its number of int32.
-            defer: that plan folds no tail that has fewer tokens than this, those of the step included.
+            defer: if a tail has fewer tokens than this, those of the step included, none of them is added to the state.
         """
         header, body, at = NO_SECTIONS[:], array("i"), HEADER_INTS
         header[LIMIT_CELL], header[DEFER_CELL] = limit, defer

@@ -66,12 +66,12 @@ class RegisterFile(NotCopied):
         held: mirror of which registers hold a slot, bool `register`.
         labels: mirror of each register's label, int64 `register`.
         tracked: mirror of the length of each row up to which no snapshot is due, int32 `row`.
-        source: mirror of the register that each row's next step reads directly, 0 for none, int32 `row`.
+        source: mirror of the register that each row's next step reads instead of the live one, 0 for none, int32 `row`.
         pending: mirror of the number of real tokens in each row's tail, int64 `row`. On the device, the next plan adds
             the accepted tokens of the newest step.
         newest: mirror of the number of tokens of each row's newest step in its tail, int64 `row`.
         held_at, label_at, tracked_at, source_at, pending_at: memoryviews of these arrays. Reading one entry takes half
-            of the time, and gives a plain number.
+            of the time that an array takes, and gives a plain number.
         undecided: rows whose newest plan has made decisions that the host does not know yet; see `Late`.
         starts: first cell of each column.
         longest: upper bound of the tokens that any state stands for.

@@ -21,7 +21,7 @@ INTS = 4096  # initial size of a buffer, in int32; buffers grow with the largest
 
 
 class Views(dict[int, Tensor]):
-    """Length -> the slice of a tensor from its start. Each is made once, because slicing takes longer than sending.
+    """Slices of a tensor from its start, by their length. Each is made once: slicing takes longer than sending.
 
     Args:
         whole: the tensor that is sliced.

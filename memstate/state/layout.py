@@ -48,8 +48,8 @@ class Plane:
             request has once, such as its last tokens.
         fill: initial value of every element, in the null slot and in slots that are made fresh. None if nothing fills
             the plane, because every element is written before it is read.
-        grid: tokens; the state can be kept and found again only at multiples of this number, because the plane is
-            incomplete between them. None if it is always incomplete.
+        grid: number of tokens. The state can be kept and found again only at multiples of this number, because the
+            plane is incomplete at other lengths. None if the plane is always incomplete.
 
     Raises:
         InvalidArgument: a name, size, dtype, fill or order is invalid, or the parts do not add up to the axis.
@@ -148,7 +148,7 @@ class Plane:
         return replace(self, parts=parts, shape=(*self.shape[: self.axis], size, *self.shape[self.axis + 1 :]))
 
     def slices(self) -> dict[str, slice]:
-        """Returns a dict name of each part -> its slice along `axis`; empty for a plane without parts."""
+        """Returns the slice of each part along `axis`, by the name of the part; empty for a plane without parts."""
         ends = accumulate(part.length for part in self.parts)
         return {part.name: slice(end - part.length, end) for part, end in zip(self.parts, ends, strict=True)}
 
@@ -156,7 +156,7 @@ class Plane:
         """Returns the slices along `axis` of this plane that a rank holds, and their places in `shard(ranks)`.
 
         With more ranks than units, neighbouring ranks hold the same unit. Heads and groups are cut the same way, so
-        heads stay with their group. A plane without parts is one entry with the plane's name and the whole axis.
+        heads stay with their group. For a plane without parts, there is one entry: the plane's name and the whole axis.
 
         Args:
             ranks: number of ranks.
@@ -191,7 +191,10 @@ class Plane:
 
 
 class PlaneStrides(NamedTuple):
-    """The blocks of one plane, in bytes; each starts at arena[offset + layer * layer_stride + slot * slot_stride]."""
+    """Where the blocks of a plane lie, in bytes.
+
+    A block starts at arena[offset + layer * layer_stride + slot * slot_stride].
+    """
 
     arena: int
     offset: int

@@ -203,7 +203,10 @@ class Memory:
             raise Asleep(operation)
 
     def table_of(self, names: Collection[str] | None) -> PlaneTable:
-        """Returns the table of planes, made once for each set of names; None: all. Raises: InvalidArgument, Asleep."""
+        """Returns the tile table of these planes, or of all planes if `names` is None.
+
+        A table is made once for each set of names. Raises: InvalidArgument, Asleep.
+        """
         self.require_awake("planes")
         key = self._names if names is None else frozenset(names)
         if key not in self._tables:
@@ -317,7 +320,7 @@ class Memory:
 
 
 def _spans(regions: Sequence[Region]) -> list[Span]:
-    """Returns the longest spans; only blocks of one storage are joined, because storages may move apart."""
+    """Returns the longest possible spans. No span joins blocks of two storages, because storages may move apart."""
     blocks = [
         Span(
             region.blocks,

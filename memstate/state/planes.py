@@ -222,7 +222,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
 
         Args:
             record: record of the step.
-            nodes: int32 or int64 `batch depth`.
+            nodes: the accepted nodes of each entry, ascending, int32 or int64 `batch depth`.
 
         Raises:
             InvalidArgument: the nodes do not fit, or rows have no tails; nothing moved.
@@ -270,8 +270,8 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         """Copies slots src[i] to dst[i] in one launch; see `Backend.copy_slots`.
 
         Args:
-            dst: int32 or int64 `n` on the planes' device.
-            src: int32 or int64 `n` on the planes' device.
+            dst: destination slot of each copy, int32 or int64 `n` on the planes' device.
+            src: source slot of each copy, int32 or int64 `n` on the planes' device.
             planes: names of the planes to copy (default: all).
             checked: whether to refuse, before the launch, unknown ids, and copies whose result depends on their order.
             due: number of entries that are not skipped, if the caller knows it.
@@ -299,7 +299,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         """Fills slots with zeros, or the fill of each plane, in one launch; ids outside 1..slots are skipped.
 
         Args:
-            ids: int32 or int64 `n` on the planes' device.
+            ids: slots to fill, int32 or int64 `n` on the planes' device.
             due: number of entries that are not skipped, if the caller knows it.
 
         Raises:
@@ -355,7 +355,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
 
         Args:
             name: name of the plane.
-            slots: int32 or int64 `batch`.
+            slots: slots to copy, in the order of the batch, int32 or int64 `batch`.
             out: tensor for the result, contiguous (default: new memory).
 
         Raises:
@@ -383,8 +383,9 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
 
         Args:
             name: name of the plane, which is changed.
-            slots: int32 or int64 `batch`, distinct.
-            batch: `layer batch ...`, contiguous. The result of the last `gather` of the plane is not checked again.
+            slots: slot for each entry of the batch, int32 or int64 `batch`, distinct.
+            batch: `layer batch ...`, contiguous. If it is the result of the last `gather` of the
+                plane, it is not checked again.
 
         Raises:
             InvalidArgument, Asleep: as in `gather`.
@@ -403,7 +404,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         """Copies slots to host memory, in one call for all planes.
 
         Args:
-            slots: int32 or int64 `batch` on the planes' device.
+            slots: slots to copy, int32 or int64 `batch` on the planes' device.
 
         Returns:
             Plane name -> `layer batch ...` in host memory, as from `gather`.
@@ -423,7 +424,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
 
         Args:
             saved: plane name -> batch, as `save` returned it.
-            slots: int32 or int64 `batch`, distinct; entries with an id outside 1..slots are skipped.
+            slots: slot for each entry, int32 or int64 `batch`, distinct; an id outside 1..slots skips the entry.
 
         Raises:
             InvalidArgument: planes are missing or unknown, or a batch or the ids do not fit; nothing moved.
@@ -460,8 +461,8 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
                 the packed inputs, `layer token channel`.
             marks: marks of the step, `Step.marks`.
             starts: the first packed token of each entry, then the number of all tokens, int32 or int64 `batch+1`.
-            read: int32 or int64 `batch`, `Step.read`.
-            write: int32 or int64 `batch`, `Step.write`.
+            read: slot that the step read for each entry, int32 or int64 `batch`, `Step.read`.
+            write: slot that the step wrote for each entry, int32 or int64 `batch`, `Step.write`.
             first: the first piece of each entry, then the number of all pieces, int32 or int64 `batch+1`; None if
                 pieces begin at multiples of `chunk` of the packed batch.
             chunk: tokens of a piece.
@@ -498,7 +499,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
                     )  # fmt: skip
 
     def _beside(self, regions: Sequence[Region], what: str, tensor: Tensor) -> list[tuple[Region, Tensor]]:
-        """Returns each region with its layers of a tensor `layer ...`."""
+        """Returns (region, part of a tensor `layer ...` that has the layers of this region) for each region."""
         if not isinstance(tensor, Tensor):
             raise InvalidArgument(f"{what}: {type(tensor).__name__}, expected a tensor `layer ...`")
         layers = self.layout.layers_of(regions[0].plane)

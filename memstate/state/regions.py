@@ -192,7 +192,7 @@ def _require_fit(where: str, plane: Plane, layers: int, tensor: Tensor, device: 
 
 
 def require_no_grad(what: str, tensor: Tensor) -> None:
-    """Refuses a tensor that autograd follows. Raises: InvalidArgument, which calls the tensor `what`."""
+    """Refuses a tensor that requires grad. Raises: InvalidArgument, with `what` as the name of the tensor."""
     if tensor.requires_grad:
         raise InvalidArgument(
             f"{what}: the tensor requires grad, and autograd cannot follow states that are overwritten: use .detach()"

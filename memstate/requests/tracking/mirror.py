@@ -45,7 +45,7 @@ class Mirror:
     Attributes:
         lanes: number of lanes of a row.
         lanes_at_admission: number of lanes that get a slot when a request is admitted.
-        doubled: False: no row has two lanes with slots. True: a row may have two, and the next settle finds out.
+        doubled: False: no row has two lanes with slots. True: a row may have two, and the next settle looks for it.
         rules: the strategy's settings for the kernels.
         snapshots: number of snapshots taken since the start.
         degraded: number of claims for snapshots that found no slot since the start.
@@ -111,7 +111,7 @@ class Mirror:
         Args:
             batch: the rows of the step, looked up.
             label: tokens of the states that the step reads, `row`.
-            defer: a row whose tail and step have fewer tokens than this folds nothing.
+            defer: if the tail and the step of a row have fewer tokens than this, none is added to the state.
         """
         drafts = np.zeros_like(batch.tokens) if batch.drafts is None else batch.drafts
         pending = self.file.pending[batch.rows]
@@ -129,7 +129,7 @@ class Mirror:
             source: column `source` of the register file at the plan.
             limit: largest number of claims for snapshots.
             free: number of slots that were free at the plan.
-            defer: a row whose tail and step had fewer tokens than this folded nothing.
+            defer: if the tail and the step of a row had fewer tokens than this, none was added to the state.
 
         Returns:
             Number of snapshots that the step takes.
@@ -213,7 +213,7 @@ class Mirror:
         if not self.releases:
             return NO_LANES
         held, end = self.file.held, self.file.first_holder
-        both = held[1:end:REGISTERS_PER_ROW] & held[2:end:REGISTERS_PER_ROW]  # a single snapshot supersedes no other
+        both = held[1:end:REGISTERS_PER_ROW] & held[2:end:REGISTERS_PER_ROW]  # a row with one snapshot has no older one
         self.doubled = bool(both.any())
         both = both[rows]
         return superseded(self._columns, rows[both], known[both]) if both.any() else NO_LANES

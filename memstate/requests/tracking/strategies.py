@@ -80,7 +80,7 @@ class NoTracking(Tracking):
     """Takes no snapshots: a request has one slot, updated in place. Only its last state can be published, at its end.
 
     Args:
-        every: tokens between the boundaries that `RowInfo.next_boundary` names; no snapshots are taken there.
+        every: tokens between the boundaries that `RowInfo.next_boundary` names; no snapshot is taken at them.
 
     Example:
         >>> NoTracking().most_slots(overlap=True)
@@ -96,7 +96,7 @@ class NoTracking(Tracking):
 
 @dataclass(frozen=True)
 class PingPong(Tracking):
-    """Holds two lanes from admission on (one without overlap). A step at a boundary writes its state to a lane as well.
+    """Holds two lanes from admission on, or one without overlap. A step at a boundary also writes its state to a lane.
 
     Args:
         every: tokens between boundaries.

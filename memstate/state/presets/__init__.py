@@ -1,4 +1,4 @@
-"""Has layouts of known checkpoints, one preset for each, and `from_config` for every other configuration.
+"""Has a preset, a function that returns a layout, for each known checkpoint, and `from_config` for all others.
 
 A preset takes the keywords of `from_config`: ssm_dtype (torch.float32), conv_dtype (torch.bfloat16), order
 ("layer_major"), ranks (1; the layout is that of one tensor-parallel rank), conv_order, ssm_order, tail (0) and layers

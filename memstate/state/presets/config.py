@@ -43,8 +43,8 @@ def from_config(
 
     Planes have the dtypes and the order of axes of the classes of transformers. A window holds the earlier inputs that
     a step needs. A configuration of several models stands for its text model. If states of one kind differ in shape, or
-    are in some layers only, they are several planes: conv, conv2. Windows of tokens that a layer pools are planes of
-    rows if none is open at a length at which states are kept.
+    are in some layers only, they are several planes: conv, conv2. If a layer pools windows of tokens, its
+    windows are planes of rows, unless a window is open at a length at which states are kept.
 
     Args:
         config: the configuration: an object, a dict, the path of a config.json, or the path of its folder.

@@ -27,7 +27,7 @@ class LayerState(NamedTuple):
     Attributes:
         planes: planes of the layer, windows first; several planes may have the same name.
         orders: possible orders of a head's matrix in memory, the usual one first.
-        engine: (whether engines keep windows as `(width-1) channel`, whether they keep matrices in `orders[1]`).
+        engine: two flags: engines keep windows as `(width-1) channel`; engines keep matrices in `orders[1]`.
         rows: planes of rows, see `StateLayout`.
         rings: fields of the tail of each plane; empty if the decode step takes no tail.
     """
@@ -66,8 +66,9 @@ def delta_rule(
 ) -> LayerState:
     """Returns the state of a gated delta rule: ssm `head key value`, and a window over the channels q | k | v.
 
-    Gated DeltaNet, https://arxiv.org/abs/2412.06464. Kimi Delta Attention, https://arxiv.org/abs/2510.26692, has the
-    same state, with one gate per key channel (`by_key`); engines keep its windows width first.
+    This is the state of Gated DeltaNet, https://arxiv.org/abs/2412.06464. Kimi Delta Attention,
+    https://arxiv.org/abs/2510.26692, has the same state, but one gate per key channel (`by_key`), and engines keep its
+    windows width first.
     """
     parts = Part("q", key_heads, key), Part("k", key_heads, key), Part("v", value_heads, value)
     conv, ssm = window(*parts, width=width), matrices(value_heads, key, value)

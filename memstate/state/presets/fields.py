@@ -22,7 +22,7 @@ class Fields:
         config: the configuration object, or dict.
 
     Raises:
-        InvalidArgument: the configuration is neither, for example the name of a model.
+        InvalidArgument: the configuration is neither object nor dict, for example the name of a model.
     """
 
     def __init__(self, config: object) -> None:

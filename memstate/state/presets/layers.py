@@ -80,7 +80,7 @@ def _all_but_periodic(fields: Fields, name: str) -> Layers:
 
 
 def compressors(fields: Fields) -> dict[int, tuple[str, int]]:
-    """Returns a dict layer -> (kind, tokens of a window), of the layers that pool windows. Raises: InvalidArgument."""
+    """Returns (kind, tokens of a window) by layer, for the layers that pool windows. Raises: InvalidArgument."""
     if fields.get("layer_types") is not None:
         named = [(kind, f"compress_rates.{kind}") for kind in kinds(fields, "layer_types")]
         return {

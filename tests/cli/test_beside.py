@@ -1,4 +1,4 @@
-"""Tests commands that other distributions add by entry points, and the messages if one cannot run."""
+"""Tests commands that other distributions add by entry points, and the messages if such a command cannot run."""
 
 import os
 import shutil
@@ -42,7 +42,7 @@ def names(text: str) -> dict[str, str]:
 
 
 def run(*arguments: str, path: tuple[Path, ...]) -> subprocess.CompletedProcess[str]:
-    """Runs `memstate ...` with folders on the path, as if the tools were not installed in this environment."""
+    """Runs `memstate ...` with the folders `path` on Python's path, as if this environment lacked the tools."""
     hidden = """import runpy, sys, importlib.metadata as metadata
 real, own = metadata.distributions, sys.argv.pop(1)
 metadata.distributions = lambda **given: [each for each in real(**given) if each.name != own]

@@ -50,7 +50,7 @@ def test_demo_writes_the_keys_of_the_contract(tmp_path: Path) -> None:
     assert report["identical_to_uncached"] and report["logits_identical"] and report["states_identical"]
     assert (report["strategy"], report["backend"], report["leaked_slots"]) == ("lazy", "reference", 0)
     assert set(report["device_launches_per_decode_step"]) == {"mean", "max"}
-    said, hint = done.out.split("\n\n")  # with JSON in a file, stdout has the sentences
+    said, hint = done.out.split("\n\n")  # JSON goes to a file, so stdout has the sentences
     assert "equals the uncached run" in said and hint == "All figures: --all, or --json PATH.\n"
 
 
@@ -129,7 +129,7 @@ def test_only_targets_that_compile_are_known(monkeypatch: pytest.MonkeyPatch) ->
         ("trace vllm --out {tmp}/a.jsonl --from {trace} --tail 5", "vllm reads a log, whose prompts are as they are"),
         ("trace openai --out {tmp}/a.jsonl --from {trace} --thoughts 5", "leave out --tail and --thoughts"),
         ("trace chat --out no/such/a.jsonl", "'no/such' is no directory"),
-        # this is refused before the work begins, so no other error comes first
+        # these arguments are refused before the work begins, so no other error comes first
         ("tune --kernels ssm --dry-run --json ", "'--json': '': expected a path"),
         ("compile --targets sm_9 --json tests", "'tests': is a directory"),
         ("demo --input no-such-file.jsonl --json no/x.json", "'no/x.json': no is no directory"),

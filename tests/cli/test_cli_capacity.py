@@ -17,7 +17,7 @@ from tests.support.command import Done, memstate
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "capacity.md").read_text()
-TABLED = ("qwen3_next", "nemotron_h", "falcon_h1", "kimi_linear", "lfm2", "falcon_mamba")  # presets of two tables
+TABLED = ("qwen3_next", "nemotron_h", "falcon_h1", "kimi_linear", "lfm2", "falcon_mamba")  # presets in two tables
 CONTRACT = "bytes_per_slot slots arena_bytes max_requests_by_strategy recommendation"
 SMALL = ("qwen3_next", "--memory", "8GiB", "--context", "20k", "--concurrency", "3", "--every", "512")
 
@@ -131,7 +131,7 @@ def test_what_is_wrong_in_a_layout_file_is_named(content: str, says: str, tmp_pa
     ],
 )  # fmt: skip
 def test_figures_that_cannot_be_meant_are_refused_by_name(options: str, says: str, trace: Path) -> None:
-    """The figures are refused even if no split leaves cached states for a replay."""
+    """The figures are refused even if no split of memory has room for cached states, so that nothing is replayed."""
     full = ("qwen3_next", "--memory", "3GiB", "--context", "20k")
     done = memstate("capacity", *full, *options.format(trace).split())
     assert done.status == 2 and says in " ".join(done.err.split()), done

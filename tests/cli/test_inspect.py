@@ -1,4 +1,4 @@
-"""Tests `memstate inspect`: pages from files and servers, replaced whole, and one line for bad input."""
+"""Tests `memstate inspect`: pages from files and servers, which replace old pages whole, and one line for bad input."""
 
 import json
 import os
@@ -126,7 +126,7 @@ def test_an_inspection_named_html_is_not_replaced(saved: Path) -> None:
 def serving(
     status: int = 200, body: bytes = b"", headers: dict[str, str] | None = None, wait: bool = False
 ) -> Iterator[str]:
-    """Starts a local server that answers each request with the arguments; yields its address."""
+    """Starts a local server that answers every request with the given content. Yields the address of the server."""
     end = Event()
 
     class Handler(BaseHTTPRequestHandler):

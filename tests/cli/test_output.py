@@ -109,7 +109,7 @@ def test_a_row_with_the_first_column_only_is_shown() -> None:
 
 
 def lines(times: list[float], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Returns the lines of progress without a terminal, where one more percent is done at each of `times` (seconds)."""
+    """Returns the lines of progress without a terminal. At each of `times`, in seconds, one more percent is done."""
     clock = iter([0.0, *times])
     monkeypatch.setattr(output, "monotonic", lambda: next(clock))
     with output.progress("replay", "requests") as report:

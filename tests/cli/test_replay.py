@@ -22,12 +22,12 @@ ENDS = Loop(every=16 * BLOCK)  # decode leaves its first state at this length
 
 
 def request(*blocks: int, rest: int = 0, answer: int = 0) -> TraceRequest:
-    """Returns a request for a prompt of filled blocks; with `rest` the last block has only `rest` tokens."""
+    """Returns a request for a prompt of blocks with these ids. rest: number of tokens in the last block; 0: all."""
     return TraceRequest(0, BLOCK * len(blocks) - (BLOCK - rest if rest else 0), answer, blocks)
 
 
 def parting(parts: int, *blocks: int, answer: int) -> TraceRequest:
-    """Returns a request for a prompt of filled blocks; the next turn parts `parts` tokens before the prompt's end."""
+    """Returns a request for a prompt of full blocks. The next turn repeats it except its last `parts` tokens."""
     return replace(request(*blocks, answer=answer), parts=parts)
 
 
@@ -81,13 +81,13 @@ def test_an_unknown_answer_has_tokens_of_its_own() -> None:
     ("trace", "expected"),
     [
         ([request(1, rest=9), request(1)], None),  # no filled block
-        ([request(1, answer=600), request(1, 2)], None),  # the second prompt is too short for the first and its answer
+        ([request(1, answer=600), request(1, 2)], None),  # the second prompt cannot hold the first and its answer
         ([request(1, answer=100), request(1, 2)], 0),
         ([request(9, 8), request(9, 1), request(9, 2, 3)], None),  # only a system prompt is shared
         ([request(1), request(1, 2), request(1, 3)], None),  # the second prompt has gone on from the first already
         ([request(1, answer=9), request(1, answer=9), request(1, 2)], 0),  # the second request repeats the first
         ([request(1, 2), request(1, answer=9), request(1, 2, 3)], 0),  # the longest earlier prompt counts
-        ([parting(0, 1, answer=600), request(1, 2)], 0),  # if the next turn parts, the answer need not fit whole
+        ([parting(0, 1, answer=600), request(1, 2)], 0),  # if the next turn parts, it need not hold the whole answer
         # the next turn parts 5 tokens before the end of the first prompt, so within block 2
         ([parting(5, 1, 2, answer=9), request(1, 3, 4, rest=9)], 0),
         ([request(1, 2, answer=9), request(1, 3, 4, rest=9)], None),
@@ -315,7 +315,7 @@ def test_the_bound_is_reached_where_prompts_share_nothing(seed: int) -> None:
     draw, prompts = random.Random(f"nothing {seed}"), [tuple(range(3 * n, 3 * n + 3)) for n in range(6)]
     asked = draw.choices(range(6), k=24)
     trace, states = [request(*prompts[n], 99 + n, rest=9) for n in asked], draw.randint(1, 3)
-    best = {frozenset[int](): 0}  # set of kept prompts -> limit of the hits on any way to this set
+    best = {frozenset[int](): 0}  # set of kept prompts -> most hits of all ways to this set
     for n in asked:
         following: dict[frozenset[int], int] = {}
         for kept, hits in best.items():

@@ -1,4 +1,4 @@
-"""Tests what `import memstate` and `memstate --help` load, and the names that both offer."""
+"""Tests which modules `import memstate` and `memstate --help` load, and the names of the package and the commands."""
 
 import ast
 import os
@@ -146,7 +146,7 @@ def test_choices_are_what_the_code_knows() -> None:
 
 
 def completed(words: str, patch: pytest.MonkeyPatch) -> str:
-    """Returns the completions for bash with the cursor after these words."""
+    """Returns the completions that bash gets if the cursor is after these words."""
     patch.setenv("_MEMSTATE_COMPLETE", "complete_bash")
     patch.setenv("COMP_WORDS", words)
     patch.setenv("COMP_CWORD", str(words.count(" ")))

@@ -31,7 +31,7 @@ from tests.support.metered import manager, turn
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers check every 0.01 seconds whether to end."""
+    """Makes servers check every 0.01 seconds whether they must end, so that tests do not wait for them."""
     monkeypatch.setattr(BaseServer.serve_forever, "__defaults__", (0.01,))
 
 

@@ -10,7 +10,7 @@ from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import COUNTERS, Count
 from tests.support.packets import bits
 
-SIZES = (1, 31, 32, 33, 63, 64, 1000, 2047, 2048, 65535, 65536, 1_000_000)  # on both sides of each new level
+SIZES = (1, 31, 32, 33, 63, 64, 1000, 2047, 2048, 65535, 65536, 1_000_000)  # below and above each new level
 SMALL = tuple(size for size in SIZES if size <= 1000)
 PATTERNS = ("all free", "none free", "odd", "last only", "first and last", "sparse", "dense")
 
@@ -111,7 +111,7 @@ def test_B4_releasing_everything_in_any_order_makes_everything_free(
 def test_B5_B6_faults_are_counted_and_corrupt_nothing(
     backend: Backend, rng: random.Random, capacity: int, dtype: torch.dtype
 ) -> None:
-    """Released ids are right, repeated in a call, released by an earlier call, null, negative or unknown."""
+    """Releases right ids together with wrong ones: repeated in the call, released before, null, negative or unknown."""
     pool = Pool(capacity, fragmented("dense", min(capacity, 3000), rng), backend)
     top = 2**31 - 1 if dtype is torch.int32 else 2**40
     odd = [0, -1, -(2**31), -capacity, capacity + 1, capacity + 31, capacity + 32, capacity + 64, top]

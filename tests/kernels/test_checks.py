@@ -1,4 +1,4 @@
-"""Arguments that kernel and reference refuse before anything moves, and ids that they skip."""
+"""Tests arguments that kernel and reference refuse before a byte moves, and slot ids that both skip."""
 
 import math
 import random

@@ -22,8 +22,8 @@ def build(
 ) -> Case:  # fmt: skip
     """Returns a step with random windows in the slots that rows read, random real tokens, and rubbish elsewhere.
 
-    channels: by default as many as a model has on a GPU, and a few in the interpreter. channel_major: whether slots lie
-    in memory as `channel tap-1`, not `tap-1 channel`.
+    channels: number of channels; by default as many as a model has on a GPU, and a few in the interpreter.
+    channel_major: whether slots lie in memory as `channel tap-1`, not `tap-1 channel`.
     """
     device = backend.device
     channels = channels or (8192 if device.type == "cuda" else 24)
@@ -79,7 +79,7 @@ def test_G2_silu_of_large_values(backend: Backend, generator: torch.Generator) -
 
 @both_orders
 def test_G1_slots_with_gaps_are_refused(backend: Backend, generator: torch.Generator, channel_major: bool) -> None:
-    """The message of the refusal names the strides."""
+    """Slots whose channels do not lie next to each other are refused, with a message that names the strides."""
     case = build(backend, generator, [Row(1, 1)], channel_major=channel_major)
     state = case.memory.state
     for axis in (1, 2):

@@ -1,4 +1,4 @@
-"""Checks every byte of poisoned memory after copies, zeros and data sections of packets, on every layout."""
+"""Checks every byte of poisoned memory after copies, zeroing and data sections of packets, on every layout."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ SMALL = [Plane("conv", (3, 3), torch.bfloat16), Plane("ssm", (2, 3), torch.float
 def moved(
     backend: Backend, generator: torch.Generator, planes: list[Plane], slots: int, form: str, layers: int = 1
 ) -> tuple[Engine, PlaneMap]:
-    """Returns memory of random bytes, and the map of its planes that copies take."""
+    """Returns memory of random bytes, and the map of its planes, an argument of copies."""
     engine = Engine(StateLayout(planes, layers), slots, backend, generator, form, unit=4)
     return engine, engine.storage().plane_map
 
@@ -114,7 +114,7 @@ def test_B39_what_is_due_moves_and_nothing_else(backend, generator, n, due):
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_B40_null_negative_unknown_and_identical_ids_move_nothing(backend, generator, order):
-    """Two other entries copy one source to two destinations."""
+    """Besides the entries that move nothing, two entries copy one source to two destinations."""
     engine, plane_map = moved(backend, generator, SMALL, 6, order, layers=2)
     dst = engine.ids(0, 1, -1, 2, 3, 7, 4, 2**31 - 1, 5, 2)
     backend.copy_slots(plane_map, dst, engine.ids(1, 0, 2, -5, 3, 4, 7, 6, 6, 6))
@@ -127,8 +127,8 @@ def test_B40_null_negative_unknown_and_identical_ids_move_nothing(backend, gener
 def test_B40_a_packet_names_registers_and_skips_empty_ones(backend, generator, order):
     engine, plane_map = moved(backend, generator, SMALL, 8, order, layers=2)
     slots = engine.ids(1, 5, 6, 0, 7, 5, 2, 99)  # slot 1 stands in register 0, and must not be used
-    # Slot 6 to slot 5; an empty destination; an empty source; slot 5 to itself; register 0 as destination, as source;
-    # negative numbers. Then zeros in slot 2; zeros in an empty register; a register whose slot 99 does not exist.
+    # Copies: slot 6 to slot 5; to an empty register; from an empty register; slot 5 to itself; to register 0; from
+    # register 0; negative numbers. Then zeros: in slot 2; in an empty register; in a slot 99 that does not exist.
     entries = [(1, 2), (3, 2), (4, 3), (1, 5), (0, 4), (4, 0), (-2, 4), (4, -2)]
     entries += [(6, ZERO_SOURCE), (3, ZERO_SOURCE), (7, 4)]
     backend.run_data(plane_map, slots, packet_of(entries, backend.device))
@@ -149,7 +149,7 @@ def test_entries_of_rows_move_rows_and_those_of_registers_do_not(backend, genera
 
 
 def test_narrow_words_compile_as_wide_as_they_may_be():
-    """`memstate compile` leaves these kernels out, because it requires accesses of 16 bytes."""
+    """`memstate compile` leaves out kernels of narrow words, because it requires accesses of 16 bytes."""
     program = (
         "import json\n"
         "from memstate_tools.compile.build import build\n"

@@ -20,15 +20,15 @@ from tests.support.addresses import LOAD, STORE, Log
 from tests.support.recorded import recorded
 
 SLOTS = 5
-READ, WRITE, SNAPSHOT = [1, 0, 2], [1, 0, 3], [0, 0, 4]  # rows: in place; padding; to another slot, with a snapshot
+# Three rows: one works in place; one is padding; one writes another slot and a snapshot.
+READ, WRITE, SNAPSHOT = [1, 0, 2], [1, 0, 3], [0, 0, 4]
 HEADS, KEY_HEADS, KEY, VALUE = 4, 2, 16, 48
 GROUPS, DIM, STATE = 2, 24, 16
 
 
 def often(log: Log, kind: str, tensor: Tensor) -> list[set[int]]:
-    """Returns for each row of a tensor how often its bytes were loaded or stored, as a set.
-
-    One access counts once per byte.
+    """Returns for each row of a tensor the set of the numbers of accesses to its bytes. {2}: each byte had two.
+    kind: whether to count loads or stores.
     """
     start, counts = tensor.data_ptr(), np.zeros(tensor.nbytes, np.int64)
     for access in (access for launch in log.launches for access in launch.accesses if access.kind == kind):
@@ -58,7 +58,7 @@ def check(log: Log, state: Tensor, out: Tensor, *loaded: tuple[Tensor, int]) -> 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("transposed", [False, True], ids=["key value", "value key"])
 def test_D25_a_delta_step_moves_each_byte_of_a_state_once(dtype: torch.dtype, transposed: bool) -> None:
-    """Queries and keys are loaded once per tile of values and per head, although tiles and heads share them."""
+    """A program computes one tile (a block of values of a head), and loads the queries and keys for it anew."""
     rows = len(READ)
     q, k = torch.randn(2, rows, 1, KEY_HEADS, KEY).to(torch.bfloat16)
     v = torch.randn(rows, 1, HEADS, VALUE).to(torch.bfloat16)

@@ -21,9 +21,10 @@ from tests.support.decode_case import SLOTS, Case, Row, same_bits
 from tests.support.kernel_runs import not_interpreted
 from tests.support.sampling import PROOF
 
-Mark = tuple[int, int, int]  # entry, offset, slot
+Mark = tuple[int, int, int]  # entry of the batch, number of its tokens before the mark, slot for the state there
 RUBBISH = 0x5A5A5A5A
-ROWS = [Row(1, 1, 0, 5), Row(0, 0, 0, 5), Row(2, 3, 4, 3)]  # in place; padding; to another slot, with a snapshot
+# Three rows: one works in place; one is padding; one writes another slot and a snapshot.
+ROWS = [Row(1, 1, 0, 5), Row(0, 0, 0, 5), Row(2, 3, 4, 3)]
 KEPT: dict[str, list[Mark]] = {
     "none": [],
     "one": [(0, 2, 5)],
@@ -105,7 +106,7 @@ def main() -> None:
             text = compile_case(case._replace(constexprs=case.constexprs | {"UNIT": unit}), target).asm["ttgir"]
             layouts = dict(re.findall(r"^(#\w+) = (.*)$", text, re.MULTILINE))
             sums = re.findall(r"tt\.reduce\"[\s\S]*?: \(tensor<[^#>]*(#\w+)>\)", text)
-            # Sums over tiles have two axes. The sum that searches the marks has one axis, and is left out.
+            # Only sums over two axes add up states. The sum that searches the marks has one axis, and is left out.
             of_tiles = [layouts[name] for name in sums if re.search(r"order = \[\d, \d\]", layouts[name])]
             layouts_of.setdefault(f"{kernel} {target} {unit}", []).append(of_tiles)
     json.dump(layouts_of, sys.stdout)

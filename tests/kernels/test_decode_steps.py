@@ -54,7 +54,7 @@ DTYPES = {
     "fp32 states of bf16": (torch.float32, torch.bfloat16),
 }
 
-# (kind, settings): sizes that do not fill a block or need several, more or fewer taps than tokens
+# (kind, settings): sizes that do not fill a block or need several blocks; more or fewer taps than tokens
 ODD: list[tuple[str, dict[str, Any]]] = [
     ("conv", {"channels": 262, "taps": 3}),
     ("conv", {"channels": 3, "taps": 6, "bias": False}),
@@ -122,7 +122,7 @@ def test_G2_a_row_does_not_depend_on_the_batch(backend: Backend, generator: torc
 @each_kind
 @pytest.mark.parametrize("cuts", [[0, 1, 2, 3], [0, 1, 3], [0, 2, 3]], ids=str)
 def test_G2_chunking_changes_no_bits(backend: Backend, generator: torch.Generator, kind: str, cuts: list[int]) -> None:
-    """The dtype of the state holds all that the next chunk needs exactly: the inputs, or fp32 states."""
+    """The state's dtype has all bits that the next chunk needs: those of the inputs in a window, fp32 in a state."""
     dtype = torch.bfloat16 if kind == "conv, channel major" else torch.float32
     check_chunks(made(kind, backend, generator, state=dtype, inputs=dtype, **KINDS[kind].small), backend, cuts)
 

@@ -85,7 +85,7 @@ def test_D16_gates_that_do_not_fit_are_named(backend: Backend, generator: torch.
 
 
 def test_D15_more_tokens_than_a_kernel_counts_are_named(backend: Backend, generator: torch.Generator) -> None:
-    """The inputs are a view of one token. The number of tokens is refused before the strides are checked."""
+    """The inputs repeat one token by a stride of 0. Their number of tokens is refused before their strides."""
     case = build(backend, generator, [Row(1, 1)], dims=(1, 1, 8, 8))
     many = {name: x[:1, :1].expand(2**15, 2**16, *x.shape[2:]) for name, x in case.inputs.items()}
     with pytest.raises(ValueError, match=r"^v: expected fewer than 2\*\*31 tokens in a batch, got 32768 x 65536"):

@@ -1,4 +1,4 @@
-"""Checks every byte of poisoned memory after gathers from slots and scatters to slots, for every kind of plane."""
+"""Checks every byte of memory of random bytes after gathers from slots and scatters to slots, for all planes."""
 
 from itertools import product
 from math import prod
@@ -70,7 +70,7 @@ class Poisoned:
 def stored(
     backend: Backend, generator: torch.Generator, kind: tuple[torch.dtype, tuple[int, ...]], order: Order
 ) -> Poisoned:
-    """Returns a plane of memstate's own memory, which has another plane beside it."""
+    """Returns a plane in memstate's own memory, where another plane lies beside it."""
     dtype, shape = kind
     memory: list[Tensor] = []
 
@@ -104,7 +104,7 @@ def dense(
 
 
 def ids(backend: Backend, slots: list[int], dtype: torch.dtype = torch.int32) -> Tensor:
-    """Returns slots as a column in a larger tensor, whose other cells would move slot 1 if they were read."""
+    """Returns slots as a column of a larger tensor. All other cells have slot 1, so that a wrong read shows."""
     whole = torch.tensor([1] * 300 + slots + [1] * 300, dtype=dtype, device=backend.device)
     return whole[300 : 300 + len(slots)]
 

@@ -21,7 +21,7 @@ ROWS = [Row(1, 1, tokens=1), Row(2, 3, 4, 1), Row(0, 5, 0, 1), Row(0, 0, 0, 1)]
 
 
 class Layer:
-    """A layer: its projection, the convolution of the first channels, planes of windows and states, and rows."""
+    """A layer with its projection, a convolution of the first channels, planes of windows and states, and rows."""
 
     def __init__(
         self, backend: Backend, generator: torch.Generator, dtype: torch.dtype, sizes: list[int], states: Memory

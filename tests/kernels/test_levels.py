@@ -19,7 +19,7 @@ from memstate.kernels.tables import Count
 from tests.kernels.test_bitmap import Pool
 from tests.support.packets import bits
 
-LEVELS = {2_000: 1, 64_000: 2, 1_000_000: 3}  # slots -> dependent loads of the bitmap
+LEVELS = {2_000: 1, 64_000: 2, 1_000_000: 3}  # slots -> length of a chain of dependent loads of the bitmap
 PLACES = ("first", "last", "spread", "one a word", "across words", "few", "none")
 
 

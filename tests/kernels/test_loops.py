@@ -1,15 +1,15 @@
 """Tests that no loop of a compiled kernel loses an assignment.
 
 Triton goes through the body of a loop once to find the names that it changes. It carries a name from turn to turn and
-out of the loop only if the name has another value after that turn. The body of
+out of the loop only if the name has another value after that turn. Of the loop
 
     at = after = lane
     while more:
         at = after
         after = next_of(at)
 
-leaves `at` unchanged in the first turn, so the compiled loop drops it: after the loop `at` is `lane`. The interpreter
-runs Python and does not show this fault. A claim from a bitmap of more than 64 words once cleared the wrong word so.
+the first turn leaves `at` unchanged, so the compiled loop drops it: after the loop `at` is `lane`. The interpreter runs
+Python and does not show this fault. It once made a claim from a bitmap of more than 64 words clear the wrong word.
 
 The process of the tests interprets kernels. Run as a program, this file goes through every kernel as Triton's compiler
 does, and writes the lost names as JSON.
@@ -55,14 +55,14 @@ def branches(cases: Iterable[CompileCase]) -> list[CompileCase]:
 
 
 def watched() -> list[str]:
-    """Returns a list.
+    """Makes Triton's compiler note each name that a loop drops, with the name of the function.
 
-    From now on, Triton's compiler adds to it each name that a loop drops, with the name of the function.
+    Returns the list of these notes, which grows with each compilation.
     """
     from triton.compiler.code_generator import CodeGenerator, _is_triton_value, flatten_values_to_ir
 
     dropped: list[str] = []
-    loops: dict[int, Mapping[str, Any]] = {}  # id of a loop's body -> names that are not carried, and their values
+    loops: dict[int, Mapping[str, Any]] = {}  # id of a loop's body -> names not carried, with values
     find, visit = CodeGenerator._find_carries, CodeGenerator.visit_compound_statement
 
     def carries(self: Any, node: Any, before: Mapping[str, Any], ignore: Any = frozenset()) -> Any:

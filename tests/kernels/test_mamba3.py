@@ -18,7 +18,7 @@ TURN = 2 * np.pi
 
 
 def planes(flat: Tensor, dims: Dims) -> Mamba3State:
-    """Splits states `.. 1 element` into their four planes. Angles are fp32, whatever the dtype of the others."""
+    """Splits states `.. 1 element` into their four planes. Angles are fp32, whatever dtype the other planes have."""
     heads, _, dim, states, angles = dims
     wide = 4 // flat.element_size()
     angle, *rest = flat[..., 0, :].split([wide * heads * angles, heads * dim * states, heads * states, heads * dim], -1)
@@ -34,7 +34,8 @@ def build(
 ) -> Case:  # fmt: skip
     """Returns a step with random states in the slots that rows read, random real tokens, and rubbish elsewhere.
 
-    dims: by default those of a model on a GPU, and small ones in the interpreter. gate: whether there is a z.
+    dims: sizes of the step; by default those of a model on a GPU, and small sizes in the interpreter. gate: whether
+    the step has the gate z.
     """
     dims = dims or ((32, 1, 64, 128, 32) if backend.device.type == "cuda" else (2, 1, 8, 16, 4))
     heads, groups, dim, states, angles = dims
@@ -56,7 +57,7 @@ def build(
 
 
 def stated(case: Case, i: int, real: int, old: Array, out: Tensor) -> Pairs:
-    """Yields outputs and new state with exact values and bounds, head by head. Whole turns of angles do not count."""
+    """Yields outputs and new state with exact values and bounds, head by head. Angles may differ by whole turns."""
     assert case.planes is not None
     given = {name: float64(tensor[i, :real]) for name, tensor in case.inputs.items()}
     given |= {name: float64(weight) for name, weight in case.shared.items()}

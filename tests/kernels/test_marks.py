@@ -1,4 +1,4 @@
-"""Tests `scatter_states`, which stores the states of a forward with other kernels at marks, byte by byte."""
+"""Tests every byte that `scatter_states` stores: the states at marks, which an engine's own kernels have computed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -73,7 +73,7 @@ def twin(given: Kept) -> Kept:
 
 
 def same(left: Kept, right: Kept) -> bool:
-    """Returns whether all bytes of both planes, and those between their slots, are the same on both sides."""
+    """Returns whether `left` and `right` have equal bytes in both planes, also between the slots."""
     held = (
         torch.empty(0, dtype=torch.uint8, device=each.device).set_(each.untyped_storage())
         for name in ("plane", "conv") if left[name] is not None for each in (left[name], right[name])
@@ -84,7 +84,8 @@ def same(left: Kept, right: Kept) -> bool:
 def stated(given: Kept, flat: bool, alone: frozenset[str]) -> None:
     """Stores the states and windows that the marks name, without the reference's arithmetic.
 
-    alone: names of the arguments that the launch does not get.
+    flat: whether chunks are counted from the start of the batch, not from the start of each row. alone: names of the
+    arguments that the launch does not get.
     """
     at = {(row, n): 0 for row, length in enumerate(LENGTHS) for n in range(1, length)}
     pieces = list(at) if not flat else [(row, n) for row, n in at if (starts_of(LENGTHS)[row] + n) % CHUNK == 0]
@@ -139,7 +140,7 @@ def test_marks_get_their_states_and_no_other_byte_changes(
 
 @pytest.mark.parametrize("kind", [torch.int32, torch.int64])
 def test_a_piece_at_the_end_of_the_largest_batch_is_found(backend: Backend, kind: torch.dtype) -> None:
-    """An entry of 2 tokens follows one of 2^31 - 3.
+    """An entry of 2 tokens follows an entry of 2^31 - 3 tokens.
 
     A sum of two numbers below 2^31 may not fit an int32, so the kernel adds unsigned numbers.
     """

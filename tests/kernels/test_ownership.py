@@ -112,7 +112,7 @@ def test_audit_counts_owners_and_free_bits(backend: Backend, generator: torch.Ge
     rng = random.Random(generator.initial_seed())
     model = Model(capacity, 1100, 20)
     model.populate(rng, 0.5)
-    for register in rng.sample(range(1100), 60):  # plants shared, unknown and negative slots, also in the null row
+    for register in rng.sample(range(1100), 60):  # writes slots that are shared, unknown or negative
         model.slots[register] = rng.choice((0, 1, capacity, capacity + 1, -1, 2**31 - 1, rng.randint(1, capacity)))
     device = Device(model, backend)
     out = torch.full((capacity + 1 + 8,), -7, dtype=torch.int32, device=backend.device)

@@ -21,7 +21,7 @@ OPS = ("pack_slots", "unpack_slots")
 UNITS = (16, 8, 4, 2, 1)
 
 INT8 = ("pack_int8", "unpack_int8")
-KERNEL = {"lots": (pack, "_move_records"), "int8": (pack_int8, "_move_int8")}  # op[-4:] -> its kernel
+KERNEL = {"lots": (pack, "_move_records"), "int8": (pack_int8, "_move_int8")}  # end of an op's name -> kernel
 
 each_op = pytest.mark.parametrize("op", OPS)
 every_op = pytest.mark.parametrize("op", OPS + INT8)
@@ -114,7 +114,8 @@ def test_b66_bytes_of_every_width_move(backend: Backend, generator: torch.Genera
     assert backend.counts.launches == {op: 1}
 
 
-# case -> slots in registers, or None; registers to pack, or slots; places; dtype of both; place -> slot (0: zeros)
+# For each case: the slots in registers, or None; the registers to pack, or without registers the slots; the places of
+# the records; the dtype of both; and which slot belongs to which place (0: zeros).
 MANY = 2 * ENTRIES + 90  # more entries than a program reads at once
 COLUMNS: dict[str, tuple[list[int] | None, list[int], list[int], torch.dtype, dict[int, int]]] = {
     "registers": (  # register 0, missing and empty registers, and registers with invalid slots count as zeros

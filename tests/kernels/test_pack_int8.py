@@ -62,7 +62,7 @@ class Memory:
         return x * 10.0 ** (torch.rand(LAYERS, *each, generator=generator) * 6 - 4)
 
     def fill(self, slot: int, values: Tensor) -> None:
-        """Sets the values of a slot, and takes the planes' bytes of this moment as the expected ones."""
+        """Sets the values of a slot. From then on, the bytes that the plane now has are the expected ones."""
         self.tensor[:, slot] = values.to(self.tensor)
         self.planes.expected = self.planes.whole.cpu().clone()
 
@@ -98,15 +98,15 @@ class Memory:
             stated = np.abs(x).max(self.axis, keepdims=True) / 127
             assert np.array_equal(scale, stated.astype(np.float32).astype(np.float64))
             exact = x / np.where(scale > 0, scale, 1)
-            far = np.abs(exact - np.floor(exact) - 0.5) > 2**-16  # others may round the other way
+            far = np.abs(exact - np.floor(exact) - 0.5) > 2**-16  # values near the middle may round either way
             assert np.array_equal(values[far], np.rint(exact)[far])
             assert (np.abs(x - values * scale) <= scale * (0.5 + 2**-17)).all()
             self._take(self.records, *self.record(place, layer))
 
     def check_unpacked(self, place: int, slot: int, was: Tensor | None = None, layers: range = range(LAYERS)) -> None:
-        """Checks that a slot has exactly the values of a record, and `was` within half a step; then expects its bytes.
+        """Checks that a slot has exactly the values of a record. From then on, the slot's bytes are the expected ones.
 
-        was: the slot that was packed into the record.
+        was: the slot that was packed into the record; its values must be within half a step of these.
         """
         for layer in layers:
             values, scale = self.numbers(place, layer)

@@ -105,7 +105,7 @@ def copy_of(registers: Registers) -> Registers:
 
 
 def stale_record(batch: int, like: Tensor) -> StepRecord:
-    """Returns a record of a step full of poison, which stands for what an earlier step left in it."""
+    """Returns a record of a step that is full of poison, in place of the values of an earlier step."""
     return StepRecord(*(numbers([POISON] * batch, like) for _ in StepRecord._fields))
 
 
@@ -135,7 +135,7 @@ def same(left: Registers, right: Registers) -> bool:
 
 
 def random_batch(rng: random.Random, file: RandomFile, batch: int) -> tuple[list[int], list[int]]:
-    """Returns rows in random order among padding, and the tokens of each. Padding can be a number that no table has."""
+    """Returns rows in random order among padding, and the tokens of each. Padding can be a number of no row."""
     real = rng.sample(range(1, file.rows + 1), rng.randint(batch // 2, batch))
     none = (0, -1, -(2**31), file.rows + 1, 2**30, 2**31 - 1)
     rows = rng.sample(real + [rng.choice(none) for _ in range(batch - len(real))], batch)
@@ -194,7 +194,7 @@ def test_plan_is_the_rule_for_every_row(variant: str, batch: int, backend: Backe
         rules = tables.Rules(strategy, lanes, file.every, in_place, pad=rng.choice((0, -1)))
         given, room = random_marks(rng, file, batch), rng.choice((64, 2))
         packet = batch_packet((rows, tokens), limit, table.cells, given)
-        packet[: tables.Section.BATCH] = 3  # numbers of changes, which ownership has made already
+        packet[: tables.Section.BATCH] = 3  # numbers of changes that ownership has already made
         there, marks, others = packet.clone(), stale_marks(room, table.cells), stale_marks(room, table.cells)
         backend.plan(table, packet, record, marks, rules)
         reference.plan(other, there, expected, others, rules)

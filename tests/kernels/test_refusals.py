@@ -1,4 +1,4 @@
-"""Spoils every tensor that operations take in every way, and checks that they refuse it by name before anything moves.
+"""Spoils each tensor argument of operations in every way. It must be refused by name before a byte moves.
 
 Refusals that depend on addresses or on two arguments: test_checks.py, test_slices.py.
 """
@@ -90,7 +90,8 @@ def test_G1_a_tensor_that_does_not_fit_is_named_and_nothing_changes(backend: Bac
             if name in (*OWN, *FITS.get(how, ())) or (spoilt := SPOILT[how](tensor)) is None:
                 continue
             named = field or name
-            others = "" if how == "a list" else rf"|\w+: expected|expected .*\b{named}\b"  # or the other tensor
+            # The message may name the other tensor instead.
+            others = "" if how == "a list" else rf"|\w+: expected|expected .*\b{named}\b"
             with pytest.raises(ValueError, match=rf"^(?:\w+\.)?(?:{re.escape(named)}\b{others})"):
                 getattr(backend, op)(**changed(case.arguments, (name, field, spoilt)))
         assert all(map(torch.equal, case.memory, before))

@@ -60,7 +60,7 @@ def build(
 
 
 def heads_of(case: Case, i: int, real: int, old: Array) -> list[dict[str, Any]]:
-    """Returns the arguments of the recurrence for each head, with values of a whole head repeated for its channels."""
+    """Returns for each head the arguments of the recurrence. If a head has one value, all its channels get it."""
     arguments = case.arguments()
     heads, dim, states = old.shape
     given = {
@@ -84,7 +84,7 @@ def heads_of(case: Case, i: int, real: int, old: Array) -> list[dict[str, Any]]:
 
 
 def exact(head: dict[str, Any]) -> tuple[Array, Array]:
-    """Returns outputs `token dim` and states `token+1 dim state`. The recurrence has no bias, so dt includes it."""
+    """Returns outputs `token dim` and states `token+1 dim state`. The recurrence takes a dt that includes the bias."""
     rest = {name: value for name, value in head.items() if name != "dt_bias"}
     return selective(**rest | {"dt": head["dt"] + head["dt_bias"]})
 
@@ -158,7 +158,7 @@ def test_D19_states_of_one_decay_a_channel_have_one_order(backend: Backend, gene
 
 
 def test_D21_tokens_that_32_bits_do_not_number_are_refused(backend: Backend, generator: torch.Generator) -> None:
-    """The number includes padding. 2^31 - 1 tokens pass this check, and are then refused for their stride of 0."""
+    """Padding counts, too. 2^31 - 1 tokens are not refused for their number, but for their stride of 0."""
     case = build(backend, generator, dims=(1, 1, 1, 1), rows=[Row(1, 1)])
     for tokens, told in ((2**31, "fewer than 2\\*\\*31 tokens"), (2**31 - 1, "strides")):
         inputs = {name: x[:, :1].expand(1, tokens, *x.shape[2:]) for name, x in case.inputs.items()}

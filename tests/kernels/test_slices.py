@@ -44,7 +44,7 @@ def run(case: Case, backend: Backend, **given: Any) -> Tensor:
 def test_D2_D10_slices_of_a_projection_have_the_bits_of_contiguous_inputs(
     backend: Backend, generator: torch.Generator, kind: str, dtype: str
 ) -> None:
-    """There is rubbish between the tokens, and inputs of padding are NaN."""
+    """In the wide tensor, there is rubbish between the tokens. The inputs of padding are NaN."""
     state, inputs = DTYPES[dtype]
     case = made(kind, backend, generator, state=state, inputs=inputs, **KINDS[kind].small)
     step = apart(case, generator)

@@ -22,7 +22,7 @@ TARGETS = ("sm_90", "gfx942") if PROOF else ("sm_90",)
 LAYOUT = ms.StateLayout((ms.Plane("conv", (3,), torch.bfloat16), ms.Plane("ssm", (2, 4), torch.float32)), layers=2)
 LARGEST = (32, 33, 64, 65, 128, 129, 256)  # `max_batch`: below and above sizes that need another compilation
 
-# op -> number of keys for batches of 1 to 256 rows of one model; an op that is not named has 1
+# op -> number of keys for batches of 1 to 256 rows of one model; an op that is not named has one key
 POWERS = 4  # a batch is compiled for the next power of two: 32, 64, 128 or 256
 EXPECTED = {
     "claim": POWERS,
@@ -52,7 +52,7 @@ def manager(most: int) -> ms.StateManager:
 def serve(mem: ms.StateManager, most: int) -> None:
     """Runs steps of all batch sizes that could need a compilation.
 
-    In them, rows supersede lanes; one row ends at each size.
+    In these steps, rows replace the states in their lanes. At each batch size, one row ends.
     """
     rows = mem.admit([ms.Request(i, length=128) for i in range(most)])
     around = [2**k + near for k in range(9) for near in (-1, 0, 1)]

@@ -32,7 +32,8 @@ WIDE = [  # (kind, settings): sizes that do not fill a block or need several, an
     *((kind, {"dims": (1, 1, 16, 64), "state": torch.bfloat16}) for kind in ("mamba2", "mamba2, state dim")),
 ]
 each_tailed = pytest.mark.parametrize("kind", TAILED)
-# op -> class of its tail; ring -> its input, if the names differ; rings of values that the op itself computes
+# For each op: the class of its tail; the input for each ring with another name; and the rings of values that the op
+# itself computes.
 KEPT: dict[str, tuple[Any, dict[str, str], tuple[str, ...]]] = {
     "conv_step": (ConvTail, {}, ()), "gated_delta_step": (DeltaTail, {"gate": "decay"}, ("gate", "beta")),
     "selective_step": (SelectiveTail, {}, ("dt",)),
@@ -88,7 +89,7 @@ class Run:
         self.case, self.backend, self.generator, self.most = case.twin(), backend, generator, most
         self.expected, self.ring, self.trees = plain(case, backend), ring, trees
         self.tail = rings_of(case, ROWS + 2, ring, generator)
-        self.memory = [2, 4, 0]  # row -> its row in the rings; the last row has none and never speculates
+        self.memory = [2, 4, 0]  # for each row, its row in the rings; the last row has no ring (0) and never speculates
         self.slot, self.spare = [row.read for row in case.rows], [4, 5, 6]
         self.label, self.pending = [0] * ROWS, [0] * ROWS
 
@@ -256,7 +257,7 @@ def one_off(ring: Tensor) -> Tensor:
     return torch.zeros(len(ring) * apart).to(ring).as_strided(ring.shape, (apart, *ring.stride()[1:]))
 
 
-# name -> (function that spoils the arguments; it gets them and their last ring, pattern of the message)
+# name -> (function that gets the arguments and their last ring, and spoils them; pattern of the message)
 BAD: dict[str, tuple[Any, str]] = {
     "no cursor": (lambda given, _: given | {"cursor": None}, r"^tail, cursor: .*NoneType"),
     "no tail": (lambda given, _: given | {"tail": None}, r"^tail, cursor: .*NoneType"),

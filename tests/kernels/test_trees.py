@@ -77,9 +77,9 @@ def test_T18_each_branch_is_as_if_it_ran_alone(
 
 @pytest.mark.parametrize("kind", ["conv", "gdn", "kda", "mamba2", "mamba1"])
 def test_T18_parents_behind_a_rows_tokens_mean_nothing(backend: Backend, generator: torch.Generator, kind: str) -> None:
-    """Rows have 0 to 2 tokens, none of them a draft, and store the state after them.
+    """Rows have 0 to 2 tokens, none of them a draft, and store the state after these tokens.
 
-    Later entries of `parent` are rubbish.
+    The entries of `parent` after these tokens are rubbish.
     """
     rows = [Row(slot, slot + 3, tokens=n) for slot, n in ((1, 1), (2, 2), (3, 0))]
     case = KINDS[kind].make(backend, generator, **({"rows": rows, "tokens": NODES} | KINDS[kind].small))

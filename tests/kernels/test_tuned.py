@@ -39,7 +39,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[P
 
 
 def record(config: CopyConfig = ODD, key: str = KEY, **changes: Any) -> dict[str, Any]:
-    """Returns the content of a file for this device."""
+    """Returns the content of a file of launch configurations for this device."""
     entry = {
         "kernel": "copy", "key": key, "config": asdict(config), "value": 1.5e12, "unit": "bytes/s", "checked": True,
     }  # fmt: skip
@@ -215,7 +215,8 @@ class Launches:
     def __getitem__(self, grid: tuple[int]) -> Any:
         def launch(*args: Any, **given: Any) -> None:
             self.seen.append((grid[0], given["ENTRIES"], given["LANES"], given["num_warps"]))
-            self._kernel[grid](*args, **given)  # `launch` returns None, so no launch is kept for repeats
+            # `launch` returns None in place of the compiled kernel. So no kernel is kept for later launches.
+            self._kernel[grid](*args, **given)
 
         return launch
 

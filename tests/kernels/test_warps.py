@@ -41,7 +41,7 @@ if not triton.knobs.runtime.interpret:
     pytest.skip("launches are seen where kernels are interpreted", allow_module_level=True)
 
 BATCHES = (*range(130), *(2**k + near for k in range(8, 13) for near in (-1, 0, 1)))
-CAPACITIES = (1, 1000, 2000, 5000, 100_000)  # bitmaps of one word, about a block, more than a chunk
+CAPACITIES = (1, 1000, 2000, 5000, 100_000)  # slots: bitmaps of one word, of about a block, of more than a chunk
 STRATEGIES = (
     (Strategy.NONE, 0, False), (Strategy.PING_PONG, 1, False), (Strategy.PING_PONG, 2, False),
     (Strategy.LAZY, 2, False), (Strategy.LAZY, 2, True), (Strategy.REDIRECT, 1, False),
@@ -130,7 +130,9 @@ def test_every_tile_of_a_model_is_in_the_catalogue() -> None:
         } <= delta
         assert {gated_delta.blocks(128, values, size, 16 // size) for values in range(1, 300)} <= delta
     scan = known("_selective_step", "BLOCK_D", "BLOCK_N")
-    for least in (1, 8, 16):  # least dims if contiguous: states; fp32 dims; 16-bit dims
+    # least: smallest number of dims in a block. It is 1 if the state axis is contiguous. If dims are contiguous, it is
+    # 8 in fp32, and 16 in dtypes of 16 bits.
+    for least in (1, 8, 16):
         assert {selective.blocks(64, states, True, least=least) for states in range(5, 513)} <= scan
     assert {selective.blocks(8192, states, False) for states in range(3, 129)} <= scan
     windows = known("_conv_step", "TAPS", "BLOCK", "LANE")
@@ -175,7 +177,7 @@ def options(monkeypatch: pytest.MonkeyPatch) -> Given:
 def test_narrow_accesses_have_the_registers_they_need(options: Given) -> None:
     """Launches with narrow accesses have a limit of registers.
 
-    Launches with wide accesses spill nothing, and have none.
+    Launches with wide accesses spill nothing, so they have no limit.
     """
     held, index, places = torch.zeros(2, 16, dtype=torch.uint8), ints(1), ints(1) - 1
     for size, limit in ((16, None), (8, 255), (4, 255), (2, 255), (1, 255)):

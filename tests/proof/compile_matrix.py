@@ -48,7 +48,7 @@ def figures(reports: Iterable[KernelReport]) -> Record:
 
 
 def _place(entry: tuple[tuple[str, str], Figures]) -> tuple[str, int]:
-    """Returns the sort key of an entry of a record."""
+    """Returns the key by which `figures` sorts an entry: the kernel, then the place of the target in TARGETS."""
     (kernel, target), _ = entry
     return kernel, list(TARGETS).index(target)
 
@@ -73,7 +73,7 @@ def read(version: str) -> Record | None:
 
 
 def differences(version: str, recorded: Record, compiled: Record) -> list[str]:
-    """Returns a line for each figure that differs, and for each kernel that only one of both has."""
+    """Returns a line for each figure that differs, and for each kernel that only one of the two records has."""
     lines = []
     for key in dict.fromkeys((*recorded, *compiled)):
         place = f"Triton {version}: {key[0]} on {key[1]}"
@@ -125,7 +125,7 @@ def newest() -> str:
 
 
 def folder_of(version: str) -> Path | None:
-    """Returns the folder with a version of Triton, installed there if needed; None for the installed version."""
+    """Returns the folder of a version of Triton, and installs it there if needed. None: Python has this version."""
     if version == INSTALLED:
         return None
     folder = TRITONS / version
@@ -152,7 +152,7 @@ def _pip(*arguments: str, failing: str) -> str:
 
 
 def progress(version: str) -> Callable[[int, int], None]:
-    """Returns a function that prints the progress with a version, four times in all."""
+    """Returns a function that prints, four times in all, how many kernels a version has compiled."""
 
     def show(done: int, total: int) -> None:
         if done * 4 // total > (done - 1) * 4 // total:
@@ -162,10 +162,10 @@ def progress(version: str) -> Callable[[int, int], None]:
 
 
 def check(version: str, record: bool, only: str = "") -> list[str]:
-    """Compiles all kernels with one version. Returns a line for each fault, and each difference from the record.
+    """Compiles all kernels with one version. Returns a line for each fault and for each difference from the record.
 
-    record: whether to write a new record, without a comparison. only: compiles only kernels with this text in their
-    names; the entries of the others stay in the record.
+    record: whether to write a new record instead of comparing. only: compiles only kernels with this text in their
+    names; a new record keeps the old entries of the other kernels.
     """
     try:
         reports = compile_elsewhere(tuple(TARGETS), progress(version), folder_of(version), only=only)

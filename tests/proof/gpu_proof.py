@@ -42,10 +42,10 @@ ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 525.0  # seconds for all parts; with start and end of the program, it takes 9 minutes
 MOST_BYTES = 15 * 2**20  # limit of a file in DIR
 LOG_BYTES = 1_500_000  # bytes of the log that are kept per part
-GRACE = 3.0  # a part is told so many seconds less than its limit, so that it ends by itself
+GRACE = 3.0  # seconds by which the time that a part is told is shorter than its limit, so that it ends by itself
 ASKED = 3.0  # seconds between SIGTERM and SIGKILL
 KILLED = 10.0  # seconds to wait after SIGKILL; a process that hangs in the driver may never end
-LEAST = 0.2  # smallest share of its time with which a part begins
+LEAST = 0.2  # a part does not begin if a smaller share of its time is left
 PACKAGES = (
     "torch",
     "triton",

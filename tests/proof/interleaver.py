@@ -38,7 +38,7 @@ HARMLESS = ("fma_fp32", "fma_fp64", "RMW_OP", "MEM_SEMANTIC")
 
 
 def stock(ready: Sequence[int]) -> int:
-    """Chooses always the first program, so that programs run one after the other, as in the stock interpreter."""
+    """Always chooses the first program. So programs run one after the other, as in Triton's own interpreter."""
     return ready[0]
 
 
@@ -54,7 +54,10 @@ class Seeded:
 
 
 class Scripted:
-    """Chooses as a script says, then always the first program. path: (choice, number of choices) of each step."""
+    """Chooses as a script says, then always the first program.
+
+    path: for each step so far, which program was chosen, and among how many.
+    """
 
     def __init__(self, script: Sequence[int]) -> None:
         self._script, self.path = script, list[tuple[int, int]]()
@@ -142,7 +145,10 @@ class Session:
             self.log.launches[-1].add(access)
 
     def own(self, pointers: Any, mask: Any) -> Any:
-        """Returns the mask of the lanes that the running warp stores: words drawn for it; as warp 0, a single value."""
+        """Returns the mask of the lanes that the running warp stores.
+
+        These are the words that the draw gives to this warp. A single value is stored by warp 0.
+        """
         if self.warps == 1:
             return mask
         at, warp = np.asarray(pointers), self._running % self.warps
@@ -240,9 +246,9 @@ def interleaved(
 ) -> Iterator[Log]:
     """Runs the launches of the block in the order of the chooser, and checks every access.
 
-    Raises the exception of a program again. warps: number of warps of each program, which hold the same lanes; then the
-    chooser chooses among warps. draw: seed by which a warp is chosen to store a word. It is a conflict if warps take
-    different branches around a barrier or an atomic.
+    If a program raises an exception, raises this again. warps: number of warps of each program, which hold the same
+    lanes. With more than one, the chooser chooses among warps. draw: seed by which a warp is chosen to store a word. It
+    is a conflict if warps take different branches around a barrier or an atomic.
     """
     session = Session(chooser, limits or Limits(), shared, warps, draw)
     native, executor, builder = interpreter._interpreter, interpreter.GridExecutor, interpreter.InterpreterBuilder
@@ -307,8 +313,8 @@ def every_order(run: Callable[[Chooser], T]) -> Iterator[T]:
 def every_outcome(run: Callable[[Chooser, Bytes], tuple[T, Log]]) -> list[T]:
     """Returns the results of `run` under every order of the accesses to shared bytes. Other orders change no result.
 
-    `run` must use the same memory every time. Its log shows which bytes are shared. If a schedule shows more shared
-    bytes, the search starts again with these, too.
+    `run` must use the same memory every time. The log that it returns shows which bytes are shared. If the log of a
+    schedule shows more shared bytes, the search starts again with these bytes, too.
     """
     shared = NOTHING
     while True:
@@ -334,7 +340,7 @@ def _probe(x_ptr, n, BLOCK: tl.constexpr):
 
 
 def misfit() -> str:
-    """Tries two programs. Returns why the interpreter of this process cannot be interleaved; "" if it can."""
+    """Runs two programs as a trial. Returns why this process cannot interleave programs; "" if it can."""
     if not triton.knobs.runtime.interpret:
         return "kernels of this process are compiled, not interpreted"
     memory = torch.zeros(6, dtype=torch.int32)

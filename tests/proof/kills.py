@@ -40,8 +40,8 @@ TURNS_LEFT = (0, 0, 1, 3)  # turns that a process serves before the time to its 
 STUCK_S = 60.0
 SLOW = 0.25  # share of the processes with a slow disk
 LIVES = 50  # processes per folder
-FRESH = 8  # a new conversation begins every 8 processes
-OPEN = 6  # a process chooses among so many newest conversations
+FRESH = 8  # number of processes after which a new conversation begins
+OPEN = 6  # number of newest conversations among which a process chooses
 TURNS = 3
 LAST_TURNS = 12  # turns of the last process of a folder; it is not killed
 SYSTEM = [9, 8, 7, 6, 5, 4, 3, 2]  # the first tokens of all conversations
@@ -55,7 +55,7 @@ class Setting(NamedTuple):
 
     Attributes:
         strategy: the tracking strategy.
-        write: when states are saved.
+        write: when states are saved; the tiers get this value as `write`.
         capacity: bytes of the folder; None: no limit.
         durable: whether records are flushed to the disk.
     """
@@ -205,7 +205,7 @@ class Folder:
 
 
 def life(folder: Folder, chance: random.Random, newest: int, counts: NDArray[np.int64], killed: bool) -> None:
-    """Runs one process. killed: whether it is killed at a random moment; if not, it serves LAST_TURNS turns and closes.
+    """Runs one process. killed: true: it is killed at a random moment; false: it serves LAST_TURNS turns and closes.
 
     Raises:
         Wrong: the process ended in another way.

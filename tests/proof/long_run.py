@@ -120,7 +120,7 @@ def window(service: Service, steps: int) -> dict[str, float]:
 
 
 def rises(lines: Sequence[dict[str, float]]) -> list[str]:
-    """Returns a line for each figure that is too high in the last third of the windows, against the third before it."""
+    """Compares the last third of the windows with the third before it. Returns a line for each figure that grew."""
     third = len(lines) // 3
     before, last = lines[-2 * third : -third], lines[-third:]
     return [

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).parents[2]
 FOLDER: Final = ROOT / "build" / "newest"
 EXTRAS: Final = ("transformers", "events", "mooncake", "metrics", "proof")  # extras with packages of adapters
-PEERS: Final = ("mamba-ssm", "causal-conv1d")  # these are built without CUDA, and without their requirements
+PEERS: Final = ("mamba-ssm", "causal-conv1d")  # built here without CUDA; their requirements are not installed
 TESTS: Final = (
     "tests/integrations", "tests/events", "tests/metrics", "tests/kernels/test_mamba3.py",
     "tests/state/test_presets.py", "tests/tiers/test_mooncake_client.py", "tests/tiers/test_mooncake_store.py",

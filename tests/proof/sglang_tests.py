@@ -3,8 +3,8 @@
     SGLANG_TESTS=<a source tree of SGLang> python -m tests.proof.sglang_tests [PATH...]
 
 It needs the environment of docs/sglang.md, and a source tree of the installed version. PATHs are relative to this tree.
-The default is the tests of slots, pools, prefix cache and sessions. A *side* is a run with the classes of one of both,
-in its own process. A module that a side cannot import is reported with the reason, and the rest runs.
+The default is the tests of slots, pools, prefix cache and sessions. A *side* is a run in its own process, either with
+SGLang's classes or with memstate's. A module that a side cannot import is reported with the reason, and the rest runs.
 
 Exits with 0 if every test that passes with SGLang's classes also passes with memstate's, with 1 if one does not, and
 with 2 if no test could be compared.
@@ -63,7 +63,7 @@ class Notes:
             file.write(json.dumps(line) + "\n")
 
     def pytest_collectreport(self, report: Any) -> None:
-        """Notes that a file cannot be imported or skips itself."""
+        """Notes that a file of tests cannot be imported, or that it skips all of its tests."""
         if not report.passed:
             self.write(not_run=report.nodeid, why=_reason(report.longrepr))
 

@@ -1,4 +1,4 @@
-"""Tests that the compile matrix notices a copy kernel without its alignment. (Mutants test it for barriers.)
+"""Tests that the compile matrix notices if the copy kernel loses its alignment. Mutants test lost barriers.
 
 The test process interprets kernels and cannot compile them, so the test runs this file as a program, which compiles.
 """

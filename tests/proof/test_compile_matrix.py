@@ -48,8 +48,9 @@ MOVERS = {
 
 SHAPES = 200  # number of rare shapes that one run compiles
 
-# kernel -> number of barriers in its source. It has some if one phase reads what another has written, or stores words
-# by which warps decide. Other kernels have none. On AMD, a program of one warp needs no barrier.
+# kernel -> number of barriers in its source. A kernel needs barriers if one of its phases reads what another has
+# written, or stores words by which warps decide. Kernels that are not named have none. On AMD, a program of one warp
+# needs no barrier.
 SOURCE_BARRIERS = {
     "ownership": 8, "claim": 2, "audit": 2,
     **{f"plan[{how}]": 3 for how in ("ping-pong", "lazy", "redirect")},

@@ -86,7 +86,8 @@ def test_a_control_without_a_wrong_token_is_a_failure() -> None:
     assert compared(Scenario(Job(), wrong=True), [({"answers": {"0.1": RIGHT}}, result)]).failures
 
 
-# SGLang's own tests on both sides. SGLang is made up and lacks modules, and `in_place` is a stand-in.
+# SGLang's own tests, with SGLang's classes and with memstate's. A made-up SGLang, which lacks modules, and a made-up
+# `in_place` stand in for the real ones.
 
 STANDING_IN = """
 import sys

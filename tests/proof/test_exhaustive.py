@@ -12,7 +12,8 @@ from tests.proof.exhaustive.world import CASES, World
 from tests.proof.stateful.operations import NO_LIMIT
 from tests.support.sources import ROOT
 
-# PingPong has few states, because one row takes 3 of the 5 slots, so it goes deeper. SHORT cases resemble others.
+# PingPong has few states, because one row takes 3 of the 5 slots. So its search goes deeper. Cases in SHORT resemble
+# other cases.
 SHORT = (
     "Redirect, pages of 2", "Redirect, copied hits", "Redirect, in place", "Redirect, rows and a grid",
     "LazyPingPong, skipping",

@@ -72,7 +72,7 @@ def read(path: Path) -> Any:
 
 
 def test_parts_that_fail_crash_or_hang_are_told_and_the_others_run(tmp_path: Path) -> None:
-    """A part that runs out of time is incomplete. It is failed only if it has found a fault. Its results are kept."""
+    """A part that runs out of time counts as incomplete; as failed only if it found a fault. Its results are kept."""
     out, given = tmp_path / "out", parts(tmp_path, *ENDS)
     assert not Proof(out, seconds=sum(part.seconds for part in given)).run(given)
     summary, proofs, log = read(out / "summary.json"), read(out / "proofs.json"), (out / "log.txt").read_text()
@@ -285,7 +285,7 @@ def test_small_launches_give_every_argument(op: str) -> None:
 @pytest.mark.sample(len(OPS))
 @pytest.mark.parametrize("op", OPS)
 def test_a_launch_in_other_memory_does_the_same_there(backend: Backend, op: str) -> None:
-    """The launch gives the same bytes there, and does not touch its original memory."""
+    """A launch whose tensors were copied elsewhere gives the same bytes, and does not touch the original memory."""
     case = op_cases.made(op, 1)
     other = op_cases.moved(case, torch.device("cpu"))
     tables = {getattr(given, op_cases.TABLES[type(given)]).untyped_storage().data_ptr()

@@ -62,7 +62,7 @@ def test_every_public_call_has_its_points() -> None:
 
 
 def test_without_the_guard_wrong_states_go_unnoticed() -> None:
-    """Without the guard, the state must be wrong at some point. Every 7th point is tried, until one is wrong."""
+    """Switches off the guard that raises `Broken`: at some point a wrong state must follow. Tries every 7th point."""
     for start in range(0, 49, 7):
         with mock.patch.object(Guard, "require_whole"), mock.patch.object(stepping, "PER_ROW", 3):
             results = outcomes(scene("redirect"), "plan", "MemoryError", partial(every_49th, start))

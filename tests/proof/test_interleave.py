@@ -139,7 +139,7 @@ def test_every_schedule_of_a_lost_update(programs: int, schedules: int, right: i
 
 
 def test_conflicts_are_seen_in_the_stock_order_too() -> None:
-    """A race is a conflict even in an order whose result is right."""
+    """A race is reported as a conflict even if programs run in an order in which the result is right."""
     count, log = counted(3, False, stock)
     assert count == 3 and counted(3, False, Seeded(1))[0] < 3
     (conflict,) = log.conflicts()
@@ -197,7 +197,7 @@ def test_addresses_are_checked_to_the_byte() -> None:
 
 
 def test_an_interpreter_of_another_kind_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In such an interpreter, accesses go unseen, or use other functions."""
+    """An interpreter is of another kind if the interleaver does not see its accesses, or if it uses other functions."""
     builder, native = interpreter.InterpreterBuilder, interpreter._interpreter
 
     def unseen(_: object, at: Any, value: Any, mask: Any, *cache: object) -> None:
@@ -228,7 +228,7 @@ def test_spans_are_the_bytes_that_elements_view() -> None:
 
 
 def wrong(case: Case, seed: int, logs: list[Log], module: ModuleType | None = None, warps: int = 1) -> str:
-    """Returns the faults of a run under the schedule of a seed, "" for none. warps: number per program.
+    """Returns the faults of a run under the schedule of a seed, "" for none. warps: number of warps of a program.
 
     The bytes must be those of the reference; if the case is not exact, those of the kernel in stock order.
     """
@@ -255,7 +255,7 @@ def test_no_schedule_changes_a_byte_or_touches_a_wrong_one(op: str, generator: t
     logs: list[Log] = []
     for number, seed in enumerate(range(generator.initial_seed(), generator.initial_seed() + SCHEDULES + 20)):
         made = [launch for log in logs for launch in log.launches]
-        stores = any(launch.touched(STORE).size for launch in made)  # with some random arguments, nothing is stored
+        stores = any(launch.touched(STORE).size for launch in made)  # false if the random arguments store nothing
         if number >= SCHEDULES and stores and (op in ONE_PROGRAM or any(map(mixed, made))):
             break  # tries more seeds while there was only one program, or programs ran one after the other
         problem = wrong(CASES[op](Maker(seed)), seed, logs)
@@ -267,7 +267,7 @@ def test_no_schedule_changes_a_byte_or_touches_a_wrong_one(op: str, generator: t
 
 @pytest.mark.parametrize("op", [op for op in OPS if PROOF or op not in LONG])
 def test_launches_of_other_sizes_stay_in_their_tensors(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton specialises kernels by these sizes. Columns and inputs are unaligned, and some batches are all padding."""
+    """Tries sizes for which Triton compiles a kernel anew, unaligned columns and inputs, and batches of padding."""
     monkeypatch.setattr(op_launches, "SIZES", (1, 2, 3, 16, 33, 256) if PROOF else (1, 33))
     with interleaved(stock) as log:
         getattr(op_launches, op)(getattr(import_module(f"memstate.kernels.{OPS[op]}"), op))
@@ -342,7 +342,7 @@ def alone(op: str, variant: str, seed: int) -> Case:
 @pytest.mark.parametrize("warps", [2, 3, 4] if PROOF else [4])
 @pytest.mark.parametrize(("op", "variant"), ALONE)
 def test_warps_may_hold_the_same_lanes(op: str, variant: str, warps: int) -> None:
-    """No real launch has such warps, but the barriers of the kernels would be enough for them."""
+    """In real launches, warps never hold the same lanes. If they did, the barriers of the kernels would be enough."""
     for seed in range(SCHEDULES):
         problem = wrong(alone(op, variant, seed), seed, [], warps=warps)
         assert not problem, f"{op} {variant}, arguments and schedule of seed {seed}:\n{problem}"

@@ -55,7 +55,7 @@ def test_barriers_stand_between_what_phases_write_and_read() -> None:
 
 
 def test_a_claim_passes_over_words_that_no_level_has(backend: Backend) -> None:
-    """The last word of the summary also has bits for words that do not exist. There lies the summary itself."""
+    """The last word of the summary also has bits for words that do not exist; at their places lies the summary."""
     capacity, free = 3_000, [5, 2_999]
     bitmap = torch.zeros(bitmap_ints(capacity), dtype=torch.int32, device=backend.device)
     for slot in free:
@@ -116,7 +116,7 @@ def test_drafts_of_a_row_given_up_say_nothing_of_its_next_request(backend: Backe
 
 
 def test_a_batch_is_looked_up_again_once_a_row_has_ended(backend: Backend) -> None:
-    """A plan keeps the rows that it has looked up, for the next plan with the same batch."""
+    """A plan keeps the rows that it has looked up. A next plan with the same batch uses them, unless one has ended."""
     mem = manager(backend, ms.NoTracking(4))
     a, b = rows = mem.admit([ms.Request("a"), ms.Request("b")])
     mem.settle(mem.plan(rows), [True, False])
@@ -131,7 +131,7 @@ def test_a_batch_is_looked_up_again_once_a_row_has_ended(backend: Backend) -> No
 
 @pytest.mark.parametrize("variant", ["none", "lazy in place", "redirect"])
 def test_more_rows_than_lanes_follow_the_rules(backend: Backend, variant: str) -> None:
-    """A program plans 1024 rows, then the next 1024 with the slots and the limit that are left."""
+    """A program plans 1024 rows at a time. The next 1024 get the slots that are left, and what is left of the limit."""
     batch, rng = 1300, random.Random(variant)
     strategy, lanes, in_place = VARIANTS[variant]
     file = RandomFile(rng, backend, batch, lanes)

@@ -1,4 +1,4 @@
-"""Tests with a made-up package that `make newest` names the tests that are lost with a newer release."""
+"""Tests, with a made-up package, that `make newest` names the tests that no longer pass with a newer release."""
 
 import sys
 from pathlib import Path
@@ -18,7 +18,7 @@ OLD = "def one(): return 1\ndef two(): return 2\n"
 
 
 def run(folder: Path, newer: str) -> dict[str, str]:
-    """Returns the tests that are lost with a newer release of `madeup`."""
+    """Returns the tests that no longer pass with release `newer` of `madeup`."""
     (folder / "test_madeup.py").write_text(TEST)
     outcomes = []
     for name, source in (("old", OLD), ("new", newer)):

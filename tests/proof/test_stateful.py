@@ -106,7 +106,7 @@ def test_programs_use_every_public_operation_and_see_every_error(monkeypatch: py
     assert set(errors) == ERRORS
 
 
-# the programs must notice these mutants, like the test that each mutant names
+# Each of these mutants names a test that must notice it. The random programs must notice it, too.
 SEEN = (
     "a superseded lane is not released",
     "a settle believes the plan of an overlapped step",
@@ -134,7 +134,7 @@ SEEN = (
     "states of forgotten keys count as before",
     "the last key of a row is not compared",
 )
-SEEDS = {"a register twice in one phase": 14}  # mutant -> first seed, if the usual programs do not notice it
+SEEDS = {"a register twice in one phase": 14}  # mutant that usual seeds do not notice -> its first seed
 LIMIT = 120.0  # seconds for one mutant
 
 

@@ -65,7 +65,7 @@ def test_B78_sleep_brings_fills_back(backend: Backend, order: str) -> None:
 def test_T23_a_plane_without_a_fill_is_copied_and_never_made_fresh(
     backend: Backend, order: str, others: tuple[Plane, ...]
 ) -> None:
-    """The plane without a fill lies between other planes, and is larger than a tile."""
+    """The plane without a fill lies between other planes. It is larger than the piece (tile) that a program copies."""
     ring = Plane("ring", (9, 1000), torch.float32, fill=None)
     layout = StateLayout((*others[:2], ring, *others[2:]), 2, order)
     planes = Planes(layout, 3, backend)

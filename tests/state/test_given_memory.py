@@ -47,7 +47,7 @@ def test_B38_slots_beyond_2_31_bytes_are_right(backend):
 
 
 def test_blocks_that_touch_are_one_run_within_one_allocation(backend):
-    """A slot without gaps is one tile. Blocks of two allocations stay two tiles, because wake may move them apart."""
+    """A slot without gaps is copied as one piece (tile). Blocks of two allocations stay two, as wake may part them."""
     planes = [Plane("a", (16,), torch.int8), Plane("b", (4,), torch.float32)]
     memory = torch.zeros(3 * 64, dtype=torch.uint8, device=backend.device)
     a = [memory.view(torch.int8).as_strided((3, 16), (64, 1), at) for at in (0, 32)]

@@ -1,4 +1,4 @@
-"""Tests the arithmetic of layouts: blocks are disjoint, tables have all bytes, and impossible layouts are refused."""
+"""Tests the arithmetic of layouts: blocks are disjoint, tables cover all bytes, and impossible layouts are refused."""
 
 import dataclasses
 

@@ -20,14 +20,14 @@ Shape = tuple[int, ...]
 
 
 class Known(NamedTuple):
-    """A known model: layers with states, shapes of a layer's window (bf16) and state, MiB per slot by state dtype."""
+    """A known model: number of layers with states, shapes of a window (bf16) and a state, MiB per slot by dtype."""
 
     layers: int
     conv: Shape
     ssm: Shape | None
     fp32: str
     bf16: str
-    shards: dict[int, tuple[Shape, Shape | None]]  # ranks -> shapes on a rank; surplus ranks share groups
+    shards: dict[int, tuple[Shape, Shape | None]]  # ranks -> shapes on one rank; if ranks outnumber groups, they share
 
 
 KNOWN = {
@@ -108,7 +108,7 @@ def test_a_rank_holds_what_an_engine_gives_it(name):
     ("name", "most"), [("qwen3_next", 32), ("kimi_linear", 32), ("granite_hybrid", 64), ("lfm2", 2048), ("mamba", 5120)]
 )
 def test_no_state_is_planned_for_more_ranks_than_it_has_heads(name, most):
-    """With `most` ranks, several ranks have copies of a group or a KV head. With more, the plan is refused."""
+    """With `most` ranks, several ranks have copies of a group or a KV head. With more ranks, the plan is refused."""
     fields = presets.CHECKPOINTS[name]
     assert from_config(fields, ranks=most).bytes_per_slot > 0
     with pytest.raises(
@@ -151,7 +151,7 @@ def test_dtypes_are_those_of_the_configuration_and_of_the_class():
 
 @pytest.mark.parametrize("field", ["mamba_ssm_dtype", "mamba_ssm_cache_dtype"])
 def test_states_have_the_dtype_that_engines_read_from_the_configuration(field):
-    """Without such a field, states have the dtype of the class. A slot of Qwen3.5-27B with bf16 states has 78.4 MB."""
+    """If the field is missing, the configuration class sets the dtype. Qwen3.5-27B has 78.4 MB per slot in bf16."""
     fields = presets.CHECKPOINTS["qwen3_5"]
     for name, slot in (("float32", 153944064), ("bfloat16", 78446592), ("float16", 78446592), (None, 153944064)):
         for config in ({**fields, field: name}, {"model_type": "two", "text_config": {**fields, field: name}}):
@@ -187,7 +187,8 @@ def test_a_written_configuration_gives_the_same_layout(name):
         assert from_config(read) == preset(name)
 
 
-# Models without a preset: fields besides the defaults of the class, layers with states, shapes of window and state.
+# Models without a preset: fields that differ from the defaults of the class, number of layers with states, shapes of
+# window and state.
 OTHERS = (
     ({"model_type": "qwen3_5"}, 24, (8192, 3), (32, 128, 128)),
     ({"model_type": "qwen3_5_moe"}, 30, (8192, 3), (32, 128, 128)),
@@ -210,7 +211,8 @@ OTHERS = (
     ({"model_type": "lfm3"}, 13, (2048, 6), None),
     ({"model_type": "zaya"}, 40, (1280, 2), (128,)),
 )
-# Models whose layers have several windows: fields besides the defaults, plane -> shape, layers of the layout.
+# Models whose layers have several windows: fields that differ from the defaults, the shape of each plane, and the
+# number of layers in the layout.
 SEVERAL = (
     ({"model_type": "inkling_mm_model"}, {"conv": (2048, 3), "conv2": (6144, 3), "conv3": (1024, 3)}, 132),
     ({"model_type": "inkling_text", "num_hidden_layers": 2, "layer_types": ["hybrid"] * 2},
@@ -247,7 +249,7 @@ def test_rwkv7_has_a_state_and_two_token_shifts():
 
 
 def test_mamba3_keeps_four_planes_that_ranks_cut_by_heads():
-    """The sizes are flash-linear-attention's defaults."""
+    """The sizes of the model are the defaults of flash-linear-attention."""
     fields = {
         "model_type": "mamba3", "hidden_size": 2048, "expand": 2, "head_dim": 64, "state_size": 128,
         "rope_fraction": 0.5, "num_hidden_layers": 48, "is_mimo": False,
@@ -393,8 +395,8 @@ def test_from_config_takes_the_path_of_a_config_json_or_of_its_folder(tmp_path):
         from_config(tmp_path)
 
 
-# name -> bytes of KV per token in bf16: attention layers * 2 * KV heads * head size * 2, from the model cards. Kimi
-# Linear keeps a latent of 512 + 64 numbers instead of keys and values.
+# name -> bytes of KV per token in bf16, from the model cards: attention layers * 2 (keys and values) * KV heads * head
+# size * 2 bytes. Kimi Linear keeps a latent of 512 + 64 numbers instead of keys and values.
 KV_OF_A_TOKEN = {
     "qwen3_next": 12 * 2 * 2 * 256 * 2, "qwen3_5": 16 * 2 * 4 * 256 * 2, "nemotron_h": 4 * 2 * 8 * 128 * 2,
     "falcon_h1": 32 * 2 * 8 * 128 * 2, "granite_hybrid": 4 * 2 * 8 * 64 * 2, "kimi_linear": 7 * 576 * 2,

@@ -1,4 +1,4 @@
-"""Tests `Planes.scatter_states`: which planes share a launch, and what planes without a source keep at marks."""
+"""Tests `Planes.scatter_states`: which planes share a launch, and what planes without a source store at marks."""
 
 import pytest
 import torch

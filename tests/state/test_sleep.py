@@ -188,7 +188,7 @@ def test_everything_that_touches_bytes_is_refused_while_asleep(backend, generato
 
 
 def test_memory_that_numpy_shares_is_not_released_in_part(generator):
-    """torch cannot release memory that numpy shares. `sleep` checks this before it releases the first arena."""
+    """torch cannot release memory that numpy shares. `sleep` checks all arenas before it releases the first."""
     layout = StateLayout([Plane("a", (4,), torch.float32), Plane("b", (4,), torch.float32)], 1)
     storage = Planes(layout, 3, Backend("reference"))
     storage["a"].copy_(torch.rand(1, 4, 4, generator=generator))
@@ -201,7 +201,7 @@ def test_memory_that_numpy_shares_is_not_released_in_part(generator):
 
 @pytest.mark.parametrize("tracking", [NoTracking(4), LazyPingPong(4), Redirect(4)], ids=repr)
 def test_a_manager_that_is_given_up_gives_its_memory_back_at_once(backend, tracking):
-    """States are most of a device's memory, so they must not wait for a garbage collection."""
+    """States fill most of a device's memory, so its release must not wait for a garbage collection."""
     layout = StateLayout([Plane("a", (4,), torch.float32)], 1)
     gc.disable()
     try:

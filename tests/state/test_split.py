@@ -13,7 +13,7 @@ LAYERS, SLOTS = 2, 3
 
 
 def mixed() -> StateLayout:
-    """Returns a layout with windows in both orders, heads, channels and planes without parts; it has 2 groups."""
+    """Returns a layout of 2 groups: windows in both orders, planes cut by heads and by channels, and uncut planes."""
     groups = (Part("B", 2, 3), Part("C", 2, 3))
     planes = (
         Plane("conv", (44, 3), torch.bfloat16, parts=(Part("x", 8, 4), *groups)),

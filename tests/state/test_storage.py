@@ -190,7 +190,7 @@ def test_copy_and_zero_allocate_nothing_of_state_size(backend, order):
 
 @pytest.mark.parametrize("per_layer", [False, True])
 def test_slots_on_the_host_and_back(backend, per_layer):
-    """The memory is memstate's own, or an engine's, with one tensor per layer."""
+    """The memory is memstate's own. With `per_layer` it is an engine's, which has one tensor per layer."""
     planes = Planes(hybrid("layer_major"), 4, backend)
     random_bytes(planes, torch.Generator().manual_seed(3))
     planes.scrub_null()

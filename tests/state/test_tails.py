@@ -1,4 +1,4 @@
-"""Tests the rings of presets: each fits its step on every rank, and models without steps with tails are refused."""
+"""Tests the rings of presets: decode steps of every rank accept them. Models whose steps take no tail are refused."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Tests the counts of `memstate bench launches` against bars on launches, uploads and synchronisations."""
+"""Tests that the counts of `memstate bench launches` (launches, uploads and synchronisations) are not above limits."""
 
 from functools import lru_cache
 

@@ -113,7 +113,7 @@ def test_every_operation_is_measured_beside_the_peer(monkeypatch: pytest.MonkeyP
 
 @on_cpu
 def test_a_case_is_measured_alone() -> None:
-    """The full name of a case selects only this case. Any other text selects all cases whose names contain it."""
+    """The full name of a case selects only this case. Any other text selects every case with it in its name."""
     whole = "R=3 lazy, 1 changed, online, prefix cache"
     assert {entry.case for entry in toy("device-copy", whole).entries} == {f"toy {whole}"}
     outcome = toy("device-copy", whole.removesuffix("e"))
@@ -273,8 +273,8 @@ print(json.dumps(counts))
 def test_a_step_in_which_one_request_changes_makes_few_calls() -> None:
     """One of 64 rows changes: one upload, no sync, two launches beside the plan, and few frames and calls of Python.
 
-    Frames and calls include those of the bench. The step runs in another process, because fixtures of the tests watch
-    launches and memory.
+    Frames and calls of the bench count, too. The step runs in another process, because here fixtures of the tests watch
+    launches and memory, which adds calls.
     """
     counts = not_interpreted("-c", COUNT)
     assert counts[::2] == [[1 + 2, 1, 0]] * 2

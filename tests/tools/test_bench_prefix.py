@@ -190,7 +190,7 @@ def test_sglang_finds_what_a_list_of_prefixes_finds() -> None:
 
 
 def test_the_figures_hold_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The false clock goes on only in these calls, by a known time in each."""
+    """A false clock goes on only in the measured calls, by a known time in each."""
     now = [0]
     costs = {
         (PrefixCache, "match"): 1,

@@ -83,7 +83,7 @@ def test_every_operation_is_measured_beside_a_plain_copy(no_mooncake: None) -> N
 
 
 def test_each_side_has_a_call_in_every_round_and_is_first_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The false clock goes on only in the calls. The first round and `undo` are not counted."""
+    """A false clock goes on only in the measured calls. The first round and `undo` are not counted."""
     now, calls = [0.0], list[str]()
     monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     takes = {"ours": [9.0, 2.0, 4.0, 100.0], "memory-copy": [9.0, 1.0, 1.0, 1.0]}
@@ -243,8 +243,8 @@ def test_the_loop_of_the_page_runs_and_prints_what_it_says(tmp_path: Path) -> No
         cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    # If storage answers the second request late, the request starts from a state that the first has published, or keeps
-    # a state where the two prompts part
+    # If storage answers the second request late, this request starts from a state that the first request has published,
+    # or keeps a state at the place where the two prompts part.
     said = done.stdout.replace("begins at [0, 16]", "begins at [0, 0]").replace(" 12 records", " 11 records")
     assert said == blocks[0][1]
 

@@ -60,13 +60,13 @@ NOT_TIMED = {  # operations that take a small part of a step, or whose kernels a
 def toy(name: str, peer: str | None = None) -> BenchResult:
     """Returns the result of a toy benchmark.
 
-    It runs once per name and peer, since the tests read only what is equal in all runs.
+    The benchmark runs once for each name and peer, since the tests read only what is equal in all runs.
     """
     return run([name], "auto", toy=True, peer=peer)
 
 
 def findings(course: Callable[[Setting], Iterator[Task]], names: set[str]) -> dict[str, str]:
-    """Returns task -> the text of its check, for the named tasks; measures nothing."""
+    """Runs the checks of the named tasks without a measurement. Returns the text of each check, by name of the task."""
     return {task.name: task.check() for task in course(Setting("auto", CPU, True)) if task.name in names}
 
 
@@ -224,7 +224,7 @@ class Slow(HostTimer):
 @on_cpu
 @pytest.mark.parametrize("last", range(1, 7))
 def test_a_case_that_is_too_slow_leaves_the_pool_to_the_next_one(last: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever call is too slow, its slots are free afterwards, and the next case runs as usual."""
+    """Whichever call is too slow, the slots of its case are free afterwards, and the next case runs as usual."""
     monkeypatch.setattr(alloc, "TOY_SIZES", (3, 4))
     monkeypatch.setattr(Setting, "clock", Slow(last))
     outcome = run(["alloc"], "reference", toy=True)
@@ -289,7 +289,7 @@ def device_clock(monkeypatch: pytest.MonkeyPatch) -> DeviceClock:
 
 
 class Events:
-    """A false device that records events, sleeps and reads in order; a cycle of its clock is a nanosecond."""
+    """A false device that notes events, sleeps and reads in their order. A cycle of its clock takes a nanosecond."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, late: int) -> None:
         """Replaces torch's events and sleep.

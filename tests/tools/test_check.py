@@ -1,4 +1,4 @@
-"""Tests `memstate check`: a right pool passes, and each planted fault fails its behaviours in few calls."""
+"""Tests `memstate check`: a right pool passes, and for each planted fault a few calls show the violated behaviours."""
 
 import json
 import sys
@@ -25,7 +25,10 @@ EXAMPLES = 12
 
 
 def broken(factory: Callable[[], Any], only: set[str] = CASES, examples: int = EXAMPLES) -> dict[str, list[str]]:
-    """Returns number of a violated behaviour -> its shortest calls, without the line that says what is wrong."""
+    """Returns a dict. Its keys are the numbers of violated behaviours. A value has the shortest calls that show this.
+
+    The line that says what is wrong is left out.
+    """
     findings = check(factory, sorted(only), examples=examples)
     assert all((each.holds is False) == bool(each.sequence) for each in findings)
     return {each.behaviour: each.sequence[:-1] for each in findings if each.holds is False}
@@ -43,7 +46,7 @@ class Mistyped(Toy):
 
 
 class Strict(Toy):
-    """A pool that refuses a release with a repeated slot as a whole."""
+    """A pool that, if a release repeats a slot, refuses the whole release."""
 
     def release(self, ids: list[int]) -> None:
         if len(set(ids)) < len(ids):
@@ -163,7 +166,7 @@ def test_random_programs_shrink_to_the_shortest(fault: str, sequences: dict[str,
 
 def test_a_part_that_a_pool_lacks_is_not_offered() -> None:
     class Plain:
-        """A pool with slots only."""
+        """A pool that has slots, but none of the optional functions."""
 
         def __init__(self) -> None:
             toy = Toy()

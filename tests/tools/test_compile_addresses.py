@@ -1,7 +1,7 @@
-"""Tests the search for the origin of addresses in LLVM IR written by hand; each text has another difficulty.
+"""Tests the search for the origin of addresses, in LLVM IR written by hand; each text has another difficulty.
 
-Each case has a text with the arguments `plane` and `other`, and the widths of the accesses that may move bytes of the
-plane.
+A case is a text with the arguments `plane` and `other`, and the right result: the widths of those accesses that may
+move bytes of `plane`.
 """
 
 import pytest

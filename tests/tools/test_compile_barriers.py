@@ -1,7 +1,8 @@
 """Tests compiled barriers: each separates the loads on which a decision depends from the first store after them.
 
-The kernels run as one program. They are compiled as launched, and once more for 32 elements with 4 warps, where each
-warp holds all elements. Run as a program, this file compiles them: a process that interprets kernels cannot.
+The kernels are those whose launches have one program. They are compiled as launched, and once more for 32 elements with
+4 warps, where each warp holds all elements. Run as a program, this file compiles them: a process that interprets
+kernels cannot.
 """
 
 import json
@@ -25,8 +26,8 @@ TARGETS = ("sm_80", "sm_90", "sm_100") if PROOF else ("sm_90",)
 MANY = " on 4 warps"
 ACCESS = re.compile(r"\s*(?:@!?%\w+\s+)?(ld|st|atom|red)\.(?:\w+\.)*global")
 CALLS = {"ld": "load", "st": "store", "atom": "atomic", "red": "atomic"}  # PTX instruction -> call in the source
-# Arguments that a launch both reads and writes. Counters are left out, as one thread has them; owners of an audit are
-# left out, as atomics between barriers count them
+# Arguments that a launch both reads and writes. Two are left out: counters, which only one thread touches, and owners
+# in an audit, which atomics between barriers count.
 SHARED = ("slots_ptr", "labels_ptr", "tracked_ptr", "source_ptr", "bitmap_ptr")
 EXCEPTED = {"ownership": {"labels_ptr"}}  # a copied label comes from a register that the launch does not write
 ONE_PROGRAM = ("claim", "release", "ownership", "plan")
@@ -72,7 +73,7 @@ def results() -> dict[str, Any]:
 
 
 def bare(accesses: list[tuple[str, list[str]]]) -> set[str]:
-    """Returns the arguments that are loaded and later stored to without a barrier between the two."""
+    """Returns the arguments that are loaded, and later stored to without a barrier between load and store."""
     loaded: set[str] = set()
     stored: set[str] = set()
     for kind, arguments in accesses:

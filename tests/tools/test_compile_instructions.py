@@ -52,14 +52,14 @@ def test_a_branch_for_all_has_one_way_on() -> None:
 
 
 def test_a_loop_may_be_left_by_a_call() -> None:
-    """A call that never returns ends the loop. A call that returns, for example of a division routine, does not."""
+    """A call that never returns ends the loop. A call that returns does not, for example that of a division routine."""
     loop = ".L_loop:\n" + line("FADD R1, R1, R2; FADD R1, R1, R2; @!P0 CALL.REL.NOINC `(.L_out); BRA `(.L_loop)")
     divide = ".L_out:\n" + line("CALL.REL.NOINC `(.L_divide); EXIT") + ".L_divide:\n" + line("RET.REL.NODEC R4")
     assert [item.op for item in of_a_token(loop + divide)] == ["FADD", "FADD", *["CALL.REL.NOINC"] * 2, "EXIT"]
 
 
 def loop(name: str, adds: int) -> str:
-    """Returns a loop of `adds` additions. It jumps over a store that only few tokens need."""
+    """Returns the assembly of a loop of `adds` additions, which jumps over a store that only few tokens need."""
     store = "; ".join(["STG.E desc[UR4][R4.64], R6"] * 3)
     body = f".L_{name}:\n" + line("; ".join(["FADD R1, R1, R2"] * adds) + f"; @P0 BRA `(.L_{name}_on)")
     return body + line(store) + f".L_{name}_on:\n" + line(f"IADD3 R3, R3, 0x1, RZ; @!P1 BRA `(.L_{name})")

@@ -56,7 +56,10 @@ def vllm(number: int, prompt: Sequence[int], answer: int) -> tuple[str, str]:
 
 
 def vllm_streamed(number: int, prompt: Sequence[int], answer: int) -> tuple[str, str]:
-    """Returns vLLM's lines in JSON for a streamed completion; the answer's name lacks the number of the prompt."""
+    """Returns vLLM's lines in JSON for a streamed completion.
+
+    The answer's line names the request without the last number, that of the prompt in the request.
+    """
 
     def line(message: str) -> str:
         return json.dumps({"asctime": f"2026-11-28 10:01:{number % 60:02d},598", "message": message}) + "\n"
@@ -116,7 +119,7 @@ WRITERS: dict[Callable[..., tuple[str, str]], str] = {
 
 
 def log(path: Path, lines: Sequence[str]) -> Path:
-    """Writes a log of the given lines, with lines of other kinds between them; a name in .gz compresses it.
+    """Writes a log of the given lines, with other lines between them. Compresses it if the name ends with .gz.
 
     Returns its path.
     """
@@ -211,7 +214,7 @@ def test_tokens_of_a_tokenizer(tmp_path: Path) -> None:
 
 
 def test_ids_differ_from_run_to_run(tmp_path: Path) -> None:
-    """Each run hashes with a key of its own, so nobody can compute the id of a text. Ids of one run agree."""
+    """Each run hashes with a new key, so nobody can compute the id of a text. In one run, equal texts have one id."""
     path = log(tmp_path / "log", [part for number in range(2) for part in vllm(number, [7] * 700, 1)])
     (first, second), _ = converted(path, "vllm")
     (other, _), _ = converted(path, "vllm")
@@ -272,7 +275,7 @@ def test_the_answer_of_an_id_like_a_line_is_not_taken_for_that_of_another(tmp_pa
 
 
 def test_few_requests_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer is dropped if 3 other requests have come since the request that it answers."""
+    """With a limit of 3, an answer is dropped if 3 other requests have come since the request that it answers."""
     monkeypatch.setattr(convert, "WAITING", 3)
     pairs = [vllm(number, [number] * 10, 2) for number in range(6)]
     lines = [*(asked for asked, _ in pairs), *(answered for _, answered in pairs)]

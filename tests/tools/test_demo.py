@@ -24,8 +24,8 @@ from tests.support.demo_talks import REQUESTS, TINY, demo, write_talks
 from tests.support.sampling import PROOF
 
 TRACKED = STRATEGIES[1:]
-# limit of slots of one row: its registers, and the unpublished state at the end of its prompt; under ping-pong, both
-# lanes may be full before that state is published
+# Limit of the slots of one row: those in its registers, and one for the state at the end of its prompt, until this
+# state is published. With ping-pong, both lanes may be full before that.
 MOST_SLOTS = {"none": 1, "ping-pong": 4, "lazy": 3, "redirect": 2}
 
 
@@ -201,7 +201,7 @@ def test_sabotage_is_noticed(tmp_path: Path, strategy: str, kind: str) -> None:
     assert report.strikes > 0
     assert not report.to_json()["identical_to_uncached"]
     assert report.comparison.wrong_logits > 0 and report.comparison.differences
-    assert report.ok and report.failure() == ""  # under sabotage, a run counts as right if the comparison fails
+    assert report.ok and report.failure() == ""  # a run with sabotage counts as right if the comparison notices it
 
 
 def test_sabotage_that_finds_nothing_to_strike_fails(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_what_the_loop_counts_is_what_the_cache_counts(strategy: str, sessions: 
     figures, prefix = report.to_json(), report.stats.prefix
     assert prefix.lookups == figures["admissions"] and prefix.prompt_tokens == figures["prompt_tokens"]
     assert prefix.hit_tokens == figures["prefix_hit_tokens"] >= figures["session_hit_tokens"]
-    if sessions != 2:  # if there are 2, both may have made way
+    if sessions != 2:  # with 2 sessions, both may have given up their states
         assert (figures["session_hit_tokens"] > 0) == (sessions > 0)
     assert set(figures["hit_tokens_lost_by_reason"]) == {"no_sharing", "evicted", "no_snapshot"}
     assert sum(figures["hit_tokens_lost_by_reason"].values()) == figures["prompt_tokens"] - figures["prefix_hit_tokens"]
@@ -47,7 +47,7 @@ def test_B73_turns_of_sessions_are_identical_to_uncached(strategy: str, overlap:
 
 
 def test_B36_sessions_change_no_answer() -> None:
-    """Every strategy runs with sessions, and one also without. With MEMSTATE_PROOF=1 every one also runs without."""
+    """Every strategy runs with sessions; one strategy, or with MEMSTATE_PROOF=1 every one, also runs without."""
     ways = [(STRATEGIES[0], 0), *((strategy, 2) for strategy in STRATEGIES)]
     ways = list(product(STRATEGIES, (0, 2))) if PROOF else ways
     answers = [demo(strategy=strategy, sessions=sessions).answers for strategy, sessions in ways]
@@ -91,7 +91,7 @@ def test_pages_that_are_not_given_back_are_noticed(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_is_kept_gives_way_where_nobody_could_go_on() -> None:
-    """Idle sessions hold all slots, and give way to a request."""
+    """Idle sessions hold all slots. To let a request start, they give up states and pages."""
     report = demo(strategy="lazy", slots=2, sessions=EVERYBODY, requests=10)
     assert report.ok and report.meter.admissions > 10, report.failure()
     assert report.to_json()["gave_way"] == dict(report.meter.gave_way)

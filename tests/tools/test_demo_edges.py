@@ -10,7 +10,7 @@ from memstate.errors import InvalidArgument
 from memstate_tools.demo.config import STRATEGIES
 from tests.support.demo_talks import demo, write_talks
 
-MULTIPLES = (8, 16, 32)  # tokens: of a page and of a chunk; between boundaries; of several pages
+MULTIPLES = (8, 16, 32)  # numbers of tokens: page and chunk have 8; 16 lie between boundaries; 32 are several pages
 LEAST_SLOTS = {"none": 1, "ping-pong": 3, "lazy": 2, "redirect": 1}
 
 

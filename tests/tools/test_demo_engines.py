@@ -28,7 +28,7 @@ def small(**settings: Any) -> DemoReport:
 
 
 def require_as_it_must_be(report: DemoReport) -> None:
-    """Checks that a run is right, leaks nothing, and copies only the bytes that the engine needs for snapshots."""
+    """Checks that a run is right and leaks nothing, and that snapshots copy no more bytes than the engine needs."""
     figures = report.to_json()
     assert report.ok and report.identical, report.failure()
     assert (figures["leaked_slots"], figures["double_owned_slots"]) == (0, 0)
@@ -89,7 +89,7 @@ def test_engines_on_every_backend(tmp_path: Path, backend: Backend, model: str, 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("model", "engine"), [("gdn", "in-place"), ("kda", "arena"), ("mamba2", "own")])
 def test_D5_either_order_of_states_is_identical_to_uncached(model: str, engine: str) -> None:
-    """Both orders of the state's axes give the same answers, since the reference adds in one order."""
+    """Both orders of the state's axes give the same answers, since the reference adds in the same order for both."""
     size = dataclasses.replace(TINY, key=8, value=4)
     answers = []
     for order in ORDERS_OF[model]:

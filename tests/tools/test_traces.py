@@ -267,7 +267,7 @@ BOMB = 1 << 26  # length of one line, in bytes
 def test_a_line_that_is_too_long_is_not_read_into_memory(
     tmp_path: Path, text: bytes, packed: Callable[[bytes], bytes]
 ) -> None:
-    """One line has 64 MiB: compressed to a few kilobytes, or as a hole in a sparse file."""
+    """The line has 64 MiB, but takes little room: it is compressed to a few kilobytes, or a hole in a sparse file."""
     path = tmp_path / "x"
     if packed is bytes:
         stored(path, LINE + text * 9)
@@ -319,7 +319,7 @@ def filled(request: TraceRequest) -> tuple[int, ...]:
 
 
 def test_equal_ids_mean_equal_tokens_and_different_ids_different_ones(generator: torch.Generator) -> None:
-    """Two blocks have one id exactly if all tokens up to their ends agree."""
+    """Two blocks have the same id exactly if all tokens from the start of their prompts to their ends are equal."""
     chance = random.Random(int(torch.randint(2**31, (), generator=generator)))
     texts = [(name, chance.choice((1, 7, 200, 511, 512, 513, 700, 1024))) for name in range(8)]
     contexts: list[Context] = [()]
@@ -363,7 +363,7 @@ def by_session(requests: list[TraceRequest], shared: int) -> list[list[TraceRequ
     """Groups requests by their first block behind the shared ones; drops requests without such a block.
 
     Args:
-        shared: filled blocks with which all requests begin.
+        shared: Number of filled blocks with which all requests begin.
     """
     sessions: dict[int, list[TraceRequest]] = defaultdict(list)
     for request in requests:
@@ -394,7 +394,10 @@ def test_requests_that_are_mixed_have_kinds(made: dict[str, list[TraceRequest]])
 
 
 def branchings(requests: list[TraceRequest], shared: int) -> int:
-    """Returns how many filled blocks, behind the `shared` first ones, have two or more successors."""
+    """Returns how many filled blocks are followed by different blocks in different requests.
+
+    shared: number of first blocks that do not count, because all requests begin with them.
+    """
     children = defaultdict(set)
     for request in requests:
         for before, after in pairwise(filled(request)[shared:]):
@@ -435,7 +438,7 @@ def test_branches_start_together_and_the_task_goes_on_behind_them() -> None:
 
 
 def grouped(turns: list[Any]) -> dict[float, list[Any]]:
-    """Returns instant of arrival -> turns."""
+    """Returns the turns that arrive at each instant, by instant."""
     groups = defaultdict(list)
     for turn in turns:
         groups[turn.at].append(turn)
@@ -490,8 +493,9 @@ def test_the_next_turn_of_a_chat_lacks_tail_thoughts_and_the_answer_behind_them(
 
 @pytest.mark.parametrize("tail", [0, 5])
 def test_a_tool_loop_keeps_thoughts_until_the_next_question(tail: int) -> None:
-    """The next question leaves out all thoughts of the loop, so its prompt parts at the end of the loop's
-    first prompt.
+    """The next question leaves out all thoughts of the loop.
+
+    So its prompt begins with the loop's first prompt, and from there on differs from the later prompts of the loop.
     """
     sessions = list(islice(making._agent(making._Draw("agent", 5, tail, 80)), 40))
     back = calls = 0

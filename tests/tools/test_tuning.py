@@ -80,7 +80,7 @@ def test_one_axis_changes_at_a_time_and_the_cheapest_first(kernel: str, timed: b
     assert all(len(names) == 1 for names in changed)
     order = list(dict.fromkeys(names[0] for names in changed))
     assert set(order) == set(asdict(default)) - (set() if timed else {grid.FREE_AXIS})
-    # the free axis comes first, since only it needs no compilation
+    # the axis that needs no compilation comes first
     assert timed is False or grid.FREE_AXIS not in order or order[0] == grid.FREE_AXIS
     assert grid.one_at_a_time(kernel, timed, 3) == configs[:3]
 
@@ -294,7 +294,7 @@ def test_the_worst_operation_decides(changes: dict[str, Any], why: str, monkeypa
 def test_a_case_of_more_warps_has_the_registers_that_they_leave() -> None:
     """16 warps with 255 registers per thread do not fit a multiprocessor.
 
-    So the case limits registers, like the launch.
+    So the compile case has a limit of registers, like the launch.
     """
     for warps, most in ((1, 255), (8, 255), (16, 128)):
         (marked,) = (one.case for one in cost.compile_cases(tuned.ConvConfig(warps=warps)) if "_marks" in one.case.name)
@@ -382,7 +382,7 @@ def test_a_device_times_a_copy_and_a_sweep_stores_it(folder: Path) -> None:
 
 
 class Clock:
-    """A clock that runs nothing: the time of a copy is the given one of its configuration."""
+    """A clock that runs nothing. The time of a copy is the time that was given for its configuration."""
 
     def __init__(self, seconds: dict[CopyConfig, float]) -> None:
         self.seconds = seconds
@@ -413,7 +413,7 @@ def test_a_timed_sweep_decides_what_is_launched(folder: Path, monkeypatch: pytes
     )
     assert [trial.micros for trial in outcome.trials] == pytest.approx([4, 5, 2])
     assert outcome.trials[2].details["copy, 1"] == pytest.approx(2 * moved / 2e-6)
-    # the yardstick is timed before and after the trials
+    # the yardstick, the device's own copy, is timed before and after the trials
     assert outcome.yardstick["1 slots"] == pytest.approx([2 * layout.bytes_per_slot / 4e-6] * 2)
 
     path = tuning.store(outcome)
@@ -461,7 +461,7 @@ def outcome_of(
     """Returns the result of a sweep.
 
     Args:
-        values: the values of the configurations, the default first; None: excluded.
+        values: The measured value of each configuration, the default first; None for an excluded configuration.
     """
     unit = "bytes/s" if timed else cost.UNIT
     made = [

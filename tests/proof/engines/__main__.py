@@ -1,4 +1,4 @@
-"""Builds the environments, runs the engines, and prints a line for each. Ends with 1 if an engine failed."""
+"""Builds the environments, runs the engines, and prints a line for each engine. Ends with 1 if an engine failed."""
 
 import argparse
 import json
@@ -47,11 +47,12 @@ def run(name: str, python: Path, options: Sequence[str], root: Path = ROOT) -> d
     Args:
         name: The engine.
         python: The interpreter of its environment.
-        options: Options of `run.py`.
+        options: The options that the engine's program `run.py` gets.
         root: The folder that holds `tests`.
 
     Returns:
-        The exit `status`, the last printed `line`, and the `report` that the proof has written.
+        A dict: `status` is the exit status, `line` the last printed line, `report` the report that the proof has
+        written.
     """
     report = root / "build" / "engines" / f"{name}.json"
     report.parent.mkdir(parents=True, exist_ok=True)

@@ -53,9 +53,9 @@ def build(name: str, newest: bool = False) -> Path:
 
     Args:
         name: The engine.
-        newest: Whether to install the newest release of the engine, and of pinned packages the versions that it
-            requires. Such an environment is always rebuilt. Packages that are required but not pinned are not
-            installed; the log of the engine names them.
+        newest: Whether to install the newest release of the engine. Of the pinned packages, the versions that this
+            release requires are then installed. Such an environment is always rebuilt. Packages that are required but
+            not pinned are not installed; the log of the engine names them.
 
     Raises:
         CalledProcessError: pip failed.

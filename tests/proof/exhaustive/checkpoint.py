@@ -21,7 +21,7 @@ import torch
 from memstate.kernels.dispatch import Backend
 from memstate.state.layout import StateLayout
 
-# objects that never change, or on which no decision depends, such as the counts of a backend
+# types whose objects never change, or on whose objects no decision depends, such as the counts of a backend
 FIXED = (
     str, int, float, bytes, slice, type(None), type, Enum, np.generic, torch.dtype, torch.device, FunctionType,
     MethodType, BuiltinFunctionType, ModuleType, ReferenceType, Backend, StateLayout, count, Logger,
@@ -31,7 +31,7 @@ _fixed: set[type] = set(FIXED) | {bool}  # FIXED and the subclasses seen so far:
 
 
 class Checkpoint:
-    """The contents of all objects to which `root` refers, at the time of the checkpoint."""
+    """The contents of all objects to which the object `root` refers, at the time of the checkpoint."""
 
     def __init__(self, root: object) -> None:
         self._fields: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
@@ -39,7 +39,7 @@ class Checkpoint:
         self._others: list[tuple[Any, Callable[[Any], None], Any]] = []  # deques and sets
         self._slots: list[tuple[object, dict[str, Any]]] = []  # objects without a dictionary
         self._arrays: list[tuple[Any, Any]] = []
-        self.seen: dict[int, object] = {}  # id -> object: while it lives, no other object has its id
+        self.seen: dict[int, object] = {}  # id -> object: kept alive here, so that no other object gets the same id
         self._tensors: dict[int, tuple[Any, Any]] = {}  # address -> (bytes of the storage, copy)
         self._walk(root)
 

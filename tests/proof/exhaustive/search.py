@@ -14,7 +14,7 @@ from tests.proof.stateful.settings import Settings
 
 
 class Node(NamedTuple):
-    """A state: the node from which it was first reached, and the move. None in place of a node: the empty manager."""
+    """A state: the node before it (None for the empty manager), and the move that first led from there to it."""
 
     before: "Node | None"
     move: Move
@@ -87,7 +87,7 @@ class Search:
         return starts
 
     def _expand(self, node: Node | None, level: list[Node | None], last: bool) -> None:
-        """Makes each move from a state, except at the last level. Then ends everything, starting from this state."""
+        """Makes each move from a state, except at the last level. Then, in this state, ends all rows and holders."""
         world, seen = self.world, self._seen
         self._moves = self._go(node)
         if not last:

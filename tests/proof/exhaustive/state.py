@@ -11,7 +11,7 @@ from tests.support import inside, owners
 
 
 def name(world: World) -> bytes:
-    """Returns a digest of a state. Which numbers rows, holders and slots have, and counts, do not change it.
+    """Returns a digest of a state. It depends neither on counts nor on the numbers of rows, holders and slots.
 
     Rows and holders are sorted by their other properties. Rows whose properties are equal keep their order, so some
     equal states have two names. Different states never have the same name.
@@ -50,7 +50,7 @@ def name(world: World) -> bytes:
             state = (*state, len(one.tail), model.tails[at] == one.tail)
             if tailed:
                 newest, place_of = model.columns["newest"][at], model.vectors[0].tolist()
-                told = int(model.of_tails[4, place_of.index(at)]) if newest else 0  # the next plan counts it
+                told = int(model.of_tails[4, place_of.index(at)]) if newest else 0  # the next plan counts these
                 state = (*state, one.pending, one.newest, model.columns["pending"][at], newest, told)
         steps = tuple(
             next(
@@ -68,7 +68,7 @@ def name(world: World) -> bytes:
     rank = {at: i for i, at in enumerate(numbers)} | {0: -1}
     ordered = [REGISTERS_PER_ROW * at + part for at in numbers for part in range(REGISTERS_PER_ROW)] + holders
     index = {at: i for i, at in enumerate(ordered)}
-    # equal: slots with equal bytes have the same number; columns: slots that a later forward uses
+    # Parts of the name. equal: slots with equal bytes have the same number; columns: slots that a later forward uses.
     first_seen: dict[Any, int] = {}
     equal = [first_seen.setdefault(texts[slots[at]], i) for i, at in enumerate(ordered) if slots[at]]
     owner = {slots[at]: i for i, at in enumerate(ordered)} | {0: -1}
@@ -88,14 +88,14 @@ def name(world: World) -> bytes:
 
 
 def _queued(entry: Any, sent: int, index: dict[int, int], rank: dict[int, int], file: Any) -> list[Any]:
-    """Returns two lists of changes of a packet: the first `sent` ones, which do not wait, and the others."""
+    """Returns two lists of changes of a packet: the first `sent` changes, and the others, which wait."""
     assert isinstance(entry, Packet)
     parts = entry.operations[:sent], entry.operations[sent:]
     return [_changes(part, index, rank, file) for part in parts]
 
 
 def _changes(operations: list[Any], index: dict[int, int], rank: dict[int, int], file: Any) -> list[Any]:
-    """Returns recorded changes without numbers, sorted as in a phase. Of the writes to one cell, keeps the last."""
+    """Returns changes without the numbers of rows and slots, sorted. Of several writes to one cell, keeps the last."""
     changes: set[tuple[Any, ...]] = set()
     cells: dict[int, int] = {}
     for section, first, second, _ in operations:

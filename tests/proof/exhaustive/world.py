@@ -14,7 +14,7 @@ from tests.proof.stateful.operations import NO_LIMIT, Operations
 from tests.proof.stateful.settings import Digits, Settings
 
 ROWS, SLOTS, EVERY = 3, 5, 2
-LONGEST = 7  # limit of the tokens of a row: three boundaries, and one more
+LONGEST = 7  # limit of the tokens of a row: three boundaries, and one token more
 NOTHING = Digits(0)
 
 Move = tuple[Any, ...]  # (name of a method of `World`, *arguments)
@@ -50,13 +50,13 @@ CASES = {
 
 
 class Caller(Operations):
-    """Feeds each row always the same token, its own, so that all its states of one length are equal."""
+    """Feeds each row one token again and again, so that all states of the row with the same length are equal."""
 
     def feed(self, row: Row, length: int, n: int) -> list[int]:
         return [row.taste] * n
 
     def number(self, handles: Sequence[ms.Row]) -> list[ms.Row]:
-        """Gives each new row its token: the lowest number that no other row or kept state uses. Returns the rows."""
+        """Gives each new row a token: the lowest number that no other row or kept state uses. Returns the rows."""
         for handle in handles:
             tenants = [entry.row for flight in self.flights for entry in flight.planned.entries if entry.row]
             tenants += [row for row in self.handles.values() if row is not self.handles[handle]]
@@ -81,7 +81,7 @@ class World:
     # The moves
 
     def moves(self) -> Iterator[Move]:
-        """Yields all allowed moves, but not two whose arguments make no difference."""
+        """Yields all allowed moves. Of moves that differ only in arguments without an effect, yields one."""
         model, at = self.model, self.at
         if self.to_run:
             yield ("forward",)
@@ -156,7 +156,7 @@ class World:
         return [n for n in sorted({1, every - length % every} | none) if length + n <= LONGEST]
 
     def _batches(self, batch: Batch) -> Iterator[Move]:
-        """Yields plans of a batch, also one without claims. If slots are short, claiming rows come in all orders."""
+        """Yields plans of a batch, with and without claims. If slots are short, claiming rows come in all orders."""
         late = any(self.model.unsure(self.model.rows[row]) for row, _ in batch)
         first = [(row, n) for row, n in batch if self.model.needs(self.model.rows[row], n, most=late)]
         rest = [one for one in batch if one not in first]
@@ -278,8 +278,8 @@ class World:
 
         Stage 1 has one or two rows at their second boundary. In stage 2, if there are two rows, one publishes its
         snapshot, and a third row starts from it. Stage 3 adds a step of all rows, whose forward has not run. If drafts
-        can be accepted late, it adds two steps with drafts instead; the first has one real token per row, but is not
-        accepted.
+        can be accepted after the next plan, it adds two steps with drafts instead; the first has one real token per
+        row, and its drafts are not accepted yet.
         """
         moves: list[Move] = []
         stages: list[list[Move]] = []

@@ -31,7 +31,7 @@ BEGUN = time.monotonic()
 
 
 def lacking(error: BaseException | None) -> str:
-    """Returns the text of an import error for which a file is left out; "" if the error is a failure."""
+    """Returns the text of the error if it means that a package is missing; "" if the error is a failure of the file."""
     errors: list[ImportError] = []
     while error:
         errors += [error] if isinstance(error, ImportError) else []
@@ -75,12 +75,12 @@ def is_worker(config: pytest.Config) -> bool:
 
 
 def most_of(name: str) -> int | None:
-    """Returns the number of cases to choose of a test; None: so many that each value of each parameter occurs."""
+    """Returns how many cases of a test are chosen. None: enough cases that each value of each parameter occurs."""
     return next((most for folder, most in MOST.items() if name.startswith(folder)), 1)
 
 
 def chosen(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Chooses tests marked `gpu` according to RULE. Returns them, those of the newest kernels first."""
+    """Chooses tests marked `gpu` according to RULE. Returns the chosen tests, first those of the newest kernels."""
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("gpu"):

@@ -19,7 +19,7 @@ SHARES = {  # part -> number of processes among which its work is divided
     "touch": 4, "determinism": 4, "benches": 4, "sweep": 4, "graphs": 1, "stress": 1, "serving": 1, "streams": 1,
 }  # fmt: skip
 TOY_SHARES = {"stress": 1}
-MARGIN = 2.0  # the processes end so many seconds before the limit
+MARGIN = 2.0  # seconds between the end of the processes and the limit
 
 
 def prove(machine: Machine, result: Result) -> None:

@@ -28,7 +28,7 @@ from tests.support.decode_case import Case, check_rows_alone, same_bits
 TIMES, TOY_TIMES, SMALL_TIMES = 100, 2, 20  # numbers of launches of each case
 BATCH, TOY_BATCH = 256, 4
 LAST = 1.5  # seconds that must be left to begin another case
-PER_ROW = ("x", "q", "k", "v", "decay", "beta", "mixed", "out")  # those tensors of a forward that have an axis of rows
+PER_ROW = ("x", "q", "k", "v", "decay", "beta", "mixed", "out")  # tensors of a forward with an axis of rows
 
 CASES: dict[str, Callable[..., Case]] = {kind: made.make for kind, made in KINDS.items()}
 CASES["gdn, bf16"] = partial(KINDS["gdn"].make, state=torch.bfloat16, inputs=torch.bfloat16)
@@ -61,7 +61,7 @@ def repeated_plans(machine: Machine, tracking: ms.Tracking, batch: int, times: i
     """Repeats from the same registers a plan in which all rows are due. Returns the first difference, "" for none."""
     rows = _TrackedRows(Backend(machine.backend, machine.device), tracking, batch, drafts=False)
     for _ in range(2):
-        rows.plan()  # fills the lanes
+        rows.plan()  # gives each lane of the rows a slot
     device = (rows.file.cells, rows.file.allocator.bitmap, rows.file.allocator.counters)
     before = [tensor.clone() for tensor in device]
     expected: list[Tensor] = []

@@ -47,7 +47,7 @@ class Side:
         machine.wait()
 
     def turn_over(self, at: int, name: str, resume: bool) -> None:
-        """Ends a request and admits another one. resume: whether to start from the ended one's snapshot, if any."""
+        """Ends a request and admits another one. resume: whether it starts from a snapshot of the ended request."""
         (snap,) = self.mem.end([self.rows[at]], keep="handle" if resume else None)
         (self.rows[at],) = self.mem.admit([ms.Request(name, resume=snap)])
         if snap:

@@ -55,7 +55,7 @@ class Machine:
         return self._seconds - (time.monotonic() - self._begun)
 
     def go_on(self, what: str, needed: float = 0.0) -> None:
-        """Raises TimeIsUp if less than `needed` seconds are left. what: how far the part has come."""
+        """Raises TimeIsUp if less than `needed` seconds are left. what: says in words how far the part has come."""
         if self.left < needed:
             raise TimeIsUp(what)
 
@@ -81,7 +81,7 @@ class Machine:
         return "interpreter" if self.toy else "cuda"
 
     def capture(self, act: Act) -> Act:
-        """Captures the launches of `act`, which must have run before. Returns the replay; on a CPU `act`."""
+        """Captures the launches of `act`, which has run before. Returns a function for the replay; on a CPU `act`."""
         if self.toy:
             return act
         graph = torch.cuda.CUDAGraph()

@@ -34,7 +34,7 @@ SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: .*?(\d+) (?:error|hazard)")
 REFUSED = re.compile(r"(?i)device not supported|not supported on|unable to (?:load|find|open)|failed to initiali[sz]e")
 TOUCHED = re.compile(r'"touched": (\[[^]]*\])')
 NAMES = re.compile(r"^def (_\w+)\(", re.MULTILINE)
-MARGIN = 5.0  # the tools are ended so many seconds before the limit
+MARGIN = 5.0  # seconds between the end of the tools and the limit
 
 
 def kernel_names() -> set[str]:
@@ -57,7 +57,7 @@ def no_gsan() -> str:
 
 
 def gsan_verdict(log: str, finished: bool) -> tuple[str, str]:
-    """Returns the same as `verdict`, for a run under GSan, where a race ends the kernel and the run."""
+    """Returns how a run under GSan ended, as `verdict` does for other tools. A race ends the kernel and the run."""
     if race := GSAN_FOUND.search(log):
         return "failed", race[0]
     if not finished:
@@ -71,7 +71,10 @@ def last_of(log: str) -> str:
 
 
 def verdict(log: str, finished: bool, ours: set[str]) -> tuple[str, str]:
-    """Returns ok, failed, unavailable or unfinished, from the output of a tool, and why. ours: `kernel_names()`."""
+    """Judges the output of a tool. Returns ok, failed, unavailable or unfinished, and the reason.
+
+    ours: the names of memstate's device functions.
+    """
     complaints = [line for line in log.splitlines() if line.startswith("=========")]
     blamed = [line for line in complaints if re.search(r"\bat (?:0x\w+ in )?(\w+)", line)]
     mine = [line for line in blamed if any(re.search(rf"\b{name}\b", line) for name in ours)]

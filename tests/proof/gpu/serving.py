@@ -63,7 +63,7 @@ class Server:
         machine.wait()
 
     def prompt(self) -> list[int]:
-        """Returns a prompt. No two of them begin with the same token."""
+        """Returns a prompt. No two prompts of a server begin with the same token."""
         self.made += 1
         return [1000 * self.made + at for at in range(PROMPT)]
 
@@ -173,7 +173,7 @@ def spread_of(seconds: list[float]) -> dict[str, float]:
 def timed(
     server: Server, rows: ms.Rows, steps: int, first: Callable[[], object] = lambda: None
 ) -> tuple[list[float], list[float]]:
-    """Times steps, each from the end of the step before it. first: called in the first step.
+    """Times steps, each from the end of the step before it. first: a function that the first step calls.
 
     Returns: seconds of each step on the device, and on the host.
     """

@@ -22,7 +22,7 @@ EVERY = 4
 STEPS, TOY_STEPS = 60, 6
 ROWS, TOY_ROWS = 16, 2
 LAYERS = 2  # 64 MiB per batch; a run keeps 74 batches in pinned memory
-AGE = 2  # a snapshot is dropped after so many more publications
+AGE = 2  # number of publications after which an older snapshot is dropped
 
 
 class Run:
@@ -82,7 +82,7 @@ class Run:
             self.mem.drop(old)
 
     def go(self, steps: int) -> dict[str, Tensor]:
-        """Decodes `steps` steps. Returns name -> tensor, for all tensors that were computed or moved."""
+        """Decodes `steps` steps. Returns all tensors that were computed or moved, by name."""
         mem = self.mem
         self.lane.after_main()  # cold slots are claimed now, and batches are allocated
         for t in range(1, steps + 1):

@@ -47,7 +47,7 @@ class Kept:
 
 
 def launch_all(machine: Machine, result: Result) -> None:
-    """Launches all configurations of the first round, to compile them. Those of the second depend on its results."""
+    """Launches the configurations of the first round, to compile them. The second round depends on their results."""
     jobs = [(kernel, config) for kernel in tuning.KERNELS for config in one_at_a_time(kernel, timed=True)]
     if machine.toy:
         jobs = jobs[:1]

@@ -8,7 +8,8 @@ single row. Then clients request these answers, whole or as streams. 30 % of the
 away, before the first token or later. One client reads slowly. At last, pairs of rounds run the same requests over
 HTTP, and without HTTP through `Server.stream`.
 
-The server has its own CPU core: Python runs one thread at a time anyway, and on two cores its threads would move.
+The server has its own CPU core. Python runs only one of its threads at a time; on two cores, its threads would
+change cores again and again.
 
 Prints a line every minute. Ends with 1 if an answer is wrong, if a request, row or fault is left, or if memory grows.
 """

@@ -44,7 +44,7 @@ def prepare(folder: Path, cases: int = 30, longest: int = 80) -> list[Case]:
         return asked("/v1/chat/completions", tokens, most, messages=said)
 
     topics = [draw.choices(range(1, VOCABULARY), k=draw.randrange(16, 120)) for _ in range(TOPICS)]
-    made, ends = list[Case](), tokenizer("x").input_ids  # a whole character; the answer begins after it
+    made, ends = list[Case](), tokenizer("x").input_ids  # each prompt ends with a whole character
     while len(made) < cases:
         tokens = draw.choice(topics) + draw.choices(range(1, VOCABULARY), k=draw.randrange(4, 40)) + ends
         made += asked("/v1/completions", tokens, draw.randrange(4, 25), prompt=tokens)

@@ -81,7 +81,7 @@ class Load:
                 self.usual = time.monotonic() - began
 
     async def _ask(self, case: Case, stream: bool, pause: float = 0, leave: int = 0, **more: Any) -> None:
-        """Sends a request, and compares the answer. leave: after so many parts, the client leaves (TimeoutError)."""
+        """Sends a request, and compares the answer. leave: number of parts after which it goes away (TimeoutError)."""
         body, said = {**case.body, **more, "model": self.model, "stream": stream}, list[Any]()
         if stream:
             async with asked(self.port, case.path, body, 4096 if pause else 0) as reader:

@@ -3,7 +3,7 @@
     python -m tests.proof.injection [--every 1] [--scenes redirect,lazy] [--errors MemoryError] [--workers 2] [CALL ..]
 
 Prints a line for each scene, error and call: how often the call was done, was undone, or was noticed as broken. Ends
-with 1 if a point has another result.
+with 1 if the result at a point is none of these three.
 """
 
 import argparse

@@ -26,7 +26,7 @@ def keys_of(tokens: Sequence[int]) -> list[bytes]:
 
 
 class Keyed(Server):
-    """A manager with cached prompts, of which one is forgotten, two rows that go on, and a step in flight."""
+    """A manager with two rows, a step in flight, and cached prompts, of which the engine has forgotten one."""
 
     below, caches = SimpleNamespace(prefetcher=None), ()
 
@@ -56,7 +56,7 @@ class Keyed(Server):
         self.mem.end(rows, keep="cache", keys=self.keys(rows))
 
     def keys(self, rows: Sequence[ms.Row], less: int = 0) -> list[list[bytes]]:
-        """Returns the keys of the blocks that rows have filled, or `less` fewer."""
+        """Returns for each row the keys of the blocks that it has filled, except the last `less` keys."""
         return [keys_of(self.text[row][: self.mem.info(row).length - less * PAGE]) for row in rows]
 
     def look(self, idle: bool = False) -> None:
@@ -72,7 +72,7 @@ class Keyed(Server):
         """Does nothing: there are no threads."""
 
     def land(self) -> None:
-        """Launches the forward of the step in the gap."""
+        """Launches the forward of the step that is planned but has no forward yet."""
         rows = [self.first, self.second]
         pairs = zip(rows, self.steps[-1].before.tolist(), strict=True)
         self._forward(self.steps[-1], [self.text[row][n : n + 1] for row, n in pairs])
@@ -121,5 +121,5 @@ class Keyed(Server):
 
 
 def asked(tokens: Sequence[int], **more: Any) -> ms.Request:
-    """Returns the request of a prompt."""
+    """Returns a request for a prompt. more: other arguments of `Request`."""
     return ms.Request(f"of {len(tokens)}", length=len(tokens), keys=keys_of(tokens), **more)

@@ -114,7 +114,7 @@ class Scene(Tiered):
             )
 
     def guess(self, rows: Sequence[ms.Row], drafts: Sequence[int]) -> tuple[Call, list[list[int]]]:
-        """Returns a call that plans the next two tokens of each row, some as drafts, and these tokens."""
+        """Returns a call that plans the next two tokens of each row, some as drafts. Also returns these tokens."""
         ends = [self.mem.info(row).length + 2 for row in rows]
         self.mem.extend(rows, ends)
         for row, end in zip(rows, ends, strict=True):
@@ -318,7 +318,7 @@ def calls(scene: Scene | Keyed) -> dict[str, Callable[[], Call]]:
         return lambda: mem.admit([ms.Request("room")])
 
     def without_room() -> Call:
-        """Returns an admission with each kind of start that fails at its last request, for lack of pages."""
+        """Returns an admission of requests with all kinds of start. It fails, as the last one finds no pages."""
         s.settled()
         requests = [
             ms.Request("hit", tokens=[*A, 1]), ms.Request("below", tokens=[*C, 1]), ms.Request("kept", resume=s.kept),
@@ -349,7 +349,7 @@ def calls(scene: Scene | Keyed) -> dict[str, Callable[[], Call]]:
             mem.sessions.close(s.chat)
             assert mem.prefix is not None
             if not states:
-                mem.prefix.clear()  # without a save, which would evict the prompt from host memory
+                mem.prefix.clear()  # does not save states: a saved state would evict the prompt from host memory
             while mem.prefix.states > states:
                 mem.prefix.evict_states(1)
             mem.submit()

@@ -97,7 +97,10 @@ def _different(one: dict[str, Any], other: dict[str, Any]) -> str:
 def judge(
     scene: Scene | Keyed, name: str, call: Callable[[], Any], at: int, error: BaseException, marks: Any
 ) -> Outcome:
-    """Raises an error at one point of a call, and judges the state that is left."""
+    """Raises an error at one point of a call, and judges the state that is left.
+
+    at: number of the point. marks: the fingerprints before the call and after a call without an error.
+    """
     tracer, mem = Tracer(at, error), scene.mem
     sys.unraisablehook = lambda _: None  # a discarded generator would report the exception again
     came = False

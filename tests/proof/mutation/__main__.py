@@ -22,7 +22,7 @@ LIMIT = 300.0  # limit of a run of tests, in seconds
 
 
 def row(runner: Runner, mutant: Mutant) -> tuple[str, ...]:
-    """Returns the line of one mutant. Runs a killer in tests/proof without the rest of its file, which takes long."""
+    """Returns the line of one mutant. If its killer is in tests/proof, runs only this test, as its file takes long."""
     fate, more = runner.killer(mutant, LIMIT).fate, "-"
     if not mutant.killer.startswith("tests/proof/"):
         other = "reference" if mutant.file.startswith("kernels/") else "interpreter"
@@ -52,7 +52,7 @@ def main(words: Sequence[str]) -> int:
     with Runner() as first, Runner() as second, ThreadPoolExecutor(WORKERS) as workers:
         idle.put(first)
         idle.put(second)
-        for mutant in chosen:  # raises for a mutant that does not fit now, not in half an hour
+        for mutant in chosen:  # if a mutant does not fit, this raises at once, not in half an hour
             first.source(mutant)
         rows = list(workers.map(one, chosen))
     known = {fields[0]: fields for line in RESULTS.read_text().splitlines()[1:] if (fields := tuple(line.split("\t")))}

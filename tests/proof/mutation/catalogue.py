@@ -34,7 +34,7 @@ def parse(text: str) -> Iterator[tuple[list[str], str, str, list[str]]]:
 
 
 def mutant_of(head: list[str], old: str, new: str, others: list[str]) -> Mutant:
-    """Returns the mutant that a block describes. Raises: ValueError if the block has another form."""
+    """Returns the mutant of a block, from what `parse` yields. Raises: ValueError if the block has another form."""
     if len(head) != 2 or not old.strip() or len(others) != 1 or not others[0].startswith("tests/"):
         raise ValueError(f"no mutant: {' | '.join(head)}: expected a name and a file, lines with - and +, and a test")
     return Mutant(*head, old, new, *others)

@@ -22,7 +22,7 @@ OPTIONS = "-q", "-p", "no:cacheprovider", "-p", "no:xdist"
 SAID, TAIL = 300, 2000  # numbers of characters kept of the message of a failing test, and of the output
 NOT_LINKED = {".git", ".venv", ".hypothesis", "build", "dist", "mutants", "shared", *COPIED}
 SEED = 7  # fixed: the killer must not pass or fail by chance
-DEAD = "killed", "crashed"  # a wrong address may end the process
+DEAD = "killed", "crashed"  # both count as noticed: a wrong address may end the process
 # Errors of mutants that are no valid Python. Their failure says nothing about the tests.
 BROKEN = ("SyntaxError", "IndentationError", "NameError", "ImportError", "ModuleNotFoundError", "UnboundLocalError")
 

@@ -1,4 +1,4 @@
-"""Prepares SGLang to run on a CPU. Nothing here concerns slots."""
+"""Prepares SGLang to run on a CPU. Changes nothing in how SGLang assigns slots."""
 
 import os
 from types import SimpleNamespace
@@ -51,7 +51,10 @@ def normalise(norm: Any, x: Tensor, gate: Tensor) -> Tensor:
 
 
 def track(conv: Tensor, ssm: Tensor, live: Tensor, mask: Tensor, track: Tensor, rows: int, **_: Any) -> None:
-    """Copies the live states of rows that are at a boundary to their track slots, in all layers: `layer slot ...`."""
+    """Copies the live states of rows that are at a boundary to their track slots, in all layers.
+
+    conv, ssm: planes with the axes `layer slot ...`.
+    """
     due = mask[:rows] & (track[:rows] >= 0)
     for states in (conv, ssm):
         states[:, track[:rows][due].long()] = states[:, live[:rows][due].long()]

@@ -19,7 +19,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from tests.proof.engines.sglang.scenarios import Pair
 from tests.proof.engines.sglang.traffic import Turn
 
-Plant = Callable[[Any, Any], bool]  # plants a fault; (pool, batch) -> whether it is planted
+Plant = Callable[[Any, Any], bool]  # gets pool and batch, and tries to plant a fault; returns whether it has
 SOON = 20  # number of steps before a fault is planted
 MOST_STEPS = 3000
 QUIET = 3  # number of idle steps at the end, in which SGLang looks for leaks
@@ -30,12 +30,12 @@ class Record:
     """The record of a run. Runs over different pools must have equal records.
 
     Attributes:
-        batches: for each step, its mode, and request -> length.
+        batches: for each step, the mode of the step, and the length of each request in it.
         logits: for each step, a digest of the logits.
         free: before each step, the free slots and the free KV tokens.
-        tokens: request -> generated tokens.
-        hits: request -> number of tokens that came from the cache.
-        ends: request -> why it ended.
+        tokens: for each request, the generated tokens.
+        hits: for each request, the number of tokens that came from the cache.
+        ends: for each request, why it ended.
         chunks: number of steps that computed a part of a prompt.
         aborts: number of requests that were aborted.
         retracted: number of requests that were put back into the queue for lack of memory.
@@ -71,7 +71,7 @@ class Driver:
 
     Args:
         scheduler: SGLang's scheduler, ready to run.
-        pair: requests, aborts and refused claims.
+        pair: says which requests arrive, which are aborted, and which claims are refused.
         plant: tries to plant a fault into the pool; returns whether it has.
     """
 
@@ -125,7 +125,7 @@ class Driver:
             self._gone.add(output.rid)
 
     def _watch_claims(self) -> None:
-        """Counts claims that get no slots, and refuses some. Refuses none in an admission, where SGLang asserts."""
+        """Counts claims that get no slots, and refuses some, but none in an admission: SGLang asserts that it works."""
         pool, claims = self.scheduler.req_to_token_pool, 0
         admit, claim = pool.alloc, pool.mamba_allocator.alloc
         admitting = refused = False

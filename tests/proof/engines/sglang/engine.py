@@ -26,7 +26,7 @@ def settings(pair: Pair, folder: str) -> dict[str, Any]:
 
 
 def boot(pair: Pair) -> Any:
-    """Returns a scheduler with a model. Its weights are random, but the same in every run."""
+    """Returns a scheduler with a model, whose weights are random but the same in every run."""
     from sglang.srt.managers import scheduler
     from sglang.srt.runtime_context import publish
     from sglang.srt.server_args import PortArgs, ServerArgs
@@ -75,7 +75,7 @@ def child(pair: Pair, *, ours: bool, tree: bool = False, plant: Plant | None = N
     """Calls `run` in a child process, because SGLang keeps settings and process groups in globals.
 
     Raises:
-        RunFailed: the run ended with an error, whose text it has.
+        RunFailed: the run ended with an error. The exception has the text of this error.
     """
     context = multiprocessing.get_context("fork")
     result, end = context.Pipe(duplex=False)

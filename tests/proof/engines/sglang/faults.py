@@ -1,4 +1,4 @@
-"""Plants faults into memstate's pools. For each, FAULTS has a word that the complaint of the proof must contain."""
+"""Plants faults into memstate's pools. FAULTS has a word for each fault: the proof's complaint must contain it."""
 
 from typing import Any
 

@@ -26,7 +26,7 @@ def to_device(
     src_ptrs: list[Tensor], dst_ptrs: list[Tensor], src_indices: Tensor, dst_indices: Tensor, layer_id: int,
     page_size: int,
 ) -> None:  # fmt: skip
-    """Copies tokens of a layer from host memory, `page layer token ...`, to the device, `token ...`."""
+    """Copies tokens of a layer from host memory (axes `page layer token ...`) to the device (`token ...`)."""
     at = src_indices.long()
     for host, device in zip(src_ptrs, dst_ptrs, strict=True):
         tokens = host[at // page_size, layer_id, at % page_size]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
-CHUNK = 64  # a prefill returns a state every so many tokens, as SGLang's kernels do on a GPU
+CHUNK = 64  # number of tokens between two states that a prefill returns, as in SGLang's kernels for GPUs
 
 
 def convolve(x: Tensor, window: Tensor, weight: Tensor, bias: Tensor | None, active: bool) -> tuple[Tensor, Tensor]:
@@ -27,7 +27,7 @@ def causal_conv1d_fn_cpu(
     x: Tensor, weight: Tensor, bias: Tensor | None, *, activation: str | None, conv_states: Tensor,
     has_initial_state: Tensor, cache_indices: Tensor, query_start_loc: Tensor, **_: Any,
 ) -> Tensor:  # fmt: skip
-    """Convolves a packed batch of prompts, `channel token`. Leaves the last inputs of each in its window."""
+    """Convolves a packed batch of prompts, `channel token`. Leaves the last inputs of each prompt in its window."""
     out, starts = torch.zeros_like(x), query_start_loc.tolist()
     for row, slot in enumerate(cache_indices.tolist()):
         if slot >= 0:
@@ -51,7 +51,7 @@ def causal_conv1d_update_cpu(
 
 
 def fused_gdn_gating_cpu(A_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the logarithm of the decay, and beta, the strength of the update: both `1 token head`."""
+    """Returns the logarithm of the decay, and beta (the strength of the update). Both have axes `1 token head`."""
     decay = -A_log.float().exp() * softplus(a.float() + dt_bias.float())
     return decay[None], b.float().sigmoid().to(b.dtype)[None]
 
@@ -62,7 +62,8 @@ def delta_rule(
     """Runs the gated delta rule token by token: Yang, Kautz, Hatamizadeh, arXiv 2412.06464, equation 10.
 
     Returns:
-        The outputs, `token head value`, the state after the last token, and the state before each chunk.
+        Three results: the outputs (axes `token head value`), the state after the last token, and the state before each
+        chunk.
     """
     groups = v.shape[1] // k.shape[1]
     q, k = (each.float() / (each.float().square().sum(-1, keepdim=True) + 1e-6).sqrt() for each in (q, k))
@@ -85,7 +86,8 @@ def chunk_gated_delta_rule_cpu(
     """Runs a packed batch of prompts, and leaves the state of each in its slot.
 
     Returns:
-        The outputs, nothing, and the states before each chunk of each prompt, `1 chunk head value key`.
+        Three results: the outputs, None, and the states before each chunk of each prompt (axes
+        `1 chunk head value key`).
     """
     out, chunks, starts = torch.zeros_like(v), [], cu_seqlens.tolist()
     for row, slot in enumerate(initial_state_indices.tolist()):
@@ -101,7 +103,7 @@ def fused_sigmoid_gating_delta_rule_update_cpu(
     *, A_log: Tensor, dt_bias: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor,
     initial_state_source: Tensor, initial_state_indices: Tensor, **_: Any,
 ) -> Tensor:  # fmt: skip
-    """Runs one token per row, `1 row head ...`. Returns `1 row head value`."""
+    """Runs one token per row. Inputs have the axes `1 row head ...`, the returned outputs `1 row head value`."""
     decay, beta = fused_gdn_gating_cpu(A_log, a, b, dt_bias)
     out = torch.zeros_like(v)
     for row, slot in enumerate(initial_state_indices.tolist()):
@@ -116,7 +118,7 @@ def assign_req_to_token_pool_cpu(
     req_pool_indices: Tensor, req_to_token: Tensor, start_offset: Tensor, end_offset: Tensor, out_cache_loc: Tensor,
     *_: Any,
 ) -> None:  # fmt: skip
-    """Writes the KV places of new tokens to the rows of their requests."""
+    """Writes the KV places of new tokens into SGLang's table, in the row of each token's request."""
     at = 0
     rows = zip(req_pool_indices.tolist(), start_offset.tolist(), end_offset.tolist(), strict=True)
     for row, start, end in rows:

@@ -27,11 +27,12 @@ from tests.proof.engines.sglang.scenarios import UNCACHED, Pair, pairs  # noqa: 
 
 
 def compare(pair: Pair) -> dict[str, Any]:
-    """Runs a pair, and the same requests without a cache and with memstate's tree. Returns figures and faults."""
+    """Runs a pair, then the same requests without a cache, then with memstate's tree. Returns figures and faults."""
     try:
         theirs, ours, tree = child(pair, ours=False), child(pair, ours=True), child(pair, ours=True, tree=True)
         alone = replace(pair, settings=pair.settings | UNCACHED, refuse=0)
-        plain = None if pair.aborts else child(alone, ours=False)  # aborts come after steps, so tokens differ
+        # An abort comes after a number of steps. By then, a run without a cache has generated other tokens.
+        plain = None if pair.aborts else child(alone, ours=False)
     except RunFailed as error:
         return {"name": pair.name, "requests": 0, "hits": 0, "wrong": [str(error)]}
     hits = sum(ours.hits.values())
@@ -51,7 +52,7 @@ def compare(pair: Pair) -> dict[str, Any]:
 
 
 def restarted() -> dict[str, Any]:
-    """Runs requests over a store twice. In the second run, the first requests of talks must have hits.
+    """Runs requests twice over one store. In the second run, even the first request of a conversation must hit.
 
     Returns figures and faults.
     """

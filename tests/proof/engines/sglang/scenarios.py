@@ -25,8 +25,8 @@ class Pair:
         name: what is special about the pair.
         settings: arguments of SGLang's server.
         turns: the requests.
-        aborts: request -> number of steps from its arrival to its abort.
-        sessions: whether each talk is a streaming session.
+        aborts: for each request to abort, the number of steps from its arrival to its abort.
+        sessions: whether each talk (a conversation) is a streaming session.
         refuse: each `refuse`-th claim of a slot outside of admissions is refused; 0 for none.
         must: counters of `Record` that must not be 0.
     """

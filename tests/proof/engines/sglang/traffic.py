@@ -10,8 +10,8 @@ class Turn:
 
     Args:
         talk: number of its talk.
-        at: first step in which it may arrive. It also waits for the end of the turn before it.
-        fresh: its new tokens. In the prompt they follow all earlier turns of the talk.
+        at: first step in which the request may arrive. It also waits for the end of the turn before it.
+        fresh: its new tokens. In the prompt, they follow the tokens of all earlier turns of the talk.
         answer: number of tokens to generate.
     """
 
@@ -30,7 +30,7 @@ def talks(
     Args:
         seed: seed of the random numbers.
         count: number of talks.
-        turns: turns of each talk.
+        turns: number of turns in each talk.
         shared: number of first tokens that every second talk shares.
         fresh: smallest and largest number of new tokens of a turn.
         answer: smallest and largest number of generated tokens.

@@ -60,8 +60,8 @@ def compared(scenario: Scenario, results: Sequence[tuple[Mapping[str, Any], Mapp
 
     Args:
         scenario: The scenario.
-        results: For each process with a connector, in the order of their start: (result of the process without a
-            cache, result of this process).
+        results: One pair for each process with a connector, in the order in which the processes started. A pair has
+            the result of the process without a cache, then the result of the process with the connector.
     """
     outcome, exact = Outcome(), scenario.reference.serial
     counts = outcome.counts

@@ -11,8 +11,8 @@ class Ask(NamedTuple):
     """One request.
 
     Attributes:
-        name: `talk.turn`.
-        prompt: Its tokens.
+        name: The numbers of conversation and turn, as `talk.turn`.
+        prompt: The tokens of the prompt.
     """
 
     name: str
@@ -68,7 +68,7 @@ def connector(name: str = "MemstateConnector", **settings: Any) -> dict[str, Any
 
     Args:
         name: Name of the connector: memstate's or one of vLLM's.
-        settings: Its `kv_connector_extra_config`.
+        settings: Entries of the field `kv_connector_extra_config`.
     """
     if name != "MemstateConnector":
         return {"kv_connector": name, "kv_role": "kv_both", "kv_connector_extra_config": settings}

@@ -1,4 +1,4 @@
-"""Changes vLLM so that it runs these models on a CPU, and there can also schedule a step ahead.
+"""Changes vLLM so that it runs the models of `models.py` on a CPU, and can schedule a step ahead there.
 
 vLLM's setting `worker_extension_cls` names a class of this module, so a worker imports the module before the model.
 """
@@ -13,8 +13,8 @@ _spec = MambaMixer2.get_kv_cache_spec
 
 
 def _without_checkpoints(self: Any, config: Any) -> Any:
-    # mamba_mixer2.py, line 880 of 0.32.0: the scan for CPUs returns one state per sequence, but a checkpoint inside a
-    # forward reads one per chunk: IndexError. Without checkpoints, the scheduler ends a chunk where a state is kept.
+    # A checkpoint inside a forward reads one state per chunk. The scan for CPUs returns only one per sequence, so this
+    # raises IndexError: mamba_mixer2.py, line 880 of 0.32.0. Without checkpoints, a chunk ends where a state is kept.
     return replace(_spec(self, config), num_prefill_checkpoint_blocks=0)
 
 

@@ -13,13 +13,14 @@ class Scenario:
 
     Args:
         job: The job of each process.
-        wants: Name of a count -> smallest sum over all processes that is right.
+        wants: Names of counts. The value of each is the smallest right sum of this count over all processes.
         settings: Settings of the connector.
         theirs: Name of one of vLLM's connectors; "" for memstate's.
         store: Whether there is a store.
         at_once: Number of processes that run at the same time over one store.
-        then: If not "", another process afterwards serves the last round again, over the same store. Before it,
-            nothing happens (`restart`), half the records are damaged, or the model gets other weights (`reweighted`).
+        then: If not "", another process afterwards serves the last round again, over the same store. The text says
+            what happens before: nothing (`restart`), damage to half of the records, or other weights in the model
+            (`reweighted`).
         never: Counts that must stay 0.
         wrong: Whether there must be wrong answers, as a control of the comparison.
     """
@@ -82,7 +83,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "two-ranks": Scenario(Job("granite", options={"tensor_parallel_size": 2})),
     "two-engines": Scenario(Job("granite"), {"fetched": 10}, SMALL, store=True, at_once=2),
     "asynchronous": Scenario(Job("falcon", asynchronous=True), {"ahead": 1}),
-    # Not with a hybrid: its drafts need a Triton kernel, impossible on a CPU (v1/worker/mamba_utils.py:1226 of 0.32.0).
+    # No hybrid model: its drafts need a Triton kernel, impossible on a CPU (v1/worker/mamba_utils.py:1226 of 0.32.0).
     "ngram": Scenario(Job("gemma", tokens=40, options={"speculative_config": NGRAM}), {"accepted": 1}),
     "windows": Scenario(Job("gemma")),
     "control": Scenario(Job("granite", spoil=True), wrong=True),

@@ -110,7 +110,7 @@ class Engine:
         """Resets vLLM's cache and the connector's. vLLM refuses a reset while a block is held."""
         try:
             done = self.engine.reset_prefix_cache(reset_running_requests=self.job.reset_running, reset_connector=True)
-        except RuntimeError as error:  # vLLM's scheduler.py, line 2871: a request waits for a load
+        except RuntimeError as error:  # raised in vLLM's scheduler.py, line 2871, if a request waits for a load
             if "waiting for remote KV transfer" not in str(error):
                 raise
             done = False
@@ -171,7 +171,8 @@ def serve(job: Job, model: str) -> dict[str, Any]:
         model: Folder of the model.
 
     Returns:
-        The served `rounds`, the `answers`, the `counts`, the `cost` in seconds, and `left`: a line for each held thing.
+        A dict: the served `rounds`, the `answers`, the `counts`, the `cost` in seconds, and `left`, which has a line
+        for each block, request or record that is still held.
     """
     engine = Engine(job, model)
     rounds = job.rounds or []

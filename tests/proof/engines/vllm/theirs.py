@@ -33,7 +33,7 @@ class Copies:
     """Stands in for `DmaCopyBackend` of `SimpleCPUOffloadConnector`."""
 
     def init(self, device: dict[str, Any], host: dict[str, Any], *_: Any) -> None:
-        """Notes the tensors of device and host, by name."""
+        """Notes the tensors of the device and of host memory; in both dicts, the keys are their names."""
         self._pairs = [(device[name], host[name]) for name in device]
 
     def launch_copy(

@@ -208,7 +208,7 @@ def test_rule_finds_a_violation(rule: Rule, name: str, source: str) -> None:
 
 
 def run_without(modules: str, code: str) -> subprocess.CompletedProcess[str]:
-    """Runs code in a fresh process in which importing one of the modules fails."""
+    """Runs code in a fresh process in which none of `modules`, names with spaces between, can be imported."""
     block = f"import sys; sys.modules.update(dict.fromkeys({modules.split()!r}))\n"
     return subprocess.run([sys.executable, "-c", block + code], cwd=ROOT, capture_output=True, text=True, check=False)
 

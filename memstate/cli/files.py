@@ -43,7 +43,7 @@ def lines(path: Path, longest: int, expected: str, report: Progress | None = Non
 
     Args:
         path: The file, compressed with gzip or not. The name of the file does not matter.
-        longest: Largest number of bytes of a line, with its end. No more bytes of a line are read.
+        longest: Largest number of bytes of a line, with its end. Of a longer line, one byte more is read.
         expected: End of the message about a longer line.
         report: Called every `REPORT_EVERY` lines with the bytes read so far and the size of the file. Not called for a
             pipe.

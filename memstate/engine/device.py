@@ -193,7 +193,7 @@ class DeviceCalls:
     def sleep(self, keep: bool = True) -> None:
         """Releases the memory of the states, and remembers who owns each slot.
 
-        Until `wake`, only lengths, counts and `stats` work. Other calls raise Asleep.
+        Until `wake`, only `stats`, `info` and numbers such as `free_slots` can be read. Other calls raise Asleep.
 
         Args:
             keep: whether to keep the bytes in host memory. False is allowed only if no slot is held.

@@ -220,7 +220,7 @@ class Contents(NotCopied, Shown):
         if n <= 0:
             return 0
         chosen: dict[Node, None] = {}  # a policy may offer a node more than once
-        for node in self._idle(chain(self.state_policy.victims(), self.stated())):  # `stated`: those not offered
+        for node in self._idle(chain(self.state_policy.victims(), self.stated())):  # the policy may offer too few
             chosen[node] = None
             if len(chosen) == n:
                 break

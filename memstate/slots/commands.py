@@ -265,7 +265,7 @@ class CommandBuffer:
             OutOfSlots: more registers are given than slots are free; nothing recorded.
             RegisterInUse: a register holds a slot; nothing recorded.
 
-        Syncs: only if the claim needs slots released by id that the device has not confirmed.
+        Syncs: only if the claim needs slots that were released by id, and the device has not confirmed their release.
         """
         allocator, held, label = self.registers.allocator, self.registers.held_at, self.registers.label_at
         for register in registers:

@@ -135,9 +135,9 @@ CALLS: tuple[tuple[type, Callable[[Program, int, int], None]], ...] = (
 
 
 def run(p: Program, draw: Draw) -> None:
-    """Makes random calls.
+    """Makes a random sequence of calls on a pool.
 
-    Each call is drawn as three numbers, so hypothesis shortens the program when it draws fewer numbers.
+    Each call is three drawn numbers, so hypothesis, which draws fewer numbers to shrink, finds a shorter sequence.
 
     Args:
         p: makes the calls.

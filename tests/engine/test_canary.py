@@ -214,7 +214,7 @@ def tailed(backend: Backend, tracking: ms.Tracking) -> tuple[ms.StateManager, li
 
 @pytest.mark.parametrize("replays", [False, True])
 def test_a_step_of_drafts_alone_stores_nothing(backend: Backend, replays: bool) -> None:
-    """A row without pending tokens stores nothing; the row beside it folds its tokens into the slot of `read`."""
+    """A row that has drafts only stores nothing. The other row stores its pending tokens in the slot of `step.read`."""
     mem, rows = tailed(backend, ms.NoTracking())
     mem.settle(mem.plan(rows[:1], 1))
     for stored, value, fault in (([1], 7, None), ([0, 1], 8, "read")):

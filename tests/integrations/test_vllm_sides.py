@@ -188,7 +188,7 @@ def test_a_block_is_saved_once(case: Case) -> None:
 
 
 def test_a_state_inside_a_block_is_not_saved() -> None:
-    """vLLM can keep a state inside a block; the hash of such a state covers only a part of the block."""
+    """vLLM can keep the state after a token in the middle of a block. Its hash covers the tokens up to there."""
     case = Case()
     case.computed("a", [1], [2])
     case.groups[1].req_to_blocks["a"][0].block_hash_num_tokens = SIZE - 1

@@ -51,7 +51,7 @@ def test_B11_a_claim_finds_the_lowest_wherever_they_lie(backend: Backend, capaci
 @pytest.mark.parametrize("capacity", LEVELS)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_claim_reads_one_list_of_words_a_level(capacity: int, place: str) -> None:
-    """Counts, in the interpreter, the loads of the bitmap that depend on each other."""
+    """A claim loads once from each level of the bitmap. The interpreter counts these loads."""
     from tests.support.addresses import LOAD
     from tests.support.recorded import recorded
 

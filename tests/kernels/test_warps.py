@@ -93,7 +93,7 @@ def test_no_launch_has_more_warps_than_lanes(launched: list[tuple[str, dict[str,
 
 
 def test_every_shape_that_can_be_launched_is_in_the_catalogue(launched: list[tuple[str, dict[str, Any]]]) -> None:
-    """The catalogue has exactly the lanes, words and warps of all launches of one program, under every strategy."""
+    """The catalogue has exactly the lanes, words and warps of kernels that are launched as a single program."""
     launch_all()
     for batch, (name, lanes, in_place) in product(BATCHES, STRATEGIES):
         file, packet = op_launches.registers(40), op_launches.packet(batch, 2)

@@ -216,7 +216,7 @@ def test_a_full_store_is_looked_through_now_and_then(tmp_path: Path, monkeypatch
     for n in range(400):
         put(store, f"n{n}", record(n))
     assert 400 // 5 <= len(looks) <= 400 // 4 + 1
-    assert all(looks)  # only one thread scans at a time
+    assert all(looks)  # `_cleaning` is set during each scan, which keeps other threads from starting one
 
 
 def test_a_record_beyond_the_capacity_costs_nobody_his_place(tmp_path: Path) -> None:

@@ -995,7 +995,7 @@ class Model(Cache):
                 self.record_write(column, row.number, 0)
         return kept
 
-    # Marks: the states of prompts that a step keeps, and their holders until they are published
+    # Marks: which states inside prompts a step keeps, and what holds each of them until `publish`
 
     def lengths(self, length: int, reach: int, origin: int) -> list[int]:
         """Returns the lengths in length + 1 .. reach that fill whole pages and where a forward can store a state."""

@@ -105,7 +105,7 @@ def fla_step(model: Model, batch: int, device: torch.device) -> Callable[[], obj
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """Yields a task for each kernel, batch, share and dtype whose states fit."""
+    """Yields a task for each kernel, batch size, number of ranks and dtype whose states fit in the memory."""
     if not setting.toy and find_spec("fla") is None:
         print("fla is not installed: the gated delta step has no peer", file=sys.stderr)
     if not setting.toy and peak_bytes(setting.device) is None:

@@ -75,7 +75,7 @@ def _operations(planes: Planes, entries: int) -> dict[str, Act]:
     n = 2 * entries + 3
     ends = (0, entries - 1, entries, n - 1)
     dst, src = [0] * n, [1 + at % SLOTS for at in range(n)]
-    # copies to an unknown slot (two), from a slot to itself, and from an unknown slot
+    # two copies to unknown slots, one from a slot to itself, and one from an unknown slot
     dst[1:5], src[1:5] = [-1, SLOTS + 1, 5, 4], [3, 3, 5, SLOTS + 1]
     for at, to, of in zip(ends, (1, 2, 3, 4), (6, 7, 8, 9), strict=True):
         dst[at], src[at] = to, of

@@ -100,7 +100,7 @@ def prove(scenario: Scenario, processes: Processes) -> Outcome:
 
 def damage(store: Path) -> None:
     """Flips one bit in every second record of a store."""
-    from memstate.tiers.records import MAGIC  # imports torch, which reads VARIABLES
+    from memstate.tiers.records import MAGIC  # late: it imports torch, which reads the environment that `main` sets
 
     for path in sorted(path for path in store.rglob("*") if path.is_file())[::2]:
         record = bytearray(path.read_bytes())

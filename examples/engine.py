@@ -49,9 +49,7 @@ class Engine:
                 at = int(step.before[entry]) + offset - 1
                 kv[pages[at // PAGE], at % PAGE] = EMBED[token]
                 seen = kv[pages].flatten(0, 1)[: at + 1]
-                state[0] = (
-                    0.9 * state[0] + EMBED[token]
-                )  # a recurrent layer; next line: attention, and another such layer
+                state[0] = 0.9 * state[0] + EMBED[token]  # a recurrent layer; then attention and a second one
                 state[1] = 0.9 * state[1] + torch.softmax(seen @ state[0], 0) @ seen
                 after[entry, offset] = state.clone()
             states[:, step.write[entry]] = state

@@ -298,7 +298,7 @@ def test_M7_the_newest_mark_is_handed_out_as_a_snapshot(name: str, backend: Back
 
 @pytest.mark.parametrize("told", [False, True])
 def test_M12_a_state_that_its_row_goes_on_from_outlives_its_eviction(backend: Backend, told: bool) -> None:
-    """The state is published between forward and settle, and evicted after it. Under Redirect, the row still reads it."""
+    """Publishes a state between forward and settle, and evicts it after settle; the row still reads it (Redirect)."""
     at = server(backend, "redirect", "ends", Ends(8))
     row = at.start(T[:20])
     step = at.step_to([row], [8])

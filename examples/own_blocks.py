@@ -61,7 +61,7 @@ class Blocks:
                 self.free.move_to_end(blocks[at], last=at < useful)
 
 
-class Completion:
+class Writing:
     """A request: all tokens so far, the number of tokens at its end, and the keys of its whole blocks."""
 
     row: ms.Row  # while it runs
@@ -88,7 +88,7 @@ class Engine:
             STATE, slots=slots, max_requests=max_requests, tracking=ms.Redirect(every=every), debug=debug,
             pages=ms.Pages(size=BLOCK), prefix=ms.Prefix(keyed=True), forward=ms.Forward(grid=1),
         )  # fmt: skip
-        self.blocks, self.waiting, self.running = Blocks(blocks, self.mem), deque[Completion](), list[Completion]()
+        self.blocks, self.waiting, self.running = Blocks(blocks, self.mem), deque[Writing](), list[Writing]()
         self.hits = 0
 
     def forward(self, step: ms.Step, fed: Sequence[Sequence[int]]) -> torch.Tensor:
@@ -128,14 +128,14 @@ class Engine:
             self.hits += start * BLOCK
             self.running.append(self.waiting.popleft())
 
-    def end(self, job: Completion) -> None:
+    def end(self, job: Writing) -> None:
         """Ends a request: first its row, then its blocks."""
         keys = job.keys[: self.mem.info(job.row).length // BLOCK]
         self.mem.end([job.row], keep="cache", keys=[keys])
         state = self.mem.match(keys=keys, length=len(keys) * BLOCK + 1).length
         self.leave(job, state)
 
-    def leave(self, job: Completion, state: int = 0) -> None:
+    def leave(self, job: Writing, state: int = 0) -> None:
         """Gives the blocks of a request back. Its longest cached state has `state` tokens."""
         self.blocks.give(job.table, state // BLOCK)
         job.table = []
@@ -157,7 +157,7 @@ class Engine:
             self.end(job)
         self.waiting = deque(job for job in self.waiting if job.number != number)
 
-    def serve(self, jobs: Sequence[Completion]) -> Generator[tuple[int, int, torch.Tensor], bool, None]:
+    def serve(self, jobs: Sequence[Writing]) -> Generator[tuple[int, int, torch.Tensor], bool, None]:
         """Yields (number of the job, token, logits) for each new token. Send True to abort the request."""
         mem = self.mem
         self.waiting.extend(jobs)

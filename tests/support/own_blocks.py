@@ -56,7 +56,7 @@ def prompts(draw: Random, n: int) -> Prompts:
 
 def jobs(given: Prompts) -> list[Any]:
     """Returns a request of the example for each prompt."""
-    return [own.Completion(number, tokens, new) for number, (tokens, new) in enumerate(given)]
+    return [own.Writing(number, tokens, new) for number, (tokens, new) in enumerate(given)]
 
 
 def served(engine: Any, given: Prompts, draw: Random | None = None) -> Iterator[str]:

@@ -104,9 +104,7 @@ def encode_keys(keys: Keys, page: int) -> bytes:
     except (TypeError, ValueError, IndexError, OverflowError, RuntimeError):
         given = None
     if given is None or len(encoded) != len(given) * unit:
-        raise InvalidArgument(
-            f"keys={shown(keys)}: expected numbers from 0 to 2**64 - 1, or bytes of one width to {unit}"
-        )
+        raise InvalidArgument(f"keys={shown(keys)}: expected numbers from 0 below 2**64, or bytes, at most {unit}")
     return encoded
 
 

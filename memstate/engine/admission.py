@@ -16,6 +16,7 @@ from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix import Match
 from memstate.prefix.conversation import Conversation
 from memstate.prefix.lease import NO_MATCH, NO_NODE, Lease
+from memstate.prefix.match import Extent
 from memstate.prefix.tree import Node
 from memstate.requests.handles import ZEROS, Request, Row, Rows, Session, Snapshot, Source
 from memstate.requests.holdings import PUBLISHED
@@ -152,12 +153,12 @@ class Admission(Verbs):
         if self._tiers is None:
             raise ConfigurationError("there is no storage to fetch from: build the manager with tiers=ms.Tiers(...)")
         prompt = self._cache.names.prompt(Request(None, tokens=tokens, salt=salt))
-        match, length = self._matched(prompt, session)
+        match, length = self._matched(prompt, session, None)
         # With several ranks, host memory does not count: the other ranks can have other contents.
         own = match.host_length if self._tiers.settings.group is None else 0
         return self._tiers.prefetch(prompt, match, max(length, match.length, own))
 
-    def _extent(self, prompt: SaltedTokens, request: Request) -> tuple[int, int] | None:
+    def _extent(self, prompt: SaltedTokens, request: Request) -> Extent | None:
         """Returns the argument `extent` for `PrefixCache.match`; None if the manager keeps the KV.
 
         Raises:
@@ -166,13 +167,10 @@ class Admission(Verbs):
         if request.keys is None and request.reach is None:
             return None
         if request.session is not None or self._tiers is not None or self._pages.allocator.pages:
-            own = "session=" if request.session is not None else "tiers or Pages(count=)"
-            raise InvalidArgument(f"keys= or reach= with {own}: they say how much KV an engine keeps; leave them out")
+            raise InvalidArgument("keys= or reach= with session=, tiers or Pages(count=): there, memstate keeps the KV")
         return self._cache.names.extent(prompt, request.length, request.reach)
 
-    def _matched(
-        self, prompt: SaltedTokens, session: Session | None, extent: tuple[int, int] | None = None
-    ) -> tuple[Match, int]:
+    def _matched(self, prompt: SaltedTokens, session: Session | None, extent: Extent | None) -> tuple[Match, int]:
         """Returns the match of a prompt in cache and host memory, and the length of the state that its session has."""
         if not self._cache.enabled:
             raise ConfigurationError("there is no prefix cache: build the manager with prefix=ms.Prefix()")
@@ -426,7 +424,7 @@ class Admission(Verbs):
         self._holdings.require_foreign([snapshot])
         start.source = Source(snapshot.length, [snapshot], snapshot.pages, PUBLISHED)
 
-    def _look(self, start: Start, extent: tuple[int, int] | None, below: bool, away: Collection[Session]) -> None:
+    def _look(self, start: Start, extent: Extent | None, below: bool, away: Collection[Session]) -> None:
         """Finds the longest state for a prompt: in its session, in the prefix cache or in host memory.
 
         Also adds to the wanted lengths of the request the lengths at which the placement wants states.

@@ -20,7 +20,7 @@ from memstate.checks import is_whole, shown
 from memstate.errors import InvalidArgument
 from memstate.prefix.contents import Contents
 from memstate.prefix.lease import NO_NODE, Lease
-from memstate.prefix.match import Match
+from memstate.prefix.match import Extent, Match
 from memstate.prefix.names import Names
 from memstate.prefix.policies import Place
 from memstate.prefix.settings import Prefix
@@ -95,7 +95,7 @@ class PrefixCache(Contents):
         held = f"{self.states} states, {self.tree.total_pages} pages in {self.tree.nodes} nodes"
         return "PrefixCache({}, {}, {})".format(held, *self._policies)
 
-    def match(self, prompt: SaltedTokens, most: int | None = None, extent: tuple[int, int] | None = None) -> Match:
+    def match(self, prompt: SaltedTokens, most: int | None = None, extent: Extent | None = None) -> Match:
         """Looks a prompt up and changes nothing.
 
         Args:

@@ -43,9 +43,7 @@ class Names:
             InvalidArgument: Tokens are given where keys are needed, or keys where tokens are needed.
         """
         if (tokens if self.keyed else keys) is not None:
-            raise InvalidArgument(
-                f"{'tokens' if self.keyed else 'keys'}= with Prefix(keyed={self.keyed}): give {self.word}="
-            )
+            raise InvalidArgument(f"this cache takes {self.word}=, because it is built with Prefix(keyed={self.keyed})")
         return keys if self.keyed else tokens
 
     def encode(self, given: Any) -> bytes:
@@ -57,17 +55,14 @@ class Names:
         if not self.keyed:
             return encode(given)
         encoded, unit = encode_keys(given, self.page), self.page * BYTES
-        if not encoded:
-            return encoded
-        width = len(given[0]) if isinstance(given[0], bytes) else 0
-        if self._width is None:
+        width = len(given[0]) if encoded and isinstance(given[0], bytes) else 0
+        if encoded and self._width is None:
             self._width = width
             if not any(any(encoded[at + SMALL : at + unit]) for at in range(0, len(encoded), unit)):
                 why = "ids of blocks come back with other tokens; a key is a hash of all tokens up to the block's end"
                 logs.event(logs.logger("prefix"), logging.WARNING, "keys like ids", keys=shown(given), why=why)
-        elif width != self._width:
-            kinds = " and ".join(f"bytes of {n}" if n else "numbers" for n in (self._width, width))
-            raise InvalidArgument(f"keys={shown(given)}: one cache has keys of one kind, and there are {kinds}")
+        elif encoded and width != self._width:
+            raise InvalidArgument(f"keys={shown(given)} of {width} bytes, and of {self._width} before; 0: numbers")
         return encoded
 
     def prompt(self, request: Request) -> SaltedTokens:
@@ -80,12 +75,11 @@ class Names:
             InvalidArgument: The tokens or keys are not valid, or the cache needs keys where tokens are given, or the
                 other way round.
         """
-        tokens, keys, salt, kind = request.tokens, request.keys, request.salt, request.kind
-        given = self.of(tokens, keys) if self.keyed or keys is not None else tokens
+        keys, salt, kind = request.keys, request.salt, request.kind
+        given = self.of(request.tokens, keys) if self.keyed or keys is not None else request.tokens
         key = b"" if given is None else self.encode(given) if self.keyed else encode(given)
-        return SaltedTokens(
-            key, salt if salt is None else require_salt(salt), kind if kind is None else require_kind(kind)
-        )
+        kind = kind if kind is None else require_kind(kind)
+        return SaltedTokens(key, salt if salt is None else require_salt(salt), kind)
 
     def extent(self, prompt: SaltedTokens, length: int | None, reach: int | None) -> tuple[int, int]:
         """Returns how many tokens a prompt has, and of how many first tokens the caller has KV.

@@ -21,7 +21,7 @@ from memstate.events.wire import END, SEQUENCE, unpack
 LAST: Final = (2**63).to_bytes(SEQUENCE, "big")  # numbers from here on are negative as signed numbers, such as END
 HELD: Final = 1 << 28  # limit of the bytes of a worker's held batches, and of one message: ZMQ refuses larger ones
 ENTRY: Final = 200  # bytes that a held batch takes in addition to its payload
-MESSAGES: Final = 1000  # limit of the messages of a worker that one call reads, and of those that wait in its socket
+MESSAGES: Final = 1000  # of one worker: how many one call reads at most, and how many wait in the socket
 
 
 @dataclass

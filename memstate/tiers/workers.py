@@ -33,10 +33,10 @@ class Job:
         self.result: Any = None
         self.error: BaseException | None = None
         self._ended = ended
-        self._free = [True]  # whoever pops the element may run or cancel the job; `pop` is one atomic step
+        self._free = [True]  # the thread that pops the element may run or cancel the job; `pop` is atomic
 
     def claim(self) -> bool:
-        """Takes the right to run or to cancel the job. Returns False if somebody has taken this right before."""
+        """Takes the right to run or to cancel the job. Returns False if another caller took the right before."""
         try:
             return self._free.pop()
         except IndexError:

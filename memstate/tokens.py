@@ -24,6 +24,8 @@ class SaltedTokens(NamedTuple):
         key: The tokens, encoded.
         salt: A salt that `require_salt` accepts. Equal tokens under different salts share nothing.
         kind: `Request.kind` of the request with these tokens. Comparisons of prefixes ignore it.
+        extent: (number of all tokens of the prompt, number of its first tokens whose KV the caller has). None: `key`
+            has all tokens, and the KV is in the pages of the cache.
 
     Example:
         >>> SaltedTokens(encode([3, 1, 4]), "tenant").head(2).tokens
@@ -33,6 +35,7 @@ class SaltedTokens(NamedTuple):
     key: bytes
     salt: Hashable
     kind: str | None = None
+    extent: tuple[int, int] | None = None
 
     @property
     def tokens(self) -> int:
@@ -88,22 +91,21 @@ def encode_keys(keys: Keys, page: int) -> bytes:
         >>> encode_keys([1, 2], page=2) == encode([1, 0, 2, 0])
         True
     """
-    unit, encoded, given = page * BYTES, b"", cast("Any", keys)
+    unit, given = page * BYTES, cast("Any", keys)
     try:
-        if isinstance(given, str | bytes | bytearray | memoryview):
-            given = None  # the key of one block
-        elif not isinstance(given, Sequence):
-            numbers = np.asarray(given)
-            given = numbers[:].tolist() if numbers.dtype.kind in "iu" or not numbers.size else None
-        if given and isinstance(given[0], bytes):
-            (width,) = set(map(len, given))
-            padding = b"\0" * (unit - width)
-            encoded = padding.join(given) + padding if width else b""
-        else:
-            encoded = b"".join([index(key).to_bytes(BYTES, "little").ljust(unit, b"\0") for key in given])
+        if not isinstance(given, list):  # other types take longer to check
+            if isinstance(given, str | bytes | bytearray | memoryview):
+                given = None  # the key of one block
+            elif not isinstance(given, Sequence):
+                numbers = np.asarray(given)
+                given = numbers[:].tolist() if numbers.dtype.kind in "iu" or not numbers.size else None
+        if not (given and isinstance(given[0], bytes)):
+            given = [index(key).to_bytes(BYTES, "little") for key in given]
+        (width,) = set(map(len, given)) or {BYTES}
+        encoded = (b"\0" * (unit - width)).join([*given, b""])
     except (TypeError, ValueError, IndexError, OverflowError, RuntimeError):
-        given = None
-    if given is None or len(encoded) != len(given) * unit:
+        width = 0
+    if not 0 < width <= unit:
         raise InvalidArgument(f"keys={shown(keys)}: expected numbers from 0 below 2**64, or bytes, at most {unit}")
     return encoded
 

@@ -16,7 +16,6 @@ from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix import Match
 from memstate.prefix.conversation import Conversation
 from memstate.prefix.lease import NO_MATCH, NO_NODE, Lease
-from memstate.prefix.match import Extent
 from memstate.prefix.tree import Node
 from memstate.requests.handles import ZEROS, Request, Row, Rows, Session, Snapshot, Source
 from memstate.requests.holdings import PUBLISHED
@@ -79,6 +78,7 @@ class Admission(Verbs):
         self._of_rows = rows is not None
         self._fills = rows is not None and any(plane.fill is not None for plane in rows.planes)
         self.per_request, self._tracks = 1 + world.mirror.lanes_at_admission, world.mirror.lanes > 0
+        self._keeps_kv = self._tiers is not None or self._pages.allocator.pages > 0
         self.lacks: Counter[type[Lack]] = Counter()
         self._told = logs.Repeats(LOG)
 
@@ -144,8 +144,7 @@ class Admission(Verbs):
         """See `StateManager.match`."""
         if request.tokens is None and request.keys is None:
             raise InvalidArgument("match what? Give tokens=[...], or keys=[...] and length=")
-        prompt = self._cache.names.prompt(request)
-        match, length = self._matched(prompt, request.session, self._extent(prompt, request))
+        match, length = self._matched(self._cache.names.prompt(request, self._keeps_kv), request.session)
         return match.instead(length) if length >= match.length and length else match
 
     def prefetch(self, tokens: Tokens, salt: Hashable, session: Session | None) -> Fetch:
@@ -153,28 +152,16 @@ class Admission(Verbs):
         if self._tiers is None:
             raise ConfigurationError("there is no storage to fetch from: build the manager with tiers=ms.Tiers(...)")
         prompt = self._cache.names.prompt(Request(None, tokens=tokens, salt=salt))
-        match, length = self._matched(prompt, session, None)
+        match, length = self._matched(prompt, session)
         # With several ranks, host memory does not count: the other ranks can have other contents.
         own = match.host_length if self._tiers.settings.group is None else 0
         return self._tiers.prefetch(prompt, match, max(length, match.length, own))
 
-    def _extent(self, prompt: SaltedTokens, request: Request) -> Extent | None:
-        """Returns the argument `extent` for `PrefixCache.match`; None if the manager keeps the KV.
-
-        Raises:
-            InvalidArgument: `keys`, `length` and `reach` contradict each other, or the manager keeps the KV.
-        """
-        if request.keys is None and request.reach is None:
-            return None
-        if request.session is not None or self._tiers is not None or self._pages.allocator.pages:
-            raise InvalidArgument("keys= or reach= with session=, tiers or Pages(count=): there, memstate keeps the KV")
-        return self._cache.names.extent(prompt, request.length, request.reach)
-
-    def _matched(self, prompt: SaltedTokens, session: Session | None, extent: Extent | None) -> tuple[Match, int]:
+    def _matched(self, prompt: SaltedTokens, session: Session | None) -> tuple[Match, int]:
         """Returns the match of a prompt in cache and host memory, and the length of the state that its session has."""
         if not self._cache.enabled:
             raise ConfigurationError("there is no prefix cache: build the manager with prefix=ms.Prefix()")
-        match = self._cache.match(prompt, extent=extent)
+        match = self._cache.match(prompt)
         length = self._sessions.find(self._sessions.get(session), prompt).length if session is not None else 0
         if self._tiers is not None and (hit := self._tiers.find(prompt, match, max(length, match.length))):
             match = replace(match, host_length=hit.length)
@@ -387,11 +374,10 @@ class Admission(Verbs):
     def _start_of(self, request: Request, below: bool, away: Collection[Session]) -> Start:
         if not isinstance(request, Request):
             raise InvalidArgument(f"{request!r} is no Request: admit([Request(id, ...), ...])")
-        prompt, length, keys, extent = EMPTY, request.length, request.keys, None
+        prompt, length, keys = EMPTY, request.length, request.keys
         named = request.tokens is not None or keys is not None
         if named or request.salt is not None or request.kind is not None or request.reach is not None:
-            prompt = self._cache.names.prompt(request)
-            extent = self._extent(prompt, request)
+            prompt = self._cache.names.prompt(request, self._keeps_kv)
         if length is None:
             length = len(prompt.key) // BYTES
         elif not is_count(length):
@@ -411,7 +397,7 @@ class Admission(Verbs):
         if request.resume is not None:
             self._resume(start, request.resume)
         elif named:
-            self._look(start, extent, below, away)
+            self._look(start, below, away)
         elif request.session is not None:
             raise InvalidArgument(f"request {request.id!r}: a turn of a session needs tokens, to see where it goes on")
         return start
@@ -424,13 +410,13 @@ class Admission(Verbs):
         self._holdings.require_foreign([snapshot])
         start.source = Source(snapshot.length, [snapshot], snapshot.pages, PUBLISHED)
 
-    def _look(self, start: Start, extent: Extent | None, below: bool, away: Collection[Session]) -> None:
+    def _look(self, start: Start, below: bool, away: Collection[Session]) -> None:
         """Finds the longest state for a prompt: in its session, in the prefix cache or in host memory.
 
         Also adds to the wanted lengths of the request the lengths at which the placement wants states.
         """
         request, prompt = start.request, start.prompt
-        if not (extent[0] if extent else prompt.key):
+        if not prompt.key and request.keys is None:
             raise InvalidArgument(f"request {request.id!r}: no tokens; a prompt has at least one")
         if request.session is not None:
             session = self._sessions.get(request.session)
@@ -438,7 +424,7 @@ class Admission(Verbs):
             if request.session not in away:
                 start.session, start.source = session, self._sessions.find(session, prompt, start.shared)
         if self._cache.enabled:
-            start.match = match = self._cache.match(prompt, extent=extent)
+            start.match = match = self._cache.match(prompt)
             known = start.source.length
             if below and self._tiers is not None:
                 start.hit = self._tiers.offer(request.fetch, prompt, match, known)

@@ -166,43 +166,34 @@ class Ending(Verbs):
             raise ConfigurationError(
                 "keep='cache' needs a prefix cache: build the manager with prefix=ms.Prefix(), or use keep='handle'"
             )
-        keys = []
-        for row, given in zip(rows, tokens, strict=True):
-            keys.append(self._key(row, given) if row else b"")
-            if row and given is not None:
-                self._require_continued(row, keys[-1])
-        return keys
+        return [self._key(row, given) if row else b"" for row, given in zip(rows, tokens, strict=True)]
 
     def _key(self, row: int, given: Tokens | Keys | None) -> bytes:
         """Returns the tokens of a row as a key. Without `given`, they are the prompt.
 
-        If `given` is the object that the row was admitted with, only the tokens behind the prompt are encoded.
+        If `given` is the object that the row was admitted with, only the tokens behind the prompt are encoded. Of keys,
+        only new ones are. Tokens that differ from the prompt are refused: matches would find wrong states.
 
         Raises:
-            InvalidArgument: no tokens are given, and no prompt is known.
+            InvalidArgument: no tokens are given, and no prompt is known; or tokens and prompt differ.
         """
-        lease, names = self._cache.leases.get(row), self._cache.names
-        if given is None and lease and lease.prompt.key:
-            return lease.prompt.key
+        lease, names, word = self._cache.leases.get(row), self._cache.names, self._cache.names.word
+        prompt, encoded = (lease.prompt.key, lease.encoded) if lease else (b"", b"")
+        if given is None and prompt:
+            return prompt
         if given is None:
-            word = names.word
             raise InvalidArgument(
                 f"row {row} (request {shown(self._table.ids[row])}): keep='cache' needs its {word}, and none are "
                 f"known: give {word}=[...], or admit it with Request({word}=) to a manager with a prefix cache"
             )
-        if names.keyed and lease:
-            return names.continued(lease.encoded or lease.prompt.key, given)
-        return names.continued(lease.prompt.key if lease and given is lease.given else b"", given)
-
-    def _require_continued(self, row: int, key: bytes) -> None:
-        """Refuses tokens that differ from the row's prompt, as far as both go: matches would find wrong states."""
-        lease = self._cache.leases.get(row)
-        known = (lease.prompt.key, lease.encoded) if lease else ()
-        if not all(key is one or key.startswith(one) or one.startswith(key) for one in known):
+        known = encoded or prompt if names.keyed or (lease and given is lease.given) else b""
+        key = names.continued(known, given)
+        if not all(key is one or key.startswith(one) or one.startswith(key) for one in (prompt, encoded)):
             raise InvalidArgument(
-                f"row {row} (request {shown(self._table.ids[row])}): the {self._cache.names.word} are not those of its "
-                "prompt: hand over all of them, from the first on"
+                f"row {row} (request {shown(self._table.ids[row])}): the {word} are not those of its prompt: hand over "
+                "all of them, from the first on"
             )
+        return key
 
     def _leave(
         self, rows: Sequence[int], known: Sequence[int], keys: Sequence[bytes] | None, ended: bool = False
@@ -326,7 +317,7 @@ class Ending(Verbs):
         """
         names = self._cache.names
         for row, n, key in zip(rows, known, keys, strict=True):
-            if len(key) // BYTES < (n // names.page * names.page if names.keyed else n):
+            if len(key) // BYTES < n - n % names.size:
                 raise InvalidArgument(
                     f"row {row} (request {shown(self._table.ids[row])}): {'keys of ' * names.keyed}{len(key) // BYTES} "
                     f"tokens, and {n} are confirmed: give all of them as {names.word}=[...], also those that the "

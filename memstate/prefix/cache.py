@@ -20,8 +20,7 @@ from memstate.checks import is_whole, shown
 from memstate.errors import InvalidArgument
 from memstate.prefix.contents import Contents
 from memstate.prefix.lease import NO_NODE, Lease
-from memstate.prefix.match import Extent, Match
-from memstate.prefix.names import Names
+from memstate.prefix.match import Match
 from memstate.prefix.policies import Place
 from memstate.prefix.settings import Prefix
 from memstate.prefix.tree import Node
@@ -80,41 +79,35 @@ class PrefixCache(Contents):
         commands: Records the changes of owners.
         pages: KV pages of rows.
         holdings: Owners and readers of states.
-
-    Attributes:
-        names: Encodes the tokens or keys that name prefixes in this cache.
     """
 
     def __init__(self, settings: Prefix | None, commands: CommandBuffer, pages: PageTable, holdings: Holdings) -> None:
         self._commands, self._pages, self._holdings = commands, pages, holdings
         self._told = logs.Repeats(logs.logger("prefix"))
-        self.names = Names(settings is not None and settings.keyed, pages.page_size)
         super().__init__(settings, TableKeeper(pages, holdings))
 
     def __repr__(self) -> str:
         held = f"{self.states} states, {self.tree.total_pages} pages in {self.tree.nodes} nodes"
         return "PrefixCache({}, {}, {})".format(held, *self._policies)
 
-    def match(self, prompt: SaltedTokens, most: int | None = None, extent: Extent | None = None) -> Match:
+    def match(self, prompt: SaltedTokens, most: int | None = None) -> Match:
         """Looks a prompt up and changes nothing.
 
         Args:
             prompt: The prompt.
             most: Tokens that a hit may cover at most. None: all but the last.
-            extent: (number of all tokens of the prompt, number of its first tokens whose KV the caller has). None: the
-                KV is in the pages of the cache.
 
         Returns:
             The match: the deepest cached state, and how many first tokens of the prompt have a state, have KV, and are
             known to the tree.
         """
         size, named = self._pages.page_size, len(prompt.key) // BYTES
-        known, reach = extent or (named, named)
+        known, reach = prompt.extent or (named, named)
         end = min(max(0, known - 1) if most is None else most, reach) // size
         lookup = self.tree.find(prompt, end)
         stated, evicted, kv = lookup.stated, lookup.evicted, lookup.kv
         above = stated.end if stated else 0
-        if extent:  # the caller has KV up to here, whatever the tree knows
+        if prompt.extent:  # the caller has KV up to here, whatever the tree knows
             evicted, kv = next((node for node in lookup.known.path() if node.evicted and node.end > above), None), end
         gone = evicted.end if evicted else above
         snapshot, remembered = stated.snapshot if stated else None, lookup.known.end * size
@@ -179,7 +172,7 @@ class PrefixCache(Contents):
         """
         if lease := self.leases.get(row):
             # If the rows share only part of a block, the key of this block names other tokens in each row.
-            prompt = lease.prompt.head(length - length % self.names.page if self.names.keyed else length)
+            prompt = lease.prompt.head(length - length % self.names.size)
             for other in others:
                 self.tree.lease(lease.node)
                 self.leases[other] = Lease(lease.node, prompt, lease.match, end=lease.end)
@@ -425,10 +418,10 @@ class PrefixCache(Contents):
 
     def _named_twice(self, prompt: SaltedTokens, end: int, moves: list[tuple[int, int]]) -> bool:
         """Returns whether the key of a block names another prefix as well. If so, the state of that prefix is ended."""
-        key = prompt.key[(end - 1) * self._unit : end * self._unit]
+        key = prompt.key[(end - 1) * self._unit : end * self._unit][self.names.last]
         others = [node for node in self.by_key.get(key, ()) if self.tree.salt(node) == prompt.salt]
-        self._record(moves if others else [])  # `others` may have states of other rows of this call
         for other in others:
+            self._record(moves)  # `other` may have a state of another row of this call
             why = "a key is at two places: it is no hash of all tokens up to its end, or keys= begin at another block"
             self._told.event(logging.WARNING, "two prefixes", blocks=f"{other.end} {end}", why=why)
             self._note_superseded(other)
@@ -445,7 +438,7 @@ class PrefixCache(Contents):
             key: Encoded keys of blocks. Keys without a state are skipped.
         """
         for at in range(0, len(key), self._unit):
-            for node in self.by_key.get(key[at : at + self._unit], ()):
+            for node in self.by_key.get(key[at : at + self._unit][self.names.last], ()):
                 self._note_superseded(node)
 
     def _supersede_decoded(self, lease: Lease, newer: Snapshot) -> None:
@@ -486,7 +479,7 @@ class PrefixCache(Contents):
         policy = self.state_policy  # this access makes the policy learn of earlier requests before the node changes
         node.snapshot, node.evicted, node.kind = state, False, prompt.kind
         if self.names.keyed:
-            self.by_key.setdefault(node.key[-self._unit :], []).append(node)
+            self.by_key.setdefault(node.key[self.names.last], []).append(node)
         self._counts["inserted"] += 1
         policy.added(node, kind)
         if self.below:

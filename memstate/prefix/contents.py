@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from memstate import logs
 from memstate.checks import NotCopied, shown
 from memstate.prefix.lease import Below, Lease, Watcher
+from memstate.prefix.names import Names
 from memstate.prefix.policies import Lru, LruPages, PagePolicy, StatePolicy
 from memstate.prefix.settings import Prefix
 from memstate.prefix.tree import Found, Node, Tree
@@ -70,6 +71,7 @@ class Contents(NotCopied, Shown):
 
     Attributes:
         enabled: Whether the cache keeps anything.
+        names: Encodes the tokens or keys that name prefixes in this cache.
         tree: The prefixes, to be read only.
         leases: Row -> its lease, to be read only.
         heard: Requests of which the policies do not know yet: (how far the tree matches the prompt, tokens of the
@@ -84,6 +86,7 @@ class Contents(NotCopied, Shown):
         self._keeper, self._policies = keeper, (settings.states, settings.of_pages)
         for policy in self._policies:
             policy.belong(self)
+        self.names = Names(settings.keyed, keeper.page_size)
         self._unit = BYTES * keeper.page_size
         self.below: Below | None = None
         self.watcher: Watcher | None = None
@@ -119,9 +122,9 @@ class Contents(NotCopied, Shown):
         self._counts["gone_cleared"] += gone - self._counts["evicted_states"]
         self._counts["evicted_states"] = gone
         self._superseded: dict[Node, None] = {}  # in the order of eviction
-        self.by_key: dict[bytes, list[Node]] = {}  # key of the last block -> nodes with a state, one for each salt
-        for node in nodes if self.settings.keyed else ():
-            self.by_key.setdefault(node.key[-self._unit :], []).append(node)
+        self.by_key: dict[bytes, list[Node]] = {}  # last key, not padded -> nodes with a state, one for each salt
+        for node in nodes if self.names.keyed else ():
+            self.by_key.setdefault(node.key[self.names.last], []).append(node)
         self._clearing = False
         self.state_policy.reset()
         self.page_policy.reset()
@@ -295,18 +298,13 @@ class Contents(NotCopied, Shown):
             node.evicted = True
             self._superseded.pop(node, None)
             if self.by_key:
-                self._unname(node)
+                key = node.key[self.names.last]
+                if others := [other for other in self.by_key.pop(key) if other is not node]:
+                    self.by_key[key] = others
             self._counts["evicted_states"] += 1
             self.state_policy.dropped(node)
             if self.watcher:
                 self.watcher.state_removed(node)
-
-    def _unname(self, node: Node) -> None:
-        """Removes a node without a state from `by_key`, so that `forget` no longer finds it."""
-        key = node.key[-self._unit :]
-        self.by_key[key].remove(node)
-        if not self.by_key[key]:
-            del self.by_key[key]
 
     def drop_bare(self, node: Node | None) -> None:
         """Gives up the KV of a leaf without a state, unless the policy keeps it.

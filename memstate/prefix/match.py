@@ -6,8 +6,6 @@ from memstate.prefix.tree import Found
 from memstate.requests.handles import Snapshot
 from memstate.sheet import Sheet, Shown, bar, of_tokens, sheet
 
-Extent = tuple[int, int]  # tokens of a prompt, and how many of them have KV
-
 
 @dataclass(slots=True, unsafe_hash=True)
 class Match(Shown):

@@ -21,15 +21,17 @@ class Names:
 
     Attributes:
         word: "keys" or "tokens", for errors.
+        size: Tokens that one name stands for: those of a page with keys, else 1.
+        last: The slice of encoded keys that has the last key without its padding.
 
     Example:
-        >>> names = Names(keyed=True, page=16)
-        >>> names.extent(names.prompt(Request("a", keys=[7, 9])), length=40, reach=None)
+        >>> Names(keyed=True, page=16).prompt(Request("a", keys=[7, 9], length=40)).extent
         (40, 32)
     """
 
     def __init__(self, keyed: bool, page: int) -> None:
-        self.keyed, self.page, self.word = keyed, page, "keys" if keyed else "tokens"
+        self.keyed, self.size, self.word = keyed, page if keyed else 1, "keys" if keyed else "tokens"
+        self.last = slice(0)
         self._width: int | None = None  # bytes of a key, 0 for numbers; None before the first key
 
     def of(self, tokens: Any, keys: Any) -> Any:
@@ -54,10 +56,10 @@ class Names:
         """
         if not self.keyed:
             return encode(given)
-        encoded, unit = encode_keys(given, self.page), self.page * BYTES
+        encoded, unit = encode_keys(given, self.size), self.size * BYTES
         width = len(given[0]) if encoded and isinstance(given[0], bytes) else 0
         if encoded and self._width is None:
-            self._width = width
+            self._width, self.last = width, slice(-unit, (width or BYTES) - unit or None)
             if not any(any(encoded[at + SMALL : at + unit]) for at in range(0, len(encoded), unit)):
                 why = "ids of blocks come back with other tokens; a key is a hash of all tokens up to the block's end"
                 logs.event(logs.logger("prefix"), logging.WARNING, "keys like ids", keys=shown(given), why=why)
@@ -65,39 +67,33 @@ class Names:
             raise InvalidArgument(f"keys={shown(given)} of {width} bytes, and of {self._width} before; 0: numbers")
         return encoded
 
-    def prompt(self, request: Request) -> SaltedTokens:
-        """Returns the prompt of a request: its tokens or keys, its salt and its kind.
+    def prompt(self, request: Request, kept: bool = False) -> SaltedTokens:
+        """Returns the prompt of a request: its tokens or keys, its salt, its kind and its extent.
 
         Args:
             request: The request.
+            kept: Whether memstate keeps KV: in pages or tiers.
 
         Raises:
             InvalidArgument: The tokens or keys are not valid, or the cache needs keys where tokens are given, or the
-                other way round.
+                other way round. `keys`, `length` and `reach` contradict each other, or memstate keeps the KV.
         """
-        keys, salt, kind = request.keys, request.salt, request.kind
+        keys, length, reach, salt, kind = request.keys, request.length, request.reach, request.salt, request.kind
         given = self.of(request.tokens, keys) if self.keyed or keys is not None else request.tokens
         key = b"" if given is None else self.encode(given) if self.keyed else encode(given)
         kind = kind if kind is None else require_kind(kind)
-        return SaltedTokens(key, salt if salt is None else require_salt(salt), kind)
-
-    def extent(self, prompt: SaltedTokens, length: int | None, reach: int | None) -> tuple[int, int]:
-        """Returns how many tokens a prompt has, and of how many first tokens the caller has KV.
-
-        Args:
-            prompt: The prompt.
-            length: Number of all its tokens; only used with keys.
-            reach: Number of first tokens whose KV the caller has. None: all tokens that the tokens or keys name.
-
-        Raises:
-            InvalidArgument: Two of these numbers contradict each other.
-        """
-        named = prompt.tokens
+        salt = salt if salt is None else require_salt(salt)
+        if keys is None and reach is None:
+            return SaltedTokens(key, salt, kind)
+        if kept or request.session is not None:
+            raise InvalidArgument("keys= or reach= with session=, tiers or Pages(count=): there, memstate keeps the KV")
+        named = len(key) // BYTES
         if self.keyed and (not is_count(length) or length < max(1, named)):
             raise InvalidArgument(f"keys of {named} tokens, length={shown(length)}: expected all tokens of the prompt")
         if reach is not None and (not is_count(reach) or reach > named):
             raise InvalidArgument(f"reach={shown(reach)}: expected a number of tokens up to the {named} that are named")
-        return int(length) if self.keyed and length is not None else named, named if reach is None else int(reach)
+        known = int(length) if self.keyed and length is not None else named
+        return SaltedTokens(key, salt, kind, (known, named if reach is None else int(reach)))
 
     def continued(self, known: bytes, given: Any) -> bytes:
         """Returns tokens or keys as bytes, and encodes only those behind a part that is encoded already.
@@ -110,7 +106,7 @@ class Names:
         Raises:
             InvalidArgument: The tokens or keys are not valid.
         """
-        unit = self.page * BYTES if self.keyed else BYTES
+        unit = self.size * BYTES
         had = len(known) // unit
         sliced = isinstance(given, list | tuple) or getattr(given, "ndim", 0) == 1
         if not (sliced and 0 < had <= len(given)):

@@ -82,7 +82,7 @@ class Watch:
             return error
 
         canary.fault = look
-        ending._require_continued = partial(self._filed, ending._require_continued)  # type: ignore[method-assign]
+        ending._key = partial(self._filed, ending._key)  # type: ignore[method-assign]
         mem._parts.admission.admit = partial(self._started, mem._parts.admission.admit)  # type: ignore[method-assign]
 
     def _started(self, admit: Callable[[Any], Rows], requests: Any) -> Rows:
@@ -147,17 +147,18 @@ class Watch:
             return "what lies before this layer, the layers below are right: page table, positions, what KV pages hold"
         return f"step.read, its tokens, what the forward keeps for each row: the state of {before} tokens was right"
 
-    def _filed(self, require: Callable[[int, bytes], None], row: int, key: bytes) -> None:
-        """Runs before states of a row are filed under tokens. Tokens after the prompt must be those of the answer."""
-        require(row, key)
-        request, lease = self._mem._parts.table.ids[row], self._mem._parts.cache.leases.get(row)
-        known = self._alone or self._mem._parts.cache.names.keyed  # keyed: the cache has keys of blocks, not tokens
-        if not known and type(request) is int and lease and lease.prompt.key:
+    def _filed(self, encode: Callable[[int, Any], bytes], row: int, given: Any) -> bytes:
+        """Encodes the tokens under which states of a row are filed. Behind the prompt, they must be its answer."""
+        key, table, cache = encode(row, given), self._mem._parts.table, self._mem._parts.cache
+        request, lease = table.ids[row], cache.leases.get(row)
+        # A keyed cache has keys of blocks, not tokens.
+        if not (self._alone or cache.names.keyed) and type(request) is int and lease and lease.prompt.key:
             prompt, new = self._prompt(request), np.frombuffer(key, np.int64)[lease.prompt.tokens :].tolist()
             answer = [token for token, _ in self.answers[prompt]]
             if new and not any(answer[at : at + len(new)] == new[: len(answer) - at] for at in range(len(answer))):
                 what = f"`tokens=` of `end` or `publish` has {new} behind its prompt, and its answer is {answer}"
                 self.wrong.append((request, EngineDiffers(what, prompt, "tokens", lease.prompt.tokens + len(new))))
+        return key
 
     def token(self, request: int, at: int, token: int, logits: Tensor) -> None:
         """Notes token number `at` of an answer, or compares it with the answer that the prompt had alone.

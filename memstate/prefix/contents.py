@@ -299,8 +299,9 @@ class Contents(NotCopied, Shown):
             self._superseded.pop(node, None)
             if self.by_key:
                 key = node.key[self.names.last]
-                if others := [other for other in self.by_key.pop(key) if other is not node]:
-                    self.by_key[key] = others
+                self.by_key[key].remove(node)
+                if not self.by_key[key]:
+                    del self.by_key[key]
             self._counts["evicted_states"] += 1
             self.state_policy.dropped(node)
             if self.watcher:

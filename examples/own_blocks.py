@@ -122,7 +122,6 @@ class Engine:
                 (job.row,) = self.mem.admit([ms.Request(job.number, keys=job.keys, length=length, reach=reach)])
             except (ms.OutOfSlots, ms.OutOfRows):
                 return
-            start = self.mem.info(job.row).length // BLOCK
             self.blocks.share(held[:start])
             job.table = held[:start] + [self.blocks.take() for _ in range(length // BLOCK + 1 - start)]
             self.hits += start * BLOCK

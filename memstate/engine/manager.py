@@ -622,7 +622,8 @@ class StateManager(NotCopied, Shown):
 
         The slot of the snapshot moves from the row to a holder, and stays there until the snapshot is dropped. Any
         number of requests can resume from the snapshot. With `Redirect`, the state of a boundary becomes a snapshot at
-        the next plan; with the other strategies it is one when its step has settled.
+        the next plan; with the other strategies it is one when its step has settled. With `keep="cache"`, older
+        snapshots that the row still has go to the cache as well.
 
         Args:
             rows: the requests.

@@ -13,7 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 CUDA = torch.cuda.is_available()
-if not CUDA:
+COMPILED = "MEMSTATE_COMPILED" in os.environ  # kernels are compiled, and run on the CPU: see tests.support.ptx
+if not CUDA and not COMPILED:
     os.environ["TRITON_INTERPRET"] = "1"  # read by Triton when the kernels are imported
 
 import pytest  # noqa: E402
@@ -24,7 +25,7 @@ from tests.support import alike, offered, skips  # noqa: E402
 from tests.support.poison import Freed, fresh_memory  # noqa: E402
 from tests.support.sampling import PROOF, left_out  # noqa: E402
 
-if not CUDA:
+if not CUDA and not COMPILED:
     try:
         from tests.support.quick_interpreter import install
     except ImportError:  # Triton is not installed

@@ -1,0 +1,115 @@
+"""The GPU that Triton believes in: an sm_90 whose launches run on the CPU.
+
+Triton's own JIT, specialisation and cache run as they are, and so do launches that memstate keeps. Only the assembler
+is left out. `install` must run before Triton and memstate are imported.
+"""
+
+import ast
+import os
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.support.ptx.program import Fault, Program
+from tests.support.ptx.races import KNOWN, told
+
+LAUNCHED: Counter[str] = Counter()  # name of a kernel -> launches
+BUILD = Path(__file__).parents[3] / "build"
+LIMITS = {"max_shared_mem": 232_448, "multiprocessor_count": 2, "max_num_regs": 65_536, "warpSize": 32}  # of an sm_90
+
+
+def install(order: str) -> None:
+    """Makes this process compile kernels for an sm_90 and run them on the CPU. Their backend is still "interpreter".
+
+    Args:
+        order: in which order warps and programs run, see `Program.run`.
+    """
+    os.environ["TRITON_INTERPRET"] = "0"
+    import triton
+    from triton import knobs
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.compiler import CUDABackend
+    from triton.runtime import driver
+
+    if "TRITON_CACHE_DIR" not in os.environ:  # what is stored as an assembled kernel is text here
+        knobs.cache.dir = str(BUILD / "ptx" / triton.__version__)
+
+    def unassembled(self: Any, text: str, metadata: Any, *options: Any) -> bytes:
+        return text.encode()
+
+    def load(name: str, kernel: bytes, shared: int, device: int) -> tuple[Any, ...]:
+        return None, program(kernel.decode()), 0, 0, 1024
+
+    def launcher(source: Any, metadata: Any) -> "Launcher":
+        return Launcher(source, metadata, order)
+
+    device = Device()
+    device.utils, device.launcher_cls = Device(), launcher
+    device.utils.load_binary, device.utils.get_device_properties = load, lambda index: LIMITS
+    device.get_current_target = lambda: GPUTarget("cuda", 90, 32)
+    device.get_current_device, device.get_current_stream = lambda: 0, lambda index=None: 0
+    device.get_active_torch_device = lambda: torch.device("cpu")
+    program = cache(Program)
+    CUDABackend.make_cubin = unassembled
+    driver.set_active(device)
+    from memstate.kernels import interpreter
+
+    interpreter.interpreted = lambda: True
+
+
+class Device:
+    """A driver of Triton, whose attributes `install` sets."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"Triton asks its driver for {name!r}, which is not known here")
+
+
+class Launcher:
+    """Launches one compiled kernel, as Triton's own launcher does. Raises a Fault for a race that is not known."""
+
+    def __init__(self, source: Any, metadata: Any, order: str) -> None:
+        kinds = list(source.signature.values())
+        self._taken = [number for number, kind in enumerate(kinds) if kind != "constexpr"]
+        self._whole = {path[0] for path, hints in source.attrs.items() if ["tt.divisibility", 16] in hints}
+        self._names, self._warps, self._shared, self._order = (
+            list(source.signature), metadata.num_warps, metadata.shared, order
+        )  # fmt: skip
+
+    def __call__(
+        self, x: int, y: int, z: int, stream: int, program: Program, packed: Any, metadata: Any, enter: Any, leave: Any,
+        *args: Any,
+    ) -> None:  # fmt: skip
+        for number in self._whole:
+            given = args[number]
+            at = given.data_ptr() if hasattr(given, "data_ptr") else given
+            if at % 16:
+                name = self._names[number]
+                raise Fault(f"{program.name}: {name} is {at:#x}, but was compiled as a multiple of 16")
+        taken = [getattr(args[number], "base", args[number]) for number in self._taken]
+        LAUNCHED[program.name] += 1
+        raced = program.run((x, y, z), taken, self._warps, self._shared, self._order)
+        new = {
+            (what, place): cells for (what, place), cells in raced.items()
+            if what.split(", ")[1] not in KNOWN.get(_function(program, place), ((), ""))[0]
+        }  # fmt: skip
+        if new:
+            raise Fault(f"{program.name}: race: {told(new)}")
+
+
+def _function(program: Program, place: str) -> tuple[str, str]:
+    """Returns the file and the function of a place in the source."""
+    file, _, line = place.partition(":")
+    path = program.listing.files.get(file)
+    spans = _functions(path) if path is not None and path.exists() else []
+    inner = [name for first, last, name in spans if first <= int(line) <= last]
+    return file, inner[-1] if inner else ""
+
+
+@cache
+def _functions(path: Path) -> list[tuple[int, int, str]]:
+    """Returns (first line, last line, name) of each function of a file, outer ones first."""
+    found = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
+    return sorted((node.lineno, node.end_lineno or node.lineno, node.name) for node in found)

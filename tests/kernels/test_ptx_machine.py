@@ -58,7 +58,7 @@ BODIES: dict[str, tuple[str, Callable[[int, list[int]], int]]] = {
     "early exit": (
         "setp.gt.u32 %p1, %r2, 77; mov.b32 %r11, 9; @%p1 bra $A; bra.uni $B; $A: ret; $B:", lambda t, x: 9 * (t < 78)),
     "barrier after two ways": (
-        """and.b32 %r12, %r2, 1; setp.eq.b32 %p1, %r12, 0; @%p1 bra $A; st.shared.b32 [%r5], %r10; bra.uni $B;
+        """and.b32 %r12, %r2, 1; setp.ne.b32 %p1, %r12, 0; @!%p1 bra $A; st.shared.b32 [%r5], %r10; bra.uni $B;
         $A: st.shared.b32 [%r5], %r2; $B: bar.sync 0; xor.b32 %r12, %r3, 260; add.s32 %r12, %r12, %r4;
         ld.shared.b32 %r11, [%r12];""",
         lambda t, x: t ^ 65 if t & 1 else x[t ^ 65]),

@@ -6,7 +6,7 @@ Expected values come from Python's integers and fractions, and never from the ma
 import math
 import random
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import product
 from operator import add, and_, eq, ge, gt, le, lt, mul, or_, sub, truediv, xor
@@ -23,7 +23,7 @@ FLOATS = {"f16": (16, 11, -24), "bf16": (16, 8, -133), "f32": (32, 24, -149)}  #
 BITS = {f"{sign}{n}": n for sign in "bus" for n in (8, 16, 32, 64)} | {kind: FLOATS[kind][0] for kind in FLOATS}
 BITS |= {"pred": 1, "bf16x2": 32, "f16x2": 32}
 LETTERS = {1: "p", 8: "rs", 16: "rs", 32: "r", 64: "rd"}  # of the registers
-ODD = {  # bits that go wrong easily: limits, ties, NaNs with a payload
+ODD: dict[str, Sequence[int]] = {  # bits that go wrong easily: limits, ties, NaNs with a payload
     "f16": [0, 1, 0x3FF, 0x400, 0x3C00, 0x7BFF, 0x7C00, 0x7C01, 0x7E01],
     "bf16": [0, 1, 0x7F, 0x80, 0x3F80, 0x7F7F, 0x7F80, 0x7F81, 0x7FC1],
     "f32": [
@@ -31,9 +31,8 @@ ODD = {  # bits that go wrong easily: limits, ties, NaNs with a payload
         0x4F000000, 0x7F7F7FFF, 0x7F7F8000, 0x7F7FFFFF, 0x7F800000, 0x7F800001, 0x7FC12345,
     ],
 }  # fmt: skip
-ODD |= {
-    kind: [0, 1, 2, 31, 32, 33, 63, 64, 127, 128, 255, 2**15 - 1, 2**31 - 1, 2**63 - 1] for kind in {*BITS} - {*ODD}
-}
+ODD |= dict.fromkeys({*BITS} - {*ODD}, (0, 1, 2, 31, 32, 33, 63, 64, 127, 128, 255, 2**15 - 1, 2**31 - 1, 2**63 - 1))
+TWICE = (0x33800001, 0x3F7FFFFE, 0x3F800001)  # a * b + c is one unit too large if it is rounded to 53 digits first
 
 # form -> the exact result (None if the manual leaves it open), types of the operands and of the result, and by how many
 # units in the last place it may differ
@@ -48,9 +47,8 @@ def rows(forms: str, want: Callable[..., Any], types: str = "T T", ulps: int = 0
     for form in forms.split():
         *_, before, last = form.split(".")
         names = {"T": last, "D": before, "W": f"{last[0]}{2 * BITS[last]}"}
-        *takes, gives = [
-            names.get(word, word) for word in (types if ">" in types else types + " T").replace(">", " ").split()
-        ]
+        words = (types if ">" in types else types + " T").replace(">", " ").split()
+        *takes, gives = [names.get(word, word) for word in words]
         ROWS[form] = want, takes, gives, ulps
 
 
@@ -93,17 +91,16 @@ def operand(kind: str, chance: random.Random) -> int:
 
 
 def operands(kinds: list[str], chance: random.Random) -> list[tuple[int, ...]]:
-    """Returns all pairs of special operands, and random ones."""
-    pairs = list(product(*map(odd, kinds))) if len(kinds) < 3 else []
+    """Returns all pairs of special operands, or `TWICE`, and random ones."""
+    pairs = list(product(*map(odd, kinds))) if len(kinds) < 3 else [TWICE] * (kinds == ["f32"] * 3)
     return pairs + [tuple(operand(kind, chance) for kind in kinds) for _ in range(COUNT - len(pairs))]
 
 
 def same(got: int, want: Any, kind: str, ulps: int) -> bool:
     """Returns whether a register holds a value. Of a result that is not a number, the manual leaves the bits open."""
     if kind.endswith("x2"):
-        return all(
-            same(half, value, kind[:-2], ulps) for half, value in zip((got >> 16, got & 65535), want, strict=True)
-        )
+        halves = zip((got >> 16, got & 65535), want, strict=True)
+        return all(same(half, value, kind[:-2], ulps) for half, value in halves)
     if want is None or want != want:
         return want is None or bool(np.isnan(decoded(got, kind)))
     return abs(got - encoded(want, kind)) <= ulps
@@ -175,7 +172,7 @@ gt.u32 gt.s64 gt.f32 ge.s32 ge.s64 num.f32 num.f16 num.bf16 nan.f32 nan.f16 nan.
 for compare in COMPARISONS.split():
     rows(f"setp.{compare}", RELATIONS[compare.partition(".")[0]], "T T > pred")
 rows("cvt.s64.s32 cvt.u64.u32 cvt.u32.u64 cvt.u16.u64 cvt.u16.u32 cvt.u32.u16 cvt.s16.s8 cvt.s8.s32", int, "T > D")
-rows("cvt.f32.f16 cvt.f32.bf16 cvt.rn.f16.f32 cvt.rn.bf16.f32 cvt.rn.f32.s16", lambda a: a, "T > D")
+rows("cvt.f32.f16 cvt.f32.bf16 cvt.rn.f16.bf16 cvt.rn.f16.f32 cvt.rn.bf16.f32 cvt.rn.f32.s16", lambda a: a, "T > D")
 rows("cvt.rn.bf16x2.f32 cvt.rn.f16x2.f32", lambda high, low: (high, low), "T T > D")
 rows("cvt.rzi.s32.f32", lambda a: 0 if a != a else int(min(max(a, -(2.0**31)), 2**31 - 1)), "T > D")
 rows("cvt.rzi.s16.f32", lambda a: 0 if a != a else int(min(max(a, -(2.0**15)), 2**15 - 1)), "T > D")
@@ -186,7 +183,7 @@ rows("div.full.f32", truediv, ulps=2)
 rows("ex2.approx.f32", lambda a: np.float64(2) ** a, "T", ulps=2)
 rows("rsqrt.approx.ftz.f32", lambda a: 1 / np.sqrt(flushed(a)), "T", ulps=2)
 rows("min.f32", least)
-rows("max.f32", lambda a, b: -least(-a, -b))
+rows("max.f32 max.f16", lambda a, b: -least(-a, -b))
 
 
 # -- each row executed ---------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 #   PYTHON=python3.12     the interpreter that creates .venv
 #   TORCH=torch==2.11.0   the torch to install: a version, a URL or a wheel
 #   PIP_ARGS=...          options for pip; pip's own variables (PIP_INDEX_URL, ...) work as well
-#   ARGS=...              options for the command of `demo`, `compile`, `engine-proof` and pytest
+#   ARGS=...              options for the command of `demo`, `compile`, `compiled`, `engine-proof` and pytest
 #   WORKERS=2             test processes
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
@@ -22,7 +22,7 @@ THREADS ?= 1
 TEST_ENV := OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS) PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
-.PHONY: help install libraries demo test lint format compile compile-matrix docs wheel proof mutate soak newest engine-proof gpu-proof clean
+.PHONY: help install libraries demo test lint format compile compile-matrix compiled docs wheel proof mutate soak newest engine-proof gpu-proof clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -88,6 +88,9 @@ compile: $(RUN) ## compile every kernel for every target, without a GPU
 compile-matrix: $(DEV) ## compile with the oldest, the installed and the newest Triton, compare with tests/proof/compiled
 	$(BIN)/python -m tests.proof.compile_matrix $(ARGS)
 
+compiled: $(DEV) ## run the tests of kernels, and random programs, on what Triton compiles, without a GPU; 8 CPU minutes
+	$(TEST_ENV) $(BIN)/python -m tests.proof.compiled_run $(or $(ARGS),installed) --workers $(WORKERS)
+
 docs: $(DEV) ## write the pages that are made from the code, then build the site in build/site; a warning is an error
 	$(BIN)/python docs/site/strategies.py > docs/strategies.md.new && mv docs/strategies.md.new docs/strategies.md
 	$(BIN)/python -m memstate.metrics.dashboard > docs/grafana.json.new && mv docs/grafana.json.new docs/grafana.json
@@ -99,10 +102,11 @@ wheel: $(DEV) ## build sdist and wheels in dist, install the wheel in an empty e
 	$(BIN)/python -m build --no-isolation --wheel --outdir dist tools
 	MEMSTATE_PROOF=1 $(TEST_ENV) $(BIN)/python -m pytest -q tests/proof/test_installed.py
 
-proof: $(DEV) ## every case of every test, 40 schedules for each kernel, exceptions in every call, every mutant, every schedule of calls; 1.5 hours
+proof: $(DEV) ## every case of every test, 40 schedules for each kernel, exceptions in every call, every mutant, every schedule of calls, three Tritons; 2 hours
 	MEMSTATE_PROOF=1 $(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --ignore tests/proof/test_injection.py $(ARGS)
 	MEMSTATE_PROOF=1 $(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests/proof/test_injection.py
 	$(TEST_ENV) $(BIN)/python -m tests.proof.exhaustive --seconds 300 --workers $(WORKERS)
+	$(TEST_ENV) $(BIN)/python -m tests.proof.compiled_run --workers $(WORKERS)
 
 mutate: $(DEV) ## let mutmut change the tracking rules and the reference kernels, and list what no test notices; half an hour
 	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e ".[mutate]"

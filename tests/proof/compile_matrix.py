@@ -124,6 +124,12 @@ def newest() -> str:
     return match[1]
 
 
+def versions_of(given: Iterable[str]) -> list[str]:
+    """Returns versions of Triton, each once: `installed` and `newest` become numbers."""
+    names = {"installed": lambda: INSTALLED, "newest": newest}
+    return list(dict.fromkeys(names[version]() if version in names else version for version in given))
+
+
 def folder_of(version: str) -> Path | None:
     """Returns the folder of a version of Triton, and installs it there if needed. None: Python has this version."""
     if version == INSTALLED:
@@ -195,10 +201,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", metavar="TEXT", help="only kernels with this text in their name")
     given = parser.parse_args(arguments)
 
-    names = {"installed": lambda: INSTALLED, "newest": newest}
-    versions = dict.fromkeys(names[version]() if version in names else version for version in given.versions)
     bad = 0
-    for version in versions:
+    for version in versions_of(given.versions):
         lines = check(version, given.record, given.only)
         bad += bool(lines)
         print("\n".join(lines) or f"Triton {version}: {'recorded' if given.record else 'as recorded'}", flush=True)

@@ -25,7 +25,10 @@ import pytest
 from memstate.kernels.dispatch import OPS, Backend
 
 ROOT = Path(__file__).parents[2]
-LENGTH = 100  # operations of a random program
+STRATEGIES = ("none", "ping-pong", "lazy", "redirect")
+DRAWN = [
+    {"strategy": name, "tail": tail} for tail in (False, True) for name in STRATEGIES
+]  # settings of random programs
 
 
 @dataclass
@@ -121,16 +124,16 @@ def run_tests(told: Told, arguments: Sequence[str]) -> None:
 
 
 def run_programs(told: Told, operations: int) -> None:
-    """Runs random programs of a manager beside its model, in this process."""
+    """Runs random programs of a manager beside its model, in this process: one for each of DRAWN."""
     from tests.proof.stateful.program import Difference, Program, run
 
-    for seed in range(1, 1 + -(-operations // LENGTH)):
+    length = -(-operations // len(DRAWN))
+    for seed, given in enumerate(DRAWN, 1):
         try:
-            run(Program.random(seed, LENGTH), Backend("interpreter"))
-            told.passed += LENGTH
+            run(Program.random(seed, length, **given), Backend("interpreter"))
+            told.passed += length
         except Difference as difference:
-            again = f"--backend interpreter --operations {LENGTH} --length {LENGTH} --seed {seed}"
-            told.failed.append(f"seed {seed}: {difference}\nagain: python -m tests.proof.stateful {again}")
+            told.failed.append(f"{difference}")
 
 
 def main(arguments: Sequence[str]) -> None:

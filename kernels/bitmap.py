@@ -160,8 +160,8 @@ def bump(counters_ptr, cell: tl.constexpr, by):
 def note_offender(counters_ptr, kind: tl.constexpr, count, lowest):
     """Stores the kind and the lowest slot of a fault, unless an earlier fault waits for `check()`.
 
-    No barrier stands between two calls. As in `bump`, only one thread stores, and it sees what it has stored itself; what
-    the other threads load decides nothing.
+    No barrier stands between two calls. As in `bump`, only one thread stores, and it sees what it has stored itself;
+    what the other threads load decides nothing.
     """
     first = (count > 0) & (tl.load(counters_ptr + OFFENDER_KIND) == 0)
     tl.store(counters_ptr + OFFENDER, lowest, mask=first)

@@ -22,7 +22,7 @@ TESTS = {
     "test_ownership.py::test_ownership_follows_the_model_on_random_packets": ("900-250-400-3-1.0", "40000-4-20-3-1.0"),
     "test_ownership.py::test_resolve_gives_slots_and_zero_for_everything_else": ("700",),
     "test_ownership.py::test_audit_counts_owners_and_free_bits": ("2500",),
-    PLAN: ("64-none", "64-ping-pong", "64-lazy", "64-lazy in place", "64-redirect"),
+    PLAN: ("33-none", "129-ping-pong", "129-lazy in place", "129-redirect"),
     "test_copy.py::test_B39_what_is_due_moves_and_nothing_else": ("two",),
     "test_copy.py::test_entries_of_rows_move_rows_and_those_of_registers_do_not": ("zeros-layer_major",),
     "test_gather.py::test_B37_slots_are_moved_bit_for_bit": tuple(

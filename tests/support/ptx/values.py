@@ -219,7 +219,8 @@ def _cvt(words: tuple[str, ...], to: str, of: str) -> Value | None:
     if to == "bf16":
         return Value(to, (of,), bf16) if of == "f32" else None
     if of == "bf16":
-        return Value(to, (of,), _of_bf16) if to == "f32" else None
+        wide = {"f32": _of_bf16, "f16": lambda x: _half(_of_bf16(x))}
+        return Value(to, (of,), wide[to]) if to in wide else None
     if of[0] == "f" and to[0] in "us":
         if whole is None:
             return None

@@ -62,6 +62,12 @@ BODIES: dict[str, tuple[str, Callable[[int, list[int]], int]]] = {
         $A: st.shared.b32 [%r5], %r2; $B: bar.sync 0; xor.b32 %r12, %r3, 260; add.s32 %r12, %r12, %r4;
         ld.shared.b32 %r11, [%r12];""",
         lambda t, x: t ^ 65 if t & 1 else x[t ^ 65]),
+    "a word that a load does not use": (  # another warp stores it at the same time
+        """and.b32 %r12, %r2, 3; setp.eq.b32 %p1, %r12, 3; @!%p1 st.shared.b32 [%r5], %r10; bar.sync 0;
+        @%p1 st.shared.b32 [%r5], %r10; and.b32 %r12, %r3, 0x1F0; xor.b32 %r12, %r12, 256; add.s32 %r12, %r12, %r4;
+        .pragma "used_bytes_mask 0xfff"; ld.shared.v4.b32 {%r14, %r15, %r16, %r17}, [%r12]; add.s32 %r11, %r14, %r15;
+        add.s32 %r11, %r11, %r16;""",
+        lambda t, x: sum(x[(t ^ 64) & -4 : ((t ^ 64) & -4) + 3])),
 }  # fmt: skip
 
 

@@ -121,3 +121,11 @@ def test_B5_B6_faults_are_counted_and_corrupt_nothing(
         rng.shuffle(ids)
         pool.release(ids, dtype)
         pool.check()
+
+
+def test_B4_calls_may_name_slots_in_32_or_64_bits(backend: Backend) -> None:
+    """A launch is not kept for ids of another dtype."""
+    pool = Pool(200, set(), backend)
+    for first, dtype in ((1, torch.int32), (41, torch.int64), (81, torch.int32)):
+        pool.release(list(range(first, first + 32)), dtype)
+        pool.check()

@@ -1,14 +1,16 @@
 """Tests of all decode steps: right outputs and states for any batch, chunks and memory, and no other changed byte."""
 
+import math
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
-from memstate.kernels.dispatch import Backend
+from memstate.kernels.dispatch import OPS, Backend
 from tests.kernels import test_conv, test_gated_delta, test_mamba3, test_selective
 from tests.support.decode_case import (
     COINCIDING,
@@ -18,6 +20,7 @@ from tests.support.decode_case import (
     check_rows_alone,
     far_apart,
     same_bits,
+    vast,
 )
 
 
@@ -199,6 +202,39 @@ def test_B38_slots_beyond_2_31_elements(backend: Backend, generator: torch.Gener
     far.memory.state[2] = near.memory.state[2]
     assert same_bits(far.step(backend), near.step(backend))
     assert same_bits(far.memory.state[2], near.memory.state[2])
+
+
+class FirstProgram:
+    """A kernel of which each launch runs the first program only."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return self.kernel[(1,) * len(grid)]
+
+
+@pytest.mark.parametrize("op", ["gated_delta_step", "selective_step"])
+def test_B38_padding_beyond_2_31_elements(backend: Backend, monkeypatch: pytest.MonkeyPatch, op: str) -> None:
+    """Tokens have 2^15 heads of 2^15 elements. Only the first program runs, so only the first elements become zeros."""
+    if backend.name != "interpreter":
+        return  # the other programs would take too long
+    module = import_module(f"memstate.kernels.{OPS[op]}")
+    monkeypatch.setattr(module, f"_{op}", FirstProgram(getattr(module, f"_{op}")))
+
+    def zeros(*shape: int) -> Tensor:
+        return vast(2 * math.prod(shape), backend.device).view(torch.float16).view(shape)
+
+    (x, out), short, few = (zeros(1, 3, 2**15, 2**15) for _ in range(2)), zeros(1, 3, 1, 1), zeros(1, 3, 2**15)
+    slots = torch.zeros(1, dtype=torch.int32)
+    given = {"state": zeros(2, 2**15, 1, 2**15), "read": slots, "write": slots, "snapshot": slots, "tokens": slots}
+    if op == "selective_step":
+        given |= {"x": x, "dt": few, "a": few[0, 0], "b": short, "c": short, "state": zeros(2, 2**15, 2**15, 1)}
+    else:
+        given |= {"q": short, "k": short, "v": x, "decay": few, "beta": few}
+    out[0, :, 0, :8] = out[0, :, 1] = 7
+    getattr(backend, op)(**given, out=out)
+    assert not out[0, :, 0].any() and bool((out[0, :, 1] == 7).all())
 
 
 @each_kind

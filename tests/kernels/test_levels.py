@@ -48,6 +48,13 @@ def test_B11_a_claim_finds_the_lowest_wherever_they_lie(backend: Backend, capaci
     pool.check()
 
 
+def test_B2_a_claim_of_more_slots_than_a_pass_finds(backend: Backend) -> None:
+    pool = Pool(64_000, set(range(1, 64_001)) - set(range(40, 64_000, 3)), backend)
+    for _ in range(2):
+        pool.claim(2_100)
+        pool.check()
+
+
 @pytest.mark.parametrize("capacity", LEVELS)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_claim_reads_one_list_of_words_a_level(capacity: int, place: str) -> None:

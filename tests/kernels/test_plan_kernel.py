@@ -10,7 +10,7 @@ from torch import Tensor
 from memstate.kernels import tables
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.reference import tracking as reference
-from memstate.kernels.tables import Count, Registers, StepMarks, StepRecord, Strategy
+from memstate.kernels.tables import Count, Registers, StepMarks, StepRecord, Strategy, TailRecord
 from memstate.slots.allocator import SlotAllocator
 from memstate.slots.registers import RegisterFile
 from tests.proof.stateful.ledger import Row
@@ -244,3 +244,38 @@ def test_a_launch_with_the_same_arguments_takes_the_marks_of_each_packet(strateg
     assert_marked(marks, table, [(1, 2, holder)])
     launch(2, (1, 2, holder))
     assert marks.count.tolist() == [0] and packet[tables.Section.MARKS] == 0
+
+
+def test_each_launch_has_the_interval_of_its_rules(backend: Backend) -> None:
+    """Launches that differ in the interval alone share a compiled kernel, except for intervals beyond 32 bits."""
+    for every in (1, 3, 16, 2**32 + 1):
+        file = RandomFile(random.Random(5), backend, 3, 2)
+        table, other = file.file.table, copy_of(file.file.table)
+        records, marks = [stale_record(3, table.cells) for _ in "ab"], stale_marks(1, table.cells)
+        packet = batch_packet(([1, 2, 3], [1] * 3), NO_LIMIT, table.cells)
+        rules = tables.Rules(Strategy.LAZY, 2, every, False)
+        reference.plan(other, packet.clone(), records[0], marks, rules)
+        backend.plan(table, packet, records[1], marks, rules)
+        assert same(table, other) and all(torch.equal(*columns) for columns in zip(*records, strict=True))
+
+
+def test_tokens_are_counted_once_for_rows_in_any_order(backend: Backend) -> None:
+    """A plan with tails first counts the accepted tokens of the batch before, whose rows have another order."""
+    batch, rng = 60, random.Random(6)
+    file = RandomFile(rng, backend, batch, 2)
+    rules, every = tables.Rules(Strategy.NONE, 0, 8, False, tail=3), list(range(1, batch + 1))
+    sides = []
+    for table in (file.file.table, copy_of(file.file.table)):
+        pending, newest = torch.zeros_like(table.source), torch.zeros_like(table.source)
+        record = stale_record(batch, table.cells)
+        columns = [numbers([0] * size, table.cells) for size in (*[batch] * 5, 1)]
+        sides.append((table._replace(pending=pending, newest=newest), record, TailRecord(record.rows, *columns)))
+    marks = stale_marks(1, file.file.table.cells)
+    for rows in (every, every[::-1], rng.sample(every, batch)):
+        for launch, (table, record, tails) in zip((backend.plan, reference.plan), sides, strict=True):
+            packet = batch_packet((rows, [1 + row % 2 for row in rows]), NO_LIMIT, table.cells)
+            packet[tables.DEFER_CELL] = 99
+            launch(table, packet, record, marks, rules, tails)
+        mine, theirs = ((table.cells, table.pending, *record, *tails) for table, record, tails in sides)
+        assert all(map(torch.equal, mine, theirs))
+    assert int(sides[0][0].pending.max()) == 4

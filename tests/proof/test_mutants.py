@@ -10,7 +10,7 @@ import pytest
 
 from tests.proof.mutation.__main__ import COLUMNS, RESULTS
 from tests.proof.mutation.catalogue import MUTANTS, Mutant
-from tests.proof.mutation.runner import DEAD, ROOT, Runner, Stale
+from tests.proof.mutation.runner import DEAD, ROOT, SEED, Runner, Stale
 
 LIMIT = 60.0  # limit for one test, in seconds
 OFTEN = MUTANTS[::60]
@@ -29,6 +29,9 @@ def runner() -> Iterator[Runner]:
 def test_a_mutant_is_killed(runner: Runner, mutant: Mutant) -> None:
     verdict = runner.killer(mutant, LIMIT)
     assert verdict.fate in DEAD, f"{mutant.killer}\n{verdict}\n{runner.diff(mutant)}"
+    if mutant.compiled:
+        verdict = runner.run(mutant, [mutant.killer], LIMIT, SEED)
+        assert verdict.fate == "survived", f"the interpreter, too: {mutant.killer}\n{verdict}\n{runner.diff(mutant)}"
 
 
 def test_the_catalogue_is_whole() -> None:
@@ -45,6 +48,8 @@ def test_the_results_are_those_of_the_catalogue() -> None:
     head, *rows = [tuple(line.split("\t")) for line in RESULTS.read_text().splitlines()]
     assert head == COLUMNS and [name for name, _, _ in rows] == [m.name for m in MUTANTS]
     assert {fate for _, fate, _ in rows} <= set(DEAD)
+    lives = {name for name, _, more in rows if more == "interpreter: lives"}
+    assert lives == {mutant.name for mutant in MUTANTS if mutant.compiled}
 
 
 # -- tests of the harness, in a small project ------------------------------------------

@@ -22,13 +22,18 @@ LIMIT = 300.0  # limit of a run of tests, in seconds
 
 
 def row(runner: Runner, mutant: Mutant) -> tuple[str, ...]:
-    """Returns the line of one mutant. If its killer is in tests/proof, runs only this test, as its file takes long."""
+    """Returns the line of one mutant. If its killer is in tests/proof, runs only this test, as its file takes long.
+
+    If only compiled kernels show the mutant, says whether it lives when the interpreter runs the killer's file.
+    """
     fate, more = runner.killer(mutant, LIMIT).fate, "-"
     if not mutant.killer.startswith("tests/proof/"):
         other = "reference" if mutant.file.startswith("kernels/") else "interpreter"
         path, _, _ = mutant.killer.partition("::")
         verdict = runner.run(mutant, [path, "-m", "not slow", "-k", f"not [{other}"], LIMIT)
         more = f"{len(verdict.failed)} of {len(verdict.failed) + verdict.passed}" if verdict.finished else verdict.fate
+        if mutant.compiled:
+            more = f"interpreter: {'lives' if verdict.fate == 'survived' else more}"
     return mutant.name, fate, more
 
 

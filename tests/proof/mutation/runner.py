@@ -111,10 +111,10 @@ class Runner:
     def killer(self, mutant: Mutant, limit: float) -> Verdict:
         """Runs the test that must fail for a mutant. Its random inputs are the same in every run.
 
-        limit: seconds. Raises: Stale.
+        Kernels are compiled if the mutant says so. limit: seconds. Raises: Stale.
         """
         with self.mutated(mutant):
-            return self._pytest(["-x", f"--hypothesis-seed={SEED}", mutant.killer], limit, SEED)
+            return self._pytest(["-x", f"--hypothesis-seed={SEED}", mutant.killer], limit, SEED, mutant.compiled)
 
     def run(self, mutant: Mutant | None, tests: Sequence[str], limit: float, seed: int | None = None) -> Verdict:
         """Runs tests with a mutant or without one. Random inputs are new, unless a seed is given.
@@ -124,7 +124,9 @@ class Runner:
         with self.mutated(mutant) if mutant else nullcontext():
             return self._pytest(tests, limit, seed)
 
-    def _pytest(self, arguments: Sequence[str], limit: float, seed: int | None = None) -> Verdict:
+    def _pytest(
+        self, arguments: Sequence[str], limit: float, seed: int | None = None, compiled: str = ""
+    ) -> Verdict:  # fmt: skip
         """Runs pytest in the copy. At the limit, kills it with all its processes."""
         report, began = self.scratch / "report.xml", time.monotonic()
         report.unlink(missing_ok=True)
@@ -133,6 +135,8 @@ class Runner:
         environment["PYTHONDONTWRITEBYTECODE"] = "1"  # files change and change back within one second
         if seed is not None:
             environment["MEMSTATE_SEED"] = str(seed)
+        if compiled:
+            environment["MEMSTATE_COMPILED"] = compiled
         places = f"--rootdir={self.root}", f"--basetemp={self.scratch / 'pytest'}", f"--junitxml={report}"
         process = subprocess.Popen(
             [sys.executable, "-m", "pytest", *OPTIONS, *places, *arguments], cwd=self.root, env=environment, text=True,

@@ -169,7 +169,7 @@ USES: dict[str, Callable[[Backend, ms.Tracking, bool], None]] = {
 }
 
 
-@pytest.mark.sample(interpreter=6)
+@pytest.mark.sample(interpreter=4)
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)

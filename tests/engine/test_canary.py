@@ -21,8 +21,6 @@ from tests.support.planes import MAKERS, I, every_strategy
 from tests.support.scan import scan
 from tests.support.watch import Watch
 
-pytestmark = pytest.mark.sample(interpreter=0)  # tests host code, which is the same on every backend
-
 KINDS = {
     "long": ((3,), torch.int64), "ssm": ((2, 4), torch.float32), "conv": ((6, 3), torch.bfloat16),
     "small": ((5,), torch.float16), "tiny": ((1,), torch.bfloat16), "double": ((2,), torch.float64),

@@ -14,8 +14,6 @@ from tests.support.build import on
 from tests.support.scan import scan
 from tests.support.watch import Watch, real_launches
 
-pytestmark = pytest.mark.sample(interpreter=0)  # tests host code, which is the same on every backend
-
 LAYOUT = ms.StateLayout([Plane("s", (4,), torch.float32)], layers=1)
 STRATEGIES = [NoTracking(every=4), PingPong(every=4), LazyPingPong(every=4), Redirect(every=4)]
 names = pytest.mark.parametrize("tracking", STRATEGIES, ids=lambda t: type(t).__name__)

@@ -16,8 +16,6 @@ from tests.support.loops import InPlace
 from tests.support.planes import LAYOUT, MAKERS, I, Loop, every_strategy
 from tests.support.scan import scan
 
-pytestmark = pytest.mark.sample(interpreter=0)  # tests host code, which is the same on every backend
-
 SLOTS = 10
 
 

@@ -18,8 +18,6 @@ from tests.support.planes import MAKERS, every_strategy
 from tests.support.scan import scan
 from tests.support.tiered import Tiered, settle, whole
 
-pytestmark = pytest.mark.sample(interpreter=0)  # tests host code, which is the same on every backend
-
 LAYOUT = ms.StateLayout(planes=(ms.Plane("s", (3,), torch.float32),), layers=2)
 GARBAGE = 1000.0
 

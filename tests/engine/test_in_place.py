@@ -1,14 +1,10 @@
 """Engines whose kernels update one slot in place: copies before and after the forward, counted to the byte."""
 
-import pytest
-
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from tests.support.loops import InPlace
 from tests.support.planes import MAKERS, I, both_orders, every_snapshot
 from tests.support.scan import scan
-
-pytestmark = pytest.mark.sample(interpreter=0)  # tests host code, which is the same on every backend
 
 
 @every_snapshot

@@ -12,8 +12,6 @@ from tests.support import inside, owners
 from tests.support.planes import Loop
 from tests.support.scan import scan
 
-pytestmark = pytest.mark.sample(interpreter=0)  # tests host code, which is the same on every backend
-
 
 class Stage:
     """Two running rows, one ended row, one kept snapshot and one dropped snapshot."""

@@ -255,6 +255,7 @@ def test_an_error_in_the_replay_breaks_the_manager_until_it_recovers(pair: Pair,
     scan(mem)
 
 
+@pytest.mark.sample(interpreter=1)
 def test_the_graph_of_another_batch_changes_no_state(pair: Pair) -> None:
     """A batch of three replays a graph of two entries, or nothing: no state changes, and an audit finds the mistake."""
     mem, rows = pair

@@ -18,8 +18,6 @@ from tests.support.build import on
 from tests.support.command_bench import require_unordered
 from tests.support.scan import scan, scan_registers
 
-pytestmark = pytest.mark.sample(interpreter=0)  # tests host code, which is the same on every backend
-
 LAYOUT = StateLayout([Plane("s", (4,), torch.float32)], layers=1)
 
 

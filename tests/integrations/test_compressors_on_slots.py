@@ -129,7 +129,6 @@ def decode(mem: ms.StateManager, rows: list[ms.Row], served: list[Served], until
         mem.settle(step)
 
 
-@pytest.mark.sample(interpreter=1)
 def test_a_model_with_compressors_says_on_slots_what_it_says_on_its_own(backend: Backend) -> None:
     """Of two requests, one ends. A third request goes on from the ended request's snapshot of 24 tokens."""
     model = copy.deepcopy(tiny("deepseek_v4")).to(backend.device)

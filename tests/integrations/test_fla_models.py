@@ -223,7 +223,6 @@ def layout_of(model: Any) -> ms.StateLayout:
     return ms.StateLayout((*windows, ms.Plane("ssm", (HEADS, SIZE, SIZE), torch.float32)), LAYERS)
 
 
-@pytest.mark.sample(interpreter=0)
 @pytest.mark.filterwarnings("ignore:Triton is not supported", "ignore:According to Bo")  # warnings of fla
 @pytest.mark.parametrize("name", KINDS)
 def test_a_model_says_on_slots_what_it_says_with_a_cache_of_its_own(

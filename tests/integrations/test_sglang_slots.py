@@ -13,8 +13,6 @@ from memstate.integrations.sglang.track import TrackBuffer
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.sample(interpreter=0)
-
 
 @pytest.fixture
 def slots() -> MambaSlotAllocator:

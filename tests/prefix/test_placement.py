@@ -65,7 +65,6 @@ def chat(at: Prefill, seed: int, tail: int) -> list[tuple[int, int]]:
     return turns
 
 
-@pytest.mark.sample(interpreter=0)
 @pytest.mark.parametrize("gives", ["ends", "1", "8", "8 packed"])
 def test_M15_turns_that_leave_the_end_of_a_prompt_out_start_near_where_they_part(gives: str, backend: Backend) -> None:
     """The last 5 tokens of a prompt are missing in the next turn. A repeated prompt still starts near its end."""

@@ -22,8 +22,6 @@ from tests.support.planes import both_orders, every_snapshot, every_strategy
 from tests.support.prefill import GIVES, Prefill
 from tests.support.serving import PAGE, TRACKING, written
 
-pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF only the reference runs
-
 T = [7 * n % 50 for n in range(120)]
 CHUNKS = (1, 3, 7, 8, 9, 1000)
 

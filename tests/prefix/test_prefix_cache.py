@@ -19,9 +19,6 @@ from memstate.tokens import Tokens, encode
 from tests.support.planes import every_strategy
 from tests.support.serving import Server
 
-pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF only the reference runs
-
-
 T = [7 * n % 50 for n in range(60)]
 SIZES = {"whole": True, "every": 64, "slots": 12, "rows": 2, "pages": 24}
 
@@ -120,7 +117,6 @@ def test_B48_a_hit_refreshes_only_the_state_it_uses(backend: Backend) -> None:
     assert set(at.states_by_prefix()) == {tuple(T[:12])}
 
 
-@pytest.mark.sample(interpreter=1)
 @every_strategy
 def test_B53_equal_tokens_under_different_salts_never_match(name: str, backend: Backend) -> None:
     at = server(backend, name)
@@ -247,7 +243,6 @@ def test_one_page_that_a_handle_has_too_is_no_room(backend: Backend) -> None:
     (row,) = at.mem.admit([ms.Request("b", length=28)])
 
 
-@pytest.mark.sample(interpreter=0)
 def test_the_journal_names_every_change_of_owners(backend: Backend) -> None:
     at = server(backend, journal=50, direct_hits=False, overlap=False)
     row = at.start(T[:8])

@@ -10,9 +10,6 @@ from tests.support import inside
 from tests.support.build import build
 from tests.support.scan import scan_registers
 
-pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF only the reference runs
-
-
 LAYOUT = ms.StateLayout([ms.Plane("s", (4,), torch.float32)], layers=1)
 KINDS = {
     "none": (ms.NoTracking(8), False),
@@ -53,7 +50,6 @@ def prefilled(mem: ms.StateManager, numbers: range, length: int = 14) -> ms.Rows
     return rows
 
 
-@pytest.mark.sample(interpreter=1)
 @pytest.mark.parametrize("n", [1, 12])
 @every_kind
 def test_any_mix_with_a_cache_is_one_submit(kind: str, n: int, backend: Backend) -> None:

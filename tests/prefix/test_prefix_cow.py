@@ -15,9 +15,6 @@ from tests.support import owners
 from tests.support.held import held
 from tests.support.serving import Server
 
-pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF only the reference runs
-
-
 X, Y, Z, W = ([100 * n + i for i in range(8)] for n in range(1, 5))
 hits = pytest.mark.parametrize(
     ("name", "direct"),
@@ -49,7 +46,6 @@ def everything(at: Server) -> object:
     return held(at.mem)
 
 
-@pytest.mark.sample(interpreter=1)
 @hits
 def test_B50_the_source_of_a_hit_is_not_evicted_for_it(name: str, direct: bool, backend: Backend) -> None:
     needs = per_request(name)

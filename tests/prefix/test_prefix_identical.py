@@ -5,7 +5,6 @@
 
 from itertools import product
 
-import pytest
 import torch
 
 import memstate as ms
@@ -14,9 +13,6 @@ from memstate.prefix.policies import Lru, LruPages
 from tests.support.planes import every_strategy, fold
 from tests.support.serving import EVERY, PAGE, Server
 from tests.support.ways import every_strategy_and_order
-
-pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF only the reference runs
-
 
 CHUNK = 6
 LENGTHS = sorted({n + d for n in (PAGE, CHUNK, EVERY, 2 * EVERY, 3 * EVERY) for d in (-1, 0, 1)})
@@ -41,7 +37,6 @@ def test_B51_every_length_around_pages_chunks_and_boundaries(name: str, backend:
     assert at.mem.stats().prefix.evicted_states == 0
 
 
-@pytest.mark.sample(interpreter=1)
 @every_strategy_and_order
 def test_B52_prompts_packed_into_one_batch_have_the_states_they_have_alone(
     name: str, overlap: bool, backend: Backend

@@ -13,9 +13,6 @@ from tests.support import owners
 from tests.support.held import held
 from tests.support.serving import Server
 
-pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF only the reference runs
-
-
 T = list(range(100, 116))
 
 

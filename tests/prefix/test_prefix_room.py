@@ -15,9 +15,6 @@ from tests.support.planes import every_snapshot
 from tests.support.serving import Server
 from tests.support.talks import Talks
 
-pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF only the reference runs
-
-
 PROMPTS = [[100 * n + i for i in range(8)] for n in range(1, 7)]
 
 
@@ -63,7 +60,6 @@ def test_pages_come_from_the_leaves_that_were_followed_least_recently(backend: B
         at.mem.extend([row], [32])
 
 
-@pytest.mark.sample(interpreter=1)
 @pytest.mark.parametrize("name", ["lazy", "redirect"])
 def test_B24a_one_cached_state_goes_for_the_snapshot_that_is_due(name: str, backend: Backend) -> None:
     at = server(backend, name, spare=NEEDS[name], every=8)

@@ -15,9 +15,6 @@ from tests.support import owners
 from tests.support.planes import both_orders, every_snapshot
 from tests.support.serving import Server
 
-pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF only the reference runs
-
-
 T = [7 * n % 50 for n in range(60)]
 
 

@@ -9,8 +9,6 @@ from tests.support.planes import every_strategy
 from tests.support.talks import TEXT, Talks, row_holds_nothing, told
 from tests.support.ways import every_strategy_and_order
 
-pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF only the reference runs
-
 
 def real_labels(talks: Talks, row: ms.Row, most: int) -> list[int]:
     """Returns the labels of a row's registers on the device, up to a length, longest first."""

@@ -13,8 +13,6 @@ from tests.support.planes import every_strategy
 from tests.support.talks import TEXT, Talks, told
 from tests.support.ways import every_way_and_cache, with_and_without_cache
 
-pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF only the reference runs
-
 
 def forked(talks: Talks, session: ms.Session, name: str = "twin") -> ms.Session:
     """Forks a session, copies the KV of the page that is filled in part, and returns the fork."""
@@ -28,7 +26,6 @@ def forked(talks: Talks, session: ms.Session, name: str = "twin") -> ms.Session:
     return twin
 
 
-@pytest.mark.sample(interpreter=1)
 @every_way_and_cache
 @pytest.mark.parametrize("first", [8, 9])
 def test_S13_both_go_on_from_one_state_and_neither_sees_what_the_other_says(

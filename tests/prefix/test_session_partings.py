@@ -16,8 +16,6 @@ from tests.support.chats import TOOLS, Template, Words, agent, chat, interleaved
 from tests.support.talks import TEXT, Talks
 from tests.support.ways import with_and_without_cache
 
-pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF only the reference runs
-
 ASKED, ANSWER = TEXT[:5], list(range(50, 58))
 Talk = list[tuple[list[int], list[int]]]
 

@@ -19,8 +19,6 @@ from tests.support.planes import every_strategy
 from tests.support.talks import TEXT, Talks
 from tests.support.ways import with_and_without_cache
 
-pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF only the reference runs
-
 
 @with_and_without_cache
 def test_S15_a_priority_that_is_set_counts_at_once(backend: Backend, cache: bool) -> None:

@@ -16,8 +16,6 @@ from tests.support.planes import every_strategy
 from tests.support.talks import TEXT, Talks, counts
 from tests.support.ways import with_and_without_cache
 
-pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF only the reference runs
-
 SLOTS = {"none": 1, "ping-pong": 3, "lazy": 2, "redirect": 2}  # strategy -> slots of a request with a snapshot
 
 
@@ -43,7 +41,6 @@ def left(talks: Talks, sessions: list[ms.Session]) -> list[bool]:
     return [bool(talks.kept(session)) for session in sessions]
 
 
-@pytest.mark.sample(interpreter=1)
 @every_strategy
 @with_and_without_cache
 def test_S1_idle_sessions_refuse_no_request(backend: Backend, name: str, cache: bool) -> None:

@@ -16,8 +16,6 @@ from tests.support.planes import both_orders, every_strategy
 from tests.support.talks import TEXT, Talks, counts, row_holds_nothing, told
 from tests.support.ways import every_strategy_and_order, every_way_and_cache, with_and_without_cache
 
-pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF only the reference runs
-
 
 @every_way_and_cache
 def test_B69_a_turn_that_ends_moves_everything_to_the_session(
@@ -108,7 +106,6 @@ def test_B73_two_turns_at_once_are_refused(backend: Backend, overlap: bool, cach
     assert talks.whole([*TEXT, 1], session) == 15
 
 
-@pytest.mark.sample(interpreter=1)
 @every_strategy_and_order
 def test_B72_a_session_can_be_closed_whenever_no_turn_runs(backend: Backend, name: str, overlap: bool) -> None:
     """A session gives back all that it holds.

@@ -54,6 +54,7 @@ def test_barriers_stand_between_what_phases_write_and_read() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.sample(interpreter=1)
 def test_a_claim_passes_over_words_that_no_level_has(backend: Backend) -> None:
     """The last word of the summary also has bits for words that do not exist; at their places lies the summary."""
     capacity, free = 3_000, [5, 2_999]
@@ -67,6 +68,7 @@ def test_a_claim_passes_over_words_that_no_level_has(backend: Backend) -> None:
     assert backend.claim(bitmap, 40, counters).tolist() == [*free, *[0] * 38]
 
 
+@pytest.mark.sample(interpreter=1)
 def test_the_device_keeps_to_the_limit_of_a_plan(backend: Backend) -> None:
     mem = manager(backend, ms.Redirect(1))
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
@@ -129,6 +131,7 @@ def test_a_batch_is_looked_up_again_once_a_row_has_ended(backend: Backend) -> No
     assert mem.info(a).length == 1
 
 
+@pytest.mark.sample(interpreter=1)
 @pytest.mark.parametrize("variant", ["none", "lazy in place", "redirect"])
 def test_more_rows_than_lanes_follow_the_rules(backend: Backend, variant: str) -> None:
     """A program plans 1024 rows at a time. The next 1024 get the slots that are left, and what is left of the limit."""

@@ -7,8 +7,6 @@ from memstate.kernels.dispatch import Backend
 from tests.support.planes import I, Loop
 from tests.support.scan import scan
 
-pytestmark = pytest.mark.sample(interpreter=0)  # tests host code, which is the same on every backend
-
 
 def test_an_arrival_that_makes_no_sense_is_refused(backend: Backend) -> None:
     loop = Loop(backend, ms.Redirect(I), pages=4, page_size=1, pages_per_row=4)

@@ -8,8 +8,6 @@ from tests.support import owners
 from tests.support.planes import MAKERS, I, Loop, every_strategy, running
 from tests.support.scan import scan
 
-pytestmark = pytest.mark.sample(interpreter=0)  # tests host code, which is the same on every backend
-
 
 def forked(loop: Loop, row: ms.Row, *names: str) -> ms.engine.forking.Fork:
     fork = loop.mem.fork(row, names)

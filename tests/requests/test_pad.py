@@ -15,6 +15,7 @@ def test_D30_pad_is_null_or_minus_one(pad: object) -> None:
         ms.Forward(pad=pad)  # type: ignore[arg-type]
 
 
+@pytest.mark.sample(interpreter=1)
 @pytest.mark.parametrize("pad", [0, -1])
 @every_strategy
 def test_D30_pad_stands_where_there_is_no_slot(name: str, pad: int, backend: Backend) -> None:

@@ -14,8 +14,6 @@ from memstate.requests.pages import PageAllocator
 from tests.support.build import on
 from tests.support.scan import scan
 
-pytestmark = pytest.mark.sample(interpreter=0)  # tests host code, which is the same on every backend
-
 LAYOUT = ms.StateLayout([Plane("s", (4,), torch.float32)], layers=1)
 
 

@@ -10,8 +10,6 @@ from tests.support import owners
 from tests.support.planes import MAKERS, I, Loop, every_strategy
 from tests.support.scan import scan
 
-pytestmark = pytest.mark.sample(interpreter=0)  # tests host code, which is the same on every backend
-
 
 def reordered(loop: Loop, rows: list[ms.Row], entries: list[int]) -> list[ms.Row]:
     fed = [loop.fed[row] for row in rows]

@@ -20,8 +20,6 @@ from tests.support.build import build
 from tests.support.command_bench import recorded
 from tests.support.scan import scan, scan_registers
 
-pytestmark = pytest.mark.sample(interpreter=0)  # tests host code, which is the same on every backend
-
 LAYOUT = ms.StateLayout([ms.Plane("s", (4,), torch.float32)], layers=2)
 
 

@@ -11,8 +11,6 @@ from tests.support import owners
 from tests.support.build import on
 from tests.support.scan import scan
 
-pytestmark = pytest.mark.sample(interpreter=0)  # tests host code, which is the same on every backend
-
 LAYOUT = ms.StateLayout(planes=(ms.Plane("ssm", (2, 4), torch.float32),), layers=1)
 EVERY = 4
 

@@ -11,8 +11,6 @@ from memstate.kernels.tables import Count
 from tests.support.planes import LAYOUT, MAKERS, I, Loop, both_orders, every_snapshot, every_strategy, running
 from tests.support.scan import scan
 
-pytestmark = pytest.mark.sample(interpreter=0)  # tests host code, which is the same on every backend
-
 # strategy -> slots that a request gets at its admission: (with overlap, without overlap)
 ADMISSION = {"none": (1, 1), "ping-pong": (3, 2), "lazy": (2, 2), "redirect": (1, 1)}
 AT_MOST = {"none": 1, "ping-pong": 3, "lazy": 3, "redirect": 2}
@@ -47,7 +45,6 @@ def test_B18_chunks_of_a_prefill_keep_slots_and_claim_nothing(name: str, backend
     scan(loop.mem)
 
 
-@pytest.mark.sample(interpreter=1)
 @every_strategy
 @pytest.mark.parametrize("direct", [False, True], ids=["copied", "read directly"])
 def test_B20_a_fresh_state_is_zero_and_a_resumed_one_is_not_zeroed(name: str, direct: bool, backend: Backend) -> None:
@@ -86,7 +83,6 @@ def test_B21_slots_held_after_admission_and_at_most(name: str, overlap: bool, ba
     assert max(most) == (AT_MOST[name] if overlap or name != "ping-pong" else 2)
 
 
-@pytest.mark.sample(interpreter=1)
 def test_B22_ping_pong_alternates_and_touches_lanes_at_boundaries_only(backend: Backend) -> None:
     loop, row = running(backend, ms.PingPong(I))
     loop.mem.submit()

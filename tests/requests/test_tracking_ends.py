@@ -7,8 +7,6 @@ from memstate.kernels.dispatch import Backend
 from tests.support.planes import MAKERS, I, Loop, both_orders, every_snapshot, every_strategy, running
 from tests.support.scan import scan
 
-pytestmark = pytest.mark.sample(interpreter=0)  # tests host code, which is the same on every backend
-
 
 def all_free(loop: Loop) -> bool:
     """Returns True if nothing is held; an independent scan must find every slot and page free."""

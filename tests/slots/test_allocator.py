@@ -8,7 +8,6 @@ from memstate import DeviceFault, DoubleRelease, InvalidArgument, OutOfSlots, Sl
 from memstate.kernels.dispatch import Backend
 from tests.support.scan import scan_bitmap
 
-pytestmark = pytest.mark.sample(interpreter=0)  # tests host code, which is the same on every backend
 SIZES = (1, 31, 32, 33, 63, 64, 1000)
 
 

@@ -16,7 +16,6 @@ from tests.support import inside
 from tests.support.build import build
 from tests.support.scan import scan_registers
 
-pytestmark = pytest.mark.sample(interpreter=0)  # tests host code, which is the same on every backend
 LAYOUT = ms.StateLayout([Plane("s", (4,), torch.float32)], layers=1)
 
 

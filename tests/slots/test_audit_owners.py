@@ -1,14 +1,11 @@
 """Audits with a prefix cache and sessions: every owner has a name, a leak has none."""
 
-import pytest
-
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from tests.support import owners
 from tests.support.planes import every_snapshot, every_strategy
 from tests.support.talks import TEXT, Talks
 
-pytestmark = pytest.mark.sample(interpreter=0)  # tests host code, which is the same on every backend
 OTHER = [70 + token for token in TEXT]
 
 

@@ -135,7 +135,6 @@ def test_B36c_the_last_value_written_to_a_cell_wins_also_within_one_call(bench: 
     assert bench.file.table.tracked.tolist() == [0, 198, 199]
 
 
-@pytest.mark.sample(interpreter=0)
 def test_G1_the_first_change_of_a_fenced_register_waits_and_all_behind_it(bench: Bench) -> None:
     for register in (3, 6, 9):
         bench.fill(register, float(register), register)
@@ -158,7 +157,6 @@ def test_G1_the_first_change_of_a_fenced_register_waits_and_all_behind_it(bench:
     bench.allocator.check()
 
 
-@pytest.mark.sample(interpreter=0)
 def test_G1_what_reads_a_register_that_the_forward_has_still_to_write_waits(bench: Bench) -> None:
     """An action may read a fenced register only if the forward only reads it, too."""
     for register in (3, 6):
@@ -179,7 +177,6 @@ def test_G1_what_reads_a_register_that_the_forward_has_still_to_write_waits(benc
     buffer.lift()
 
 
-@pytest.mark.sample(interpreter=0)
 @pytest.mark.parametrize("change", ["move from", "copy from", "copy to", "release", "label"])
 def test_G1_every_change_of_a_fenced_register_waits(bench: Bench, change: str) -> None:
     for register in (3, 6):

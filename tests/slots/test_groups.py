@@ -6,8 +6,6 @@ from memstate import InvalidArgument, OutOfSlots, SlotAllocator
 from memstate.kernels.dispatch import Backend
 from tests.support.scan import scan_bitmap
 
-pytestmark = pytest.mark.sample(interpreter=0)  # tests host code, which is the same on every backend
-
 
 class Interrupted(Exception):
     """The error that a test raises inside a group."""

@@ -10,8 +10,6 @@ from memstate.slots.commands import CommandBuffer
 from tests.support.command_bench import Bench, perform
 from tests.support.scan import scan_registers
 
-pytestmark = pytest.mark.sample(interpreter=0)  # tests host code, which is the same on every backend
-
 
 @pytest.fixture
 def bench(backend: Backend) -> Bench:

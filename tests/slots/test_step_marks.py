@@ -41,6 +41,7 @@ class Host:
         return int(self.file.table.slots[self.first + holder])
 
 
+@pytest.mark.sample(interpreter=1)
 def test_marks_get_the_slots_that_their_packet_claims(backend: Backend) -> None:
     host = Host(backend)
     holders = [host.first, host.first + 1, host.first + 4]

@@ -60,6 +60,7 @@ def test_B78_sleep_brings_fills_back(backend: Backend, order: str) -> None:
     assert all(torch.equal(saved[name].view(torch.uint8), again[name].view(torch.uint8)) for name in saved)
 
 
+@pytest.mark.sample(interpreter=1)
 @pytest.mark.parametrize("order", ["layer_major", "slot_major"])
 @pytest.mark.parametrize("others", [FILLED, FILLED[-1:], ()], ids=["fills", "zeros", "alone"])
 def test_T23_a_plane_without_a_fill_is_copied_and_never_made_fresh(

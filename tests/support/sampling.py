@@ -5,8 +5,8 @@
 * `@pytest.mark.proof`: the test runs in full runs only.
 * `@pytest.mark.sample`: a parametrized test runs so many cases that each value of each parameter occurs.
   `@pytest.mark.sample(3)`: the test runs three cases, chosen the same way. Each backend has its own sample.
-* Outside tests/kernels, the interpreter runs one case of each test, because it runs the same host code as the
-  reference about 20 times slower. `@pytest.mark.sample(interpreter=4)` asks for four cases.
+* Outside tests/kernels, no test runs on the interpreter, because it runs the same host code as the reference about 20
+  times slower. `@pytest.mark.sample(interpreter=4)` asks for four cases, for tests that need kernels.
 
 A test that is named on the command line (`file.py::test_name`) runs in full.
 """
@@ -36,7 +36,7 @@ def left_out(items: Iterable[pytest.Item]) -> set[pytest.Item]:
         mark = cases[0].get_closest_marker("sample")
         most: int | None = len(cases)
         if backend == "interpreter" and not function.startswith(KERNELS):
-            most = mark.kwargs.get("interpreter", 1) if mark else 1
+            most = mark.kwargs.get("interpreter", 0) if mark else 0
         elif mark and not (mark.kwargs and not mark.args):
             most = mark.args[0] if mark.args else None
         skipped.update(set(cases) - set(covering(cases, most)))

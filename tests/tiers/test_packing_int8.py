@@ -168,7 +168,7 @@ def value(tokens: list[int], backend: Backend) -> tuple[Tensor, Tensor]:
     return ssm.to(backend.device), torch.randn(2, 5, generator=generator).bfloat16().to(backend.device)
 
 
-@pytest.mark.sample(None, interpreter=1)
+@pytest.mark.sample
 def test_B66_int8_states_come_back_within_half_a_step(backend: Backend) -> None:
     """The loaded state differs by at most half a step of each row's scale; the loaded window is exact."""
     rng = random.Random(0)

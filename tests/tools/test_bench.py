@@ -21,7 +21,6 @@ def counted(backend: Backend) -> dict[tuple[str, str, str], float]:
     return measured(backend.name, str(backend.device))
 
 
-@pytest.mark.sample(interpreter=0)
 def test_G2_counts_meet_the_bars_for_1_64_and_256_requests(counted: dict[tuple[str, str, str], float]) -> None:
     # (launches, uploads); a settle that frees lanes sends a packet of releases
     most = {
@@ -39,7 +38,6 @@ def test_G2_counts_meet_the_bars_for_1_64_and_256_requests(counted: dict[tuple[s
         assert counted["step", f"R={size}", "launches"] > 0
 
 
-@pytest.mark.sample(interpreter=0)
 @pytest.mark.parametrize("strategy", ["none", "ping-pong", "lazy", "redirect"])
 def test_B32_a_boundary_copies_nothing(counted: dict[tuple[str, str, str], float], strategy: str) -> None:
     for op in ("plan", "settle"):

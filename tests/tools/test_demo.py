@@ -34,7 +34,7 @@ def tiny(backend: Backend, **settings: Any) -> DemoReport:
     return demo(backend=backend.name, device=str(backend.device), requests=6, slots=7, track_every=8, **settings)
 
 
-@pytest.mark.sample(2, interpreter=0)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_identical_to_uncached_with_failing_claims(backend: Backend, strategy: str, overlap: bool) -> None:

@@ -1,6 +1,6 @@
 """Tests warps and registers of launches. In a launch of one program, each lane is in exactly one warp, for any batch.
 
-Lanes that are in several warps: test_interleave.py. Barriers in compiled kernels: test_compile_barriers.py.
+Lanes that are in several warps: test_shared_lanes.py. Barriers in compiled kernels: test_compile_barriers.py.
 """
 
 import math

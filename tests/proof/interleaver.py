@@ -5,13 +5,8 @@ give the same run. In every version of Triton, interpreted kernels reach memory 
 run these are replaced by functions that let `tests.support.addresses` check each access first.
 
 Here an access of all lanes of a program is one step, and all programs see its effect at once. On a GPU, lanes and
-caches may work in another order. A launch without conflicts does not depend on this order.
-
-A program can have several warps with the same lanes, as in Triton if a tensor has fewer lanes than there are threads.
-Here each warp is a thread. Every warp loads for itself, and decides by the values that it has loaded. A random draw
-chooses the warp that stores a word; a single value is stored by the first warp, as in Triton. One warp carries out an
-atomic, and the others wait for its result. Warps wait for each other only at barriers of the source: in Triton,
-reductions are a meeting point only if lanes are spread over warps, not if warps hold copies.
+caches may work in another order. A launch without conflicts does not depend on this order. The warps of a program are
+those of the compiled kernel: see `tests.support.ptx`.
 """
 
 import inspect
@@ -73,13 +68,12 @@ class Abandoned(BaseException):
 
 
 class Program(threading.Thread):
-    """A thread for a program of a launch, or for one of its warps. It runs only between `go_on` and its next pause."""
+    """A thread for a program of a launch. It runs only between `go_on` and its next pause."""
 
     def __init__(self, index: tuple[int, ...], body: Callable[[], object]) -> None:
         super().__init__(daemon=True)
         self.index, self.body, self.error = index, body, None
-        self.phase = self.atomics = 0
-        self.waits: Callable[[], bool] | None = None
+        self.phase = 0
         self.done = self.abandoned = False
         self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
 
@@ -92,17 +86,6 @@ class Program(threading.Thread):
             self.error = error
         self.done = True
         self._back.release()
-
-    @property
-    def ready(self) -> bool:
-        return not self.done and not (self.waits and self.waits())
-
-    def wait(self, waits: Callable[[], bool]) -> None:
-        """Pauses until `waits()` is false."""
-        if waits():
-            self.waits = waits
-            self.pause()
-            self.waits = None
 
     def pause(self) -> None:
         self._back.release()
@@ -119,16 +102,12 @@ class Program(threading.Thread):
 class Session:
     """Launches under one chooser.
 
-    shared: programs pause only before accesses to these bytes; None: before all. warps: number of warps of each
-    program, which hold the same lanes. draw: seed by which a warp is chosen to store a word.
+    shared: programs pause only before accesses to these bytes; None: before all.
     """
 
-    def __init__(self, chooser: Chooser, limits: Limits, shared: Bytes | None, warps: int, draw: int) -> None:
+    def __init__(self, chooser: Chooser, limits: Limits, shared: Bytes | None) -> None:
         self.log, self._chooser, self._limits, self._shared = Log(), chooser, limits, shared
-        self.warps, self._draw = warps, random.Random(draw)
-        self._owners: dict[object, int] = {}  # address of a word, or (program, number of its atomic) -> warp
         self._programs: list[Program] = []
-        self._returned: dict[tuple[int, int], Any] = {}  # (program, number of its atomic) -> result
         self._running = 0
 
     def access(self, kind: str, pointers: Any, mask: Any, size: int) -> None:
@@ -139,84 +118,36 @@ class Session:
             lane = lane[np.broadcast_to(np.asarray(mask, bool), np.shape(pointers)).ravel()]
         if len(lane):
             program = self._programs[self._running]
-            access = Access(self._running // self.warps, kind, at[lane], size, lane, len(at), program.phase)
+            access = Access(self._running, kind, at[lane], size, lane, len(at), program.phase)
             if self._shared is None or np.isin(access.bytes(), self._shared).any():
                 program.pause()
             self.log.launches[-1].add(access)
 
-    def own(self, pointers: Any, mask: Any) -> Any:
-        """Returns the mask of the lanes that the running warp stores.
-
-        These are the words that the draw gives to this warp. A single value is stored by warp 0.
-        """
-        if self.warps == 1:
-            return mask
-        at, warp = np.asarray(pointers), self._running % self.warps
-        own = np.broadcast_to(True if mask is None else np.asarray(mask, bool), at.shape).copy()
-        if at.size > 1:
-            own[own] = [self._owner(word) == warp for word in at[own].tolist()]
-        return own if at.size > 1 or warp == 0 else np.zeros_like(own)
-
-    def _owner(self, of: object) -> int:
-        if of not in self._owners:
-            self._owners[of] = self._draw.randrange(self.warps)
-        return self._owners[of]
-
-    def atomic(self, pointers: Any, mask: Any, size: int, carry_out: Callable[[], Any]) -> Any:
-        """Lets one warp, chosen by the draw, carry out an atomic. Returns the result in all warps."""
-        program, key = (
-            self._programs[self._running],
-            (self._running // self.warps, self._programs[self._running].atomics),
-        )
-        program.atomics += 1
-        if self._owner(key) == self._running % self.warps:
-            self.access(ATOMIC, pointers, mask, size)
-            self._returned[key] = carry_out()
-        program.wait(lambda: key not in self._returned)
-        return self._returned[key]
-
     def barrier(self) -> None:
-        """Lets the warps of a program wait for each other, except those that have ended."""
-        program, first = self._programs[self._running], self._running // self.warps * self.warps
-        program.phase += 1
-        others = self._programs[first : first + self.warps]
-        program.wait(lambda: any(other.phase < program.phase and not other.done for other in others))
+        self._programs[self._running].phase += 1
 
     def launch(self, kernel: str, arguments: Mapping[str, Any]) -> None:
         # `triton.reinterpret` returns an object with the tensor in `base`.
         plain = {name: getattr(value, "base", value) for name, value in arguments.items()}
         tensors = {name: value for name, value in plain.items() if isinstance(value, torch.Tensor)}
         self.log.launches.append(Launch(kernel, tensors, self._limits, arguments.get("num_warps", 4)))
-        self._returned, self._owners = {}, {}
 
     def run(self, programs: list[Program]) -> None:
-        """Brings each program to its first access, then lets chosen programs go on until all have ended.
-
-        Abandons warps that would wait at a barrier for ever; on a GPU they would hang.
-        """
-        self._programs, self.log.launches[-1].programs = programs, len(programs) // self.warps
+        """Brings each program to its first access, then lets chosen programs go on until all have ended."""
+        self._programs, self.log.launches[-1].programs = programs, len(programs)
         for program in programs:
             program.start()
         try:
             for number in range(len(programs)):
                 self._go_on(number)
-            while ready := [number for number, program in enumerate(programs) if program.ready]:
+            while ready := [number for number, program in enumerate(programs) if not program.done]:
                 self._go_on(self._chooser(ready))
-            self._look_for_parted()
         finally:
             for program in programs:
                 program.abandoned = True
                 if not program.done:
                     program.go_on()
                 program.join()
-
-    def _look_for_parted(self) -> None:
-        for first in range(0, len(self._programs), self.warps):
-            warps = self._programs[first : first + self.warps]
-            passed = [(warp.phase, warp.atomics, warp.done) for warp in warps]
-            if len(set(passed)) > 1 or not warps[0].done:
-                told = ", ".join(f"{barriers} and {atomics}" for barriers, atomics, _ in passed)
-                self.log.launches[-1].parted.append(f"program {first // self.warps} ({told})")
 
     def _go_on(self, number: int) -> None:
         self._running = number
@@ -234,23 +165,19 @@ class Body:
         self._function, self._session, self._programs = function, session, list[Program]()
 
     def __call__(self, **arguments: Any) -> None:
-        builder, warps = interpreter.interpreter_builder, self._session.warps
-        self._programs += [Program(builder.grid_idx, lambda: self._function(**arguments)) for _ in range(warps)]
-        if len(self._programs) == warps * prod(builder.grid_dim):
+        builder = interpreter.interpreter_builder
+        self._programs.append(Program(builder.grid_idx, lambda: self._function(**arguments)))
+        if len(self._programs) == prod(builder.grid_dim):
             self._session.run(self._programs)
 
 
 @contextmanager
-def interleaved(
-    chooser: Chooser, limits: Limits | None = None, shared: Bytes | None = None, warps: int = 1, draw: int = 0
-) -> Iterator[Log]:
+def interleaved(chooser: Chooser, limits: Limits | None = None, shared: Bytes | None = None) -> Iterator[Log]:
     """Runs the launches of the block in the order of the chooser, and checks every access.
 
-    If a program raises an exception, raises this again. warps: number of warps of each program, which hold the same
-    lanes. With more than one, the chooser chooses among warps. draw: seed by which a warp is chosen to store a word. It
-    is a conflict if warps take different branches around a barrier or an atomic.
+    If a program raises an exception, raises this again.
     """
-    session = Session(chooser, limits or Limits(), shared, warps, draw)
+    session = Session(chooser, limits or Limits(), shared)
     native, executor, builder = interpreter._interpreter, interpreter.GridExecutor, interpreter.InterpreterBuilder
     call, barrier = executor.__call__, builder.create_barrier
 
@@ -259,19 +186,16 @@ def interleaved(
         return native.load(pointers, mask, other, dtype)
 
     def store(pointers: Any, value: Any, mask: Any) -> Any:
-        mask = session.own(pointers, mask)
         session.access(STORE, pointers, mask, value.itemsize)
         return native.store(pointers, value, mask)
 
     def atomic_rmw(operation: Any, pointers: Any, value: Any, mask: Any, order: Any) -> Any:
-        return session.atomic(
-            pointers, mask, value.itemsize, lambda: native.atomic_rmw(operation, pointers, value, mask, order)
-        )
+        session.access(ATOMIC, pointers, mask, value.itemsize)
+        return native.atomic_rmw(operation, pointers, value, mask, order)
 
     def atomic_cas(pointers: Any, expected: Any, value: Any, order: Any) -> Any:
-        return session.atomic(
-            pointers, None, value.itemsize, lambda: native.atomic_cas(pointers, expected, value, order)
-        )
+        session.access(ATOMIC, pointers, None, value.itemsize)
+        return native.atomic_cas(pointers, expected, value, order)
 
     def interleave(launch: Any, *args: Any, **kwargs: Any) -> None:
         session.launch(launch.fn.__name__, dict(zip(launch.arg_names, args, strict=False)) | kwargs)

@@ -29,9 +29,8 @@ from memstate.kernels.tables import COUNTERS
 from memstate.slots.allocator import SlotAllocator
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import RegisterFile
-from tests.kernels.test_plan_kernel import VARIANTS
 from tests.proof.mutation.interleaved import MUTANTS, OUTSIDE, mutated
-from tests.support import inside, op_cases, op_launches, register_cases
+from tests.support import inside, op_cases, op_launches
 from tests.support.addresses import LOAD, STORE, Bytes, Launch, Limits, Log, Stray, spans
 from tests.support.planes import MAKERS, Loop, every_strategy
 from tests.support.sampling import PROOF
@@ -52,7 +51,6 @@ from tests.support.op_case import Case, Maker
 
 CASES = {op: op_cases.MAKERS[op] for op in OPS if op in op_cases.MAKERS}  # op -> function that makes a launch
 SCHEDULES = 40 if PROOF else 3
-PARTED = "_take: barriers and atomics of the warps of program 0 ({}) differ"
 SEEDS = 200  # number of seeds; one of them must show a defect
 COUNTER = torch.zeros(1, dtype=torch.int32)
 ONE_PROGRAM = {"claim", "release", "ownership", "audit", "plan"}
@@ -86,26 +84,6 @@ def _look(out_ptr, in_ptr, n):
     program = tl.program_id(0)
     tl.atomic_add(in_ptr, 1, mask=program == 0)
     tl.store(out_ptr + program, tl.load(in_ptr, mask=program != 0, other=n))
-
-
-@triton.jit
-def _double(x_ptr, BARRIER: tl.constexpr):
-    lane = tl.arange(0, 2)
-    word = tl.load(x_ptr + lane)
-    if BARRIER:
-        tl.debug_barrier()
-    tl.store(x_ptr + lane, word + tl.max(word, 0))
-
-
-@triton.jit
-def _take(x_ptr, BARRIER: tl.constexpr):
-    """Empties a cell. If it was full, then waits at a barrier."""
-    value = tl.load(x_ptr)
-    if BARRIER:
-        tl.debug_barrier()
-    tl.store(x_ptr, 0)
-    if value > 0:
-        tl.debug_barrier()
 
 
 @triton.jit
@@ -227,14 +205,14 @@ def test_spans_are_the_bytes_that_elements_view() -> None:
 # -- the kernels -------------------------------------------------------------------------------------------------
 
 
-def wrong(case: Case, seed: int, logs: list[Log], module: ModuleType | None = None, warps: int = 1) -> str:
-    """Returns the faults of a run under the schedule of a seed, "" for none. warps: number of warps of a program.
+def wrong(case: Case, seed: int, logs: list[Log], module: ModuleType | None = None) -> str:
+    """Returns the faults of a run under the schedule of a seed, "" for none.
 
     The bytes must be those of the reference; if the case is not exact, those of the kernel in stock order.
     """
     expected = case.run(case.module("memstate.kernels.reference" if case.exact else "memstate.kernels"))
     try:
-        with interleaved(Seeded(seed), case.limits, warps=warps, draw=seed) as log:
+        with interleaved(Seeded(seed), case.limits) as log:
             outputs = case.run(module or case.module())
     except Stray as stray:
         return str(stray)
@@ -294,58 +272,7 @@ def test_no_program_sees_what_another_one_does(op: str, generator: torch.Generat
         assert len(every_outcome(run)) == 1, f"arguments of seed {seed}"
 
 
-# -- warps that hold the same lanes -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("barrier", "outcomes"), [(True, {2}), (False, {2, 3})])
-def test_a_late_warp_reads_what_another_has_stored(barrier: bool, outcomes: set[int]) -> None:
-    """Two warps run in every order. Each adds the largest word to both words, and stores the words drawn for it."""
-    x = torch.empty(2, dtype=torch.int32)
-    values = set()
-
-    def run(draw: int, chooser: Chooser) -> list[int]:
-        x.fill_(1)
-        with interleaved(chooser, warps=2, draw=draw) as log:
-            _double[(1,)](x, BARRIER=barrier)
-        assert log.conflicts() == []
-        return x.tolist()
-
-    for draw in range(8):
-        for result in every_order(partial(run, draw)):
-            values |= set(result)
-    assert values == outcomes
-
-
-@pytest.mark.parametrize("barrier", [True, False])
-def test_warps_that_part_are_told(barrier: bool) -> None:
-    """Without a barrier, one warp empties the cell and waits, and the other finds it empty and does not wait."""
-    cell, told = torch.empty(1, dtype=torch.int32), set()
-    for seed in range(20):
-        cell.fill_(1)
-        with interleaved(Seeded(seed), warps=2, draw=seed) as log:
-            _take[(1,)](cell, BARRIER=barrier)
-        told |= set(log.conflicts())
-    assert told == (set() if barrier else {PARTED.format("1 and 0, 0 and 0")})
-
-
-ALONE = [(op, "") for op in sorted(ONE_PROGRAM - {"plan"})]
-ALONE += [("plan", variant) for variant in VARIANTS]
-
-
-def alone(op: str, variant: str, seed: int) -> Case:
-    """Returns a launch of one program. variant: strategy of a plan."""
-    make = Maker(seed)
-    return getattr(register_cases, op)(make, variant) if variant else CASES[op](make)
-
-
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("warps", [2, 3, 4] if PROOF else [4])
-@pytest.mark.parametrize(("op", "variant"), ALONE)
-def test_warps_may_hold_the_same_lanes(op: str, variant: str, warps: int) -> None:
-    """In real launches, warps never hold the same lanes. If they did, the barriers of the kernels would be enough."""
-    for seed in range(SCHEDULES):
-        problem = wrong(alone(op, variant, seed), seed, [], warps=warps)
-        assert not problem, f"{op} {variant}, arguments and schedule of seed {seed}:\n{problem}"
+# -- launches of one program ------------------------------------------------------------------------------------------
 
 
 def test_a_label_that_is_written_is_copied_behind_a_barrier() -> None:

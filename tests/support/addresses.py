@@ -99,7 +99,6 @@ class Launch:
         self.kernel, self.programs, self.warps = kernel, 0, warps
         self.named = dict(arguments) | {f"what it reaches [{i}]": tensor for i, tensor in enumerate(limits.reach)}
         self.accesses: list[Access] = []
-        self.parted: list[str] = []  # programs whose warps met different barriers or atomics, with their numbers
         self._allowed, self._null = Spans(self.named.values()), Spans(limits.null)
         self._changes = self._allowed if limits.changes is None else Spans(limits.changes)
 
@@ -146,13 +145,8 @@ class Launch:
         return np.intersect1d(self.shared(), self.touched(LOAD, STORE))
 
     def conflicts(self) -> list[str]:
-        """Returns a line for each conflict.
-
-        Conflicts are: bytes that programs contest; bytes that lanes of one program contest between two barriers; and
-        warps of one program that met different barriers or atomics.
-        """
-        lines = [f"{self.kernel}: barriers and atomics of the warps of {program} differ" for program in self.parted]
-        lines += self._tell(self.contested(), self.accesses, "")
+        """Returns a line for each conflict: bytes that programs contest, or lanes of a program between two barriers."""
+        lines = self._tell(self.contested(), self.accesses, "")
         for program, phase in sorted({(access.program, access.phase) for access in self.accesses}):
             between = [a for a in self.accesses if (a.program, a.phase) == (program, phase)]
             # Lane i of two blocks of one size is assumed to be the same thread, and so are all scalars.

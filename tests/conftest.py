@@ -12,8 +12,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
+from tests import COMPILED
+
 CUDA = torch.cuda.is_available()
-COMPILED = "MEMSTATE_COMPILED" in os.environ  # kernels are compiled, and run on the CPU: see tests.support.ptx
 if not CUDA and not COMPILED:
     os.environ["TRITON_INTERPRET"] = "1"  # read by Triton when the kernels are imported
 

@@ -183,7 +183,7 @@ rows("div.full.f32", truediv, ulps=2)
 rows("ex2.approx.f32", lambda a: np.float64(2) ** a, "T", ulps=2)
 rows("rsqrt.approx.ftz.f32", lambda a: 1 / np.sqrt(flushed(a)), "T", ulps=2)
 rows("min.f32", least)
-rows("max.f32 max.f16", lambda a, b: -least(-a, -b))
+rows("max.f32 max.f16 max.bf16", lambda a, b: -least(-a, -b))
 
 
 # -- each row executed ---------------------------------------------------------------------------

@@ -48,6 +48,8 @@ def _find(words: tuple[str, ...]) -> Value | None:
         return Value("pred", (kind, kind), _compare(words[1], kind))
     if words == ("abs", "bf16"):
         return Value(kind, (kind,), lambda x: x & 0x7FFF)
+    if words == ("max", "bf16"):
+        return Value(kind, (kind, kind), lambda x, y: bf16(TWO["max"]["f"](_of_bf16(x), _of_bf16(y))))
     if kind not in TYPES or kind.startswith("bf"):
         return None
     if name in ONE:

@@ -26,9 +26,8 @@ from memstate.kernels.dispatch import OPS, Backend
 
 ROOT = Path(__file__).parents[2]
 STRATEGIES = ("none", "ping-pong", "lazy", "redirect")
-DRAWN = [
-    {"strategy": name, "tail": tail} for tail in (False, True) for name in STRATEGIES
-]  # settings of random programs
+# settings of each random program
+DRAWN: list[dict[str, Any]] = [{"strategy": name, "tail": tail} for tail in (False, True) for name in STRATEGIES]
 
 
 @dataclass
@@ -48,7 +47,7 @@ class Told:
 
 
 def run(order: str, *arguments: str, variables: Mapping[str, str] = {}) -> Told:
-    """Runs this file as a program, which prints to the output of this process.
+    """Runs this file as a program, and prints its output once it has ended.
 
     Args:
         order: the order of warps, for MEMSTATE_COMPILED.
@@ -60,9 +59,12 @@ def run(order: str, *arguments: str, variables: Mapping[str, str] = {}) -> Told:
     with TemporaryDirectory() as folder:
         out = Path(folder, "told.json")
         command = [sys.executable, "-m", "tests.support.compiled_runs", str(out), *arguments]
-        status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+        ended = subprocess.run(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+        print(ended.stdout, flush=True)
         if not out.exists():
-            return Told(failed=[f"the process ended with status {status} before it told anything"])
+            return Told(failed=[f"the process ended with status {ended.returncode} before it told anything"])
         told = json.loads(out.read_text())
     return Told(**told | {"ops": Counter(told["ops"])})
 

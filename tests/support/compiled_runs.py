@@ -55,7 +55,7 @@ def run(order: str, *arguments: str, variables: Mapping[str, str] = {}) -> Told:
         variables: environment variables besides those of this process.
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"OMP_NUM_THREADS": "1", "MEMSTATE_COMPILED": order, **variables}
+    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MEMSTATE_COMPILED": order, **variables}
     with TemporaryDirectory() as folder:
         out = Path(folder, "told.json")
         command = [sys.executable, "-m", "tests.support.compiled_runs", str(out), *arguments]

@@ -137,8 +137,9 @@ def run_programs(told: Told, operations: int) -> None:
         try:
             run(Program.random(seed, length, **given), Backend("interpreter"))
             told.passed += length
-        except Difference as difference:
-            told.failed.append(f"{difference}")
+        except Difference as difference:  # whose text begins with a line of all operations
+            why = str(difference).partition("\n")[2]
+            told.failed.append(f"Program.random({seed}, {length}, **{given})\n{why}")
 
 
 def main(arguments: Sequence[str]) -> None:

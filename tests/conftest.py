@@ -22,7 +22,7 @@ import pytest  # noqa: E402
 
 import memstate  # noqa: E402
 from memstate.kernels.dispatch import Backend  # noqa: E402
-from tests.support import alike, offered, skips  # noqa: E402
+from tests.support import alike, compiled, offered, skips  # noqa: E402
 from tests.support.poison import Freed, fresh_memory  # noqa: E402
 from tests.support.sampling import PROOF, left_out  # noqa: E402
 
@@ -34,6 +34,8 @@ if not CUDA and not COMPILED:
     else:
         install()
 
+if COMPILED:
+    compiled.count_calls()
 OFFERED = offered.offer()
 KERNEL_BACKEND = pytest.param("cuda", marks=pytest.mark.gpu) if CUDA else "interpreter"
 
@@ -50,10 +52,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out tests that only a full run has, unless the command names a test."""
-    if PROOF or any("::" in argument for argument in config.args):
-        return
-    skipped = left_out(items)
+    """Leaves out tests that only a full run has, unless the command names a test, and those of other backends."""
+    named = PROOF or any("::" in argument for argument in config.args)
+    skipped = {*([] if named else left_out(items)), *(compiled.others(items) if COMPILED else [])}
     config.hook.pytest_deselected(items=[item for item in items if item in skipped])
     items[:] = [item for item in items if item not in skipped]
 
@@ -66,6 +67,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         with suppress(PackageNotFoundError):
             versions.append(f"{name} {version(name)}")
     python = f"Python {platform.python_version()}"
+    if COMPILED:
+        terminalreporter.write_line(compiled.summary())
     terminalreporter.write_line(", ".join(("tried with " + python, f"memstate {memstate.__version__}", *versions)))
 
 

@@ -4,73 +4,77 @@
     python -m tests.proof.compiled_run installed         with the installed one; the same as `make compiled`
 
 All tests of tests/kernels run with all warps in step, then random programs of a manager in four orders of warps. Bounds
-and races are checked at every access. Ends with 1 if a test fails, a program differs from its model, or an op was never
-launched. Versions that are not installed are first installed into build/triton/<version>.
+and races are checked at every access. Ends with 1 if a run fails, or if the tests never launch an operation. Versions
+that are not installed are first installed into build/triton/<version>.
 """
 
 import argparse
-import os
+import resource
+import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 
-from memstate.kernels.dispatch import OPS
 from tests.proof.compile_matrix import VERSIONS, folder_of, versions_of
-from tests.support.compiled_runs import Told, run
+from tests.support.compiled import ROOT, environment
 
-TESTS = "tests/kernels"
 ORDERS = ("together", "warps", "backwards", "1")  # 1: a seed of a random order
-OPERATIONS = 500  # of the random programs, in each order
+TESTS = ("pytest", "-q", "-p", "no:cacheprovider", "tests/kernels")
+PROGRAMS = (
+    "tests.proof.stateful",
+    "--backend",
+    "interpreter",
+    "--workers",
+    "1",
+    "--length",
+    "50",
+    "--operations",
+    "500",
+)
+RUNS = (("together", TESTS), *((order, PROGRAMS) for order in ORDERS))
 
 
-def runs_of(version: str, workers: int, tests: Sequence[str], operations: int) -> list[tuple[str, Told]]:
-    """Returns (order of warps, what was told) of each run with a version of Triton: first of the tests."""
-    folder = folder_of(version)
-    path = os.pathsep.join(filter(None, (str(folder or ""), os.environ.get("PYTHONPATH", ""))))
-    runs = [(ORDERS[0], "tests", *tests), *((order, "programs", str(operations)) for order in ORDERS)]
-    with ThreadPoolExecutor(workers) as pool:
-        told = pool.map(lambda one: run(*one, variables={"PYTHONPATH": path}), runs)
-        return [(one[0], each) for one, each in zip(runs, told, strict=True)]
+def run(folder: str, order: str, command: Sequence[str]) -> tuple[bool, str]:
+    """Runs a module of Python on compiled kernels.
 
+    Args:
+        folder: folder of Triton, "" for the installed one.
+        order: order of warps.
+        command: the module and its arguments.
 
-def lines_of(runs: Sequence[tuple[str, Told]]) -> Iterator[str]:
-    """Yields what to print about the runs with one version: each run, then all of them."""
-    for number, (order, told) in enumerate(runs):
-        what = f"operations, {len(told.failed)} differences" if number else (
-            f"tests passed, {len(told.failed)} failed, {told.skipped} skipped"
-        )  # fmt: skip
-        counts = f"{sum(told.kernels.values())} launches of {len(told.kernels)} kernels, {told.seconds:.0f} CPU s"
-        yield f"{order}: {told.passed} {what}, {counts}"
-        yield from (f"{order}: {line}" for line in told.failed)
-    launched = len(OPS) - len(missing(runs))
-    yield f"{sum(told.seconds for _, told in runs):.0f} CPU s, {launched} of {len(OPS)} ops launched"
-    yield from (f"never launched: {', '.join(ops)}" for ops in [missing(runs)] if ops)
-
-
-def missing(runs: Sequence[tuple[str, Told]]) -> list[str]:
-    """Returns the ops of which no run launched a kernel."""
-    launched = {op for _, told in runs for op, calls in told.ops.items() if calls}
-    return [op for op in OPS if op not in launched]
+    Returns:
+        Whether it passed, and its output.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", *command], cwd=ROOT, env=environment(order, folder), text=True, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    return done.returncode == 0 and "never launched" not in done.stdout, done.stdout
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints lines for each version. Returns 1 if one of them fails, otherwise 0."""
+    """Prints what each run says. Returns 1 if one of them fails, otherwise 0."""
     parser = argparse.ArgumentParser(prog="python -m tests.proof.compiled_run", description=__doc__.splitlines()[0])
     parser.add_argument(
         "versions", nargs="*", default=VERSIONS, metavar="VERSION",
         help=f"a version of Triton, `installed` or `newest`; without any: {' '.join(VERSIONS)}",
     )  # fmt: skip
-    parser.add_argument("--operations", type=int, default=OPERATIONS, help="of random programs, in each order of warps")
-    parser.add_argument("--tests", nargs="+", default=[TESTS], metavar="TEST", help="files or tests")
     parser.add_argument("--workers", type=int, default=2, help="processes at a time")
     given = parser.parse_args(arguments)
 
-    bad = False
+    bad, before = 0, 0.0
     for version in versions_of(given.versions):
-        runs = runs_of(version, given.workers, given.tests, given.operations)
-        print("\n".join(f"Triton {version}: {line}" for line in lines_of(runs)), flush=True)
-        bad |= bool(missing(runs)) or any(told.failed or not told.passed for _, told in runs)
-    return int(bad)
+        folder = str(folder_of(version) or "")
+        with ThreadPoolExecutor(given.workers) as pool:
+            told = pool.map(run, repeat(folder), *zip(*RUNS, strict=True))
+            for (order, (module, *_)), (passed, output) in zip(RUNS, told, strict=True):
+                print(f"{output}Triton {version}: {order}: {module}: {'passed' if passed else 'FAILED'}", flush=True)
+                bad += not passed
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        print(f"Triton {version}: {used.ru_utime + used.ru_stime - before:.0f} CPU s", flush=True)
+        before = used.ru_utime + used.ru_stime
+    return int(bad > 0)
 
 
 if __name__ == "__main__":

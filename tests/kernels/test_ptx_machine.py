@@ -29,6 +29,13 @@ BODIES: dict[str, tuple[str, Callable[[int, list[int]], int]]] = {
     "least": ("redux.sync.min.s32 %r11, %r10, -1;",
         lambda t, x: min(v ^ 1 << 31 for v in x[t & -32 : (t | 31) + 1]) - 2**31),
     "halves": ("mov.b32 {%rs1, %rs2}, %r10; mov.b32 %r11, {%rs2, %rs1};", lambda t, x: x[t] >> 16 | x[t] << 16),
+    "pairs": (
+        "abs.f16x2 %r12, %r10; max.f16x2 %r11, %r12, 0;",
+        lambda t, x: sum(h << n for n in (0, 16) if (h := x[t] >> n & 0x7FFF) <= 0x7C00)),
+    "pairs of truths": (
+        """setp.num.f16x2 %p1|%p2, %r10, %r10; selp.b32 %r12, 1, 0, %p1; selp.b32 %r13, 2, 0, %p2;
+        or.b32 %r11, %r12, %r13;""",
+        lambda t, x: (x[t] & 0x7FFF <= 0x7C00) + 2 * (x[t] >> 16 & 0x7FFF <= 0x7C00)),
     "words": (
         "mov.b64 %rd10, {%r2, %r10}; mov.b64 {_, %r12}, %rd10; mov.b64 {%r13, _}, %rd10; sub.s32 %r11, %r12, %r13;",
         lambda t, x: x[t] - t),

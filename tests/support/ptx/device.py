@@ -4,7 +4,7 @@ Triton's own JIT, specialisation and cache run as they are, and so do launches t
 is left out. `install` must run before Triton and memstate are imported.
 """
 
-import ast
+import linecache
 import os
 from collections import Counter
 from functools import cache
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from tests.support.ptx.program import Fault, Program
-from tests.support.ptx.races import KNOWN, told
+from tests.support.ptx.races import harmless, told
 
 LAUNCHED: Counter[str] = Counter()  # name of a kernel -> launches
 BUILD = Path(__file__).parents[3] / "build"
@@ -91,25 +91,12 @@ class Launcher:
         taken = [getattr(args[number], "base", args[number]) for number in self._taken]
         LAUNCHED[program.name] += 1
         raced = program.run((x, y, z), taken, self._warps, self._shared, self._order)
-        new = {
-            (what, place): cells for (what, place), cells in raced.items()
-            if what.split(", ")[1] not in KNOWN.get(_function(program, place), ((), ""))[0]
-        }  # fmt: skip
+        new = {key: cells for key, cells in raced.items() if not harmless(key[0], *_source(program, key[1]))}
         if new:
             raise Fault(f"{program.name}: race: {told(new)}")
 
 
-def _function(program: Program, place: str) -> tuple[str, str]:
-    """Returns the file and the function of a place in the source."""
-    file, _, line = place.partition(":")
-    path = program.listing.files.get(file)
-    spans = _functions(path) if path is not None and path.exists() else []
-    inner = [name for first, last, name in spans if first <= int(line) <= last]
-    return file, inner[-1] if inner else ""
-
-
-@cache
-def _functions(path: Path) -> list[tuple[int, int, str]]:
-    """Returns (first line, last line, name) of each function of a file, outer ones first."""
-    found = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
-    return sorted((node.lineno, node.end_lineno or node.lineno, node.name) for node in found)
+def _source(program: Program, place: str) -> tuple[str, str]:
+    """Returns the file and the text of a line of source."""
+    file, _, number = place.partition(":")
+    return file, linecache.getline(str(program.listing.files.get(file)), int(number)).strip()

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 # A label, the line of source or a brace, which stand before an instruction without a semicolon.
 HEAD = re.compile(r"(?:\.loc\s+(?P<file>\d+)\s+(?P<line>\d+)[^\n]*|(?P<label>[$\w]+):|(?P<brace>[{}]))\s*")
+ASSEMBLY = re.compile("// begin inline asm.*?// end inline asm", re.DOTALL)  # some Tritons count its lines on
 INSTRUCTION = re.compile(r"(?:@(?P<negated>!?)(?P<guard>%\w+)\s+)?(?P<words>[\w.:]+)\s*(?P<args>.*)", re.DOTALL)
 ARGUMENT = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s][^,]*")
 ENDS, BARRIER = ("bra", "ret", "exit"), ("bar", "sync")
@@ -60,6 +61,7 @@ def read(text: str) -> Listing:
         Fault: a line is no instruction.
     """
     files = {number: Path(path) for number, path in re.findall(r'\.file\s+(\d+)\s+"([^"]+)"', text)}
+    text = ASSEMBLY.sub(lambda lines: re.sub(r"\.loc[^\n]*", "", lines[0]), text)
     text = re.sub(r"//[^\n]*", "", text)
     entry = re.search(r"\.entry\s+(\w+)\s*\(([^)]*)\)[^{]*", text)
     if entry is None:

@@ -72,7 +72,9 @@ def constant(text: str, kind: str) -> Any:
 def _computing(value: values.Value) -> Step:
     def step(machine: "Machine", one: Instruction, at: Threads) -> None:
         operands = [machine.read(text, kind, at) for text, kind in zip(one.args[1:], value.of, strict=True)]
-        machine.write(one.args[0], value.compute(*operands), at)
+        result = value.compute(*operands)
+        for name, word in zip(one.args[0].split("|"), result.T if result.ndim == 2 else [result], strict=True):
+            machine.write(name, word, at)
 
     return step
 

@@ -44,6 +44,9 @@ def _find(words: tuple[str, ...]) -> Value | None:
     name, kind = ".".join(known[:-1]), words[-1]
     if words[0] == "cvt":
         return _cvt(words, words[-2], kind)
+    if kind.endswith("x2"):
+        single = _find((*words[:-1], kind[:-2]))
+        return single and Value(single.to, (kind,) * len(single.of), _in_pairs(single))
     if words[0] == "setp" and len(known) == 3 and words[1] in RELATIONS and kind in TYPES:
         return Value("pred", (kind, kind), _compare(words[1], kind))
     if words == ("abs", "bf16"):
@@ -70,6 +73,17 @@ def _find(words: tuple[str, ...]) -> Value | None:
         of, compute = OTHER[name]
         return Value(kind, tuple(each or kind for each in of), compute)
     return None
+
+
+def _in_pairs(single: Value) -> Callable[..., Array]:
+    """Returns a function that treats each operand as two numbers of half the width. It returns two truths, if any."""
+
+    def compute(*operands: Array) -> Array:
+        halves = [np.ascontiguousarray(x).view(TYPES[kind]) for x, kind in zip(operands, single.of, strict=True)]
+        result = single.compute(*halves)
+        return result.reshape(-1, 2) if single.to == "pred" else result.view("u4")
+
+    return compute
 
 
 def _wide(x: Array) -> Array:

@@ -69,10 +69,8 @@ def _find(words: tuple[str, ...]) -> Value | None:
             "mad.wide": Value(double, (kind, kind, double), lambda x, y, z: _wide(x) * _wide(y) + z),
             "mul.hi": Value(kind, (kind, kind), lambda x, y: (_wide(x) * _wide(y) >> 8 * x.itemsize).astype(x.dtype)),
         }[name]
-    if name in OTHER:
-        of, compute = OTHER[name]
-        return Value(kind, tuple(each or kind for each in of), compute)
-    return None
+    of, compute = OTHER.get(name, OTHER.get(f"{name}.{kind}", ((), None)))
+    return compute and Value(kind, tuple(each or kind for each in of), compute)
 
 
 def _in_pairs(single: Value) -> Callable[..., Array]:
@@ -273,10 +271,12 @@ TWO: dict[str, Any] = {
     "max": {"f": _signed_zero(np.fmax, np.bitwise_and), "s": np.maximum},
     "min.relu": {"s": lambda x, y: np.maximum(np.minimum(x, y), 0)},
 }  # fmt: skip
-OTHER: dict[str, tuple[tuple[str, ...], Callable[..., Array]]] = {  # types of the operands, "" for that of the result
+OTHER: dict[str, tuple[tuple[str, ...], Any]] = {  # types of the operands, "" for that of the result
     "selp": (("", "", "pred"), lambda x, y, chosen: np.where(chosen, x, y)),
-    "mad": (("", "", ""), lambda x, y, z: x * y + z),
-    "fma": (("", "", ""), _rounded(fused)),
-    "bfe": (("", "u32", "u32"), _field),
-    "prmt": (("u32", "u32", "u32"), _permuted),
+    "mad.s32": (("", "", ""), lambda x, y, z: x * y + z),
+    "mad.s64": (("", "", ""), lambda x, y, z: x * y + z),
+    "fma.f32": (("", "", ""), _rounded(fused)),
+    "bfe.s32": (("", "u32", "u32"), _field),
+    "bfe.u32": (("", "u32", "u32"), _field),
+    "prmt.b32": (("u32", "u32", "u32"), _permuted),
 }

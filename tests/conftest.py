@@ -1,5 +1,7 @@
 """Backends under test: the reference everywhere, the kernels interpreted on a CPU or compiled on a GPU.
 
+With MEMSTATE_COMPILED, the backend "interpreter" has compiled kernels that run on the CPU: see tests/support/ptx.
+
 `make test` runs a sample of the long tests and MEMSTATE_PROOF=1 all of them: see tests/support/sampling.py.
 """
 

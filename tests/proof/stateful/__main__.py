@@ -53,10 +53,12 @@ def main() -> int:
         for chunk, (made, difference) in zip(chunks, pool.map(work, chunks, *map(repeat, given)), strict=True):
             done, calls = done + len(chunk) * chosen.length, calls + made
             if difference:
-                again = f"--backend {chosen.backend} --operations {chosen.length} --length {chosen.length}"
+                compiled = os.environ.get("MEMSTATE_COMPILED", "")
+                again = f"MEMSTATE_COMPILED={compiled} " * bool(compiled) + "python -m tests.proof.stateful"
+                again += f" --backend {chosen.backend} --operations {chosen.length} --length {chosen.length}"
                 again += " --tails" * chosen.tails + f" --kv {chosen.kv}" * bool(chosen.kv)
                 seed, _, _ = difference.partition(":")
-                print(f"seed {difference}\nagain: python -m tests.proof.stateful {again} --seed {seed}", flush=True)
+                print(f"seed {difference}\nagain: {again} --seed {seed}", flush=True)
                 pool.shutdown(cancel_futures=True)
                 return 1
             if time.monotonic() - told > 5 or chunk is chunks[-1]:

@@ -23,7 +23,7 @@ class Instruction(NamedTuple):
 
     words: opcode and modifiers, such as ("ld", "global", "b32"). guard: predicate register under which it runs, "" for
     always. negated: whether it runs where the guard is false. place: file and line of source, such as "bitmap.py:183".
-    used: a bit for each byte of a load whose value is used.
+    used: a bit for each byte of a load whose value is used, -1 for all.
     """
 
     words: tuple[str, ...]

@@ -1,7 +1,7 @@
 """The instructions of PTX that only compute: functions on numpy arrays with one element for each thread.
 
-Numbers are as PTX ISA 8.7 says, with three freedoms used: `approx` and `full` forms are rounded correctly here.
-A NaN that arithmetic makes is the canonical one.
+Numbers are as PTX ISA 8.7 says. Where it leaves a choice: `approx` and `full` forms are rounded to nearest, and a NaN
+that arithmetic makes is the canonical one.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ TYPES = {
         "bf16x2": "u4", "f16x2": "u4",
     }.items()
 }  # fmt: skip
-NAN = {"f2": np.uint16(0x7FFF), "f4": np.uint32(0x7FFFFFFF), "f8": np.uint64(0x7FFFFFFFFFFFFFFF)}
+NAN = {"f2": np.uint16(0x7FFF), "f4": np.uint32(0x7FFFFFFF)}
 
 
 class Value(NamedTuple):

@@ -94,6 +94,13 @@ FAULTS = {
         "setp.lt.s32 %p1, %r2, 32; @%p1 bra $A; >> bar.sync 0; bra.uni $B; >> $A: bar.sync 0; $B: ret;"),
     "two values in one cell": ("different values", ">> st.global.b32 [%rd1 + 0], {%r2};"),
     "two values in one shared cell": ("different values", ">> st.shared.b32 [%r4], %r2;"),
+    "a race with the first thread": (
+        "race.*warps", "setp.eq.u32 %p1, %r2, 0; @%p1 st.shared.b32 [%r4], %r10; >> ld.shared.b32 %r11, [%r4];"),
+    "a race of all loads with the last thread": (
+        "race.*warps", "setp.eq.u32 %p1, %r2, 127; ld.shared.b32 %r11, [%r4]; >> @%p1 st.shared.b32 [%r4], %r2;"),
+    "a race of stores of one value with the last thread": (
+        "race.*warps",
+        "mov.b32 %r12, 9; st.shared.b32 [%r4], %r12; setp.eq.u32 %p1, %r2, 127; >> @%p1 st.shared.b32 [%r4], %r2;"),
     "an unknown instruction": (r"frobnicate\.b32 %r11, %r10", ">> frobnicate.b32 %r11, %r10;"),
 }  # fmt: skip
 

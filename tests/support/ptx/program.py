@@ -121,7 +121,7 @@ class Machine:
         self.threads, self._each = len(programs) * threads, threads
         self._number = np.arange(self.threads)
         self.program = self._number // threads
-        self.moment = self._number + programs.start * threads << THREAD
+        self.moment = self._number + (programs.start + 1) * threads << THREAD  # never 0
         self._state, self._block = np.zeros(self.threads, "i1"), np.zeros(self.threads, "i4")
         self.registers = _Registers(of.kinds, self.threads)
         x, y, _ = grid

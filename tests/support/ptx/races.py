@@ -16,7 +16,7 @@ import numpy as np
 Array = Any
 THREAD, BARRIER = 36, 18  # bits of a moment below the index of the thread, and below the number of barriers
 NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux: memory is taken page by page, so a large allocation costs nothing
-LEVELS = ("programs", "warps", "lanes")
+LEVELS, KINDS = ("programs", "warps", "lanes"), ("store", "atomic", "load")
 _ONE_STORES = "all threads load the counter, and the one that stores uses what it has loaded itself"
 _IN_STEP = "lanes that hold the same element load it in one instruction, before the instruction in which one stores it"
 KNOWN = (  # file, beginning of a line of source, levels of races that are harmless there, and why
@@ -30,17 +30,17 @@ KNOWN = (  # file, beginning of a line of source, levels of races that are harml
 
 
 class Shadow:
-    """For each cell of some bytes: moments of its last store, its last atomic, its last load, and a load by others.
+    """For each cell of some bytes: moments of its last store, atomic and load, and of one more of each by others.
 
-    A moment of 0 means never.
+    Two are enough: whoever comes next is another than one of them. A moment of 0 means never.
 
     cell: bytes of a cell: no access is narrower. threads: threads of a program.
     """
 
     def __init__(self, size: int, cell: int, threads: int) -> None:
         cells = size // cell + 1
-        pages = mmap.mmap(-1, 32 * cells, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
-        self._stored, self._changed, self._loaded, self._others = np.frombuffer(pages, "i8").reshape(4, cells)
+        pages = mmap.mmap(-1, 48 * cells, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
+        self._seen = dict(zip(KINDS, np.frombuffer(pages, "i8").reshape(3, 2, cells), strict=True))
         self._cell, self._threads = cell, threads
 
     def note(self, kind: str, at: Array, width: int, now: Array, silent: Array) -> Counter[str]:
@@ -55,42 +55,35 @@ class Shadow:
         """
         raced = Counter[str]()
         for cell in at // self._cell + np.arange(-(-width // self._cell))[:, None]:
-            checks = [("write after write" if kind != "load" else "read after write", self._stored[cell])]
-            if kind != "atomic":
-                checks.append((checks[0][0], self._changed[cell]))
-            if kind != "load":
-                checks += [("write after read", self._loaded[cell]), ("write after read", self._others[cell])]
-            for word, before in checks:
-                if before.any():
-                    self._compare(word, before, now, silent, raced)
-            if kind == "load":
-                self._remember(cell, now)
-            else:
-                (self._stored if kind == "store" else self._changed)[cell] = now
+            for other, pair in self._seen.items():
+                before = pair[:, cell]
+                if before.any() and (kind != other or kind == "store"):
+                    apart = self._apart(before, now).max(0) * ~silent
+                    word = f"{'read' if kind == 'load' else 'write'} after {'read' if other == 'load' else 'write'}"
+                    for level in np.unique(apart[apart > 0]):
+                        raced[f"{word}, {LEVELS[-level]}"] += int((apart == level).sum())
+            self._remember(*self._seen[kind], cell, now)
         return raced
 
-    def _remember(self, cell: Array, now: Array) -> None:
-        """Notes a load, and keeps the one before if it is of another program, else if it is of another warp."""
-        last, other = self._loaded[cell], self._others[cell]
-        if last.any():
-            mine, theirs = now >> THREAD, last >> THREAD
-            foreign = (last > 0) & (theirs // self._threads != mine // self._threads)
-            free = (other == 0) | ((other >> THREAD) // self._threads == mine // self._threads)
-            moves = foreign | ((last > 0) & free & (theirs // 32 != mine // 32))
-            self._others[cell] = np.where(moves, last, other)
-        self._loaded[cell] = now
+    def _remember(self, last: Array, others: Array, cell: Array, now: Array) -> None:
+        """Notes an access as the last one, and beside it that of the farthest thread that is not in order with it."""
+        before = last[cell]
+        last[cell] = now
+        kept = last[cell]  # of threads that come to one cell at once
+        for each in (before, now):
+            if (each > 0).any() and (each != kept).any():
+                apart, old = self._apart(each, kept), self._apart(others[cell], kept)
+                for level in range(1, 4):
+                    chosen = (apart == level) & (old <= level)
+                    others[cell[chosen]] = each[chosen]
 
-    def _compare(self, word: str, before: Array, now: Array, silent: Array, raced: Counter[str]) -> None:
-        mine, theirs = now >> THREAD, before >> THREAD
-        program = theirs // self._threads != mine // self._threads
-        warp = ~program & (theirs // 32 != mine // 32)
-        phase = (1 << THREAD) - 1
-        late = np.where(warp, (before & phase) >> BARRIER >= (now & phase) >> BARRIER, before & phase >= now & phase)
-        bad = (before > 0) & (theirs != mine) & (program | late) & ~silent
-        if bad.any():
-            for level, chosen in zip(LEVELS, (program, warp, ~program & ~warp), strict=True):
-                if count := int((bad & chosen).sum()):
-                    raced[f"{word}, {level}"] += count
+    def _apart(self, before: Array, now: Array) -> Array:
+        """Returns the level at which two accesses are in no order: 1 lanes, 2 warps, 3 programs, 0 if they are."""
+        mine, theirs, phase = now >> THREAD, before >> THREAD, (1 << THREAD) - 1
+        late = (before & phase) >> BARRIER >= (now & phase) >> BARRIER
+        level = np.where(theirs // 32 != mine // 32, 2 * late, before & phase >= now & phase)
+        level = np.where(theirs // self._threads != mine // self._threads, 3, level)
+        return np.where((before > 0) & (theirs != mine), level, 0)
 
 
 def harmless(what: str, file: str, line: str) -> bool:

@@ -1,11 +1,16 @@
 """Tests that a launch of a compiled kernel on a CPU keeps what its specialisation was promised."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import triton
 import triton.language as tl
 
 from tests import COMPILED
+from tests.support.compiled import ROOT, environment
+from tests.support.ptx.device import install
 
 
 @triton.jit
@@ -23,3 +28,15 @@ def test_a_wrong_promise_of_alignment_is_a_fault() -> None:
     assert out[0] == 4
     with pytest.raises(Fault, match=r"source is .* multiple of 16"):
         compiled[(1, 1, 1)](x[1:], out)
+
+
+def test_a_process_touches_no_gpu_and_no_kernels_of_one() -> None:
+    told = "import tests, triton, os; print(triton.knobs.cache.dir, repr(os.environ['CUDA_VISIBLE_DEVICES']))"
+    given = environment("together") | {"TRITON_CACHE_DIR": "/of/a/gpu", "CUDA_VISIBLE_DEVICES": "0"}
+    done = subprocess.run([sys.executable, "-c", told], cwd=ROOT, env=given, check=True, text=True, capture_output=True)
+    assert done.stdout == f"{ROOT}/build/ptx/{triton.__version__} ''\n"
+
+
+def test_nonsense_is_no_order() -> None:
+    with pytest.raises(ValueError, match=r"'sideways'.*together"):
+        install("sideways")

@@ -27,7 +27,6 @@ def environment(order: str, *path: str) -> dict[str, str]:
     return plain | {
         "MEMSTATE_COMPILED": order,
         "PYTHONPATH": folders,
-        "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
     }
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tests.support.ptx.program import Fault, Program
+from tests.support.ptx.program import ORDERS, Fault, Program
 from tests.support.ptx.races import harmless, told
 
 LAUNCHED: Counter[str] = Counter()  # name of a kernel -> launches
@@ -26,16 +26,20 @@ def install(order: str) -> None:
 
     Args:
         order: in which order warps and programs run, see `Program.run`.
+
+    Raises:
+        ValueError: there is no such order.
     """
-    os.environ["TRITON_INTERPRET"] = "0"
+    if order not in ORDERS and not order.isdecimal():
+        raise ValueError(f"MEMSTATE_COMPILED is {order!r}, but an order of warps is {', '.join(ORDERS)} or a seed")
+    os.environ |= {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
     import triton
     from triton import knobs
     from triton.backends.compiler import GPUTarget
     from triton.backends.nvidia.compiler import CUDABackend
     from triton.runtime import driver
 
-    if "TRITON_CACHE_DIR" not in os.environ:  # what is stored as an assembled kernel is text here
-        knobs.cache.dir = str(BUILD / "ptx" / triton.__version__)
+    knobs.cache.dir = str(BUILD / "ptx" / triton.__version__)  # never a GPU's: a kernel is stored as text here
 
     def unassembled(self: Any, text: str, metadata: Any, *options: Any) -> bytes:
         return text.encode()

@@ -23,6 +23,7 @@ from tests.support.ptx.values import TYPES
 Array = Any
 TOGETHER: Final = 16_384  # threads that run at a time
 RUNS, WAITS, ENDED = range(3)
+ORDERS: Final = ("together", "warps", "backwards")
 
 
 class Program:

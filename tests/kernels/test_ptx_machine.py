@@ -4,6 +4,7 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -101,6 +102,10 @@ FAULTS = {
     "a race of stores of one value with the last thread": (
         "race.*warps",
         "mov.b32 %r12, 9; st.shared.b32 [%r4], %r12; setp.eq.u32 %p1, %r2, 127; >> @%p1 st.shared.b32 [%r4], %r2;"),
+    "a load that uses a byte of a word that others store": (
+        "race.*lanes",
+        """st.shared.b32 [%r5], %r10; xor.b32 %r12, %r5, 4; .pragma "used_bytes_mask 0x2";
+        >> ld.shared.b32 %r11, [%r12];"""),
     "an unknown instruction": (r"frobnicate\.b32 %r11, %r10", ">> frobnicate.b32 %r11, %r10;"),
 }  # fmt: skip
 
@@ -231,6 +236,22 @@ def test_freed_memory_is_a_fault(generator: torch.Generator) -> None:
     del gone
     with pytest.raises(Fault, match="outside"):
         threads("ld.global.b32 {%r11}, [%rd2 + 0];", generator, at)
+
+
+def test_moved_memory_is_a_fault(generator: torch.Generator) -> None:
+    moved = torch.zeros(64)
+    threads("ld.global.b32 {%r11}, [%rd2 + 0];", generator, moved)
+    at = moved.data_ptr()
+    moved.resize_(1 << 20)
+    with pytest.raises(Fault, match="outside"):
+        threads("ld.global.b32 {%r11}, [%rd2 + 0];", generator, at)
+
+
+def test_allocations_may_lie_in_others(generator: torch.Generator) -> None:
+    words = np.arange(THREADS, dtype=np.int32)
+    given = [torch.from_numpy(part) for part in (words, words[:4], words[8:12])]
+    _, out = threads("mad.wide.u32 %rd10, %r2, 4, %rd2; ld.global.b32 {%r11}, [%rd10];", generator, *given)
+    assert out == words.tolist()
 
 
 def test_programs_race_unless_they_only_read_or_are_atomic(generator: torch.Generator) -> None:

@@ -28,25 +28,21 @@ class Allocations:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[int, StorageWeakRef]] = {}  # first byte -> bytes, storage
-        self._stale = True
+        self._known: dict[int, tuple[StorageWeakRef, int, int]] = {}  # storage -> itself, first byte, bytes
         self.starts = self.ends = np.zeros(0, "i8")
 
     def note(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Forgets allocations that are gone, and notes those of these tensors."""
-        gone = [at for at, (_, storage) in self._known.items() if storage.expired()]
-        for at in gone:
-            del self._known[at]
+        """Forgets allocations that are gone or have moved, and notes those of these tensors."""
+        gone = [key for key, (weak, *place) in self._known.items() if _place_of(weak) != place]
+        for key in gone:
+            del self._known[key]
         before = len(self._known)
-        for tensor in tensors:
-            storage = tensor.untyped_storage()
-            at, size = storage.data_ptr(), storage.nbytes()
-            if size and self._known.get(at, (0, None))[0] != size:
-                self._known[at], before = (size, StorageWeakRef(storage)), -1
-        if gone or before != len(self._known) or self._stale:
-            self.starts = np.array(sorted(self._known), "i8")
-            self.ends = self.starts + np.array([self._known[at][0] for at in sorted(self._known)], "i8")
-            self._stale = False
+        for storage in (tensor.untyped_storage() for tensor in tensors):
+            if storage.nbytes() and storage._cdata not in self._known:
+                self._known[storage._cdata] = StorageWeakRef(storage), storage.data_ptr(), storage.nbytes()
+        if gone or before != len(self._known):
+            places = np.array(sorted((at, at + size) for _, at, size in self._known.values()), "i8").reshape(-1, 2)
+            self.starts, self.ends = places[:, 0], np.maximum.accumulate(places[:, 1])  # one may lie in another
 
     def find(self, at: Array, size: int) -> Array:
         """Returns for each address the number of the allocation that has `size` bytes from there on, -1 if none has."""
@@ -62,6 +58,12 @@ class Allocations:
             if type(each) in (torch.Tensor, torch.nn.Parameter)
             and each.device.type == "cpu" and each.layout == torch.strided
         )  # fmt: skip
+
+
+def _place_of(weak: StorageWeakRef) -> list[int]:
+    """Returns the first byte and the bytes of a storage, nothing if it is gone."""
+    storage = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
+    return [] if storage is None else [storage.data_ptr(), storage.nbytes()]
 
 
 ALLOCATIONS = Allocations()
@@ -104,7 +106,7 @@ class Memory:
         if one.used < 0:
             self._note(one, "load", at, width * count, now, program, owner)
         for number in range(count) if one.used >= 0 else ():
-            if one.used >> number * width & 1:
+            if one.used >> number * width & (1 << width) - 1:
                 self._note(one, "load", at + number * width, width, now, program, owner)
         return [view[first + number] for number in range(count)]
 

@@ -28,6 +28,8 @@ def test_a_wrong_promise_of_alignment_is_a_fault() -> None:
     assert out[0] == 4
     with pytest.raises(Fault, match=r"source is .* multiple of 16"):
         compiled[(1, 1, 1)](x[1:], out)
+    with pytest.raises(Fault, match="1 x 65536 x 1 programs"):
+        compiled[(1, 65_536, 1)](x, out)
 
 
 def test_a_process_touches_no_gpu_and_no_kernels_of_one() -> None:

@@ -92,6 +92,8 @@ class Launcher:
             if at % 16:
                 name = self._names[number]
                 raise Fault(f"{program.name}: {name} is {at:#x}, but was compiled as a multiple of 16")
+        if x >= 2**31 or max(y, z) >= 2**16:
+            raise Fault(f"{program.name}: a GPU launches no grid of {x} x {y} x {z} programs")
         taken = [getattr(args[number], "base", args[number]) for number in self._taken]
         LAUNCHED[program.name] += 1
         raced = program.run((x, y, z), taken, self._warps, self._shared, self._order)

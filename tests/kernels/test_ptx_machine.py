@@ -86,9 +86,12 @@ FAULTS = {
     "outside of shared memory": ("outside", ">> ld.shared.b32 %r11, [%r5 + 2048];"),
     "misaligned": ("misaligned", ">> ld.global.b32 {%r11}, [%rd9 + 2];"),
     "a misaligned vector": ("misaligned", ">> ld.global.v2.b32 {%r11, %r12}, [%rd1 + 4];"),
+    "a misaligned row of a matrix": (
+        "misaligned", ">> ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r11}, [%r4 + 8];"),
     "half a warp shuffles": (
         "not whole",
         "and.b32 %r12, %r2, 16; setp.eq.b32 %p1, %r12, 0; @%p1 bra $A; >> redux.sync.add.s32 %r11, %r10, -1; $A: ret;"),
+    "a shuffle of half a warp": ("part of a warp", ">> shfl.sync.bfly.b32 %r11, %r10, 1, 31, 65535;"),
     "a warp misses a barrier": ("barrier", "setp.lt.s32 %p1, %r2, 32; @%p1 bra $A; >> bar.sync 0; $A: ret;"),
     "warps at different barriers": (
         "different barriers",
@@ -108,6 +111,9 @@ FAULTS = {
         >> ld.shared.b32 %r11, [%r12];"""),
     "an unknown instruction": (r"frobnicate\.b32 %r11, %r10", ">> frobnicate.b32 %r11, %r10;"),
 }  # fmt: skip
+
+for unknown in ("cvt.rm.f16.f32 %rs1, %r10", "red.global.gpu.relaxed.add.noftz.f16x2 [%rd1], %r10"):
+    FAULTS[unknown] = ("not known", f">> {unknown};")
 
 RACES = {  # a barrier comes between
     "global": """>> st.global.b32 [%rd8], {{%r2}}; {} xor.b32 %r12, %r3, {}; cvt.u64.u32 %rd10, %r12;

@@ -32,7 +32,9 @@ ODD: dict[str, Sequence[int]] = {  # bits that go wrong easily: limits, ties, Na
     ],
 }  # fmt: skip
 ODD |= dict.fromkeys({*BITS} - {*ODD}, (0, 1, 2, 31, 32, 33, 63, 64, 127, 128, 255, 2**15 - 1, 2**31 - 1, 2**63 - 1))
-TWICE = (0x33800001, 0x3F7FFFFE, 0x3F800001)  # a * b + c is one unit too large if it is rounded to 53 digits first
+TWICE = {  # a * b + c is one unit too large if it is first rounded to 53 digits, or to 24
+    "f32": (0x33800001, 0x3F7FFFFE, 0x3F800001), "f16": (0x1001, 0x3BFE, 0x3C01),
+}  # fmt: skip
 
 # form -> the exact result (None if the manual leaves it open), types of the operands and of the result, and by how many
 # units in the last place it may differ
@@ -92,7 +94,7 @@ def operand(kind: str, chance: random.Random) -> int:
 
 def operands(kinds: list[str], chance: random.Random) -> list[tuple[int, ...]]:
     """Returns all pairs of special operands, or `TWICE`, and random ones."""
-    pairs = list(product(*map(odd, kinds))) if len(kinds) < 3 else [TWICE] * (kinds == ["f32"] * 3)
+    pairs = list(product(*map(odd, kinds))) if len(kinds) < 3 else [TWICE[kind] for kind in kinds[:1] if kind in TWICE]
     return pairs + [tuple(operand(kind, chance) for kind in kinds) for _ in range(COUNT - len(pairs))]
 
 
@@ -176,8 +178,9 @@ rows("cvt.f32.f16 cvt.f32.bf16 cvt.rn.f16.bf16 cvt.rn.f16.f32 cvt.rn.bf16.f32 cv
 rows("cvt.rn.bf16x2.f32 cvt.rn.f16x2.f32", lambda high, low: (high, low), "T T > D")
 rows("cvt.rzi.s32.f32", lambda a: 0 if a != a else int(min(max(a, -(2.0**31)), 2**31 - 1)), "T > D")
 rows("cvt.rzi.s16.f32", lambda a: 0 if a != a else int(min(max(a, -(2.0**15)), 2**15 - 1)), "T > D")
+rows("cvt.rzi.s64.f32", lambda a: -(2**63) if a != a else int(min(max(a, -(2.0**63)), 2**63 - 1)), "T > D")
 rows("cvt.rmi.ftz.f32.f32", lambda a: np.floor(flushed(a)), "T")
-rows("fma.rn.f32", fused, "T T T")
+rows("fma.rn.f32 fma.rn.f16", fused, "T T T")
 rows("div.rn.f32", truediv)
 rows("div.full.f32", truediv, ulps=2)
 rows("ex2.approx.f32", lambda a: np.float64(2) ** a, "T", ulps=2)

@@ -177,6 +177,8 @@ class Machine:
             warps = at.reshape(-1, LANES) if len(at) % LANES == 0 else None
             if warps is None or (warps[:, 0] % LANES).any() or (warps[:, -1] - warps[:, 0] != 31).any():
                 raise one.fault("a warp is not whole")
+        if one.args[-1][0] not in "[{" and (self.read(one.args[-1], "u32", at) != 2**32 - 1).any():
+            raise one.fault("a mask names a part of a warp")
         self.moment[at] += ordered
 
     def _guarded(self, step: Step, one: Instruction, at: Threads) -> None:

@@ -36,7 +36,8 @@ def find(one: Instruction) -> Step | None:
     if name in ("ldmatrix", "stmatrix"):
         return _matrices if "m8n8" in words and words[-2:] == ("shared", "b16") else None
     if name in ("ld", "st", "atom", "red"):
-        known = ("global" in words or "shared" in words) and (name in ("ld", "st") or COMBINE.keys() & words)
+        does = name in ("ld", "st") or (COMBINE.keys() & words and words[-1] in ("b32", "u32", "b64", "u64"))
+        known = ("global" in words or "shared" in words) and does
         return {"ld": _load, "st": _store}.get(name, _atomic) if known else None
     if name == "shfl":
         return _shuffle
@@ -158,8 +159,10 @@ def _matrices(machine: "Machine", one: Instruction, at: Threads) -> None:
     """Loads or stores matrices of 8 by 8 elements of 16 bits. A lane names a row, and has two elements of each."""
     machine.meet(one, at)
     loads, lane, who = one.words[0] == "ldmatrix", np.arange(LANES), machine.who(at)
-    rows = _address(machine, one, at).reshape(-1, LANES)
-    for number, name in enumerate(names_in(one.args[0 if loads else 1])):
+    rows, names = _address(machine, one, at).reshape(-1, LANES), names_in(one.args[0 if loads else 1])
+    if (rows[:, : 8 * len(names)] % 16).any():
+        raise one.fault("misaligned row of 16 bytes")
+    for number, name in enumerate(names):
         places = []
         for half in range(2):
             row, column = lane // 4, lane % 4 * 2 + half

@@ -188,7 +188,7 @@ def fused(x: Array, y: Array, z: Array) -> Array:
     bits = total.view("i8").copy()
     odd = (lost != 0) & np.isfinite(total) & np.isfinite(lost) & (bits & 1 == 0)
     bits[odd] += np.where((lost > 0) == (total > 0), 1, -1)[odd]
-    return bits.view("f8").astype("f4")
+    return bits.view("f8").astype(x.dtype)
 
 
 def bf16(x: Array) -> Array:
@@ -225,7 +225,7 @@ WHOLE = {"rzi": np.trunc, "rni": np.rint, "rmi": np.floor, "rpi": np.ceil}
 def _cvt(words: tuple[str, ...], to: str, of: str) -> Value | None:
     """Conversions: integers wrap, floating point saturates in integers, and rounds to the nearest even otherwise."""
     whole = next((WHOLE[word] for word in words if word in WHOLE), None)
-    if to not in TYPES or of not in TYPES or any(word in words for word in ("sat", "satfinite", "relu", "rz", "rp")):
+    if to not in TYPES or of not in TYPES or not {*words[1:-2]} <= {"rn", "ftz", *WHOLE}:
         return None
     if to in ("bf16x2", "f16x2"):
         half = bf16 if to == "bf16x2" else lambda x: _half(x).view("u2")
@@ -250,10 +250,11 @@ def _half(x: Array) -> Array:
 
 
 def _saturated(x: Array, least: int, most: int) -> Array:
-    """Returns whole numbers as integers of 64 bits; NaN becomes 0."""
+    """Returns whole numbers as integers of 64 bits; NaN becomes 0, but the highest bit in a result of 64 bits."""
     inside = np.where((x > least) & (x < most), x, 0)
     whole = inside.astype("i8") if least < 0 else inside.astype("u8")
-    return np.where(np.isnan(x), 0, np.where(x <= least, least, np.where(x >= most, most, whole)))
+    nan = 0 if most < 2**32 else least or 2**63
+    return np.where(np.isnan(x), nan, np.where(x <= least, least, np.where(x >= most, most, whole)))
 
 
 # -- tables -------------------------------------------------------------------------------------------------------

@@ -112,7 +112,11 @@ FAULTS = {
     "an unknown instruction": (r"frobnicate\.b32 %r11, %r10", ">> frobnicate.b32 %r11, %r10;"),
 }  # fmt: skip
 
-for unknown in ("cvt.rm.f16.f32 %rs1, %r10", "red.global.gpu.relaxed.add.noftz.f16x2 [%rd1], %r10"):
+for unknown in (
+    "cvt.rm.f16.f32 %rs1, %r10",
+    "min.s16x2 %r11, %r10, %r10",
+    "red.global.gpu.relaxed.add.noftz.f16x2 [%rd1], %r10",
+):
     FAULTS[unknown] = ("not known", f">> {unknown};")
 
 RACES = {  # a barrier comes between

@@ -44,7 +44,7 @@ def _find(words: tuple[str, ...]) -> Value | None:
     name, kind = ".".join(known[:-1]), words[-1]
     if words[0] == "cvt":
         return _cvt(words, words[-2], kind)
-    if kind.endswith("x2"):
+    if kind in TYPES and kind.endswith("x2"):
         single = _find((*words[:-1], kind[:-2]))
         return single and Value(single.to, (kind,) * len(single.of), _in_pairs(single))
     if words[0] == "setp" and len(known) == 3 and words[1] in RELATIONS and kind in TYPES:

@@ -44,6 +44,6 @@ TESTS = {
 def test_every_operation_passes_on_what_the_compiler_made() -> None:
     nodes = [f"tests/kernels/{name}[{'-'.join(filter(None, ('interpreter', case)))}]"
              for name, cases in TESTS.items() for case in cases]  # fmt: skip
-    nodes.append("tests/kernels/test_ptx_launch.py::test_a_wrong_promise_of_alignment_is_a_fault")
+    nodes.append("tests/kernels/test_ptx_launch.py::test_a_wrong_promise_is_a_fault")
     passed, output = run("", "together", ["pytest", "-q", "-p", "no:cacheprovider", *nodes])
     assert passed and f"{len(nodes)} passed" in output, output

@@ -1,7 +1,7 @@
 """The GPU that Triton believes in: an sm_90 whose launches run on the CPU.
 
 Triton's own JIT, specialisation and cache run as they are, and so do launches that memstate keeps. Only the assembler
-is left out. `install` must run before Triton and memstate are imported.
+is left out. `install` must run before kernels are defined, so before memstate is imported.
 """
 
 import linecache
@@ -78,6 +78,7 @@ class Launcher:
         kinds = list(source.signature.values())
         self._taken = [number for number, kind in enumerate(kinds) if kind != "constexpr"]
         self._whole = {path[0] for path, hints in source.attrs.items() if ["tt.divisibility", 16] in hints}
+        self._constants = {path[0]: value for path, value in source.constants.items() if len(path) == 1}
         self._names, self._warps, self._shared, self._order = (
             list(source.signature), metadata.num_warps, metadata.shared, order
         )  # fmt: skip
@@ -86,12 +87,13 @@ class Launcher:
         self, x: int, y: int, z: int, stream: int, program: Program, packed: Any, metadata: Any, enter: Any, leave: Any,
         *args: Any,
     ) -> None:  # fmt: skip
-        for number in self._whole:
-            given = args[number]
+        for number, given in enumerate(args):
             at = given.data_ptr() if hasattr(given, "data_ptr") else given
-            if at % 16:
-                name = self._names[number]
-                raise Fault(f"{program.name}: {name} is {at:#x}, but was compiled as a multiple of 16")
+            if number in self._whole and at % 16:
+                raise Fault(f"{program.name}: {self._names[number]} is {at:#x}, but was compiled as a multiple of 16")
+            if number in self._constants and at != self._constants[number]:
+                was = self._constants[number]
+                raise Fault(f"{program.name}: {self._names[number]} is {at!r}, but was compiled as {was!r}")
         if x >= 2**31 or max(y, z) >= 2**16:
             raise Fault(f"{program.name}: a GPU launches no grid of {x} x {y} x {z} programs")
         taken = [getattr(args[number], "base", args[number]) for number in self._taken]
@@ -99,7 +101,8 @@ class Launcher:
         raced = program.run((x, y, z), taken, self._warps, self._shared, self._order)
         new = {key: cells for key, cells in raced.items() if not harmless(key[0], *_source(program, key[1]))}
         if new:
-            raise Fault(f"{program.name}: race: {told(new)}")
+            advice = "put a barrier before (programs have none), or list it in races.py"
+            raise Fault(f"{program.name}: race: {told(new)}; {advice}")
 
 
 def _source(program: Program, place: str) -> tuple[str, str]:

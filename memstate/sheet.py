@@ -60,7 +60,7 @@ class Bar(NamedTuple):
 
 
 class SheetSection(NamedTuple):
-    """A table that folds.
+    """A table. In a notebook it folds, unless it has no title.
 
     Attributes:
         title: What the table lists.

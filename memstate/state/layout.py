@@ -371,7 +371,8 @@ class StateLayout(Shown):
         rows = self.table()
         planes = [of_bytes(row.name, row.payload, f"plane {at}") for at, row in enumerate(rows)]
         padding = of_bytes("padding", sum(row.padding for row in rows), "padding")
-        return sheet(repr(self), [bar("one layer of one slot", [*planes, padding])], [self.plane_section()])
+        unfolded = self.plane_section()._replace(title="")
+        return sheet(repr(self), [bar("one layer of one slot", [*planes, padding])], [unfolded])
 
     def plane_section(self) -> SheetSection:
         """Returns a table of the planes, for the sheets of layouts and of planes."""

@@ -25,9 +25,11 @@ padding:6px 8px;max-width:860px;overflow-wrap:anywhere}
 vertical-align:-1px}
 .memstate .ms-pale{color:var(--ms-pale)}
 .memstate .ms-bad{color:var(--ms-bad);margin:4px 0;padding-left:18px}
-.memstate table{border-collapse:collapse;margin:3px 0 8px;font-size:12px;color:inherit;background:none}
+.memstate .ms-wide{overflow-x:auto;margin:3px 0 8px}
+.memstate table{border-collapse:collapse;margin:0;font-size:12px;color:inherit;background:none;overflow-wrap:normal}
 .memstate th,.memstate td{padding:1px 10px 1px 0;text-align:left;border:0;color:inherit;background:none;
-border-bottom:1px solid var(--ms-line);font-variant-numeric:tabular-nums}
+border-bottom:1px solid var(--ms-line);vertical-align:bottom;font-variant-numeric:tabular-nums}
+.memstate td{white-space:nowrap}
 .memstate summary{cursor:pointer}
 </style>"""
 _HATCH = "repeating-linear-gradient(45deg,{0} 0 2px,{1} 2px 5px)"
@@ -78,5 +80,7 @@ def _section(section: SheetSection) -> str:
     rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in section.rows)
     more = f'<div class="ms-pale">... and {section.more:,} more</div>' if section.more else ""
     count = f' <span class="ms-pale">{len(section.rows) + section.more:,}</span>' if section.counted else ""
-    table = f"<table>{f'<tr>{heads}</tr>' if heads else ''}{rows}</table>"
+    table = f'<div class="ms-wide"><table>{f"<tr>{heads}</tr>" if heads else ""}{rows}</table></div>'
+    if not section.title:
+        return table + more
     return f"<details><summary>{escape(section.title)}{count}</summary>{table}{more}</details>"

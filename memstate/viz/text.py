@@ -60,8 +60,9 @@ def widths(sizes: list[int], cells: int) -> list[int]:
 
 def _section(section: SheetSection) -> list[RenderableType]:
     table = Table(
-        box=SIMPLE_HEAD if section.heads else None, show_header=bool(section.heads), title=Text(f"\n{section.title}"),
-        title_justify="left", title_style="bold", padding=(0, 2, 0, 0), pad_edge=False,
+        box=SIMPLE_HEAD if section.heads else None, show_header=bool(section.heads),
+        title=Text(f"\n{section.title}" * bool(section.title)), title_justify="left", title_style="bold",
+        padding=(0, 2, 0, 0), pad_edge=False,
     )  # fmt: skip
     for head in section.heads:
         table.add_column(Text(head), overflow="fold")

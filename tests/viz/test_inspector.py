@@ -24,7 +24,6 @@ from memstate.viz.inspector import page
 from memstate.viz.inspector.texts import packed, runs, steps, text
 from tests.slots.test_inspect import busy
 from tests.support.inspected import large, leaking, served
-from tests.viz.pictures import CHROMIUM
 
 HOSTILE = [
     "</script><script>document.title = 'run'</script>", "<img src=x onerror=\"document.title = 'run'\">", "<!--", "]]>",
@@ -212,18 +211,6 @@ def test_no_name_changes_the_page(name: str) -> None:
 
 
 # -- in a browser ----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def tab() -> Iterator[Any]:
-    """A tab of one headless browser, for all tests of this file."""
-    if not CHROMIUM:
-        pytest.skip("no chromium, chromium-browser or google-chrome on the path: the page is not tried in a browser")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[test]'")
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield opened.new_page()
-        opened.close()
 
 
 @contextmanager

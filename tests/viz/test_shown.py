@@ -17,7 +17,7 @@ from rich.console import Console
 import memstate as ms
 from memstate import viz
 from memstate.prefix.policies import Lru
-from memstate.sheet import Bar, BarPart, Sheet, SheetSection
+from memstate.sheet import Bar, BarPart, Sheet, SheetSection, section
 from memstate.slots.inspect import Inspection
 from memstate.viz import kinds
 from memstate.viz.text import widths
@@ -265,6 +265,30 @@ def test_pages_stay_small_whatever_the_size_of_the_object() -> None:
 def test_the_repr_of_an_inspection_is_one_short_line() -> None:
     empty = Inspection(1000, [0] * 1001, [False] + [True] * 1000, [0] * 30, [0] * 30, {}, {})
     assert repr(empty) == "Inspection(1000 of 1000 slots free, requests: 0, changes: 0, faults: 0)"
+
+
+NARROW = """[document.documentElement.scrollWidth <= innerWidth, [...document.querySelectorAll("td")].map(cell => {
+    const lines = document.createRange(); lines.selectNodeContents(cell); return lines.getClientRects().length})]"""
+
+
+@pytest.mark.parametrize("width", [380, 876])
+def test_a_wide_table_scrolls_and_no_word_is_torn(tab: Any, width: int) -> None:
+    from memstate.viz import html
+
+    mem, _kept = busy()
+    wide = section("trials", [f"a_long_name_{at}" for at in range(20)], [["key=128,value=64", *range(1000, 1019)]])
+    shown = [mem._repr_html_(), mem.layout._repr_html_(), html.render(Sheet("a sweep", sections=(wide,)))]
+    tab.set_viewport_size({"width": width, "height": 800})
+    tab.set_content("<!doctype html>" + "".join(shown).replace("<details>", "<details open>"))
+    fits, lines = tab.evaluate(NARROW)
+    assert fits and max(lines) == 1
+    assert tab.evaluate("[...document.querySelectorAll('th')].at(-1).clientHeight") < 30
+
+
+def test_the_planes_of_a_layout_are_not_folded_away() -> None:
+    mem, _kept = busy()
+    assert "<details>" in mem.planes._repr_html_() and "<details>" not in mem.layout._repr_html_()
+    assert "plane" in words(mem.layout) and "[2, 8] float32" in printed(mem.layout)
 
 
 # Texts and sizes of the caller

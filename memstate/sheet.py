@@ -5,17 +5,20 @@ Each class that shows itself has a method `sheet()`. `memstate.viz` draws the sh
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+from memstate import tables
 from memstate.sizes import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Group
 
+R = TypeVar("R")
 MOST_ROWS = 10  # rows of a table, at most
+MOST_RECORDS = 100  # rows of a `Table`, at most
 MOST_PARTS = 24  # parts of a bar, at most
 MOST_FAULTS = 12
 MOST_LETTERS = 60  # letters of a cell, at most
@@ -106,7 +109,7 @@ def bar(title: str, parts: Iterable[BarPart]) -> Bar:
 
 
 def section(
-    title: str, heads: Sequence[str], rows: Sequence[Sequence[object]], total: int | None = None
+    title: str, heads: Sequence[str], rows: Sequence[Sequence[object]], total: int | None = None, most: int = MOST_ROWS
 ) -> SheetSection:
     """Returns a table of the first rows.
 
@@ -115,8 +118,9 @@ def section(
         heads: Names of the columns.
         rows: The rows, or only the first ones.
         total: Number of all rows. None: `rows` has them all.
+        most: Limit of the rows that are shown.
     """
-    kept = tuple(tuple(cut(str(cell), MOST_LETTERS) for cell in row) for row in rows[:MOST_ROWS])
+    kept = tuple(tuple(cut(str(cell), MOST_LETTERS) for cell in row) for row in rows[:most])
     return SheetSection(title, tuple(heads), kept, (len(rows) if total is None else total) - len(kept))
 
 
@@ -213,3 +217,42 @@ class Shown:
         from memstate.viz import text
 
         return text.render(self.sheet())
+
+
+class Table(list[R], Shown):
+    """Records in a list that shows itself as a table, also as plain text.
+
+    Args:
+        records: Named tuples, or mappings from heading to value.
+        title: One line.
+        texts: Heading -> the function that writes the values below it. Others are written as in every table.
+    """
+
+    def __init__(
+        self, records: Iterable[R], title: str, texts: Mapping[str, Callable[[Any], str]] | None = None
+    ) -> None:
+        super().__init__(records)
+        self.title, self.texts = title, texts or {}
+
+    def sheet(self) -> Sheet:
+        """See `Shown.sheet`."""
+        rows = [record if isinstance(record, Mapping) else record._asdict() for record in list[Any](self)]
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        cells = [[self._text(name, row.get(name)) for name in names] for row in rows]
+        heads = [name.replace("_", " ") for name in names]
+        return sheet(self.title, sections=[section("", heads, cells, most=MOST_RECORDS)])
+
+    def _text(self, name: str, value: Any) -> str:
+        return "" if value is None else self.texts.get(name, tables.text)(value)
+
+    def __rich__(self) -> "Group":
+        from memstate.viz import text
+
+        return text.plain(repr(self))
+
+    def __repr__(self) -> str:
+        lines = [self.title]
+        for shown in self.sheet().sections:
+            lines += tables.table([dict(zip(shown.heads, row, strict=True)) for row in shown.rows], tables.width())
+            lines += [f"... and {shown.more:,} more"] * bool(shown.more)
+        return "\n".join(lines)

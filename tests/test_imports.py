@@ -19,7 +19,9 @@ from tests.support.sources import ROOT, sources
 
 # Every folder of memstate/ is one layer: its modules import from their own folder and from those above it in this list.
 # BASE stands for the files beside the folders; PACKAGE for memstate/__init__.py.
-BASE = "alone lazy errors lasting logs guard checks salts container sizes streams tokens stats absent atomic sheet"
+BASE = (
+    "alone lazy errors lasting logs guard checks salts container sizes streams tokens stats absent atomic tables sheet"
+)
 PACKAGE = "memstate"
 TOOLS = "memstate_tools"
 LAYERS = (

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 import typer
 
-from memstate.cli.tables import table, width
 from memstate.cli.units import duration
+from memstate.tables import table, width
 
 Progress = Callable[[int, int | None], None]  # (units done, units in all or None if unknown)
 PAUSE = 10.0  # seconds of long work before its next line

@@ -1,16 +1,8 @@
 """Formats numbers for people: durations, bytes and counts with their units, in the same form everywhere."""
 
+from memstate.tables import number
+
 DURATIONS = (86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us")
-
-
-def number(value: float) -> str:
-    """Returns a number with at least three digits, and commas between thousands.
-
-    Example:
-        >>> number(2265.4), number(0.123456), number(7)
-        ('2,265', '0.123', '7')
-    """
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def several(count: int, what: str) -> str:

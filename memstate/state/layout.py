@@ -20,7 +20,7 @@ import torch
 
 from memstate.checks import is_whole, items, require_name, whole
 from memstate.errors import InvalidArgument
-from memstate.sheet import Sheet, SheetSection, Shown, bar, of_bytes, section, sheet
+from memstate.sheet import Sheet, SheetSection, Shown, Table, bar, of_bytes, section, sheet
 from memstate.sizes import INT64_MAX, format_bytes
 from memstate.state.sharding import Owned, Part
 
@@ -181,7 +181,7 @@ class Plane:
         return (..., along, *[slice(None)] * (len(self.shape) - self.axis - 1))
 
     def __repr__(self) -> str:
-        sizes, dtype = ",".join(map(str, self.shape)), str(self.dtype).removeprefix("torch.")
+        sizes, dtype = ",".join(map(str, self.shape)), _dtype(self.dtype)
         parts = " | ".join(f"{part.name} {part.units}*{part.size}" for part in self.parts)
         fill = f"filled with {self.fill}" if self.fill else "never made fresh" if self.fill is None else ""
         layers = f"{self.layers} layers" if self.layers else ""
@@ -326,12 +326,13 @@ class StateLayout(Shown):
             start += layers * ends[-1]
         return tuple(places[plane.name] for plane in self.planes)
 
-    def table(self, slots: int = 1) -> list[PlaneRow]:
+    def table(self, slots: int = 1) -> Table[PlaneRow]:
         """Returns where each plane lies in a slot; only layer_stride depends on `slots`. Raises: InvalidArgument."""
-        return [
+        rows = [
             PlaneRow(plane.name, plane.shape, plane.dtype, plane.nbytes, self.block_bytes(plane) - plane.nbytes, *place)
             for plane, place in zip(self.planes, self.placements(slots), strict=True)
         ]
+        return Table(rows, f"bytes of a block, and where blocks lie with slots={slots}", {"dtype": _dtype})
 
     def shard(self, ranks: int) -> "StateLayout":
         """Returns the layout of one of `ranks` tensor-parallel ranks; `Plane.owned` says what each rank holds.
@@ -377,12 +378,17 @@ class StateLayout(Shown):
     def plane_section(self) -> SheetSection:
         """Returns a table of the planes, for the sheets of layouts and of planes."""
         rows = [
-            (row.name, f"{list(row.shape)} {str(row.dtype)[6:]}", f"{row.payload:,}", f"{row.padding:,}")
+            (row.name, f"{list(row.shape)} {_dtype(row.dtype)}", f"{row.payload:,}", f"{row.padding:,}")
             for layout in (self, self.rows)
             if layout is not None
             for row in layout.table()
         ]
         return section("planes", ("plane", "shape", "bytes of a layer of a slot", "padding"), rows)
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    """Returns the name of a dtype."""
+    return str(dtype).removeprefix("torch.")
 
 
 def _fill(plane: str, fill: float | None, dtype: torch.dtype) -> float | None:

@@ -30,6 +30,11 @@ def render(sheet: Sheet) -> Group:
     return Group(*parts)
 
 
+def plain(lines: str) -> Group:
+    """Returns plain text as an object that rich prints as it is."""
+    return Group(Text(lines))
+
+
 def _bar(bar: Bar) -> list[RenderableType]:
     drawn, key = Text(), Text()
     for part, cells in zip(bar.parts, widths([part.size for part in bar.parts], WIDTH), strict=True):

@@ -12,8 +12,8 @@ import pytest
 from memstate import metrics
 from memstate.cli import output, units
 from memstate.cli.app import app
-from memstate.cli.tables import table
 from memstate.cli.traces import form
+from memstate.tables import table
 from memstate_tools import compile as compiling
 from memstate_tools import names
 from memstate_tools.traces.make import make

@@ -1,6 +1,8 @@
 """Tests the pages and texts of objects in notebooks and terminals: figures, sizes, hostile names, no device waits."""
 
+import copy
 import io
+import pickle
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -17,7 +19,7 @@ from rich.console import Console
 import memstate as ms
 from memstate import viz
 from memstate.prefix.policies import Lru
-from memstate.sheet import Bar, BarPart, Sheet, SheetSection, section
+from memstate.sheet import Bar, BarPart, Sheet, SheetSection, Table, section
 from memstate.slots.inspect import Inspection
 from memstate.viz import kinds
 from memstate.viz.text import widths
@@ -289,6 +291,28 @@ def test_the_planes_of_a_layout_are_not_folded_away() -> None:
     mem, _kept = busy()
     assert "<details>" in mem.planes._repr_html_() and "<details>" not in mem.layout._repr_html_()
     assert "plane" in words(mem.layout) and "[2, 8] float32" in printed(mem.layout)
+
+
+def test_a_table_is_a_list_that_shows_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    records = [{"name": "a", "slot_bytes": 2048, "part": 0.25}, {"name": HOSTILE, "part": None, "fits": True}]
+    made = Table(records, "two records", {"part": "{:.0%}".format})
+    assert made == records and made[0]["slot_bytes"] == 2048 and copy.deepcopy(made) == records
+    assert repr(pickle.loads(pickle.dumps(made))) == str(made) == repr(made)
+    lines = str(made).splitlines()
+    assert lines[0] == "two records" and lines[1].split() == ["name", "slot", "bytes", "part", "fits"]
+    assert lines[2].split() == ["a", "2,048", "25%"] and lines[-1].split()[-1] == "yes" and "\x1b" not in str(made)
+    assert {"two records", "slot bytes", "2,048", "25%", "yes"} < set(words(made))
+    assert printed(made).splitlines() == lines
+    many = Table([{"at": at} for at in range(102)], "many")
+    assert str(many).endswith("... and 2 more") and "... and 2 more" in words(many)
+    assert str(Table([], "none")) == "none" and words(Table([], "none"))
+
+
+def test_a_layout_lists_its_planes_in_a_table() -> None:
+    mem, _kept = busy()
+    assert {"conv", "(3, 5)", "bfloat16", "layer stride", "30"} < set(words(mem.layout.table()))
+    assert "slots=24" in str(mem.layout.table(24)) and "bfloat16" in printed(mem.layout.table())
 
 
 # Texts and sizes of the caller

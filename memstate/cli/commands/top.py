@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 from memstate.cli.options import Json
 from memstate.cli.output import emit_text, one_line_errors, write_stdout
-from memstate.cli.tables import width
+from memstate.tables import width
 
 URL = "http://127.0.0.1:9470/metrics"
 

@@ -10,7 +10,7 @@ from typer import Option
 
 from memstate.cli.options import Json, split_names
 from memstate.cli.output import emit_text, one_line_errors, progress
-from memstate.cli.tables import width
+from memstate.tables import width
 
 
 def check(

@@ -8,7 +8,7 @@ from typer import Option
 
 from memstate.cli.options import Json
 from memstate.cli.output import emit_text, fail, one_line_errors, progress
-from memstate.cli.tables import table, width
+from memstate.tables import table, width
 from memstate_tools.demo_options import DemoOptions
 from memstate_tools.options import choose_backend, device_of
 

@@ -3,8 +3,9 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from memstate.cli.units import duration, measured, number
+from memstate.cli.units import duration, measured
 from memstate.stats import Stats, TierStats
+from memstate.tables import number
 from memstate_tools.demo.compare import Compared
 from memstate_tools.demo.config import DemoConfig
 from memstate_tools.demo.meter import Meter

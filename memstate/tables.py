@@ -6,8 +6,6 @@ from itertools import zip_longest
 from textwrap import wrap
 from typing import Any
 
-from memstate.cli.units import number
-
 GAP = "  "
 LEAST = 24  # characters that texts of the first column get at least
 
@@ -30,7 +28,7 @@ def table(rows: Sequence[Mapping[str, Any]], columns: int, *, grouped: bool = Fa
     if grouped := grouped and len(heads) > 1:
         names = list(dict.fromkeys(row.get(heads[0]) for row in rows))
         rows = sorted(rows, key=lambda row: names.index(row.get(heads[0])))
-    cells = {head: [_text(row.get(head)) for row in rows] for head in heads}
+    cells = {head: [text(row.get(head)) for row in rows] for head in heads}
     above = cells[heads.pop(0)] if grouped else [""] * len(rows)
     heads = [head for head in heads if any(cells[head])]
     if not heads:
@@ -92,7 +90,18 @@ def _lines(
     ]  # fmt: skip
 
 
-def _text(value: Any) -> str:
+def number(value: float) -> str:
+    """Returns a number with at least three digits, and commas between thousands.
+
+    Example:
+        >>> number(2265.4), number(0.123456), number(7)
+        ('2,265', '0.123', '7')
+    """
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def text(value: Any) -> str:
+    """Returns a value as the text of a cell."""
     if isinstance(value, bool):
         return "yes" if value else "NO"
     return "" if value is None else number(value) if isinstance(value, int | float) else str(value)

@@ -55,7 +55,8 @@ MOST_BYTES = 400_000
 def fresh(path: Path, then: Sequence[str] = ()) -> Any:
     """Runs all cells of a notebook in a kernel of this Python, and returns the notebook with its new outputs.
 
-    The kernel's environment is always the same: no Triton interpreter, no GPU, one thread, no settings of a user.
+    The kernel's environment is always the same: no Triton interpreter, no GPU, one thread, 100 columns, no settings of
+    a user.
 
     Args:
         then: code of more cells at the end.
@@ -72,7 +73,7 @@ def fresh(path: Path, then: Sequence[str] = ()) -> Any:
             cell.outputs, cell.execution_count = [], None
     with TemporaryDirectory(prefix="nb") as folder:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        environment |= {"IPYTHONDIR": folder, "PYTHONHASHSEED": "0"}
+        environment |= {"IPYTHONDIR": folder, "PYTHONHASHSEED": "0", "COLUMNS": "100"}
         environment["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(TOOLS), os.environ.get("PYTHONPATH", "")))
         environment.pop("TRITON_INTERPRET", None)
         # Without kernel folders, `python3` is the kernel of the running Python

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.support.ptx.program import Fault
+from tests.support.ptx.races import BARRIER, KNOWN, THREAD, Shadow, harmless
 from tests.support.ptx_body import run
 
 THREADS = 128
@@ -63,6 +64,7 @@ BODIES: dict[str, tuple[str, Callable[[int, list[int]], int]]] = {
         mad.lo.s32 %r11, %r11, 3, %r10; add.s32 %r14, %r14, 1; bra.uni $INNER;
         $NEXT: add.s32 %r13, %r13, 1; bra.uni $OUTER; $END: bar.warp.sync -1;""",
         lambda t, x: x[t] * (3 ** sum(min(i, 2) for i in range(t % 5)) - 1) // 2),
+    "rubbish in shared memory": ("ld.shared.b32 %r11, [%r5];", lambda t, x: 0xA5A5A5A5),
     "early exit": (
         "setp.gt.u32 %p1, %r2, 77; mov.b32 %r11, 9; @%p1 bra $A; bra.uni $B; $A: ret; $B:", lambda t, x: 9 * (t < 78)),
     "barrier after two ways": (
@@ -83,7 +85,8 @@ BODIES: dict[str, tuple[str, Callable[[int, list[int]], int]]] = {
 FAULTS = {
     "out of bounds": ("outside", ">> ld.global.b32 {%r11}, [%rd9 + 512];"),
     "before the first byte": ("outside", ">> ld.global.b32 {%r11}, [%rd9 + -4];"),
-    "outside of shared memory": ("outside", ">> ld.shared.b32 %r11, [%r5 + 2048];"),
+    "outside of shared memory": ("outside", ">> ld.shared.b32 %r11, [%r4 + 2048];"),
+    "before shared memory": ("outside", ">> ld.shared.b32 %r11, [%r4 + -4];"),
     "misaligned": ("misaligned", ">> ld.global.b32 {%r11}, [%rd9 + 2];"),
     "a misaligned vector": ("misaligned", ">> ld.global.v2.b32 {%r11, %r12}, [%rd1 + 4];"),
     "a misaligned row of a matrix": (
@@ -262,6 +265,75 @@ def test_allocations_may_lie_in_others(generator: torch.Generator) -> None:
     given = [torch.from_numpy(part) for part in (words, words[:4], words[8:12])]
     _, out = threads("mad.wide.u32 %rd10, %r2, 4, %rd2; ld.global.b32 {%r11}, [%rd10];", generator, *given)
     assert out == words.tolist()
+
+
+def test_the_last_bytes_of_an_access_are_inside(generator: torch.Generator) -> None:
+    with pytest.raises(Fault, match="outside"):
+        threads("ld.global.b64 %rd10, [%rd2 + 8];", generator, torch.zeros(3))
+
+
+def test_addresses_may_come_from_memory(generator: torch.Generator) -> None:
+    """Neighbours store to two allocations that no argument names, and to which no other thread stores."""
+    parts = [torch.zeros(size, dtype=torch.int32) for size in (THREADS, 9 * THREADS)]
+    table = torch.tensor([part.data_ptr() for part in parts])
+    body = """and.b32 %r12, %r2, 1; mad.wide.u32 %rd10, %r12, 8, %rd2; ld.global.b64 %rd11, [%rd10];
+    mad.wide.u32 %rd12, %r2, 4, %rd11; st.global.b32 [%rd12], %r2;"""
+    threads(body, generator, table)
+    assert [part[:THREADS].tolist() for part in parts] == [
+        [t * (t % 2 == odd) for t in range(THREADS)] for odd in (0, 1)
+    ]
+
+
+def test_programs_have_their_own_shared_memory(generator: torch.Generator) -> None:
+    out = torch.zeros(2 * THREADS, dtype=torch.int32)
+    body = """mov.u32 %r12, %ctaid.x; st.shared.b32 [%r5], %r12; bar.sync 0; xor.b32 %r13, %r3, 256;
+    add.s32 %r13, %r13, %r4; ld.shared.b32 %r14, [%r13]; mad.lo.s32 %r15, %r12, 128, %r2;
+    mad.wide.u32 %rd10, %r15, 4, %rd2; st.global.b32 [%rd10], %r14;"""
+    threads(body, generator, out, grid=(2,))
+    assert out.tolist() == [0] * THREADS + [1] * THREADS
+
+
+# Accesses: kind, thread (64 are a program), barriers before it, bytes from the first one on; and the race of the last one.
+ORDERS = [
+    ("load 0 0 4, load 64 0 4", ""),
+    ("atomic 0 0 4, atomic 64 0 4", ""),
+    ("atomic 0 0 4, load 64 0 4", "read after write, programs"),
+    ("load 0 0 4, atomic 64 0 4", "write after read, programs"),
+    ("store 0 0 4, atomic 32 0 4", "write after write, warps"),
+    ("atomic 0 0 4, store 1 0 4", "write after write, lanes"),
+    ("load 0 0 8, store 32 0 4", "write after read, warps"),
+    ("store 0 0 4, load 32 0 8", "read after write, warps"),
+    ("load 0 0 4, silent 32 0 4", ""),
+    ("load 0 0 4, store 32 1 4", ""),
+    ("store 0 0 4, store 0 0 4", ""),
+    ("store 0 5 4, store 64 9 4", "write after write, programs"),
+    ("load 0 0 4, load 32 0 4, store 32 0 4", "write after read, warps"),
+    ("load 64 0 4, load 0 0 4, load 1 0 4, store 1 0 4", "write after read, programs"),
+    ("load 0 0 4, load 0 1 4, load 32 1 4, store 32 1 4", "write after read, warps"),
+]
+
+
+@pytest.mark.parametrize(("accesses", "race"), ORDERS)
+def test_accesses_race_unless_a_barrier_orders_them(accesses: str, race: str) -> None:
+    shadow = Shadow(8, 4, 64)
+    for access in accesses.split(", "):
+        kind, *numbers = access.split()
+        thread, barriers, width = map(int, numbers)
+        at, now = np.array([0]), np.array([64 + thread << THREAD | barriers << BARRIER])
+        raced = shadow.note(kind.replace("silent", "store"), at, width, now, np.array([kind == "silent"]))
+    assert list(raced) == [race] * bool(race)
+
+
+def test_a_race_is_harmless_at_its_file_line_and_level_only() -> None:
+    file, line, levels, _ = KNOWN[0]
+    told = [
+        ("a, warps", file, line),
+        ("a, programs", file, line),
+        ("a, warps", "slots.py", line),
+        ("a, warps", file, ""),
+    ]
+    assert "programs" not in levels
+    assert [harmless(*one) for one in told] == [True, False, False, False]
 
 
 def test_programs_race_unless_they_only_read_or_are_atomic(generator: torch.Generator) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.ptx.program import Fault
+from tests.support.ptx.program import TOGETHER, Fault
 from tests.support.ptx.races import BARRIER, KNOWN, THREAD, Shadow, harmless
 from tests.support.ptx_body import run
 
@@ -64,6 +64,7 @@ BODIES: dict[str, tuple[str, Callable[[int, list[int]], int]]] = {
         mad.lo.s32 %r11, %r11, 3, %r10; add.s32 %r14, %r14, 1; bra.uni $INNER;
         $NEXT: add.s32 %r13, %r13, 1; bra.uni $OUTER; $END: bar.warp.sync -1;""",
         lambda t, x: x[t] * (3 ** sum(min(i, 2) for i in range(t % 5)) - 1) // 2),
+    "rubbish in registers": ("mov.b32 %r11, %r50;", lambda t, x: 0xA5A5A5A5),
     "rubbish in shared memory": ("ld.shared.b32 %r11, [%r5];", lambda t, x: 0xA5A5A5A5),
     "early exit": (
         "setp.gt.u32 %p1, %r2, 77; mov.b32 %r11, 9; @%p1 bra $A; bra.uni $B; $A: ret; $B:", lambda t, x: 9 * (t < 78)),
@@ -93,7 +94,11 @@ FAULTS = {
         "misaligned", ">> ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r11}, [%r4 + 8];"),
     "half a warp shuffles": (
         "not whole",
-        "and.b32 %r12, %r2, 16; setp.eq.b32 %p1, %r12, 0; @%p1 bra $A; >> redux.sync.add.s32 %r11, %r10, -1; $A: ret;"),
+        "and.b32 %r12, %r2, 16; setp.ne.b32 %p1, %r12, 0; @%p1 bra $A; >> redux.sync.add.s32 %r11, %r10, -1; $A: ret;"),
+    "halves of two warps shuffle": (
+        "not whole",
+        """sub.s32 %r12, %r2, 16; setp.gt.u32 %p1, %r12, 31; @%p1 bra $A; >> redux.sync.add.s32 %r11, %r10, -1;
+        $A: ret;"""),
     "a shuffle of half a warp": ("part of a warp", ">> shfl.sync.bfly.b32 %r11, %r10, 1, 31, 65535;"),
     "a warp misses a barrier": ("barrier", "setp.lt.s32 %p1, %r2, 32; @%p1 bra $A; >> bar.sync 0; $A: ret;"),
     "warps at different barriers": (
@@ -116,6 +121,7 @@ FAULTS = {
 }  # fmt: skip
 
 for unknown in (
+    "bar.sync 1",
     "cvt.rm.f16.f32 %rs1, %r10",
     "min.s16x2 %r11, %r10, %r10",
     "red.global.gpu.relaxed.add.noftz.f16x2 [%rd1], %r10",
@@ -293,7 +299,29 @@ def test_programs_have_their_own_shared_memory(generator: torch.Generator) -> No
     assert out.tolist() == [0] * THREADS + [1] * THREADS
 
 
-# Accesses: kind, thread (64 are a program), barriers before it, bytes from the first one on; and the race of the last one.
+TICKET = """mov.u32 %r12, %ctaid.x; mov.u32 %r13, %ctaid.y; mov.u32 %r14, %ctaid.z; mad.lo.s32 %r13, %r14, 2, %r13;
+mad.lo.s32 %r12, %r13, 3, %r12; mad.lo.s32 %r12, %r12, 128, %r2; mad.wide.u32 %rd10, %r12, 4, %rd3; mov.b32 %r13, 1;
+atom.global.gpu.relaxed.add.u32 %r14, [%rd2], %r13; st.global.b32 [%rd10], %r14;"""
+
+
+def first_come(order: str, generator: torch.Generator, grid: tuple[int, int, int] = (1, 1, 1)) -> list[int]:
+    """Returns the threads of a launch in the order in which they take numbers."""
+    taken = torch.zeros(THREADS * grid[0] * grid[1] * grid[2], dtype=torch.int32)
+    threads(TICKET, generator, torch.zeros(1, dtype=torch.int32), taken, grid=grid, order=order)
+    return taken.argsort().tolist()
+
+
+def test_orders_of_warps_and_programs(generator: torch.Generator) -> None:
+    line, wide = list(range(THREADS)), (3, 2, 22)  # 132 programs: more than run at a time
+    assert [first_come(order, generator) for order in ("together", "warps", "backwards")] == [line, line, line[::-1]]
+    assert first_come("together", generator, wide) == list(range(132 * THREADS))
+    assert first_come("backwards", generator, wide)[0] == 132 * THREADS - 1
+    for grid, size in (((1, 1, 1), 32), ((3, 1, 1), THREADS), (wide, TOGETHER)):
+        first, again = ([first_come(str(seed), generator, grid)[0] // size for seed in range(9)] for _ in range(2))
+        assert first == again and len({*first}) > 1
+
+
+# Accesses: kind, thread (64 are a program), barriers before, bytes from the first one on; and the race of the last one.
 ORDERS = [
     ("load 0 0 4, load 64 0 4", ""),
     ("atomic 0 0 4, atomic 64 0 4", ""),

@@ -34,10 +34,12 @@ def kernel(body: str, kinds: Sequence[str] = (), warps: int = 1) -> str:
     return text + '}\n.file 1 "body.py"\n'
 
 
-def run(body: str, *args: Any, warps: int = 1, grid: tuple[int, ...] = (1,), shared: int = 0) -> None:
+def run(
+    body: str, *args: Any, warps: int = 1, grid: tuple[int, ...] = (1,), shared: int = 0, order: str = "together"
+) -> None:  # fmt: skip
     """Executes instructions. args: tensors and numbers. Argument i comes in %rd<i>, but a float only as parameter."""
     kinds = ["f32" if isinstance(arg, float) else "u64" for arg in args]
-    raced = Program(kernel(body, kinds, warps)).run(grid, args, warps, shared)
+    raced = Program(kernel(body, kinds, warps)).run(grid, args, warps, shared, order)
     if raced:
         raise Fault(f"race: {told(raced)}")
 

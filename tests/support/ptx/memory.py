@@ -76,13 +76,15 @@ class Memory:
         cells: bytes of the narrowest access of the kernel, in global and in shared memory.
         threads: threads of a program.
         shared: bytes of shared memory of a program.
+        order: of warps, see `Program.run`. Backwards, lanes carry out atomics backwards, too.
 
     Attributes:
         races: (what, place) -> number of cells.
     """
 
-    def __init__(self, cells: tuple[int, int], threads: int, shared: int) -> None:
+    def __init__(self, cells: tuple[int, int], threads: int, shared: int, order: str) -> None:
         self._cells, self._threads, self._room = cells, threads, max(16, -(-shared // 16) * 16)
+        self._lanes = -1 if order == "backwards" else 1
         self._shadows: dict[int, Shadow] = {}  # first byte of an allocation -> shadow
         self.races: Counter[tuple[str, str]] = Counter()
 
@@ -128,7 +130,7 @@ class Memory:
         self._note(one, "atomic", at, kind.itemsize, now, program, owner)
         combine = next(COMBINE[name] for name in one.words if name in COMBINE)
         words, old = view.view(kind), np.empty(len(at), kind)
-        for number, place in enumerate(first):
+        for number, place in list(enumerate(first))[:: self._lanes]:
             old[number] = words[place]
             words[place] = combine(old[number], operand[number])
         return old

@@ -68,7 +68,7 @@ class Program:
         count, threads = int(np.prod(directions)), 32 * warps
         size = max(1, TOGETHER // threads)
         memory, chosen = (
-            Memory(self.cells, threads, shared),
+            Memory(self.cells, threads, shared, order),
             np.random.default_rng(int(order) if order.isdigit() else 0),
         )
         firsts = list(range(0, count, size))
@@ -128,7 +128,7 @@ class Machine:
         x, y, _ = grid
         index = self.program + programs.start
         self._special = {
-            "%tid.x": self._number % threads, "%laneid": self._number % 32, "%ctaid.x": index % x,
+            "%tid.x": self._number % threads, "%ctaid.x": index % x,
             "%ctaid.y": index // x % y, "%ctaid.z": index // (x * y), "%nctaid.x": np.array(x),
         }  # fmt: skip
 

@@ -18,6 +18,19 @@ def _first(source, target, n):
     tl.store(target, tl.load(source) * n)
 
 
+@triton.jit
+def _swap(cells):
+    tl.store(cells + tl.program_id(0), tl.load(cells + 1 - tl.program_id(0)))
+
+
+@pytest.mark.skipif(not COMPILED, reason="launches compiled kernels")
+def test_a_race_of_a_launch_is_a_fault() -> None:
+    from tests.support.ptx.program import Fault
+
+    with pytest.raises(Fault, match=r"_swap: race: test_ptx_launch.py:\d+: .* programs"):
+        _swap[(2,)](torch.arange(2))
+
+
 @pytest.mark.skipif(not COMPILED, reason="launches compiled kernels")
 def test_a_wrong_promise_is_a_fault() -> None:
     from tests.support.ptx.program import Fault

@@ -1,6 +1,8 @@
 """Executes small PTX programs: lanes that exchange values, memory, atomics, control flow, and planted faults."""
 
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import Any
 
@@ -64,6 +66,9 @@ BODIES: dict[str, tuple[str, Callable[[int, list[int]], int]]] = {
         mad.lo.s32 %r11, %r11, 3, %r10; add.s32 %r14, %r14, 1; bra.uni $INNER;
         $NEXT: add.s32 %r13, %r13, 1; bra.uni $OUTER; $END: bar.warp.sync -1;""",
         lambda t, x: x[t] * (3 ** sum(min(i, 2) for i in range(t % 5)) - 1) // 2),
+    "registers of inner braces": (
+        "{ .reg .b32 %r2; mov.b32 %r2, 9; add.s32 %r11, %r10, %r2; } add.s32 %r11, %r11, %r2;",
+        lambda t, x: x[t] + 9 + t),
     "rubbish in registers": ("mov.b32 %r11, %r50;", lambda t, x: 0xA5A5A5A5),
     "rubbish in shared memory": ("ld.shared.b32 %r11, [%r5];", lambda t, x: 0xA5A5A5A5),
     "early exit": (
@@ -319,6 +324,20 @@ def test_orders_of_warps_and_programs(generator: torch.Generator) -> None:
     for grid, size in (((1, 1, 1), 32), ((3, 1, 1), THREADS), (wide, TOGETHER)):
         first, again = ([first_come(str(seed), generator, grid)[0] // size for seed in range(9)] for _ in range(2))
         assert first == again and len({*first}) > 1
+
+
+def test_threads_of_the_host_may_launch() -> None:
+    def launch(seed: int) -> bool:
+        x, out = threads("ld.global.b32 %r11, [%rd8];" * 40, torch.Generator().manual_seed(seed))
+        return x == out
+
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(launch, range(64)))
+    finally:
+        sys.setswitchinterval(usual)
 
 
 # Accesses: kind, thread (64 are a program), barriers before, bytes from the first one on; and the race of the last one.

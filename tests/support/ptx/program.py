@@ -6,6 +6,7 @@ again where their ways join. A barrier lets a program go on when all its threads
 
 from collections import Counter
 from collections.abc import Sequence
+from threading import Lock
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +24,7 @@ from tests.support.ptx.values import TYPES
 Array = Any
 TOGETHER: Final = 16_384  # threads that run at a time
 RUNS, WAITS, ENDED = range(3)
+ONE_AT_A_TIME: Final = Lock()  # threads launch on one stream
 ORDERS: Final = ("together", "warps", "backwards")
 
 
@@ -62,6 +64,12 @@ class Program:
         Raises:
             Fault: the kernel does what no kernel may do.
         """
+        with ONE_AT_A_TIME:
+            return self._run(grid, args, warps, shared, order)
+
+    def _run(
+        self, grid: Sequence[int], args: Sequence[torch.Tensor | int | float], warps: int, shared: int, order: str
+    ) -> Counter[tuple[str, str]]:  # fmt: skip
         ALLOCATIONS.note(each for each in args if isinstance(each, torch.Tensor))
         bits = [_bits(each) for each in args]
         directions = (*grid, 1, 1)[:3]

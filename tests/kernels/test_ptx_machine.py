@@ -69,6 +69,9 @@ BODIES: dict[str, tuple[str, Callable[[int, list[int]], int]]] = {
     "registers of inner braces": (
         "{ .reg .b32 %r2; mov.b32 %r2, 9; add.s32 %r11, %r10, %r2; } add.s32 %r11, %r11, %r2;",
         lambda t, x: x[t] + 9 + t),
+    "a store of what others have loaded": (
+        "mov.b32 %r12, 9; st.shared.b32 [%r4], %r12; bar.sync 0; ld.shared.b32 %r11, [%r4]; st.shared.b32 [%r4], %r12;",
+        lambda t, x: 9),
     "rubbish in registers": ("mov.b32 %r11, %r50;", lambda t, x: 0xA5A5A5A5),
     "rubbish in shared memory": ("ld.shared.b32 %r11, [%r5];", lambda t, x: 0xA5A5A5A5),
     "early exit": (
@@ -118,6 +121,10 @@ FAULTS = {
     "a race of stores of one value with the last thread": (
         "race.*warps",
         "mov.b32 %r12, 9; st.shared.b32 [%r4], %r12; setp.eq.u32 %p1, %r2, 127; >> @%p1 st.shared.b32 [%r4], %r2;"),
+    "a race of an atomic with a wide load": (
+        "race.*warps",
+        """setp.eq.u32 %p1, %r2, 0; @%p1 atom.global.gpu.relaxed.add.u32 %r12, [%rd1 + 4], %r10;
+        >> ld.global.v2.b32 {%r11, %r13}, [%rd1];"""),
     "a load that uses a byte of a word that others store": (
         "race.*lanes",
         """st.shared.b32 [%r5], %r10; xor.b32 %r12, %r5, 4; .pragma "used_bytes_mask 0x2";
@@ -340,7 +347,7 @@ def test_threads_of_the_host_may_launch() -> None:
         sys.setswitchinterval(usual)
 
 
-# Accesses: kind, thread (64 are a program), barriers before, bytes from the first one on; and the race of the last one.
+# Accesses: kind, thread (64 are a program), barriers before, bytes up to the eighth; and the race of the last one.
 ORDERS = [
     ("load 0 0 4, load 64 0 4", ""),
     ("atomic 0 0 4, atomic 64 0 4", ""),
@@ -366,7 +373,7 @@ def test_accesses_race_unless_a_barrier_orders_them(accesses: str, race: str) ->
     for access in accesses.split(", "):
         kind, *numbers = access.split()
         thread, barriers, width = map(int, numbers)
-        at, now = np.array([0]), np.array([64 + thread << THREAD | barriers << BARRIER])
+        at, now = np.array([8 - width]), np.array([64 + thread << THREAD | barriers << BARRIER])
         raced = shadow.note(kind.replace("silent", "store"), at, width, now, np.array([kind == "silent"]))
     assert list(raced) == [race] * bool(race)
 

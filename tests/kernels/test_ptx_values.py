@@ -180,7 +180,7 @@ rows("cvt.rzi.s32.f32", lambda a: 0 if a != a else int(min(max(a, -(2.0**31)), 2
 rows("cvt.rzi.s16.f32", lambda a: 0 if a != a else int(min(max(a, -(2.0**15)), 2**15 - 1)), "T > D")
 rows("cvt.rzi.s64.f32", lambda a: -(2**63) if a != a else int(min(max(a, -(2.0**63)), 2**63 - 1)), "T > D")
 rows("cvt.rmi.ftz.f32.f32", lambda a: np.floor(flushed(a)), "T")
-rows("fma.rn.f32 fma.rn.f16", fused, "T T T")
+rows("fma.rn.f32", fused, "T T T")
 rows("div.rn.f32", truediv)
 rows("div.full.f32", truediv, ulps=2)
 rows("ex2.approx.f32", lambda a: np.float64(2) ** a, "T", ulps=2)

@@ -69,7 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with ThreadPoolExecutor(given.workers) as pool:
             told = pool.map(run, repeat(folder), *zip(*RUNS, strict=True))
             for (order, (module, *_)), (passed, output) in zip(RUNS, told, strict=True):
-                print(f"{output}Triton {version}: {order}: {module}: {'passed' if passed else 'FAILED'}", flush=True)
+                print(
+                    f"{output.rstrip()}\nTriton {version}: {order}: {module}: {'passed' if passed else 'FAILED'}",
+                    flush=True,
+                )
                 bad += not passed
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         print(f"Triton {version}: {used.ru_utime + used.ru_stime - before:.0f} CPU s", flush=True)

@@ -75,10 +75,8 @@ class Program:
         directions = (*grid, 1, 1)[:3]
         count, threads = int(np.prod(directions)), 32 * warps
         size = max(1, TOGETHER // threads)
-        memory, chosen = (
-            Memory(self.cells, threads, shared, order),
-            np.random.default_rng(int(order) if order.isdigit() else 0),
-        )
+        memory = Memory(self.cells, threads, shared, order)
+        chosen = np.random.default_rng(int(order) if order.isdigit() else 0)
         firsts = list(range(0, count, size))
         if order.isdigit():
             chosen.shuffle(firsts)

@@ -108,6 +108,10 @@ FAULTS = {
         """sub.s32 %r12, %r2, 16; setp.gt.u32 %p1, %r12, 31; @%p1 bra $A; >> redux.sync.add.s32 %r11, %r10, -1;
         $A: ret;"""),
     "a shuffle of half a warp": ("part of a warp", ">> shfl.sync.bfly.b32 %r11, %r10, 1, 31, 65535;"),
+    "halves of a warp come to a barrier one by one": (
+        "not whole",
+        """and.b32 %r12, %r2, 1; setp.eq.s32 %p1, %r12, 0; @%p1 bra $A; bra.uni $B; >> $A: bar.sync 0; bra.uni $C;
+        $B: bra.uni $A; $C: ret;"""),
     "a warp misses a barrier": ("barrier", "setp.lt.s32 %p1, %r2, 32; @%p1 bra $A; >> bar.sync 0; $A: ret;"),
     "warps at different barriers": (
         "different barriers",

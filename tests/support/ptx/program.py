@@ -179,13 +179,16 @@ class Machine:
         Raises:
             Fault: a warp is not whole.
         """
+        self._whole(one, at)
+        if one.args[-1][0] not in "[{" and (self.read(one.args[-1], "u32", at) != 2**32 - 1).any():
+            raise one.fault("a mask names a part of a warp")
+        self.moment[at] += ordered
+
+    def _whole(self, one: Instruction, at: Threads) -> None:
         if not isinstance(at, slice):
             warps = at.reshape(-1, LANES) if len(at) % LANES == 0 else None
             if warps is None or (warps[:, 0] % LANES).any() or (warps[:, -1] - warps[:, 0] != 31).any():
                 raise one.fault("a warp is not whole")
-        if one.args[-1][0] not in "[{" and (self.read(one.args[-1], "u32", at) != 2**32 - 1).any():
-            raise one.fault("a mask names a part of a warp")
-        self.moment[at] += ordered
 
     def _guarded(self, step: Step, one: Instruction, at: Threads) -> None:
         """Runs an instruction for those threads whose guard lets them."""
@@ -235,6 +238,8 @@ class Machine:
                 self._block[taken] = target
             else:
                 ends = at[self.registers[one.guard][at] != one.negated] if one.guard else at
+                if one.words[:2] == BARRIER:
+                    self._whole(one, threads)
                 self._state[ends] = WAITS if one.words[:2] == BARRIER else ENDED
                 self._release()
 

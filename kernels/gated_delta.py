@@ -593,8 +593,9 @@ def gated_delta_step(
         return out
     unit = math.gcd(stride_unit(state), heads * keys * values)
     key_fastest = is_transposed(state)
-    config = config_of(DeltaConfig, state.device, keys, values, state.element_size())
-    converted = key_fastest and state.dtype == torch.float16
+    fp16 = state.dtype == torch.float16
+    config = config_of(DeltaConfig, state.device, keys, values, state.element_size(), key_fastest, fp16)
+    converted = key_fastest and fp16
     block_k, block_v, warps = blocks(keys, values, state.element_size(), unit, config, converted)
     lanes, run = shares(key_fastest, state.element_size(), block_k, block_v, warps, warp_threads())
     _gated_delta_step[(triton.cdiv(values, block_v), heads, batch)](

@@ -7,7 +7,7 @@ read from two folders:
     tuned/            beside this module: the shipped files
 
 The user's entry wins over a shipped entry with the same key. A key has the kernel and the static sizes of its launches,
-such as the bytes of a lane; see `KEYS`. Without an entry, defaults apply. A file that was not timed changes nothing. It
+such as the bytes of a lane. Without an entry, defaults apply. A file that was not timed changes nothing. It
 is an error if the file of this device cannot be read, or says that it is for another device. But if MEMSTATE_TUNED is
 not set, a user's file that cannot be opened is skipped, because this process may not be allowed to read the home
 folder. Files are read once in a process, at the first launch.
@@ -16,13 +16,13 @@ folder. Files are read once in a process, at the first launch.
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 
@@ -33,13 +33,11 @@ FORMAT = 1  # version of the format of the files
 SHIPPED = Path(__file__).with_suffix("")
 ENTRIES = 256  # entries that a program looks at together
 PROGRAMS_PER_SM = 4
+LATER = ("key_fastest", "fp16")  # parts that older keys do not have
+MOVED = "unit tiles"  # key of kernels that move tiles: bytes that a lane moves, and tiles of a slot, or of a block
 LONGEST = {True: 1024, False: 64}  # whether a column is contiguous -> limit of its values in an int8 block
 MOST_WARPS = 16
 PROGRAMS_ON_CPU = 2  # two, so that programs share work even on a CPU
-RANGES = {  # field of a configuration -> (least, most)
-    "entries": (16, 4096), "lanes": (128, 16384), "warps": (1, 16), "programs_per_sm": (1, 32), "block": (512, 32768),
-    "block_value": (4, 128), "warp_elements": (128, 8192), "tile_warps": (1, 8), "window_bytes": (512, 16384),
-}  # fmt: skip
 FILE_KEYS = {
     "format": int, "device": str, "date": str, "versions": dict, "timed": bool, "yardstick": dict, "entries": list,
 }  # fmt: skip
@@ -56,77 +54,123 @@ SECTOR_BYTES = 32  # bytes that device memory reads or writes at a time
 KEY_LANES = 8  # fewest lanes that share the keys of a value, with keys fastest
 
 
-@dataclass(frozen=True)
+class Axis(NamedTuple):
+    """How one field of a configuration is swept.
+
+    Args:
+        values: values that a sweep tries, the default first.
+        least: least value that a file may have.
+        most: largest value that a file may have.
+        bits: whether results may have other bits under another value.
+        compiled: whether compiled code depends on the value, which is then a power of two.
+    """
+
+    values: tuple[int, ...]
+    least: int
+    most: int
+    bits: bool
+    compiled: bool
+
+
+def axis(*values: int, least: int, most: int, bits: bool = False, compiled: bool = True) -> Any:
+    """Declares a field of a configuration; see `Axis`."""
+    return field(default=values[0], metadata={"axis": Axis(values, least, most, bits, compiled)})
+
+
 class Config:
-    """The launch configuration of one kernel. Every field is a power of two, except `programs_per_sm`.
+    """The launch configuration of one kernel. The fields stand in the order in which a sweep tries them.
+
+    The cheapest field comes first. Another number of programs needs no compilation. Other warps and entries need one,
+    but do not change the block of bytes that a program moves at a time. A subclass names its kernel and the parts of
+    the key, which are the static sizes that a launch gives to `config_of`.
 
     Raises:
         ValueError: says the number, and which numbers are allowed.
     """
 
+    kernel: ClassVar[str]
+    key: ClassVar[tuple[str, ...]]
+
+    def __init_subclass__(cls, kernel: str, key: str) -> None:
+        cls.kernel, cls.key = kernel, tuple(key.split())
+        CONFIGS[kernel] = cls
+
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value, (least, most) = getattr(self, field.name), RANGES[field.name]
-            power = field.name != "programs_per_sm"
+        for name, (_, least, most, _, power) in self.axes().items():
+            value = getattr(self, name)
             fits = type(value) is int and least <= value <= most
             if not fits or (power and value & (value - 1)):
                 kind = "a power of two" if power else "a whole number"
-                raise ValueError(f"{field.name} {value!r}: expected {kind} from {least} to {most}")
+                raise ValueError(f"{name} {value!r}: expected {kind} from {least} to {most}")
+
+    @classmethod
+    def axes(cls) -> dict[str, Axis]:
+        """Returns field -> how it is swept."""
+        return {each.name: each.metadata["axis"] for each in fields(cls)}  # type: ignore[arg-type]  # a dataclass
+
+    @classmethod
+    def key_of(cls, *static: int) -> str:
+        """Returns the key of a launch. Tiles are rounded up to a power of two, so similar planes share a key."""
+        named = zip(cls.key, static, strict=True)
+        return ",".join(f"{name}={_power_above(size) if name == 'tiles' else int(size)}" for name, size in named)
+
+
+CONFIGS: dict[str, type[Config]] = {}  # kernel -> the class of its configurations
 
 
 @dataclass(frozen=True)
-class CopyConfig(Config):
+class CopyConfig(Config, kernel="copy", key=MOVED):
     """The launch configuration of the copy kernel.
 
     Args:
+        programs_per_sm: programs of a launch, for each multiprocessor.
+        warps: warps of a program.
         entries: entries of the slot vectors that a program looks at together.
         lanes: words of a tile that a program moves at a time.
-        warps: warps of a program.
-        programs_per_sm: programs of a launch, for each multiprocessor.
     """
 
-    entries: int = ENTRIES
-    lanes: int = 4096
-    warps: int = 4
-    programs_per_sm: int = PROGRAMS_PER_SM
+    programs_per_sm: int = axis(PROGRAMS_PER_SM, 2, 8, 1, 16, least=1, most=32, compiled=False)
+    warps: int = axis(4, 8, 2, least=1, most=16)
+    entries: int = axis(ENTRIES, 512, 128, least=16, most=4096)
+    lanes: int = axis(4096, 2048, 8192, 1024, least=128, most=16384)
 
 
 @dataclass(frozen=True)
-class PackConfig(CopyConfig):
-    """The launch configuration of packing and unpacking records, with the fields of the copy kernel."""
+class GatherConfig(Config, kernel="gather", key=MOVED):
+    """The launch configuration of the gather kernel.
+
+    Args:
+        warps: warps of a program.
+        lanes: words of a tile.
+    """
+
+    warps: int = axis(4, 8, 2, least=1, most=16)
+    lanes: int = axis(4096, 2048, 8192, 1024, least=128, most=16384)
 
 
 @dataclass(frozen=True)
-class ScatterConfig(CopyConfig):
+class ScatterConfig(CopyConfig, kernel="scatter", key=MOVED):
     """The launch configuration of the scatter kernel: fields of the copy kernel; `lanes` counts the words of a tile."""
 
 
 @dataclass(frozen=True)
-class GatherConfig(Config):
-    """The launch configuration of the gather kernel.
-
-    Args:
-        lanes: words of a tile.
-        warps: warps of a program.
-    """
-
-    lanes: int = 4096
-    warps: int = 4
+class PackConfig(CopyConfig, kernel="pack", key=MOVED):
+    """The launch configuration of packing and unpacking records, with the fields of the copy kernel."""
 
 
 @dataclass(frozen=True)
-class Int8Config(Config):
+class Int8Config(Config, kernel="pack_int8", key="reduced inner bytes"):
     """The launch configuration of packing and unpacking as int8.
 
     Args:
-        block: elements of a block.
-        warps: warps of a program.
         programs_per_sm: programs of a launch, for each multiprocessor.
+        warps: warps of a program.
+        block: elements of a block.
     """
 
-    block: int = 4096
-    warps: int = 4
-    programs_per_sm: int = PROGRAMS_PER_SM
+    programs_per_sm: int = axis(PROGRAMS_PER_SM, 2, 8, 1, 16, least=1, most=32, compiled=False)
+    warps: int = axis(4, 8, 2, least=1, most=16)
+    block: int = axis(4096, 8192, 2048, least=512, most=32768)
 
     def blocks(self, columns: int, reduced: int, inner: int) -> tuple[int, int]:
         """Returns (columns of a block, values of each column in the block), powers of two.
@@ -141,18 +185,18 @@ class Int8Config(Config):
 
 
 @dataclass(frozen=True)
-class DeltaConfig(Config):
+class DeltaConfig(Config, kernel="gated_delta", key="key value bytes key_fastest fp16"):
     """The launch configuration of the gated delta step. It can change the order in which a sum over keys is added up.
 
     Args:
-        block_value: values of each key in a program, for elements of 4 bytes; twice as many for elements of 2 bytes.
-            So 16 values are 64 bytes, whole memory sectors.
         warp_elements: elements of the state that a warp holds, for elements of 4 bytes; twice as many for elements of 2
             bytes. So 2048 are 8 KB, in 64 fp32 hardware registers of a lane, or 128 for elements of 2 bytes.
+        block_value: values of each key in a program, for elements of 4 bytes; twice as many for elements of 2 bytes.
+            So 16 values are 64 bytes, whole memory sectors.
     """
 
-    block_value: int = 16
-    warp_elements: int = 2048
+    warp_elements: int = axis(2048, 1024, 4096, 512, least=128, most=8192, bits=True)
+    block_value: int = axis(16, 8, 32, 64, least=4, most=128, bits=True)
 
     def blocks(self, key: int, value: int, itemsize: int) -> tuple[int, int, int]:
         """Returns the keys and values of one tile (powers of two), and the warps that hold it.
@@ -189,7 +233,7 @@ def shares(
 
 
 @dataclass(frozen=True)
-class SelectiveConfig(Config):
+class SelectiveConfig(Config, kernel="selective", key="dim state tied bytes"):
     """The launch configuration of the selective step. It can change the order in which a sum over states is added up.
 
     Args:
@@ -198,8 +242,8 @@ class SelectiveConfig(Config):
         tile_warps: elements of a program, as a multiple of `warp_elements`.
     """
 
-    warp_elements: int = 2048
-    tile_warps: int = 1
+    warp_elements: int = axis(2048, 1024, 512, 256, least=128, most=8192, bits=True)
+    tile_warps: int = axis(1, 2, 4, least=1, most=8, bits=True)
 
     def blocks(self, dim: int, state: int, tied: bool, least: int = 1) -> tuple[int, int, int]:
         """Returns the dims and states of one tile (powers of two), and the warps that hold it.
@@ -240,17 +284,17 @@ def state_shares(
 
 
 @dataclass(frozen=True)
-class ConvConfig(Config):
+class ConvConfig(Config, kernel="conv", key="taps channel_major bytes"):
     """The launch configuration of the convolution step.
 
     Args:
+        warps: warps of a program.
         window_bytes: bytes of the window that 32 threads hold; the default is four taps of 16 bytes per thread. So
             programs are small, and a batch of 1 has many programs.
-        warps: warps of a program.
     """
 
-    window_bytes: int = 2048
-    warps: int = 1
+    warps: int = axis(1, 2, 4, least=1, most=16)
+    window_bytes: int = axis(2048, 4096, 1024, least=512, most=16384)
 
     def blocks(self, channels: int, taps: int, itemsize: int, threads: int = 32) -> tuple[int, int]:
         """Returns (channels of a program, channels that a lane accesses at a time), powers of two.
@@ -273,71 +317,19 @@ class CopyLaunch(NamedTuple):
     config: CopyConfig
 
 
-CONFIGS: dict[str, type[Config]] = {  # kernel -> the class of its configurations
-    "copy": CopyConfig, "gather": GatherConfig, "scatter": ScatterConfig, "pack": PackConfig, "pack_int8": Int8Config,
-    "gated_delta": DeltaConfig, "selective": SelectiveConfig, "conv": ConvConfig,
-}  # fmt: skip
-NUMBER = r"[1-9]\d*"
-MOVED = rf"unit=(16|8|4|2|1),tiles={NUMBER}"
-KEYS = {  # kernel -> pattern of the keys of its configurations
-    "copy": MOVED, "gather": MOVED, "scatter": MOVED, "pack": MOVED,
-    "pack_int8": rf"reduced={NUMBER},inner={NUMBER},bytes=[24]",
-    "gated_delta": rf"key={NUMBER},value={NUMBER},bytes=[24]",
-    "selective": rf"dim={NUMBER},state={NUMBER},tied=[01],bytes=[24]",
-    "conv": rf"taps={NUMBER},channel_major=[01],bytes=[24]",
-}  # fmt: skip
 C = TypeVar("C", bound=Config)
 Table = dict[tuple[str, str], Config]  # (kernel, key) -> configuration
+ASKED: dict[type[Config], str] = {}  # class -> the key of its last look-up in a table
 _trial: list[Config] = []  # configurations on trial: the last one of a kernel wins over every table
-
-
-def copy_key(unit: int, tiles: int) -> str:
-    """Returns the key of a configuration of a kernel that moves tiles.
-
-    Args:
-        unit: bytes that one lane moves.
-        tiles: tiles of a slot, or of a block; the key rounds them up to a power of two.
-    """
-    return f"unit={unit},tiles={_power_above(tiles)}"
-
-
-def int8_key(reduced: int, inner: int, itemsize: int) -> str:
-    """Returns the key of packing as int8, for columns of `reduced` values that lie `inner` elements apart."""
-    return f"reduced={reduced},inner={inner},bytes={itemsize}"
-
-
-def delta_key(key: int, value: int, itemsize: int) -> str:
-    """Returns the key of the gated delta step, for heads of `key` keys and `value` values in a state."""
-    return f"key={key},value={value},bytes={itemsize}"
-
-
-def selective_key(dim: int, state: int, tied: bool, itemsize: int) -> str:
-    """Returns the key of the selective step; `tied` says whether a head has only one `a`."""
-    return f"dim={dim},state={state},tied={tied:d},bytes={itemsize}"
-
-
-def conv_key(taps: int, channel_major: bool, itemsize: int) -> str:
-    """Returns the key of the convolution step; `channel_major` says whether taps are the fastest axis of a window."""
-    return f"taps={taps},channel_major={channel_major:d},bytes={itemsize}"
-
-
-KEY_OF: dict[type[Config], Callable[..., str]] = {
-    **dict.fromkeys((CopyConfig, GatherConfig, ScatterConfig, PackConfig), copy_key),
-    Int8Config: int8_key, DeltaConfig: delta_key, SelectiveConfig: selective_key, ConvConfig: conv_key,
-}  # fmt: skip
-EXAMPLES = {
-    **dict.fromkeys(("copy", "gather", "scatter", "pack"), copy_key(16, 4096)), "pack_int8": int8_key(128, 1, 4),
-    "gated_delta": delta_key(128, 128, 4), "selective": selective_key(64, 128, True, 4), "conv": conv_key(4, True, 2),
-}  # fmt: skip
-KERNEL_OF = {kind: kernel for kernel, kind in CONFIGS.items()}
 
 
 def _found(kind: type[C], device: torch.device, static: tuple[int, ...]) -> C | None:
     """Returns the configuration on trial or, without one, that of the device's file; None without both."""
+    ASKED[kind] = key = kind.key_of(*static)
     for config in reversed(_trial):
         if type(config) is kind:
             return config
-    kept = _table(device_name(device)).get((KERNEL_OF[kind], KEY_OF[kind](*static)))
+    kept = _table(device_name(device)).get((kind.kernel, key))
     return kept if isinstance(kept, kind) else None
 
 
@@ -348,7 +340,7 @@ def config_of(kind: type[C], device: torch.device, *static: int) -> C:
     Args:
         kind: class of the kernel's configurations.
         device: device of the launch.
-        static: arguments of the function in `KEY_OF`, which makes the key.
+        static: sizes that make the key, in the order of `kind.key`.
 
     Raises:
         ValueError: a file is invalid; says its name, the key and the numbers.
@@ -399,6 +391,7 @@ def trying(*configs: Config) -> Iterator[None]:
 def _forget_launches() -> None:
     for looked_up in (config_of, programs_for, copy_launch):
         looked_up.cache_clear()
+    ASKED.clear()
 
 
 @cache
@@ -494,17 +487,25 @@ def read(path: Path) -> dict[str, Any]:
         where = f"{path}: {kernel}, {key}"
         if kernel not in CONFIGS:
             raise ValueError(f"{where}: kernel {kernel!r}, expected {', '.join(CONFIGS)}")
-        if not re.fullmatch(KEYS[kernel], key) or (kernel, key) in seen:
-            raise ValueError(f"{where}: expected each key once, such as {EXAMPLES[kernel]}")
+        entry["key"] = key = _whole(CONFIGS[kernel].key, key)
+        if not key or (kernel, key) in seen:
+            raise ValueError(f"{where}: expected each key once, with numbers for {', '.join(CONFIGS[kernel].key)}")
         if not entry["checked"]:
             raise ValueError(f"{where}: not checked against the reference: run `memstate tune` again")
         seen.add((kernel, key))
-        _require_keys(where, entry["config"], dict.fromkeys((field.name for field in fields(CONFIGS[kernel])), int))
+        _require_keys(where, entry["config"], dict.fromkeys(CONFIGS[kernel].axes(), int))
         try:
             CONFIGS[kernel](**entry["config"])
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
     return dict(record)
+
+
+def _whole(names: tuple[str, ...], key: str) -> str:
+    """Returns a key with all its parts, or nothing if it is no such key. In files from before, LATER parts were 0."""
+    for name in names:
+        key += f",{name}=0" if name in LATER and f"{name}=" not in key else ""
+    return key if re.fullmatch(",".join(rf"{name}=\d+" for name in names), key) else ""
 
 
 def _require_keys(where: str, record: Any, expected: Mapping[str, type], optional: tuple[str, ...] = ()) -> None:

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, astuple
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from memstate.kernels import copy, tuned
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.kept import KeptLaunch
-from memstate.kernels.tuned import CopyConfig, copy_key, copy_launch, trying
+from memstate.kernels.tuned import CopyConfig, DeltaConfig, copy_launch, trying
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
 from tests.kernels.test_copy import LAYOUTS, moved, packet_of
@@ -22,7 +22,7 @@ DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 NAME = tuned.device_name(DEVICE)
 ODD = CopyConfig(entries=16, lanes=256, warps=2, programs_per_sm=3)
 UNIT, TILES = 16, 5
-KEY = copy_key(UNIT, TILES)
+KEY = CopyConfig.key_of(UNIT, TILES)
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,7 @@ def taken(tiles: int = TILES, unit: int = UNIT) -> CopyConfig:
 
 def test_a_timed_file_of_this_device_is_taken_for_planes_of_its_size(folders: tuple[Path, Path]) -> None:
     assert copy_launch(DEVICE, UNIT, TILES) == (tuned.programs(DEVICE), CopyConfig())
-    assert astuple(CopyConfig()) == (256, 4096, 4, 4)
+    assert asdict(CopyConfig()) == {"programs_per_sm": 4, "warps": 4, "entries": 256, "lanes": 4096}
     write(folders[1], record())
     assert copy_launch(DEVICE, UNIT, TILES) == (3 * tuned.multiprocessors(DEVICE), ODD)
     assert [taken(tiles) == ODD for tiles in (4, 5, 8, 9)] == [False, True, True, False]
@@ -73,17 +73,29 @@ def test_a_timed_file_of_this_device_is_taken_for_planes_of_its_size(folders: tu
 
 def test_keys_round_tiles_up_to_a_power_of_two() -> None:
     rounded = {0: 1, 1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 2376: 4096, 4097: 8192}
-    assert [copy_key(8, tiles) for tiles in rounded] == [f"unit=8,tiles={tiles}" for tiles in rounded.values()]
+    assert [CopyConfig.key_of(8, tiles) for tiles in rounded] == [f"unit=8,tiles={tiles}" for tiles in rounded.values()]
 
 
 def test_the_users_file_goes_before_the_shipped_one_key_by_key(folders: tuple[Path, Path]) -> None:
     shipped, user = folders
     both = record(CopyConfig(warps=8))
-    both["entries"] += record(CopyConfig(warps=2), copy_key(UNIT, 64))["entries"]
+    both["entries"] += record(CopyConfig(warps=2), CopyConfig.key_of(UNIT, 64))["entries"]
     write(shipped, both)
     assert taken() == CopyConfig(warps=8)
     write(user, record())
     assert (taken(), taken(64), taken(65)) == (ODD, CopyConfig(warps=2), CopyConfig())
+
+
+def test_a_delta_step_asks_for_the_order_and_the_dtype_of_its_state(folders: tuple[Path, Path]) -> None:
+    old = "key=128,value=128,bytes=2"  # before, the key said neither; such states were bf16 with values fastest
+    entry = entry_with(kernel="gated_delta", key=old, config=asdict(DeltaConfig(block_value=32)))
+    path = write(folders[1], entry)
+    asked = [(False, False), (True, False), (False, True)]
+    keys = [DeltaConfig.key_of(128, 128, 2, *last) for last in asked]
+    assert keys[1:] == [f"{old},key_fastest=1,fp16=0", f"{old},key_fastest=0,fp16=1"]
+    assert list(tuned.configurations(path, NAME)) == [("gated_delta", keys[0])]
+    found = [tuned.config_of(DeltaConfig, DEVICE, 128, 128, 2, *last).block_value for last in asked]
+    assert found == [32, 16, 16] and tuned.ASKED[DeltaConfig] == keys[2]
 
 
 def test_nothing_that_was_not_timed_changes_a_launch(folders: tuple[Path, Path]) -> None:
@@ -150,7 +162,7 @@ def config_with(**changes: Any) -> dict[str, Any]:
         (record(entries={}), "entries {}, expected list"),
         (record(entries=[3]), "entry 0: 3, expected an object"),
         (entry_with(kernel="ssm"), "ssm, unit=16,tiles=8: kernel 'ssm', expected copy"),
-        (entry_with(key="tiles=8"), "copy, tiles=8: expected each key once, such as unit=16,tiles=4096"),
+        (entry_with(key="tiles=8"), "copy, tiles=8: expected each key once, with numbers for unit, tiles"),
         (record(entries=2 * record()["entries"]), "copy, unit=16,tiles=8: expected each key once"),
         (entry_with(checked=False), "copy, unit=16,tiles=8: not checked"),
         (entry_with(value="fast"), "value 'fast', expected float"),
@@ -158,8 +170,8 @@ def config_with(**changes: Any) -> dict[str, Any]:
         (config_with(warps=32), "warps 32: expected a power of two from 1 to 16"),
         (config_with(programs_per_sm=0), "programs_per_sm 0: expected a whole number from 1 to 32"),
         (config_with(warps=4.0), "warps 4.0, expected int"),
-        (config_with(stages=3), "copy, unit=16,tiles=8: has .*stages.*; expected entries, lanes, warps"),
-        (entry_with(config={"lanes": 4096}), "has lanes; expected entries, lanes, warps, programs_per_sm"),
+        (config_with(stages=3), "copy, unit=16,tiles=8: has .*stages.*; expected programs_per_sm, warps"),
+        (entry_with(config={"lanes": 4096}), "has lanes; expected programs_per_sm, warps, entries, lanes"),
     ],
 )
 def test_a_file_that_cannot_be_meant_is_refused_by_name(folders: tuple[Path, Path], content: Any, says: str) -> None:

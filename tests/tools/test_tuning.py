@@ -5,16 +5,15 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
 
-from memstate.errors import CompileFailed, ConfigurationError, InvalidArgument
+from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.kernels import copy, tuned
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.kept import KeptLaunch
@@ -32,9 +31,8 @@ from memstate.kernels.tuned import (
     copy_launch,
 )
 from memstate.state.planes import Planes
-from memstate_tools import models, workload
+from memstate_tools import models
 from memstate_tools import tune as tuning
-from memstate_tools.compile import KernelReport
 from memstate_tools.tune import cost, grid, record, trials
 from memstate_tools.tune.check import wrong
 from memstate_tools.tune.tasks import findings
@@ -42,7 +40,9 @@ from memstate_tools.tune.trials import SweepResult, TuneTrial, sweep
 
 CPU = torch.device("cpu")
 DEFAULT = CopyConfig()
+ODD = replace(DEFAULT, lanes=256)
 KEYS = {"format", "device", "date", "versions", "timed", "yardstick", "entries", "trials", "complete"}
+FREE_AXIS = "programs_per_sm"  # the compiled code does not depend on the number of programs
 ENTRY = {"kernel", "key", "config", "value", "unit", "checked"}
 on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="what a machine without a GPU does")
 
@@ -79,9 +79,9 @@ def test_one_axis_changes_at_a_time_and_the_cheapest_first(kernel: str, timed: b
     changed = [[name for name, value in asdict(config).items() if value != asdict(default)[name]] for config in others]
     assert all(len(names) == 1 for names in changed)
     order = list(dict.fromkeys(names[0] for names in changed))
-    assert set(order) == set(asdict(default)) - (set() if timed else {grid.FREE_AXIS})
+    assert set(order) == set(asdict(default)) - (set() if timed else {FREE_AXIS})
     # the axis that needs no compilation comes first
-    assert timed is False or grid.FREE_AXIS not in order or order[0] == grid.FREE_AXIS
+    assert timed is False or FREE_AXIS not in order or order[0] == FREE_AXIS
     assert grid.one_at_a_time(kernel, timed, 3) == configs[:3]
 
 
@@ -93,25 +93,6 @@ def test_the_best_values_are_combined_by_what_they_promise() -> None:
     assert grid.combinations("conv", True, {**goodness, ConvConfig(warps=2): 0.0})[0].warps == 4
     assert grid.combinations("conv", True, goodness, limit=5) == []
     assert len(grid.combinations("copy", True, dict.fromkeys(grid.one_at_a_time("copy", True), 1.0))) <= 12
-
-
-@pytest.mark.sample
-@pytest.mark.parametrize("model", ["qwen3_next", "kimi_linear", "nemotron_h", "falcon_mamba"])
-@pytest.mark.parametrize("kernel", [kernel for kernel in tuning.KERNELS if kernel != "copy"])
-def test_the_key_is_the_one_that_a_launch_asks_for(kernel: str, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    toy = models.toy_of(grid.model_for(kernel, model)[1], kernel)
-    asked = set()
-    true = tuned._found
-
-    def noting(kind: Any, device: Any, static: Any) -> Any:
-        asked.add((tuned.KERNEL_OF[kind], tuned.KEY_OF[kind](*static)))
-        return true(kind, device, static)
-
-    monkeypatch.setattr(tuned, "_found", noting)
-    made = workload.make(kernel, toy, 2, backend_here(), 1)
-    for act in made.acts.values():
-        act()
-    assert (kernel, grid.key_of(kernel, toy)) in asked and {name for name, _ in asked} <= {"copy", kernel}
 
 
 @pytest.mark.parametrize(
@@ -163,14 +144,14 @@ def toy(model: str, kernel: str = "copy") -> models.Model:
 @pytest.mark.parametrize(
     "config",
     [
-        CopyConfig(16, 256, 2, 3), CopyConfig(512, 8192, 8, 1), GatherConfig(1024, 2), ScatterConfig(16, 512, 2, 3),
-        PackConfig(16, 256, 2, 3), Int8Config(512, 2, 3), DeltaConfig(32, 512), SelectiveConfig(256, 2),
-        ConvConfig(512, 2),
+        CopyConfig(3, 2, 16, 256), CopyConfig(1, 8, 512, 8192), GatherConfig(2, 1024), ScatterConfig(3, 2, 16, 512),
+        PackConfig(3, 2, 16, 256), Int8Config(3, 2, 512), DeltaConfig(512, 32), SelectiveConfig(256, 2),
+        ConvConfig(2, 512),
     ],
     ids=str,
 )  # fmt: skip
 def test_every_kernel_is_right_under_another_configuration(config: Config) -> None:
-    kernel = tuned.KERNEL_OF[type(config)]
+    kernel = config.kernel
     assert wrong(config, toy("qwen3_next", kernel), backend_here(), 7) == ""
 
 
@@ -183,7 +164,7 @@ def test_every_kernel_is_right_under_another_configuration(config: Config) -> No
     ids=str,
 )
 def test_what_another_kernel_does_wrong_is_noticed(config: Any, op: str, says: str) -> None:
-    kernel, backend = tuned.KERNEL_OF[type(config)], backend_here()
+    kernel, backend = config.kernel, backend_here()
     true = getattr(backend, op)
 
     def fault(*given: Any) -> Any:
@@ -247,7 +228,7 @@ def test_a_wrong_configuration_is_excluded_and_nothing_is_stored(
         copy_slots(planes, dst, src)
 
     planted("copy_slots", fault, monkeypatch)
-    fine = asdict(cost.Cost(64, 0, 32, 128, weight=2.0))
+    fine = asdict(cost.Cost("unit=16,tiles=8", 64, 0, 32, 128, weight=2.0))
     monkeypatch.setattr(trials, "findings", _with_costs(fine))
     report = tmp_path / "report.json"
     done = cli("--kernels", "copy", "--model", "lfm2", "--limit", 3, "--json", report)
@@ -261,85 +242,77 @@ def test_a_wrong_configuration_is_excluded_and_nothing_is_stored(
 
 def _with_costs(cost: dict[str, Any]) -> Any:
     """Returns a stand-in for `findings` that compiles nothing: every configuration has the given cost."""
-    return lambda task, given, configs: [cost] * len(configs) if task == "compiled" else findings(task, given, configs)
+    return lambda task, configs, *given: (
+        [cost] * len(configs) if task == "compiled" else findings(task, configs, *given)
+    )
 
 
 # -- the cost of compiled code ---------------------------------------------------------------------
 
 
-CASES = [cost.Shaped(SimpleNamespace(num_warps=4), 4096 * 4)] * 3  # type: ignore[arg-type]
+FINE = (64, 0, 32, 128, 1.5)  # registers, spills, shared memory, bits, weight
 
 
-def report(**changes: Any) -> KernelReport:
-    return replace(KernelReport("copy_slots", "sm_90", 72, 0, 32, 128, 1, True), **changes)
+@pytest.mark.parametrize(("spilled", "why"), [(0, ""), (8, "spills 8 bytes a thread for sm_90")])
+def test_the_worst_launch_decides(spilled: int, why: str) -> None:
+    worst = cost.worst("unit=16,tiles=32", "sm_90", [FINE, (90, spilled, 64, 64, 1.0)])
+    assert worst == cost.Cost("unit=16,tiles=32", 90, spilled, 64, 64, why, 1.5)
 
 
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({}, ""),
-        ({"spill_bytes": 8}, "spills 8 bytes a thread for sm_90"),
-        ({"narrowest_bulk_access_bits": 64}, "moves 64 bits a lane for sm_90, expected 128"),
-        ({"narrowest_bulk_access_bits": None}, "moves 0 bits a lane for sm_90, expected 128"),
-    ],
-)
-def test_the_worst_operation_decides(changes: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    reports = iter([report(), report(registers=90, **changes), report(shared_bytes=64)])
-    monkeypatch.setattr(cost, "compile_cases", lambda config: CASES)
-    monkeypatch.setattr(cost, "build", lambda case, target: next(reports))
-    worst = cost._cost.__wrapped__(DEFAULT, "sm_90")
-    assert (worst.registers, worst.shared_bytes, worst.why) == (90, 64, why)
-
-
-def test_a_case_of_more_warps_has_the_registers_that_they_leave() -> None:
-    """16 warps with 255 registers per thread do not fit a multiprocessor.
-
-    So the compile case has a limit of registers, like the launch.
-    """
-    for warps, most in ((1, 255), (8, 255), (16, 128)):
-        (marked,) = (one.case for one in cost.compile_cases(tuned.ConvConfig(warps=warps)) if "_marks" in one.case.name)
-        assert (marked.num_warps, marked.options["maxnreg"]) == (warps, most)
-    assert "maxnreg" not in cost.compile_cases(tuned.CopyConfig(warps=16))[0].case.options
-
-
-def test_code_that_does_not_compile_is_excluded(monkeypatch: pytest.MonkeyPatch) -> None:
-    error = CompileFailed("copy_slots", "sm_90", "too large")
-    monkeypatch.setattr(cost, "compile_cases", lambda config: CASES)
-    monkeypatch.setattr(cost, "build", Mock(side_effect=error))
-    assert cost._cost.__wrapped__(DEFAULT, "sm_90").why == f"does not compile: {error}"
-
-
-@pytest.mark.parametrize(("target", "lanes"), [("sm_90", 32), ("gfx942", 64)])
-def test_the_weight_is_register_bytes_per_byte_in_flight(
-    target: str, lanes: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("default", "bits", "why"), [
+    (128, 128, ""), (128, 64, "moves 64 bits a lane for sm_90, expected 128"), (64, 64, ""),
+    (64, 32, "moves 32 bits a lane for sm_90, expected 64"), (None, 64, "moves 64 bits a lane for sm_90, expected 128"),
+])  # fmt: skip
+def test_narrow_moves_are_excluded_unless_the_state_has_no_wider_ones(
+    default: int | None, bits: int, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cost, "compile_cases", lambda config: CASES)
-    monkeypatch.setattr(cost, "build", lambda case, target: report(registers=64))
-    assert cost._cost.__wrapped__(DEFAULT, target).weight == 64 * 4 * 4 * lanes / (4096 * 4)
+    widths = {DEFAULT: default, ODD: bits}
+    figures = lambda config, model, target: cost.Cost(narrowest_bulk_access_bits=widths[config])  # noqa: E731
+    monkeypatch.setattr(cost, "_cost", figures)
+    assert cost.cost(replace(ODD, programs_per_sm=8), "lfm2", "sm_90").why == why
 
 
-@pytest.mark.parametrize("kernel", tuning.KERNELS)
-def test_the_default_is_what_the_catalogue_compiles(kernel: str) -> None:
-    """With the default, cases are those of the catalogue. At least one other configuration gives other cases."""
-    default, *others = grid.one_at_a_time(kernel, timed=False)
-    cases = cost.compile_cases(default)
-    plain = [case for case in tuned.compile_cases(kernel) if not case.rare][: cost.FEW]
-    assert [each.case for each in cases] == plain and all(each.in_flight > 0 for each in cases)
-    assert any(cost.compile_cases(other) != cases for other in others)
+class Seen(list[Any]):
+    """Launches that are seen in a process that interprets, in place of none."""
+
+    def clear(self) -> None:
+        pass
 
 
-def test_compiled_code_is_inspected_in_another_process() -> None:
-    narrow = CopyConfig(lanes=256)  # 256 words: two for each of 128 threads
-    default, excluded = findings("compiled", "sm_90", [GatherConfig(), narrow])
-    assert default["registers"] > 0 and (default["spill_bytes"], default["why"]) == (0, "")
-    assert default["narrowest_bulk_access_bits"] == 128 and default["weight"] > 0
+@pytest.mark.parametrize("said", ["too large", PermissionError(13, "Permission denied", "/cache")])
+def test_code_that_does_not_compile_is_excluded(said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise said if isinstance(said, Exception) else RuntimeError(f"line 1\n  {said}\n")
+
+    monkeypatch.setattr(cost, "launches", lambda target: nullcontext(Seen([(copy._move, fails)])))
+    if isinstance(said, Exception):  # the kernel is not to blame
+        with pytest.raises(ConfigurationError, match=r"Permission denied: '/cache'; TRITON_CACHE_DIR names another"):
+            cost._cost.__wrapped__(DEFAULT, "lfm2", "sm_90")
+        return
+    failed = cost._cost.__wrapped__(DEFAULT, "lfm2", "sm_90")
+    assert failed.key == "unit=16,tiles=16" and failed.why.startswith("does not compile: _move")
+    assert failed.why.endswith("too large")
+
+
+def test_what_is_compiled_is_what_the_model_launches() -> None:
+    """Figures stand under the key of the compiled code: those of Mamba are not those of Mamba-2."""
+    narrow = replace(GatherConfig(), lanes=256)  # 256 words: two for each of 128 threads
+    gather, of_mamba, excluded = findings(
+        "compiled", [GatherConfig(), SelectiveConfig(), narrow], "falcon_mamba", "sm_90"
+    )
+    assert gather["registers"] > 0 and (gather["spill_bytes"], gather["why"]) == (0, "")
+    assert gather["narrowest_bulk_access_bits"] == 128 and gather["weight"] > 0
     assert excluded["why"] == "moves 64 bits a lane for sm_90, expected 128"
+    assert (gather["key"], of_mamba["key"]) == ("unit=16,tiles=32", "dim=8192,state=16,tied=0,bytes=4")
+    (of_mamba_2,) = findings("compiled", [SelectiveConfig()], "nemotron_h", "gfx942")
+    assert of_mamba_2["key"] == "dim=64,state=128,tied=1,bytes=4"
+    assert of_mamba_2["registers"] != of_mamba["registers"]
 
 
 def test_a_process_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(ConfigurationError, match="'compiled' of 1 configurations: exit status 1"):
-        list(findings("compiled", "sm_90", [DEFAULT]))
+        list(findings("compiled", [DEFAULT], "lfm2", "sm_90"))
 
 
 @on_cpu

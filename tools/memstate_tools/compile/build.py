@@ -1,11 +1,12 @@
 """Compiles one kernel for one target, without a GPU, and reports figures of the compiled code."""
 
-from collections.abc import Sequence
+import errno
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from memstate.errors import CompileFailed
+from memstate.errors import CompileFailed, ConfigurationError
 from memstate.kernels import catalog
 from memstate.kernels.catalog import CompileCase
 from memstate.sizes import format_bytes
@@ -23,6 +24,8 @@ TARGETS: dict[str, tuple[str, int | str, int]] = {  # name -> Triton's backend, 
     "gfx950": ("hip", "gfx950", 64),
 }
 KERNELS = Path(catalog.__file__).parent
+UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -104,14 +107,27 @@ def build(case: CompileCase, target: str) -> KernelReport:
 
     Raises:
         CompileFailed: The compiler fails, or its output cannot be read. The message has the compiler's last line.
+        ConfigurationError: Triton cannot write its cache.
+    """
+    return compiling(case.name, target, lambda: inspect(case, target, compile_case(case, target)))
+
+
+def compiling(name: str, target: str, work: Callable[[], T]) -> T:
+    """Returns what `work` makes of a kernel.
+
+    Raises:
+        CompileFailed: The compiler fails, or its output cannot be read. The message has the compiler's last line.
+        ConfigurationError: Triton cannot write its cache.
     """
     try:
-        return inspect(case, target, compile_case(case, target))
+        return work()
     except Exception as error:  # a pass of Triton can raise any error
-        reason = next(
-            (line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__
-        )
-        raise CompileFailed(case.name, target, reason) from error
+        if isinstance(error, OSError) and error.errno in UNWRITABLE:
+            raise ConfigurationError(
+                f"Triton keeps no compiled kernel: {error}; TRITON_CACHE_DIR names another folder"
+            ) from error
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise CompileFailed(name, target, lines[-1] if lines else type(error).__name__) from error
 
 
 def compile_case(case: CompileCase, target: str) -> Any:

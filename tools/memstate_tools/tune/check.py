@@ -8,7 +8,7 @@ from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import HEADER_INTS, ZERO_SOURCE, Section
-from memstate.kernels.tuned import KERNEL_OF, Config, CopyConfig, trying
+from memstate.kernels.tuned import Config, CopyConfig, trying
 from memstate.state.layout import StateLayout
 from memstate.state.planes import Planes
 from memstate_tools.models import Model
@@ -36,7 +36,7 @@ def wrong(config: Config, model: Model, backend: Backend, seed: int) -> str:
     def made(backend: Backend) -> Workload:
         if type(config) is CopyConfig:
             return _copies(config.entries, model.layout, backend, seed)
-        return make(KERNEL_OF[type(config)], model, ROWS, backend, seed)
+        return make(config.kernel, model, ROWS, backend, seed)
 
     tried, expected = made(backend), made(Backend("reference", backend.device))
     for name, act in tried.acts.items():

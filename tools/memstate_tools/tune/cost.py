@@ -1,40 +1,43 @@
-"""Compiles a configuration for a target, and ranks it among others if nothing can be timed."""
+"""Compiles the launches of a configuration for a target, and ranks it among others if nothing can be timed."""
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from math import gcd, prod
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from memstate.errors import CompileFailed
 from memstate.kernels import tuned
-from memstate.kernels.catalog import CompileCase
-from memstate.kernels.tuned import CONFIGS, KERNEL_OF, Config
-from memstate_tools.compile import TARGETS
-from memstate_tools.compile.accesses import WIDE_BITS
-from memstate_tools.compile.build import build
-from memstate_tools.tune.grid import FREE_AXIS
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tuned import CONFIGS, Config
+from memstate_tools.compile.accesses import WIDE_BITS, accesses, plane_accesses
+from memstate_tools.compile.assembly import resources
+from memstate_tools.compile.build import TARGETS, compiling
+from memstate_tools.models import Model
+from memstate_tools.tune.grid import model_for
+from memstate_tools.workload import Workload, make
 
-WORD_BYTES = 4  # bytes of a word; sizes of moves and of blocks of a state are counted in words
-FEW = 4  # number of compile cases of a kernel that are compiled
-UNIT = "register bytes per byte in flight"
+UNIT = "register bytes per byte moved"
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The worst figures of a kernel's operations under a configuration. Each is None if the kernel does not compile.
+    """The worst figures of a kernel's launches under a configuration. Each is None if the kernel does not compile.
 
     Attributes:
+        key: Key that the launches ask for.
         registers: Registers of a thread.
         spill_bytes: Spilled bytes of a thread.
         shared_bytes: Shared memory of a program.
         narrowest_bulk_access_bits: Fewest bits of a lane's access to plane bytes.
         why: Reason why the configuration is excluded; empty if it is not.
-        weight: Register bytes of a program for each byte that it has in flight: less is better. A multiprocessor has a
-            fixed number of registers, so this is the reciprocal of the bytes that it can keep in flight. It does not
-            say how long a call takes.
+        weight: Register bytes of a thread for each byte of states that its code loads or stores: less is better. A
+            multiprocessor has a fixed number of registers, so this is the reciprocal of the bytes that it can keep in
+            flight. It does not say how long a call takes.
     """
 
+    key: str = ""
     registers: int | None = None
     spill_bytes: int | None = None
     shared_bytes: int | None = None
@@ -43,103 +46,112 @@ class Cost:
     weight: float | None = None
 
 
-class Shaped(NamedTuple):
-    """A compile case under a configuration, and the bytes of state that one of its programs has in flight."""
+class Nowhere(NamedTuple):
+    """Stands in for a driver of Triton. It names a target, and has no device to launch on."""
 
-    case: CompileCase
-    in_flight: int
+    number: int
+    target: Any
 
+    def get_current_device(self) -> int:
+        """Returns a number of its own for each target, by which Triton keeps what it has compiled."""
+        return self.number
 
-def shaped(case: CompileCase, config: Config) -> Shaped:
-    """Returns a compile case with the shape that the launcher chooses under a configuration."""
-    from memstate.kernels.warps import roomy
+    def get_current_stream(self, device: int) -> int:
+        """Returns no stream."""
+        return 0
 
-    shape = SHAPES[KERNEL_OF[type(config)]]
-    constexprs, warps, nbytes = shape(case, config, 32)
-    wide, _, _ = shape(case, config, 64)
-    of_64 = {name: wide[name] for name in case.of_64}
-    options = dict(case.options)
-    if "maxnreg" in options:
-        options |= roomy(warps, most=options["maxnreg"])
-    constexprs = case.constexprs | constexprs
-    return Shaped(case._replace(constexprs=constexprs, num_warps=warps, options=options, of_64=of_64), nbytes)
+    def get_current_target(self) -> Any:
+        """Returns the target."""
+        return self.target
 
 
-def _moves(case: CompileCase, config: Any, threads: int) -> tuple[dict[str, Any], int, int]:
-    known = {"ENTRIES": "entries", "LANES": "lanes"}
-    changed = {name: getattr(config, field) for name, field in known.items() if hasattr(config, field)}
-    return changed, config.warps, config.lanes * WORD_BYTES
+@contextmanager
+def launches(target: str) -> Iterator[list[tuple[Any, Any]]]:
+    """Yields a list of the launches in the block, as (kernel, its compilation for `target`). Nothing runs."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.driver import driver
+    from triton.runtime.jit import JITFunction
+
+    seen: list[tuple[Any, Any]] = []
+    launch, nowhere = JITFunction.run, Nowhere(1000 + list(TARGETS).index(target), GPUTarget(*TARGETS[target]))
+
+    def run(kernel: Any, *args: Any, grid: object, warmup: bool, **given: Any) -> None:
+        seen.append((kernel, lambda: launch(kernel, *args, grid=grid, warmup=True, **given)))
+
+    with patch.object(JITFunction, "run", run), patch.object(driver, "_active", nowhere):
+        yield seen
 
 
-def _int8(case: CompileCase, config: Any, threads: int) -> tuple[dict[str, Any], int, int]:
-    given = case.constexprs
-    block_c, block_r = config.blocks(given["COLUMNS"], given["REDUCED"], given["INNER"])
-    return {"BLOCK_C": block_c, "BLOCK_R": block_r}, config.warps, block_c * block_r * WORD_BYTES
+def key_of(kernel: str, states: Model) -> str:
+    """Returns the key that a kernel's launches ask for on states of a model; "" if they fail before."""
+    with launches(next(iter(TARGETS))), tuned.trying():
+        with suppress(Exception):  # each trial says why
+            next(iter(_workload(kernel, states).acts.values()))()
+        return tuned.ASKED.get(CONFIGS[kernel], "")
 
 
-def _delta(case: CompileCase, config: Any, threads: int) -> tuple[dict[str, Any], int, int]:
-    given = case.constexprs
-    itemsize = 4 if case.signature["state_ptr"] == "*fp32" else 2
-    block_k, block_v, warps = config.blocks(given["KEY"], given["VALUE"], itemsize)
-    lanes, run = tuned.shares(given["KEY_FASTEST"], itemsize, block_k, block_v, warps, threads)
-    changed = {"BLOCK_K": block_k, "BLOCK_V": block_v, "LANES": lanes, "RUN": run}
-    return changed, warps, block_k * block_v * WORD_BYTES
-
-
-def _selective(case: CompileCase, config: Any, threads: int) -> tuple[dict[str, Any], int, int]:
-    given = case.constexprs
-    itemsize = 4 if case.signature["state_ptr"] == "*fp32" else 2
-    dim_fastest = not given["STATE_FASTEST"]
-    least = tuned.SECTOR_BYTES // itemsize if dim_fastest else 1
-    block_d, block_n, warps = config.blocks(given["DIM"], given["STATE"], given["TIED"], least)
-    wide = gcd(given["UNIT"], given["STATE"])
-    lanes, run = tuned.state_shares(dim_fastest, itemsize, wide, block_d, block_n, warps, threads)
-    changed = {"BLOCK_D": block_d, "BLOCK_N": block_n, "LANES": lanes, "RUN": run}
-    return changed, warps, block_d * block_n * WORD_BYTES
-
-
-def _conv(case: CompileCase, config: Any, threads: int) -> tuple[dict[str, Any], int, int]:
-    given = case.constexprs
-    itemsize = 4 if case.signature["state_ptr"] == "*fp32" else 2
-    block, lane = config.blocks(given["CHANNELS"], given["TAPS"], itemsize, threads)
-    return {"BLOCK": block, "LANE": lane}, config.warps, prod((block, given["TAPS"] - 1, itemsize))
-
-
-Shape = Callable[[CompileCase, Any, int], tuple[dict[str, Any], int, int]]
-SHAPES: dict[str, Shape] = {
-    **dict.fromkeys(("copy", "gather", "scatter", "pack"), _moves),
-    "pack_int8": _int8, "gated_delta": _delta, "selective": _selective, "conv": _conv,
-}  # fmt: skip
-
-
-def compile_cases(config: Config) -> list[Shaped]:
-    """Returns the first few launches of a kernel under a configuration, to be compiled. Needs Triton."""
-    cases = [case for case in tuned.compile_cases(KERNEL_OF[type(config)]) if not case.rare]
-    return [shaped(case, config) for case in cases[:FEW]]
-
-
-def cost(config: Config, target: str) -> Cost:
-    """Compiles a kernel under a configuration in this process, which must not interpret. Returns the figures."""
-    if hasattr(config, FREE_AXIS):
-        config = replace(config, **{FREE_AXIS: getattr(CONFIGS[KERNEL_OF[type(config)]](), FREE_AXIS)})
-    return _cost(config, target)
+def _workload(kernel: str, states: Model) -> Workload:
+    backend = Backend("reference")
+    backend.name = "kernels"  # kernels on memory of a CPU: their launches are seen, and not run
+    return make(kernel, states, 1, backend, 0)
 
 
 @cache
-def _cost(config: Config, target: str) -> Cost:
-    try:
-        reports = [(build(case, target), case.num_warps, nbytes) for case, nbytes in compile_cases(config)]
-    except CompileFailed as failure:
-        return Cost(why=f"does not compile: {failure}")
-    made = [report for report, _, _ in reports]
-    spilled = max(report.spill_bytes for report in made)
-    narrowest = min(report.narrowest_bulk_access_bits or 0 for report in made)
-    why = f"spills {spilled} bytes a thread for {target}" if spilled else ""
-    if narrowest < WIDE_BITS:
-        why = why or f"moves {narrowest} bits a lane for {target}, expected {WIDE_BITS}"
-    lanes = TARGETS[target][2]
-    weight = max(report.registers * 4 * warps * lanes / nbytes for report, warps, nbytes in reports)
-    return Cost(
-        max(report.registers for report in made), spilled, max(report.shared_bytes for report in made), narrowest,
-        why, weight,
-    )  # fmt: skip
+def _of_model(kernel: str, model: str) -> Workload:
+    return _workload(kernel, model_for(kernel, model)[1])
+
+
+def cost(config: Config, model: str, target: str) -> Cost:
+    """Compiles the launches of a kernel on states of a model in this process, which must not interpret.
+
+    Args:
+        config: The configuration.
+        model: Name of the model.
+        target: Name of the target.
+    """
+    free = {name: axis.values[0] for name, axis in config.axes().items() if not axis.compiled}
+    found, default = (_cost(each, model, target) for each in (replace(config, **free), type(config)()))
+    # the bytes of a slot may not be a multiple of 16
+    expected = min(WIDE_BITS, default.narrowest_bulk_access_bits or WIDE_BITS)
+    narrowest = found.narrowest_bulk_access_bits or 0
+    if not found.why and narrowest < expected:
+        return replace(found, why=f"moves {narrowest} bits a lane for {target}, expected {expected}")
+    return found
+
+
+@cache
+def _cost(config: Config, model: str, target: str) -> Cost:
+    planes = {case.kernel: case.plane_args for case in tuned.compile_cases(config.kernel) if case.plane_args}
+    with launches(target) as seen:
+        acts = _of_model(config.kernel, model).acts
+        seen.clear()  # what making planes has launched
+        with tuned.trying(config):
+            for act in acts.values():
+                act()
+            key = tuned.ASKED[type(config)]
+        moved = [(kernel, compiled) for kernel, compiled in seen if kernel in planes]
+        try:
+            made = [
+                _figures(compiling(kernel.__name__, target, compiled), planes[kernel]) for kernel, compiled in moved
+            ]
+        except CompileFailed as failure:
+            return Cost(key, why=f"does not compile: {failure}")
+    return worst(key, target, made)
+
+
+def worst(key: str, target: str, made: Sequence[tuple[int, int, int, int, float]]) -> Cost:
+    """Returns the worst of the figures of several launches; see `_figures`."""
+    registers, spilled, shared, narrowest, weight = zip(*made, strict=True)
+    why = f"spills {max(spilled)} bytes a thread for {target}" if any(spilled) else ""
+    return Cost(key, max(registers), max(spilled), max(shared), min(narrowest), why, max(weight))
+
+
+def _figures(compiled: Any, planes: tuple[str, ...]) -> tuple[int, int, int, int, float]:
+    """Returns registers, spills, shared memory, bits of the narrowest access to plane bytes, and the weight."""
+    signature = compiled.src.signature
+    arguments = [name for name, kind in signature.items() if kind != "constexpr"]
+    pointers = [name for name in arguments if signature[name].startswith("*")]
+    bits = [each.bits for each in plane_accesses(accesses(compiled.asm["llir"], arguments), planes, pointers)]
+    used = resources(compiled.asm)
+    weight = used.registers * 4 * 8 / sum(bits)
+    return used.registers, used.spill_bytes, compiled.metadata.shared, min(bits), weight

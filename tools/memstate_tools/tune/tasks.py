@@ -14,7 +14,7 @@ import torch
 
 from memstate.errors import ConfigurationError
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tuned import CONFIGS, KERNEL_OF, Config
+from memstate.kernels.tuned import CONFIGS, Config
 from memstate_tools.models import toy_of
 from memstate_tools.tune.check import wrong
 from memstate_tools.tune.cost import cost
@@ -26,20 +26,20 @@ Finding = dict[str, Any]
 
 def check(config: Config, model: str) -> Finding:
     """Checks a configuration with the interpreter on states of a toy size. Returns {"why": what is wrong, or empty}."""
-    kernel = KERNEL_OF[type(config)]
+    kernel = config.kernel
     toy = toy_of(model_for(kernel, model)[1], kernel)
     return {"why": wrong(config, toy, Backend("interpreter"), torch.seed() % 2**31)}
 
 
-def compiled(config: Config, target: str) -> Finding:
-    """Returns the fields of `memstate_tools.tune.cost.Cost` for a configuration."""
-    return asdict(cost(config, target))
+def compiled(config: Config, model: str, target: str) -> Finding:
+    """Returns the fields of `memstate_tools.tune.cost.Cost` for a configuration on states of a model."""
+    return asdict(cost(config, model, target))
 
 
-TASKS: dict[str, Callable[[Config, str], Finding]] = {"check": check, "compiled": compiled}
+TASKS: dict[str, Callable[..., Finding]] = {"check": check, "compiled": compiled}
 
 
-def findings(task: str, argument: str, configs: Sequence[Config]) -> Iterator[Finding]:
+def findings(task: str, configs: Sequence[Config], *arguments: str) -> Iterator[Finding]:
     """Yields the result of a task for each configuration.
 
     Raises:
@@ -50,15 +50,15 @@ def findings(task: str, argument: str, configs: Sequence[Config]) -> Iterator[Fi
     interpreted = Backend("auto").name == "interpreter"
     if interpreted == (task == "check"):
         for config in configs:
-            yield TASKS[task](config, argument)
+            yield TASKS[task](config, *arguments)
         return
-    given = json.dumps([(KERNEL_OF[type(config)], asdict(config)) for config in configs])
+    given = json.dumps([(config.kernel, asdict(config)) for config in configs])
     try:
-        yield from run_module("memstate_tools.tune.tasks", task, argument, given, interpret=task == "check")
+        yield from run_module("memstate_tools.tune.tasks", task, given, *arguments, interpret=task == "check")
     except WorkerFailed as error:
         raise ConfigurationError(f"tune: the process for {task!r} of {len(configs)} configurations: {error}") from error
 
 
 if __name__ == "__main__":
-    name, given, asked = sys.argv[1:]
-    serve(lambda: (TASKS[name](CONFIGS[kernel](**config), given) for kernel, config in json.loads(asked)))
+    name, asked, *given = sys.argv[1:]
+    serve(lambda: (TASKS[name](CONFIGS[kernel](**config), *given) for kernel, config in json.loads(asked)))

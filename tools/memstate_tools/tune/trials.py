@@ -16,13 +16,13 @@ import torch
 
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tuned import CONFIGS, KERNEL_OF, Config, device_name, trying
+from memstate.kernels.tuned import CONFIGS, Config, device_name, trying
 from memstate_tools.bench.clock import DeviceClock, TooSlow
 from memstate_tools.compile import TARGETS
 from memstate_tools.models import Model, model_of, toy_of
 from memstate_tools.tune import cost
 from memstate_tools.tune.check import ROWS, wrong
-from memstate_tools.tune.grid import combinations, key_of, model_for, one_at_a_time
+from memstate_tools.tune.grid import combinations, model_for, one_at_a_time
 from memstate_tools.tune.tasks import findings
 from memstate_tools.workload import Workload, fitting, make
 
@@ -204,16 +204,14 @@ class _Ranking:
     def yardstick(self) -> dict[str, float]:
         return {}
 
-    def key(self, kernel: str) -> str:
-        return key_of(kernel, model_for(kernel, self.model)[1])
-
     def trials(self, configs: Sequence[Config]) -> Iterator[TuneTrial]:
-        checks, costs = findings("check", self.model, configs), findings("compiled", self.device, configs)
+        checks, costs = findings("check", configs, self.model), findings("compiled", configs, self.model, self.device)
         for config, check, fields in zip(configs, checks, costs, strict=True):
-            kernel, compiled = KERNEL_OF[type(config)], cost.Cost(**fields)
+            compiled = cost.Cost(**fields)
+            details = {name: figure for name, figure in fields.items() if name != "key"}
             why = check["why"] or compiled.why
             value = None if why else compiled.weight
-            yield TuneTrial(kernel, self.key(kernel), config, not check["why"], value, self.unit, why, fields)
+            yield TuneTrial(config.kernel, compiled.key, config, not check["why"], value, self.unit, why, details)
 
 
 class _Timing:
@@ -245,19 +243,16 @@ class _Timing:
             rates[f"{size} slots"] = 2 * size * slot / self._stopwatch(partial(to.copy_, of))
         return rates
 
-    def key(self, kernel: str) -> str:
-        return key_of(kernel, self._states(kernel))
-
     def trials(self, configs: Sequence[Config]) -> Iterator[TuneTrial]:
-        for kernel, group in groupby(configs, key=lambda config: KERNEL_OF[type(config)]):
+        for kernel, group in groupby(configs, key=lambda config: config.kernel):
             states = self._states(kernel)
             free = self._free
             checked = states if 2 * COPIES * ROWS * states.layout.bytes_per_slot < free else toy_of(states, kernel)
             sizes, seed = fitting(BATCHES, COPIES * states.layout.bytes_per_slot, free), torch.seed() % 2**31
             batches = {size: make(kernel, states, size, self._backend, seed) for size in sizes}
-            default = 0.0
+            key, default = cost.key_of(kernel, states), 0.0
             for config in group:
-                trial = self._trial(kernel, config, checked, batches)
+                trial = self._trial(key, config, checked, batches)
                 default = trial.value or 0.0 if is_default(trial) else default
                 # a configuration that may be chosen must neither spill nor move few bytes at a time
                 if trial.value and trial.value >= default:
@@ -266,11 +261,11 @@ class _Timing:
 
     def _inspected(self, trial: TuneTrial) -> TuneTrial:
         """Returns the trial, excluded if its code spills or moves few bytes. It compiles, which is slow."""
-        why = cost.cost(trial.config, self._target).why if self._target else ""
+        why = cost.cost(trial.config, self._model, self._target).why if self._target else ""
         return replace(trial, value=None, micros=None, why=why) if why else trial
 
-    def _trial(self, kernel: str, config: Config, checked: Model, batches: Mapping[int, Workload]) -> TuneTrial:
-        bad, key = wrong(config, checked, self._backend, torch.seed() % 2**31), self.key(kernel)
+    def _trial(self, key: str, config: Config, checked: Model, batches: Mapping[int, Workload]) -> TuneTrial:
+        bad, kernel = wrong(config, checked, self._backend, torch.seed() % 2**31), config.kernel
         if bad:
             return TuneTrial(kernel, key, config, False, None, self.unit, bad)
         try:

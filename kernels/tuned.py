@@ -7,29 +7,41 @@ read from two folders:
     tuned/            beside this module: the shipped files
 
 The user's entry wins over a shipped entry with the same key. A key has the kernel and the static sizes of its launches,
-such as the bytes of a lane. Without an entry, defaults apply. A file that was not timed changes nothing. It
-is an error if the file of this device cannot be read, or says that it is for another device. But if MEMSTATE_TUNED is
-not set, a user's file that cannot be opened is skipped, because this process may not be allowed to read the home
+such as the bytes of a lane. Without an entry, defaults apply. A file that was not timed changes nothing.
+
+An entry says with which release of Triton, on which architecture and from which source of the kernel it was measured.
+If one of them is another one here, a WARNING says so and the entry is not used. What an entry does not say is not
+compared: files of format 1 say versions only.
+
+It is an error if the file of this device cannot be read, or says that it is for another device. But if MEMSTATE_TUNED
+is not set, a user's file that cannot be opened is skipped, because this process may not be allowed to read the home
 folder. Files are read once in a process, at the first launch.
 """
 
+import ast
+import hashlib
+import inspect
 import json
+import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from textwrap import dedent
+from types import FunctionType
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 
-from memstate.kernels.catalog import CompileCase
 from memstate.kernels.tables import ACCESS_BYTES
 
-FORMAT = 1  # version of the format of the files
+FORMATS = (1, 2)  # versions of the format of the files; format 1 has no `made`
+LOG = logging.getLogger("memstate.tuned")
+LOG.addHandler(logging.NullHandler())
 SHIPPED = Path(__file__).with_suffix("")
 ENTRIES = 256  # entries that a program looks at together
 PROGRAMS_PER_SM = 4
@@ -41,7 +53,8 @@ PROGRAMS_ON_CPU = 2  # two, so that programs share work even on a CPU
 FILE_KEYS = {
     "format": int, "device": str, "date": str, "versions": dict, "timed": bool, "yardstick": dict, "entries": list,
 }  # fmt: skip
-ENTRY_KEYS = {"kernel": str, "key": str, "config": dict, "value": float, "unit": str, "checked": bool}
+ENTRY_KEYS = {"kernel": str, "key": str, "config": dict, "value": float, "unit": str, "checked": bool, "made": dict}
+MADE = dict.fromkeys(("date", "torch", "triton", "architecture", "source"), str)  # what an entry says of its making
 
 
 def _power_above(number: int) -> int:
@@ -54,8 +67,8 @@ SECTOR_BYTES = 32  # bytes that device memory reads or writes at a time
 KEY_LANES = 8  # fewest lanes that share the keys of a value, with keys fastest
 
 
-class Axis(NamedTuple):
-    """How one field of a configuration is swept.
+def axis(*values: int, least: int, most: int, bits: bool = False, compiled: bool = True) -> Any:
+    """Declares a field of a configuration, and how it is swept.
 
     Args:
         values: values that a sweep tries, the default first.
@@ -64,19 +77,11 @@ class Axis(NamedTuple):
         bits: whether results may have other bits under another value.
         compiled: whether compiled code depends on the value, which is then a power of two.
     """
-
-    values: tuple[int, ...]
-    least: int
-    most: int
-    bits: bool
-    compiled: bool
+    how = {"values": values, "least": least, "most": most, "bits": bits, "compiled": compiled}
+    return field(default=values[0], metadata=how)
 
 
-def axis(*values: int, least: int, most: int, bits: bool = False, compiled: bool = True) -> Any:
-    """Declares a field of a configuration; see `Axis`."""
-    return field(default=values[0], metadata={"axis": Axis(values, least, most, bits, compiled)})
-
-
+@dataclass(frozen=True)
 class Config:
     """The launch configuration of one kernel. The fields stand in the order in which a sweep tries them.
 
@@ -96,17 +101,13 @@ class Config:
         CONFIGS[kernel] = cls
 
     def __post_init__(self) -> None:
-        for name, (_, least, most, _, power) in self.axes().items():
-            value = getattr(self, name)
+        for each in fields(self):
+            value, least, most = getattr(self, each.name), each.metadata["least"], each.metadata["most"]
+            power = each.metadata["compiled"]
             fits = type(value) is int and least <= value <= most
             if not fits or (power and value & (value - 1)):
                 kind = "a power of two" if power else "a whole number"
-                raise ValueError(f"{name} {value!r}: expected {kind} from {least} to {most}")
-
-    @classmethod
-    def axes(cls) -> dict[str, Axis]:
-        """Returns field -> how it is swept."""
-        return {each.name: each.metadata["axis"] for each in fields(cls)}  # type: ignore[arg-type]  # a dataclass
+                raise ValueError(f"{each.name} {value!r}: expected {kind} from {least} to {most}")
 
     @classmethod
     def key_of(cls, *static: int) -> str:
@@ -318,7 +319,8 @@ class CopyLaunch(NamedTuple):
 
 
 C = TypeVar("C", bound=Config)
-Table = dict[tuple[str, str], Config]  # (kernel, key) -> configuration
+Entry = tuple[Config, Mapping[str, str], Path]  # a configuration, with what it was measured (`MADE`), its file
+Table = dict[tuple[str, str], list[Entry]]  # (kernel, key) -> entries, the one to prefer first
 ASKED: dict[type[Config], str] = {}  # class -> the key of its last look-up in a table
 _trial: list[Config] = []  # configurations on trial: the last one of a kernel wins over every table
 
@@ -329,8 +331,71 @@ def _found(kind: type[C], device: torch.device, static: tuple[int, ...]) -> C | 
     for config in reversed(_trial):
         if type(config) is kind:
             return config
-    kept = _table(device_name(device)).get((kind.kernel, key))
-    return kept if isinstance(kept, kind) else None
+    found, skipped = None, dict[Path, str]()
+    for config, made, path in _table(device_name(device)).get((kind.kernel, key), ()):
+        if not (why := why_stale(kind, made, architecture(device))):
+            found = config
+            skipped.pop(path, None)  # a file may have an entry for each release of Triton
+            if "source" not in made:
+                _tell(logging.INFO, path, "used", "the source of its kernels is not known")
+            break
+        skipped[path] = why
+    for path, why in skipped.items():
+        _tell(logging.WARNING, path, "not used", why)
+    return found  # type: ignore[return-value]  # an entry of this kernel
+
+
+@cache
+def _tell(level: int, path: Path, what: str, why: str) -> None:
+    fields = {"event": what, "file": str(path), "why": why}
+    LOG.log(level, "%(event)s file=%(file)r why=%(why)r", fields, extra={"memstate": fields})  # as `memstate.logs` does
+
+
+def why_stale(kind: type[Config], made: Mapping[str, str], architecture: str) -> str:
+    """Returns why an entry is not valid in this process; "" if it is. Needs Triton.
+
+    Args:
+        kind: class of the kernel's configurations.
+        made: with what the entry was measured.
+        architecture: the architecture of the launches.
+    """
+    here = str(import_module("triton").__version__)
+    if made.get("triton", here).split(".")[:2] != here.split(".")[:2]:
+        return f"measured with Triton {made['triton']}, this is {here}: run `memstate tune` again"
+    if made.get("architecture", architecture) != architecture:
+        return f"measured on {made['architecture']}, this is {architecture}"
+    if "source" in made and made["source"] != source_of(kind.kernel):
+        return f"the kernel {kind.kernel} has changed since: run `memstate tune` again"
+    return ""
+
+
+@cache
+def source_of(kernel: str) -> str:
+    """Returns a hash of a kernel, of what chooses its shapes, and of the functions and constants that they use.
+
+    Comments and docstrings do not count. What Triton's own functions do, its version says. Needs Triton.
+    """
+    module = vars(import_module(f"memstate.kernels.{kernel}"))
+    todo = [each for each in module.values() if hasattr(each, "fn") or getattr(each, "__module__", "") == __name__]
+    todo.append(getattr(CONFIGS[kernel], "blocks", None))
+    seen, parts = set[FunctionType](), set[str]()
+    for each in todo:  # it grows
+        function = getattr(each, "fn", each)
+        if (
+            not isinstance(function, FunctionType)
+            or function in seen
+            or not function.__module__.startswith("memstate.")
+        ):
+            continue
+        seen.add(function)
+        made: Any = ast.parse(dedent(inspect.getsource(function))).body[0]
+        made.body = made.body[ast.get_docstring(made) is not None :]
+        parts.add(ast.unparse(made))
+        for name in function.__code__.co_names:
+            todo.append(value := function.__globals__.get(name))
+            if isinstance(value, int | float | str | tuple) or hasattr(value, "value"):  # `tl.constexpr` has a value
+                parts.add(f"{name} = {value!r}")
+    return hashlib.sha256(repr(sorted(parts)).encode()).hexdigest()[:16]
 
 
 @cache
@@ -405,6 +470,15 @@ def multiprocessors(device: torch.device) -> int:
     return 1 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
 
 
+def architecture(device: torch.device) -> str:
+    """Returns the architecture for which kernels are compiled on a device: "sm_90", "gfx942"; "cpu" on a CPU."""
+    if device.type == "cpu":
+        return "cpu"
+    properties = torch.cuda.get_device_properties(device)
+    name = getattr(properties, "gcnArchName", "").split(":")[0]
+    return name if torch.version.hip else f"sm_{properties.major}{properties.minor}"
+
+
 def device_name(device: torch.device) -> str:
     """Returns the name of a device in files."""
     return "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
@@ -416,25 +490,33 @@ def file_name(device: str) -> str:
 
 
 def user_folder() -> Path:
-    """Returns the folder of the user's own files."""
-    if chosen := os.environ.get("MEMSTATE_TUNED"):
-        return Path(chosen)
-    return Path(os.path.expanduser(os.environ.get("XDG_CONFIG_HOME") or "~/.config"), "memstate", "tuned")
+    """Returns the folder of the user's own files. Raises: ValueError if it is in a home that is not known."""
+    config = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    folder = os.path.expanduser(os.environ.get("MEMSTATE_TUNED") or os.path.join(config, "memstate", "tuned"))
+    if folder.startswith("~"):
+        raise ValueError(f"{folder}: there is no such home: MEMSTATE_TUNED names another folder")
+    return Path(folder)
 
 
 def forget() -> None:
     """Forgets what files said, so that the next launch reads them again."""
     _table.cache_clear()
+    _tell.cache_clear()
     _forget_launches()
 
 
 @cache
 def _table(device: str) -> Table:
     table: Table = {}
-    for folder in (SHIPPED, user_folder()):
+    named = bool(os.environ.get("MEMSTATE_TUNED"))
+    folders = [SHIPPED]
+    with nullcontext() if named else suppress(ValueError):  # no home, no default folder
+        folders = [user_folder(), SHIPPED]
+    for folder in folders:
         path = folder / file_name(device)
-        if _is_there(path, named=bool(os.environ.get("MEMSTATE_TUNED")) and folder != SHIPPED):
-            table |= configurations(path, device)
+        if _is_there(path, named=named and folder != SHIPPED):
+            for key, entries in configurations(path, device).items():
+                table.setdefault(key, []).extend(entries)
     return table
 
 
@@ -465,40 +547,44 @@ def configurations(path: Path, device: str) -> Table:
     record = read(path)
     if record["device"] != device:
         raise ValueError(f"{path}: measured on {record['device']!r}, this is {device!r}: remove the file")
-    table = {
-        (entry["kernel"], entry["key"]): CONFIGS[entry["kernel"]](**entry["config"]) for entry in record["entries"]
-    }
-    return table if record["timed"] else {}
+    table: Table = {}
+    for entry in record["entries"] if record["timed"] else ():
+        config = CONFIGS[entry["kernel"]](**entry["config"])
+        table.setdefault((entry["kernel"], entry["key"]), []).append((config, entry["made"], path))
+    return table
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Returns a file's content. Raises: ValueError for anything in it that this version does not know."""
+    """Returns a file's content in the newest format. Raises: ValueError for anything that is not known here."""
     try:
         record = json.loads(path.read_text(encoding="utf-8-sig"))  # some editors write a byte order mark
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from error
-    if isinstance(record, dict) and record.get("format", FORMAT) != FORMAT:
-        raise ValueError(f"{path}: format {record['format']!r}, expected {FORMAT}: run `memstate tune` again")
+    if isinstance(record, dict) and record.get("format", 1) not in FORMATS:
+        raise ValueError(f"{path}: format {record['format']!r}, expected 1 or 2: run `memstate tune` again")
     _require_keys(f"{path}", record, FILE_KEYS, optional=("yardstick",))
     seen = set()
     for number, entry in enumerate(record["entries"]):
-        _require_keys(f"{path}: entry {number}", entry, ENTRY_KEYS)
+        _require_keys(f"{path}: entry {number}", entry, ENTRY_KEYS, optional=("made",))
         kernel, key = entry["kernel"], entry["key"]
         where = f"{path}: {kernel}, {key}"
         if kernel not in CONFIGS:
             raise ValueError(f"{where}: kernel {kernel!r}, expected {', '.join(CONFIGS)}")
         entry["key"] = key = _whole(CONFIGS[kernel].key, key)
-        if not key or (kernel, key) in seen:
+        # an entry that stayed in the file has a date and versions of its own
+        entry["made"] = made = {"date": record["date"], **record["versions"], **entry.get("made", {})}
+        _require_keys(f"{where}: made", made, MADE, optional=tuple(MADE))
+        if not key or (one := (kernel, key, *sorted(made.items()))) in seen:
             raise ValueError(f"{where}: expected each key once, with numbers for {', '.join(CONFIGS[kernel].key)}")
         if not entry["checked"]:
             raise ValueError(f"{where}: not checked against the reference: run `memstate tune` again")
-        seen.add((kernel, key))
-        _require_keys(where, entry["config"], dict.fromkeys(CONFIGS[kernel].axes(), int))
+        seen.add(one)
+        _require_keys(where, entry["config"], dict.fromkeys((each.name for each in fields(CONFIGS[kernel])), int))
         try:
             CONFIGS[kernel](**entry["config"])
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
-    return dict(record)
+    return dict(record, format=FORMATS[-1])
 
 
 def _whole(names: tuple[str, ...], key: str) -> str:
@@ -520,9 +606,3 @@ def _require_keys(where: str, record: Any, expected: Mapping[str, type], optiona
         kinds = (int, float) if expected[name] is float else (expected[name],)
         if type(value) not in kinds:
             raise ValueError(f"{where}: {name} {value!r}, expected {expected[name].__name__}")
-
-
-def compile_cases(kernel: str) -> list[CompileCase]:
-    """Returns the launches of a kernel to compile ahead; needs Triton."""
-    cases: list[CompileCase] = import_module(f"memstate.kernels.{kernel}").compile_cases()
-    return cases

@@ -1,5 +1,6 @@
 """Tests launch configurations: which one a launch takes, which files are refused, and equal bytes under all of them."""
 
+import inspect
 import json
 import os
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 
 from memstate.kernels import copy, tuned
 from memstate.kernels.dispatch import Backend
@@ -124,6 +126,24 @@ def test_the_users_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     monkeypatch.delenv("XDG_CONFIG_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert tuned.user_folder() == tmp_path / ".config" / "memstate" / "tuned"
+    monkeypatch.setenv("MEMSTATE_TUNED", "~/own")
+    assert tuned.user_folder() == tmp_path / "own"
+
+
+def test_a_home_that_is_not_known_is_refused_and_as_a_default_no_file(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    write(folders[0], record())
+    for chosen in ("", "~nobody/tuned"):
+        monkeypatch.setenv("MEMSTATE_TUNED", chosen)
+        with pytest.raises(ValueError, match=r"~.*/tuned: there is no such home: MEMSTATE_TUNED names another folder"):
+            tuned.user_folder()
+    with pytest.raises(ValueError, match="no such home"):
+        taken()
+    monkeypatch.setenv("MEMSTATE_TUNED", "")
+    assert taken() == ODD
 
 
 def test_files_are_read_once(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,6 +156,80 @@ def test_files_are_read_once(folders: tuple[Path, Path], monkeypatch: pytest.Mon
     before = copy_launch.cache_info().hits
     path.unlink()
     assert taken() == ODD and copy_launch.cache_info().hits == before + 1
+
+
+# -- entries that were measured with something else ------------------------------------------------
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [f"{each.levelname} {each.getMessage()}" for each in caplog.records]
+    caplog.clear()
+    return found
+
+
+def test_entries_of_another_triton_or_source_are_not_used_and_one_line_says_why(
+    folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "memstate.tuned")
+    here = {"triton": triton.__version__, "architecture": tuned.architecture(DEVICE)}
+    here["source"] = tuned.source_of("copy")
+    write(folders[1], entry_with(made={"torch": "1.0", **here}))
+    assert taken() == ODD and told(caplog) == []
+    for changed, says in (
+        ({"triton": "3.0.0"}, f"measured with Triton 3.0.0, this is {triton.__version__}: run `memstate tune` again"),
+        ({"architecture": "sm_70"}, f"measured on sm_70, this is {here['architecture']}"),
+        ({"source": "0" * 16}, "the kernel copy has changed since: run `memstate tune` again"),
+    ):
+        path = write(folders[1], entry_with(made=here | changed))
+        assert [taken(), taken(6), taken(7)] == [CopyConfig()] * 3
+        assert told(caplog) == [f"WARNING not used file='{path}' why={says!r}"]
+
+    content = entry_with(made=here | {"triton": "3.0.0"})
+    content["entries"] += record(CopyConfig(warps=8))["entries"]  # the same key, measured here
+    write(folders[1], content)
+    assert taken() == CopyConfig(warps=8)
+    assert [line.split("file")[0] for line in told(caplog)] == ["INFO used "]
+    write(folders[0], record(CopyConfig(warps=2)))
+    write(folders[1], entry_with(made=here | {"triton": "3.0.0"}))
+    assert taken() == CopyConfig(warps=2)  # the shipped one
+    assert [line.split()[0] for line in told(caplog)] == ["INFO", "WARNING"]
+
+
+def test_another_patch_of_triton_generates_the_same_code(folders: tuple[Path, Path]) -> None:
+    release = ".".join(triton.__version__.split(".")[:2])
+    write(folders[1], record(versions={"torch": "2.0", "triton": f"{release}.99"}))
+    assert taken() == ODD
+    write(folders[1], record(versions={"torch": "2.0", "triton": "3.0.0"}))  # files of format 1 say it once
+    assert taken() == CopyConfig()
+
+
+def test_the_source_of_a_kernel_has_what_it_uses_and_no_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hashed() -> str:
+        tuned.source_of.cache_clear()
+        return tuned.source_of("copy")
+
+    before, code = hashed(), inspect.getsource
+    edits = {  # function -> its source, changed -> whether the hash is another one
+        ("_move_tile", "tl.store(", "tl.store(  # a comment\n"): False,
+        ("_move", "):", "):  # a comment"): False,
+        ("_move_tile", "tl.store(", "tl.load("): True,
+    }
+    for (name, old, new), other in edits.items():
+        change = lambda function: code(function).replace(old, new if function.__name__ == name else old)  # noqa: B023, E731
+        monkeypatch.setattr(inspect, "getsource", change)
+        assert (hashed() != before) == other, (name, new)
+    monkeypatch.setattr(inspect, "getsource", code)
+    assert hashed() == before
+    monkeypatch.setattr(copy, "COPY", 77)
+    assert hashed() != before
+    monkeypatch.undo()
+    assert hashed() == before
+
+
+def test_shipped_files_say_with_which_triton_they_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    files = [tuned.read(path) for path in tuned.SHIPPED.glob("*.json")]
+    assert files and all(entry["made"]["triton"] for file in files for entry in file["entries"])
 
 
 # -- files that are refused ------------------------------------------------------------------------
@@ -154,7 +248,7 @@ def config_with(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (record(format=2), "format 2, expected 1: run `memstate tune` again"),
+        (record(format=3), "format 3, expected 1 or 2: run `memstate tune` again"),
         ([], r"\[\], expected an object with format, device"),
         (record(extra=1), "has .*extra.*; expected format, .* and no other"),
         ({k: v for k, v in record().items() if k != "timed"}, "expected .*timed"),
@@ -170,6 +264,8 @@ def config_with(**changes: Any) -> dict[str, Any]:
         (config_with(warps=32), "warps 32: expected a power of two from 1 to 16"),
         (config_with(programs_per_sm=0), "programs_per_sm 0: expected a whole number from 1 to 32"),
         (config_with(warps=4.0), "warps 4.0, expected int"),
+        (entry_with(made={"commit": "a"}), "unit=16,tiles=8: made: has commit, date; expected date, torch, triton"),
+        (entry_with(made={"triton": 3}), "made: triton 3, expected str"),
         (config_with(stages=3), "copy, unit=16,tiles=8: has .*stages.*; expected programs_per_sm, warps"),
         (entry_with(config={"lanes": 4096}), "has lanes; expected programs_per_sm, warps, entries, lanes"),
     ],

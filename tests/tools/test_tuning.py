@@ -1,6 +1,7 @@
 """Tests the sweep of launch configurations: its grid, its checks, its timing, its ranking and its files."""
 
 import json
+import multiprocessing
 import os
 import re
 import sys
@@ -322,7 +323,7 @@ def test_the_command_ranks_checks_and_stores_where_there_is_no_gpu(cli: Any, fol
     assert "NOT timed (no GPU): ranked by compiled code, launches keep their defaults" in printed
 
     outcome = json.loads(target.read_text())
-    assert set(outcome) == KEYS | {"stored"} and set(outcome["entries"][0]) == ENTRY
+    assert set(outcome) == KEYS | {"stored"} and set(outcome["entries"][0]) == ENTRY | {"made"}
     assert (outcome["device"], outcome["timed"]) == ("sm_90", False)
     assert outcome["versions"]["torch"] == torch.__version__
     tried, (entry,) = outcome["trials"], outcome["entries"]
@@ -332,7 +333,8 @@ def test_the_command_ranks_checks_and_stores_where_there_is_no_gpu(cli: Any, fol
     assert entry["value"] == min(trial["value"] for trial in tried) and entry["key"] == "unit=16,tiles=4096"
 
     assert outcome["stored"] == str(folder / "sm-90.json")
-    stored = tuned.read(folder / "sm-90.json")
+    stored = json.loads((folder / "sm-90.json").read_text())
+    assert entry["made"] == {"architecture": "sm_90", "source": tuned.source_of("copy")}
     assert stored == {name: outcome[name] for name in stored} and set(stored) == KEYS - {"trials", "complete"}
 
 
@@ -480,14 +482,48 @@ def test_a_sweep_of_other_planes_adds_to_the_file(folder: Path, monkeypatch: pyt
     values = {entry["key"]: entry["value"] for entry in tuned.read(path)["entries"]}
     assert values == {"unit=16,tiles=8": 3.0, "unit=16,tiles=64": 2.0}
 
-    monkeypatch.setattr(record, "versions", lambda: {"triton": "9"})
-    tuning.store(outcome_of(4.0, key="unit=16,tiles=2"))  # values that were measured with another compiler are dropped
-    assert [entry["key"] for entry in tuned.read(path)["entries"]] == ["unit=16,tiles=2"]
+    content = json.loads(path.read_text())
+    content["versions"]["triton"] = "3.0.0"
+    path.write_text(json.dumps(content))
+    tuning.store(outcome_of(4.0, key="unit=16,tiles=8"))  # this process may not use the old one, another may
+    values = [(entry["key"], entry["value"], entry["made"]["triton"]) for entry in tuned.read(path)["entries"]]
+    here = record.versions()["triton"]
+    assert values == [
+        ("unit=16,tiles=8", 4.0, here), ("unit=16,tiles=8", 3.0, "3.0.0"), ("unit=16,tiles=64", 2.0, here),
+    ]  # fmt: skip
+
+
+def test_a_file_that_is_not_understood_stays(folder: Path) -> None:
+    path = tuning.store(outcome_of(1.0))
+    with pytest.raises(InvalidArgument, match="timed on cpu: nothing is stored there"):
+        tuning.store(outcome_of(2.0, timed=False))
+    for text, says in (("{", "Expecting"), (path.read_text().replace('"cpu"', '"gpu"'), "timed on gpu")):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=says):
+            tuning.store(outcome_of(1.0))
+        assert path.read_text() == text
+
+
+def stored(folder: Path, tiles: int, gate: Any) -> None:
+    gate.wait()
+    tuning.store(outcome_of(1.0, key=f"unit=16,tiles={tiles}"), folder)
+
+
+def test_sweeps_that_end_together_keep_each_others_entries(folder: Path) -> None:
+    fork, tiles = multiprocessing.get_context("fork"), (1, 2, 4, 8, 16, 32)
+    gate = fork.Barrier(len(tiles))
+    sweeps = [fork.Process(target=stored, args=(folder, each, gate)) for each in tiles]
+    for each in sweeps:
+        each.start()
+    for each in sweeps:
+        each.join()
+    keys = {entry["key"] for entry in tuned.read(folder / "cpu.json")["entries"]}
+    assert keys == {f"unit=16,tiles={each}" for each in tiles}
 
 
 def test_a_file_is_written_whole_or_not_at_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tuning.store(outcome_of(1.0))
-    before = path.read_bytes()
+    before, lock = path.read_bytes(), folder / ".cpu.json.lock"
 
     def fails(*_: Any, **__: Any) -> None:
         raise OSError("disk full")
@@ -496,10 +532,10 @@ def test_a_file_is_written_whole_or_not_at_all(folder: Path, monkeypatch: pytest
         with monkeypatch.context() as patch, pytest.raises(OSError, match="disk full"):
             patch.setattr(module, name, fails)
             tuning.store(outcome_of(1.0, 9.0))
-        assert path.read_bytes() == before and list(folder.iterdir()) == [path]
+        assert path.read_bytes() == before and set(folder.iterdir()) == {path, lock}
     with pytest.raises(ValueError, match=r"copy, unit=16: expected each key once"):
         tuning.store(outcome_of(1.0, key="unit=16"))  # a launch would refuse this file
-    assert path.read_bytes() == before and list(folder.iterdir()) == [path]
+    assert path.read_bytes() == before and set(folder.iterdir()) == {path, lock}
 
 
 def test_a_folder_is_tried_without_making_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,7 +115,8 @@ def tune(
         try:
             stored = str(tuning.store(outcome))
         except (OSError, ValueError) as error:  # a sweep takes long, so its result is shown even if it cannot be stored
-            failure = f"nothing stored: {error}; set MEMSTATE_TUNED to another folder"
+            advice = "; set MEMSTATE_TUNED to another folder" if isinstance(error, OSError) else ""
+            failure = f"nothing stored: {error}{advice}"
     title, rows = tuning.table(outcome, stored)
     emit(json_path, data | {"stored": stored}, title, rows, grouped=True)
     if plot:

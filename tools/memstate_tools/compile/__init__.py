@@ -82,6 +82,7 @@ def compile_elsewhere(
 
     Raises:
         CompileFailed: A kernel does not compile, or the process failed.
+        ConfigurationError: Triton cannot write its cache.
     """
     reports: list[KernelReport] = []
     shapes = (f"--only={only}", *(("--every-shape",) if every_shape else ()))
@@ -89,6 +90,8 @@ def compile_elsewhere(
         for message in run_module("memstate_tools.compile", *targets, *shapes, interpret=False, path=triton):
             if "failed" in message:
                 raise CompileFailed(**message["failed"])
+            if "refused" in message:
+                raise ConfigurationError(message["refused"])
             reports.append(KernelReport(**message["report"]))
             if progress is not None:
                 progress(len(reports), message["total"])

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from memstate.errors import CompileFailed
+from memstate.errors import CompileFailed, ConfigurationError
 from memstate.kernels.catalog import all_cases
 from memstate_tools.compile.build import build, known_targets
 from memstate_tools.worker import serve
 
 
 def work(arguments: list[str]) -> Iterator[dict[str, Any]]:
-    """Yields {"total", "report"} for each kernel and target, or {"failed"} for the first one that does not compile."""
+    """Yields {"total", "report"} for each kernel and target, or at the end {"failed"} or {"refused"}."""
     only = next((name.partition("=")[2] for name in arguments if name.startswith("--only=")), "")
     cases = [case for case in all_cases("--every-shape" in arguments) if only in case.name]
     known = known_targets([name for name in arguments if not name.startswith("--")])
@@ -26,6 +26,8 @@ def work(arguments: list[str]) -> Iterator[dict[str, Any]]:
                 yield {"total": len(cases) * len(known), "report": asdict(build(case, target))}
     except CompileFailed as failure:
         yield {"failed": vars(failure)}
+    except ConfigurationError as error:
+        yield {"refused": str(error)}
 
 
 if __name__ == "__main__":

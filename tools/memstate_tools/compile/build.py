@@ -112,6 +112,14 @@ def build(case: CompileCase, target: str) -> KernelReport:
     return compiling(case.name, target, lambda: inspect(case, target, compile_case(case, target)))
 
 
+def blame_cache(error: Exception) -> None:
+    """Raises ConfigurationError if an error says that Triton cannot write its cache."""
+    if isinstance(error, OSError) and error.errno in UNWRITABLE:
+        raise ConfigurationError(
+            f"Triton cannot keep compiled kernels: {error}; TRITON_CACHE_DIR names another folder"
+        ) from error
+
+
 def compiling(name: str, target: str, work: Callable[[], T]) -> T:
     """Returns what `work` makes of a kernel.
 
@@ -122,10 +130,7 @@ def compiling(name: str, target: str, work: Callable[[], T]) -> T:
     try:
         return work()
     except Exception as error:  # a pass of Triton can raise any error
-        if isinstance(error, OSError) and error.errno in UNWRITABLE:
-            raise ConfigurationError(
-                f"Triton keeps no compiled kernel: {error}; TRITON_CACHE_DIR names another folder"
-            ) from error
+        blame_cache(error)
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise CompileFailed(name, target, lines[-1] if lines else type(error).__name__) from error
 

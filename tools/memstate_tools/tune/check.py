@@ -11,6 +11,7 @@ from memstate.kernels.tables import HEADER_INTS, ZERO_SOURCE, Section
 from memstate.kernels.tuned import Config, CopyConfig, trying
 from memstate.state.layout import StateLayout
 from memstate.state.planes import Planes
+from memstate_tools.compile.build import blame_cache
 from memstate_tools.models import Model
 from memstate_tools.workload import Act, Workload, make
 
@@ -30,6 +31,9 @@ def wrong(config: Config, model: Model, backend: Backend, seed: int) -> str:
         backend: The backend whose launches are checked.
         seed: Seed of the values.
 
+    Raises:
+        ConfigurationError: Triton cannot write its cache.
+
     Syncs: yes, on a GPU.
     """
 
@@ -46,6 +50,7 @@ def wrong(config: Config, model: Model, backend: Backend, seed: int) -> str:
                 act()
             differ = tried.differing(expected)
         except Exception as error:  # Triton and the driver raise errors of any kind
+            blame_cache(error)
             return f"{name} raises {type(error).__name__}: {' '.join(str(error).split())}"
         if differ:
             return f"{name}: {differ} differs from the reference, seed {seed}"

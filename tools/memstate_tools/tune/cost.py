@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from memstate.errors import CompileFailed
 from memstate.kernels import tuned
+from memstate.kernels.catalog import all_cases
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tuned import CONFIGS, Config
 from memstate_tools.compile.accesses import WIDE_BITS, accesses, plane_accesses
@@ -90,15 +91,11 @@ def key_of(kernel: str, states: Model) -> str:
         return tuned.ASKED.get(CONFIGS[kernel], "")
 
 
+@cache
 def _workload(kernel: str, states: Model) -> Workload:
     backend = Backend("reference")
     backend.name = "kernels"  # kernels on memory of a CPU: their launches are seen, and not run
     return make(kernel, states, 1, backend, 0)
-
-
-@cache
-def _of_model(kernel: str, model: str) -> Workload:
-    return _workload(kernel, model_for(kernel, model)[1])
 
 
 def cost(config: Config, model: str, target: str) -> Cost:
@@ -109,7 +106,7 @@ def cost(config: Config, model: str, target: str) -> Cost:
         model: Name of the model.
         target: Name of the target.
     """
-    free = {name: axis.values[0] for name, axis in config.axes().items() if not axis.compiled}
+    free = {axis.name: axis.default for axis in fields(config) if not axis.metadata["compiled"]}
     found, default = (_cost(each, model, target) for each in (replace(config, **free), type(config)()))
     # the bytes of a slot may not be a multiple of 16
     expected = min(WIDE_BITS, default.narrowest_bulk_access_bits or WIDE_BITS)
@@ -121,9 +118,9 @@ def cost(config: Config, model: str, target: str) -> Cost:
 
 @cache
 def _cost(config: Config, model: str, target: str) -> Cost:
-    planes = {case.kernel: case.plane_args for case in tuned.compile_cases(config.kernel) if case.plane_args}
+    planes = {case.kernel: case.plane_args for case in all_cases() if case.plane_args}
     with launches(target) as seen:
-        acts = _of_model(config.kernel, model).acts
+        acts = _workload(config.kernel, model_for(config.kernel, model)[1]).acts
         seen.clear()  # what making planes has launched
         with tuned.trying(config):
             for act in acts.values():

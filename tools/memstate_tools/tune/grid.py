@@ -1,7 +1,7 @@
 """Lists the configurations to try, in order."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import product
 from math import prod
 
@@ -62,7 +62,8 @@ def combinations(kernel: str, timed: bool, goodness: Mapping[Config, float], lim
 
 def axes_of(kernel: str, timed: bool) -> dict[str, tuple[int, ...]]:
     """Returns axis -> values to try, the default first."""
-    return {name: axis.values for name, axis in CONFIGS[kernel].axes().items() if timed or axis.compiled}
+    axes = fields(CONFIGS[kernel])
+    return {axis.name: axis.metadata["values"] for axis in axes if timed or axis.metadata["compiled"]}
 
 
 def model_for(kernel: str, name: str) -> tuple[str, Model]:

@@ -2,10 +2,9 @@
 
 import json
 import os
-from contextlib import suppress
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from memstate.atomic import replacing
 from memstate.cli.units import measured
 from memstate.errors import InvalidArgument
 from memstate.kernels import tuned
-from memstate.kernels.tuned import Config
+from memstate.kernels.tuned import CONFIGS, Config
 from memstate_tools.tune.trials import SweepResult, TuneTrial, is_default
 
 
@@ -33,13 +32,13 @@ def document(outcome: SweepResult) -> dict[str, Any]:
 def contents(outcome: SweepResult) -> dict[str, Any]:
     """Returns the content of the file for `memstate.kernels.tuned`: the best configuration of each kernel and key."""
     return {
-        "format": tuned.FORMAT,
+        "format": tuned.FORMATS[-1],
         "device": outcome.device,
         "date": datetime.now(UTC).date().isoformat(),
         "versions": versions(),
         "timed": outcome.timed,
         "yardstick": outcome.yardstick,
-        "entries": [_entry(trial) for trial in outcome.best],
+        "entries": [_entry(trial) | {"made": _made(trial, outcome)} for trial in outcome.best],
     }
 
 
@@ -64,8 +63,9 @@ def require_folder(folder: Path | None = None) -> None:
 def store(outcome: SweepResult, folder: Path | None = None) -> Path:
     """Writes the file of the device, whole or not at all, and makes this process read it.
 
-    Entries of the old file stay if this sweep has none for their key, and if both files agree in device, versions and
-    whether configurations were timed.
+    Entries of the old file stay if this sweep has none for their key, or if this process could not use them because
+    they were measured with something else. Processes that store at the same time wait for each other. Timed
+    configurations take the place of those that were only ranked.
 
     Args:
         outcome: The sweep whose results are stored.
@@ -75,31 +75,32 @@ def store(outcome: SweepResult, folder: Path | None = None) -> Path:
         The path of the file.
 
     Raises:
-        InvalidArgument: There is nothing to store.
+        InvalidArgument: There is nothing to store, or it would take the place of timed configurations.
+        ValueError: The old file cannot be read.
         OSError: The file cannot be written.
     """
+    from fcntl import LOCK_EX, flock  # Windows has none, and no Triton
+
     new = contents(outcome)
     if not new["entries"]:
         raise InvalidArgument(f"nothing to store for {outcome.device}: every configuration is excluded")
     folder = folder or tuned.user_folder()
     path = folder / tuned.file_name(outcome.device)
-    new["entries"] += _kept(path, new)
     folder.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
-        file.write(json.dumps(new, indent=2).encode() + b"\n")
-        file.flush()
-        tuned.read(Path(file.name))  # the old file is only replaced by one that launches can read
+    with open(folder / f".{path.name}.lock", "a") as lock:
+        flock(lock, LOCK_EX)
+        new["entries"] += _kept(path, new, outcome.architecture)
+        with replacing(path) as file:
+            file.write(json.dumps(new, indent=2).encode() + b"\n")
+            file.flush()
+            tuned.read(Path(file.name))  # the old file is only replaced by one that launches can read
     tuned.forget()
     return path
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of torch and triton, if they are installed."""
-    known = {}
-    for package in ("torch", "triton"):
-        with suppress(PackageNotFoundError):
-            known[package] = version(package)
-    return known
+    """Returns the versions of torch and Triton."""
+    return {name: str(import_module(name).__version__) for name in ("torch", "triton")}
 
 
 def text_of(config: Config) -> str:
@@ -138,14 +139,28 @@ def table(outcome: SweepResult, stored: str | None) -> tuple[str, list[dict[str,
     return f"{outcome.device}, {how}; {f'stored in {stored}' if stored else 'nothing stored'}", rows
 
 
-def _kept(path: Path, new: dict[str, Any]) -> list[dict[str, Any]]:
-    try:
-        old = tuned.read(path)
-    except ValueError:  # the file is missing, or launches cannot read it
+def _kept(path: Path, new: dict[str, Any], architecture: str) -> list[dict[str, Any]]:
+    """Returns the entries of the old file that stay."""
+    if not path.exists():
         return []
-    alike = all(old[name] == new[name] for name in ("device", "timed", "versions"))
-    replaced = {(entry["kernel"], entry["key"]) for entry in new["entries"]}
-    return [entry for entry in old["entries"] if alike and (entry["kernel"], entry["key"]) not in replaced]
+    old = tuned.read(path)
+    if (old["device"], old["timed"]) == (new["device"], new["timed"]):
+        replaced = {(entry["kernel"], entry["key"]) for entry in new["entries"]}
+
+        def stays(kernel: str, key: str, made: dict[str, str]) -> bool:
+            of = architecture or made.get("architecture", "")
+            return (kernel, key) not in replaced or tuned.why_stale(CONFIGS[kernel], made, of) != ""
+
+        return [entry for entry in old["entries"] if stays(entry["kernel"], entry["key"], entry["made"])]
+    if old["timed"] or old["device"] != new["device"]:
+        raise InvalidArgument(f"{path} has configurations that were timed on {old['device']}: nothing is stored there")
+    return []
+
+
+def _made(trial: TuneTrial, outcome: SweepResult) -> dict[str, str]:
+    """Returns from what a trial was made, beside the versions."""
+    made = {"architecture": outcome.architecture, "source": tuned.source_of(trial.kernel)}
+    return {name: value for name, value in made.items() if value}
 
 
 def _entry(trial: TuneTrial) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import torch
 
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tuned import CONFIGS, Config, device_name, trying
+from memstate.kernels.tuned import CONFIGS, Config, architecture, device_name, trying
 from memstate_tools.bench.clock import DeviceClock, TooSlow
 from memstate_tools.compile import TARGETS
 from memstate_tools.models import Model, model_of, toy_of
@@ -81,6 +81,7 @@ class SweepResult:
         yardstick: Number of slots -> rates of a plain copy of as many bytes, in bytes per second, before and after the
             trials; empty if nothing was timed.
         complete: Whether every configuration was tried.
+        architecture: Architecture for which kernels were compiled; "" if unknown.
     """
 
     device: str
@@ -88,6 +89,7 @@ class SweepResult:
     trials: tuple[TuneTrial, ...]
     yardstick: dict[str, list[float]] = field(default_factory=dict)
     complete: bool = True
+    architecture: str = ""
 
     @property
     def best(self) -> list[TuneTrial]:
@@ -190,7 +192,7 @@ def sweep(
     complete = complete and run(second)
     after = bench.yardstick()
     rates = {name: [before[name], after[name]] for name in before}
-    return SweepResult(bench.device, bench.timed, tuple(trials), rates, complete)
+    return SweepResult(bench.device, bench.timed, tuple(trials), rates, complete, bench.architecture)
 
 
 class _Ranking:
@@ -199,7 +201,7 @@ class _Ranking:
     timed, unit = False, cost.UNIT
 
     def __init__(self, model: str, target: str) -> None:
-        self.model, self.device = model, target
+        self.model, self.device, self.architecture = model, target, target
 
     def yardstick(self) -> dict[str, float]:
         return {}
@@ -223,7 +225,7 @@ class _Timing:
         self._model, self._device, self._stopwatch = model, device, stopwatch
         self.device, self._on_gpu = device_name(device), device.type == "cuda"
         self._backend = Backend("auto", device)
-        self._target = own_target(device)
+        self.architecture = architecture(device)
 
     @property
     def _free(self) -> int:
@@ -255,14 +257,10 @@ class _Timing:
                 trial = self._trial(key, config, checked, batches)
                 default = trial.value or 0.0 if is_default(trial) else default
                 # a configuration that may be chosen must neither spill nor move few bytes at a time
-                if trial.value and trial.value >= default:
-                    trial = self._inspected(trial)
+                if trial.value and trial.value >= default and self.architecture in TARGETS:  # compiles, which is slow
+                    why = cost.cost(config, self._model, self.architecture).why
+                    trial = replace(trial, value=None, micros=None, why=why) if why else trial
                 yield trial
-
-    def _inspected(self, trial: TuneTrial) -> TuneTrial:
-        """Returns the trial, excluded if its code spills or moves few bytes. It compiles, which is slow."""
-        why = cost.cost(trial.config, self._model, self._target).why if self._target else ""
-        return replace(trial, value=None, micros=None, why=why) if why else trial
 
     def _trial(self, key: str, config: Config, checked: Model, batches: Mapping[int, Workload]) -> TuneTrial:
         bad, kernel = wrong(config, checked, self._backend, torch.seed() % 2**31), config.kernel
@@ -285,13 +283,3 @@ class _Timing:
 
 def _key(trial: TuneTrial) -> tuple[str, str]:
     return trial.kernel, trial.key
-
-
-def own_target(device: torch.device) -> str | None:
-    """Returns the compile target of a device; None if it has none or is no GPU."""
-    if device.type != "cuda":
-        return None
-    properties = torch.cuda.get_device_properties(device)
-    architecture = getattr(properties, "gcnArchName", "").split(":")[0]
-    name = architecture if torch.version.hip else f"sm_{properties.major}{properties.minor}"
-    return name if name in TARGETS else None

@@ -205,6 +205,11 @@ def test_a_failure_in_the_other_process_is_named(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ConfigurationError, match=r"Triton cannot .*/dev/null.*; TRITON_CACHE_DIR names another folder"):
         compile_all(["sm_90"])
 
+    failed = {"failed": {"kernel": "claim 32", "target": "sm_90", "reason": "too large"}}
+    with monkeypatch.context() as patch, pytest.raises(CompileFailed, match=r"^claim 32 for sm_90: too large$"):
+        patch.setattr("memstate_tools.compile.run_module", lambda *given, **more: iter([failed]))
+        compile_all(["sm_90"])
+
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(CompileFailed, match="every kernel for sm_90: exit status 1"):
         compile_all(["sm_90"])

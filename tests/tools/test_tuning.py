@@ -7,9 +7,10 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ from memstate.kernels.tuned import (
     copy_launch,
 )
 from memstate.state.planes import Planes
-from memstate_tools import models
+from memstate_tools import models, workload
 from memstate_tools import tune as tuning
 from memstate_tools.tune import cost, grid, record, trials
 from memstate_tools.tune.check import wrong
@@ -156,6 +157,25 @@ def test_every_kernel_is_right_under_another_configuration(config: Config) -> No
     assert wrong(config, toy("qwen3_next", kernel), backend_here(), 7) == ""
 
 
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(
+    ("kernel", "axis"),
+    [(kernel, axis) for kernel, kind in CONFIGS.items() for axis in fields(kind) if not axis.metadata["bits"]],
+    ids=lambda given: getattr(given, "name", given),
+)
+def test_an_axis_that_changes_no_bits_changes_none(kernel: str, axis: Any) -> None:
+    def written(config: Config) -> list[torch.Tensor]:
+        made = workload.make(kernel, toy("qwen3_next", kernel), 3, backend_here(), 7)
+        with tuned.trying(config):
+            for act in made.acts.values():
+                act()
+        return [tensor.contiguous().view(torch.uint8) for tensor in made.written.values()]
+
+    default = CONFIGS[kernel]()
+    pairs = zip(written(default), written(replace(default, **{axis.name: axis.metadata["values"][-1]})), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
 @pytest.mark.parametrize(
     ("config", "op", "says"),
     [
@@ -215,6 +235,23 @@ def _raises(run_data: Any, planes: Any, slots: Any, packet: Any) -> None:
 def test_a_wrong_kernel_is_noticed(name: str, fault: Any, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     planted(name, fault, monkeypatch)
     assert re.match(says, check())
+
+
+def test_a_cache_that_cannot_be_written_is_not_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(run_data: Any, planes: Any, slots: Any, packet: Any) -> None:
+        raise PermissionError(13, "Permission denied", "/cache")
+
+    planted("run_data", fails, monkeypatch)
+    with pytest.raises(ConfigurationError, match=r"'/cache'; TRITON_CACHE_DIR names another folder"):
+        check()
+
+
+def test_advice_follows_the_cause(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "sweep", lambda *given, **more: outcome_of(1.0))
+    for error, advised in ((OSError("disk full"), True), (InvalidArgument("every configuration is excluded"), False)):
+        monkeypatch.setattr(tuning, "store", Mock(side_effect=error))
+        said = cli("--kernels", "copy").err
+        assert f"nothing stored: {error}" in " ".join(said.split()) and ("MEMSTATE_TUNED" in said) == advised
 
 
 @on_cpu

@@ -146,12 +146,10 @@ def _kept(path: Path, new: dict[str, Any], architecture: str) -> list[dict[str, 
     old = tuned.read(path)
     if (old["device"], old["timed"]) == (new["device"], new["timed"]):
         replaced = {(entry["kernel"], entry["key"]) for entry in new["entries"]}
-
-        def stays(kernel: str, key: str, made: dict[str, str]) -> bool:
-            of = architecture or made.get("architecture", "")
-            return (kernel, key) not in replaced or tuned.why_stale(CONFIGS[kernel], made, of) != ""
-
-        return [entry for entry in old["entries"] if stays(entry["kernel"], entry["key"], entry["made"])]
+        return [
+            entry for entry in old["entries"] if (entry["kernel"], entry["key"]) not in replaced
+            or tuned.why_stale(CONFIGS[entry["kernel"]], entry["made"], architecture)
+        ]  # fmt: skip
     if old["timed"] or old["device"] != new["device"]:
         raise InvalidArgument(f"{path} has configurations that were timed on {old['device']}: nothing is stored there")
     return []

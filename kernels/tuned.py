@@ -321,7 +321,7 @@ class CopyLaunch(NamedTuple):
 C = TypeVar("C", bound=Config)
 Entry = tuple[Config, Mapping[str, str], Path]  # a configuration, with what it was measured (`MADE`), its file
 Table = dict[tuple[str, str], list[Entry]]  # (kernel, key) -> entries, the one to prefer first
-ASKED: dict[type[Config], str] = {}  # class -> the key of its last look-up in a table
+ASKED: dict[type[Config], str] = {}  # class -> the key of its last look-up
 _trial: list[Config] = []  # configurations on trial: the last one of a kernel wins over every table
 
 
@@ -378,14 +378,11 @@ def source_of(kernel: str) -> str:
     module = vars(import_module(f"memstate.kernels.{kernel}"))
     todo = [each for each in module.values() if hasattr(each, "fn") or getattr(each, "__module__", "") == __name__]
     todo.append(getattr(CONFIGS[kernel], "blocks", None))
-    seen, parts = set[FunctionType](), set[str]()
+    seen, parts = set[object](), set[str]()
     for each in todo:  # it grows
         function = getattr(each, "fn", each)
-        if (
-            not isinstance(function, FunctionType)
-            or function in seen
-            or not function.__module__.startswith("memstate.")
-        ):
+        own = isinstance(function, FunctionType) and function.__module__.startswith("memstate.")
+        if not own or function in seen:
             continue
         seen.add(function)
         made: Any = ast.parse(dedent(inspect.getsource(function))).body[0]

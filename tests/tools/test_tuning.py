@@ -343,7 +343,8 @@ def test_what_is_compiled_is_what_the_model_launches() -> None:
     assert excluded["why"] == "moves 64 bits a lane for sm_90, expected 128"
     assert (gather["key"], of_mamba["key"]) == ("unit=16,tiles=32", "dim=8192,state=16,tied=0,bytes=4")
     (of_mamba_2,) = findings("compiled", [SelectiveConfig()], "nemotron_h", "gfx942")
-    assert of_mamba_2["key"] == "dim=64,state=128,tied=1,bytes=4"
+    assert (of_mamba_2["key"], of_mamba_2["why"]) == ("dim=64,state=128,tied=1,bytes=4", "")
+    assert of_mamba_2["narrowest_bulk_access_bits"] == 128
     assert of_mamba_2["registers"] != of_mamba["registers"]
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -91,7 +91,7 @@ def key_of(kernel: str, states: Model) -> str:
         return tuned.ASKED.get(CONFIGS[kernel], "")
 
 
-@cache
+@lru_cache(maxsize=1)  # states of a whole model
 def _workload(kernel: str, states: Model) -> Workload:
     backend = Backend("reference")
     backend.name = "kernels"  # kernels on memory of a CPU: their launches are seen, and not run
@@ -118,7 +118,10 @@ def cost(config: Config, model: str, target: str) -> Cost:
 
 @cache
 def _cost(config: Config, model: str, target: str) -> Cost:
-    planes = {case.kernel: case.plane_args for case in all_cases() if case.plane_args}
+    planes: dict[Any, set[str]] = {}  # kernel -> arguments that hold states in all of its launches
+    for case in all_cases():
+        if case.plane_args:
+            planes.setdefault(case.kernel, set(case.plane_args)).intersection_update(case.plane_args)
     with launches(target) as seen:
         acts = _workload(config.kernel, model_for(config.kernel, model)[1]).acts
         seen.clear()  # what making planes has launched
@@ -143,7 +146,7 @@ def worst(key: str, target: str, made: Sequence[tuple[int, int, int, int, float]
     return Cost(key, max(registers), max(spilled), max(shared), min(narrowest), why, max(weight))
 
 
-def _figures(compiled: Any, planes: tuple[str, ...]) -> tuple[int, int, int, int, float]:
+def _figures(compiled: Any, planes: set[str]) -> tuple[int, int, int, int, float]:
     """Returns registers, spills, shared memory, bits of the narrowest access to plane bytes, and the weight."""
     signature = compiled.src.signature
     arguments = [name for name, kind in signature.items() if kind != "constexpr"]

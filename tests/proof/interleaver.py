@@ -28,7 +28,6 @@ from tests.support.addresses import ATOMIC, LOAD, NOTHING, STORE, Access, Bytes,
 
 Chooser = Callable[[Sequence[int]], int]  # numbers of the programs that can go on, ascending -> one of them
 T = TypeVar("T")
-NATIVE = ("load", "store", "atomic_rmw", "atomic_cas")
 HARMLESS = ("fma_fp32", "fma_fp64", "RMW_OP", "MEM_SEMANTIC")
 
 

@@ -10,7 +10,7 @@ HEAD = re.compile(r"(?:\.loc\s+(?P<file>\d+)\s+(?P<line>\d+)[^\n]*|(?P<label>[$\
 ASSEMBLY = re.compile("// begin inline asm.*?// end inline asm", re.DOTALL)  # some Tritons count its lines on
 INSTRUCTION = re.compile(r"(?:@(?P<negated>!?)(?P<guard>%\w+)\s+)?(?P<words>[\w.:]+)\s*(?P<args>.*)", re.DOTALL)
 ARGUMENT = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s][^,]*")
-ENDS, BARRIER = ("bra", "ret", "exit"), ("bar", "sync")
+ENDS, BARRIER = ("bra", "ret"), ("bar", "sync")
 BITS = {"pred": "?", "8": "u1", "16": "u2", "32": "u4", "64": "u8"}  # width of a register -> numpy type
 
 

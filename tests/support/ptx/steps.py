@@ -27,8 +27,6 @@ ADDRESS = re.compile(r"\[\s*([%\w$~]+)\s*(?:\+\s*(-?\d+)\s*)?\]")
 def find(one: Instruction) -> Step | None:
     """Returns what an instruction does, None if there is no such instruction here."""
     words, name = one.words, one.words[0]
-    if name in ("fence", "membar"):
-        return lambda machine, one, at: None
     if words[:3] == ("bar", "warp", "sync"):
         return lambda machine, one, at: machine.meet(one, at, 1)
     if words[:2] == ("ld", "param"):

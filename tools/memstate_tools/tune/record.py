@@ -65,7 +65,7 @@ def store(outcome: SweepResult, folder: Path | None = None) -> Path:
 
     Entries of the old file stay if this sweep has none for their key, or if this process could not use them because
     they were measured with something else. Processes that store at the same time wait for each other. Timed
-    configurations take the place of those that were only ranked.
+    configurations replace ranked ones.
 
     Args:
         outcome: The sweep whose results are stored.

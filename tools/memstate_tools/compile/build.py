@@ -14,15 +14,8 @@ from memstate_tools.compile.accesses import WIDE_BITS, accesses, plane_accesses
 from memstate_tools.compile.assembly import barriers, resources
 from memstate_tools.compile.chains import dependent_loads
 from memstate_tools.compile.instructions import Instruction, bytes_in_flight, disassemble, of_a_token, of_two_loops
+from memstate_tools.launches import TARGETS
 
-TARGETS: dict[str, tuple[str, int | str, int]] = {  # name -> Triton's backend, architecture, lanes of a warp
-    "sm_80": ("cuda", 80, 32),
-    "sm_90": ("cuda", 90, 32),
-    "sm_100": ("cuda", 100, 32),
-    "sm_120": ("cuda", 120, 32),
-    "gfx942": ("hip", "gfx942", 64),
-    "gfx950": ("hip", "gfx950", 64),
-}
 KERNELS = Path(catalog.__file__).parent
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR)
 T = TypeVar("T")

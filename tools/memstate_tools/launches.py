@@ -1,0 +1,168 @@
+"""Interprets or compiles the kernels that a block of code launches, whatever this process does otherwise.
+
+Triton decides for a whole process whether kernels are interpreted. Both contexts replace Triton's launch, so one
+process without a GPU checks a kernel and compiles it. The kernel may stand in a notebook.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from torch import Tensor
+
+from memstate.errors import ConfigurationError
+from memstate.kernels import interpreter
+from memstate.kernels.dispatch import Backend
+
+TARGETS: dict[str, tuple[str, int | str, int]] = {  # name -> Triton's backend, architecture, lanes of a warp
+    "sm_80": ("cuda", 80, 32),
+    "sm_90": ("cuda", 90, 32),
+    "sm_100": ("cuda", 100, 32),
+    "sm_120": ("cuda", 120, 32),
+    "gfx942": ("hip", "gfx942", 64),
+    "gfx950": ("hip", "gfx950", 64),
+}
+
+
+@dataclass
+class Launch:
+    """A launch that was seen and did not run.
+
+    Attributes:
+        kernel: The function under `@triton.jit`.
+        arguments: Name -> argument, with constants and launch options.
+        grid: Programs along each axis.
+        target: Name of the target.
+        compile: Compiles the kernel for the launch; see `compiled`.
+    """
+
+    kernel: Any
+    arguments: dict[str, Any]
+    grid: tuple[int, ...]
+    target: str
+    compile: Callable[[], Any]
+
+    @cached_property
+    def compiled(self) -> Any:
+        """The compiled kernel, with its texts in `.asm`. The first use compiles."""
+        with patch.object(_triton_driver(), "_active", _nowhere(self.target)):
+            return self.compile()
+
+    def arguments_in(self, memory: Collection[Tensor]) -> list[str]:
+        """Returns the names of the arguments that lie in the memory of one of the tensors."""
+        held = {tensor.untyped_storage().data_ptr() for tensor in memory}
+        given = {name: each for name, each in self.arguments.items() if isinstance(each, Tensor)}
+        return [name for name, each in given.items() if each.untyped_storage().data_ptr() in held]
+
+
+@contextmanager
+def compiling(target: str) -> Iterator[list[Launch]]:
+    """Yields a list of the launches in the block, each of which can be compiled for a target. Nothing runs.
+
+    Args:
+        target: Name in `TARGETS`.
+
+    Raises:
+        ConfigurationError: This process interprets kernels.
+
+    Example:
+        >>> with compiling("sm_90") as launches:
+        ...     kernels().claim(bitmap, 3, cursor)
+        >>> launches[0].compiled.asm["ptx"]
+    """
+    from triton.runtime.jit import JITFunction
+
+    require_compiler()
+    seen: list[Launch] = []
+    launch = JITFunction.run
+
+    def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **given: Any) -> None:
+        arguments = dict(zip(kernel.arg_names, args, strict=False)) | given
+        size = tuple(grid(arguments) if callable(grid) else grid)
+        make = lambda: launch(kernel, *args, grid=grid, warmup=True, **given)  # noqa: E731
+        seen.append(Launch(kernel, arguments, size, target, make))
+
+    with patch.object(JITFunction, "run", run), patch.object(_triton_driver(), "_active", _nowhere(target)):
+        yield seen
+
+
+@contextmanager
+def interpreting() -> Iterator[None]:
+    """Interprets the kernels that are launched in the block, and makes `Backend("interpreter")` possible there."""
+    from triton import knobs
+    from triton.runtime.interpreter import InterpretedFunction, _patch_lang
+    from triton.runtime.jit import JITFunction
+
+    if interpreter.interpreted():
+        yield
+        return
+    interpreter.mend_bounds()
+    interpreted = cache(InterpretedFunction)
+
+    def run(kernel: Any, *args: Any, **given: Any) -> Any:
+        # only here, because what is imported later is to be compiled; the attribute itself would set the environment
+        with patch.dict(vars(knobs.runtime), interpret=True):
+            return interpreted(kernel.fn).run(*args, **given)
+
+    def call(kernel: Any, *args: Any, **given: Any) -> Any:
+        scope = _patch_lang(kernel.fn)
+        try:
+            return interpreted(kernel.fn).rewrite()(*args, **given)
+        finally:
+            scope.restore()  # Triton's own call leaves its language patched, for a process that never compiles
+
+    replaced = patch.multiple(JITFunction, run=run, __call__=call)
+    somewhere = patch.object(_triton_driver(), "_active", _nowhere("sm_90"))  # launches ask how wide a warp is
+    with replaced, somewhere, patch.object(interpreter, "interpreted", lambda: True):
+        yield
+
+
+def kernels() -> Backend:
+    """Returns the kernels on tensors of the CPU, for `compiling`."""
+    backend = Backend("reference")
+    backend.name = "kernels"
+    return backend
+
+
+def require_compiler() -> None:
+    """Raises ConfigurationError if this process interprets kernels, or has no Triton."""
+    interpreted = interpreter.interpreted()
+    if interpreted is None:
+        raise ConfigurationError("compiling kernels needs Triton, which is not installed; it exists for Linux only")
+    if interpreted:
+        raise ConfigurationError("TRITON_INTERPRET is set, so this process cannot compile kernels: unset it")
+
+
+class _Nowhere(NamedTuple):
+    """Stands in for a driver of Triton. It names a target, and has no device to launch on."""
+
+    number: int
+    target: Any
+
+    def get_current_device(self) -> int:
+        """Returns a number of its own for each target, by which Triton keeps what it has compiled."""
+        return self.number
+
+    def get_current_stream(self, device: int) -> int:
+        """Returns no stream."""
+        return 0
+
+    def get_current_target(self) -> Any:
+        """Returns the target."""
+        return self.target
+
+
+@cache
+def _nowhere(target: str) -> _Nowhere:
+    from triton.backends.compiler import GPUTarget
+
+    return _Nowhere(1000 + list(TARGETS).index(target), GPUTarget(*TARGETS[target]))
+
+
+def _triton_driver() -> Any:
+    from triton.runtime.driver import driver
+
+    return driver

@@ -74,8 +74,8 @@ class Op(Generic[P, R]):
     makes it.
     """
 
-    def __init__(self, reference: Callable[P, R]) -> None:
-        self.reference, self.name = reference, reference.__name__
+    def __init__(self, reference: Callable[P, R], name: str = "", launch: Callable[P, R] | None = None) -> None:
+        self.reference, self.name, self.launch = reference, name or reference.__name__, launch
         self.module = reference.__module__.rpartition(".")[2]  # the modules of kernel and reference have the same name
 
     @overload
@@ -89,7 +89,11 @@ class Op(Generic[P, R]):
             return self.reference
         counts, name = backend.counts, self.name
         folder = "memstate.kernels.reference" if backend.name == "reference" else "memstate.kernels"
-        call: Callable[P, R] = getattr(import_module(f"{folder}.{self.module}"), name)
+        call: Callable[P, R]
+        if self.launch:
+            call = self.reference if backend.name == "reference" else self.launch
+        else:
+            call = getattr(import_module(f"{folder}.{self.module}"), name)
         if backend.device.type == "cuda":
             call = _on_tensors(call, backend.device)
 
@@ -159,12 +163,24 @@ class Backend:
             self.device = torch.device("cuda", torch.cuda.current_device())
         self.counts = Counts()
 
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_"):
+            import_module("memstate.kernels.own").load()
+        return object.__getattribute__(self, name)
+
     def __repr__(self) -> str:
         return f"Backend({self.name}, {self.device}, {self.counts.total_launches} launches)"
 
 
 # op -> name of its module, under memstate.kernels and under memstate.kernels.reference
 OPS = {name: op.module for name, op in vars(Backend).items() if isinstance(op, Op)}
+
+
+def add_op(name: str, reference: Callable[..., Any], launch: Callable[..., Any]) -> None:
+    """Adds an op to every backend, from outside of memstate. Raises: ValueError if the name is taken."""
+    if name in {*dir(Backend), *vars(Backend("reference"))}:
+        raise ValueError(f"op {name!r}: there is one already; choose another name")
+    setattr(Backend, name, Op(reference, name, launch))
 
 
 def _on_tensors(op: Callable[P, R], default: torch.device) -> Callable[P, R]:

@@ -96,14 +96,15 @@ class Config:
     kernel: ClassVar[str]
     key: ClassVar[tuple[str, ...]]
 
-    def __init_subclass__(cls, kernel: str, key: str) -> None:
-        cls.kernel, cls.key = kernel, tuple(key.split())
-        CONFIGS[kernel] = cls
+    def __init_subclass__(cls, kernel: str = "", key: str = "") -> None:
+        if kernel:
+            cls.kernel, cls.key = kernel, tuple(key.split())
+            CONFIGS[kernel] = cls
 
     def __post_init__(self) -> None:
         for each in fields(self):
             value, least, most = getattr(self, each.name), each.metadata["least"], each.metadata["most"]
-            power = each.metadata["compiled"]
+            power = each.metadata["compiled"] and not any(value & (value - 1) for value in each.metadata["values"])
             fits = type(value) is int and least <= value <= most
             if not fits or (power and value & (value - 1)):
                 kind = "a power of two" if power else "a whole number"

@@ -52,7 +52,7 @@ VIEWS = {
 SHOWING = "sheet"  # base class of objects in every layer; it loads `viz` when an object is shown
 
 # Kernel modules that the library may import. Other kernel modules are reached through a Backend.
-OPEN_KERNEL_MODULES = ("dispatch", "rules", "tables", "levels", "catalog", "tuned", "warps")
+OPEN_KERNEL_MODULES = ("dispatch", "rules", "tables", "levels", "catalog", "tuned", "warps", "interpreter", "own")
 
 Rule = Callable[[str, ast.Module], list[str]]
 

@@ -1,0 +1,121 @@
+"""Adds operations of one's own: each is a kernel, its reference and a case, in one file inside or outside of memstate.
+
+ema = Kernel(launch, reference, case, {"BLOCK": (512, 256, 1024), "warps": (4, 2, 8)}, state=["state"])
+ema.register()                      # or a line of the package's entry points, in the group `memstate.kernels`
+Backend("auto", "cuda").ema(x=.., state=..)
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, make_dataclass
+from functools import cache, cached_property
+from importlib.metadata import entry_points
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from memstate.kernels import tuned
+from memstate.kernels.dispatch import add_op
+from memstate.kernels.tuned import CONFIGS, Config, axis, config_of
+
+GROUP = "memstate.kernels"  # entry points that name instances of `Kernel`
+KERNELS: dict[str, "Kernel"] = {}  # name -> what is registered
+Given: TypeAlias = dict[str, Any]  # name of an argument -> the argument
+
+
+class OwnConfig(Config):
+    """The launch configuration of an operation of one's own. Its fields are the axes of `Kernel.space`."""
+
+    @classmethod
+    def key_of(cls, *static: Any) -> str:
+        """Returns the key of a launch. `static` are pairs of a name and a number."""
+        return ",".join(f"{name}={int(number)}" for name, number in static) or "any=0"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An operation of one's own: how it is launched, what it must compute, on what, and what can be chosen.
+
+    Args:
+        launch: Launches the kernel. It takes the arguments of a case by name, and one number for each axis of `space`.
+        reference: Computes the same in plain torch, on the arguments of a case.
+        case: (batch, make) -> arguments by name. `make` is a `memstate_tools.tuning.Maker`, which makes the tensors:
+            `make.normal`, `make.empty`, `make.rows`. Two calls with one seed must give the same values.
+        space: Axis -> whole numbers to try, the default first.
+        state: Names of the arguments that hold states; their bytes must move 16 at a time in each lane.
+        key: Arguments -> sizes that are static for a launch, by name. Each key has a configuration of its own.
+        nbytes: Arguments -> bytes that a call reads and writes. Default: the bytes of all tensors.
+        name: Name of the operation. Default: the name of `launch`.
+
+    Raises:
+        ValueError: There is no reference, an axis has no values, or a name is no Python name.
+
+    Example:
+        >>> double = Kernel(launch_double, lambda x, out: out.copy_(2 * x), case, {"BLOCK": (512, 1024)})
+        >>> double.register()
+        >>> Backend("reference").launch_double(x=torch.ones(2), out=torch.empty(2))
+    """
+
+    launch: Callable[..., Any]
+    reference: Callable[..., Any]
+    case: Callable[[int, Any], Given]
+    space: Mapping[str, Sequence[int]]
+    state: Sequence[str] = ()
+    key: Callable[[Given], Mapping[str, int]] = lambda given: {}
+    nbytes: Callable[[Given], int] | None = None
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        name = self.name or getattr(self.launch, "__name__", "")
+        object.__setattr__(self, "name", name)
+        if not callable(self.reference) or not callable(self.launch) or not callable(self.case):
+            raise ValueError(f"kernel {name!r}: expected three functions: launch, reference, case")
+        if not name.isidentifier():
+            raise ValueError(f"kernel {name!r}: expected a Python name; give another one as `name=`")
+        for of, values in self.space.items():
+            if not values or any(type(value) is not int or value < 0 for value in values):
+                raise ValueError(f"kernel {name!r}: axis {of!r} has {values!r}, expected whole numbers")
+
+    @cached_property
+    def kind(self) -> type[Config]:
+        """The class of the configurations."""
+        axes = [(of, int, axis(*values, least=min(values), most=max(values))) for of, values in self.space.items()]
+        own = {"kernel": self.name, "key": (), "__module__": __name__}
+        return make_dataclass(f"{self.name}_config", axes, bases=(OwnConfig,), frozen=True, namespace=own)
+
+    def __call__(self, **given: Any) -> Any:
+        """Launches the kernel with the configuration of the device's file, or else the default.
+
+        Syncs: no.
+        """
+        device = next(each.device for each in given.values() if isinstance(each, Tensor))
+        config = config_of(self.kind, device, *self.key(given).items())
+        return self.launch(**given, **vars(config))
+
+    def register(self) -> None:
+        """Makes this an operation of every `Backend`, and a kernel that sweeps know by name.
+
+        Raises:
+            ValueError: The name is taken.
+        """
+        if KERNELS.get(self.name) is self:
+            return
+        if self.name in CONFIGS:
+            raise ValueError(f"kernel {self.name!r}: the name is taken; give another one as `name=`")
+        add_op(self.name, self.reference, self)
+        CONFIGS[self.name] = self.kind
+        KERNELS[self.name] = self
+        tuned.forget()  # what files say of this kernel was skipped
+
+
+@cache
+def load() -> None:
+    """Registers the kernels that installed packages name as entry points.
+
+    Raises:
+        ImportError: One cannot be loaded.
+    """
+    for point in entry_points(group=GROUP):
+        try:
+            point.load().register()
+        except Exception as error:  # code of another package
+            raise ImportError(f"entry point {point.name} = {point.value} of {GROUP}: {error}") from error

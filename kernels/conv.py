@@ -14,6 +14,7 @@ from torch import Tensor
 
 from memstate.kernels.blocks import stride_unit, taps_are_fastest
 from memstate.kernels.catalog import CompileCase
+from memstate.kernels.configs import ConvConfig
 from memstate.kernels.decode_checks import check_conv
 from memstate.kernels.slots import (
     NO_MARKS,
@@ -32,7 +33,7 @@ from memstate.kernels.slots import (
 )
 from memstate.kernels.tables import ACCESS_BYTES, ConvTail, Cursor, StepMarks
 from memstate.kernels.trees import behind, either, next_node, walk_length
-from memstate.kernels.tuned import ConvConfig, config_of
+from memstate.kernels.tuned import config_of
 from memstate.kernels.warps import limit, roomy, warp_threads
 
 DEFAULT = ConvConfig()  # with a smaller `window_bytes`, a thread would hold less than 16 bytes of a tap

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_columns
+from memstate.kernels.configs import CopyConfig
 from memstate.kernels.kept import KeptLaunch
 from memstate.kernels.tables import ACCESS_BYTES, ROW_CODE, ZERO_SOURCE, PlaneMap, Section
-from memstate.kernels.tuned import CopyConfig, copy_launch
+from memstate.kernels.tuned import copy_launch
 from memstate.kernels.warps import ALONE
 
 COPY = tl.constexpr(0)  # first_ptr: destination slots, second_ptr: source slots

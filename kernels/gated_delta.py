@@ -21,6 +21,7 @@ from torch import Tensor
 
 from memstate.kernels.blocks import is_transposed, stride_unit
 from memstate.kernels.catalog import CompileCase
+from memstate.kernels.configs import DeltaConfig, shares
 from memstate.kernels.decode_checks import check_gated_delta
 from memstate.kernels.gates import EPSILON, sigmoid, softplus
 from memstate.kernels.pieces import halves, rounded
@@ -41,7 +42,7 @@ from memstate.kernels.slots import (
 )
 from memstate.kernels.tables import ACCESS_BYTES, Cursor, DeltaTail, StepMarks
 from memstate.kernels.trees import behind, next_node, walk_length
-from memstate.kernels.tuned import DeltaConfig, config_of, shares
+from memstate.kernels.tuned import config_of
 from memstate.kernels.warps import THREAD_REGISTERS, limit, roomy, warp_threads
 
 OPTIONS = {"enable_fp_fusion": False}  # rounding must not depend on the Triton version

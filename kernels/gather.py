@@ -9,9 +9,10 @@ from torch import Tensor
 
 from memstate.kernels.blocks import LANES, WIDTHS, cut, tiles_of
 from memstate.kernels.catalog import CompileCase
+from memstate.kernels.configs import GatherConfig
 from memstate.kernels.move_checks import check_gather
 from memstate.kernels.tables import ACCESS_BYTES
-from memstate.kernels.tuned import GatherConfig, config_of
+from memstate.kernels.tuned import config_of
 from memstate.kernels.warps import limit, roomy
 
 WARPS = 4

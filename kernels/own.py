@@ -14,8 +14,9 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from memstate.kernels import tuned
+from memstate.kernels.configs import CONFIGS, Config, axis
 from memstate.kernels.dispatch import add_op
-from memstate.kernels.tuned import CONFIGS, Config, axis, config_of
+from memstate.kernels.tuned import config_of
 
 GROUP = "memstate.kernels"  # entry points that name instances of `Kernel`
 KERNELS: dict[str, "Kernel"] = {}  # name -> what is registered

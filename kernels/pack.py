@@ -15,11 +15,12 @@ import triton.language as tl
 from torch import Tensor
 
 from memstate.kernels.catalog import CompileCase
+from memstate.kernels.configs import PackConfig
 from memstate.kernels.copy import WORDS, units
 from memstate.kernels.move_checks import check_pack
 from memstate.kernels.slots import known_slot
 from memstate.kernels.tables import ACCESS_BYTES, RECORD_ALIGNMENT, RecordMap
-from memstate.kernels.tuned import PackConfig, config_of, programs_for
+from memstate.kernels.tuned import config_of, programs_for
 from memstate.kernels.warps import limit, roomy
 
 HOST_PROGRAMS = 32  # programs that fill the PCIe 5 link to host memory; more would slow the model

@@ -16,10 +16,11 @@ import triton.language as tl
 from torch import Tensor
 
 from memstate.kernels.catalog import CompileCase
+from memstate.kernels.configs import ENTRIES, Int8Config
 from memstate.kernels.move_checks import check_int8
 from memstate.kernels.pack import due_entries, programs_of
 from memstate.kernels.tables import LARGEST_SCALE, LEVELS, RECORD_ALIGNMENT, SMALLEST_SCALE, ScaledMap
-from memstate.kernels.tuned import ENTRIES, Int8Config, config_of, programs_for
+from memstate.kernels.tuned import config_of, programs_for
 from memstate.kernels.warps import limit, roomy
 
 OPTIONS = {"enable_fp_fusion": False}  # rounding must not depend on the Triton version

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from memstate.kernels.blocks import LANES, WIDTHS, cut, tiles_of
 from memstate.kernels.catalog import CompileCase
+from memstate.kernels.configs import ENTRIES, ScatterConfig
 from memstate.kernels.move_checks import check_scatter
 from memstate.kernels.tables import ACCESS_BYTES
-from memstate.kernels.tuned import ENTRIES, ScatterConfig, config_of, programs_for
+from memstate.kernels.tuned import config_of, programs_for
 from memstate.kernels.warps import limit, roomy
 
 WARPS = 4

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from memstate.kernels.blocks import is_transposed, stride_unit
 from memstate.kernels.catalog import CompileCase
+from memstate.kernels.configs import SECTOR_BYTES, SelectiveConfig, state_shares
 from memstate.kernels.decode_checks import check_selective
 from memstate.kernels.gates import softplus as softplus_of
 from memstate.kernels.pieces import dot, rounded, vector
@@ -40,7 +41,7 @@ from memstate.kernels.slots import (
 )
 from memstate.kernels.tables import ACCESS_BYTES, Cursor, SelectiveTail, StepMarks
 from memstate.kernels.trees import behind, either, next_node, walk_length
-from memstate.kernels.tuned import SECTOR_BYTES, SelectiveConfig, config_of, state_shares
+from memstate.kernels.tuned import config_of
 from memstate.kernels.warps import limit, roomy, warp_threads
 
 OPTIONS = {"enable_fp_fusion": False}  # rounding must not depend on the Triton version

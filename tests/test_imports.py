@@ -52,7 +52,10 @@ VIEWS = {
 SHOWING = "sheet"  # base class of objects in every layer; it loads `viz` when an object is shown
 
 # Kernel modules that the library may import. Other kernel modules are reached through a Backend.
-OPEN_KERNEL_MODULES = ("dispatch", "rules", "tables", "levels", "catalog", "tuned", "warps", "interpreter", "own")
+OPEN_KERNEL_MODULES = (
+    "dispatch", "rules", "tables", "levels", "catalog", "configs", "tuned", "tuned_files", "warps",
+    "interpreter", "own",
+)  # fmt: skip
 
 Rule = Callable[[str, ast.Module], list[str]]
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import memstate as ms
-from memstate.kernels import tuned
+from memstate.kernels import tuned, tuned_files
 from memstate.kernels.dispatch import Backend
 from tests.support import inside
 from tests.support.build import build
@@ -156,7 +156,7 @@ def test_a_tuned_file_that_cannot_be_read_is_found_at_construction(
     """The first launch would be too late: by then the packet, with the slots to set to zero, has been taken, and would
     be lost.
     """
-    (tmp_path / tuned.file_name(tuned.device_name(backend.device))).write_text("{")
+    (tmp_path / tuned_files.file_name(tuned.device_name(backend.device))).write_text("{")
     monkeypatch.setenv("MEMSTATE_TUNED", str(tmp_path))
     tuned.forget()
     launches = backend.name != "reference"  # only kernels can be tuned

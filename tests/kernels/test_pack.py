@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from memstate.kernels import pack, pack_int8
+from memstate.kernels.configs import ENTRIES
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import RecordMap, RecordPiece
-from memstate.kernels.tuned import ENTRIES
 from tests.conftest import CUDA
 from tests.kernels import test_pack_int8
 from tests.kernels.test_gather import GUARD, Poisoned, strided

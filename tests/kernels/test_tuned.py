@@ -12,10 +12,11 @@ import pytest
 import torch
 import triton
 
-from memstate.kernels import copy, tuned
+from memstate.kernels import copy, tuned, tuned_files
+from memstate.kernels.configs import CopyConfig, DeltaConfig
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.kept import KeptLaunch
-from memstate.kernels.tuned import CopyConfig, DeltaConfig, copy_launch, trying
+from memstate.kernels.tuned import copy_launch, trying
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
 from tests.kernels.test_copy import LAYOUTS, moved, packet_of
@@ -33,7 +34,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[P
     shipped, user = tmp_path / "shipped", tmp_path / "user"
     shipped.mkdir()
     user.mkdir()
-    monkeypatch.setattr(tuned, "SHIPPED", shipped)
+    monkeypatch.setattr(tuned_files, "SHIPPED", shipped)
     monkeypatch.setenv("MEMSTATE_TUNED", str(user))
     tuned.forget()
     yield shipped, user
@@ -50,7 +51,7 @@ def record(config: CopyConfig = ODD, key: str = KEY, **changes: Any) -> dict[str
 
 
 def write(folder: Path, content: dict[str, Any], device: str = NAME) -> Path:
-    path = folder / tuned.file_name(device)
+    path = folder / tuned_files.file_name(device)
     path.write_text(json.dumps(content))
     tuned.forget()
     return path
@@ -95,7 +96,7 @@ def test_a_delta_step_asks_for_the_order_and_the_dtype_of_its_state(folders: tup
     asked = [(False, False), (True, False), (False, True)]
     keys = [DeltaConfig.key_of(128, 128, 2, *last) for last in asked]
     assert keys[1:] == [f"{old},key_fastest=1,fp16=0", f"{old},key_fastest=0,fp16=1"]
-    assert list(tuned.configurations(path, NAME)) == [("gated_delta", keys[0])]
+    assert list(tuned_files.configurations(path, NAME)) == [("gated_delta", keys[0])]
     found = [tuned.config_of(DeltaConfig, DEVICE, 128, 128, 2, *last).block_value for last in asked]
     assert found == [32, 16, 16] and tuned.ASKED[DeltaConfig] == keys[2]
 
@@ -120,14 +121,14 @@ def test_files_of_other_devices_are_not_read_and_renamed_ones_are_refused(folder
 
 def test_the_users_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
-    assert tuned.user_folder() == tmp_path / "user"
+    assert tuned_files.user_folder() == tmp_path / "user"
     monkeypatch.setenv("MEMSTATE_TUNED", "")
-    assert tuned.user_folder() == tmp_path / "xdg" / "memstate" / "tuned"
+    assert tuned_files.user_folder() == tmp_path / "xdg" / "memstate" / "tuned"
     monkeypatch.delenv("XDG_CONFIG_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert tuned.user_folder() == tmp_path / ".config" / "memstate" / "tuned"
+    assert tuned_files.user_folder() == tmp_path / ".config" / "memstate" / "tuned"
     monkeypatch.setenv("MEMSTATE_TUNED", "~/own")
-    assert tuned.user_folder() == tmp_path / "own"
+    assert tuned_files.user_folder() == tmp_path / "own"
 
 
 def test_a_home_that_is_not_known_is_refused_and_as_a_default_no_file(
@@ -139,7 +140,7 @@ def test_a_home_that_is_not_known_is_refused_and_as_a_default_no_file(
     for chosen in ("", "~nobody/tuned"):
         monkeypatch.setenv("MEMSTATE_TUNED", chosen)
         with pytest.raises(ValueError, match=r"~.*/tuned: there is no such home: MEMSTATE_TUNED names another folder"):
-            tuned.user_folder()
+            tuned_files.user_folder()
     with pytest.raises(ValueError, match="no such home"):
         taken()
     monkeypatch.setenv("MEMSTATE_TUNED", "")
@@ -149,8 +150,8 @@ def test_a_home_that_is_not_known_is_refused_and_as_a_default_no_file(
 def test_files_are_read_once(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(folders[1], record())
     reads = []
-    real = tuned.configurations
-    monkeypatch.setattr(tuned, "configurations", lambda *given: reads.append(given) or real(*given))
+    real = tuned_files.configurations
+    monkeypatch.setattr(tuned_files, "configurations", lambda *given: reads.append(given) or real(*given))
     assert [taken(), taken(6), taken()] == [ODD] * 3
     assert reads == [(path, NAME)]
     before = copy_launch.cache_info().hits
@@ -172,7 +173,7 @@ def test_entries_of_another_triton_or_source_are_not_used_and_one_line_says_why(
 ) -> None:
     caplog.set_level("INFO", "memstate.tuned")
     here = {"triton": triton.__version__, "architecture": tuned.architecture(DEVICE)}
-    here["source"] = tuned.source_of("copy")
+    here["source"] = tuned_files.source_of("copy")
     write(folders[1], entry_with(made={"torch": "1.0", **here}))
     assert taken() == ODD and told(caplog) == []
     for changed, says in (
@@ -205,8 +206,8 @@ def test_another_patch_of_triton_generates_the_same_code(folders: tuple[Path, Pa
 
 def test_the_source_of_a_kernel_has_what_it_uses_and_no_comments(monkeypatch: pytest.MonkeyPatch) -> None:
     def hashed() -> str:
-        tuned.source_of.cache_clear()
-        return tuned.source_of("copy")
+        tuned_files.source_of.cache_clear()
+        return tuned_files.source_of("copy")
 
     before, code = hashed(), inspect.getsource
     edits = {  # function -> its source, changed -> whether the hash is another one
@@ -228,7 +229,7 @@ def test_the_source_of_a_kernel_has_what_it_uses_and_no_comments(monkeypatch: py
 
 def test_shipped_files_say_with_which_triton_they_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    files = [tuned.read(path) for path in tuned.SHIPPED.glob("*.json")]
+    files = [tuned_files.read(path) for path in tuned_files.SHIPPED.glob("*.json")]
     assert files and all(entry["made"]["triton"] for file in files for entry in file["entries"])
 
 

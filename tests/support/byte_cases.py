@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memstate.kernels.configs import CopyConfig
 from memstate.kernels.tables import (
     ConvTail,
     Cursor,
@@ -25,7 +26,6 @@ from memstate.kernels.tables import (
     Tail,
     TailRecord,
 )
-from memstate.kernels.tuned import CopyConfig
 from tests.support.addresses import Limits
 from tests.support.chunked import first_of, starts_of
 from tests.support.decode_case import SLOTS, Memory, Row

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memstate.kernels.configs import CopyConfig
 from memstate.kernels.dispatch import OPS, Backend
-from memstate.kernels.tuned import CopyConfig, trying
+from memstate.kernels.tuned import trying
 from tests.support.addresses import Limits
 from tests.support.decode_case import SLOTS, rubbish
 

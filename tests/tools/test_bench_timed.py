@@ -14,9 +14,9 @@ import torch
 from memstate.errors import InvalidArgument
 from memstate.kernels import bitmap, gated_delta, gather, registers, tracking
 from memstate.kernels import copy as copy_kernel
+from memstate.kernels.configs import CONFIGS
 from memstate.kernels.dispatch import OPS as ALL_OPS
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tuned import CONFIGS
 from memstate_tools import tune
 from memstate_tools.bench import (
     NEED_DEVICE,

@@ -16,10 +16,8 @@ import pytest
 import torch
 
 from memstate.errors import ConfigurationError, InvalidArgument
-from memstate.kernels import copy, tuned
-from memstate.kernels.dispatch import Backend
-from memstate.kernels.kept import KeptLaunch
-from memstate.kernels.tuned import (
+from memstate.kernels import copy, tuned, tuned_files
+from memstate.kernels.configs import (
     CONFIGS,
     Config,
     ConvConfig,
@@ -30,8 +28,10 @@ from memstate.kernels.tuned import (
     PackConfig,
     ScatterConfig,
     SelectiveConfig,
-    copy_launch,
 )
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.kept import KeptLaunch
+from memstate.kernels.tuned import copy_launch
 from memstate.state.planes import Planes
 from memstate_tools import models, workload
 from memstate_tools import tune as tuning
@@ -62,7 +62,7 @@ def cli() -> Callable[..., Any]:
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The user's folder of configurations, empty; no shipped file exists, and the process has read no file."""
-    monkeypatch.setattr(tuned, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(tuned_files, "SHIPPED", tmp_path / "shipped")
     monkeypatch.setenv("MEMSTATE_TUNED", str(tmp_path / "user"))
     tuned.forget()
     yield tmp_path / "user"
@@ -372,7 +372,7 @@ def test_the_command_ranks_checks_and_stores_where_there_is_no_gpu(cli: Any, fol
 
     assert outcome["stored"] == str(folder / "sm-90.json")
     stored = json.loads((folder / "sm-90.json").read_text())
-    assert entry["made"] == {"architecture": "sm_90", "source": tuned.source_of("copy")}
+    assert entry["made"] == {"architecture": "sm_90", "source": tuned_files.source_of("copy")}
     assert stored == {name: outcome[name] for name in stored} and set(stored) == KEYS - {"trials", "complete"}
 
 
@@ -517,14 +517,14 @@ def test_a_sweep_of_other_planes_adds_to_the_file(folder: Path, monkeypatch: pyt
     path = tuning.store(outcome_of(1.0))
     tuning.store(outcome_of(2.0, key="unit=16,tiles=64"))
     tuning.store(outcome_of(1.0, 3.0, key="unit=16,tiles=8"))
-    values = {entry["key"]: entry["value"] for entry in tuned.read(path)["entries"]}
+    values = {entry["key"]: entry["value"] for entry in tuned_files.read(path)["entries"]}
     assert values == {"unit=16,tiles=8": 3.0, "unit=16,tiles=64": 2.0}
 
     content = json.loads(path.read_text())
     content["versions"]["triton"] = "3.0.0"
     path.write_text(json.dumps(content))
     tuning.store(outcome_of(4.0, key="unit=16,tiles=8"))  # this process may not use the old one, another may
-    values = [(entry["key"], entry["value"], entry["made"]["triton"]) for entry in tuned.read(path)["entries"]]
+    values = [(entry["key"], entry["value"], entry["made"]["triton"]) for entry in tuned_files.read(path)["entries"]]
     here = record.versions()["triton"]
     assert values == [
         ("unit=16,tiles=8", 4.0, here), ("unit=16,tiles=8", 3.0, "3.0.0"), ("unit=16,tiles=64", 2.0, here),
@@ -555,7 +555,7 @@ def test_sweeps_that_end_together_keep_each_others_entries(folder: Path) -> None
         each.start()
     for each in sweeps:
         each.join()
-    keys = {entry["key"] for entry in tuned.read(folder / "cpu.json")["entries"]}
+    keys = {entry["key"] for entry in tuned_files.read(folder / "cpu.json")["entries"]}
     assert keys == {f"unit=16,tiles={each}" for each in tiles}
 
 

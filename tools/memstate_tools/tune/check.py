@@ -6,9 +6,10 @@ Copies are compared byte for byte, with the bytes around their planes. Other ker
 import torch
 from torch import Tensor
 
+from memstate.kernels.configs import Config, CopyConfig
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import HEADER_INTS, ZERO_SOURCE, Section
-from memstate.kernels.tuned import Config, CopyConfig, trying
+from memstate.kernels.tuned import trying
 from memstate.state.layout import StateLayout
 from memstate.state.planes import Planes
 from memstate_tools.compile.build import blame_cache

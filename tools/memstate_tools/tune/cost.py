@@ -10,8 +10,8 @@ from unittest.mock import patch
 from memstate.errors import CompileFailed
 from memstate.kernels import tuned
 from memstate.kernels.catalog import all_cases
+from memstate.kernels.configs import CONFIGS, Config
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tuned import CONFIGS, Config
 from memstate_tools.compile.accesses import WIDE_BITS, accesses, plane_accesses
 from memstate_tools.compile.assembly import resources
 from memstate_tools.compile.build import TARGETS, compiling

@@ -6,7 +6,7 @@ from itertools import product
 from math import prod
 
 from memstate.errors import InvalidArgument
-from memstate.kernels.tuned import CONFIGS, Config
+from memstate.kernels.configs import CONFIGS, Config
 from memstate_tools.models import Model, model_of
 
 BEST_OF_EACH, COMBINATIONS = 2, 12  # values of each axis that are combined, and the largest number of combinations

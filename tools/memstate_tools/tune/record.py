@@ -11,8 +11,8 @@ from typing import Any
 from memstate.atomic import replacing
 from memstate.cli.units import measured
 from memstate.errors import InvalidArgument
-from memstate.kernels import tuned
-from memstate.kernels.tuned import CONFIGS, Config
+from memstate.kernels import tuned, tuned_files
+from memstate.kernels.configs import CONFIGS, Config
 from memstate_tools.tune.trials import SweepResult, TuneTrial, is_default
 
 
@@ -30,9 +30,9 @@ def document(outcome: SweepResult) -> dict[str, Any]:
 
 
 def contents(outcome: SweepResult) -> dict[str, Any]:
-    """Returns the content of the file for `memstate.kernels.tuned`: the best configuration of each kernel and key."""
+    """Returns the content of the file for `tuned_files`: the best configuration of each kernel and key."""
     return {
-        "format": tuned.FORMATS[-1],
+        "format": tuned_files.FORMATS[-1],
         "device": outcome.device,
         "date": datetime.now(UTC).date().isoformat(),
         "versions": versions(),
@@ -51,7 +51,7 @@ def require_folder(folder: Path | None = None) -> None:
     Raises:
         InvalidArgument: The folder cannot be written. The message says how to choose another.
     """
-    folder = folder or tuned.user_folder()
+    folder = folder or tuned_files.user_folder()
     there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
     if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
         raise InvalidArgument(
@@ -84,8 +84,8 @@ def store(outcome: SweepResult, folder: Path | None = None) -> Path:
     new = contents(outcome)
     if not new["entries"]:
         raise InvalidArgument(f"nothing to store for {outcome.device}: every configuration is excluded")
-    folder = folder or tuned.user_folder()
-    path = folder / tuned.file_name(outcome.device)
+    folder = folder or tuned_files.user_folder()
+    path = folder / tuned_files.file_name(outcome.device)
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / f".{path.name}.lock", "a") as lock:
         flock(lock, LOCK_EX)
@@ -93,7 +93,7 @@ def store(outcome: SweepResult, folder: Path | None = None) -> Path:
         with replacing(path) as file:
             file.write(json.dumps(new, indent=2).encode() + b"\n")
             file.flush()
-            tuned.read(Path(file.name))  # the old file is only replaced by one that launches can read
+            tuned_files.read(Path(file.name))  # the old file is only replaced by one that launches can read
     tuned.forget()
     return path
 
@@ -143,12 +143,12 @@ def _kept(path: Path, new: dict[str, Any], architecture: str) -> list[dict[str, 
     """Returns the entries of the old file that stay."""
     if not path.exists():
         return []
-    old = tuned.read(path)
+    old = tuned_files.read(path)
     if (old["device"], old["timed"]) == (new["device"], new["timed"]):
         replaced = {(entry["kernel"], entry["key"]) for entry in new["entries"]}
         return [
             entry for entry in old["entries"] if (entry["kernel"], entry["key"]) not in replaced
-            or tuned.why_stale(CONFIGS[entry["kernel"]], entry["made"], architecture)
+            or tuned_files.why_stale(CONFIGS[entry["kernel"]], entry["made"], architecture)
         ]  # fmt: skip
     if old["timed"] or old["device"] != new["device"]:
         raise InvalidArgument(f"{path} has configurations that were timed on {old['device']}: nothing is stored there")
@@ -157,7 +157,7 @@ def _kept(path: Path, new: dict[str, Any], architecture: str) -> list[dict[str, 
 
 def _made(trial: TuneTrial, outcome: SweepResult) -> dict[str, str]:
     """Returns from what a trial was made, beside the versions."""
-    made = {"architecture": outcome.architecture, "source": tuned.source_of(trial.kernel)}
+    made = {"architecture": outcome.architecture, "source": tuned_files.source_of(trial.kernel)}
     return {name: value for name, value in made.items() if value}
 
 

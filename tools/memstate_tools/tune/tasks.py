@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from memstate.errors import ConfigurationError
+from memstate.kernels.configs import CONFIGS, Config
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tuned import CONFIGS, Config
 from memstate_tools.models import toy_of
 from memstate_tools.tune.check import wrong
 from memstate_tools.tune.cost import cost

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from memstate.errors import ConfigurationError, InvalidArgument
+from memstate.kernels.configs import CONFIGS, Config
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tuned import CONFIGS, Config, architecture, device_name, trying
+from memstate.kernels.tuned import architecture, device_name, trying
 from memstate_tools.bench.clock import DeviceClock, TooSlow
 from memstate_tools.compile import TARGETS
 from memstate_tools.models import Model, model_of, toy_of

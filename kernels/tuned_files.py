@@ -1,0 +1,212 @@
+"""Reads files of launch configurations, and says which entries are stale. Needs no Triton, except for that.
+
+`memstate tune` measures, and writes one file per device, with the name of the device (`nvidia-h200.json`). Files are
+read from two folders:
+
+    $MEMSTATE_TUNED   the user's files; without it memstate/tuned in $XDG_CONFIG_HOME, or else in ~/.config
+    tuned/            beside this module: the shipped files
+
+The user's entry wins over a shipped entry with the same key. A file that was not timed changes nothing.
+
+An entry says with which release of Triton, on which architecture and from which source of the kernel it was measured.
+What an entry does not say is not compared: files of format 1 say versions only.
+
+It is an error if the file of a device cannot be read, or says that it is for another device. But if MEMSTATE_TUNED
+is not set, a user's file that cannot be opened is skipped, because this process may not be allowed to read the home
+folder. Files are read once in a process.
+"""
+
+import ast
+import hashlib
+import inspect
+import json
+import os
+import re
+from collections.abc import Mapping
+from contextlib import nullcontext, suppress
+from dataclasses import fields
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from textwrap import dedent
+from types import FunctionType
+from typing import Any
+
+from memstate.kernels import configs
+from memstate.kernels.configs import CONFIGS, Config
+
+FORMATS = (1, 2)  # versions of the format of the files; format 1 has no `made`
+SHIPPED = Path(__file__).with_name("tuned")
+LATER = ("key_fastest", "fp16")  # parts that older keys do not have
+FILE_KEYS = {
+    "format": int, "device": str, "date": str, "versions": dict, "timed": bool, "yardstick": dict, "entries": list,
+}  # fmt: skip
+ENTRY_KEYS = {"kernel": str, "key": str, "config": dict, "value": float, "unit": str, "checked": bool, "made": dict}
+MADE = dict.fromkeys(("date", "torch", "triton", "architecture", "source"), str)  # what an entry says of its making
+
+Entry = tuple[Config, Mapping[str, str], Path]  # a configuration, with what it was measured (`MADE`), its file
+Table = dict[tuple[str, str], list[Entry]]  # (kernel, key) -> entries, the one to prefer first
+
+
+@cache
+def entries_of(device: str) -> Table:
+    """Returns the entries of the files of a device, the user's before shipped ones."""
+    table: Table = {}
+    named = bool(os.environ.get("MEMSTATE_TUNED"))
+    folders = [SHIPPED]
+    with nullcontext() if named else suppress(ValueError):  # no home, no default folder
+        folders = [user_folder(), SHIPPED]
+    for folder in folders:
+        path = folder / file_name(device)
+        if _is_there(path, named=named and folder != SHIPPED):
+            for key, entries in configurations(path, device).items():
+                table.setdefault(key, []).extend(entries)
+    return table
+
+
+def _is_there(path: Path, named: bool) -> bool:
+    """Returns whether the file exists and, in a folder that MEMSTATE_TUNED does not name, whether it can be read.
+
+    Raises:
+        ValueError: the search itself fails in a named folder, for example because the name is too long.
+    """
+    try:
+        return path.is_file() and (named or os.access(path, os.R_OK))
+    except OSError as error:
+        if not named:
+            return False
+        raise ValueError(f"{path}: {error.strerror}: MEMSTATE_TUNED names the folder") from error
+
+
+def configurations(path: Path, device: str) -> Table:
+    """Returns the configurations in the file of a device; none if the file was not timed.
+
+    Args:
+        path: path of the file.
+        device: name of the device.
+
+    Raises:
+        ValueError: the file is invalid, or another device's; says the file, the key and the numbers.
+    """
+    record = read(path)
+    if record["device"] != device:
+        raise ValueError(f"{path}: measured on {record['device']!r}, this is {device!r}: remove the file")
+    table: Table = {}
+    for entry in record["entries"] if record["timed"] else ():
+        config = CONFIGS[entry["kernel"]](**entry["config"])
+        table.setdefault((entry["kernel"], entry["key"]), []).append((config, entry["made"], path))
+    return table
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Returns a file's content in the newest format. Raises: ValueError for anything that is not known here."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8-sig"))  # some editors write a byte order mark
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    if isinstance(record, dict) and record.get("format", 1) not in FORMATS:
+        raise ValueError(f"{path}: format {record['format']!r}, expected 1 or 2: run `memstate tune` again")
+    _require_keys(f"{path}", record, FILE_KEYS, optional=("yardstick",))
+    seen = set()
+    for number, entry in enumerate(record["entries"]):
+        _require_keys(f"{path}: entry {number}", entry, ENTRY_KEYS, optional=("made",))
+        kernel, key = entry["kernel"], entry["key"]
+        where = f"{path}: {kernel}, {key}"
+        if kernel not in CONFIGS:
+            raise ValueError(f"{where}: kernel {kernel!r}, expected {', '.join(CONFIGS)}")
+        entry["key"] = key = _whole(CONFIGS[kernel].key, key)
+        # an entry that stayed in the file has a date and versions of its own
+        entry["made"] = made = {"date": record["date"], **record["versions"], **entry.get("made", {})}
+        _require_keys(f"{where}: made", made, MADE, optional=tuple(MADE))
+        if not key or (one := (kernel, key, *sorted(made.items()))) in seen:
+            raise ValueError(f"{where}: expected each key once, with numbers for {', '.join(CONFIGS[kernel].key)}")
+        if not entry["checked"]:
+            raise ValueError(f"{where}: not checked against the reference: run `memstate tune` again")
+        seen.add(one)
+        _require_keys(where, entry["config"], dict.fromkeys((each.name for each in fields(CONFIGS[kernel])), int))
+        try:
+            CONFIGS[kernel](**entry["config"])
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+    return dict(record, format=FORMATS[-1])
+
+
+def _whole(names: tuple[str, ...], key: str) -> str:
+    """Returns a key with all its parts, or nothing if it is no such key. In files from before, LATER parts were 0."""
+    for name in names:
+        key += f",{name}=0" if name in LATER and f"{name}=" not in key else ""
+    return key if re.fullmatch(",".join(rf"{name}=\d+" for name in names), key) else ""
+
+
+def _require_keys(where: str, record: Any, expected: Mapping[str, type], optional: tuple[str, ...] = ()) -> None:
+    """Raises: ValueError unless `record` is an object with the expected keys and no others, each of its type."""
+    if not isinstance(record, dict):
+        raise ValueError(f"{where}: {record!r}, expected an object with {', '.join(expected)}")
+    missing = expected.keys() - record.keys() - set(optional)
+    if missing or record.keys() - expected.keys():
+        have = ", ".join(sorted(record)) or "nothing"
+        raise ValueError(f"{where}: has {have}; expected {', '.join(expected)} and no other")
+    for name, value in record.items():
+        kinds = (int, float) if expected[name] is float else (expected[name],)
+        if type(value) not in kinds:
+            raise ValueError(f"{where}: {name} {value!r}, expected {expected[name].__name__}")
+
+
+def file_name(device: str) -> str:
+    """Returns the name of a device's file: `NVIDIA H200` -> `nvidia-h200.json`."""
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") + ".json"
+
+
+def user_folder() -> Path:
+    """Returns the folder of the user's own files. Raises: ValueError if it is in a home that is not known."""
+    config = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    folder = os.path.expanduser(os.environ.get("MEMSTATE_TUNED") or os.path.join(config, "memstate", "tuned"))
+    if folder.startswith("~"):
+        raise ValueError(f"{folder}: there is no such home: MEMSTATE_TUNED names another folder")
+    return Path(folder)
+
+
+def why_stale(kind: type[Config], made: Mapping[str, str], architecture: str) -> str:
+    """Returns why an entry is not valid in this process; "" if it is. Needs Triton.
+
+    Args:
+        kind: class of the kernel's configurations.
+        made: with what the entry was measured.
+        architecture: the architecture of the launches.
+    """
+    here = str(import_module("triton").__version__)
+    if made.get("triton", here).split(".")[:2] != here.split(".")[:2]:
+        return f"measured with Triton {made['triton']}, this is {here}: run `memstate tune` again"
+    if made.get("architecture", architecture) != architecture:
+        return f"measured on {made['architecture']}, this is {architecture}"
+    if "source" in made and made["source"] != source_of(kind.kernel):
+        return f"the kernel {kind.kernel} has changed since: run `memstate tune` again"
+    return ""
+
+
+@cache
+def source_of(kernel: str) -> str:
+    """Returns a hash of a kernel, of what chooses its shapes, and of the functions and constants that they use.
+
+    Comments and docstrings do not count. What Triton's own functions do, its version says. Needs Triton.
+    """
+    module = vars(import_module(f"memstate.kernels.{kernel}"))
+    todo = [
+        each for each in module.values() if hasattr(each, "fn") or getattr(each, "__module__", "") == configs.__name__
+    ]
+    todo.append(getattr(CONFIGS[kernel], "blocks", None))
+    seen, parts = set[object](), set[str]()
+    for each in todo:  # it grows
+        function = getattr(each, "fn", each)
+        own = isinstance(function, FunctionType) and function.__module__.startswith("memstate.")
+        if not own or function in seen:
+            continue
+        seen.add(function)
+        made: Any = ast.parse(dedent(inspect.getsource(function))).body[0]
+        made.body = made.body[ast.get_docstring(made) is not None :]
+        parts.add(ast.unparse(made))
+        for name in function.__code__.co_names:
+            todo.append(value := function.__globals__.get(name))
+            if isinstance(value, int | float | str | tuple) or hasattr(value, "value"):  # `tl.constexpr` has a value
+                parts.add(f"{name} = {value!r}")
+    return hashlib.sha256(repr(sorted(parts)).encode()).hexdigest()[:16]

@@ -29,21 +29,47 @@ class CopyLaunch(NamedTuple):
     config: CopyConfig
 
 
+class Found(NamedTuple):
+    """What a look-up found.
+
+    Attributes:
+        config: the configuration that launches take.
+        file: path of the file that has it, "default" or "trial".
+        why: why an entry of a file was not used, with the name of the file; "" if none was skipped.
+    """
+
+    config: Config
+    file: str
+    why: str = ""
+
+
 C = TypeVar("C", bound=Config)
-ASKED: dict[type[Config], str] = {}  # class -> the key of its last look-up
+DEFAULT, TRIAL = "default", "trial"  # files of configurations that no file has
+ASKED: dict[
+    tuple[str, str, str], Found
+] = {}  # (kernel, key, device) -> what launches found; the last one was asked last
 _trial: list[Config] = []  # configurations on trial: the last one of a kernel wins over every table
 
 
-def _found(kind: type[C], device: torch.device, static: tuple[int, ...]) -> C | None:
-    """Returns the configuration on trial or, without one, that of the device's file; None without both."""
-    ASKED[kind] = key = kind.key_of(*static)
+def look_up(kind: type[Config], key: str, device: str, architecture: str = "") -> Found:
+    """Returns the configuration on trial, that of the device's file, or the default.
+
+    Args:
+        kind: class of the kernel's configurations.
+        key: key of the launches.
+        device: name of the device, which need not be here.
+        architecture: architecture of the device; "" if it is not known, and then not compared.
+
+    Raises:
+        ValueError: a file is invalid; says its name, the key and the numbers.
+    """
     for config in reversed(_trial):
         if type(config) is kind:
-            return config
-    found, skipped = None, dict[Path, str]()
-    for config, made, path in entries_of(device_name(device)).get((kind.kernel, key), ()):
-        if not (why := why_stale(kind, made, architecture(device))):
-            found = config
+            return Found(config, TRIAL)
+    found, file, skipped = kind(), DEFAULT, dict[Path, str]()
+    for config, made, path in entries_of(device).get((kind.kernel, key), ()):
+        if not (why := why_stale(kind, made, architecture)):
+            found, file = config, str(path)
             skipped.pop(path, None)  # a file may have an entry for each release of Triton
             if "source" not in made:
                 _tell(logging.INFO, path, "used", "the source of its kernels is not known")
@@ -51,7 +77,21 @@ def _found(kind: type[C], device: torch.device, static: tuple[int, ...]) -> C | 
         skipped[path] = why
     for path, why in skipped.items():
         _tell(logging.WARNING, path, "not used", why)
-    return found  # type: ignore[return-value]  # an entry of this kernel
+    return Found(found, file, "; ".join(f"{path.name} not used: {why}" for path, why in skipped.items()))
+
+
+@cache
+def _asked(kind: type[Config], device: torch.device, static: tuple[int, ...]) -> Found:
+    """Looks up the configuration of a launch, and records what was found."""
+    asked = kind.kernel, kind.key_of(*static), device_name(device)
+    ASKED.pop(asked, None)
+    ASKED[asked] = found = look_up(kind, *asked[1:], architecture(device))
+    return found
+
+
+def last_key(kernel: str) -> str:
+    """Returns the key of the last look-up of a kernel that was not a repetition; "" without one."""
+    return next((key for asked, key, _ in reversed(ASKED) if asked == kernel), "")
 
 
 @cache
@@ -74,14 +114,14 @@ def config_of(kind: type[C], device: torch.device, *static: int) -> C:
 
     Syncs: no.
     """
-    return _found(kind, device, static) or kind()
+    return _asked(kind, device, static).config  # type: ignore[return-value]  # of this kind
 
 
 @cache
 def programs_for(kind: type[Config], device: torch.device, *static: int) -> int:
     """Returns the programs of a launch, for kernels whose programs take items in turn; see `config_of`."""
-    config = _found(kind, device, static)
-    return programs(device) if config is None else int(config.programs_per_sm) * multiprocessors(device)  # type: ignore[attr-defined]
+    config, file, _ = _asked(kind, device, static)
+    return programs(device) if file == DEFAULT else int(config.programs_per_sm) * multiprocessors(device)  # type: ignore[attr-defined]
 
 
 @cache
@@ -105,7 +145,11 @@ def copy_launch(device: torch.device, unit: int, tiles: int) -> CopyLaunch:
 
 @contextmanager
 def trying(*configs: Config) -> Iterator[None]:
-    """Launches kernels with these configurations inside the context, whatever the files say."""
+    """Launches kernels with these configurations inside the context, whatever the files say.
+
+    Look-ups of the context are forgotten at its end.
+    """
+    before = ASKED.copy()
     _trial.extend(configs)
     _forget_launches()
     try:
@@ -113,10 +157,11 @@ def trying(*configs: Config) -> Iterator[None]:
     finally:
         del _trial[len(_trial) - len(configs) :]
         _forget_launches()
+        ASKED.update(before)
 
 
 def _forget_launches() -> None:
-    for looked_up in (config_of, programs_for, copy_launch):
+    for looked_up in (_asked, config_of, programs_for, copy_launch):
         looked_up.cache_clear()
     ASKED.clear()
 

@@ -172,12 +172,12 @@ def why_stale(kind: type[Config], made: Mapping[str, str], architecture: str) ->
     Args:
         kind: class of the kernel's configurations.
         made: with what the entry was measured.
-        architecture: the architecture of the launches.
+        architecture: the architecture of the launches; "" if it is not known.
     """
     here = str(import_module("triton").__version__)
     if made.get("triton", here).split(".")[:2] != here.split(".")[:2]:
         return f"measured with Triton {made['triton']}, this is {here}: run `memstate tune` again"
-    if made.get("architecture", architecture) != architecture:
+    if architecture and made.get("architecture", architecture) != architecture:
         return f"measured on {made['architecture']}, this is {architecture}"
     if "source" in made and made["source"] != source_of(kind.kernel):
         return f"the kernel {kind.kernel} has changed since: run `memstate tune` again"

@@ -98,7 +98,33 @@ def test_a_delta_step_asks_for_the_order_and_the_dtype_of_its_state(folders: tup
     assert keys[1:] == [f"{old},key_fastest=1,fp16=0", f"{old},key_fastest=0,fp16=1"]
     assert list(tuned_files.configurations(path, NAME)) == [("gated_delta", keys[0])]
     found = [tuned.config_of(DeltaConfig, DEVICE, 128, 128, 2, *last).block_value for last in asked]
-    assert found == [32, 16, 16] and tuned.ASKED[DeltaConfig] == keys[2]
+    assert found == [32, 16, 16] and tuned.last_key("gated_delta") == keys[2]
+
+
+def test_look_ups_are_recorded_with_the_file_that_has_the_entry(folders: tuple[Path, Path]) -> None:
+    assert taken() == CopyConfig() and dict(tuned.ASKED) == {("copy", KEY, NAME): (CopyConfig(), "default", "")}
+    path = write(folders[1], record())
+    assert taken() == ODD and dict(tuned.ASKED) == {("copy", KEY, NAME): (ODD, str(path), "")}
+    with trying(CopyConfig(warps=8)):
+        assert tuned.last_key("copy") == ""  # a trial starts without look-ups, and its own are forgotten
+        assert taken(64) == CopyConfig(warps=8)
+        assert list(tuned.ASKED.values()) == [(CopyConfig(warps=8), "trial", "")]
+    taken(64)
+    assert [key for _, key, _ in tuned.ASKED] == [KEY, tuned.last_key("copy")] == [KEY, "unit=16,tiles=64"]
+    old = write(folders[1], record(versions={"triton": "3.0.0"}))
+    other = write(folders[0], record(CopyConfig(warps=2)))
+    taken()
+    why = f"{old.name} not used: measured with Triton 3.0.0, this is {triton.__version__}: run `memstate tune` again"
+    assert dict(tuned.ASKED) == {("copy", KEY, NAME): (CopyConfig(warps=2), str(other), why)}
+    with pytest.raises(ValueError, match="remove the file"):
+        tuned.look_up(CopyConfig, KEY, NAME.upper())
+    assert tuned.look_up(CopyConfig, KEY, "NVIDIA of nobody") == (CopyConfig(), "default", "")
+
+
+def test_an_architecture_that_is_not_known_is_not_compared(folders: tuple[Path, Path]) -> None:
+    write(folders[1], entry_with(made={"architecture": "sm_70"}) | {"device": "NVIDIA V100"}, "NVIDIA V100")
+    for architecture, found in (("", ODD), ("sm_70", ODD), ("sm_90", CopyConfig())):
+        assert tuned.look_up(CopyConfig, KEY, "NVIDIA V100", architecture).config == found
 
 
 def test_nothing_that_was_not_timed_changes_a_launch(folders: tuple[Path, Path]) -> None:

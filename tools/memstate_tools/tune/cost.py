@@ -10,7 +10,7 @@ from unittest.mock import patch
 from memstate.errors import CompileFailed
 from memstate.kernels import tuned
 from memstate.kernels.catalog import all_cases
-from memstate.kernels.configs import CONFIGS, Config
+from memstate.kernels.configs import Config
 from memstate.kernels.dispatch import Backend
 from memstate_tools.compile.accesses import WIDE_BITS, accesses, plane_accesses
 from memstate_tools.compile.assembly import resources
@@ -88,7 +88,7 @@ def key_of(kernel: str, states: Model) -> str:
     with launches(next(iter(TARGETS))), tuned.trying():
         with suppress(Exception):  # each trial says why
             next(iter(_workload(kernel, states).acts.values()))()
-        return tuned.ASKED.get(CONFIGS[kernel], "")
+        return tuned.last_key(kernel)
 
 
 @lru_cache(maxsize=1)  # states of a whole model
@@ -128,7 +128,7 @@ def _cost(config: Config, model: str, target: str) -> Cost:
         with tuned.trying(config):
             for act in acts.values():
                 act()
-            key = tuned.ASKED[type(config)]
+            key = tuned.last_key(config.kernel)
         moved = [(kernel, compiled) for kernel, compiled in seen if kernel in planes]
         try:
             made = [

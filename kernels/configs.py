@@ -48,6 +48,7 @@ class Config:
 
     kernel: ClassVar[str]
     key: ClassVar[tuple[str, ...]]
+    functions: ClassVar[tuple[Any, ...]] = ()  # of an operation of one's own: what it launches
 
     def __init_subclass__(cls, kernel: str = "", key: str = "") -> None:
         if kernel:

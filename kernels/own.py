@@ -32,7 +32,7 @@ class OwnConfig(Config):
         return ",".join(f"{name}={int(number)}" for name, number in static) or "any=0"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Kernel:
     """An operation of one's own: how it is launched, what it must compute, on what, and what can be chosen.
 
@@ -80,7 +80,7 @@ class Kernel:
     def kind(self) -> type[Config]:
         """The class of the configurations."""
         axes = [(of, int, axis(*values, least=min(values), most=max(values))) for of, values in self.space.items()]
-        own = {"kernel": self.name, "key": (), "__module__": __name__}
+        own = {"kernel": self.name, "key": (), "functions": (self.launch,), "__module__": __name__}
         return make_dataclass(f"{self.name}_config", axes, bases=(OwnConfig,), frozen=True, namespace=own)
 
     def __call__(self, **given: Any) -> Any:

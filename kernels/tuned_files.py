@@ -29,7 +29,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from textwrap import dedent
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from memstate.kernels import configs
@@ -93,7 +93,10 @@ def configurations(path: Path, device: str) -> Table:
         raise ValueError(f"{path}: measured on {record['device']!r}, this is {device!r}: remove the file")
     table: Table = {}
     for entry in record["entries"] if record["timed"] else ():
-        config = CONFIGS[entry["kernel"]](**entry["config"])
+        try:
+            config = CONFIGS[entry["kernel"]](**entry["config"])
+        except (KeyError, TypeError, ValueError):  # a kernel that is not registered here, or has changed
+            continue
         table.setdefault((entry["kernel"], entry["key"]), []).append((config, entry["made"], path))
     return table
 
@@ -112,12 +115,12 @@ def read(path: Path) -> dict[str, Any]:
         _require_keys(f"{path}: entry {number}", entry, ENTRY_KEYS, optional=("made",))
         kernel, key = entry["kernel"], entry["key"]
         where = f"{path}: {kernel}, {key}"
-        if kernel not in CONFIGS:
-            raise ValueError(f"{where}: kernel {kernel!r}, expected {', '.join(CONFIGS)}")
-        entry["key"] = key = _whole(CONFIGS[kernel].key, key)
         # an entry that stayed in the file has a date and versions of its own
         entry["made"] = made = {"date": record["date"], **record["versions"], **entry.get("made", {})}
         _require_keys(f"{where}: made", made, MADE, optional=tuple(MADE))
+        if kernel not in CONFIGS or CONFIGS[kernel].functions:  # an operation of somebody's own
+            continue
+        entry["key"] = key = _whole(CONFIGS[kernel].key, key)
         if not key or (one := (kernel, key, *sorted(made.items()))) in seen:
             raise ValueError(f"{where}: expected each key once, with numbers for {', '.join(CONFIGS[kernel].key)}")
         if not entry["checked"]:
@@ -179,34 +182,51 @@ def why_stale(kind: type[Config], made: Mapping[str, str], architecture: str) ->
         return f"measured with Triton {made['triton']}, this is {here}: run `memstate tune` again"
     if architecture and made.get("architecture", architecture) != architecture:
         return f"measured on {made['architecture']}, this is {architecture}"
-    if "source" in made and made["source"] != source_of(kind.kernel):
+    if "source" in made and made["source"] != source_of(kind):
         return f"the kernel {kind.kernel} has changed since: run `memstate tune` again"
     return ""
 
 
 @cache
-def source_of(kernel: str) -> str:
-    """Returns a hash of a kernel, of what chooses its shapes, and of the functions and constants that they use.
+def source_of(kind: type[Config]) -> str:
+    """Returns a hash of a kernel and of what chooses its shapes, with all that they use. Needs Triton."""
+    if kind.functions:
+        return digest(*kind.functions)
+    module = vars(import_module(f"memstate.kernels.{kind.kernel}")).values()
+    parts = [each for each in module if hasattr(each, "fn") or getattr(each, "__module__", "") == configs.__name__]
+    return digest(*parts, getattr(kind, "blocks", None))
 
-    Comments and docstrings do not count. What Triton's own functions do, its version says. Needs Triton.
+
+def digest(*functions: Any) -> str:
+    """Returns a hash of functions, and of the functions and constants of their packages that they use.
+
+    Comments and docstrings do not count. What another package's functions do, its version says.
     """
-    module = vars(import_module(f"memstate.kernels.{kernel}"))
-    todo = [
-        each for each in module.values() if hasattr(each, "fn") or getattr(each, "__module__", "") == configs.__name__
-    ]
-    todo.append(getattr(CONFIGS[kernel], "blocks", None))
+    todo = [getattr(each, "fn", each) for each in functions]
+    own = {each.__module__.partition(".")[0] for each in todo if isinstance(each, FunctionType)}
     seen, parts = set[object](), set[str]()
     for each in todo:  # it grows
         function = getattr(each, "fn", each)
-        own = isinstance(function, FunctionType) and function.__module__.startswith("memstate.")
-        if not own or function in seen:
+        if not isinstance(function, FunctionType) or function in seen:
+            continue
+        if function.__module__.partition(".")[0] not in own:
             continue
         seen.add(function)
-        made: Any = ast.parse(dedent(inspect.getsource(function))).body[0]
-        made.body = made.body[ast.get_docstring(made) is not None :]
-        parts.add(ast.unparse(made))
-        for name in function.__code__.co_names:
-            todo.append(value := function.__globals__.get(name))
+        parts.add(_text(function))
+        names = function.__code__.co_names
+        for name in names:
+            value = function.__globals__.get(name)
+            todo += [getattr(value, part, None) for part in names] if isinstance(value, ModuleType) else [value]
             if isinstance(value, int | float | str | tuple) or hasattr(value, "value"):  # `tl.constexpr` has a value
                 parts.add(f"{name} = {value!r}")
     return hashlib.sha256(repr(sorted(parts)).encode()).hexdigest()[:16]
+
+
+def _text(function: FunctionType) -> str:
+    try:
+        made: Any = ast.parse(dedent(inspect.getsource(function))).body[0]
+        made.body = made.body[ast.get_docstring(made) is not None :]
+        return ast.unparse(made)
+    except (OSError, SyntaxError, TypeError, AttributeError):  # no file, or a lambda inside of a longer line
+        code = function.__code__
+        return repr((code.co_code, code.co_names, [each for each in code.co_consts if not hasattr(each, "co_code")]))

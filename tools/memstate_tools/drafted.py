@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from memstate.kernels.tables import Cursor
+from memstate_tools.maker import Maker
 
 DRAFTS, PENDING = 4, 2  # tokens of a row in such a step; tokens in its tail that the step folds into the state
 BRANCHES = (-1, 0, 0, 1)  # parent of each token: two branches
@@ -55,11 +56,11 @@ def drafted(
     return Drafted(acts, nbytes, {f"{name} drafts out": out, **rings})
 
 
-def ring(generator: torch.Generator, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def ring(make: Maker, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Returns a ring `batch+1 ring ..` of random numbers, for tokens of an input `batch token ..`.
 
     The numbers are between 0 and 1 and shrink with the last axis, so that states stay bounded for every input.
     """
     shape = like.shape[0] + 1, DRAFTS + PENDING, *like.shape[2:]
-    random = torch.rand(shape, generator=generator, dtype=torch.float32, device=like.device).div_(like.shape[-1] ** 0.5)
-    return random.to(dtype or like.dtype)
+    random = torch.rand(shape, generator=make.generator, dtype=torch.float32, device=like.device)
+    return make.empty(*shape, dtype=dtype or like.dtype).copy_(random.div_(like.shape[-1] ** 0.5))

@@ -11,6 +11,7 @@ from functools import cache, cached_property
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import torch
 from torch import Tensor
 
 from memstate.errors import ConfigurationError
@@ -52,10 +53,19 @@ class Launch:
             return self.compile()
 
     def arguments_in(self, memory: Collection[Tensor]) -> list[str]:
-        """Returns the names of the arguments that lie in the memory of one of the tensors."""
-        held = {tensor.untyped_storage().data_ptr() for tensor in memory}
-        given = {name: each for name, each in self.arguments.items() if isinstance(each, Tensor)}
-        return [name for name, each in given.items() if each.untyped_storage().data_ptr() in held]
+        """Returns the names of the arguments that lie in the memory of a tensor, or are tables of addresses in it."""
+        places = [(held.data_ptr(), held.nbytes()) for held in (tensor.untyped_storage() for tensor in memory)]
+
+        def inside(address: int) -> bool:
+            return any(0 <= address - start < size for start, size in places)
+
+        bare = {name: getattr(each, "base", each) for name, each in self.arguments.items()}  # of what Triton wraps
+        given = {name: each for name, each in bare.items() if isinstance(each, Tensor)}
+        return [
+            name
+            for name, each in given.items()
+            if inside(each.data_ptr()) or (each.dtype == torch.int64 and any(map(inside, each.flatten().tolist())))
+        ]
 
 
 @contextmanager

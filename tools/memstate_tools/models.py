@@ -1,6 +1,7 @@
-"""Models on whose states kernels are checked and timed: the presets, the rules of their states, and toys of them."""
+"""Models on whose states kernels are checked and timed, the rules of their states, and toys of them."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -10,11 +11,6 @@ from memstate.kernels.tables import TILE_BYTES
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.presets import CHECKPOINTS, from_config
 
-RULES = {  # type of a model -> rule of its state
-    "qwen3_next": "delta", "qwen3_5_text": "delta", "kimi_linear": "kda", "nemotron_h": "mamba2",
-    "falcon_h1": "mamba2", "granitemoehybrid": "mamba2", "bamba": "mamba2", "mamba2": "mamba2", "mamba": "mamba1",
-    "falcon_mamba": "mamba1", "mamba3": "mamba3",
-}  # fmt: skip
 AXES = {"delta": 2, "kda": 2, "mamba2": 1}  # rule -> axis of a state along which values share an int8 scale
 MAMBA3 = {  # no checkpoint exists yet: these are the defaults of flash-linear-attention
     "model_type": "mamba3", "hidden_size": 2048, "expand": 2, "head_dim": 64, "state_size": 128, "rope_fraction": 0.5,
@@ -54,21 +50,52 @@ class Model(NamedTuple):
         return self.layout.planes[self.names.index(name)]
 
 
-def model_of(name: str, ranks: int = 1, ssm_dtype: torch.dtype | None = None) -> Model:
-    """Returns a preset.
+def model_of(states: object, ranks: int = 1, ssm_dtype: torch.dtype | None = None) -> Model:
+    """Returns the states of a model.
 
     Args:
-        name: Name of the preset.
+        states: Name of a preset, a configuration or the path of a config.json as `from_config` takes it, or a layout.
         ranks: Number of tensor-parallel ranks; the layout is that of one rank.
-        ssm_dtype: Dtype of the states; None: the one that `from_config` chooses.
+        ssm_dtype: Dtype of the states; None: the one that `from_config` chooses, or that of the layout.
 
     Raises:
-        InvalidArgument: There is no such preset. The message names the presets.
+        InvalidArgument: There is no such preset or file. The message names the presets.
     """
-    if name not in CONFIGS:
-        raise InvalidArgument(f"model {name!r}: expected one of {', '.join(CHECKPOINTS)}")
-    config = CONFIGS[name]
-    return Model(from_config(config, ranks=ranks, ssm_dtype=ssm_dtype), RULES.get(config["model_type"], ""))
+    if isinstance(states, StateLayout):
+        layout = states.shard(ranks)
+        if ssm_dtype:
+            planes = [replace(plane, dtype=ssm_dtype) if plane.name == "ssm" else plane for plane in layout.planes]
+            layout = replace(layout, planes=tuple(planes))
+        return Model(layout, _rule(layout))
+    config = CONFIGS.get(states, states) if isinstance(states, str) else states
+    if isinstance(config, str) and not Path(config).exists():
+        presets = ", ".join(CHECKPOINTS)
+        raise InvalidArgument(f"model {states!r}: expected one of {presets}, the path of a config.json, or a layout")
+    layout = from_config(config, ranks=ranks, ssm_dtype=ssm_dtype)
+    try:
+        ringed = from_config(config, tail=1)
+    except InvalidArgument:  # steps of this model have no tail
+        ringed = layout
+    return Model(layout, _rule(ringed))
+
+
+def _rule(layout: StateLayout) -> str:
+    """Returns the rule of a layout's states, from the rings of its tails, or else from the parts of its windows.
+
+    Without rings, the delta rule and that of KDA look alike; then it is "delta".
+    """
+    shapes = {plane.name: plane.shape for plane in layout.planes}
+    rings = {plane.name: plane.shape for plane in layout.rows.planes} if layout.rows else {}
+    if "angle" in shapes:
+        return "mamba3"
+    if "ssm" not in shapes or "conv" not in shapes or "ssm_a" in rings:
+        return ""
+    if "ssm_gate" in rings:
+        return "kda" if len(rings["ssm_gate"]) > len(rings["ssm_beta"]) else "delta"
+    parts = next(plane.parts for plane in layout.planes if plane.name == "conv")
+    if not rings and parts[:1] and parts[0].name == "q":
+        return "delta"
+    return "mamba1" if len(shapes["ssm"]) == 2 else "mamba2"
 
 
 def toy_of(model: Model, kernel: str) -> Model:

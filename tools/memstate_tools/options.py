@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from memstate.cli.options import writable
+from memstate.cli.options import split_names, writable
 from memstate.cli.output import fail
 from memstate_tools.names import Backend
 
@@ -34,3 +34,10 @@ def output_file(path: str | None) -> str | None:
     if path == "-":
         raise typer.BadParameter("'-': expected a path; stdout is for --json")
     return writable(path)
+
+
+def whole_numbers(text: str) -> str:
+    """Returns a comma-separated list unchanged, if it has whole numbers only."""
+    if not all(number.isdecimal() for number in split_names(text)):
+        raise typer.BadParameter(f"{text!r}: expected whole numbers, such as 1,8,64")
+    return text

@@ -4,20 +4,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
+from memstate.kernels.own import Kernel
 from memstate.kernels.tables import ConvTail, DeltaTail, Mamba3State, SelectiveTail
 from memstate.state.layout import StateLayout
 from memstate.state.planes import Planes
 from memstate.tiers.host.packing import Packing
 from memstate_tools.drafted import DRAFTS, Drafted, drafted, ring
+from memstate_tools.maker import Maker
 from memstate_tools.models import AXES, Model
 
+BF16 = torch.bfloat16
 TOKENS = 1  # tokens of a row in a step
 # largest norm of (got - expected) over that of expected
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -30,7 +33,9 @@ class Workload(NamedTuple):
     Attributes:
         acts: Operation -> the call.
         nbytes: Operation -> bytes that the call reads and writes.
-        written: Name -> tensor that the calls write.
+        written: Name -> tensor that the calls write, or memory that they must leave.
+        states: Memory of states.
+        memory: Bytes of all tensors.
         exact: Whether results must equal the reference bit for bit; otherwise within `BOUNDS`.
         indexing: Operation -> a call that does the same with torch's indexing, if there is one.
     """
@@ -38,6 +43,8 @@ class Workload(NamedTuple):
     acts: dict[str, Act]
     nbytes: dict[str, int]
     written: dict[str, Tensor]
+    states: Sequence[Tensor] = ()
+    memory: int = 0
     exact: bool = True
     indexing: dict[str, Act] = {}  # noqa: RUF012  (nobody writes to it)
 
@@ -49,10 +56,14 @@ class Workload(NamedTuple):
         return ", ".join(name for name, tensor in self.written.items() if self._differs(tensor, other.written[name]))
 
     def _differs(self, mine: Tensor, other: Tensor) -> bool:
-        if self.exact:
-            return not torch.equal(_bytes(mine), _bytes(other))
-        distance = float((mine.double() - other.double()).norm())
-        return not distance <= BOUNDS[mine.dtype] * float(other.double().norm())
+        if self.exact or not mine.is_floating_point():
+            return not same_bytes(mine, other)
+        a, b = mine.double(), other.double()
+        if bool((a.isnan() != b.isnan()).any()):
+            return True
+        distance = torch.where((a == b) | a.isnan(), 0, a - b).norm()
+        bound = BOUNDS.get(mine.dtype, 4 * torch.finfo(mine.dtype).eps)
+        return not float(distance) <= bound * float(b.nan_to_num(0.0).norm())
 
 
 def fitting(sizes: tuple[int, ...], bytes_each: int, free_bytes: int) -> tuple[int, ...]:
@@ -66,58 +77,75 @@ def fitting(sizes: tuple[int, ...], bytes_each: int, free_bytes: int) -> tuple[i
     return tuple(n for n in sizes if bytes_each * n <= 0.75 * free_bytes) or sizes[:1]
 
 
-def make(kernel: str, model: Model, batch: int, backend: Backend, seed: int) -> Workload:
+def make(
+    kernel: str | Kernel, model: Model | None, batch: int, backend: Backend, seed: int, padded: bool = False
+) -> Workload:
     """Returns the workload of a kernel. Two workloads of the same seed on one device are equal.
 
     Args:
-        kernel: A name in `MAKERS`: a kernel with configurations, or `mamba3`, which has only one.
-        model: The model with the states.
+        kernel: A name in `MAKERS` (a kernel with configurations, or `mamba3`, which has only one), or a kernel of
+            one's own.
+        model: The model with the states; None for a kernel of one's own.
         batch: Slots that are moved, or rows of a step. Twice as many slots are allocated.
         backend: Runs the calls.
         seed: Seed of all values.
+        padded: Whether some rows have slot 0.
 
     Raises:
         InvalidArgument: The kernel is unknown, or the model has no state for it.
     """
-    if kernel not in MAKERS or not model.has(kernel):
+    maker = Maker(backend.device, seed, padded)
+    if isinstance(kernel, Kernel):
+        made = _own(kernel, batch, backend, maker)
+    elif model is None or kernel not in MAKERS or not model.has(kernel):
         raise InvalidArgument(f"kernel {kernel!r}: there is none, or the model has no state for it")
-    generator = torch.Generator(backend.device).manual_seed(seed)
-    return MAKERS[kernel](model, batch, backend, generator)
+    else:
+        made = MAKERS[kernel](model, batch, backend, maker)
+    names = {tensor.data_ptr(): name for name, tensor in made.written.items()}
+    return made._replace(written=made.written | maker.around(names), memory=maker.nbytes)
 
 
-def _random(backend: Backend, generator: torch.Generator, *shape: int) -> Tensor:
-    return torch.randn(shape, generator=generator, dtype=torch.float32, device=backend.device)
+def _own(kernel: Kernel, batch: int, backend: Backend, make: Maker) -> Workload:
+    given = kernel.case(batch, make)
+    tensors = {name: each for name, each in given.items() if isinstance(each, Tensor)}
+    if missing := [name for name in kernel.state if name not in tensors]:
+        raise InvalidArgument(f"kernel {kernel.name!r}: `case` makes no tensor {missing[0]!r}, which `state` names")
+    written = dict(tensors)
+
+    def act() -> None:
+        result = kernel.reference(**given) if backend.name == "reference" else kernel(**given)
+        if isinstance(result, Tensor):
+            written["the result"] = result
+
+    size = kernel.nbytes(given) if kernel.nbytes else sum(each.nbytes for each in tensors.values())
+    states = [tensors[name] for name in kernel.state]
+    return Workload({kernel.name: act}, {kernel.name: size}, written, states, exact=False)
 
 
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)
+def same_bytes(one: Tensor, two: Tensor) -> bool:
+    """Returns whether two tensors have the same bytes. Syncs: yes."""
+    return torch.equal(*(each.contiguous().view(-1).view(torch.uint8) for each in (one, two)))
 
 
-def _planes(layout: StateLayout, slots: int, backend: Backend, generator: torch.Generator, numbers: bool) -> Planes:
+def _planes(layout: StateLayout, slots: int, backend: Backend, make: Maker, numbers: bool) -> Planes:
     """Returns planes with random bytes or, with `numbers`, with random numbers."""
-    planes = Planes(layout, slots, backend)
+    planes = Planes(layout, slots, backend, make.arena)
     for arena in planes.arenas:
-        arena.random_(0, 256, generator=generator)  # equal bytes may move faster
+        arena.random_(0, 256, generator=make.generator)  # equal bytes may move faster
     if numbers:
         for plane in planes.values():
-            plane.normal_(generator=generator)
+            plane.normal_(generator=make.generator)
     planes.scrub_null()
     return planes
-
-
-def _slots(batch: int, backend: Backend, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Returns two vectors of `batch` different slots each, in random order."""
-    order = torch.randperm(2 * batch, generator=generator, device=backend.device).int() + 1
-    return order[:batch].contiguous(), order[batch:].contiguous()
 
 
 def _arenas(planes: Planes) -> dict[str, Tensor]:
     return {f"arena {number}": arena for number, arena in enumerate(planes.arenas)}
 
 
-def _copies(model: Model, batch: int, backend: Backend, generator: torch.Generator) -> Workload:
-    planes = _planes(model.layout, 2 * batch, backend, generator, numbers=False)
-    dst, src = _slots(batch, backend, generator)
+def _copies(model: Model, batch: int, backend: Backend, make: Maker) -> Workload:
+    planes = _planes(model.layout, 2 * batch, backend, make, numbers=False)
+    dst, src = make.slots(batch)
     size = batch * model.layout.payload_bytes_per_slot
     to, of = dst.long(), src.long()
 
@@ -133,57 +161,61 @@ def _copies(model: Model, batch: int, backend: Backend, generator: torch.Generat
         "copy": partial(planes.copy, dst, src, due=batch), "zero": partial(planes.zero, dst, due=batch),
     }  # fmt: skip
     indexing: dict[str, Act] = {"copy": indexed, "zero": zeroed}
-    return Workload(acts, {"copy": 2 * size, "zero": size}, _arenas(planes), indexing=indexing)
+    return Workload(acts, {"copy": 2 * size, "zero": size}, _arenas(planes), planes.arenas, indexing=indexing)
 
 
-def _batch_of(model: Model, batch: int, planes: Planes, generator: torch.Generator) -> tuple[str, Tensor]:
+def _batch_of(model: Model, batch: int, planes: Planes, make: Maker) -> tuple[str, Tensor]:
     """Returns the name of the largest plane, and random values for a batch of it."""
     plane = max(model.layout.planes, key=lambda each: each.elements * each.dtype.itemsize)
     shape = (model.layout.layers_of(plane), batch, *plane.shape)
-    values = torch.empty(prod(shape) * plane.dtype.itemsize, dtype=torch.uint8, device=planes.device)
-    return plane.name, values.random_(0, 256, generator=generator).view(plane.dtype).view(shape)
+    values = make.arena(prod(shape) * plane.dtype.itemsize).random_(0, 256, generator=make.generator)
+    return plane.name, values.view(plane.dtype).view(shape)
 
 
-def _gather(model: Model, batch: int, backend: Backend, generator: torch.Generator) -> Workload:
-    planes = _planes(model.layout, 2 * batch, backend, generator, numbers=False)
-    name, out = _batch_of(model, batch, planes, generator)
-    ids, _ = _slots(batch, backend, generator)
+def _gather(model: Model, batch: int, backend: Backend, make: Maker) -> Workload:
+    planes = _planes(model.layout, 2 * batch, backend, make, numbers=False)
+    name, out = _batch_of(model, batch, planes, make)
+    ids, _ = make.slots(batch)
     act, indexed = (
         partial(planes.gather, name, ids, out=out),
         partial(torch.index_select, planes[name], 1, ids, out=out),
     )
-    return Workload({"gather": act}, {"gather": 2 * out.nbytes}, {"out": out}, indexing={"gather": indexed})
+    states = (*planes.arenas, out)
+    return Workload({"gather": act}, {"gather": 2 * out.nbytes}, {"out": out}, states, indexing={"gather": indexed})
 
 
-def _scatter(model: Model, batch: int, backend: Backend, generator: torch.Generator) -> Workload:
-    planes = _planes(model.layout, 2 * batch, backend, generator, numbers=False)
-    name, values = _batch_of(model, batch, planes, generator)
-    ids, _ = _slots(batch, backend, generator)
+def _scatter(model: Model, batch: int, backend: Backend, make: Maker) -> Workload:
+    planes = _planes(model.layout, 2 * batch, backend, make, numbers=False)
+    name, values = _batch_of(model, batch, planes, make)
+    ids, _ = make.slots(batch)
     act, indexed = partial(planes.scatter, name, ids, values), partial(planes[name].index_copy_, 1, ids.long(), values)
-    return Workload({"scatter": act}, {"scatter": 2 * values.nbytes}, _arenas(planes), indexing={"scatter": indexed})
+    states, size = (*planes.arenas, values), 2 * values.nbytes
+    return Workload({"scatter": act}, {"scatter": size}, _arenas(planes), states, indexing={"scatter": indexed})
 
 
-def _pack(model: Model, batch: int, backend: Backend, generator: torch.Generator, int8: int | None = None) -> Workload:
+def _pack(model: Model, batch: int, backend: Backend, make: Maker, int8: int | None = None) -> Workload:
     """Returns a workload that packs slots into records and unpacks them; `int8` is the axis of int8 scales, or None."""
     layout = model.layout
     if int8 is not None:
         layout = replace(layout, planes=(model.plane("ssm"),))
-    planes = _planes(layout, 2 * batch, backend, generator, numbers=int8 is not None)
+    planes = _planes(layout, 2 * batch, backend, make, numbers=int8 is not None)
     packing = Packing(planes, None if int8 is None else {"ssm": int8})
-    of, to = _slots(batch, backend, generator)
-    places = torch.randperm(batch, generator=generator, device=backend.device).int()
-    records = torch.zeros(batch, packing.nbytes, dtype=torch.uint8, device=backend.device)
+    of, to = make.slots(batch)
+    places = torch.randperm(batch, generator=make.generator, device=backend.device).int()
+    if make.padded and batch > 1:
+        places[0] = -1
+    records = make.empty(batch, packing.nbytes, dtype=torch.uint8)
     names = ("pack", "unpack") if int8 is None else ("pack int8", "unpack int8")
     acts: dict[str, Act] = {
         names[0]: partial(packing.pack, None, of, places, records),
         names[1]: partial(packing.unpack, None, to, places, records),
     }
     size = batch * (layout.payload_bytes_per_slot + packing.layout.payload_bytes_per_slot)
-    return Workload(acts, dict.fromkeys(names, size), _arenas(planes) | {"records": records})
+    return Workload(acts, dict.fromkeys(names, size), _arenas(planes) | {"records": records}, planes.arenas)
 
 
-def _pack_int8(model: Model, batch: int, backend: Backend, generator: torch.Generator) -> Workload:
-    return _pack(model, batch, backend, generator, AXES[model.rule])
+def _pack_int8(model: Model, batch: int, backend: Backend, make: Maker) -> Workload:
+    return _pack(model, batch, backend, make, AXES[model.rule])
 
 
 class _StepVectors(NamedTuple):
@@ -195,9 +227,8 @@ class _StepVectors(NamedTuple):
     tokens: Tensor
 
 
-def _rows(batch: int, backend: Backend, generator: torch.Generator) -> _StepVectors:
-    read, write = _slots(batch, backend, generator)
-    return _StepVectors(read, write, torch.zeros_like(read), torch.full_like(read, TOKENS))
+def _rows(batch: int, make: Maker) -> _StepVectors:
+    return _StepVectors(**make.rows(batch, TOKENS))
 
 
 def _step(
@@ -208,17 +239,12 @@ def _step(
     states = 2 * batch * planes[plane][0][0].nbytes
     size = states + out.nbytes + sum(tensor.nbytes for tensor in inputs if tensor is not None)
     sizes = {name: size} | dict.fromkeys(drafts.acts, states + drafts.nbytes)
-    return Workload({name: act} | drafts.acts, sizes, {"out": out, plane: planes[plane], **drafts.written}, exact=False)
+    written = {"out": out, plane: planes[plane], **drafts.written}
+    return Workload({name: act} | drafts.acts, sizes, written, planes.arenas, exact=False)
 
 
 def delta_inputs(
-    shape: tuple[int, ...],
-    channels: int,
-    batch: int,
-    device: torch.device,
-    generator: torch.Generator | None = None,
-    per_key: bool = False,
-    tokens: int = TOKENS,
+    shape: tuple[int, ...], channels: int, batch: int, make: Maker, per_key: bool = False, tokens: int = TOKENS
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Returns q, k, v, decay and beta of each token of a row: keys of norm 1, decays below 0, betas between 0 and 1.
 
@@ -228,119 +254,105 @@ def delta_inputs(
         shape: Heads, keys and values of a state.
         channels: Channels of the convolution; q and k use those that the values leave.
         batch: Number of rows.
-        device: Device of the result.
-        generator: Generator of the values.
+        make: Makes the tensors.
         per_key: Whether there is a decay for each key channel.
         tokens: Tokens of a row.
     """
     heads, key, value = shape
     key_heads = max(1, (channels - heads * value) // (2 * key))
+    q, k = (make.normal(batch, tokens, key_heads, key) for _ in range(2))
+    q, k = (make.empty(*x.shape, dtype=BF16).copy_(torch.nn.functional.normalize(x, dim=-1)) for x in (q, k))
+    decay = make.normal(batch, tokens, heads, *(key,) * per_key).abs_().neg_()
+    return (
+        q,
+        k,
+        make.normal(batch, tokens, heads, value, dtype=BF16),
+        decay,
+        make.normal(batch, tokens, heads).sigmoid_(),
+    )
 
-    def random(*shape: int) -> Tensor:
-        return torch.randn((batch, tokens, *shape), generator=generator, dtype=torch.float32, device=device)
 
-    q, k = (torch.nn.functional.normalize(random(key_heads, key), dim=-1).bfloat16() for _ in range(2))
-    decay = -(random(heads, key) if per_key else random(heads)).abs()
-    return q, k, random(heads, value).bfloat16(), decay, random(heads).sigmoid()
-
-
-def _gated_delta(model: Model, batch: int, backend: Backend, generator: torch.Generator) -> Workload:
+def _gated_delta(model: Model, batch: int, backend: Backend, make: Maker) -> Workload:
     layout = replace(model.layout, layers=1)
-    planes = _planes(layout, 2 * batch, backend, generator, numbers=True)
+    planes = _planes(layout, 2 * batch, backend, make, numbers=True)
     shape, channels = model.plane("ssm").shape, max(model.plane("conv").shape)
-    inputs = delta_inputs(shape, channels, batch, backend.device, generator, model.rule == "kda")
-    out, rows = torch.zeros_like(inputs[2]), _rows(batch, backend, generator)
+    inputs = delta_inputs(shape, channels, batch, make, model.rule == "kda")
+    out, rows = make.like(inputs[2]), _rows(batch, make)
     act = partial(backend.gated_delta_step, *inputs, planes["ssm"][0], *rows, None, out)
-    given = delta_inputs(shape, channels, batch, backend.device, generator, model.rule == "kda", DRAFTS)
+    given = delta_inputs(shape, channels, batch, make, model.rule == "kda", DRAFTS)
     _, k, v, decay, beta = given
-    tail = DeltaTail(ring(generator, k), ring(generator, v), ring(generator, decay), ring(generator, beta))
+    tail = DeltaTail(ring(make, k), ring(make, v), ring(make, decay), ring(make, beta))
     step = partial(backend.gated_delta_step, *given, planes["ssm"][0], *rows[:3])
-    drafts = drafted("gated delta", step, batch, torch.zeros_like(v), tail, given)
+    drafts = drafted("gated delta", step, batch, make.like(v), tail, given)
     return _step("gated delta", planes, "ssm", batch, inputs, out, act, drafts)
 
 
-def _selective(model: Model, batch: int, backend: Backend, generator: torch.Generator) -> Workload:
+def _selective(model: Model, batch: int, backend: Backend, make: Maker) -> Workload:
     layout = replace(model.layout, layers=1)
-    planes = _planes(layout, 2 * batch, backend, generator, numbers=True)
-    tied, states = model.rule == "mamba2", planes["ssm"][0]
+    planes = _planes(layout, 2 * batch, backend, make, numbers=True)
+    tied, states, random = model.rule == "mamba2", planes["ssm"][0], make.normal
     states = states if tied else states.unsqueeze(1)  # Mamba-1 has one head
     heads, dim, state = states.shape[1:]
     groups = max(1, (max(model.plane("conv").shape) - heads * dim) // (2 * state)) if tied else 1
-    random = partial(_random, backend, generator)
     own = (heads,) if tied else (heads, dim)
 
     def inputs(tokens: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        x, z = (random(batch, tokens, heads, dim).bfloat16() for _ in range(2))
-        b, c = (random(batch, tokens, groups, state).bfloat16() for _ in range(2))
-        return x, z, b, c, random(batch, tokens, *own).bfloat16()
+        x, z = (random(batch, tokens, heads, dim, dtype=BF16) for _ in range(2))
+        b, c = (random(batch, tokens, groups, state, dtype=BF16) for _ in range(2))
+        return x, z, b, c, random(batch, tokens, *own, dtype=BF16)
 
     x, z, b, c, dt = inputs(TOKENS)
-    a = -random(*own).exp() if tied else -random(heads, dim, state).exp()
-    d, bias, out = random(*own), random(*own).abs(), torch.zeros_like(x)
-    rows = _rows(batch, backend, generator)
+    a = random(*(own if tied else (heads, dim, state))).exp_().neg_()
+    d, bias, out = random(*own), random(*own).abs_(), make.like(x)
+    rows = _rows(batch, make)
     act = partial(backend.selective_step, x, dt, a, b, c, states, *rows, d, z, bias, True, out)
     some = inputs(DRAFTS)
-    tail = SelectiveTail(ring(generator, some[0]), ring(generator, some[2]), ring(generator, some[4], torch.float32))
-    given: dict[str, Any] = {
-        "x": some[0],
-        "dt": some[4],
-        "a": a,
-        "b": some[2],
-        "c": some[3],
-        "d": d,
-        "z": some[1],
-        "dt_bias": bias,
-    }
+    tail = SelectiveTail(ring(make, some[0]), ring(make, some[2]), ring(make, some[4], torch.float32))
+    given = {"x": some[0], "dt": some[4], "a": a, "b": some[2], "c": some[3], "d": d, "z": some[1], "dt_bias": bias}
     step = partial(
-        backend.selective_step,
-        **given,
-        state=states,
-        softplus=True,
-        read=rows.read,
-        write=rows.write,
+        backend.selective_step, **given, state=states, softplus=True, read=rows.read, write=rows.write,
         snapshot=rows.snapshot,
-    )
-    drafts = drafted("selective", step, batch, torch.zeros_like(some[0]), tail, some)
+    )  # fmt: skip
+    drafts = drafted("selective", step, batch, make.like(some[0]), tail, some)
     return _step("selective", planes, "ssm", batch, (x, z, b, c, dt, a, d, bias), out, act, drafts)
 
 
-def _conv(model: Model, batch: int, backend: Backend, generator: torch.Generator) -> Workload:
+def _conv(model: Model, batch: int, backend: Backend, make: Maker) -> Workload:
     layout = replace(model.layout, layers=1, planes=(model.plane("conv"),))
-    planes = _planes(layout, 2 * batch, backend, generator, numbers=True)
+    planes = _planes(layout, 2 * batch, backend, make, numbers=True)
     windows = planes["conv"][0]
     windows = windows if windows.shape[1] < windows.shape[2] else windows.transpose(1, 2)  # as `slot tap-1 channel`
     taps, channels = windows.shape[1] + 1, windows.shape[2]
-    random = partial(_random, backend, generator)
-    x, weight = random(batch, TOKENS, channels).bfloat16(), random(channels, taps).bfloat16()
-    out, rows = torch.zeros_like(x), _rows(batch, backend, generator)
+    x, weight = make.normal(batch, TOKENS, channels, dtype=BF16), make.normal(channels, taps, dtype=BF16)
+    out, rows = make.like(x), _rows(batch, make)
     act = partial(backend.conv_step, x, weight, None, windows, *rows, "silu", out)
-    some = random(batch, DRAFTS, channels).bfloat16()
+    some = make.normal(batch, DRAFTS, channels, dtype=BF16)
     step = partial(backend.conv_step, some, weight, None, windows, *rows[:3])
-    drafts = drafted("conv", step, batch, torch.zeros_like(some), ConvTail(ring(generator, some)), (some, weight))
+    drafts = drafted("conv", step, batch, make.like(some), ConvTail(ring(make, some)), (some, weight))
     return _step("conv", planes, "conv", batch, (x, weight), out, act, drafts)
 
 
-def _mamba3(model: Model, batch: int, backend: Backend, generator: torch.Generator) -> Workload:
-    planes = _planes(replace(model.layout, layers=1), 2 * batch, backend, generator, numbers=True)
+def _mamba3(model: Model, batch: int, backend: Backend, make: Maker) -> Workload:
+    planes = _planes(replace(model.layout, layers=1), 2 * batch, backend, make, numbers=True)
     # angles within one turn, so that rounding cannot change the number of whole turns
-    planes["angle"].uniform_(-1, 1, generator=generator)
+    planes["angle"].uniform_(-1, 1, generator=make.generator)
     planes.scrub_null()
     kept = Mamba3State(*(planes[name][0] for name in Mamba3State._fields))
     (heads, dim, state), angles = kept.ssm.shape[1:], kept.angle.shape[-1]
-    random = partial(_random, backend, generator)
-    x, z = (random(batch, TOKENS, heads, dim).bfloat16() for _ in range(2))
-    b, c = (random(batch, TOKENS, 1, state).bfloat16() for _ in range(2))
-    dt, decay = random(batch, TOKENS, heads).abs().clamp(max=1), -random(batch, TOKENS, heads).abs()
-    trap, rotation = random(batch, TOKENS, heads).bfloat16(), (random(batch, TOKENS, angles) / 8).bfloat16()
+    random = make.normal
+    x, z = (random(batch, TOKENS, heads, dim, dtype=BF16) for _ in range(2))
+    b, c = (random(batch, TOKENS, 1, state, dtype=BF16) for _ in range(2))
+    dt, decay = random(batch, TOKENS, heads).abs_().clamp_(max=1), random(batch, TOKENS, heads).abs_().neg_()
+    trap, rotation = random(batch, TOKENS, heads, dtype=BF16), random(batch, TOKENS, angles, dtype=BF16).div_(8)
     inputs = x, b, c, dt, decay, trap, rotation, random(heads, state), random(heads, state), random(heads)
-    out, rows = torch.zeros_like(x), _rows(batch, backend, generator)
+    out, rows = make.like(x), _rows(batch, make)
     act = partial(backend.mamba3_step, *inputs, kept, *rows, z, out)
     size = out.nbytes + z.nbytes + sum(each.nbytes for each in inputs) + 2 * batch * sum(p[0].nbytes for p in kept)
     written = {"out": out} | {name: planes[name] for name in Mamba3State._fields}
-    return Workload({"mamba3": act}, {"mamba3": size}, written, exact=False)
+    return Workload({"mamba3": act}, {"mamba3": size}, written, planes.arenas, exact=False)
 
 
-MAKERS: dict[str, Callable[[Model, int, Backend, torch.Generator], Workload]] = {
+MAKERS: dict[str, Callable[[Model, int, Backend, Maker], Workload]] = {
     "copy": _copies, "gather": _gather, "scatter": _scatter, "pack": _pack, "pack_int8": _pack_int8,
     "gated_delta": _gated_delta, "selective": _selective, "conv": _conv,
     "mamba3": _mamba3,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import StepRecord
+from memstate_tools.maker import Maker
 from memstate_tools.workload import delta_inputs
 
 
@@ -32,7 +33,8 @@ class BenchForward:
             torch.randn(of, dtype=torch.float32, device=ssm.device).bfloat16()
             for of in ((batch, 1, channels), (channels, taps))
         )
-        self.q, self.k, self.v, self.decay, self.beta = delta_inputs(ssm.shape[2:], channels, batch, ssm.device)
+        make = Maker(ssm.device, 0)
+        self.q, self.k, self.v, self.decay, self.beta = delta_inputs(ssm.shape[2:], channels, batch, make)
         self.mixed, self.out = torch.empty_like(self.x), torch.empty_like(self.v)
 
     def __call__(self, record: StepRecord) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from memstate_tools.bench.task import Measured, Setting, Task
+from memstate_tools.maker import Maker
 from memstate_tools.models import Model, model_of, toy_of
 from memstate_tools.workload import MAKERS, delta_inputs, make
 
@@ -92,7 +93,7 @@ def fla_step(model: Model, batch: int, device: torch.device) -> Callable[[], obj
     from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule  # type: ignore[import-untyped]
 
     heads, key, value = shape = model.plane("ssm").shape
-    q, k, v, gate, beta = delta_inputs(shape, heads * (2 * key + value), batch, device)
+    q, k, v, gate, beta = delta_inputs(shape, heads * (2 * key + value), batch, Maker(device, 0))
     states = torch.randn(batch, *shape, dtype=torch.float32, device=device)
 
     def step() -> object:

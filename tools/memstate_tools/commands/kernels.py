@@ -7,10 +7,11 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from memstate.cli.names import StateDtype
 from memstate.cli.options import Json, split_names
 from memstate.cli.output import complain, emit, fail, one_line_errors, progress
 from memstate_tools import names
-from memstate_tools.options import BackendOption, choose_backend, device_of, output_file
+from memstate_tools.options import BackendOption, choose_backend, device_of, output_file, whole_numbers
 
 
 def compile_kernels(
@@ -82,10 +83,19 @@ def bench(
 
 
 def tune(
-    kernels: Annotated[str, Option(help="Comma separated kernels, or all.")] = "all",
-    model: Annotated[str, Option(help="Preset whose states the kernels run on.")] = "qwen3_next",
+    kernels: Annotated[
+        str, Option(help="Comma separated kernels, module:name of a Kernel of your own, or all of the model.")
+    ] = "all",
+    model: Annotated[str, Option(help="Preset or config.json whose states the kernels run on.")] = "qwen3_next",
+    layout: Annotated[Path | None, Option(help="Instead of a model: a JSON file with a layout of your own.")] = None,
+    tp: Annotated[int, Option(help="Tensor-parallel ranks; states are those of one.")] = 1,
+    dtype: Annotated[StateDtype | None, Option(help="Type of the ssm planes. Default: the model's.")] = None,
+    batches: Annotated[str, Option(callback=whole_numbers, help="Comma separated numbers of rows.")] = "1,8,64",
     target: Annotated[str, Option(help="Target to compile for where there is no GPU.")] = "sm_90",
     limit: Annotated[int | None, Option(help="Configurations to try of each kernel. Default: all.")] = None,
+    file: Annotated[
+        Path | None, Option(help="Keep each trial here; an interrupted sweep with the same file goes on.")
+    ] = None,
     plot: Annotated[
         str | None, Option(callback=output_file, help="Draw the result into this file (.svg, .png or .pdf).")
     ] = None,
@@ -99,29 +109,39 @@ def tune(
     Results are stored in $MEMSTATE_TUNED, or in memstate/tuned under $XDG_CONFIG_HOME or ~/.config. Launches on this
     device use what was timed. What was only ranked is stored to be looked at, and changes none.
     """
-    from memstate_tools import tune as tuning
-    from memstate_tools.tune import plot as drawing
+    import torch
+
+    from memstate.cli.layouts import read as read_layout
+    from memstate.cli.own import own
+    from memstate_tools import tuning
+    from memstate_tools.tuning import plot as drawing
+    from memstate_tools.tuning import store
 
     stored, failure = None, ""
     with one_line_errors(), progress("tune", "configurations") as report:
         if not dry_run:
-            tuning.require_folder()
+            store.require_folder()
         if plot:
             drawing.require_plot(Path(plot))
-        names = tuning.KERNELS if kernels == "all" else split_names(kernels)
-        outcome = tuning.sweep(model, names, target=target, limit=limit, progress=report)
-        data = tuning.document(outcome)
+        wanted = [own("kernel", name, "module:name") if ":" in name else name for name in split_names(kernels)]
+        outcome = tuning.sweep(
+            wanted, read_layout(layout) if layout else model, ranks=tp, dtypes=[dtype and getattr(torch, dtype)],
+            batches=[int(number) for number in split_names(batches)], target=target, limit=limit, file=file,
+            progress=report,
+        )  # fmt: skip
+        data = store.document(outcome)
     if not dry_run and not outcome.wrong:
         try:
-            stored = str(tuning.store(outcome))
+            stored = str(outcome.store())
         except (OSError, ValueError) as error:  # a sweep takes long, so its result is shown even if it cannot be stored
             advice = "; set MEMSTATE_TUNED to another folder" if isinstance(error, OSError) else ""
             failure = f"nothing stored: {error}{advice}"
-    title, rows = tuning.table(outcome, stored)
+    title = f"{outcome.title}; {f'stored in {stored}' if stored else 'nothing stored'}"
+    rows = [row | {"kernel": f"{row['kernel']}, {row.pop('key')}"} for row in outcome.table()]
     emit(json_path, data | {"stored": stored}, title, rows, grouped=True)
     if plot:
         with one_line_errors():
-            drawing.plot(outcome).savefig(plot)
+            outcome.plot().savefig(plot)
     if failure:
         fail(failure)
     if outcome.wrong:

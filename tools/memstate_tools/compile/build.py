@@ -102,7 +102,7 @@ def build(case: CompileCase, target: str) -> KernelReport:
         CompileFailed: The compiler fails, or its output cannot be read. The message has the compiler's last line.
         ConfigurationError: Triton cannot write its cache.
     """
-    return compiling(case.name, target, lambda: inspect(case, target, compile_case(case, target)))
+    return reporting(case.name, target, lambda: inspect(case, target, compile_case(case, target)))
 
 
 def blame_cache(error: Exception) -> None:
@@ -113,7 +113,7 @@ def blame_cache(error: Exception) -> None:
         ) from error
 
 
-def compiling(name: str, target: str, work: Callable[[], T]) -> T:
+def reporting(name: str, target: str, work: Callable[[], T]) -> T:
     """Returns what `work` makes of a kernel.
 
     Raises:

@@ -1,7 +1,9 @@
 """Checks that a kernel gives the results of the reference under a configuration.
 
-Copies are compared byte for byte, with the bytes around their planes. Other kernels are compared on their workloads.
+Copies have a check of their own, with entries at the ends of chunks. Other kernels are compared on their workloads.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,24 +15,27 @@ from memstate.kernels.tuned import trying
 from memstate.state.layout import StateLayout
 from memstate.state.planes import Planes
 from memstate_tools.compile.build import blame_cache
-from memstate_tools.models import Model
-from memstate_tools.workload import Act, Workload, make
+from memstate_tools.maker import Maker
+from memstate_tools.models import toy_of
+from memstate_tools.tuning.subject import Subject
+from memstate_tools.workload import Act, Workload
 
 SLOTS = 9
-ROWS = 3  # rows of a checked workload
-CANARY = 64  # bytes before and after every arena
 
 
-def wrong(config: Config, model: Model, backend: Backend, seed: int) -> str:
+def wrong(config: Config, subject: Subject, batches: Sequence[int], backend: Backend, toy: bool, seed: int) -> str:
     """Returns what a configuration computes wrong on fresh random values; empty if nothing is wrong.
 
+    Each batch has values of its own. All memory is poisoned first, and memory around each tensor is compared as well.
     An error of the launch is returned too, because a configuration may need more than a device has.
 
     Args:
         config: The configuration to check.
-        model: The model with the states.
+        subject: The kernel and its states.
+        batches: Numbers of rows. In batches of more than one, some rows have slot 0.
         backend: The backend whose launches are checked.
-        seed: Seed of the values.
+        toy: Whether states are so small that an interpreter can run the kernel.
+        seed: Seed of the values of the first batch.
 
     Raises:
         ConfigurationError: Triton cannot write its cache.
@@ -38,39 +43,44 @@ def wrong(config: Config, model: Model, backend: Backend, seed: int) -> str:
     Syncs: yes, on a GPU.
     """
 
-    def made(backend: Backend) -> Workload:
-        if type(config) is CopyConfig:
-            return _copies(config.entries, model.layout, backend, seed)
-        return make(config.kernel, model, ROWS, backend, seed)
+    def compared(batch: int, seed: int) -> str:
+        def made(backend: Backend) -> Workload:
+            if type(config) is CopyConfig and subject.model:
+                model = toy_of(subject.model, "copy") if toy else subject.model
+                return _copies(config.entries, model.layout, backend, Maker(backend.device, seed))
+            return subject.workload(batch, backend, seed, toy, padded=True)
 
-    tried, expected = made(backend), made(Backend("reference", backend.device))
-    for name, act in tried.acts.items():
-        expected.acts[name]()
-        try:
-            with trying(config):
-                act()
-            differ = tried.differing(expected)
-        except Exception as error:  # Triton and the driver raise errors of any kind
-            blame_cache(error)
-            return f"{name} raises {type(error).__name__}: {' '.join(str(error).split())}"
-        if differ:
-            return f"{name}: {differ} differs from the reference, seed {seed}"
-    return ""
+        tried, expected = made(backend), made(Backend("reference", backend.device))
+        for name, act in tried.acts.items():
+            expected.acts[name]()
+            try:
+                with trying(config):
+                    act()
+                differ = tried.differing(expected)
+            except Exception as error:  # Triton and the driver raise errors of any kind
+                blame_cache(error)
+                return f"{name} raises {type(error).__name__}: {' '.join(str(error).split())}"
+            if differ:
+                return f"{name}: {differ} differs from the reference, batch {batch}, seed {seed}"
+        return ""
+
+    return next(filter(None, (compared(batch, seed + at) for at, batch in enumerate(batches))), "")
 
 
-def _copies(entries: int, layout: StateLayout, backend: Backend, seed: int) -> Workload:
-    """Returns operations on random bytes, with canaries around every arena. The null slot has random bytes as well."""
-    memory: list[Tensor] = []
+def _copies(entries: int, layout: StateLayout, backend: Backend, make: Maker) -> Workload:
+    """Returns operations on random bytes. The null slot has random bytes as well."""
+    arenas: list[Tensor] = []
 
     def allocate(nbytes: int) -> Tensor:
-        memory.append(torch.empty(nbytes + 2 * CANARY, dtype=torch.uint8, device=backend.device))
-        return memory[-1][CANARY : CANARY + nbytes]
+        arenas.append(make.arena(nbytes))
+        return arenas[-1]
 
     planes = Planes(layout, SLOTS, backend, allocate)
-    generator = torch.Generator(backend.device).manual_seed(seed)
-    for whole in memory:
-        whole.random_(0, 256, generator=generator)
-    return Workload(_operations(planes, entries), {}, {f"arena {at}": whole for at, whole in enumerate(memory)})
+    for arena in arenas:
+        arena.random_(0, 256, generator=make.generator)
+    written = {f"arena {at}": arena for at, arena in enumerate(arenas)}
+    around = make.around({arena.data_ptr(): name for name, arena in written.items()})
+    return Workload(_operations(planes, entries), {}, written | around)
 
 
 def _operations(planes: Planes, entries: int) -> dict[str, Act]:

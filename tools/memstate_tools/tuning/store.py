@@ -2,26 +2,24 @@
 
 import json
 import os
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from memstate.atomic import replacing
-from memstate.cli.units import measured
 from memstate.errors import InvalidArgument
 from memstate.kernels import tuned, tuned_files
-from memstate.kernels.configs import CONFIGS, Config
-from memstate_tools.tune.trials import SweepResult, TuneTrial, is_default
+from memstate_tools.tuning.result import Sweep, Trial
 
 
-def document(outcome: SweepResult) -> dict[str, Any]:
+def document(outcome: Sweep) -> dict[str, Any]:
     """Returns the document: the content of the file and every trial, with the reason if it was excluded."""
     best = outcome.best
     trials = [
         _entry(trial) | {
-            "why": trial.why, "details": trial.details, "us": trial.micros, "default": is_default(trial),
+            "why": trial.why, "details": trial.details, "us": trial.micros, "default": trial.is_default,
             "chosen": trial in best,
         }
         for trial in outcome.trials
@@ -29,7 +27,7 @@ def document(outcome: SweepResult) -> dict[str, Any]:
     return contents(outcome) | {"complete": outcome.complete, "trials": trials}
 
 
-def contents(outcome: SweepResult) -> dict[str, Any]:
+def contents(outcome: Sweep) -> dict[str, Any]:
     """Returns the content of the file for `tuned_files`: the best configuration of each kernel and key."""
     return {
         "format": tuned_files.FORMATS[-1],
@@ -60,7 +58,7 @@ def require_folder(folder: Path | None = None) -> None:
         )
 
 
-def store(outcome: SweepResult, folder: Path | None = None) -> Path:
+def store(outcome: Sweep, folder: Path | None = None) -> Path:
     """Writes the file of the device, whole or not at all, and makes this process read it.
 
     Entries of the old file stay if this sweep has none for their key, or if this process could not use them because
@@ -89,7 +87,7 @@ def store(outcome: SweepResult, folder: Path | None = None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / f".{path.name}.lock", "a") as lock:
         flock(lock, LOCK_EX)
-        new["entries"] += _kept(path, new, outcome.architecture)
+        new["entries"] += _kept(path, new, outcome)
         with replacing(path) as file:
             file.write(json.dumps(new, indent=2).encode() + b"\n")
             file.flush()
@@ -103,65 +101,29 @@ def versions() -> dict[str, str]:
     return {name: str(import_module(name).__version__) for name in ("torch", "triton")}
 
 
-def text_of(config: Config) -> str:
-    """Returns a configuration in one line."""
-    return " ".join(f"{field.name}={getattr(config, field.name)}" for field in fields(config))
-
-
-def marks(trial: TuneTrial, outcome: SweepResult) -> list[str]:
-    """Returns the marks of a trial: "chosen", "default", both or none."""
-    truths = {"chosen": trial in outcome.best, "default": is_default(trial)}
-    return [name for name, holds in truths.items() if holds]
-
-
-def in_order(outcome: SweepResult) -> list[TuneTrial]:
-    """Returns the trials kernel by kernel, the chosen one first and the excluded ones last."""
-    best = outcome.best
-    kernels = list(dict.fromkeys(trial.kernel for trial in outcome.trials))
-    return sorted(
-        outcome.trials,
-        key=lambda trial: (kernels.index(trial.kernel), trial not in best, not trial.value, -trial.goodness),
-    )
-
-
-def table(outcome: SweepResult, stored: str | None) -> tuple[str, list[dict[str, Any]]]:
-    """Returns a title, and one row for each trial, kernel by kernel."""
-    how = "timed" if outcome.timed else "NOT timed (no GPU): ranked by compiled code, launches keep their defaults"
-    how += "" if outcome.complete else "; INCOMPLETE"
-    rows = [
-        {
-            "kernel": f"{trial.kernel}, {trial.key}", "configuration": text_of(trial.config),
-            "time": measured(trial.micros, "us"), "value": measured(trial.value, trial.unit),
-            "note": trial.why or ", ".join(marks(trial, outcome)),
-        }
-        for trial in in_order(outcome)
-    ]  # fmt: skip
-    return f"{outcome.device}, {how}; {f'stored in {stored}' if stored else 'nothing stored'}", rows
-
-
-def _kept(path: Path, new: dict[str, Any], architecture: str) -> list[dict[str, Any]]:
+def _kept(path: Path, new: dict[str, Any], outcome: Sweep) -> list[dict[str, Any]]:
     """Returns the entries of the old file that stay."""
     if not path.exists():
         return []
     old = tuned_files.read(path)
     if (old["device"], old["timed"]) == (new["device"], new["timed"]):
-        replaced = {(entry["kernel"], entry["key"]) for entry in new["entries"]}
+        replaced = {(trial.kernel, trial.key): type(trial.config) for trial in outcome.best}
         return [
-            entry for entry in old["entries"] if (entry["kernel"], entry["key"]) not in replaced
-            or tuned_files.why_stale(CONFIGS[entry["kernel"]], entry["made"], architecture)
+            entry for entry in old["entries"] if (kind := replaced.get((entry["kernel"], entry["key"]))) is None
+            or tuned_files.why_stale(kind, entry["made"], outcome.architecture)
         ]  # fmt: skip
     if old["timed"] or old["device"] != new["device"]:
         raise InvalidArgument(f"{path} has configurations that were timed on {old['device']}: nothing is stored there")
     return []
 
 
-def _made(trial: TuneTrial, outcome: SweepResult) -> dict[str, str]:
+def _made(trial: Trial, outcome: Sweep) -> dict[str, str]:
     """Returns from what a trial was made, beside the versions."""
-    made = {"architecture": outcome.architecture, "source": tuned_files.source_of(trial.kernel)}
+    made = {"architecture": outcome.architecture, "source": outcome.sources.get(trial.kernel, "")}
     return {name: value for name, value in made.items() if value}
 
 
-def _entry(trial: TuneTrial) -> dict[str, Any]:
+def _entry(trial: Trial) -> dict[str, Any]:
     return {
         "kernel": trial.kernel, "key": trial.key, "config": asdict(trial.config),
         "value": trial.value, "unit": trial.unit, "checked": trial.checked,

@@ -1,0 +1,66 @@
+"""Keeps trials in a file, one line of JSON each, so that a sweep goes on where an earlier one was interrupted."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from memstate.errors import InvalidArgument
+from memstate.kernels.configs import Config
+from memstate_tools.tuning.result import Trial
+
+
+class TrialFile:
+    """A file of trials. A trial counts only for what it was made with: source, device, versions, batches.
+
+    Args:
+        path: The file; None keeps nothing.
+        made: What all trials of this sweep are made with.
+
+    Raises:
+        InvalidArgument: The file cannot be read or written, or has other lines than trials.
+    """
+
+    def __init__(self, path: Path | None, made: Mapping[str, Any]) -> None:
+        self._path, self._made = path, dict(made)
+        self._found: dict[str, dict[str, Any]] = {}
+        if path is None:
+            return
+        try:
+            with open(path, "a+", encoding="utf-8") as file:
+                file.seek(0)
+                lines = file.read().split("\n")
+                if lines[-1]:  # the process that wrote it was killed
+                    file.write("\n")
+        except (OSError, ValueError) as error:
+            raise InvalidArgument(f"file {str(path)!r}: {error}") from error
+        for number, line in enumerate(lines, 1):
+            try:
+                trial = json.loads(line) if line else {"of": ""}
+                self._found[trial["of"]] = trial
+            except (ValueError, KeyError, TypeError) as error:
+                if number < len(lines):
+                    raise InvalidArgument(
+                        f"file {str(path)!r}, line {number}: {line[:40]!r} is no trial: name another file"
+                    ) from error
+
+    def of(self, config: Config, key: str, source: str) -> Trial | None:
+        """Returns the trial of a configuration; None if the file has none that was made with the same."""
+        trial = self._found.get(self._hash(config, key, source))
+        if trial is None:
+            return None
+        return Trial(**{name: value for name, value in trial.items() if name != "of"} | {"config": config})
+
+    def add(self, trial: Trial, source: str) -> None:
+        """Writes a trial at once."""
+        if self._path is None:
+            return
+        line = {"of": self._hash(trial.config, trial.key, source), **vars(trial), "config": asdict(trial.config)}
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def _hash(self, config: Config, key: str, source: str) -> str:
+        made = {**self._made, "kernel": config.kernel, "config": asdict(config), "key": key, "source": source}
+        return sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:16]

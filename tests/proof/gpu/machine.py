@@ -141,6 +141,7 @@ def main(part: Callable[[Machine, Result], None]) -> None:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--share", default="0/1")
     parser.add_argument("--gsan", action="store_true", help="in memory that Triton's GSan watches; see `touch`")
+    parser.add_argument("--short", action="store_true", help="the sweeps of three minutes; see `sweep`")
     given = parser.parse_args()
     result: Result = {"failures": []}
     first, step = map(int, given.share.split("/"))

@@ -6,13 +6,11 @@ from functools import cached_property
 from hashlib import sha256
 
 from memstate.errors import InvalidArgument
-from memstate.kernels import own, tuned
+from memstate.kernels import own
 from memstate.kernels.configs import CONFIGS, Config
 from memstate.kernels.dispatch import OPS, Backend
 from memstate.kernels.own import Kernel
-from memstate.kernels.tuned import trying
 from memstate.kernels.tuned_files import digest, source_of
-from memstate_tools.launches import compiling, kernels
 from memstate_tools.models import Model, toy_of
 from memstate_tools.workload import Workload, make, same_bytes
 
@@ -48,14 +46,6 @@ class Subject:
         if toy and model is not None:
             model = toy_of(model, self.kind.kernel)
         return make(self.kernel, model, batch, backend, seed, padded)
-
-    @cached_property
-    def key(self) -> str:
-        """Key that the launches ask for."""
-        with compiling("sm_90"), trying(self.kind()):
-            for act in self.workload(1, kernels(), 0).acts.values():
-                act()
-            return tuned.last_key(self.kind.kernel)
 
     @cached_property
     def source_of_launch(self) -> str:

@@ -18,9 +18,9 @@ from memstate.errors import InvalidArgument
 from memstate.kernels.configs import Config
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.own import Kernel
-from memstate.kernels.tuned import architecture, device_name, trying
+from memstate.kernels.tuned import architecture, device_name, last_key, trying
 from memstate_tools.bench.clock import DeviceClock, TooSlow
-from memstate_tools.launches import TARGETS, interpreting, require_compiler
+from memstate_tools.launches import TARGETS, compiling, interpreting, require_compiler
 from memstate_tools.launches import kernels as seen_kernels
 from memstate_tools.models import model_of
 from memstate_tools.tuning.check import wrong
@@ -100,7 +100,6 @@ def sweep(
         raise InvalidArgument(f"limit {limit}: at least 1 configuration must be tried")
     if not batches or any(type(batch) is not int or batch < 1 for batch in batches):
         raise InvalidArgument(f"batches {batches!r}: expected whole numbers of rows from 1")
-    require_compiler()
     every = subjects(kernels, [model_of(states, ranks, dtype) for dtype in dtypes])
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda" and stopwatch is None:
@@ -112,21 +111,21 @@ def sweep(
     trials, resumed, complete, keys = list[Trial](), 0, True, set[tuple[str, str]]()
     before, total = bench.yardstick(every), 0
     for subject in every:
-        if (name := (subject.kind.kernel, subject.key)) in keys:
-            continue  # another dtype with the same launches
-        keys.add(name)
         subject.require_steady()
         axes, goodness = axes_of(subject.kind, bench.timed, space), dict[Config, float]()
-        bench.begin(subject)
+        key = bench.begin(subject)
+        if (name := (subject.kind.kernel, key)) in keys:
+            continue  # another dtype with the same launches
+        keys.add(name)
         for configs in _rounds(subject.kind, axes, goodness, limit):
             total += len(configs)
             for config in configs:
                 if not (complete := not (stop and stop())):
                     break
-                trial = kept.of(config, subject.key, subject.source)
+                trial = kept.of(config, key, subject.source)
                 resumed += trial is not None
                 if trial is None:
-                    trial = bench.trial(subject, config)
+                    trial = bench.trial(subject, key, config)
                     kept.add(trial, subject.source)
                 goodness[config] = trial.goodness
                 trials.append(trial)
@@ -151,31 +150,44 @@ def _rounds(
     yield combinations(kind, axes, goodness)[: None if limit is None else limit - len(first)]
 
 
+def _key(kind: type[Config], workload: Workload) -> str:
+    """Launches the calls of a workload. Returns the key that they ask for."""
+    with trying(kind()):
+        for act in workload.acts.values():
+            act()
+        return last_key(kind.kernel)
+
+
 class _Ranking:
     """Checks configurations in an interpreter, and ranks them by their compiled code for a target."""
 
     timed = False
 
     def __init__(self, target: str, batches: Sequence[int]) -> None:
+        require_compiler()
         self.device = self.architecture = target
         self._batches = batches
 
     def yardstick(self, every: Sequence[Subject]) -> dict[str, float]:
         return {}
 
-    def begin(self, subject: Subject) -> None:
+    def begin(self, subject: Subject) -> str:
+        """Makes the workload that is compiled. Returns the key of its launches."""
         one = subject.workload(1, seen_kernels(), 0).memory
         batch = fitting(self._batches, one, CPU_BYTES)[-1]
-        self._compiler = Compiler(subject.workload(batch, seen_kernels(), 0), self.device)
+        workload = subject.workload(batch, seen_kernels(), 0)
+        self._compiler = Compiler(workload, self.device)
+        with compiling(self.device):
+            return _key(subject.kind, workload)
 
-    def trial(self, subject: Subject, config: Config) -> Trial:
+    def trial(self, subject: Subject, key: str, config: Config) -> Trial:
         rows = sorted({1, min(self._batches[-1], INTERPRETED_ROWS)})
         with interpreting():
             bad = wrong(config, subject, rows, Backend("interpreter"), True, torch.seed() % 2**31)
         cost = self._compiler.cost(config)
         why = bad or cost.why
         value, details = None if why else cost.weight, asdict(cost)
-        return Trial(subject.kind.kernel, subject.key, config, not bad, value, UNIT, why, details)
+        return Trial(subject.kind.kernel, key, config, not bad, value, UNIT, why, details)
 
 
 class _Timing:
@@ -204,21 +216,23 @@ class _Timing:
             rates[f"{size} slots"] = 2 * size * slot / self._stopwatch(partial(to.copy_, of))
         return rates
 
-    def begin(self, subject: Subject) -> None:
-        """Makes the workloads that are timed."""
-        self._workloads: dict[int, Workload] = {}
+    def begin(self, subject: Subject) -> str:
+        """Makes the workloads that are timed. Returns the key of their launches."""
+        self._workloads: dict[int, Workload] = {}  # the memory of the last ones is free
         free, toy, seed = self._free, not self._on_gpu, torch.seed() % 2**31
         with self._here():
             backend = Backend("auto", self._device)
             one = subject.workload(1, backend, seed, toy).memory
             sizes = fitting(self._batches, COPIES * one, free)
             self._workloads = {size: subject.workload(size, backend, seed, toy) for size in sizes}
+            key = _key(subject.kind, self._workloads[sizes[0]])
         self._rows = sorted({1, sizes[-1]})
         self._default = 0.0
         self._compiler = Compiler(subject.workload(1, seen_kernels(), 0), self.architecture) if self._on_gpu else None
+        return key
 
-    def trial(self, subject: Subject, config: Config) -> Trial:
-        kernel, key, seed = subject.kind.kernel, subject.key, torch.seed() % 2**31
+    def trial(self, subject: Subject, key: str, config: Config) -> Trial:
+        kernel, seed = subject.kind.kernel, torch.seed() % 2**31
         with self._here():
             bad = wrong(config, subject, self._rows, Backend("auto", self._device), not self._on_gpu, seed)
             if bad:

@@ -1,4 +1,4 @@
-"""Compares kept launches of plan, ownership, data, claim and release with launches through Triton, without a GPU.
+"""Compares all kept launches with launches through Triton, without a GPU.
 
 A kept launch launches the compiled kernel of an earlier launch again, without Triton's code. Run this module with
 `python -m tests.support.kept_launches`. Triton compiles for a GPU that need not exist. A stub of Triton's driver
@@ -9,6 +9,7 @@ import json
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from triton import knobs
 from triton.runtime.driver import driver
 
-from memstate.kernels import bitmap, copy, dispatch, registers, tracking
+from memstate.kernels import dispatch
 from memstate.kernels.kept import KeptLaunch
 from memstate.kernels.tables import Rules, Strategy
 from memstate.requests.steps import StepLog
@@ -29,9 +30,12 @@ from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
 from tests.support.launch_keys import NoDevice
 
-KEPT: tuple[tuple[Any, str], ...] = (
-    (tracking, "KEPT"), (registers, "KEPT"), (copy, "KEPT"), (bitmap, "CLAIM"), (bitmap, "RELEASE"),
-)  # fmt: skip
+KEPT: list[tuple[Any, str]] = [
+    (module, name)
+    for module in (import_module(f"memstate.kernels.{name}") for name in dict.fromkeys(dispatch.OPS.values()))
+    for name, kept in vars(module).items()
+    if isinstance(kept, KeptLaunch)
+]
 LAUNCHED: list[list[Any]] = []
 BATCHES = (1, 33)
 RULES = (Rules(Strategy.LAZY, 2, 4, True), Rules(Strategy.LAZY, 2, 4, False))
@@ -86,7 +90,10 @@ def main() -> None:
     dispatch.choose = lambda name, device: name  # chooses the kernels, although on a CPU
     backend = dispatch.Backend("interpreter")
     file = RegisterFile(SlotAllocator(900, backend), 300, 10)
-    planes = Planes(StateLayout((Plane("ssm", (40, 9), torch.float32),), 3), 900, backend)
+    plain, filled = (
+        Planes(StateLayout((Plane("ssm", (40, 9), torch.float32, fill=fill),), 3), 900, backend).plane_map
+        for fill in (0, 1)
+    )
     log = StepLog(256, 1, backend.device)
     differ, handled = [], 0
     runs = 0
@@ -95,8 +102,8 @@ def main() -> None:
         nonlocal handled
         handled += 1
 
-    for module, name in KEPT:
-        getattr(module, name)._kernel.add_pre_run_hook(hook)  # runs at each launch through Triton
+    for kernel in {getattr(module, name)._kernel for module, name in KEPT}:
+        kernel.add_pre_run_hook(hook)  # runs at each launch through Triton
 
     def both(op: str, *args: Any) -> None:
         nonlocal runs
@@ -122,8 +129,12 @@ def main() -> None:
             both("ownership", file.table, packet)
             both("claim", file.table.bitmap, batch, file.table.counters)
             both("release", file.table.bitmap, torch.ones(batch, dtype=torch.int32), 900, file.table.counters)
-            both("run_data", planes.plane_map, file.table.slots, packet)
-    print(json.dumps({"differ": differ[:3], "runs": runs, "handled": handled, "interpreted": knobs.runtime.interpret}))
+            both("run_data", plain, file.table.slots, packet)
+            both("run_data", filled, file.table.slots, packet)
+            both("run_rows", plain, packet)
+    never = [f"{module.__name__}.{name}" for module, name in KEPT if not getattr(module, name)._launches]
+    found = {"differ": differ[:3], "never": never, "runs": runs, "handled": handled}
+    print(json.dumps(found | {"interpreted": knobs.runtime.interpret}))
 
 
 if __name__ == "__main__":

@@ -19,8 +19,7 @@ from memstate.kernels.reference import host
 from memstate.slots.readback import Readback
 from memstate.slots.upload import UploadRing
 from tests.proof.injection.scene import SCENES, Scene, calls
-from tests.support import byte_cases, inside, register_cases
-from tests.support.op_case import Maker
+from tests.support import inside, op_cases
 from tests.support.planes import LAYOUT
 from tests.support.sources import sources
 
@@ -170,7 +169,7 @@ def test_memory_that_an_engine_made_in_inference_mode_is_used_outside(allocate: 
 @every_process
 @pytest.mark.parametrize("op", OPS)
 def test_references_are_the_same_in_every_process(op: str, device: str, dtype: torch.dtype) -> None:
-    case = getattr(byte_cases if hasattr(byte_cases, op) else register_cases, op)(Maker(0))
+    case = op_cases.made(op, 0)
     reference = case.module("memstate.kernels.reference")
     here = case.run(reference)
     with set_by(device, dtype):

@@ -5,23 +5,51 @@ Refusals that depend on addresses or on two arguments: test_checks.py, test_slic
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from inspect import signature
+from typing import Any, NamedTuple, get_args
 
 import pytest
 import torch
 from torch import Tensor
 
-from memstate.kernels.dispatch import OPS, Backend
+from memstate.kernels.dispatch import Backend
 from tests.support import op_cases
 from tests.support.op_case import Case
 
-INNER = ("claim", "ownership", "run_data", "run_rows")  # operations whose tensors all come from memstate
 OWN = ("registers", "planes", "records", "rings", "record", "bitmap", "counters")  # arguments that memstate makes
-STEPS = ("conv_step", "gated_delta_step", "selective_step", "mamba3_step")
-OPTIONAL = (
-    "a_log", "bias", "conv", "cursor", "d", "dt_bias", "first", "h", "inputs", "marks", "out", "parents", "plane",
-    "slots", "tail", "z",
-)  # fmt: skip
+
+
+class Refused(NamedTuple):
+    """What an operation refuses, besides tensors that do not fit.
+
+    written: outputs, which share no byte with an argument. rows: whether the first axis of `out` is entries, not slots.
+    aligned: arguments that lanes move 16 bytes at a time.
+    """
+
+    written: tuple[str, ...] = ()
+    rows: bool = False
+    aligned: tuple[str, ...] = ()
+
+
+NOTHING = Refused()
+INNER = "all its tensors come from memstate"
+REFUSED: dict[str, Refused | str] = {  # op -> what it refuses, or why nothing is tested here
+    "claim": INNER, "ownership": INNER, "run_data": INNER, "run_rows": INNER,
+    "release": NOTHING, "resolve": NOTHING, "audit": NOTHING, "plan": NOTHING, "keep_path": NOTHING,
+    "copy_slots": NOTHING, "zero_slots": NOTHING,
+    "conv_step": Refused(("out", "state", "tail"), True),
+    "gated_delta_step": Refused(("out", "state", "tail"), True),
+    "selective_step": Refused(("out", "state", "tail"), True, ("a",)),
+    "mamba3_step": Refused(("out", "state"), True),
+    "gather_slots": Refused(("out",), True),
+    "scatter_slots": Refused(("plane",)),
+    "scatter_states": Refused(("plane", "conv")),
+    "pack_slots": Refused(("out",), aligned=("out",)),
+    "unpack_slots": Refused(aligned=("source",)),
+    "pack_int8": Refused(("out",), aligned=("out",)),
+    "unpack_int8": Refused(aligned=("source",)),
+}  # fmt: skip
+TOLD = {op: told for op, told in REFUSED.items() if isinstance(told, Refused)}
 
 
 def shorter(axis: int) -> Callable[[Tensor], Tensor | None]:
@@ -81,7 +109,7 @@ def made(op: str, seed: int) -> Case:
 
 @pytest.mark.sample(70)
 @pytest.mark.parametrize("how", SPOILT)
-@pytest.mark.parametrize("op", [op for op in OPS if op not in INNER])
+@pytest.mark.parametrize("op", TOLD)
 def test_G1_a_tensor_that_does_not_fit_is_named_and_nothing_changes(backend: Backend, op: str, how: str) -> None:
     for seed in range(6):
         case = made(op, seed)
@@ -97,11 +125,17 @@ def test_G1_a_tensor_that_does_not_fit_is_named_and_nothing_changes(backend: Bac
         assert all(map(torch.equal, case.memory, before))
 
 
-@pytest.mark.parametrize("op", [op for op in OPS if op not in INNER])
+def may_lack(op: str, name: str) -> bool:
+    """Says whether an argument may be None. Betas are left out only with other arguments in their place."""
+    hint = signature(getattr(Backend, op)).parameters[name].annotation
+    return name != "beta" and type(None) in get_args(hint)
+
+
+@pytest.mark.parametrize("op", TOLD)
 def test_G1_what_is_left_out_is_named(backend: Backend, op: str) -> None:
     case = made(op, 1)
     for name, field, _ in given(case.arguments):
-        if not field and name not in (*OWN, *OPTIONAL):
+        if not field and name not in OWN and not may_lack(op, name):
             with pytest.raises(ValueError, match=rf"^{name}\b"):
                 getattr(backend, op)(**(case.arguments | {name: None}))
     if "packet" in case.arguments:  # a packet may be longer than its batch needs, but not shorter than a header
@@ -109,31 +143,18 @@ def test_G1_what_is_left_out_is_named(backend: Backend, op: str) -> None:
             getattr(backend, op)(**(case.arguments | {"packet": case.arguments["packet"][:15]}))
 
 
-ADDRESSES = {  # op -> arguments that lanes move 16 bytes at a time
-    "selective_step": ("a",),
-    "pack_slots": ("out",), "unpack_slots": ("source",), "pack_int8": ("out",), "unpack_int8": ("source",),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("op", ADDRESSES)
+@pytest.mark.parametrize("op", [op for op, told in TOLD.items() if told.aligned])
 def test_D4_what_begins_off_16_bytes_is_named(backend: Backend, op: str) -> None:
     refused = set()
     for case in (made(op, seed) for seed in range(16)):
         for name, _, tensor in given(case.arguments):
-            if name in ADDRESSES[op] and tensor.dim() > 1:  # a tensor of one number per head needs no alignment
+            if name in TOLD[op].aligned and tensor.dim() > 1:  # a tensor of one number per head needs no alignment
                 whole = torch.zeros(tensor.nbytes + 4096, dtype=torch.uint8)[8:]
                 shifted = whole.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
                 with pytest.raises(ValueError, match=rf"^{name}: .*16"):
                     getattr(backend, op)(**(case.arguments | {name: shifted}))
                 refused.add(name)
-    assert refused == set(ADDRESSES[op])
-
-
-WRITTEN = dict.fromkeys(("gather_slots", "pack_slots", "pack_int8"), ("out",))
-WRITTEN |= {"scatter_slots": ("plane",), "scatter_states": ("plane", "conv"), "mamba3_step": ("out", "state")}
-WRITTEN |= dict.fromkeys(STEPS[:3], ("out", "state", "tail"))
-# (op, output) of outputs whose first axis is entries, not slots
-UNSLOTTED = {(op, "out") for op in (*STEPS, "gather_slots")}
+    assert refused == set(TOLD[op].aligned)
 
 
 def overlaid(*tensors: Tensor) -> list[Tensor]:
@@ -142,14 +163,14 @@ def overlaid(*tensors: Tensor) -> list[Tensor]:
     return [room[: room.numel() // 16 * 16].view(t.dtype).as_strided(t.shape, t.stride()) for t in tensors]
 
 
-@pytest.mark.parametrize("op", WRITTEN)
+@pytest.mark.parametrize("op", [op for op, told in TOLD.items() if told.written])
 def test_D4_D12_what_is_written_shares_no_byte_with_anything_and_no_graph_has_it(backend: Backend, op: str) -> None:
     """An output that shares a byte with any argument, or needs gradients, is refused. test_checks.py tests which bytes
     count as shared.
     """
     for case in (made(op, seed) for seed in range(6)):
         call, before = getattr(backend, op), [whole.clone() for whole in case.memory]
-        for name, part, written in given({name: case.arguments[name] for name in WRITTEN[op]}):
+        for name, part, written in given({name: case.arguments[name] for name in TOLD[op].written}):
             told = f"{name}.{part}" if part else name
             for other, field, tensor in given(case.arguments):
                 together = {name, other} <= PLANES
@@ -161,7 +182,7 @@ def test_D4_D12_what_is_written_shares_no_byte_with_anything_and_no_graph_has_it
                 with pytest.raises(ValueError, match=rf"^{told}: requires grad.*\.detach\(\)"):
                     call(**changed(case.arguments, (name, part, written.detach().requires_grad_())))
             slot = int(name in ("plane", "conv"))
-            if (op, name) not in UNSLOTTED and written.shape[slot] > 1:
+            if not (TOLD[op].rows and name == "out") and written.shape[slot] > 1:
                 strides = [0 if axis == slot else stride for axis, stride in enumerate(written.stride())]
                 with pytest.raises(
                     ValueError, match=rf"^{told}: (?:slots share bytes|records of \d+ bytes lie|`.* must)"

@@ -16,17 +16,17 @@ from memstate.kernels import bitmap, registers, tracking
 from memstate.kernels.bitmap import chunk_words
 from memstate.kernels.warps import warps_for
 from tests.kernels.test_plan_kernel import VARIANTS
-from tests.support import register_cases
 from tests.support.op_case import Maker
+from tests.support.op_cases import MAKERS, ONE_PROGRAM
 
-OPS = [("claim", ""), ("release", ""), ("ownership", ""), *(("plan", variant) for variant in VARIANTS)]
+LAUNCHED = sorted(ONE_PROGRAM - {"audit"})  # an audit already has the most warps
+OPS = [(op, variant) for op in LAUNCHED for variant in (VARIANTS if op == "plan" else [""])]
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("op", "variant"), OPS)
 def test_warps_may_hold_the_same_lanes(op: str, variant: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    make = Maker(seed)
-    case = getattr(register_cases, op)(make, variant) if variant else getattr(register_cases, op)(make)
+    case = MAKERS[op](Maker(seed), *filter(None, [variant]))
     expected = case.run(case.module("memstate.kernels.reference"))
     for module in (bitmap, registers, tracking):
         monkeypatch.setattr(module, "warps_for", lambda lanes: 4 * warps_for(lanes))

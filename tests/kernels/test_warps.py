@@ -34,7 +34,7 @@ from memstate.kernels.blocks import cut
 from memstate.kernels.catalog import all_cases
 from memstate.kernels.tables import HEADER_INTS, Rules, ScaledMap, StepRecord, Strategy, TailRecord
 from memstate.kernels.warps import ALONE, MOST, roomy
-from tests.support import op_launches
+from tests.support import op_cases, op_launches
 from tests.support.op_launches import ints
 
 if not triton.knobs.runtime.interpret:
@@ -47,7 +47,7 @@ STRATEGIES = (
     (Strategy.LAZY, 2, False), (Strategy.LAZY, 2, True), (Strategy.REDIRECT, 1, False),
 )  # fmt: skip
 KERNELS = Path(bitmap.__file__).parent
-ONE_PROGRAM = {"_claim", "_release", "_ownership", "_audit", "_plan"}
+ONE_PROGRAM = {f"_{op}" for op in op_cases.ONE_PROGRAM}
 
 
 @pytest.fixture

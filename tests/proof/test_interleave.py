@@ -47,13 +47,12 @@ if MISFIT:
     pytest.skip(f"programs cannot be interleaved here: {MISFIT}", allow_module_level=True)
 
 from tests.proof.interleaver import Chooser, Seeded, every_order, every_outcome, interleaved, stock
-from tests.support.op_case import Case, Maker
+from tests.support.op_case import Case
+from tests.support.op_cases import ONE_PROGRAM
 
-CASES = {op: op_cases.MAKERS[op] for op in OPS if op in op_cases.MAKERS}  # op -> function that makes a launch
 SCHEDULES = 40 if PROOF else 3
 SEEDS = 200  # number of seeds; one of them must show a defect
 COUNTER = torch.zeros(1, dtype=torch.int32)
-ONE_PROGRAM = {"claim", "release", "ownership", "audit", "plan"}
 
 # operations that take half a minute in all sizes
 LONG = {"conv_step", "gated_delta_step", "selective_step", "mamba3_step", "gather_slots"}
@@ -222,12 +221,6 @@ def wrong(case: Case, seed: int, logs: list[Log], module: ModuleType | None = No
     return "\n".join(log.conflicts() + differing)
 
 
-def test_every_operation_has_launches() -> None:
-    assert list(CASES) == list(OPS), (
-        "register_cases.py and byte_cases.py of tests/support make a launch of every operation"
-    )
-
-
 @each_op
 def test_no_schedule_changes_a_byte_or_touches_a_wrong_one(op: str, generator: torch.Generator) -> None:
     logs: list[Log] = []
@@ -236,7 +229,7 @@ def test_no_schedule_changes_a_byte_or_touches_a_wrong_one(op: str, generator: t
         stores = any(launch.touched(STORE).size for launch in made)  # false if the random arguments store nothing
         if number >= SCHEDULES and stores and (op in ONE_PROGRAM or any(map(mixed, made))):
             break  # tries more seeds while there was only one program, or programs ran one after the other
-        problem = wrong(CASES[op](Maker(seed)), seed, logs)
+        problem = wrong(op_cases.made(op, seed), seed, logs)
         assert not problem, f"{op}, arguments and schedule of seed {seed}:\n{problem}"
     launches = [launch for log in logs for launch in log.launches]
     assert any(launch.touched(STORE).size for launch in launches)
@@ -248,7 +241,7 @@ def test_launches_of_other_sizes_stay_in_their_tensors(op: str, monkeypatch: pyt
     """Tries sizes for which Triton compiles a kernel anew, unaligned columns and inputs, and batches of padding."""
     monkeypatch.setattr(op_launches, "SIZES", (1, 2, 3, 16, 33, 256) if PROOF else (1, 33))
     with interleaved(stock) as log:
-        getattr(op_launches, op)(getattr(import_module(f"memstate.kernels.{OPS[op]}"), op))
+        op_launches.LAUNCHES[op](getattr(import_module(f"memstate.kernels.{OPS[op]}"), op))
     assert log.launches and log.conflicts() == []
 
 
@@ -262,7 +255,7 @@ def mixed(launch: Launch) -> bool:
 def test_no_program_sees_what_another_one_does(op: str, generator: torch.Generator) -> None:
     """No program touches a byte that another one changes, so only one schedule has to be tried."""
     for seed in range(generator.initial_seed(), generator.initial_seed() + (3 if PROOF else 1)):
-        case = CASES[op](Maker(seed))
+        case = op_cases.made(op, seed)
 
         def run(chooser: Chooser, shared: Bytes, case: Case = case) -> tuple[None, Log]:
             with interleaved(chooser, case.limits, shared) as log:
@@ -293,7 +286,7 @@ def test_launches_hold_every_lane_in_one_warp(generator: torch.Generator) -> Non
     for op in sorted(ONE_PROGRAM):
         logs: list[Log] = []
         for seed in range(generator.initial_seed(), generator.initial_seed() + (5 if PROOF else 1)):
-            wrong(CASES[op](Maker(seed)), seed, logs)
+            wrong(op_cases.made(op, seed), seed, logs)
         for launch in (launch for log in logs for launch in log.launches):
             assert {a.lanes for a in launch.accesses if 1 < a.lanes < 32 * launch.warps} == set(), launch.kernel
 
@@ -307,7 +300,7 @@ def test_a_kernel_with_a_defect_is_found_out(name: str, tmp_path: Path, generato
     mutant, problems = MUTANTS[name], set()
     module = mutated(mutant.op, tmp_path, (mutant.old, mutant.new))
     for seed in range(generator.initial_seed(), generator.initial_seed() + SEEDS):
-        problem = wrong(CASES[mutant.op](Maker(seed)), seed, [], module)
+        problem = wrong(op_cases.made(mutant.op, seed), seed, [], module)
         if re.search(mutant.said, problem):
             return
         problems.add(problem)

@@ -8,19 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memstate.kernels.dispatch import OPS
 from memstate.kernels.tables import PlaneMap, RecordMap, RingMap, ScaledMap
 from tests.support import byte_cases, register_cases
 from tests.support.addresses import Limits
 from tests.support.op_case import Case, Maker
 
-MAKERS = vars(register_cases) | vars(byte_cases)
+# op -> function of its name in one of the two files, which makes a launch
+MAKERS = {op: vars(file)[op] for op in OPS for file in (register_cases, byte_cases) if op in vars(file)}
+ONE_PROGRAM = {"claim", "release", "ownership", "audit", "plan"}  # operations whose launches have one program
 TABLES = {PlaneMap: "tiles", RecordMap: "tiles", ScaledMap: "layers", RingMap: "table"}  # column 0 holds addresses
 MOST = 64  # limit of the seeds that `several` tries
 
 
 def made(op: str, seed: int) -> Case:
     """Returns a launch of an operation with random arguments."""
-    assert op in MAKERS, f"neither register_cases.py nor byte_cases.py of tests/support makes a launch of {op}"
     case: Case = MAKERS[op](Maker(seed))
     return case
 

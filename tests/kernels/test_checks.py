@@ -16,14 +16,15 @@ from memstate.kernels.tables import COUNTERS
 from tests.kernels.test_decode_steps import KINDS, made
 from tests.support.decode_case import Case, Row, same_bits
 
-OPS = {"conv_step": "conv", "gated_delta_step": "gdn", "selective_step": "mamba2"}
+STEPS = {"conv_step": "conv", "gated_delta_step": "gdn", "selective_step": "mamba2", "mamba3_step": "mamba3"}
 TWO = [Row(1, 1, tokens=2), Row(2, 3, tokens=2)]
 
-each_step = pytest.mark.parametrize("op", OPS)
+each_step = pytest.mark.parametrize("op", STEPS)
+each_plane = pytest.mark.parametrize("op", [op for op in STEPS if op != "mamba3_step"])  # a state is one tensor
 
 
 def build(op: str, backend: Backend, generator: torch.Generator, rows: list[Row] = TWO, tokens: int = 2) -> Case:
-    return made(OPS[op], backend, generator, rows=rows, tokens=tokens, **KINDS[OPS[op]].small)
+    return made(STEPS[op], backend, generator, rows=rows, tokens=tokens, **KINDS[STEPS[op]].small)
 
 
 def run(case: Case, backend: Backend, **changed: Any) -> Tensor:
@@ -64,7 +65,7 @@ def test_slots_past_the_end_are_null(backend: Backend, generator: torch.Generato
     assert bool(outs[0][:3].isfinite().all()) and not outs[0][3:].any()
 
 
-@each_step
+@each_plane
 def test_a_state_without_slots_is_all_null(backend: Backend, generator: torch.Generator, op: str) -> None:
     case = build(op, backend, generator)
     for state in (case.memory.state[:0], torch.empty_like(case.memory.state[:0])):
@@ -116,7 +117,7 @@ def test_sizes_of_nothing_are_named(
 # -- shared memory -----------------------------------------------------------------------------------------------------
 
 
-@each_step
+@each_plane
 def test_output_beside_the_slots_shares_nothing(backend: Backend, generator: torch.Generator, op: str) -> None:
     case = build(op, backend, generator)
     state, like = case.memory.state, case.inputs[case.like]
@@ -128,7 +129,7 @@ def test_output_beside_the_slots_shares_nothing(backend: Backend, generator: tor
     assert same_bits(run(case, backend, state=slots, out=beside), run(case, backend, state=first.state))
 
 
-@each_step
+@each_plane
 def test_states_whose_slots_share_bytes_are_refused(backend: Backend, generator: torch.Generator, op: str) -> None:
     case = build(op, backend, generator)
     state, size = case.memory.state, case.memory.payload // 4

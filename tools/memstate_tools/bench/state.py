@@ -1,5 +1,7 @@
 """Benchmarks every kernel that moves or computes state, compared with a plain copy, the roofline and `fla`.
 
+Operations of one's own run on their case.
+
 Cases: batches of 1, 16, 64 and 256, tensor-parallel shares of 1 and 8 ranks, states of float32 and bfloat16.
 """
 
@@ -12,6 +14,7 @@ from typing import Any
 
 import torch
 
+from memstate.kernels.own import KERNELS, Kernel, load
 from memstate_tools.bench.task import Measured, Setting, Task
 from memstate_tools.maker import Maker
 from memstate_tools.models import Model, model_of, toy_of
@@ -37,13 +40,15 @@ def peak_bytes(device: torch.device) -> float | None:
     return EDGES * hertz * bits / BITS_A_BYTE or None
 
 
-def kernel_task(setting: Setting, kernel: str, model: Model, batch: int, case: str, graph: bool = False) -> Task:
+def kernel_task(
+    setting: Setting, kernel: str | Kernel, model: Model | None, batch: int, case: str, graph: bool = False
+) -> Task:
     """Returns the task of one kernel. It checks every operation, and torch's indexing where that does the same work.
 
     Args:
         setting: The setting of the benchmark.
-        kernel: Name of the kernel.
-        model: The model with the states.
+        kernel: Name of the kernel, or one's own.
+        model: The model with the states; None for a kernel of one's own.
         batch: Slots that are moved, or rows of a step.
         case: Case of the figures.
         graph: Whether operations are also timed in a graph.
@@ -66,7 +71,7 @@ def kernel_task(setting: Setting, kernel: str, model: Model, batch: int, case: s
     def measure() -> list[Measured]:
         workload, figures = make(kernel, model, batch, setting.make_backend(), seed), list[Measured]()
         peers = {op: ("torch-indexing", act) for op, act in workload.indexing.items()}
-        if kernel == "gated_delta" and (fla := fla_step(model, batch, setting.device)):
+        if kernel == "gated_delta" and model and (fla := fla_step(model, batch, setting.device)):
             peers["gated delta"] = ("fla", fla)
         for op, act in workload.acts.items():
             beside: dict[str, Any] = {"peer": peers.get(op), "moved": workload.nbytes[op], "zeros": op == "zero"}
@@ -79,7 +84,7 @@ def kernel_task(setting: Setting, kernel: str, model: Model, batch: int, case: s
                 figures += setting.in_graph(op, f"{case}, in a graph", act, **beside)
         return figures
 
-    return Task(f"{kernel}, {case}", check, measure)
+    return Task(f"{getattr(kernel, 'name', kernel)}, {case}", check, measure)
 
 
 def fla_step(model: Model, batch: int, device: torch.device) -> Callable[[], object] | None:
@@ -106,7 +111,10 @@ def fla_step(model: Model, batch: int, device: torch.device) -> Callable[[], obj
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """Yields a task for each kernel, batch size, number of ranks and dtype whose states fit in the memory."""
+    """Yields a task for each kernel, batch size, number of ranks and dtype whose states fit in the memory.
+
+    Kernels of one's own come last.
+    """
     if not setting.toy and find_spec("fla") is None:
         print("fla is not installed: the gated delta step has no peer", file=sys.stderr)
     if not setting.toy and peak_bytes(setting.device) is None:
@@ -124,3 +132,6 @@ def tasks(setting: Setting) -> Iterator[Task]:
             yield kernel_task(
                 setting, kernel, model, batch, f"R={batch}, TP {ranks}, {states}, {name}, {LAYERS} layers"
             )
+    load()
+    for own, batch in product(KERNELS.values(), shapes[0]):
+        yield kernel_task(setting, own, None, batch, f"R={batch}")

@@ -24,6 +24,7 @@ from tests.proof.gpu.machine import Machine
 from tests.proof.gpu_proof import PARTS, Part, Proof
 from tests.support import op_cases
 from tests.support.bare import bare
+from tests.support.op_case import every
 
 ROOT = Path(__file__).parents[2]
 on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="interpreted kernels, at toy sizes")
@@ -150,16 +151,16 @@ def test_every_part_begins_however_much_time_there_is(
 
 def test_what_no_committed_run_has_proved_comes_first(tmp_path: Path) -> None:
     """Benchmarks count as proofs, although they name operations in words, such as "gated delta"."""
-    assert proved.newest_first(tmp_path) == list(OPS)
+    assert proved.newest_first(tmp_path) == every()
     run = tmp_path / "a-gpu"
     run.mkdir()
     (run / "bench.json").write_text(json.dumps([{"op": "claim"}, {"op": "copy"}, {"op": "gated delta"}]))
     proofs = {"sanitizer": {"touched": ["resolve"]}, "determinism": {"repeated": ["mamba3_step", "conv"]}}
     (run / "proofs.json").write_text(json.dumps(proofs))
-    known = [op for op in OPS if op in (
+    known = [op for op in every() if op in (
         "claim", "copy_slots", "gated_delta_step", "resolve", "mamba3_step", "conv_step",
     )]  # fmt: skip
-    assert proved.newest_first(tmp_path) == [op for op in OPS if op not in known] + known
+    assert proved.newest_first(tmp_path) == [op for op in every() if op not in known] + known
 
 
 def test_the_parts_fit_into_nine_minutes_and_six_files() -> None:
@@ -206,8 +207,8 @@ def test_the_whole_proof_goes_through_at_toy_sizes(tmp_path: Path) -> None:
     assert {entry["unit"] for entry in read(out / "bench.json")} == {"us", "host us", "bytes/s"}
     assert proofs["tests"]["passed"] > 3 and (out / "gpu-tests.xml").stat().st_size > 100
     assert proofs["graphs"]["replays"] == {"Redirect, batch 2": 5}
-    assert len(proofs["determinism"]["repeated"]) == len(OPS) + len(determinism.CASES) + 5
-    assert proofs["streams"]["compared"] > 10 and proofs["sanitizer"]["touched"] == sorted(OPS)
+    assert len(proofs["determinism"]["repeated"]) == len(every()) + len(determinism.CASES) + 5
+    assert proofs["streams"]["compared"] > 10 and proofs["sanitizer"]["touched"] == sorted(every())
     entries = read(out / "bench.json")
     assert entries and all(entry["case"].startswith("toy ") for entry in entries)
     assert read(out / "toy-cpu.json")["timed"] is False
@@ -263,14 +264,14 @@ class Referring(Machine):
 def test_checkers_of_memory_accesses_see_every_operation() -> None:
     result: dict[str, Any] = {"failures": []}
     touch.prove(Referring(), result)
-    assert result["failures"] == [] and result["touched"] == sorted(OPS)
+    assert result["failures"] == [] and result["touched"] == sorted(every())
 
 
 def test_every_operation_and_kind_of_step_is_repeated() -> None:
     result: dict[str, Any] = {"failures": []}
     determinism.prove(Referring(), result)
     assert result["failures"] == []
-    assert set(OPS) | set(KINDS) <= set(result["repeated"])
+    assert set(every()) | set(KINDS) <= set(result["repeated"])
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -282,8 +283,8 @@ def test_small_launches_give_every_argument(op: str) -> None:
 
 
 @on_cpu
-@pytest.mark.sample(len(OPS))
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.sample(len(every()))
+@pytest.mark.parametrize("op", every())
 def test_a_launch_in_other_memory_does_the_same_there(backend: Backend, op: str) -> None:
     """A launch whose tensors were copied elsewhere gives the same bytes, and does not touch the original memory."""
     case = op_cases.made(op, 1)

@@ -47,7 +47,7 @@ if MISFIT:
     pytest.skip(f"programs cannot be interleaved here: {MISFIT}", allow_module_level=True)
 
 from tests.proof.interleaver import Chooser, Seeded, every_order, every_outcome, interleaved, stock
-from tests.support.op_case import Case
+from tests.support.op_case import Case, every
 from tests.support.op_cases import ONE_PROGRAM
 
 SCHEDULES = 40 if PROOF else 3
@@ -57,7 +57,7 @@ COUNTER = torch.zeros(1, dtype=torch.int32)
 # operations that take half a minute in all sizes
 LONG = {"conv_step", "gated_delta_step", "selective_step", "mamba3_step", "gather_slots"}
 
-each_op = pytest.mark.parametrize("op", OPS)
+each_op = pytest.mark.parametrize("op", every())
 
 
 # -- toys with known answers ------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ def mixed(launch: Launch) -> bool:
     return order != sorted(order)
 
 
-@pytest.mark.parametrize("op", [op for op in OPS if op not in ONE_PROGRAM])
+@pytest.mark.parametrize("op", [op for op in every() if op not in ONE_PROGRAM])
 def test_no_program_sees_what_another_one_does(op: str, generator: torch.Generator) -> None:
     """No program touches a byte that another one changes, so only one schedule has to be tried."""
     for seed in range(generator.initial_seed(), generator.initial_seed() + (3 if PROOF else 1)):

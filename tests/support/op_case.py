@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memstate.kernels import own
 from memstate.kernels.configs import CopyConfig
 from memstate.kernels.dispatch import OPS, Backend
 from memstate.kernels.tuned import trying
@@ -20,6 +21,12 @@ from tests.support.decode_case import SLOTS, rubbish
 
 CPU = torch.device("cpu")
 GUARD = 48  # bytes before and after every tensor
+
+
+def every() -> list[str]:
+    """Returns all operations: those of memstate, then those of one's own that are registered or installed here."""
+    own.load()
+    return [*OPS, *own.KERNELS]
 
 
 @dataclass
@@ -45,8 +52,11 @@ class Case:
         ]
         self._before = [whole.clone() for whole in self.memory]
 
-    def module(self, folder: str = "memstate.kernels") -> ModuleType:
-        return import_module(f"{folder}.{OPS[self.op]}")
+    def module(self, folder: str = "memstate.kernels") -> ModuleType | Backend:
+        """Returns the module of the operation. An operation of one's own is in a backend only."""
+        if self.op in OPS:
+            return import_module(f"{folder}.{OPS[self.op]}")
+        return Backend("reference" if folder.endswith("reference") else "auto")
 
     def run(self, module: ModuleType | Backend) -> list[Tensor]:
         """Restores the memory, then launches. Returns copies of all memory, and of the returned tensors.

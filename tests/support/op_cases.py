@@ -9,20 +9,26 @@ import torch
 from torch import Tensor
 
 from memstate.kernels.dispatch import OPS
+from memstate.kernels.own import KERNELS
 from memstate.kernels.tables import PlaneMap, RecordMap, RingMap, ScaledMap
+from memstate_tools import maker
 from tests.support import byte_cases, register_cases
 from tests.support.addresses import Limits
-from tests.support.op_case import Case, Maker
+from tests.support.op_case import CPU, Case, Maker
 
 # op -> function of its name in one of the two files, which makes a launch
 MAKERS = {op: vars(file)[op] for op in OPS for file in (register_cases, byte_cases) if op in vars(file)}
 ONE_PROGRAM = {"claim", "release", "ownership", "audit", "plan"}  # operations whose launches have one program
 TABLES = {PlaneMap: "tiles", RecordMap: "tiles", ScaledMap: "layers", RingMap: "table"}  # column 0 holds addresses
+BATCHES = (1, 3, 33)  # of operations of one's own
 MOST = 64  # limit of the seeds that `several` tries
 
 
 def made(op: str, seed: int) -> Case:
-    """Returns a launch of an operation with random arguments."""
+    """Returns a launch of an operation with random arguments. One of one's own runs on its case, with padding."""
+    if op in KERNELS:
+        arguments = KERNELS[op].case(BATCHES[seed % len(BATCHES)], maker.Maker(CPU, seed, padded=True))
+        return Case(op, arguments, Limits(), exact=False)
     case: Case = MAKERS[op](Maker(seed))
     return case
 

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from memstate.kernels.dispatch import OPS
+from tests.support.op_case import every
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 
 
 def newest_first(results: Path = RESULTS) -> list[str]:
-    """Returns all operations: first those that no committed run names, then the others, each in the order of `OPS`."""
+    """Returns all operations: first those that no committed run names, then the others, each in its order."""
     named = set(_named(results))
-    return sorted(OPS, key=lambda op: op in named or _plain(op) in named)
+    return sorted(every(), key=lambda op: op in named or _plain(op) in named)
 
 
 @cache

@@ -19,9 +19,11 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+from memstate.kernels.own import KERNELS
 from tests.proof.gpu import touch
 from tests.proof.gpu.machine import Machine, Result, main
 from tests.proof.gpu_proof import begin, end
+from tests.support.op_case import every
 
 ROOT = Path(__file__).parents[3]
 TOOLS = ("memcheck", "racecheck", "initcheck")
@@ -38,8 +40,9 @@ MARGIN = 5.0  # seconds between the end of the tools and the limit
 
 
 def kernel_names() -> set[str]:
-    """Returns the names of memstate's device functions. Complaints about them count."""
-    names = set()
+    """Returns the names of device functions of memstate and of operations of one's own. Complaints about them count."""
+    files = (vars(sys.modules[kernel.launch.__module__]) for kernel in map(KERNELS.get, every()) if kernel)
+    names = {name for file in files for name, function in file.items() if hasattr(function, "arg_names")}
     for path in (ROOT / "kernels").glob("*.py"):
         names |= set(NAMES.findall(path.read_text(encoding="utf-8")))
     return names

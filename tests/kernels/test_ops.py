@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable
 from inspect import signature
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +12,10 @@ from memstate_tools.bench import state
 from memstate_tools.models import model_of, toy_of
 from memstate_tools.workload import MAKERS, make
 from tests.kernels import test_checks, test_refusals
+from tests.proof.mutation.interleaved import MUTANTS, mutated
 from tests.support import op_cases, op_launches
 from tests.support.sources import ROOT
-from tests.test_claims import ASKS, named
+from tests.test_claims import ALLOWED
 
 OF_SLOTS = {"claim", "release", "ownership", "plan"}  # timed by the benchmarks alloc and track
 NOT_TIMED = {
@@ -48,9 +50,10 @@ def stepping() -> Iterable[str]:
 
 LISTS: dict[str, Callable[[], Iterable[str]]] = {  # what an operation needs -> the operations that have it
     "a module in kernels/ and in kernels/reference/": written,
-    "a caller: CALLERS of tests/test_claims.py": lambda: {op for _, op in named(ASKS)},
+    "a caller: CALLERS of tests/test_claims.py": lambda: {op for _, op in ALLOWED},
     "a small launch, for touch, determinism, sanitizer, byte cases: tests/support/{byte,register}_cases.py":
         lambda: op_cases.MAKERS,
+    "a defect that tests notice: tests/proof/mutation/interleaved.txt": lambda: {each.op for each in MUTANTS.values()},
     "launches of all sizes, for Triton's keys: tests/support/op_launches.py": lambda: op_launches.LAUNCHES,
     "what it refuses: REFUSED of tests/kernels/test_refusals.py": lambda: test_refusals.REFUSED,
     "a benchmark, or a reason for none: NOT_TIMED of tests/kernels/test_ops.py": timed,
@@ -70,6 +73,12 @@ def lacking() -> list[str]:
 
 def test_no_operation_lacks_anything() -> None:
     assert lacking() == []
+
+
+def test_the_lines_that_defects_change_are_there(tmp_path: Path) -> None:
+    """Whether tests notice the defects: tests/proof/test_interleave.py."""
+    for each in MUTANTS.values():
+        mutated(each.op, tmp_path, (each.old, each.new))
 
 
 def test_an_operation_without_anything_is_named_by_every_list(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,6 +132,11 @@ def cut(plane: Tensor, *multiples: int) -> Cut:
     return Cut(WORDS[word], word, unit // word, -(-block // (LANES * word)), layer // unit, slot // unit, block // unit)
 
 
+def key_sizes(words: Cut) -> tuple[int, int]:
+    """Returns the sizes that make the key of a gather or scatter: bytes of a unit, and tiles of a block."""
+    return words.unit_words * words.word_bytes, words.tiles
+
+
 def tiles_of(words: Cut, lanes: int) -> int:
     """Returns the number of tiles of a block if a tile has `lanes` words; `Cut.tiles` is for `LANES` words."""
     return -(-words.block_units * words.unit_words // lanes)

@@ -270,6 +270,23 @@ def blocks(channels: int, taps: int, itemsize: int, config: ConvConfig = DEFAULT
     return config.blocks(channels, taps, itemsize, threads)
 
 
+Sizes = tuple[int, bool, int]  # taps, whether taps are fastest, bytes of an element
+
+
+def key_sizes(state: Tensor) -> Sizes:
+    """Returns the sizes that make the key of a launch on windows `slot tap-1 channel`, of any strides."""
+    return state.shape[1] + 1, taps_are_fastest(state), state.element_size()
+
+
+def tiling(
+    state: Tensor, sizes: Sizes, config: ConvConfig, threads: int = 32
+) -> tuple[tuple[int], tuple[int, int]]:  # fmt: skip
+    """Returns the programs of a row, and the channels of a program and of a lane's access; see `blocks`."""
+    (taps, _, itemsize), channels = sizes, state.shape[2]
+    block, lane = blocks(channels, taps, itemsize, config, threads)
+    return (triton.cdiv(channels, block),), (block, lane)
+
+
 def conv_step(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, read: Tensor, write: Tensor, snapshot: Tensor,
     tokens: Tensor, activation: str | None = "silu", out: Tensor | None = None, marks: StepMarks | None = None,
@@ -284,10 +301,10 @@ def conv_step(
     if batch == 0:
         return out
     unit = stride_unit(state)
-    taps, tap_fastest = weight.shape[1], taps_are_fastest(state)
-    config = config_of(ConvConfig, state.device, taps, tap_fastest, state.element_size())
-    block, lane = blocks(channels, taps, state.element_size(), config, warp_threads())
-    _conv_step[(triton.cdiv(channels, block), batch)](
+    taps, tap_fastest, _ = static = key_sizes(state)
+    config = config_of(ConvConfig, state.device, *static)
+    grid, (block, lane) = tiling(state, static, config, warp_threads())
+    _conv_step[(*grid, batch)](
         x, weight, bias, state, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
         max_tokens, state.shape[0] - 1, state.stride(0) // unit, x_distance, out_distance,
         *tail_values(ConvTail, tail, cursor, parents),

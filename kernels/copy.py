@@ -125,9 +125,14 @@ KEPT = KeptLaunch(_move, {})
 FILLED = KeptLaunch(_move, ALONE)  # without `ALONE`, the kernel would spill
 
 
+def key_sizes(planes: PlaneMap) -> tuple[int, int]:
+    """Returns the sizes that make the key of a launch: bytes of a unit, and tiles of a slot."""
+    return planes.unit, planes.tiles.shape[0]
+
+
 def _launch(planes: PlaneMap, mode: int, first: Tensor, second: Tensor, n: int) -> None:
-    device, tiles = planes.tiles.device, planes.tiles.shape[0]
-    programs, config = copy_launch(device, planes.unit, tiles)
+    device, (unit, tiles) = planes.tiles.device, key_sizes(planes)
+    programs, config = copy_launch(device, unit, tiles)
     filled = planes.fills is not None
     args = (
         planes.tiles,
@@ -139,7 +144,7 @@ def _launch(planes: PlaneMap, mode: int, first: Tensor, second: Tensor, n: int) 
         planes.blocks[0].shape[1] - 1,
     )
     sizes = {
-        "MODE": mode, "UNIT": planes.unit, "WORD": WORDS[planes.unit], "ENTRIES": config.entries, "LANES": config.lanes,
+        "MODE": mode, "UNIT": unit, "WORD": WORDS[unit], "ENTRIES": config.entries, "LANES": config.lanes,
         "FILLED": filled,
     }  # fmt: skip
     # Packets and registers belong to the library: their dtypes and alignment are the same in all launches.

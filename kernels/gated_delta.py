@@ -575,6 +575,22 @@ def _most(unit: int, itemsize: int, warps: int) -> int:
     return WIDE if unit * itemsize == ACCESS_BYTES and (itemsize, warps) == (4, 1) else THREAD_REGISTERS
 
 
+Sizes = tuple[int, int, int, bool, bool]  # keys, values, bytes of an element, whether keys are fastest, whether fp16
+
+
+def key_sizes(state: Tensor) -> Sizes:
+    """Returns the sizes that make the key of a launch on states `slot head key value`, of any strides."""
+    return *state.shape[2:], state.element_size(), is_transposed(state), state.dtype == torch.float16
+
+
+def tiling(state: Tensor, sizes: Sizes, config: DeltaConfig) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
+    """Returns the programs of a row, `tile head`, and the unit, the keys and values of a tile, and its warps."""
+    heads, (keys, values, itemsize, key_fastest, fp16) = state.shape[1], sizes
+    unit = math.gcd(stride_unit(state), heads * keys * values)
+    block_k, block_v, warps = blocks(keys, values, itemsize, unit, config, key_fastest and fp16)
+    return (triton.cdiv(values, block_v), heads), (unit, block_k, block_v, warps)
+
+
 def gated_delta_step(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, scale: float | None = None, out: Tensor | None = None,
@@ -587,26 +603,21 @@ def gated_delta_step(
         q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, marks, a_log, dt_bias, sigmoid,
         normalize, a, b, tail, cursor, parents,
     )  # fmt: skip
-    batch, max_tokens, heads, values = v.shape
+    batch, max_tokens, heads = v.shape[:3]
     out = v.new_empty(v.shape) if out is None else out
-    key_heads, keys = q.shape[2:]
     if batch == 0:
         return out
-    unit = math.gcd(stride_unit(state), heads * keys * values)
-    key_fastest = is_transposed(state)
-    fp16 = state.dtype == torch.float16
-    config = config_of(DeltaConfig, state.device, keys, values, state.element_size(), key_fastest, fp16)
-    converted = key_fastest and fp16
-    block_k, block_v, warps = blocks(keys, values, state.element_size(), unit, config, converted)
-    lanes, run = shares(key_fastest, state.element_size(), block_k, block_v, warps, warp_threads())
-    _gated_delta_step[(triton.cdiv(values, block_v), heads, batch)](
+    keys, values, itemsize, key_fastest, _ = static = key_sizes(state)
+    grid, (unit, block_k, block_v, warps) = tiling(state, static, config_of(DeltaConfig, state.device, *static))
+    lanes, run = shares(key_fastest, itemsize, block_k, block_v, warps, warp_threads())
+    _gated_delta_step[(*grid, batch)](
         q, k, v, decay, beta, a_log, dt_bias, state, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
         max_tokens, state.shape[0] - 1, keys**-0.5 if scale is None else float(scale), *apart, state.stride(0) // unit,
         a, b, a_apart, b_apart, *tail_values(DeltaTail, tail, cursor, parents if max_tokens else None),
-        HEADS=heads, KEY_HEADS=key_heads, KEY=keys, VALUE=values, PER_KEY=decay.dim() == 4, KEY_FASTEST=key_fastest,
+        HEADS=heads, KEY_HEADS=q.shape[2], KEY=keys, VALUE=values, PER_KEY=decay.dim() == 4, KEY_FASTEST=key_fastest,
         UNIT=unit, BLOCK_K=block_k, BLOCK_V=block_v, LANES=lanes, RUN=run, SIGMOID=sigmoid,
         NORMALIZE=normalize, num_warps=warps,
-        **OPTIONS, **limit(roomy(warps, most=_most(unit, state.element_size(), warps))),
+        **OPTIONS, **limit(roomy(warps, most=_most(unit, itemsize, warps))),
     )  # fmt: skip
     return out
 

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memstate.kernels.blocks import LANES, WIDTHS, cut, tiles_of
+from memstate.kernels.blocks import LANES, WIDTHS, cut, key_sizes, tiles_of
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.configs import GatherConfig
 from memstate.kernels.move_checks import check_gather
@@ -55,8 +55,8 @@ def gather_slots(plane: Tensor, slots: Tensor, out: Tensor, pattern: int = 0) ->
         return
     words = cut(plane, out.data_ptr())
     layers, batch = out.shape[:2]
-    unit = words.unit_words * words.word_bytes
-    config = config_of(GatherConfig, plane.device, unit, words.tiles)
+    unit, _ = static = key_sizes(words)
+    config = config_of(GatherConfig, plane.device, *static)
     tiles = tiles_of(words, config.lanes)
     _gather_slots[(tiles * layers * batch,)](
         triton.reinterpret(plane, words.word), slots, triton.reinterpret(out, words.word),

@@ -92,18 +92,23 @@ def programs_of(tuned: int, planes: torch.device, held: torch.device) -> int:
     return min(tuned, HOST_PROGRAMS) if held.type == "cpu" != planes.type else tuned
 
 
+def key_sizes(records: RecordMap) -> tuple[int, int]:
+    """Returns the sizes that make the key of a launch: bytes of a unit, and tiles of a slot."""
+    return records.unit, records.tiles.shape[0]
+
+
 def _launch(records: RecordMap, slots: Tensor | None, index: Tensor, places: Tensor, held: Tensor, pack: bool) -> None:
-    device, count = records.tiles.device, records.tiles.shape[0]
+    device, (unit, count) = records.tiles.device, key_sizes(records)
     if not (count and index.numel() and held.numel()):
         return
-    static = (PackConfig, device, records.unit, count)
+    static = (PackConfig, device, unit, count)
     config, tuned = config_of(*static), programs_for(*static)
     _move_records[(programs_of(tuned, device, held.device),)](
         records.tiles, slots, index, places, held, index.numel(), 0, count,
         0 if slots is None else slots.numel(), records.capacity, len(held),
         held.stride(0) // RECORD_ALIGNMENT if len(held) > 1 else 0,
-        PACK=pack, UNIT=records.unit, WORD=WORDS[records.unit], ENTRIES=config.entries, LANES=config.lanes,
-        num_warps=config.warps, **limit(roomy(config.warps, records.unit < ACCESS_BYTES)),
+        PACK=pack, UNIT=unit, WORD=WORDS[unit], ENTRIES=config.entries, LANES=config.lanes,
+        num_warps=config.warps, **limit(roomy(config.warps, unit < ACCESS_BYTES)),
     )  # fmt: skip
 
 

@@ -146,13 +146,19 @@ def _fits(reduced: int, block_r: int) -> bool:
     return 64 <= reduced <= min(block_r, 512)
 
 
+def key_sizes(planes: ScaledMap) -> tuple[int, int, int]:
+    """Returns the sizes that make the key of a launch: values of a column, elements between them, and their bytes."""
+    shape = planes.tensors[0].shape[2:]
+    return shape[planes.axis], prod(shape[planes.axis + 1 :]), planes.tensors[0].element_size()
+
+
 def _launch(planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Tensor, held: Tensor, pack: bool) -> None:
-    device, shape = planes.layers.device, planes.tensors[0].shape[2:]
+    device = planes.layers.device
     if not (index.numel() and held.numel()):
         return
-    reduced, inner = shape[planes.axis], prod(shape[planes.axis + 1 :])
-    columns = prod(shape) // reduced
-    static = (Int8Config, device, reduced, inner, planes.tensors[0].element_size())
+    reduced, inner, itemsize = key_sizes(planes)
+    columns = prod(planes.tensors[0].shape[2:]) // reduced
+    static = (Int8Config, device, reduced, inner, itemsize)
     config, tuned = config_of(*static), programs_for(*static)
     block_c, block_r = blocks(columns, reduced, inner, config)
     _move_int8[(programs_of(tuned, device, held.device),)](

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memstate.kernels.blocks import LANES, WIDTHS, cut, tiles_of
+from memstate.kernels.blocks import LANES, WIDTHS, cut, key_sizes, tiles_of
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.configs import ENTRIES, ScatterConfig
 from memstate.kernels.move_checks import check_scatter
@@ -61,8 +61,8 @@ def scatter_slots(plane: Tensor, slots: Tensor, batch: Tensor, trusted: bool = F
         return
     words = cut(plane, batch.data_ptr())
     layers, entries = batch.shape[:2]
-    unit = words.unit_words * words.word_bytes
-    static = (ScatterConfig, plane.device, unit, words.tiles)
+    unit, _ = sizes = key_sizes(words)
+    static = (ScatterConfig, plane.device, *sizes)
     config, programs = config_of(*static), programs_for(*static)
     tiles = tiles_of(words, config.lanes)
     _scatter_slots[(min(entries * layers * tiles, programs),)](

@@ -302,6 +302,28 @@ def _options(warps: int, tied: bool, itemsize: int, dim_fastest: bool, marked: b
     return roomy(warps, marked or dim_fastest or (tied and itemsize == 2))
 
 
+Sizes = tuple[int, int, bool, int]  # dims, states, whether a head has only one `a`, bytes of an element
+
+
+def key_sizes(state: Tensor, tied: bool) -> Sizes:
+    """Returns the sizes that make the key of a launch on states `slot head dim state`, of any strides.
+
+    Args:
+        state: the states.
+        tied: whether a head has only one `a`.
+    """
+    return *state.shape[2:], tied, state.element_size()
+
+
+def tiling(
+    state: Tensor, sizes: Sizes, config: SelectiveConfig
+) -> tuple[tuple[int, int], tuple[bool, int, int, int]]:  # fmt: skip
+    """Returns the programs of a row, `tile head`; then whether dims are fastest, the sizes of a tile, and its warps."""
+    (dim, states, tied, itemsize), dim_fastest = sizes, is_transposed(state)
+    block_d, block_n, warps = blocks(dim, states, tied, config, SECTOR_BYTES // itemsize if dim_fastest else 1)
+    return (triton.cdiv(dim, block_d), state.shape[1]), (dim_fastest, block_d, block_n, warps)
+
+
 def selective_step(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, d: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None,
@@ -318,13 +340,12 @@ def selective_step(
     if batch == 0:
         return out
     unit = math.gcd(stride_unit(state), heads * dim * states)
-    tied = dt.dim() == 3
-    config = config_of(SelectiveConfig, state.device, dim, states, tied, state.element_size())
-    itemsize, dim_fastest = state.element_size(), is_transposed(state)
+    *_, tied, itemsize = static = key_sizes(state, dt.dim() == 3)
+    config = config_of(SelectiveConfig, state.device, *static)
+    grid, (dim_fastest, block_d, block_n, warps) = tiling(state, static, config)
     wide = math.gcd(unit, states)
-    block_d, block_n, warps = blocks(dim, states, tied, config, SECTOR_BYTES // itemsize if dim_fastest else 1)
     lanes, run = state_shares(dim_fastest, itemsize, wide, block_d, block_n, warps, warp_threads())
-    _selective_step[(triton.cdiv(dim, block_d), heads, batch)](
+    _selective_step[(*grid, batch)](
         x, dt, a, b, c, d, z, dt_bias, state, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
         max_tokens, state.shape[0] - 1, *distances, state.stride(0) // unit,
         *tail_values(SelectiveTail, tail, cursor, parents),

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from math import lcm
-from os import PathLike
-from os.path import exists
 from typing import Final, Never
 
 import torch
@@ -19,7 +17,8 @@ from memstate.prefix.placement import Ends, Placement
 from memstate.requests.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
 from memstate.sizes import byte_count, token_count
 from memstate.state.layout import NEVER, Plane, StateLayout
-from memstate.state.presets import CHECKPOINTS, from_config, kv_from_config
+from memstate.state.presets import kv_from_config
+from memstate.state.presets.models import named
 
 MOST_TOKENS = 1e12  # tokens per second, of all requests together
 STRATEGIES: Final[Mapping[str, type[Tracking]]] = {
@@ -174,23 +173,9 @@ def _model(
     page = None
     if kv_bytes_per_token:
         page = StateLayout((Plane("kv", (page_size * kv_bytes_per_token,), torch.uint8),), layers=1)
-    if isinstance(model, StateLayout):
-        if layers is not None:
-            raise InvalidArgument(f"layers={layers!r} of a StateLayout: expected the layout of these layers alone")
-        return "layout", model.shard(ranks), page
-    name = model if isinstance(model, str) else type(model).__name__
-    if isinstance(model, str) and model.replace("-", "_") in CHECKPOINTS:
-        model = CHECKPOINTS[model.replace("-", "_")]
-    elif isinstance(model, PathLike):
-        name = str(model)
-    elif isinstance(model, Mapping):
-        name = str(model.get("model_type"))
-    try:
-        layout = from_config(model, ssm_dtype=ssm, conv_dtype=conv, ranks=ranks, tail=tail, layers=layers)
-    except InvalidArgument as error:
-        if isinstance(model, str) and not exists(model):
-            raise InvalidArgument(f"{error}, or one of the presets {', '.join(CHECKPOINTS)}") from error
-        raise
-    if kv_bytes_per_token is None:
-        page = kv_from_config(model, page_size=page_size, dtype=kv, ranks=ranks, layers=layers)
+    if isinstance(model, StateLayout) and layers is not None:
+        raise InvalidArgument(f"layers={layers!r} of a StateLayout: expected the layout of these layers alone")
+    name, config, layout = named(model, ranks=ranks, ssm_dtype=ssm, conv_dtype=conv, tail=tail, layers=layers)
+    if kv_bytes_per_token is None and not isinstance(model, StateLayout):
+        page = kv_from_config(config, page_size=page_size, dtype=kv, ranks=ranks, layers=layers)
     return name, layout, page

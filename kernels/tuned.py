@@ -80,7 +80,6 @@ def look_up(kind: type[Config], key: str, device: str, architecture: str = "") -
     return Found(found, file, "; ".join(f"{path.name} not used: {why}" for path, why in skipped.items()))
 
 
-@cache
 def _asked(kind: type[Config], device: torch.device, static: tuple[int, ...]) -> Found:
     """Looks up the configuration of a launch, and records what was found."""
     asked = kind.kernel, kind.key_of(*static), device_name(device)
@@ -161,7 +160,7 @@ def trying(*configs: Config) -> Iterator[None]:
 
 
 def _forget_launches() -> None:
-    for looked_up in (_asked, config_of, programs_for, copy_launch):
+    for looked_up in (config_of, programs_for, copy_launch):
         looked_up.cache_clear()
     ASKED.clear()
 

@@ -8,6 +8,7 @@ from pathlib import Path as _Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from memstate.choices import explain as explain
     from memstate.engine.capacity import capacity as capacity
     from memstate.engine.manager import StateManager as StateManager
     from memstate.engine.settings import (

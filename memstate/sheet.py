@@ -22,7 +22,7 @@ MOST_RECORDS = 100  # rows of a `Table`, at most
 MOST_PARTS = 24  # parts of a bar, at most
 MOST_FAULTS = 12
 MOST_LETTERS = 60  # letters of a cell, at most
-MOST_TEXT = 300  # letters of a title or a fault, at most
+MOST_TEXT = 300  # letters of a title, a fault, or a cell of a `Table`, at most
 MOST_NOTE = 2000  # letters of a note, at most; a note can be a long recommendation of `capacity`
 _NO_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
@@ -109,8 +109,9 @@ def bar(title: str, parts: Iterable[BarPart]) -> Bar:
 
 
 def section(
-    title: str, heads: Sequence[str], rows: Sequence[Sequence[object]], total: int | None = None, most: int = MOST_ROWS
-) -> SheetSection:
+    title: str, heads: Sequence[str], rows: Sequence[Sequence[object]], total: int | None = None, most: int = MOST_ROWS,
+    letters: int = MOST_LETTERS,
+) -> SheetSection:  # fmt: skip
     """Returns a table of the first rows.
 
     Args:
@@ -119,8 +120,9 @@ def section(
         rows: The rows, or only the first ones.
         total: Number of all rows. None: `rows` has them all.
         most: Limit of the rows that are shown.
+        letters: Limit of the letters of a cell.
     """
-    kept = tuple(tuple(cut(str(cell), MOST_LETTERS) for cell in row) for row in rows[:most])
+    kept = tuple(tuple(cut(str(cell), letters) for cell in row) for row in rows[:most])
     return SheetSection(title, tuple(heads), kept, (len(rows) if total is None else total) - len(kept))
 
 
@@ -240,7 +242,7 @@ class Table(list[R], Shown):
         names = list(dict.fromkeys(name for row in rows for name in row))
         cells = [[self._text(name, row.get(name)) for name in names] for row in rows]
         heads = [name.replace("_", " ") for name in names]
-        return sheet(self.title, sections=[section("", heads, cells, most=MOST_RECORDS)])
+        return sheet(self.title, sections=[section("", heads, cells, most=MOST_RECORDS, letters=MOST_TEXT)])
 
     def _text(self, name: str, value: Any) -> str:
         return "" if value is None else self.texts.get(name, tables.text)(value)

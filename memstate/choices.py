@@ -1,0 +1,171 @@
+"""Says which launch configurations launches take, and from which files. Launches nothing."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from memstate.checks import whole
+from memstate.errors import ConfigurationError, InvalidArgument
+from memstate.kernels import interpreter, tuned
+from memstate.kernels.blocks import cut, key_sizes
+from memstate.kernels.configs import CONFIGS
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import Mamba3State
+from memstate.kernels.tuned_files import SHIPPED
+from memstate.sheet import Table
+from memstate.state.layout import StateLayout
+from memstate.state.planes import Planes
+from memstate.state.presets.models import named
+from memstate.tiers.host.packing import FLOATS, RecordTable, ScaledTable, in_records
+
+Launch = tuple[str, tuple[int, ...], Callable[[Any], Any] | None]  # kernel, sizes of its key, how it cuts a row
+TRANSPOSED = ("value_key", "state_dim")  # orders of a state that kernels take as `plane.mT`
+
+
+class LaunchChoice(NamedTuple):
+    """The configuration that the launches of a kernel take.
+
+    Attributes:
+        kernel: The name of the kernel.
+        key: The static sizes of the launches, by which files name configurations.
+        programs: Programs of a decode launch at the batch; None for other kernels, and without states.
+        configuration: The values of the configuration.
+        file: The file that has it, "default" or "trial", and why an entry of a file was not used.
+    """
+
+    kernel: str
+    key: str
+    programs: int | None
+    configuration: str
+    file: str
+
+
+def explain(
+    states: object = None, batch: int = 1, *, ranks: int = 1, ssm_dtype: torch.dtype | None = None,
+    device: str | None = None,
+) -> Table[LaunchChoice]:  # fmt: skip
+    """Returns which launch configurations launches take, from which files, and why entries of files are not used.
+
+    Args:
+        states: States of a model: a preset such as "qwen3_next", the path of a config.json, a configuration object or
+            dict, or the `StateLayout` of the whole model. If a `StateLayout` does not say whose states it has, both
+            `gated_delta` and `selective` are listed. None: what launches of this process have asked for so far.
+        batch: Rows of a decode step.
+        ranks: Tensor-parallel ranks.
+        ssm_dtype: Dtype of the states; None: as in `presets.from_config`.
+        device: Name of a device, as `torch.cuda.get_device_name()` returns it. It need not be here; its architecture
+            is then not compared. None: the device that is here.
+
+    Returns:
+        A table of `LaunchChoice`. `pack_int8` counts for tiers with int8.
+
+    Raises:
+        InvalidArgument: An argument has no meaning, or the model is not known.
+        ConfigurationError: A file cannot be used, or Triton is not installed.
+
+    Example:
+        >>> import memstate as ms
+        >>> [row.key for row in ms.explain("qwen3_next", device="cpu") if row.kernel == "gated_delta"]
+        ['key=128,value=128,bytes=4,key_fastest=0,fp16=0']
+
+    Syncs: no.
+    """
+    batch, ranks = whole("batch", batch), whole("ranks", ranks)
+    here = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    own = tuned.device_name(here)
+    device = own if device is None else device
+    if not isinstance(device, str) or not device or device.startswith("cuda"):
+        raise InvalidArgument(f"device={device!r}: expected the name of a device, such as 'NVIDIA H200', or None")
+    texts = {"file": lambda file: file.replace(f"{SHIPPED.parent}/", "")}
+    if states is None:
+        if (batch, ranks, ssm_dtype) != (1, 1, None):
+            raise InvalidArgument(f"batch={batch}, ranks={ranks}, ssm_dtype={ssm_dtype}: expected states with them")
+        asked = [(kernel, key, found) for (kernel, key, of), found in tuned.ASKED.items() if of == device]
+        return Table([_choice(*each) for each in asked], f"what launches on {device} have taken so far", texts)
+    if interpreter.interpreted() is None:
+        raise ConfigurationError("explain: states need Triton, which is not installed; it exists for Linux only")
+    if isinstance(states, StateLayout) and ssm_dtype is not None:
+        raise InvalidArgument(f"ssm_dtype={ssm_dtype} of a StateLayout: expected None, because its planes have dtypes")
+    name, _, layout = named(states, ranks=ranks, ssm_dtype=ssm_dtype)
+    architecture = tuned.architecture(here) if device == own else ""
+    rows = dict.fromkeys(_rows(layout, batch, device, architecture))
+    return Table(rows, f"what launches of {name} take on {device}, batch {batch:,}", texts)
+
+
+def _rows(layout: StateLayout, batch: int, device: str, architecture: str) -> Iterator[LaunchChoice]:
+    from memstate.kernels import mamba3
+
+    planes = Planes(layout, 1, Backend("reference"), rows=1)
+    for kernel, sizes, tiling in (*_moves(planes), *_steps(planes, 64 if device.startswith("AMD") else 32)):
+        kind = CONFIGS[kernel]
+        key = kind.key_of(*sizes)
+        try:
+            found = tuned.look_up(kind, key, device, architecture)
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from error
+        yield _choice(kernel, key, found, batch * prod(tiling(found.config)[0]) if tiling else None)
+    if set(planes) == set(Mamba3State._fields):  # this kernel has one configuration
+        heads, dim, state = planes["ssm"].shape[2:]
+        options = f"warps={mamba3.warps(dim, state)}"
+        yield LaunchChoice("mamba3", f"dim={dim},state={state}", batch * heads, options, tuned.DEFAULT)
+
+
+def _choice(kernel: str, key: str, found: tuned.Found, programs: int | None = None) -> LaunchChoice:
+    options = " ".join(f"{name}={value}" for name, value in vars(found.config).items())
+    return LaunchChoice(kernel, key, programs, options, "; ".join(filter(None, found[1:])))
+
+
+def _moves(planes: Planes) -> Iterator[Launch]:
+    """Yields the launches that move slots, without what tells their programs."""
+    from memstate.kernels import copy, pack
+
+    for memory in filter(None, (planes, planes.rows)):
+        yield "copy", copy.key_sizes(memory.plane_map), None
+    for kernel in ("gather", "scatter"):
+        yield from ((kernel, key_sizes(cut(each.tensor)), None) for each in planes.regions if each.tensor.numel())
+    records = RecordTable(planes.regions, in_records(planes.layout, {}), planes.device)
+    yield "pack", pack.key_sizes(records.map), None
+
+
+def _steps(planes: Planes, threads: int) -> Iterator[Launch]:
+    """Yields the launches of decode steps, and int8 packing of their states.
+
+    The names of the parts of planes say whose states these are: a delta rule has q, Mamba has x, and Mamba-2 also B.
+
+    Args:
+        planes: The planes of a slot.
+        threads: Threads of a warp.
+    """
+    from memstate.kernels import conv, gated_delta, pack_int8, selective
+
+    parts = {part.name for plane in planes.layout.planes for part in plane.parts}
+    for plane, _, tensor, _ in planes.regions if set(planes) != set(Mamba3State._fields) else ():
+        axes, turned = len(plane.shape), plane.order in TRANSPOSED
+        layer: Tensor = tensor[0].mT if turned else tensor[0]
+        if plane.dtype not in FLOATS or not plane.elements:
+            continue
+        if plane.name.startswith("conv") and axes == 2:
+            windows = layer if layer.shape[1] <= layer.shape[2] else layer.mT
+            taps = conv.key_sizes(windows)
+            yield "conv", taps, partial(conv.tiling, windows, taps, threads=threads)
+        if not plane.name.startswith("ssm") or axes not in (2, 3):
+            continue
+        scaled = []  # axes along which values share an int8 scale
+        if axes == 3 and "x" not in parts and plane.order != "state_dim":
+            scaled.append(2 - turned)
+            keys = gated_delta.key_sizes(layer)
+            yield "gated_delta", keys, partial(gated_delta.tiling, layer, keys)
+        if "q" not in parts and plane.order != "value_key":
+            tied = axes == 3 and ("x" not in parts or "B" in parts)
+            scaled += [1 + turned] * tied
+            heads = layer if axes == 3 else layer.unsqueeze(1)
+            dims = selective.key_sizes(heads, tied)
+            yield "selective", dims, partial(selective.tiling, heads, dims)
+        for axis in scaled:
+            records = in_records(planes.layout, {plane.name: axis})
+            table = ScaledTable(planes.of(plane.name), axis, records, planes.device)
+            yield "pack_int8", pack_int8.key_sizes(table.map), None

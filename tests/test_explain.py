@@ -14,6 +14,7 @@ import memstate as ms
 from memstate.choices import LaunchChoice
 from memstate.kernels import tuned, tuned_files
 from memstate.kernels.configs import DeltaConfig, GatherConfig
+from memstate.kernels.own import Kernel
 from memstate.state.presets import CHECKPOINTS
 from tests.kernels.test_tuned import folders, record, write
 from tests.support.sources import ROOT
@@ -69,6 +70,9 @@ def test_without_states_it_says_what_launches_of_this_process_have_taken(folders
     cpu = torch.device("cpu")
     tuned.config_of(GatherConfig, cpu, 16, 5)
     assert ms.explain(device="cpu") == [("gather", "unit=16,tiles=8", None, "warps=4 lanes=4096", "default")]
+    double = Kernel(lambda x, block: None, lambda x: None, lambda batch, make: {}, {"block": (8, 4)}, name="double")
+    double(x=torch.ones(2))
+    assert ms.explain(device="cpu")[1:] == [("double", "any=0", None, "block=8", "default")]
     assert ms.explain(device=H100) == []
 
 

@@ -57,7 +57,7 @@ OPEN_KERNEL_MODULES = (
     "dispatch", "rules", "tables", "levels", "catalog", "configs", "tuned", "tuned_files", "warps",
     "interpreter", "own",
 )  # fmt: skip
-ASKING = ("choices", "memstate_tools.launches")  # they launch nothing; `choices` asks kernels for the keys of launches
+ASKING = ("choices",)  # launches nothing, and asks kernels for the keys of launches
 
 Rule = Callable[[str, ast.Module], list[str]]
 

@@ -7,6 +7,7 @@ the order `channel tap`, a lane moves whole pieces of LANE elements, and sorts t
 
 import math
 from itertools import product
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -270,17 +271,14 @@ def blocks(channels: int, taps: int, itemsize: int, config: ConvConfig = DEFAULT
     return config.blocks(channels, taps, itemsize, threads)
 
 
-Sizes = tuple[int, bool, int]  # taps, whether taps are fastest, bytes of an element
-
-
-def key_sizes(state: Tensor) -> Sizes:
+def key_sizes(state: Tensor) -> tuple[Any, ...]:
     """Returns the sizes that make the key of a launch on windows `slot tap-1 channel`, of any strides."""
     return state.shape[1] + 1, taps_are_fastest(state), state.element_size()
 
 
 def tiling(
-    state: Tensor, sizes: Sizes, config: ConvConfig, threads: int = 32
-) -> tuple[tuple[int], tuple[int, int]]:  # fmt: skip
+    state: Tensor, sizes: tuple[Any, ...], config: ConvConfig, threads: int
+) -> tuple[tuple[int], tuple[int, int]]:
     """Returns the programs of a row, and the channels of a program and of a lane's access; see `blocks`."""
     (taps, _, itemsize), channels = sizes, state.shape[2]
     block, lane = blocks(channels, taps, itemsize, config, threads)

@@ -20,8 +20,8 @@ from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_columns
 from memstate.kernels.configs import CopyConfig
 from memstate.kernels.kept import KeptLaunch
-from memstate.kernels.tables import ACCESS_BYTES, ROW_CODE, ZERO_SOURCE, PlaneMap, Section
-from memstate.kernels.tuned import copy_launch
+from memstate.kernels.tables import ACCESS_BYTES, ROW_CODE, ZERO_SOURCE, PlaneMap, RecordMap, Section
+from memstate.kernels.tuned import launch_of
 from memstate.kernels.warps import ALONE
 
 COPY = tl.constexpr(0)  # first_ptr: destination slots, second_ptr: source slots
@@ -125,14 +125,14 @@ KEPT = KeptLaunch(_move, {})
 FILLED = KeptLaunch(_move, ALONE)  # without `ALONE`, the kernel would spill
 
 
-def key_sizes(planes: PlaneMap) -> tuple[int, int]:
+def key_sizes(moved: PlaneMap | RecordMap) -> tuple[int, int]:
     """Returns the sizes that make the key of a launch: bytes of a unit, and tiles of a slot."""
-    return planes.unit, planes.tiles.shape[0]
+    return moved.unit, moved.tiles.shape[0]
 
 
 def _launch(planes: PlaneMap, mode: int, first: Tensor, second: Tensor, n: int) -> None:
     device, (unit, tiles) = planes.tiles.device, key_sizes(planes)
-    programs, config = copy_launch(device, unit, tiles)
+    programs, config = launch_of(CopyConfig, device, unit, tiles)
     filled = planes.fills is not None
     args = (
         planes.tiles,

@@ -575,15 +575,12 @@ def _most(unit: int, itemsize: int, warps: int) -> int:
     return WIDE if unit * itemsize == ACCESS_BYTES and (itemsize, warps) == (4, 1) else THREAD_REGISTERS
 
 
-Sizes = tuple[int, int, int, bool, bool]  # keys, values, bytes of an element, whether keys are fastest, whether fp16
-
-
-def key_sizes(state: Tensor) -> Sizes:
+def key_sizes(state: Tensor) -> tuple[Any, ...]:
     """Returns the sizes that make the key of a launch on states `slot head key value`, of any strides."""
     return *state.shape[2:], state.element_size(), is_transposed(state), state.dtype == torch.float16
 
 
-def tiling(state: Tensor, sizes: Sizes, config: DeltaConfig) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
+def tiling(state: Tensor, sizes: tuple[Any, ...], config: DeltaConfig) -> tuple[tuple[int, int], tuple[Any, ...]]:
     """Returns the programs of a row, `tile head`, and the unit, the keys and values of a tile, and its warps."""
     heads, (keys, values, itemsize, key_fastest, fp16) = state.shape[1], sizes
     unit = math.gcd(stride_unit(state), heads * keys * values)

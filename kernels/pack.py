@@ -16,11 +16,11 @@ from torch import Tensor
 
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.configs import PackConfig
-from memstate.kernels.copy import WORDS, units
+from memstate.kernels.copy import WORDS, key_sizes, units
 from memstate.kernels.move_checks import check_pack
 from memstate.kernels.slots import known_slot
 from memstate.kernels.tables import ACCESS_BYTES, RECORD_ALIGNMENT, RecordMap
-from memstate.kernels.tuned import config_of, programs_for
+from memstate.kernels.tuned import launch_of
 from memstate.kernels.warps import limit, roomy
 
 HOST_PROGRAMS = 32  # programs that fill the PCIe 5 link to host memory; more would slow the model
@@ -92,17 +92,11 @@ def programs_of(tuned: int, planes: torch.device, held: torch.device) -> int:
     return min(tuned, HOST_PROGRAMS) if held.type == "cpu" != planes.type else tuned
 
 
-def key_sizes(records: RecordMap) -> tuple[int, int]:
-    """Returns the sizes that make the key of a launch: bytes of a unit, and tiles of a slot."""
-    return records.unit, records.tiles.shape[0]
-
-
 def _launch(records: RecordMap, slots: Tensor | None, index: Tensor, places: Tensor, held: Tensor, pack: bool) -> None:
     device, (unit, count) = records.tiles.device, key_sizes(records)
     if not (count and index.numel() and held.numel()):
         return
-    static = (PackConfig, device, unit, count)
-    config, tuned = config_of(*static), programs_for(*static)
+    tuned, config = launch_of(PackConfig, device, unit, count)
     _move_records[(programs_of(tuned, device, held.device),)](
         records.tiles, slots, index, places, held, index.numel(), 0, count,
         0 if slots is None else slots.numel(), records.capacity, len(held),

@@ -20,7 +20,7 @@ from memstate.kernels.configs import ENTRIES, Int8Config
 from memstate.kernels.move_checks import check_int8
 from memstate.kernels.pack import due_entries, programs_of
 from memstate.kernels.tables import LARGEST_SCALE, LEVELS, RECORD_ALIGNMENT, SMALLEST_SCALE, ScaledMap
-from memstate.kernels.tuned import config_of, programs_for
+from memstate.kernels.tuned import launch_of
 from memstate.kernels.warps import limit, roomy
 
 OPTIONS = {"enable_fp_fusion": False}  # rounding must not depend on the Triton version
@@ -156,10 +156,9 @@ def _launch(planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Tens
     device = planes.layers.device
     if not (index.numel() and held.numel()):
         return
-    reduced, inner, itemsize = key_sizes(planes)
+    reduced, inner, _ = static = key_sizes(planes)
     columns = prod(planes.tensors[0].shape[2:]) // reduced
-    static = (Int8Config, device, reduced, inner, itemsize)
-    config, tuned = config_of(*static), programs_for(*static)
+    tuned, config = launch_of(Int8Config, device, *static)
     block_c, block_r = blocks(columns, reduced, inner, config)
     _move_int8[(programs_of(tuned, device, held.device),)](
         planes.layers, slots, index, places,

@@ -14,7 +14,7 @@ from memstate.kernels.catalog import CompileCase
 from memstate.kernels.configs import ENTRIES, ScatterConfig
 from memstate.kernels.move_checks import check_scatter
 from memstate.kernels.tables import ACCESS_BYTES
-from memstate.kernels.tuned import config_of, programs_for
+from memstate.kernels.tuned import launch_of
 from memstate.kernels.warps import limit, roomy
 
 WARPS = 4
@@ -61,9 +61,8 @@ def scatter_slots(plane: Tensor, slots: Tensor, batch: Tensor, trusted: bool = F
         return
     words = cut(plane, batch.data_ptr())
     layers, entries = batch.shape[:2]
-    unit, _ = sizes = key_sizes(words)
-    static = (ScatterConfig, plane.device, *sizes)
-    config, programs = config_of(*static), programs_for(*static)
+    unit, _ = static = key_sizes(words)
+    programs, config = launch_of(ScatterConfig, plane.device, *static)
     tiles = tiles_of(words, config.lanes)
     _scatter_slots[(min(entries * layers * tiles, programs),)](
         triton.reinterpret(plane, words.word), slots, triton.reinterpret(batch, words.word),

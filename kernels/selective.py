@@ -12,7 +12,7 @@ added.
 
 import math
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -302,10 +302,7 @@ def _options(warps: int, tied: bool, itemsize: int, dim_fastest: bool, marked: b
     return roomy(warps, marked or dim_fastest or (tied and itemsize == 2))
 
 
-Sizes = tuple[int, int, bool, int]  # dims, states, whether a head has only one `a`, bytes of an element
-
-
-def key_sizes(state: Tensor, tied: bool) -> Sizes:
+def key_sizes(state: Tensor, tied: bool) -> tuple[Any, ...]:
     """Returns the sizes that make the key of a launch on states `slot head dim state`, of any strides.
 
     Args:
@@ -315,9 +312,7 @@ def key_sizes(state: Tensor, tied: bool) -> Sizes:
     return *state.shape[2:], tied, state.element_size()
 
 
-def tiling(
-    state: Tensor, sizes: Sizes, config: SelectiveConfig
-) -> tuple[tuple[int, int], tuple[bool, int, int, int]]:  # fmt: skip
+def tiling(state: Tensor, sizes: tuple[Any, ...], config: SelectiveConfig) -> tuple[tuple[int, int], tuple[Any, ...]]:
     """Returns the programs of a row, `tile head`; then whether dims are fastest, the sizes of a tile, and its warps."""
     (dim, states, tied, itemsize), dim_fastest = sizes, is_transposed(state)
     block_d, block_n, warps = blocks(dim, states, tied, config, SECTOR_BYTES // itemsize if dim_fastest else 1)

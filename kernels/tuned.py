@@ -10,23 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from memstate.kernels.configs import PROGRAMS_PER_SM, Config, CopyConfig
+from memstate.kernels.configs import PROGRAMS_PER_SM, Config
 from memstate.kernels.tuned_files import entries_of, why_stale
 
 LOG = logging.getLogger("memstate.tuned")
 LOG.addHandler(logging.NullHandler())
 PROGRAMS_ON_CPU = 2  # two, so that programs share work even on a CPU
-
-
-class CopyLaunch(NamedTuple):
-    """The programs of one launch on a device, and its configuration."""
-
-    programs: int
-    config: CopyConfig
 
 
 class Found(NamedTuple):
@@ -117,29 +110,11 @@ def config_of(kind: type[C], device: torch.device, *static: int) -> C:
 
 
 @cache
-def programs_for(kind: type[Config], device: torch.device, *static: int) -> int:
-    """Returns the programs of a launch, for kernels whose programs take items in turn; see `config_of`."""
+def launch_of(kind: type[C], device: torch.device, *static: int) -> tuple[int, C]:
+    """Returns (programs, configuration) of a launch whose programs take items in turn; see `config_of`."""
     config, file, _ = _asked(kind, device, static)
-    return programs(device) if file == DEFAULT else int(config.programs_per_sm) * multiprocessors(device)  # type: ignore[attr-defined]
-
-
-@cache
-def copy_launch(device: torch.device, unit: int, tiles: int) -> CopyLaunch:
-    """Returns the configuration of copies on a device.
-
-    The first call for planes of a size reads files; every later call is a lookup in memory.
-
-    Args:
-        device: device of the planes.
-        unit: bytes that one lane moves.
-        tiles: tiles of a slot.
-
-    Raises:
-        ValueError: a file is invalid; says its name, the key and the numbers.
-
-    Syncs: no.
-    """
-    return CopyLaunch(programs_for(CopyConfig, device, unit, tiles), config_of(CopyConfig, device, unit, tiles))
+    whole: Any = config
+    return programs(device) if file == DEFAULT else whole.programs_per_sm * multiprocessors(device), whole
 
 
 @contextmanager
@@ -160,7 +135,7 @@ def trying(*configs: Config) -> Iterator[None]:
 
 
 def _forget_launches() -> None:
-    for looked_up in (config_of, programs_for, copy_launch):
+    for looked_up in (config_of, launch_of):
         looked_up.cache_clear()
     ASKED.clear()
 

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from memstate.checks import NotCopied, is_count
 from memstate.errors import InvalidArgument
+from memstate.kernels.configs import CopyConfig
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import DeltaTail, SelectiveTail, StepMarks, TailRecord
-from memstate.kernels.tuned import copy_launch
+from memstate.kernels.tuned import launch_of
 from memstate.sheet import Sheet, Shown, bar, of_bytes, sheet
 from memstate.sizes import MOST_SLOTS, MemoryPart, format_bytes, require_memory
 from memstate.state.layout import Plane, StateLayout
@@ -173,7 +174,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
                 self.follow(self._rings)
         self._gathered: dict[str, ref[Tensor]] = {}  # plane name -> the last gathered batch
         if backend.name != "reference":  # a bad tuned file is refused here, not in the first launch
-            copy_launch(self.device, self.plane_map.unit, len(self.plane_map.tiles))
+            launch_of(CopyConfig, self.device, self.plane_map.unit, len(self.plane_map.tiles))
         self.scrub_null()
 
     def __getitem__(self, name: str) -> Any:

@@ -16,7 +16,7 @@ from memstate.kernels import copy, tuned, tuned_files
 from memstate.kernels.configs import CopyConfig, DeltaConfig
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.kept import KeptLaunch
-from memstate.kernels.tuned import copy_launch, trying
+from memstate.kernels.tuned import launch_of, trying
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
 from tests.kernels.test_copy import LAYOUTS, moved, packet_of
@@ -59,17 +59,17 @@ def write(folder: Path, content: dict[str, Any], device: str = NAME) -> Path:
 
 def taken(tiles: int = TILES, unit: int = UNIT) -> CopyConfig:
     """Returns the configuration that a launch on this device takes."""
-    return copy_launch(DEVICE, unit, tiles).config
+    return launch_of(CopyConfig, DEVICE, unit, tiles)[1]
 
 
 # -- choice of a configuration ---------------------------------------------------------------------
 
 
 def test_a_timed_file_of_this_device_is_taken_for_planes_of_its_size(folders: tuple[Path, Path]) -> None:
-    assert copy_launch(DEVICE, UNIT, TILES) == (tuned.programs(DEVICE), CopyConfig())
+    assert launch_of(CopyConfig, DEVICE, UNIT, TILES) == (tuned.programs(DEVICE), CopyConfig())
     assert asdict(CopyConfig()) == {"programs_per_sm": 4, "warps": 4, "entries": 256, "lanes": 4096}
     write(folders[1], record())
-    assert copy_launch(DEVICE, UNIT, TILES) == (3 * tuned.multiprocessors(DEVICE), ODD)
+    assert launch_of(CopyConfig, DEVICE, UNIT, TILES) == (3 * tuned.multiprocessors(DEVICE), ODD)
     assert [taken(tiles) == ODD for tiles in (4, 5, 8, 9)] == [False, True, True, False]
     assert taken(unit=8) == CopyConfig()
 
@@ -180,9 +180,9 @@ def test_files_are_read_once(folders: tuple[Path, Path], monkeypatch: pytest.Mon
     monkeypatch.setattr(tuned_files, "configurations", lambda *given: reads.append(given) or real(*given))
     assert [taken(), taken(6), taken()] == [ODD] * 3
     assert reads == [(path, NAME)]
-    before = copy_launch.cache_info().hits
+    before = launch_of.cache_info().hits
     path.unlink()
-    assert taken() == ODD and copy_launch.cache_info().hits == before + 1
+    assert taken() == ODD and launch_of.cache_info().hits == before + 1
 
 
 # -- entries that were measured with something else ------------------------------------------------
@@ -199,7 +199,7 @@ def test_entries_of_another_triton_or_source_are_not_used_and_one_line_says_why(
 ) -> None:
     caplog.set_level("INFO", "memstate.tuned")
     here = {"triton": triton.__version__, "architecture": tuned.architecture(DEVICE)}
-    here["source"] = tuned_files.source_of("copy")
+    here["source"] = tuned_files.source_of(CopyConfig)
     write(folders[1], entry_with(made={"torch": "1.0", **here}))
     assert taken() == ODD and told(caplog) == []
     for changed, says in (
@@ -233,7 +233,7 @@ def test_another_patch_of_triton_generates_the_same_code(folders: tuple[Path, Pa
 def test_the_source_of_a_kernel_has_what_it_uses_and_no_comments(monkeypatch: pytest.MonkeyPatch) -> None:
     def hashed() -> str:
         tuned_files.source_of.cache_clear()
-        return tuned_files.source_of("copy")
+        return tuned_files.source_of(CopyConfig)
 
     before, code = hashed(), inspect.getsource
     edits = {  # function -> its source, changed -> whether the hash is another one

@@ -20,7 +20,7 @@ from memstate.state.presets import CHECKPOINTS, from_config
 from memstate.tiers.host.packing import Packing
 from memstate_tools import workload
 from memstate_tools.launches import compiling, kernels
-from memstate_tools.models import AXES, CONFIGS, RULES, Model
+from memstate_tools.models import AXES, CONFIGS, Model, model_of
 
 TURNED = {"delta": "value_key", "kda": "value_key", "mamba2": "state_dim"}  # rule -> order that kernels take as `.mT`
 BATCH = 3
@@ -32,9 +32,17 @@ def layouts() -> Iterator[tuple[str, dict[str, Any]]]:
     for name, config in CONFIGS.items():
         yield name, {}
         yield name, {"order": "slot_major", "ssm_dtype": torch.float16, "ranks": 4}
-        rule = RULES.get(config["model_type"], "")
+        rule = model_of(config).rule
         if rule in TURNED:
             yield name, {"ssm_order": TURNED[rule], "conv_order": "width_first", "ssm_dtype": torch.bfloat16}
+
+
+class Turned(dict[str, torch.Tensor]):
+    """Planes as kernels take them: states are turned to the usual order of their axes."""
+
+    def __init__(self, planes: Planes) -> None:
+        super().__init__({name: plane.mT if name == "ssm" else plane for name, plane in planes.items()})
+        self.arenas = planes.arenas
 
 
 def asked(model: Model, plain: Model) -> tuple[set[tuple[str, str]], set[tuple[str, int]]]:
@@ -48,11 +56,11 @@ def asked(model: Model, plain: Model) -> tuple[set[tuple[str, str]], set[tuple[s
     one, two = torch.tensor([1], dtype=torch.int32), torch.tensor([2], dtype=torch.int32)
     turned = bool(model.layout.planes[-1].order)
 
-    def as_kernels_take_them(layout: StateLayout, slots: int, *_: object, **__: object) -> dict[str, torch.Tensor]:
+    def as_kernels_take_them(layout: StateLayout, slots: int, *_: object, **__: object) -> Turned:
         names = {plane.name for plane in layout.planes}
         layers = StateLayout(tuple(each for each in model.layout.planes if each.name in names), 1, model.layout.order)
         held = Planes(layers, slots, kernels())
-        return {name: plane.mT if turned and name == "ssm" else plane for name, plane in held.items()}
+        return Turned(held)
 
     with compiling("sm_90") as launches, ExitStack() as stack:
         planes = Planes(model.layout, 2, kernels())
@@ -85,7 +93,7 @@ def main() -> None:
     differing, seen = [], set[str]()
     for name, options in layouts():
         config = CONFIGS[name]
-        rule = RULES.get(config["model_type"], "")
+        rule = model_of(config).rule
         kept = {key: value for key, value in options.items() if key not in ("ssm_order", "conv_order")}
         model, plain = Model(from_config(config, **options), rule), Model(from_config(config, **kept), rule)
         rows = explain(model.layout, BATCH, device="cpu")

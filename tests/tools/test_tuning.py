@@ -31,7 +31,7 @@ from memstate.kernels.configs import (
 )
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.kept import KeptLaunch
-from memstate.kernels.tuned import copy_launch
+from memstate.kernels.tuned import launch_of
 from memstate.state.planes import Planes
 from memstate_tools import models, workload
 from memstate_tools import tune as tuning
@@ -261,7 +261,7 @@ def test_a_wrong_configuration_is_excluded_and_nothing_is_stored(
     second = grid.one_at_a_time("copy", timed=False)[1]
 
     def fault(copy_slots: Any, planes: Any, dst: Any, src: Any) -> None:
-        if copy_launch(CPU, planes.unit, planes.tiles.shape[0]).config == second:
+        if launch_of(CopyConfig, CPU, planes.unit, planes.tiles.shape[0])[1] == second:
             dst = dst * 0
         copy_slots(planes, dst, src)
 
@@ -388,7 +388,7 @@ def test_a_device_times_a_copy_and_a_sweep_stores_it(folder: Path) -> None:
     tuning.store(outcome)
     storage = Planes(models.model_of("lfm2").layout, 1, Backend("cuda", "cuda"))
     planes = storage.plane_map
-    assert copy_launch(storage.device, planes.unit, planes.tiles.shape[0]).config == outcome.best[0].config
+    assert launch_of(CopyConfig, storage.device, planes.unit, planes.tiles.shape[0])[1] == outcome.best[0].config
 
 
 # -- a timed sweep under a false clock -------------------------------------------------------------
@@ -402,7 +402,7 @@ class Clock:
         self.asked: list[CopyConfig] = []
 
     def __call__(self, act: Callable[[], object]) -> float:
-        config = copy_launch(CPU, 16, 1).config
+        config = launch_of(CopyConfig, CPU, 16, 1)[1]
         self.asked.append(config)
         return self.seconds[config]
 
@@ -508,9 +508,9 @@ def test_nothing_untimed_changes_a_launch_here() -> None:
     device = tuned.device_name(backend_here().device)
     tuning.store(outcome_of(2.0, 1.0, timed=False, device=device))
     here = torch.zeros(0, device=backend_here().device).device
-    assert copy_launch(here, 16, 8).config == DEFAULT
+    assert launch_of(CopyConfig, here, 16, 8)[1] == DEFAULT
     tuning.store(outcome_of(1.0, 2.0, device=device))
-    assert copy_launch(here, 16, 8).config == grid.one_at_a_time("copy", True)[1]
+    assert launch_of(CopyConfig, here, 16, 8)[1] == grid.one_at_a_time("copy", True)[1]
 
 
 def test_a_sweep_of_other_planes_adds_to_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

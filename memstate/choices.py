@@ -6,7 +6,6 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from memstate.checks import whole
 from memstate.errors import ConfigurationError, InvalidArgument
@@ -15,14 +14,14 @@ from memstate.kernels.blocks import cut, key_sizes
 from memstate.kernels.configs import CONFIGS
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import Mamba3State
-from memstate.kernels.tuned_files import SHIPPED
 from memstate.sheet import Table
 from memstate.state.layout import StateLayout
 from memstate.state.planes import Planes
-from memstate.state.presets.models import named
+from memstate.state.presets import named
 from memstate.tiers.host.packing import FLOATS, RecordTable, ScaledTable, in_records
 
 Launch = tuple[str, tuple[int, ...], Callable[[Any], Any] | None]  # kernel, sizes of its key, how it cuts a row
+MAMBA3 = set(Mamba3State._fields)
 TRANSPOSED = ("value_key", "state_dim")  # orders of a state that kernels take as `plane.mT`
 
 
@@ -65,7 +64,8 @@ def explain(
 
     Raises:
         InvalidArgument: An argument has no meaning, or the model is not known.
-        ConfigurationError: A file cannot be used, or Triton is not installed.
+        ConfigurationError: Triton is not installed.
+        ValueError: A file is invalid; says its name, the key and the numbers.
 
     Example:
         >>> import memstate as ms
@@ -80,35 +80,29 @@ def explain(
     device = own if device is None else device
     if not isinstance(device, str) or not device or device.startswith("cuda"):
         raise InvalidArgument(f"device={device!r}: expected the name of a device, such as 'NVIDIA H200', or None")
-    texts = {"file": lambda file: file.replace(f"{SHIPPED.parent}/", "")}
     if states is None:
         if (batch, ranks, ssm_dtype) != (1, 1, None):
             raise InvalidArgument(f"batch={batch}, ranks={ranks}, ssm_dtype={ssm_dtype}: expected states with them")
-        asked = [(kernel, key, found) for (kernel, key, of), found in tuned.ASKED.items() if of == device]
-        return Table([_choice(*each) for each in asked], f"what launches on {device} have taken so far", texts)
+        asked = [_choice(kernel, key, found) for (kernel, key, of), found in tuned.ASKED.items() if of == device]
+        return Table(asked, f"what launches on {device} have taken so far")
     if interpreter.interpreted() is None:
         raise ConfigurationError("explain: states need Triton, which is not installed; it exists for Linux only")
     if isinstance(states, StateLayout) and ssm_dtype is not None:
         raise InvalidArgument(f"ssm_dtype={ssm_dtype} of a StateLayout: expected None, because its planes have dtypes")
     name, _, layout = named(states, ranks=ranks, ssm_dtype=ssm_dtype)
     architecture = tuned.architecture(here) if device == own else ""
-    rows = dict.fromkeys(_rows(layout, batch, device, architecture))
-    return Table(rows, f"what launches of {name} take on {device}, batch {batch:,}", texts)
+    rows = dict.fromkeys(_rows(Planes(layout, 1, Backend("reference"), rows=1), batch, device, architecture))
+    return Table(rows, f"what launches of {name} take on {device}, batch {batch:,}")
 
 
-def _rows(layout: StateLayout, batch: int, device: str, architecture: str) -> Iterator[LaunchChoice]:
+def _rows(planes: Planes, batch: int, device: str, architecture: str) -> Iterator[LaunchChoice]:
     from memstate.kernels import mamba3
 
-    planes = Planes(layout, 1, Backend("reference"), rows=1)
     for kernel, sizes, tiling in (*_moves(planes), *_steps(planes, 64 if device.startswith("AMD") else 32)):
-        kind = CONFIGS[kernel]
-        key = kind.key_of(*sizes)
-        try:
-            found = tuned.look_up(kind, key, device, architecture)
-        except ValueError as error:
-            raise ConfigurationError(str(error)) from error
+        key = CONFIGS[kernel].key_of(*sizes)
+        found = tuned.look_up(CONFIGS[kernel], key, device, architecture)
         yield _choice(kernel, key, found, batch * prod(tiling(found.config)[0]) if tiling else None)
-    if set(planes) == set(Mamba3State._fields):  # this kernel has one configuration
+    if set(planes) == MAMBA3:  # its kernel has one configuration
         heads, dim, state = planes["ssm"].shape[2:]
         options = f"warps={mamba3.warps(dim, state)}"
         yield LaunchChoice("mamba3", f"dim={dim},state={state}", batch * heads, options, tuned.DEFAULT)
@@ -121,14 +115,14 @@ def _choice(kernel: str, key: str, found: tuned.Found, programs: int | None = No
 
 def _moves(planes: Planes) -> Iterator[Launch]:
     """Yields the launches that move slots, without what tells their programs."""
-    from memstate.kernels import copy, pack
+    from memstate.kernels import copy
 
     for memory in filter(None, (planes, planes.rows)):
         yield "copy", copy.key_sizes(memory.plane_map), None
-    for kernel in ("gather", "scatter"):
-        yield from ((kernel, key_sizes(cut(each.tensor)), None) for each in planes.regions if each.tensor.numel())
+    blocks = [key_sizes(cut(region.tensor)) for region in planes.regions if region.plane.elements]
+    yield from ((kernel, sizes, None) for kernel in ("gather", "scatter") for sizes in blocks)
     records = RecordTable(planes.regions, in_records(planes.layout, {}), planes.device)
-    yield "pack", pack.key_sizes(records.map), None
+    yield "pack", copy.key_sizes(records.map), None
 
 
 def _steps(planes: Planes, threads: int) -> Iterator[Launch]:
@@ -143,26 +137,23 @@ def _steps(planes: Planes, threads: int) -> Iterator[Launch]:
     from memstate.kernels import conv, gated_delta, pack_int8, selective
 
     parts = {part.name for plane in planes.layout.planes for part in plane.parts}
-    for plane, _, tensor, _ in planes.regions if set(planes) != set(Mamba3State._fields) else ():
-        axes, turned = len(plane.shape), plane.order in TRANSPOSED
-        layer: Tensor = tensor[0].mT if turned else tensor[0]
+    for plane, _, (layer, *_), _ in planes.regions if set(planes) != MAMBA3 else ():
+        kind, axes, turned = plane.name.rstrip("0123456789"), len(plane.shape), plane.order in TRANSPOSED
+        scaled = []  # axes along which values share an int8 scale
         if plane.dtype not in FLOATS or not plane.elements:
             continue
-        if plane.name.startswith("conv") and axes == 2:
+        if (kind, axes) == ("conv", 2):
             windows = layer if layer.shape[1] <= layer.shape[2] else layer.mT
             taps = conv.key_sizes(windows)
             yield "conv", taps, partial(conv.tiling, windows, taps, threads=threads)
-        if not plane.name.startswith("ssm") or axes not in (2, 3):
-            continue
-        scaled = []  # axes along which values share an int8 scale
-        if axes == 3 and "x" not in parts and plane.order != "state_dim":
+        heads = layer.mT if turned else layer if axes == 3 else layer.unsqueeze(1)  # Mamba-1 has one head
+        if (kind, axes) == ("ssm", 3) and "x" not in parts and plane.order != "state_dim":
             scaled.append(2 - turned)
-            keys = gated_delta.key_sizes(layer)
-            yield "gated_delta", keys, partial(gated_delta.tiling, layer, keys)
-        if "q" not in parts and plane.order != "value_key":
+            keys = gated_delta.key_sizes(heads)
+            yield "gated_delta", keys, partial(gated_delta.tiling, heads, keys)
+        if (kind, axes) in (("ssm", 2), ("ssm", 3)) and "q" not in parts and plane.order != "value_key":
             tied = axes == 3 and ("x" not in parts or "B" in parts)
             scaled += [1 + turned] * tied
-            heads = layer if axes == 3 else layer.unsqueeze(1)
             dims = selective.key_sizes(heads, tied)
             yield "selective", dims, partial(selective.tiling, heads, dims)
         for axis in scaled:

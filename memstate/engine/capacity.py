@@ -17,8 +17,7 @@ from memstate.prefix.placement import Ends, Placement
 from memstate.requests.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
 from memstate.sizes import byte_count, token_count
 from memstate.state.layout import NEVER, Plane, StateLayout
-from memstate.state.presets import kv_from_config
-from memstate.state.presets.models import named
+from memstate.state.presets import kv_from_config, named
 
 MOST_TOKENS = 1e12  # tokens per second, of all requests together
 STRATEGIES: Final[Mapping[str, type[Tracking]]] = {

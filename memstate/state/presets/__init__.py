@@ -13,10 +13,14 @@ A preset takes the keywords of `from_config`: ssm_dtype (torch.float32), conv_dt
 No preset waits for a device. Each raises InvalidArgument if the ranks do not divide its heads, or outnumber them.
 """
 
+from collections.abc import Mapping
+from os import PathLike
+from os.path import exists
 from typing import Any, Final, TypedDict, Unpack
 
 import torch
 
+from memstate.errors import InvalidArgument
 from memstate.state.layout import Order, StateLayout
 from memstate.state.presets.config import from_config, kv_from_config
 from memstate.state.presets.families import ConvOrder, SsmOrder
@@ -246,3 +250,32 @@ def codestral_mamba(**options: Unpack[Options]) -> StateLayout:
 def mamba(**options: Unpack[Options]) -> StateLayout:
     """Returns the layout of Mamba-2.8B: Mamba in all 64 layers."""
     return from_config(CHECKPOINTS["mamba"], **options)
+
+
+def named(model: object, *, ranks: int = 1, **options: Any) -> tuple[str, object, StateLayout]:
+    """Returns the name of a model for messages, its configuration, and the layout of its state on one rank.
+
+    Args:
+        model: a preset such as "qwen3_next", the path of a config.json, a configuration object or dict, or the
+            `StateLayout` of the whole model, which is its own configuration.
+        ranks: tensor-parallel ranks.
+        options: further arguments of `from_config`. They do not change a `StateLayout`.
+
+    Raises:
+        InvalidArgument: the model is not known, or the configuration cannot be read.
+    """
+    if isinstance(model, StateLayout):
+        return "layout", model, model.shard(ranks)
+    name, config = model if isinstance(model, str) else type(model).__name__, model
+    if isinstance(model, str) and model.replace("-", "_") in CHECKPOINTS:
+        config = CHECKPOINTS[model.replace("-", "_")]
+    elif isinstance(model, PathLike):
+        name = str(model)
+    elif isinstance(model, Mapping):
+        name = str(model.get("model_type"))
+    try:
+        return name, config, from_config(config, ranks=ranks, **options)
+    except InvalidArgument as error:
+        if isinstance(config, str) and not exists(config):
+            raise InvalidArgument(f"{error}, or one of the presets {', '.join(CHECKPOINTS)}") from error
+        raise

@@ -146,17 +146,17 @@ def _fits(reduced: int, block_r: int) -> bool:
     return 64 <= reduced <= min(block_r, 512)
 
 
-def key_sizes(planes: ScaledMap) -> tuple[int, int, int]:
+def key_sizes(plane: Tensor, axis: int) -> tuple[int, int, int]:
     """Returns the sizes that make the key of a launch: values of a column, elements between them, and their bytes."""
-    shape = planes.tensors[0].shape[2:]
-    return shape[planes.axis], prod(shape[planes.axis + 1 :]), planes.tensors[0].element_size()
+    _, _, *shape = plane.shape
+    return shape[axis], prod(shape[axis + 1 :]), plane.element_size()
 
 
 def _launch(planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Tensor, held: Tensor, pack: bool) -> None:
     device = planes.layers.device
     if not (index.numel() and held.numel()):
         return
-    reduced, inner, _ = static = key_sizes(planes)
+    reduced, inner, _ = static = key_sizes(planes.tensors[0], planes.axis)
     columns = prod(planes.tensors[0].shape[2:]) // reduced
     tuned, config = launch_of(Int8Config, device, *static)
     block_c, block_r = blocks(columns, reduced, inner, config)

@@ -18,7 +18,7 @@ from memstate.sheet import Table
 from memstate.state.layout import StateLayout
 from memstate.state.planes import Planes
 from memstate.state.presets import named
-from memstate.tiers.host.packing import FLOATS, RecordTable, ScaledTable, in_records
+from memstate.tiers.host.packing import FLOATS, RecordTable, in_records
 
 Launch = tuple[str, tuple[int, ...], Callable[[Any], Any] | None]  # kernel, sizes of its key, how it cuts a row
 MAMBA3 = set(Mamba3State._fields)
@@ -137,26 +137,22 @@ def _steps(planes: Planes, threads: int) -> Iterator[Launch]:
     from memstate.kernels import conv, gated_delta, pack_int8, selective
 
     parts = {part.name for plane in planes.layout.planes for part in plane.parts}
-    for plane, _, (layer, *_), _ in planes.regions if set(planes) != MAMBA3 else ():
-        kind, axes, turned = plane.name.rstrip("0123456789"), len(plane.shape), plane.order in TRANSPOSED
-        scaled = []  # axes along which values share an int8 scale
+    for plane, _, tensor, _ in planes.regions if set(planes) != MAMBA3 else ():
+        kind, layer, turned = (plane.name.rstrip("0123456789"), len(plane.shape)), tensor[0], plane.order in TRANSPOSED
         if plane.dtype not in FLOATS or not plane.elements:
             continue
-        if (kind, axes) == ("conv", 2):
+        if kind == ("conv", 2):
             windows = layer if layer.shape[1] <= layer.shape[2] else layer.mT
             taps = conv.key_sizes(windows)
             yield "conv", taps, partial(conv.tiling, windows, taps, threads=threads)
-        heads = layer.mT if turned else layer if axes == 3 else layer.unsqueeze(1)  # Mamba-1 has one head
-        if (kind, axes) == ("ssm", 3) and "x" not in parts and plane.order != "state_dim":
-            scaled.append(2 - turned)
+        heads = layer.mT if turned else layer if kind[1] == 3 else layer.unsqueeze(1)  # Mamba-1 has one head
+        if kind == ("ssm", 3) and "x" not in parts and plane.order != "state_dim":
             keys = gated_delta.key_sizes(heads)
             yield "gated_delta", keys, partial(gated_delta.tiling, heads, keys)
-        if (kind, axes) in (("ssm", 2), ("ssm", 3)) and "q" not in parts and plane.order != "value_key":
-            tied = axes == 3 and ("x" not in parts or "B" in parts)
-            scaled += [1 + turned] * tied
+            yield "pack_int8", pack_int8.key_sizes(tensor, 2 - turned), None  # a scale for each key
+        if kind in (("ssm", 2), ("ssm", 3)) and "q" not in parts and plane.order != "value_key":
+            tied = kind[1] == 3 and ("x" not in parts or "B" in parts)
             dims = selective.key_sizes(heads, tied)
             yield "selective", dims, partial(selective.tiling, heads, dims)
-        for axis in scaled:
-            records = in_records(planes.layout, {plane.name: axis})
-            table = ScaledTable(planes.of(plane.name), axis, records, planes.device)
-            yield "pack_int8", pack_int8.key_sizes(table.map), None
+            if tied:
+                yield "pack_int8", pack_int8.key_sizes(tensor, 1 + turned), None  # a scale for each state

@@ -83,7 +83,7 @@ def own(*shape: int, **plane: object) -> ms.StateLayout:
 def test_states_of_ones_own_without_parts_may_be_of_either_rule() -> None:
     moves = ["copy", "gather", "scatter", "pack"]
     for layout, steps in (
-        (own(2, 16, 16), ["gated_delta", "selective", "pack_int8", "pack_int8"]),
+        (own(2, 16, 16), ["gated_delta", "pack_int8", "selective", "pack_int8"]),
         (own(2, 16, 16, order="value_key"), ["gated_delta", "pack_int8"]),
         (own(2, 16, 16, order="state_dim"), ["selective", "pack_int8"]),
         (own(64), []),

@@ -31,10 +31,18 @@ def layouts() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the name of a model, and arguments of `from_config`."""
     for name, config in CONFIGS.items():
         yield name, {}
-        yield name, {"order": "slot_major", "ssm_dtype": torch.float16, "ranks": 4}
+        yield name, {"order": "slot_major", "ssm_dtype": torch.float16, "ranks": 4, "layers": range(8)}
         rule = model_of(config).rule
         if rule in TURNED:
-            yield name, {"ssm_order": TURNED[rule], "conv_order": "width_first", "ssm_dtype": torch.bfloat16}
+            yield (
+                name,
+                {
+                    "ssm_order": TURNED[rule],
+                    "conv_order": "width_first",
+                    "ssm_dtype": torch.bfloat16,
+                    "layers": range(8),
+                },
+            )
 
 
 class Turned(dict[str, torch.Tensor]):

@@ -280,9 +280,8 @@ def tiling(
     state: Tensor, sizes: tuple[Any, ...], config: ConvConfig, threads: int
 ) -> tuple[tuple[int], tuple[int, int]]:
     """Returns the programs of a row, and the channels of a program and of a lane's access; see `blocks`."""
-    (taps, _, itemsize), channels = sizes, state.shape[2]
-    block, lane = blocks(channels, taps, itemsize, config, threads)
-    return (triton.cdiv(channels, block),), (block, lane)
+    block, lane = blocks(state.shape[2], sizes[0], sizes[2], config, threads)
+    return (triton.cdiv(state.shape[2], block),), (block, lane)
 
 
 def conv_step(

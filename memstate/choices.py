@@ -87,8 +87,9 @@ def explain(
         return Table(asked, f"what launches on {device} have taken so far")
     if interpreter.interpreted() is None:
         raise ConfigurationError("explain: states need Triton, which is not installed; it exists for Linux only")
-    if isinstance(states, StateLayout) and ssm_dtype is not None:
-        raise InvalidArgument(f"ssm_dtype={ssm_dtype} of a StateLayout: expected None, because its planes have dtypes")
+    if ssm_dtype is not None and (isinstance(states, StateLayout) or ssm_dtype not in FLOATS):
+        expected = "None for a StateLayout, whose planes have dtypes; else float32, bfloat16 or float16"
+        raise InvalidArgument(f"ssm_dtype={ssm_dtype!r}: expected {expected}")
     name, _, layout = named(states, ranks=ranks, ssm_dtype=ssm_dtype)
     architecture = tuned.architecture(here) if device == own else ""
     rows = dict.fromkeys(_rows(Planes(layout, 1, Backend("reference"), rows=1), batch, device, architecture))
@@ -98,7 +99,7 @@ def explain(
 def _rows(planes: Planes, batch: int, device: str, architecture: str) -> Iterator[LaunchChoice]:
     from memstate.kernels import mamba3
 
-    for kernel, sizes, tiling in (*_moves(planes), *_steps(planes, 64 if device.startswith("AMD") else 32)):
+    for kernel, sizes, tiling in _launches(planes, 64 if device.startswith("AMD") else 32):
         key = CONFIGS[kernel].key_of(*sizes)
         found = tuned.look_up(CONFIGS[kernel], key, device, architecture)
         yield _choice(kernel, key, found, batch * prod(tiling(found.config)[0]) if tiling else None)
@@ -113,20 +114,8 @@ def _choice(kernel: str, key: str, found: tuned.Found, programs: int | None = No
     return LaunchChoice(kernel, key, programs, options, "; ".join(filter(None, found[1:])))
 
 
-def _moves(planes: Planes) -> Iterator[Launch]:
-    """Yields the launches that move slots, without what tells their programs."""
-    from memstate.kernels import copy
-
-    for memory in filter(None, (planes, planes.rows)):
-        yield "copy", copy.key_sizes(memory.plane_map), None
-    blocks = [key_sizes(cut(region.tensor)) for region in planes.regions if region.plane.elements]
-    yield from ((kernel, sizes, None) for kernel in ("gather", "scatter") for sizes in blocks)
-    records = RecordTable(planes.regions, in_records(planes.layout, {}), planes.device)
-    yield "pack", copy.key_sizes(records.map), None
-
-
-def _steps(planes: Planes, threads: int) -> Iterator[Launch]:
-    """Yields the launches of decode steps, and int8 packing of their states.
+def _launches(planes: Planes, threads: int) -> Iterator[Launch]:
+    """Yields the launches that move slots, then those of decode steps, with int8 packing of their states.
 
     The names of the parts of planes say whose states these are: a delta rule has q, Mamba has x, and Mamba-2 also B.
 
@@ -134,8 +123,14 @@ def _steps(planes: Planes, threads: int) -> Iterator[Launch]:
         planes: The planes of a slot.
         threads: Threads of a warp.
     """
-    from memstate.kernels import conv, gated_delta, pack_int8, selective
+    from memstate.kernels import conv, copy, gated_delta, pack_int8, selective
 
+    for memory in filter(None, (planes, planes.rows)):
+        yield "copy", copy.key_sizes(memory.plane_map), None
+    blocks = [key_sizes(cut(region.tensor)) for region in planes.regions if region.plane.elements]
+    yield from ((kernel, sizes, None) for kernel in ("gather", "scatter") for sizes in blocks)
+    records = RecordTable(planes.regions, in_records(planes.layout, {}), planes.device)
+    yield "pack", copy.key_sizes(records.map), None
     parts = {part.name for plane in planes.layout.planes for part in plane.parts}
     for plane, _, tensor, _ in planes.regions if set(planes) != MAMBA3 else ():
         kind, layer, turned = (plane.name.rstrip("0123456789"), len(plane.shape)), tensor[0], plane.order in TRANSPOSED

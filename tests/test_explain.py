@@ -103,7 +103,14 @@ def test_states_of_ones_own_without_parts_may_be_of_either_rule() -> None:
         ({"states": "qwen3_next", "ranks": 64}, "64 ranks"),
         ({"states": "gpt2"}, "one of the presets qwen3_next"),
         ({"states": {"model_type": "llama"}}, "the known ones are"),
-        ({"states": own(2, 16, 16), "ssm_dtype": torch.float16}, "ssm_dtype=torch.float16 of a StateLayout"),
+        (
+            {"states": own(2, 16, 16), "ssm_dtype": torch.float16},
+            "ssm_dtype=torch.float16: expected None for a StateLayout",
+        ),
+        (
+            {"states": "mamba", "ssm_dtype": torch.int8},
+            "ssm_dtype=torch.int8: expected .* float32, bfloat16 or float16",
+        ),
         ({"batch": 64}, "batch=64, .*expected states with them"),
         ({"states": "mamba", "device": "cuda:0"}, "device='cuda:0': expected the name of a device"),
         ({"states": "mamba", "device": ""}, "device='': expected the name of a device"),

@@ -18,10 +18,10 @@ import torch
 pytest.importorskip("triton", reason="without Triton there are no kernels")
 
 from memstate.kernels import own, tuned
-from memstate.kernels.configs import CONFIGS
+from memstate.kernels.configs import CONFIGS, CopyConfig
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.own import KERNELS, Kernel
-from memstate.kernels.tuned import copy_launch, trying
+from memstate.kernels.tuned import launch_of, trying
 from memstate_tools.bench import run
 from memstate_tools.launches import compiling
 from memstate_tools.maker import Maker
@@ -223,7 +223,7 @@ def test_a_launch_takes_what_a_file_has_for_its_key(tmp_path: Path, monkeypatch:
     content["entries"] += record()["entries"]
     content["entries"][1] |= {"kernel": "noted", "key": "size=208", "config": {"BLOCK": 256, "warps": 2}}
     write(tmp_path, content)
-    assert copy_launch(DEVICE, UNIT, TILES).config == ODD
+    assert launch_of(CopyConfig, DEVICE, UNIT, TILES)[1] == ODD
     kernel = replace(running_mean, name="noted", launch=lambda BLOCK, warps, **given: taken.append((BLOCK, warps)))
     kernel.register()
     for size in (208, 207):

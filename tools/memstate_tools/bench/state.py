@@ -98,7 +98,7 @@ def fla_step(model: Model, batch: int, device: torch.device) -> Callable[[], obj
     from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule  # type: ignore[import-untyped]
 
     heads, key, value = shape = model.plane("ssm").shape
-    q, k, v, gate, beta = delta_inputs(shape, heads * (2 * key + value), batch, Maker(device, 0))
+    q, k, v, gate, beta = delta_inputs(shape, heads * (2 * key + value), batch, Maker(device, torch.seed() % 2**31))
     states = torch.randn(batch, *shape, dtype=torch.float32, device=device)
 
     def step() -> object:

@@ -1,9 +1,8 @@
 """Draws a sweep: bars of all configurations, or a map of the two axes that matter."""
 
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memstate.errors import InvalidArgument
 from memstate_tools.tuning.result import Sweep, Trial
@@ -12,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH, INCHES_A_ROW = 9.0, 0.2
+WIDTH, INCHES_A_ROW, INCHES_A_CELL = 9.0, 0.2, 0.5
 COLOURS = {"chosen": "#5b9a68", "default": "#3b6ea5", "": "#b9b9b9"}
 SUFFIXES = (".svg", ".png", ".pdf")
 
@@ -78,30 +77,40 @@ def _bars(axes: "Axes", trials: list[Trial], outcome: Sweep) -> None:
     axes.set_yticks(range(len(shown)), names, fontsize=8)
     axes.invert_yaxis()
     axes.set_xlim(left=0)
-    axes.set_xlabel(_unit(trials), fontsize=7)
+    axes.set_xlabel(_unit(trials) + ": less is better" * (not outcome.timed), fontsize=7)
     axes.tick_params(axis="x", labelsize=7)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def _heat(axes: "Axes", trials: list[Trial], outcome: Sweep) -> None:
-    settings = [(trial, asdict(trial.config)) for trial in trials]
-    values = {name: sorted({each[name] for _, each in settings}) for name in asdict(trials[0].config)}
-    across, down = (sorted(values, key=lambda name: -len(values[name])) * 2)[:2]
+    from memstate.viz.figure import ink
+
+    across, down = _widest(trials)
+    values = {name: sorted({vars(trial.config)[name] for trial in trials}) for name in (across, down)}
+    cells: dict[tuple[int, int], list[Trial]] = {}
+    for trial in trials:
+        x, y = (values[name].index(vars(trial.config)[name]) for name in (across, down))
+        cells.setdefault((x, y), []).append(trial)
     grid = [[float("nan")] * len(values[across]) for _ in values[down]]
-    for y, row in enumerate(values[down]):
-        for x, column in enumerate(values[across]):
-            cell = [trial for trial, each in settings if (each[down], each[across]) == (row, column) and trial.value]
-            if not cell:
-                continue
-            best = max(cell, key=lambda trial: trial.goodness)
-            grid[y][x] = _length(best)
-            mark = "".join(f"\n{name}" for name in ("chosen", "default") for one in cell if name in outcome.marks(one))
-            axes.text(x, y, f"{_length(best):.3g}{mark}", ha="center", va="center", fontsize=7)
-    axes.imshow(grid, aspect="auto", cmap="YlGn_r", alpha=0.6)
-    axes.set_xticks(range(len(values[across])), [f"{each:,}" for each in values[across]], fontsize=7)
-    axes.set_yticks(range(len(values[down])), [f"{each:,}" for each in values[down]], fontsize=7)
-    axes.set_xlabel(f"{across}    ({_unit(trials)}: less is better; empty: excluded or not tried)", fontsize=7)
-    axes.set_ylabel(down, fontsize=7)
+    best = {place: max(cell, key=lambda trial: trial.goodness) for place, cell in cells.items()}
+    for (x, y), trial in best.items():
+        grid[y][x] = _length(trial) or float("nan")
+    drawn: Any = axes.imshow(grid, aspect="auto", cmap="YlGn_r")
+    for (x, y), trial in best.items():
+        marks = {mark for each in cells[x, y] for mark in outcome.marks(each)}
+        said = [f"{_length(trial):.3g}" if trial.value else "excluded", *sorted(marks)]
+        colour = ink(drawn.to_rgba(_length(trial))) if trial.value else None  # None: light on a dark page
+        axes.text(x, y, "\n".join(said), ha="center", va="center", fontsize=8, color=colour)
+    axes.set_xticks(range(len(values[across])), [f"{each:,}" for each in values[across]], fontsize=8)
+    axes.set_yticks(range(len(values[down])), [f"{each:,}" for each in values[down]], fontsize=8)
+    axes.set_xlabel(f"{across}    ({_unit(trials)}: less is better; an empty cell was not tried)", fontsize=8)
+    axes.set_ylabel(down, fontsize=8)
+
+
+def _widest(trials: list[Trial]) -> list[str]:
+    """Returns the two axes with the most values; the same one twice if there is only one."""
+    values = {name: {vars(trial.config)[name] for trial in trials} for name in vars(trials[0].config)}
+    return (sorted(values, key=lambda name: -len(values[name])) * 2)[:2]
 
 
 def _bars_height(trials: list[Trial]) -> float:
@@ -109,7 +118,8 @@ def _bars_height(trials: list[Trial]) -> float:
 
 
 def _heat_height(trials: list[Trial]) -> float:
-    return 2.6
+    _, down = _widest(trials)
+    return 0.8 + INCHES_A_CELL * len({vars(trial.config)[down] for trial in trials})
 
 
 def _length(trial: Trial) -> float:

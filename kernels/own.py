@@ -15,7 +15,7 @@ from torch import Tensor
 
 from memstate.kernels import tuned
 from memstate.kernels.configs import CONFIGS, Config, axis
-from memstate.kernels.dispatch import add_op
+from memstate.kernels.dispatch import Backend, add_op
 from memstate.kernels.tuned import config_of
 
 GROUP = "memstate.kernels"  # entry points that name instances of `Kernel`
@@ -73,7 +73,8 @@ class Kernel:
         if not name.isidentifier():
             raise ValueError(f"kernel {name!r}: expected a Python name; give another one as `name=`")
         for of, values in self.space.items():
-            if not values or any(type(value) is not int or value < 0 for value in values):
+            whole = isinstance(values, Sequence) and all(type(value) is int and value >= 0 for value in values)
+            if not values or not whole:
                 raise ValueError(f"kernel {name!r}: axis {of!r} has {values!r}, expected whole numbers")
 
     @cached_property
@@ -95,17 +96,27 @@ class Kernel:
     def register(self) -> None:
         """Makes this an operation of every `Backend`, and a kernel that sweeps know by name.
 
+        It takes the place of a kernel with the same `launch`, so that a cell of a notebook can run again.
+
         Raises:
             ValueError: The name is taken.
         """
-        if KERNELS.get(self.name) is self:
+        known = KERNELS.get(self.name)
+        if known is self:
             return
+        if known and _name(known.launch) == _name(self.launch):
+            del CONFIGS[self.name]
+            delattr(Backend, self.name)
         if self.name in CONFIGS:
             raise ValueError(f"kernel {self.name!r}: the name is taken; give another one as `name=`")
         add_op(self.name, self.reference, self)
         CONFIGS[self.name] = self.kind
         KERNELS[self.name] = self
         tuned.forget()  # what files say of this kernel was skipped
+
+
+def _name(function: Callable[..., Any]) -> tuple[str, str]:
+    return function.__module__, getattr(function, "__qualname__", "")
 
 
 @cache

@@ -112,7 +112,7 @@ class Sweep(Shown):
     def title(self) -> str:
         """One line: the device, and what was done."""
         how = "timed" if self.timed else "NOT timed (no GPU): ranked by compiled code, launches keep their defaults"
-        how += "" if self.complete else "; INCOMPLETE"
+        how += f"; {len(self.wrong)} WRONG" * bool(self.wrong) + "; INCOMPLETE" * (not self.complete)
         return f"{self.device}, {how}" + (f"; {self.resumed} of {len(self.trials)} from the file" * bool(self.resumed))
 
     @property

@@ -7,7 +7,7 @@ Backend("auto", "cuda").ema(x=.., state=..)
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, make_dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, wraps
 from importlib.metadata import entry_points
 from typing import Any, TypeAlias
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from memstate.kernels import tuned
 from memstate.kernels.configs import CONFIGS, Config, axis
-from memstate.kernels.dispatch import Backend, add_op
+from memstate.kernels.dispatch import add_op
 from memstate.kernels.tuned import config_of
 
 GROUP = "memstate.kernels"  # entry points that name instances of `Kernel`
@@ -101,17 +101,17 @@ class Kernel:
         Raises:
             ValueError: The name is taken.
         """
-        known = KERNELS.get(self.name)
-        if known is self:
-            return
-        if known and _name(known.launch) == _name(self.launch):
-            del CONFIGS[self.name]
-            delattr(Backend, self.name)
-        if self.name in CONFIGS:
-            raise ValueError(f"kernel {self.name!r}: the name is taken; give another one as `name=`")
-        add_op(self.name, self.reference, self)
-        CONFIGS[self.name] = self.kind
-        KERNELS[self.name] = self
+        name, known = self.name, KERNELS.get(self.name)
+        if known is None or _name(known.launch) != _name(self.launch):
+            if name in CONFIGS:
+                raise ValueError(f"kernel {name!r}: the name is taken; give another one as `name=`")
+
+            @wraps(self.reference)
+            def reference(*args: Any, **given: Any) -> Any:
+                return KERNELS[name].reference(*args, **given)
+
+            add_op(name, reference, lambda **given: KERNELS[name](**given))
+        CONFIGS[name], KERNELS[name] = self.kind, self
         tuned.forget()  # what files say of this kernel was skipped
 
 

@@ -31,16 +31,16 @@ class LaunchChoice(NamedTuple):
     Attributes:
         kernel: The name of the kernel.
         key: The static sizes of the launches, by which files name configurations.
-        programs: Programs of a decode launch at the batch; None for other kernels, and without states.
         configuration: The values of the configuration.
         file: The file that has it, "default" or "trial", and why an entry of a file was not used.
+        programs: Programs of a decode launch at the batch; None for other kernels, and without states.
     """
 
     kernel: str
     key: str
-    programs: int | None
     configuration: str
     file: str
+    programs: int | None
 
 
 def explain(
@@ -106,12 +106,12 @@ def _rows(planes: Planes, batch: int, device: str, architecture: str) -> Iterato
     if set(planes) == MAMBA3:  # its kernel has one configuration
         heads, dim, state = planes["ssm"].shape[2:]
         options = f"warps={mamba3.warps(dim, state)}"
-        yield LaunchChoice("mamba3", f"dim={dim},state={state}", batch * heads, options, tuned.DEFAULT)
+        yield LaunchChoice("mamba3", f"dim={dim},state={state}", options, tuned.DEFAULT, batch * heads)
 
 
 def _choice(kernel: str, key: str, found: tuned.Found, programs: int | None = None) -> LaunchChoice:
     options = " ".join(f"{name}={value}" for name, value in vars(found.config).items())
-    return LaunchChoice(kernel, key, programs, options, "; ".join(filter(None, found[1:])))
+    return LaunchChoice(kernel, key, options, "; ".join(filter(None, found[1:])), programs)
 
 
 def _launches(planes: Planes, threads: int) -> Iterator[Launch]:

@@ -239,7 +239,7 @@ class Table(list[R], Shown):
     def sheet(self) -> Sheet:
         """See `Shown.sheet`."""
         rows = [record if isinstance(record, Mapping) else record._asdict() for record in list[Any](self)]
-        names = list(dict.fromkeys(name for row in rows for name in row))
+        names = list(dict.fromkeys(name for row in rows for name, value in row.items() if value is not None))
         cells = [[self._text(name, row.get(name)) for name in names] for row in rows]
         heads = [name.replace("_", " ") for name in names]
         return sheet(self.title, sections=[section("", heads, cells, most=MOST_RECORDS, letters=MOST_TEXT)])

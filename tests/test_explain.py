@@ -46,13 +46,13 @@ def test_a_row_has_the_configuration_and_its_file(folders: tuple[Path, Path]) ->
     entry = {**record()["entries"][0], "kernel": "gated_delta", "key": DELTA, "config": config}
     path = write(folders[1], record(device=H100, entries=[entry]), H100)
     rows = ms.explain("qwen3-next", 8, device=H100)
-    assert of("gated_delta", rows) == ("gated_delta", DELTA, 8 * 32 * 4, "warp_elements=1024 block_value=32", str(path))
+    assert of("gated_delta", rows) == ("gated_delta", DELTA, "warp_elements=1024 block_value=32", str(path), 8 * 32 * 4)
     assert of("copy", rows)[1:] == (
-        "unit=16,tiles=4096", None, "programs_per_sm=4 warps=4 entries=256 lanes=4096", "default",
+        "unit=16,tiles=4096", "programs_per_sm=4 warps=4 entries=256 lanes=4096", "default", None,
     )  # fmt: skip
     with tuned.trying(DeltaConfig(block_value=64)):
         assert of("gated_delta", ms.explain("qwen3_next", 8, device=H100))[2:] == (
-            8 * 32 * 2, "warp_elements=2048 block_value=64", "trial",
+            "warp_elements=2048 block_value=64", "trial", 8 * 32 * 2,
         )  # fmt: skip
     write(folders[1], record(device=H100, entries=[entry], versions={"triton": "3.0.0"}), H100)
     table = ms.explain("qwen3_next", device=H100)
@@ -69,10 +69,10 @@ def test_without_states_it_says_what_launches_of_this_process_have_taken(folders
     assert ms.explain(device="cpu") == []
     cpu = torch.device("cpu")
     tuned.config_of(GatherConfig, cpu, 16, 5)
-    assert ms.explain(device="cpu") == [("gather", "unit=16,tiles=8", None, "warps=4 lanes=4096", "default")]
+    assert ms.explain(device="cpu") == [("gather", "unit=16,tiles=8", "warps=4 lanes=4096", "default", None)]
     double = Kernel(lambda x, block: None, lambda x: None, lambda batch, make: {}, {"block": (8, 4)}, name="double")
     double(x=torch.ones(2))
-    assert ms.explain(device="cpu")[1:] == [("double", "any=0", None, "block=8", "default")]
+    assert ms.explain(device="cpu")[1:] == [("double", "any=0", "block=8", "default", None)]
     assert ms.explain(device=H100) == []
 
 

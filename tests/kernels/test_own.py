@@ -32,7 +32,7 @@ from tests.proof.gpu.proved import newest_first
 from tests.proof.test_gpu_proof import Referring, on_cpu
 from tests.support.kernel_runs import not_interpreted
 from tests.support.op_case import every
-from tests.support.running_mean import running_mean
+from tests.support.running_mean import case, running_mean
 from tests.support.sources import ROOT
 from tests.test_pages import part
 
@@ -147,10 +147,21 @@ def test_every_backend_has_a_registered_operation(backend: Backend) -> None:
         outs.append(given["out"].clone())
         assert each.counts.launches == {"running_mean": 1}
     torch.testing.assert_close(*outs)
-    assert Backend.running_mean is running_mean.reference  # type: ignore[attr-defined]
-    running_mean.register()  # again, the same one
+    assert Backend.running_mean.__wrapped__ is running_mean.reference  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="kernel 'running_mean': the name is taken; give another one as `name=`"):
-        replace(running_mean, state=[]).register()
+        replace(running_mean, launch=case).register()
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_kernel_that_registers_again_takes_the_place_of_the_old_one(backend: Backend) -> None:
+    given = running_mean.case(2, Maker(backend.device, 1))
+    backend.running_mean(**given)  # type: ignore[attr-defined]
+    replace(
+        running_mean, reference=lambda **given: given["out"].zero_(), space={"BLOCK": (64,), "warps": (1,)}
+    ).register()
+    backend.running_mean(**given)  # type: ignore[attr-defined]
+    assert CONFIGS["running_mean"]().BLOCK == 64  # type: ignore[attr-defined]
+    assert backend.name != "reference" or not given["out"].any()
 
 
 @pytest.mark.parametrize("name", ["copy", "copy_slots", "counts", "device", "name"])

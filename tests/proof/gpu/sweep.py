@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
-from tests.support.running_mean import running_mean
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
@@ -26,6 +25,7 @@ from memstate_tools.tuning.grid import axes_of, one_at_a_time
 from memstate_tools.tuning.store import document
 from memstate_tools.tuning.subject import subjects
 from tests.proof.gpu.machine import Machine, Result, TimeIsUp, main
+from tests.support.running_mean import running_mean
 
 MODEL, TOY_MODEL, TOY_LIMIT = "qwen3_next", "lfm2", 2
 BF16 = torch.bfloat16

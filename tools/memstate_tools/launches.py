@@ -52,19 +52,33 @@ class Launch:
         with patch.object(_triton_driver(), "_active", _nowhere(self.target)):
             return self.compile()
 
-    def arguments_in(self, memory: Collection[Tensor]) -> list[str]:
-        """Returns the names of the arguments that lie in the memory of a tensor, or are tables of addresses in it."""
-        places = [(held.data_ptr(), held.nbytes()) for held in (tensor.untyped_storage() for tensor in memory)]
+    def forget(self) -> None:
+        """Makes Triton forget what it has compiled of the kernel for the target; texts of many kernels fill memory."""
+        self.kernel.device_caches.pop(_nowhere(self.target).number, None)
 
-        def inside(address: int) -> bool:
-            return any(0 <= address - start < size for start, size in places)
+    @property
+    def types(self) -> dict[str, str]:
+        """Name -> Triton's type, of the arguments that the compiled kernel takes, in order. The first use compiles."""
+        return {name: kind for name, kind in self.compiled.src.signature.items() if kind != "constexpr"}
+
+    def arguments_in(self, memory: Collection[Tensor]) -> list[str]:
+        """Returns the names of the arguments that lie in the memory of a tensor, or are tables of addresses in it.
+
+        If the tensor is int8, only arguments count that take its memory as int8: scales may lie beside such values.
+        """
+        places = [(held.untyped_storage(), held.dtype == torch.int8) for held in memory]
+
+        def inside(address: int, kind: torch.dtype) -> bool:
+            near = [as_int8 for held, as_int8 in places if 0 <= address - held.data_ptr() < held.nbytes()]
+            return any(kind == torch.int8 or not as_int8 for as_int8 in near)
 
         bare = {name: getattr(each, "base", each) for name, each in self.arguments.items()}  # of what Triton wraps
-        given = {name: each for name, each in bare.items() if isinstance(each, Tensor)}
+        given = {name: (each, self.arguments[name].dtype) for name, each in bare.items() if isinstance(each, Tensor)}
         return [
             name
-            for name, each in given.items()
-            if inside(each.data_ptr()) or (each.dtype == torch.int64 and any(map(inside, each.flatten().tolist())))
+            for name, (each, kind) in given.items()
+            if inside(each.data_ptr(), kind)
+            or (each.dtype == torch.int64 and any(inside(address, kind) for address in each.flatten().tolist()))
         ]
 
 

@@ -10,13 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_columns, check_count
 from memstate.kernels.kept import KeptLaunch
 from memstate.kernels.levels import TOP_WORDS as MOST_WORDS
 from memstate.kernels.levels import words_of
 from memstate.kernels.tables import Count
-from memstate.kernels.warps import ALONE, BLOCKS, LANES, all_loaded, block_for, warps_for
+from memstate.kernels.warps import LANES, all_loaded, block_for, warps_for
 
 FREE = tl.constexpr(int(Count.FREE))
 CLAIMED = tl.constexpr(int(Count.CLAIMED))
@@ -268,32 +267,3 @@ def release(bitmap: Tensor, ids: Tensor, capacity: int, counters: Tensor) -> Non
     block = block_for(ids.numel())
     args = bitmap, ids, counters, ids.numel(), capacity
     RELEASE.launch(args, {"BLOCK": block}, warps_for(block), bitmap.device, _alike(ids, bitmap, counters))
-
-
-def sized(name: str, block: int) -> str:
-    """Returns the name of a compile case: `name`, and the number of lanes unless it is 256."""
-    return name if block == 256 else f"{name} {block}"
-
-
-COMMON = (32, 256, 1024)  # lanes of the compile cases that are not rare
-
-
-def compile_cases() -> list[CompileCase]:
-    """Returns the launches to compile ahead, the smallest first; none moves plane bytes."""
-    pointers = {"bitmap_ptr": "*i32", "counters_ptr": "*i32"}
-    return [
-        case
-        for block in BLOCKS
-        for warps in [warps_for(block)]
-        for case in (
-            CompileCase(
-                sized("claim", block), _claim, pointers | {"out_ptr": "*i32", "words": "i32", "n": "i32"},
-                {"BLOCK": block, "CHUNK": chunk_words(warps)}, ("bitmap_ptr", "out_ptr", "counters_ptr"),
-                warps, (), ALONE, block not in COMMON,
-            ),
-            CompileCase(
-                sized("release", block), _release, pointers | {"ids_ptr": "*i32", "n": "i32", "capacity": "i32"},
-                {"BLOCK": block}, ("bitmap_ptr", "ids_ptr", "counters_ptr"), warps, (), ALONE, block not in COMMON,
-            ),
-        )
-    ]  # fmt: skip

@@ -18,10 +18,6 @@ from memstate.kernels.tables import ACCESS_BYTES
 LANES = 4096
 WORDS = {4: torch.int32, 2: torch.int16, 1: torch.int8}  # bytes -> dtype
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes -> dtype
-# Possible results of `cut`, for compile cases: (suffix of a rare case's name, Triton type of a word, words of a unit).
-WIDTHS = (
-    ("", "i32", 4), (", 8 bytes", "i32", 2), (", 4 bytes", "i32", 1), (", 2 bytes", "i16", 1), (", 1 byte", "i8", 1),
-)  # fmt: skip
 
 
 class PlaneBlocks(NamedTuple):

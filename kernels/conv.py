@@ -5,8 +5,6 @@ once, so it may write the slot that it read. A lane has LANE neighbouring channe
 the order `channel tap`, a lane moves whole pieces of LANE elements, and sorts them itself.
 """
 
-import math
-from itertools import product
 from typing import Any
 
 import triton
@@ -14,31 +12,27 @@ import triton.language as tl
 from torch import Tensor
 
 from memstate.kernels.blocks import stride_unit, taps_are_fastest
-from memstate.kernels.catalog import CompileCase
 from memstate.kernels.configs import ConvConfig
 from memstate.kernels.decode_checks import check_conv
 from memstate.kernels.slots import (
     NO_MARKS,
-    absent,
     first_mark,
     known_slot,
     mark_offset,
-    mark_types,
     next_place,
     row_slots,
     row_tail,
     tail_args,
-    tail_types,
     tail_values,
     token_start,
 )
-from memstate.kernels.tables import ACCESS_BYTES, ConvTail, Cursor, StepMarks
+from memstate.kernels.tables import ConvTail, Cursor, StepMarks
 from memstate.kernels.trees import behind, either, next_node, walk_length
 from memstate.kernels.tuned import config_of
 from memstate.kernels.warps import limit, roomy, warp_threads
 
 DEFAULT = ConvConfig()  # with a smaller `window_bytes`, a thread would hold less than 16 bytes of a tap
-COMMON = (8192, 4)  # channels and taps of the compile cases that are not rare
+TAPS_WITHOUT_LIMIT = 4  # launches of other taps would spill without `roomy`
 OPTIONS = {"enable_fp_fusion": False}  # rounding must not depend on the Triton version
 
 
@@ -308,51 +302,6 @@ def conv_step(
         CHANNELS=channels, TAPS=taps, TAP_FASTEST=tap_fastest, UNIT=unit,
         SILU=activation == "silu", BLOCK=block, LANE=lane, num_warps=config.warps,
         **OPTIONS,
-        **limit(roomy(config.warps, marks is not None or parents is not None or taps != COMMON[1])),
+        **limit(roomy(config.warps, marks is not None or parents is not None or taps != TAPS_WITHOUT_LIMIT)),
     )  # fmt: skip
     return out
-
-
-TAIL = {"x": "*bf16"}
-TAPS = (2, 3, 4, 5, 8)  # taps of rare cases, each with every block of channels
-
-
-def compile_cases() -> list[CompileCase]:
-    """Returns the launches to compile ahead: 8192 channels, 4 taps, bf16 inputs, for each dtype and order of the state.
-
-    Other channels and taps are rare cases.
-    """
-    inputs, weights = ("x_ptr", "out_ptr"), ("weight_ptr", "bias_ptr")
-    signature = (
-        dict.fromkeys((*inputs, *weights), "*bf16")
-        | dict.fromkeys(("read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr"), "*i32")
-        | dict.fromkeys(("max_tokens", "last", "stride_units", "x_distance", "out_distance"), "i32")
-    )
-    cases = []
-    shapes = [COMMON, *((2**power, taps) for taps in TAPS for power in range(12))]
-    for (channels, taps), (dtype, itemsize) in product(shapes, (("fp32", 4), ("bf16", 2), ("fp16", 2))):
-        block, lane = blocks(channels, taps, itemsize)
-        of_64 = dict(zip(("BLOCK", "LANE"), blocks(channels, taps, itemsize, threads=64), strict=True))
-        if of_64["BLOCK"] < channels and (channels, taps) != COMMON:
-            continue  # another case, with fewer channels, has the same block
-        sizes = {
-            "CHANNELS": channels, "TAPS": taps, "SILU": True,
-            "UNIT": math.gcd(ACCESS_BYTES // itemsize, channels * (taps - 1)), "BLOCK": block, "LANE": lane,
-        }  # fmt: skip
-        for (order, tap_fastest), kind in product(
-            (("", False), ("_channel_major", True)), ("", "_marks", "_tail", "_tree")
-        ):
-            rare = (channels, taps) != COMMON or (kind != "" and dtype == "fp16")
-            if rare and kind == "_tree":
-                continue
-            cases.append(
-                CompileCase(
-                    f"conv_step_{dtype}{order}{kind}" + rare * f", {channels} channels, {taps} taps",
-                    _conv_step,
-                    signature | {"state_ptr": f"*{dtype}"} | mark_types(kind) | tail_types(kind, TAIL),
-                    sizes | {"TAP_FASTEST": tap_fastest} | absent(kind, ConvTail, *TAIL), (*weights, "state_ptr"), 1,
-                    () if rare else (*inputs, "state_ptr") if dtype != "fp32" else ("state_ptr",),
-                    OPTIONS | roomy(1, kind in ("_marks", "_tree") or taps != COMMON[1]), rare, of_64,
-                )
-            )  # fmt: skip
-    return cases

@@ -16,11 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_columns
 from memstate.kernels.configs import CopyConfig
 from memstate.kernels.kept import KeptLaunch
-from memstate.kernels.tables import ACCESS_BYTES, ROW_CODE, ZERO_SOURCE, PlaneMap, RecordMap, Section
+from memstate.kernels.tables import ROW_CODE, ZERO_SOURCE, PlaneMap, RecordMap, Section
 from memstate.kernels.tuned import launch_of
 from memstate.kernels.warps import ALONE
 
@@ -32,7 +31,6 @@ DATA_SECTION = tl.constexpr(int(Section.DATA))
 ZEROS = tl.constexpr(ZERO_SOURCE)
 OF_ROW = tl.constexpr(ROW_CODE)
 
-DEFAULT = CopyConfig()
 WORDS = {16: tl.int32, 8: tl.int32, 4: tl.int32, 2: tl.int16, 1: tl.int8}  # bytes of a unit -> type of a word
 
 
@@ -172,35 +170,3 @@ def run_data(planes: PlaneMap, slots: Tensor, packet: Tensor) -> None:
 def run_rows(planes: PlaneMap, packet: Tensor) -> None:
     """Launches the op; see `memstate.kernels.reference.copy.run_rows`."""
     _launch(planes, ROWS.value, packet, packet, 0)
-
-
-def compile_cases(unit: int = 0, config: CopyConfig = DEFAULT) -> list[CompileCase]:
-    """Returns the launches to compile ahead; plane bytes move through the addresses in the tile table.
-
-    Args:
-        unit: bytes of a unit. Memory that an engine has laid out can need units below 16 bytes. 0 stands for all units;
-            those below 16 bytes are then rare cases.
-        config: a launch configuration other than the default.
-    """
-    pointers = {"tiles": "*i64", "fills": "*i64", "first_ptr": "*i32", "second_ptr": "*i32"}
-    signature = pointers | dict.fromkeys(("n", "tile_count", "capacity"), "i32")
-    return [
-        CompileCase(
-            f"{name}{', fills' if filled else ''}{narrow}", _move, signature,
-            {
-                "MODE": mode.value, "UNIT": size, "WORD": WORDS[size], "ENTRIES": config.entries, "LANES": config.lanes,
-                "FILLED": filled,
-            },
-            ("tiles", "fills"), config.warps, () if narrow else ("tiles",), ALONE if filled else {},
-            rare=bool(narrow) or filled,
-        )
-        for filled in (False, True)
-        for size, narrow in units(unit)
-        for name, mode in (("copy_slots", COPY), ("zero_slots", ZERO), ("run_data", DATA), ("run_rows", ROWS))
-        if not (filled and mode == COPY)
-    ]  # fmt: skip
-
-
-def units(unit: int) -> list[tuple[int, str]]:
-    """Returns (bytes of a unit, suffix for names of cases) for each unit to compile; a given `unit` has no suffix."""
-    return [(unit, "")] if unit else [(size, "" if size == ACCESS_BYTES else f", {size} bytes") for size in WORDS]

@@ -10,8 +10,6 @@ axis. Which of the two layouts a slot has also decides in which order the elemen
 """
 
 import math
-from collections.abc import Mapping
-from itertools import product
 from typing import Any
 
 import torch
@@ -20,24 +18,20 @@ import triton.language as tl
 from torch import Tensor
 
 from memstate.kernels.blocks import is_transposed, stride_unit
-from memstate.kernels.catalog import CompileCase
 from memstate.kernels.configs import DeltaConfig, shares
 from memstate.kernels.decode_checks import check_gated_delta
 from memstate.kernels.gates import EPSILON, sigmoid, softplus
 from memstate.kernels.pieces import halves, rounded
 from memstate.kernels.slots import (
     NO_MARKS,
-    absent,
     copy_token,
     first_mark,
     known_slot,
     mark_offset,
-    mark_types,
     next_place,
     row_slots,
     row_tail,
     tail_args,
-    tail_types,
     tail_values,
 )
 from memstate.kernels.tables import ACCESS_BYTES, Cursor, DeltaTail, StepMarks
@@ -617,95 +611,3 @@ def gated_delta_step(
         **OPTIONS, **limit(roomy(warps, most=_most(unit, itemsize, warps))),
     )  # fmt: skip
     return out
-
-
-def _tiles(itemsize: int) -> list[tuple[int, int]]:
-    """Returns (keys, values) of heads whose tiles differ: every number of keys, and fewer values than a whole block."""
-    whole = blocks(128, 128, itemsize, ACCESS_BYTES // itemsize)[1]
-    fewer = [2**power for power in range(whole.bit_length() - 1)]
-    return [(128, 128), *((2**power, whole) for power in range(4, 10)), *((128, values) for values in fewer)]
-
-
-GATES: dict[str, dict[str, Any]] = {  # suffix -> constants: the kernel computes no gates, or all of a layer
-    "": {"a_log_ptr": None, "dt_bias_ptr": None, "SIGMOID": False, "NORMALIZE": False},
-    "_gates": {"SIGMOID": True, "NORMALIZE": True},
-}  # fmt: skip
-
-TAIL = {"k": "*bf16", "v": "*bf16", "gate": "*fp32"}
-LOW_RANK = ("a_ptr", "b_ptr", "a_apart", "b_apart")
-COMMON = {  # kind -> name endings of the cases that are not rare, for fp32 and bf16 states
-    "": ("", "_marks", "_value_key", "_value_key_marks", "_tail", "_tree"),
-    "_kda": ("",),
-    "_gates": ("", "_value_key", "_tail", "_value_key_tail", "_tree", "_value_key_tree"),
-    "_kda_gates": ("_value_key", "_tail", "_tree"),
-    "_rwkv7": ("", "_value_key_marks", "_tail"),
-}  # fmt: skip
-
-
-def compile_cases() -> list[CompileCase]:
-    """Returns the launches to compile ahead: 32 heads of 128 x 128, bf16 inputs, states of all dtypes and both orders.
-
-    They have one decay per head and 16 key heads, or one decay per key channel and 32 key heads. Their gates are given,
-    or computed from projections. They store plain slots, marks, tails or trees. The cases of RWKV-7 have heads of
-    64 x 64. Rare cases have tiles of other sizes, or slots that begin at any element. No rare case has trees.
-    """
-    delta = dict.fromkeys(LOW_RANK)
-    kinds: dict[str, dict[str, Any]] = {
-        f"{kind}{name}": heads | gates
-        for kind, heads in (
-            ("", {"KEY_HEADS": 16, "PER_KEY": False, **delta}), ("_kda", {"KEY_HEADS": 32, "PER_KEY": True, **delta}),
-        )
-        for name, gates in GATES.items()
-    }  # fmt: skip
-    kinds["_rwkv7"] = {"KEY_HEADS": 32, "PER_KEY": True, "beta_ptr": None, "beta_apart": None, **GATES[""]}
-    return [
-        _case(dtype, itemsize, kind, constants, key_fastest, stores, keys, values, unit)
-        for (dtype, itemsize), (kind, constants), key_fastest, stores in product(
-            (("fp32", 4), ("bf16", 2), ("fp16", 2)), kinds.items(), (False, True), ("", "_marks", "_tail", "_tree")
-        )
-        for keys, values in (_tiles(itemsize) if kind != "_rwkv7" else [(64, 64), (128, 128)])
-        for unit in ((ACCESS_BYTES // itemsize, 1) if values == 128 else (ACCESS_BYTES // itemsize,))
-        if stores != "_tree" or _is_common(dtype, itemsize, kind, key_fastest, stores, keys, values, unit)
-    ]
-
-
-def _is_common(
-    dtype: str, itemsize: int, kind: str, key_fastest: bool, stores: str, keys: int, values: int, unit: int
-) -> bool:  # fmt: skip
-    size = 64 if kind == "_rwkv7" else 128
-    whole = (keys, values, unit) == (size, size, ACCESS_BYTES // itemsize) and dtype != "fp16"
-    return whole and f"{'_value_key' * key_fastest}{stores}" in COMMON[kind]
-
-
-def _case(
-    dtype: str, itemsize: int, kind: str, constants: Mapping[str, Any], key_fastest: bool, stores: str, keys: int,
-    values: int, unit: int,
-) -> CompileCase:  # fmt: skip
-    block_k, block_v, warps = blocks(keys, values, itemsize, unit, converted=key_fastest and dtype == "fp16")
-    lanes, run = shares(key_fastest, itemsize, block_k, block_v, warps)
-    wide = shares(key_fastest, itemsize, block_k, block_v, warps, 64)
-    gated = "_gates" in kind
-    rings = TAIL | ({"a": "*bf16", "b": "*bf16"} if kind == "_rwkv7" else {"beta": "*fp32"})
-    signature = (
-        dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "dt_bias_ptr", "out_ptr", "a_ptr", "b_ptr"), "*bf16")
-        | dict.fromkeys(("decay_ptr", "beta_ptr"), "*bf16" if gated else "*fp32")
-        | {"a_log_ptr": "*fp32"}
-        | dict.fromkeys(("read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr"), "*i32")
-        | {"max_tokens": "i32", "last": "i32", "stride_units": "i32", "scale": "fp32"}
-        | dict.fromkeys(("q_apart", "k_apart", "v_apart", "decay_apart", "beta_apart", "a_apart", "b_apart"), "i32")
-    )
-    shape = {
-        "HEADS": 32, "KEY": keys, "VALUE": values, "BLOCK_K": block_k, "BLOCK_V": block_v, "UNIT": unit,
-        "KEY_FASTEST": key_fastest, "LANES": lanes, "RUN": run,
-    }  # fmt: skip
-    planes = ("state_ptr",)
-    how = f"{'_value_key' * key_fastest}{stores}"
-    common = _is_common(dtype, itemsize, kind, key_fastest, stores, keys, values, unit)
-    return CompileCase(
-        f"gated_delta_step_{dtype}{kind}{how}"
-        + (not common) * f", {keys} x {values}, unit {unit}", _gated_delta_step,
-        signature | {"state_ptr": f"*{dtype}"} | mark_types(stores) | tail_types(stores, rings),
-        {**shape, **constants, **absent(stores, DeltaTail, *rings)},
-        planes, warps, planes if common else (), OPTIONS | roomy(warps, most=_most(unit, itemsize, warps)), not common,
-        {"LANES": wide[0], "RUN": wide[1]},
-    )  # fmt: skip

@@ -7,15 +7,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memstate.kernels.blocks import LANES, WIDTHS, cut, key_sizes, tiles_of
-from memstate.kernels.catalog import CompileCase
+from memstate.kernels.blocks import cut, key_sizes, tiles_of
 from memstate.kernels.configs import GatherConfig
 from memstate.kernels.move_checks import check_gather
 from memstate.kernels.tables import ACCESS_BYTES
 from memstate.kernels.tuned import config_of
 from memstate.kernels.warps import limit, roomy
 
-WARPS = 4
 SIZES = ["batch", "layers", "tiles", "last", "layer_units", "slot_units", "block_units", "pattern"]
 POINTERS = ["plane_ptr", "slots_ptr", "out_ptr"]  # UNIT says how these pointers are aligned
 
@@ -64,17 +62,3 @@ def gather_slots(plane: Tensor, slots: Tensor, out: Tensor, pattern: int = 0) ->
         pattern or None, UNIT=words.unit_words, LANES=config.lanes, num_warps=config.warps,
         **limit(roomy(config.warps, unit < ACCESS_BYTES)),
     )  # fmt: skip
-
-
-def compile_cases() -> list[CompileCase]:
-    """Returns the launches to compile ahead, for any dtype of the plane: units of 16 bytes, and rare smaller ones."""
-    planes = ("plane_ptr", "out_ptr")
-    signature = {"slots_ptr": "*i32"} | dict.fromkeys(SIZES[:-1], "i32")
-    return [
-        CompileCase(
-            f"gather_slots{narrow}", _gather_slots, signature | dict.fromkeys(planes, f"*{word}"),
-            {"pattern": None, "UNIT": unit, "LANES": LANES}, (), WARPS, () if narrow else planes,
-            roomy(WARPS, bool(narrow)), rare=bool(narrow),
-        )
-        for narrow, word, unit in WIDTHS
-    ]  # fmt: skip

@@ -6,25 +6,13 @@ after its load. A barrier separates the loads from the first store, because seve
 angle.
 """
 
-from itertools import product
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from memstate.kernels.catalog import CompileCase
 from memstate.kernels.decode_checks import check_mamba3
 from memstate.kernels.gates import cosine_sine, sigmoid
-from memstate.kernels.slots import (
-    MARK_ARGS,
-    NO_MARKS,
-    absent,
-    first_mark,
-    known_slot,
-    mark_offset,
-    row_slots,
-    token_start,
-)
+from memstate.kernels.slots import MARK_ARGS, NO_MARKS, first_mark, known_slot, mark_offset, row_slots, token_start
 from memstate.kernels.tables import Mamba3State, StepMarks
 from memstate.kernels.warps import all_loaded, limit, roomy
 
@@ -187,32 +175,3 @@ def mamba3_step(
         **OPTIONS, **limit(roomy(warps(dim, states), marks is not None or itemsize == 2)),
     )  # fmt: skip
     return out
-
-
-MODELS = {"": (64, 128, 32), "_whole": (64, 128, 64), "_wide": (32, 256, 128), "_half": (32, 64, 16)}  # dim state angle
-
-
-def compile_cases() -> list[CompileCase]:
-    """Returns the launches to compile ahead: bf16 inputs, keys and values, without and with marks."""
-    return [
-        _case(f"{name}_{dtype}{stores}", *sizes, dtype, stores)
-        for (name, sizes), dtype, stores in product(MODELS.items(), ("fp32", "bf16"), ("", "_marks"))
-    ]
-
-
-def _case(name: str, dim: int, state: int, angles: int, dtype: str, stores: str) -> CompileCase:
-    kinds = {  # arguments -> type; other pointers are *fp32, other numbers i32
-        "x b c trap rotation z out k v": "*bf16", "ssm": f"*{dtype}",
-        "read write snapshot tokens mark_count mark_entry mark_offset mark_slot": "*i32",
-    }  # fmt: skip
-    types = {f"{argument}_ptr": kind for arguments, kind in kinds.items() for argument in arguments.split()}
-    names = _mamba3_step.arg_names
-    signature = {name: types.get(name, "*fp32" if name.endswith("_ptr") else "i32") for name in names}
-    divisible = tuple(f"{field}_ptr" for field in Mamba3State._fields)
-    shape = {"HEADS": 64, "GROUPS": 1, "DIM": dim, "STATE": state, "ANGLES": angles}
-    planes = ("ssm_ptr",)  # this plane has 98 % of the bytes of a state
-    rare = name not in ("_fp32", "_fp32_marks", "_bf16")
-    return CompileCase(
-        f"mamba3_step{name}", _mamba3_step, signature, shape | absent(stores), divisible, warps(dim, state), planes,
-        OPTIONS | roomy(warps(dim, state), bool(stores) or dtype == "bf16"), rare,
-    )  # fmt: skip

@@ -15,7 +15,6 @@ import triton.language as tl
 from torch import Tensor
 
 from memstate.kernels.blocks import taps_are_fastest
-from memstate.kernels.catalog import CompileCase
 from memstate.kernels.conv import blocks, load_channel_tap, parts_of
 from memstate.kernels.move_checks import check_scatter_states
 from memstate.kernels.slots import known_slot
@@ -213,36 +212,3 @@ def window_tiles(channels: int, taps: int, tap_fastest: bool, itemsize: int) -> 
     return {
         "CHANNELS": channels, "TAPS": taps, "TAP_FASTEST": tap_fastest, "CONV_UNIT": 1, "BLOCK": block, "LANE": lane,
     }  # fmt: skip
-
-
-def compile_cases() -> list[CompileCase]:
-    """Returns the launches to compile ahead: 32 heads of 128 x 128 and windows of 3 x 8192, from h in both orders.
-
-    States are float32 or bf16, h is bf16, and pieces are counted from the start of each row. Rare cases have only one
-    plane, no h, or pieces that are counted from the start of the flattened batch.
-    """
-    return [
-        _case(dtype, itemsize, transposed, tap_fastest, absent)
-        for dtype, itemsize in (("fp32", 4), ("bf16", 2))
-        for transposed, tap_fastest, absent in (
-            (False, False, ()), (True, True, ()), (False, False, ("first_ptr",)),
-            (False, False, ("h_ptr", "first_ptr")), (False, False, ("conv_ptr", "inputs_ptr")),
-            (False, True, ("plane_ptr", "h_ptr", "first_ptr")), (False, False, ("h_ptr", "first_ptr", "inputs_ptr")),
-        )
-    ]  # fmt: skip
-
-
-def _case(dtype: str, itemsize: int, transposed: bool, tap_fastest: bool, absent: tuple[str, ...]) -> CompileCase:
-    planes = ("plane_ptr", "h_ptr", "conv_ptr", "inputs_ptr")
-    held = tuple(name for name in planes if name not in absent)
-    types = {"plane_ptr": dtype, "h_ptr": "bf16", "conv_ptr": "bf16", "inputs_ptr": "bf16"}
-    signature = {name: f"*{types[name]}" for name in held}
-    signature |= dict.fromkeys((name for name in COLUMNS if name not in absent), "*i32") | dict.fromkeys(SIZES, "i32")
-    constants = state_tiles((32, 128, 128), transposed) | window_tiles(8192, 3, tap_fastest, 2)
-    units = {"UNIT": ACCESS_BYTES // itemsize, "CONV_UNIT": ACCESS_BYTES // 2}
-    without = ", ".join(f"no {name.removesuffix('_ptr')}" for name in absent)
-    return CompileCase(
-        f"scatter_states_{dtype}" + "_transposed" * transposed + f", {without}" * bool(absent), _scatter_states,
-        signature, {**constants, **units, **dict.fromkeys(absent)}, held, WARPS, () if absent else held,
-        rare=bool(absent),
-    )  # fmt: skip

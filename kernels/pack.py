@@ -14,9 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memstate.kernels.catalog import CompileCase
 from memstate.kernels.configs import PackConfig
-from memstate.kernels.copy import WORDS, key_sizes, units
+from memstate.kernels.copy import WORDS, key_sizes
 from memstate.kernels.move_checks import check_pack
 from memstate.kernels.slots import known_slot
 from memstate.kernels.tables import ACCESS_BYTES, RECORD_ALIGNMENT, RecordMap
@@ -25,7 +24,6 @@ from memstate.kernels.warps import limit, roomy
 
 HOST_PROGRAMS = 32  # programs that fill the PCIe 5 link to host memory; more would slow the model
 ALIGNMENT = tl.constexpr(RECORD_ALIGNMENT)
-DEFAULT = PackConfig()
 SIZES = ["n", "first", "count", "registers", "capacity", "held", "record_units"]
 
 
@@ -116,31 +114,3 @@ def unpack_slots(records: RecordMap, slots: Tensor | None, index: Tensor, places
     """Launches the op; see `memstate.kernels.reference.pack.unpack_slots`."""
     check_pack(records, slots, index, places, "source", source)
     _launch(records, slots, index, places, source, pack=False)
-
-
-def compile_cases(unit: int = 0, config: PackConfig = DEFAULT) -> list[CompileCase]:
-    """Returns the launches to compile ahead: slots that registers hold, and slots or pages named directly.
-
-    Args:
-        unit: bytes of a unit; 0 stands for all units, as in `copy.compile_cases`.
-        config: a launch configuration other than the default.
-    """
-    pointers = {"tiles": "*i64", "slots_ptr": "*i32", "index_ptr": "*i32", "places_ptr": "*i32", "records_ptr": "*u8"}
-    signature = pointers | dict.fromkeys(SIZES, "i32")
-    sizes = {"ENTRIES": config.entries, "LANES": config.lanes}
-    return [
-        CompileCase(
-            name + kind + narrow,
-            _move_records,
-            signature,
-            {"PACK": pack, "UNIT": size, "WORD": WORDS[size]} | sizes | direct,
-            ("tiles",),
-            config.warps,
-            () if narrow else ("tiles",),
-            roomy(config.warps, size < ACCESS_BYTES),
-            rare=bool(narrow),
-        )
-        for size, narrow in units(unit)
-        for name, pack in (("pack_slots", True), ("unpack_slots", False))
-        for kind, direct in (("", {}), ("_direct", {"slots_ptr": None}))
-    ]

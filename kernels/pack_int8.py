@@ -7,7 +7,6 @@ lie `inner` elements apart. An item of work is (entry, layer, block of columns);
 `memstate.kernels.copy`. A column that does not fit into a block is read twice.
 """
 
-from itertools import product
 from math import prod
 
 import torch
@@ -15,7 +14,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memstate.kernels.catalog import CompileCase
 from memstate.kernels.configs import ENTRIES, Int8Config
 from memstate.kernels.move_checks import check_int8
 from memstate.kernels.pack import due_entries, programs_of
@@ -25,7 +23,6 @@ from memstate.kernels.warps import limit, roomy
 
 OPTIONS = {"enable_fp_fusion": False}  # rounding must not depend on the Triton version
 DEFAULT = Int8Config()  # 4096 elements of a block: 32 per lane, so two accesses of 16 bytes as int8
-WARPS = DEFAULT.warps
 ALIGNMENT = tl.constexpr(RECORD_ALIGNMENT)
 FULL = tl.constexpr(float(LEVELS))
 LEAST = tl.constexpr(SMALLEST_SCALE)
@@ -182,42 +179,3 @@ def unpack_int8(planes: ScaledMap, slots: Tensor | None, index: Tensor, places: 
     """Launches the op; see `memstate.kernels.reference.pack_int8.unpack_int8`."""
     check_int8(planes, slots, index, places, "source", source)
     _launch(planes, slots, index, places, source, pack=False)
-
-
-def compile_cases() -> list[CompileCase]:
-    """Returns the launches to compile ahead: every dtype of two kinds of planes.
-
-    One kind is `head key value` with a scale for each key of 32 heads, the other `head dim state` with a scale for each
-    state of 128 heads. Lanes move 16 bytes of values at a time, but only one scale, because scales are only 1 % of the
-    bytes. Columns of other lengths are rare cases.
-    """
-    signature = (
-        {"layers": "*i64", "slots_ptr": "*i32", "index_ptr": "*i32", "places_ptr": "*i32"}
-        | {"values_ptr": "*i8", "scales_ptr": "*fp32"}
-        | dict.fromkeys(SIZES, "i32")
-    )
-    kinds = {"delta": (32 * 128, 128, 1), "mamba2": (128 * 128, 64, 128)}
-    kinds |= {f"of {reduced}, rare": (4096, reduced, 1) for reduced in (1, 8, 16, 32, 64, 256, 512, 1024, 3000)}
-    kinds |= {f"of {reduced} apart, rare": (4096, reduced, 128) for reduced in (1, 8, 16, 32, 100, 128, 256)}
-    cases = []
-    for (name, pack), kind, dtype in product((("pack_int8", True), ("unpack_int8", False)), kinds, DTYPES.values()):
-        block_c, block_r = blocks(*kinds[kind])
-        constexprs = dict(zip(("COLUMNS", "REDUCED", "INNER"), kinds[kind], strict=True)) | {
-            "PACK": pack, "DTYPE": dtype, "UNIT": 16, "BLOCK_C": block_c, "BLOCK_R": block_r, "ENTRIES": ENTRIES,
-        }  # fmt: skip
-        rare = "rare" in kind
-        moved = () if rare else ("layers", "values_ptr")
-        cases.append(
-            CompileCase(
-                f"{name}_{kind}_{dtype}",
-                _move_int8,
-                signature,
-                constexprs,
-                ("layers",),
-                WARPS,
-                moved,
-                OPTIONS | roomy(WARPS, not _fits(kinds[kind][1], block_r)),
-                rare,
-            )
-        )
-    return cases

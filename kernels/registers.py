@@ -26,11 +26,10 @@ from memstate.kernels.bitmap import (
     note_offender,
     take_lowest,
 )
-from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_audit, check_resolve
 from memstate.kernels.kept import KeptLaunch
 from memstate.kernels.tables import AUDIT_FREE, Count, Registers, Section
-from memstate.kernels.warps import ALONE, all_loaded, alone, warps_for
+from memstate.kernels.warps import all_loaded, alone, warps_for
 
 CLAIM_FULL = tl.constexpr(int(Count.CLAIM_FULL))
 MOVE_FULL = tl.constexpr(int(Count.MOVE_FULL))
@@ -251,25 +250,3 @@ def audit(registers: Registers, out: Tensor) -> None:
         registers.slots, registers.bitmap, out, registers.slots.numel(), registers.capacity,
         BLOCK=BLOCK_AUDIT, num_warps=warps_for(BLOCK_AUDIT), **alone(),
     )  # fmt: skip
-
-
-def compile_cases() -> list[CompileCase]:
-    """Returns the launches to compile ahead; none moves plane bytes."""
-    warps = warps_for(BLOCK_ENTRIES)
-    columns = dict.fromkeys(("slots_ptr", "labels_ptr", "cells_ptr", "bitmap_ptr", "counters_ptr"), "*i32")
-    return [
-        CompileCase(
-            "ownership", _ownership, {"packet_ptr": "*i32"} | columns | {"capacity": "i32"},
-            {"BLOCK": BLOCK_ENTRIES, "CHUNK": chunk_words(warps)}, ("packet_ptr", *columns), warps, (), ALONE,
-        ),
-        CompileCase(
-            "resolve", _resolve,
-            {"slots_ptr": "*i32", "registers_ptr": "*i32", "out_ptr": "*i32", "n": "i32", "size": "i32"},
-            {"BLOCK": BLOCK_ENTRIES}, ("slots_ptr", "registers_ptr", "out_ptr"), 4, (),
-        ),
-        CompileCase(
-            "audit", _audit,
-            {"slots_ptr": "*i32", "bitmap_ptr": "*i32", "out_ptr": "*i32", "n": "i32", "capacity": "i32"},
-            {"BLOCK": BLOCK_AUDIT}, ("slots_ptr", "bitmap_ptr", "out_ptr"), warps_for(BLOCK_AUDIT), (), ALONE,
-        ),
-    ]  # fmt: skip

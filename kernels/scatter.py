@@ -9,15 +9,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memstate.kernels.blocks import LANES, WIDTHS, cut, key_sizes, tiles_of
-from memstate.kernels.catalog import CompileCase
-from memstate.kernels.configs import ENTRIES, ScatterConfig
+from memstate.kernels.blocks import cut, key_sizes, tiles_of
+from memstate.kernels.configs import ScatterConfig
 from memstate.kernels.move_checks import check_scatter
 from memstate.kernels.tables import ACCESS_BYTES
 from memstate.kernels.tuned import launch_of
 from memstate.kernels.warps import limit, roomy
 
-WARPS = 4
 SIZES = ["entries", "layers", "tiles", "last", "layer_units", "slot_units", "block_units"]
 POINTERS = ["plane_ptr", "slots_ptr", "batch_ptr"]  # UNIT says how these pointers are aligned
 
@@ -70,17 +68,3 @@ def scatter_slots(plane: Tensor, slots: Tensor, batch: Tensor, trusted: bool = F
         UNIT=words.unit_words, ENTRIES=config.entries, LANES=config.lanes, num_warps=config.warps,
         **limit(roomy(config.warps, unit < ACCESS_BYTES)),
     )  # fmt: skip
-
-
-def compile_cases() -> list[CompileCase]:
-    """Returns the launches to compile ahead, for any dtype of the plane: units of 16 bytes, and rare smaller ones."""
-    planes = ("plane_ptr", "batch_ptr")
-    signature = {"slots_ptr": "*i32"} | dict.fromkeys(SIZES, "i32")
-    return [
-        CompileCase(
-            f"scatter_slots{narrow}", _scatter_slots, signature | dict.fromkeys(planes, f"*{word}"),
-            {"UNIT": unit, "ENTRIES": ENTRIES, "LANES": LANES}, (), WARPS, () if narrow else planes,
-            roomy(WARPS, bool(narrow)), rare=bool(narrow),
-        )
-        for narrow, word, unit in WIDTHS
-    ]  # fmt: skip

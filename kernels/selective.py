@@ -11,35 +11,30 @@ added.
 """
 
 import math
-from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from memstate.kernels.blocks import is_transposed, stride_unit
-from memstate.kernels.catalog import CompileCase
 from memstate.kernels.configs import SECTOR_BYTES, SelectiveConfig, state_shares
 from memstate.kernels.decode_checks import check_selective
 from memstate.kernels.gates import softplus as softplus_of
 from memstate.kernels.pieces import dot, rounded, vector
 from memstate.kernels.slots import (
     NO_MARKS,
-    absent,
     copy_token,
     first_mark,
     known_slot,
     mark_offset,
-    mark_types,
     next_place,
     row_slots,
     row_tail,
     tail_args,
-    tail_types,
     tail_values,
 )
-from memstate.kernels.tables import ACCESS_BYTES, Cursor, SelectiveTail, StepMarks
+from memstate.kernels.tables import Cursor, SelectiveTail, StepMarks
 from memstate.kernels.trees import behind, either, next_node, walk_length
 from memstate.kernels.tuned import config_of
 from memstate.kernels.warps import limit, roomy, warp_threads
@@ -350,76 +345,3 @@ def selective_step(
         **OPTIONS, **limit(_options(warps, tied, itemsize, dim_fastest, marks is not None)),
     )  # fmt: skip
     return out
-
-
-TAIL = {"x": "*bf16", "b": "*bf16", "dt": "*fp32"}
-EVERY = ("fp32", "bf16", "fp16")
-STATES = (8, 16, 32, 64, 128, 256, 512)
-
-
-class SelectiveShape(NamedTuple):
-    """The sizes of a model, for compile cases."""
-
-    sizes: tuple[int, int, int, int]  # heads, groups, dims, states
-    tied: bool = True  # whether a head has only one `a`
-    dim_fastest: bool = False  # whether a slot stores `state dim`
-    dtypes: tuple[str, ...] = EVERY  # dtypes of the state
-
-
-MODELS = {
-    "mamba2": SelectiveShape((128, 8, 64, 128)),
-    "mamba2_state_dim": SelectiveShape((128, 8, 64, 128), True, True, ("fp32", "bf16")),
-    "mamba2_256": SelectiveShape((128, 8, 64, 256), dtypes=("fp32",)),
-    "mamba1": SelectiveShape((1, 1, 8192, 16), tied=False),
-}
-# Models with other tiles: every number of states, and too few dims to fill a tile.
-OTHERS = {
-    **{f"mamba2, {n} states": SelectiveShape((8, 1, 64, n)) for n in STATES},
-    **{f"mamba2_state_dim, {n} states": SelectiveShape((8, 1, 64, n), True, True) for n in STATES},
-    **{f"mamba2, {dim} dims": SelectiveShape((8, 1, dim, 16), dtypes=("fp32",)) for dim in (1, 8, 16, 32)},
-    **{f"mamba2_state_dim, {dim} dims": SelectiveShape((8, 1, dim, 16), True, True, ("fp32",)) for dim in (8, 16, 32)},
-    **{f"mamba1, {n} states": SelectiveShape((1, 1, 8192, n), False) for n in (4, 8, 16, 32, 64, 128)},
-}
-
-
-def compile_cases() -> list[CompileCase]:
-    """Returns the launches to compile ahead: Mamba-1 and Mamba-2, bf16 inputs; plain slots, marks, tails or trees."""
-    return [
-        _case(name, model, dtype, stores)
-        for name, model in (MODELS | OTHERS).items()
-        for dtype, stores in product(model.dtypes, ("", "_marks", "_tail", "_tree"))
-        if stores != "_tree" or (name in ("mamba2", "mamba1") and dtype != "fp16")
-    ]
-
-
-def _case(name: str, model: SelectiveShape, dtype: str, stores: str) -> CompileCase:
-    (heads, groups, dim, state), tied, dim_fastest, _ = model
-    itemsize = 4 if dtype == "fp32" else 2
-    unit = ACCESS_BYTES // itemsize
-    wide = math.gcd(unit, state)
-    block_d, block_n, warps = blocks(dim, state, tied, least=SECTOR_BYTES // itemsize if dim_fastest else 1)
-    share = (dim_fastest, itemsize, wide, block_d, block_n, warps)
-    lanes, run = state_shares(*share)
-    lanes_of_64, _ = state_shares(*share, 64)
-    signature = (
-        dict.fromkeys(("x_ptr", "dt_ptr", "b_ptr", "c_ptr", "z_ptr", "out_ptr"), "*bf16")
-        | dict.fromkeys(("a_ptr", "d_ptr", "dt_bias_ptr"), "*fp32")
-        | dict.fromkeys(("read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr"), "*i32")
-        | dict.fromkeys(("max_tokens", "last", "stride_units"), "i32")
-        | dict.fromkeys(("x_distance", "dt_distance", "b_distance", "c_distance", "z_distance"), "i32")
-    )
-    shape = {
-        "HEADS": heads, "GROUPS": groups, "DIM": dim, "STATE": state, "TIED": tied, "SOFTPLUS": True,
-        "STATE_FASTEST": not dim_fastest, "UNIT": unit, "BLOCK_D": block_d, "BLOCK_N": block_n, "LANES": lanes,
-        "RUN": run,
-    }  # fmt: skip
-    planes = ("state_ptr",)
-    like_others = state == 256 or dim_fastest or (dtype == "fp16" and not tied)  # another case has the same stores
-    rare = name in OTHERS or (stores != "" and dtype == "fp16") or (bool(stores) and like_others)
-    bulk = () if rare else planes if tied else (*planes, "a_ptr")
-    return CompileCase(
-        f"selective_step_{name}_{dtype}{stores}", _selective_step,
-        signature | {"state_ptr": f"*{dtype}"} | mark_types(stores) | tail_types(stores, TAIL),
-        shape | absent(stores, SelectiveTail, *TAIL), planes, warps,
-        bulk, OPTIONS | _options(warps, tied, itemsize, dim_fastest, stores == "_marks"), rare, {"LANES": lanes_of_64},
-    )  # fmt: skip

@@ -1,6 +1,5 @@
 """Loads the slots, tail and marks of a row, inside the kernels of decode steps. Knows no plane and no op."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import triton
@@ -14,11 +13,6 @@ MARK_BLOCK = tl.constexpr(128)
 NO_MARKS = (None,) * len(StepMarks._fields)  # arguments of a launch without marks
 TREE = ("parents_ptr", "nodes")  # arguments of a step that runs trees
 MARK_ARGS = tuple(f"mark_{name}_ptr" for name in StepMarks._fields)
-
-
-def mark_types(stores: str) -> dict[str, str]:
-    """Returns the types of the arguments for marks, by name. Without "_marks" in `stores`, there are none."""
-    return dict.fromkeys(MARK_ARGS, "*i32") if stores == "_marks" else {}
 
 
 def tail_args(kind: type[Tail]) -> tuple[str, ...]:
@@ -37,23 +31,6 @@ def tail_values(
         return (None,) * len(tail_args(kind))
     apart = (None if ring is None else ring.stride(0) for ring in tail)
     return *tail, *tail[0].shape[:2], *apart, *cursor, parents, None if parents is None else parents.shape[1]
-
-
-def tail_types(stores: str, rings: Mapping[str, str]) -> dict[str, str]:
-    """Returns the types of the arguments `tail_args`, by name. Without a tail in `stores`, there are none."""
-    if stores not in ("_tail", "_tree"):
-        return {}
-    types = {f"tail_{name}_ptr": ring for name, ring in rings.items()} | {"tail_rows": "i32", "ring": "i32"}
-    types |= dict.fromkeys((f"tail_{name}_apart" for name in rings), "i32")
-    types |= dict.fromkeys((f"cursor_{name}_ptr" for name in Cursor._fields), "*i32")
-    return types | ({"parents_ptr": "*i32", "nodes": "i32"} if stores == "_tree" else {})
-
-
-def absent(stores: str, kind: type[Tail] | None = None, *rings: str) -> dict[str, None]:
-    """Returns None for each argument for marks, tail and tree that a compile case does not have, by name."""
-    given = mark_types(stores) | tail_types(stores, dict.fromkeys(rings, ""))
-    names = (*MARK_ARGS, *(tail_args(kind) if kind else ()))
-    return dict.fromkeys(name for name in names if name not in given)
 
 
 @triton.jit

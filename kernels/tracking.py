@@ -10,15 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memstate.kernels.bitmap import (
-    BIG,
-    CLAIMED,
-    FREE,
-    chunk_words,
-    sized,
-    take_lowest,
-)
-from memstate.kernels.catalog import CompileCase
+from memstate.kernels.bitmap import BIG, CLAIMED, FREE, chunk_words, take_lowest
 from memstate.kernels.checks import check_plan
 from memstate.kernels.kept import KeptLaunch
 from memstate.kernels.levels import bitmap_words
@@ -36,7 +28,7 @@ from memstate.kernels.tables import (
     Strategy,
     TailRecord,
 )
-from memstate.kernels.warps import ALONE, BLOCKS, all_loaded, block_for, warps_for
+from memstate.kernels.warps import all_loaded, block_for, warps_for
 
 RESERVE = tl.constexpr(int(Count.RESERVE))
 DEGRADED = tl.constexpr(int(Count.DEGRADED))
@@ -327,17 +319,6 @@ def _plan(
 KEPT = KeptLaunch(_plan)
 
 
-def shape(batch: int) -> tuple[int, int]:
-    """Returns (lanes, warps) of the program: two rows per thread, up to 1024 rows at a time."""
-    block = block_for(batch)
-    return block, warps_for(block)
-
-
-def constants(rules: Rules) -> dict[str, int]:
-    """Returns the constants of a launch that depend on the rules."""
-    return {"STRATEGY": int(rules.strategy), "LANES": rules.lanes, "IN_PLACE": rules.in_place}
-
-
 def plan(
     registers: Registers, packet: Tensor, record: StepRecord, marks: StepMarks, rules: Rules,
     tails: TailRecord | None = None,
@@ -345,7 +326,8 @@ def plan(
     """Launches the op; see `memstate.kernels.reference.tracking.plan`."""
     check_plan(registers, packet, record, marks, rules, tails)
     batch = record.rows.numel()
-    block, warps = shape(batch)
+    block = block_for(batch)  # two rows per thread, up to 1024 rows at a time
+    warps = warps_for(block)
     words = bitmap_words(registers.capacity)
     args = (
         packet, registers.slots, registers.labels, registers.tracked, registers.source,
@@ -353,39 +335,8 @@ def plan(
         *((registers.pending, registers.newest, *tails) if tails is not None else 9 * (registers.source,)),
         batch, registers.source.numel(), words, rules.every, marks.entry.numel(), rules.tail,
     )  # fmt: skip
-    more = {"PAD": rules.pad, "TAILS": tails is not None}
-    sizes = constants(rules) | {"BLOCK": block, "CHUNK": chunk_words(warps)} | more
+    sizes = {
+        "STRATEGY": int(rules.strategy), "LANES": rules.lanes, "IN_PLACE": rules.in_place, "BLOCK": block,
+        "CHUNK": chunk_words(warps), "PAD": rules.pad, "TAILS": tails is not None,
+    }  # fmt: skip
     KEPT.launch(args, sizes, warps, packet.device, alike=registers.trusted and rules.every < 2**31)
-
-
-# Name of a launch -> (rules, lanes of the compile cases that are not rare).
-VARIANTS = {
-    "none": (Rules(Strategy.NONE, 0, 1, False), (32, 256)),
-    "ping-pong": (Rules(Strategy.PING_PONG, 2, 1, False), (32, 256)),
-    "ping-pong of one lane": (Rules(Strategy.PING_PONG, 1, 1, False), ()),
-    "lazy": (Rules(Strategy.LAZY, 2, 1, True), (32, 256, 512)),
-    "lazy without overwriting": (Rules(Strategy.LAZY, 2, 1, False), ()),
-    "redirect": (Rules(Strategy.REDIRECT, 1, 1, False), (32, 256)),
-}
-
-
-def compile_cases() -> list[CompileCase]:
-    """Returns the launches to compile ahead: every strategy for every number of lanes; none moves plane bytes."""
-    columns = (
-        "slots_ptr", "labels_ptr", "tracked_ptr", "source_ptr", "bitmap_ptr", "counters_ptr",
-    )  # fmt: skip
-    outputs = tuple(f"out_{name}_ptr" for name in StepRecord._fields)
-    marks = tuple(f"mark_{name}_ptr" for name in StepMarks._fields)
-    rows = "pending_ptr", "newest_ptr", *(f"tail_{name}_ptr" for name in TailRecord._fields[:5])
-    pointers = "packet_ptr", *columns, *outputs, *marks, *rows, "accepted_ptr", "batch_ptr"
-    scalars = dict.fromkeys(("batch", "table_rows", "words", "every", "room", "tail"), "i32")
-    return [
-        CompileCase(
-            sized(f"{op}[{name}]", block), _plan, dict.fromkeys(pointers, "*i32") | scalars,
-            constants(rules) | {"BLOCK": block, "CHUNK": chunk_words(warps_for(block)), "PAD": 0, "TAILS": tails},
-            pointers, warps_for(block), (), ALONE, block not in common,
-        )
-        for op, tails in (("plan", False), ("plan_tails", True))
-        for name, (rules, common) in VARIANTS.items()
-        for block in BLOCKS
-    ]  # fmt: skip

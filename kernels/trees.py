@@ -12,9 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_path
-from memstate.kernels.copy import WORDS, units
+from memstate.kernels.copy import WORDS
 from memstate.kernels.tables import RingMap, TailRecord
 
 LANES = 256  # words: 16 bytes per thread, also in warps of 64 threads
@@ -113,16 +112,3 @@ def keep_path(rings: RingMap, record: TailRecord, nodes: Tensor) -> None:
             rings.table, record.rows, record.length, record.accepted, nodes, rings.blocks[0].shape[1], depth,
             UNIT=rings.unit, WORD=WORDS[rings.unit], LANES=LANES, num_warps=WARPS,
         )  # fmt: skip
-
-
-def compile_cases() -> list[CompileCase]:
-    """Returns the launches to compile ahead, one for each unit of rings; units below 16 bytes are rare cases."""
-    columns = dict.fromkeys(("rows_ptr", "lengths_ptr", "accepted_ptr", "nodes_ptr"), "*i32")
-    return [
-        CompileCase(
-            f"keep_path{narrow}", _keep_path, {"rings": "*i64"} | columns | dict.fromkeys(("rows", "depth"), "i32"),
-            {"UNIT": size, "WORD": WORDS[size], "LANES": LANES}, ("rings",), WARPS, () if narrow else ("rings",),
-            rare=bool(narrow),
-        )
-        for size, narrow in units(0)
-    ]  # fmt: skip

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
@@ -86,11 +87,12 @@ def test_a_target_that_triton_does_not_know_is_named(monkeypatch: pytest.MonkeyP
 
 
 def test_only_targets_that_compile_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    def compile_case(_: object, target: str) -> None:
+    def launch_of(_: object, target: str) -> Mock:
         if target == "gfx950":
             raise RuntimeError("no such processor")
+        return Mock()
 
-    monkeypatch.setattr(sys.modules["memstate_tools.compile.build"], "compile_case", compile_case)
+    monkeypatch.setattr(sys.modules["memstate_tools.compile.build"], "launch_of", launch_of)
     assert compiling.known_targets(["sm_90", "gfx950", "sm_80"]) == ["sm_90", "sm_80"]
 
 

@@ -152,11 +152,14 @@ def test_narrow_words_compile_as_wide_as_they_may_be():
     """`memstate compile` leaves out kernels of narrow words, because it requires accesses of 16 bytes."""
     program = (
         "import json\n"
+        "from memstate_tools.calls import all_calls, launch_of\n"
         "from memstate_tools.compile.build import build\n"
-        "from memstate.kernels import copy, pack\n"
-        "cases = [(unit, case) for unit in (8, 4, 2, 1)\n"
-        "         for case in (copy.compile_cases(unit)[0], *pack.compile_cases(unit)[::2])]\n"
-        "made = [(unit, build(case, target)) for unit, case in cases for target in ('sm_90', 'gfx942')]\n"
+        "known = {call.name: call for call in all_calls(every_shape=True)}\n"
+        "calls = [(unit, known[f'{op}, {unit} bytes']) for unit in (8, 4, 2, 1)\n"
+        "         for op in ('copy_slots', 'pack_slots', 'unpack_slots')]\n"
+        "tables = [(launch_of(call, 'sm_90').arguments['tiles'],) for _, call in calls]\n"
+        "made = [(unit, build(call._replace(planes=table), target))\n"
+        "        for (unit, call), table in zip(calls, tables) for target in ('sm_90', 'gfx942')]\n"
         "print(json.dumps([(unit, one.narrowest_bulk_access_bits, one.spill_bytes) for unit, one in made]))\n"
     )
     assert not_interpreted("-c", program) == [[unit, 8 * unit, 0] for unit in (8, 4, 2, 1) for _ in range(6)]

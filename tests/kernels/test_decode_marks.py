@@ -5,6 +5,7 @@ selective update, and writes as JSON the layout of each sum, which decides the o
 """
 
 import json
+import math
 import re
 import sys
 from collections.abc import Sequence
@@ -94,21 +95,25 @@ def test_G2_compiled_sums_have_one_order() -> None:
 
 def main() -> None:
     """Writes the layouts of the sums with and without marks, for slots on 16 bytes and for any stride of slots."""
-    from memstate.kernels.selective import compile_cases
-    from memstate_tools.compile.build import compile_case
+    from memstate_tools import arguments, calls
 
     layouts_of: dict[str, list[list[str]]] = {}
-    for case in compile_cases():
-        kernel = case.name.removesuffix("_marks")
-        if kernel not in ("selective_step_mamba2_fp32", "selective_step_mamba1_bf16")[: 2 if PROOF else 1]:
-            continue
-        for target, unit in product(("sm_90", "gfx942")[: 2 if PROOF else 1], (case.constexprs["UNIT"], 1)):
-            text = compile_case(case._replace(constexprs=case.constexprs | {"UNIT": unit}), target).asm["ttgir"]
+    many = 2 if PROOF else 1
+    for (model, dtype), stores in product(
+        (("mamba2", torch.float32), ("mamba1", torch.bfloat16))[:many], ("", "_marks")
+    ):
+        sizes, tied, *_ = calls.SELECTIVE[model]
+        slot = math.prod((sizes[0][0], *sizes[1:]))
+        for target, more in product(("sm_90", "gfx942")[:many], (0, 1)):
+            step = arguments.Step(apart=slot + more)
+            given = arguments.selective_step(*sizes, dtype, tied, stores=stores, step=step)
+            call = calls.Call(model, lambda backend, given=given: backend.selective_step(**given))
+            text = calls.launch_of(call, target).compiled.asm["ttgir"]
             layouts = dict(re.findall(r"^(#\w+) = (.*)$", text, re.MULTILINE))
             sums = re.findall(r"tt\.reduce\"[\s\S]*?: \(tensor<[^#>]*(#\w+)>\)", text)
             # Only sums over two axes add up states. The sum that searches the marks has one axis, and is left out.
             of_tiles = [layouts[name] for name in sums if re.search(r"order = \[\d, \d\]", layouts[name])]
-            layouts_of.setdefault(f"{kernel} {target} {unit}", []).append(of_tiles)
+            layouts_of.setdefault(f"{model} {target} {more}", []).append(of_tiles)
     json.dump(layouts_of, sys.stdout)
 
 

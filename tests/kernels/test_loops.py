@@ -21,7 +21,9 @@ does, and writes the lost names as JSON.
 import json
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -30,7 +32,8 @@ pytest.importorskip("triton", reason="without Triton there are no kernels")
 import triton
 import triton.language as tl
 
-from memstate.kernels.catalog import CompileCase, all_cases
+from memstate_tools.arguments import ints
+from memstate_tools.calls import Call, all_calls, launch_of
 from tests.support.kernel_runs import not_interpreted
 from tests.support.sampling import PROOF
 
@@ -51,9 +54,13 @@ def test_no_loop_of_a_kernel_drops_a_name() -> None:
     assert not_interpreted(__file__) == ["_drops: at"]
 
 
-def branches(cases: Iterable[CompileCase]) -> list[CompileCase]:
-    """Returns one case for each kernel and each set of constants that are not 0, False or None."""
-    ways = {(id(c.kernel), frozenset(name for name, value in c.constexprs.items() if value)): c for c in cases}
+def branches(calls: Iterable[Call]) -> list[Call]:
+    """Returns one call for each kernel and each set of arguments that are given, and of constants that are not 0."""
+    ways: dict[tuple[str, frozenset[str]], Call] = {}
+    for call in calls:
+        launch = launch_of(call, "sm_90")
+        given = (name for name, each in launch.arguments.items() if each is not None and (not name.isupper() or each))
+        ways[launch.kernel.__name__, frozenset(given)] = call
     return list(ways.values())
 
 
@@ -85,29 +92,25 @@ def watched() -> list[str]:
     return dropped
 
 
-def translate(case: CompileCase) -> None:
+def translate(call: Call) -> None:
     """Translates a kernel to Triton's IR, which shows how its loops carry names."""
-    from triton._C.libtriton import ir
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource, make_backend
+    from triton.backends.nvidia.compiler import CUDABackend
 
-    target = GPUTarget("cuda", 90, 32)
-    backend, context = make_backend(target), ir.context()
-    ir.load_dialects(context)
-    backend.load_dialects(context)
-    types = {name: "constexpr" if name in case.constexprs else case.signature[name] for name in case.kernel.arg_names}
-    options = backend.parse_options({"num_warps": case.num_warps, **case.options})
-    functions, modules = backend.get_codegen_implementation(options), backend.get_module_map()
-    ASTSource(case.kernel, types, case.constexprs).make_ir(target, options, functions, modules, context)
+    with patch.object(CUDABackend, "make_ttir", side_effect=Translated), suppress(Translated):
+        _ = launch_of(call, "sm_90").compiled
+
+
+class Translated(Exception):
+    """Ends a compilation, as soon as the kernel is translated."""
 
 
 def main() -> None:
     """Writes the names that loops of the sample and of all kernels lose."""
     dropped = watched()
-    ours = all_cases(every_shape=True) if PROOF else branches(all_cases())
-    types = {"next_ptr": "*i32", "out_ptr": "*i32", "n": "i32"}
-    for case in (CompileCase("", _drops, types, {}, (), 1, ()), *ours):
-        translate(case)
+    triton.knobs.compilation.always_compile = True  # otherwise a kernel from the cache is not translated
+    sample = Call("", lambda _: _drops[(1,)](ints(64), ints(64), 3))
+    for call in (sample, *(all_calls(every_shape=True) if PROOF else branches(all_calls()))):
+        translate(call)
     json.dump(dropped, sys.stdout)
 
 

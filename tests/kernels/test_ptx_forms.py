@@ -1,6 +1,6 @@
 """Lists the instructions of compiled kernels that no test of the machine executes.
 
-Compiles some cases for sm_90; full runs compile all, and also read what compiled tests have kept in build/ptx.
+Compiles some kernels for sm_90; full runs compile all, and also read what compiled tests have kept in build/ptx.
 """
 
 import json
@@ -12,8 +12,7 @@ import pytest
 import torch
 import triton
 
-from memstate.kernels.catalog import all_cases
-from memstate_tools.compile.build import compile_case
+from memstate_tools.calls import all_calls, launch_of
 from tests.kernels.test_ptx_machine import ATOMICS, BODIES, MATRICES, MOVES
 from tests.kernels.test_ptx_values import ROWS
 from tests.support.kernel_runs import ROOT, not_interpreted
@@ -26,7 +25,7 @@ TESTED = {"ld.param.b64", *ROWS, *chain(*(forms(kernel(body)) for body in BODIES
 
 @pytest.mark.slow
 def test_every_instruction_of_compiled_kernels_is_tested(generator: torch.Generator) -> None:
-    names = [case.name for case in all_cases()]
+    names = [call.name for call in all_calls()]
     some = names if PROOF else random.Random(generator.initial_seed()).sample(names, 2)
     found = not_interpreted(__file__, *some)
     assert len(found) > 20
@@ -34,10 +33,10 @@ def test_every_instruction_of_compiled_kernels_is_tested(generator: torch.Genera
 
 
 def texts(names: list[str]) -> dict[str, str]:
-    """Returns the PTX of cases, and in full runs the PTX that compiled tests have kept."""
+    """Returns the PTX of the launches of calls, and in full runs the PTX that compiled tests have kept."""
     kept = ROOT.glob(f"build/ptx/{triton.__version__}/*/*.ptx") if PROOF else []
     return {str(path): path.read_text() for path in kept} | {
-        case.name: compile_case(case, "sm_90").asm["ptx"] for case in all_cases() if case.name in names
+        call.name: launch_of(call, "sm_90").compiled.asm["ptx"] for call in all_calls() if call.name in names
     }
 
 

@@ -186,22 +186,21 @@ def test_D14_inputs_move_in_wide_pieces() -> None:
 
 def main() -> None:
     """Writes the accesses of kernels for sm_90 to their inputs, and of the convolution also to its output."""
-    from memstate.kernels import conv, selective
+    from memstate_tools.calls import all_calls, launch_of
     from memstate_tools.compile.accesses import accesses
-    from memstate_tools.compile.build import compile_case
 
     inputs = {"conv_step_bf16": ("x_ptr", "out_ptr")}
     inputs |= dict.fromkeys(
         ("selective_step_mamba2_fp32", "selective_step_mamba1_bf16"), ("x_ptr", "z_ptr", "b_ptr", "c_ptr")
     )
     counts_of: dict[str, dict[str, Counter[int]]] = {}
-    for case in (*conv.compile_cases(), *selective.compile_cases()):
-        if case.name in inputs:
-            arguments = [name for name in case.kernel.arg_names if name not in case.constexprs]
-            made_ = accesses(compile_case(case, "sm_90").asm["llir"], arguments)
-            counts_of[case.name] = {
+    for call in all_calls():
+        if call.name in inputs:
+            launch = launch_of(call, "sm_90")
+            made_ = accesses(launch.compiled.asm["llir"], list(launch.types))
+            counts_of[call.name] = {
                 name: Counter(access.bits for access in made_ if name in {at.argument for at in access.origins})
-                for name in inputs[case.name]
+                for name in inputs[call.name]
             }
     json.dump(counts_of, sys.stdout)
 

@@ -6,6 +6,7 @@ Lanes that are in several warps: test_shared_lanes.py. Barriers in compiled kern
 import math
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,12 @@ from memstate.kernels import (
     tracking,
 )
 from memstate.kernels.blocks import cut
-from memstate.kernels.catalog import all_cases
-from memstate.kernels.tables import HEADER_INTS, Rules, ScaledMap, StepRecord, Strategy, TailRecord
+from memstate.kernels.tables import HEADER_INTS, Rules, ScaledMap, Strategy
 from memstate.kernels.warps import ALONE, MOST, roomy
+from memstate_tools import arguments
+from memstate_tools.arguments import ints
 from tests.support import op_cases, op_launches
-from tests.support.op_launches import ints
+from tests.support.kernel_runs import not_interpreted
 
 if not triton.knobs.runtime.interpret:
     pytest.skip("launches are seen where kernels are interpreted", allow_module_level=True)
@@ -66,16 +68,14 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, dict[s
 def launch_all() -> None:
     """Launches every kernel of one program, for batches and pools of all sizes."""
     for capacity in CAPACITIES:
-        file = op_launches.registers(capacity)
+        file = arguments.registers(capacity)
         registers.ownership(file, ints(HEADER_INTS))
         registers.audit(file, ints(capacity + 1))
     for batch, capacity in product(BATCHES, CAPACITIES):
-        file, rows, packet = op_launches.registers(capacity), ints(batch), op_launches.packet(batch, 2)
-        record = StepRecord(*(ints(batch) for _ in StepRecord._fields))
-        rules = Rules(Strategy.LAZY, 2, 4, True)
+        file = arguments.registers(capacity)
         bitmap.claim(file.bitmap, batch, file.counters)
-        bitmap.release(file.bitmap, rows, capacity, file.counters)
-        tracking.plan(file, packet, record, op_launches.marks(), rules)
+        bitmap.release(file.bitmap, ints(batch), capacity, file.counters)
+        tracking.plan(**arguments.plan(batch, Rules(Strategy.LAZY, 2, 4, True), capacity=capacity))
 
 
 def test_no_launch_has_more_warps_than_lanes(launched: list[tuple[str, dict[str, Any]]]) -> None:
@@ -92,73 +92,76 @@ def test_no_launch_has_more_warps_than_lanes(launched: list[tuple[str, dict[str,
         assert warps == 1 or warps * 64 <= given["BLOCK"], (name, given)
 
 
-def test_every_shape_that_can_be_launched_is_in_the_catalogue(launched: list[tuple[str, dict[str, Any]]]) -> None:
-    """The catalogue has exactly the lanes, words and warps of kernels that are launched as a single program."""
+# A program, because only a process that does not interpret kernels sees the launches of calls without running them.
+CONSTANTS = """
+import json
+from memstate_tools.calls import all_calls, launch_of
+seen = []
+for launch in (launch_of(call, "sm_90") for call in all_calls(every_shape=True)):
+    given = {name: each for name, each in launch.arguments.items() if name.isupper() and isinstance(each, int)}
+    plane = launch.arguments.get("plane_ptr")
+    words = {"word": str(plane.dtype)} if plane is not None else {}
+    seen.append((launch.kernel.__name__, given | words | {"num_warps": launch.arguments.get("num_warps", 4)}))
+print(json.dumps(seen))
+"""
+
+
+@cache
+def known() -> list[tuple[str, dict[str, Any]]]:
+    """Returns the kernel, and the constants and warps, of the launch of each call."""
+    return [(name, given) for name, given in not_interpreted("-c", CONSTANTS)]
+
+
+def test_every_shape_that_can_be_launched_is_a_call(launched: list[tuple[str, dict[str, Any]]]) -> None:
+    """The calls have exactly the lanes, words and warps of kernels that are launched as a single program."""
     launch_all()
-    for batch, (name, lanes, in_place) in product(BATCHES, STRATEGIES):
-        file, packet = op_launches.registers(40), op_launches.packet(batch, 2)
-        record = StepRecord(*(ints(batch) for _ in StepRecord._fields))
-        rules = Rules(name, lanes, 4, in_place)
-        marks = op_launches.marks()
-        tracking.plan(file, packet, record, marks, rules)
-        tails = TailRecord(*(ints(1 if field == "batch" else batch) for field in TailRecord._fields))
-        columns = {name: ints(file.source.numel()) for name in ("pending", "newest")}
-        tracking.plan(file._replace(**columns), packet, record, marks, rules._replace(tail=2), tails)
+    for batch, (*how, in_place), tails in product(BATCHES, STRATEGIES, (False, True)):
+        tracking.plan(**arguments.plan(batch, Rules(*how, 4, in_place), tails, capacity=40))
     shapes = {shape(name, {**given, "num_warps": given.get("num_warps", 4)}) for name, given in launched}
-    known = [case for case in all_cases(every_shape=True) if case.kernel.fn.__name__ in ONE_PROGRAM]
-    assert shapes == {shape(c.kernel.fn.__name__, {**c.constexprs, "num_warps": c.num_warps}) for c in known}
+    assert shapes == {shape(name, given) for name, given in known() if name in ONE_PROGRAM}
 
 
 def shape(kernel: str, given: Mapping[str, Any]) -> tuple[str, frozenset[tuple[str, int]]]:
     return kernel, frozenset((name, int(value)) for name, value in given.items() if name != "maxnreg")
 
 
-def test_every_tile_of_a_model_is_in_the_catalogue() -> None:
-    """The catalogue has all answers of the functions that launchers of decode steps and int8 ask for tiles
-    and warps.
-    """
-    cases = all_cases(every_shape=True)
+def tiles(kernel: str, *names: str) -> set[tuple[int, ...]]:
+    return {tuple(given[name] for name in (*names, "num_warps")) for seen, given in known() if seen == kernel}
 
-    def known(kernel: str, *names: str) -> set[tuple[int, ...]]:
-        own = [case for case in cases if case.kernel.fn.__name__ == kernel]
-        return {(*(case.constexprs[name] for name in names), case.num_warps) for case in own}
 
-    delta = known("_gated_delta_step", "BLOCK_K", "BLOCK_V")
+def test_every_tile_of_a_model_is_in_a_call() -> None:
+    """The calls have all answers of the functions that launchers of decode steps and int8 ask for tiles and warps."""
+    delta = tiles("_gated_delta_step", "BLOCK_K", "BLOCK_V")
     for size in (2, 4):
         assert {
             gated_delta.blocks(keys, n, size, 16 // size) for keys in range(9, 513) for n in (32, 64, 100, 256)
         } <= delta
         assert {gated_delta.blocks(128, values, size, 16 // size) for values in range(1, 300)} <= delta
-    scan = known("_selective_step", "BLOCK_D", "BLOCK_N")
+    scan = tiles("_selective_step", "BLOCK_D", "BLOCK_N")
     # least: smallest number of dims in a block. It is 1 if the state axis is contiguous. If dims are contiguous, it is
     # 8 in fp32, and 16 in dtypes of 16 bits.
     for least in (1, 8, 16):
         assert {selective.blocks(64, states, True, least=least) for states in range(5, 513)} <= scan
     assert {selective.blocks(8192, states, False) for states in range(3, 129)} <= scan
-    windows = known("_conv_step", "TAPS", "BLOCK", "LANE")
+    windows = tiles("_conv_step", "TAPS", "BLOCK", "LANE")
     for taps, size in product((2, 3, 4, 5, 8), (2, 4)):
         assert {(taps, *conv.blocks(channels, taps, size), 1) for channels in range(1, 3000)} <= windows
-    scaled = known("_move_int8", "BLOCK_C", "BLOCK_R")
+    scaled = tiles("_move_int8", "BLOCK_C", "BLOCK_R")
     for inner, reduced in ((1, (*range(5, 17), *range(17, 3000, 50))), (128, range(5, 300))):
-        assert {(*pack_int8.blocks(4096, n, inner), pack_int8.WARPS) for n in reduced} <= scaled
+        assert {(*pack_int8.blocks(4096, n, inner), pack_int8.DEFAULT.warps) for n in reduced} <= scaled
 
 
-def test_every_unit_of_bytes_is_in_the_catalogue() -> None:
-    """The catalogue has every size of a word, and every number of words in a unit, with which kernels move bytes at any
+def test_every_unit_of_bytes_is_in_a_call() -> None:
+    """The calls have every size of a word, and every number of words in a unit, with which kernels move bytes at any
     address.
     """
-    cases = all_cases(every_shape=True)
     memory = torch.zeros(4096, dtype=torch.uint8)
     for kernel in ("_gather_slots", "_scatter_slots"):
-        known = {
-            (case.signature["plane_ptr"], case.constexprs["UNIT"])
-            for case in cases
-            if case.kernel.fn.__name__ == kernel
-        }
+        units = {(given["word"], given["UNIT"]) for seen, given in known() if seen == kernel}
         cuts = [cut(memory[start:][: 2 * size].view(1, 2, size)) for size in (16, 8, 4, 2, 1) for start in (0, 1, 2, 4)]
-        assert {(f"*i{8 * words.word_bytes}", words.unit_words) for words in cuts} == known
+        assert {(str(words.word), words.unit_words) for words in cuts} == units
     for kernel in ("_move", "_move_records"):
-        assert {c.constexprs["UNIT"] for c in cases if c.kernel.fn.__name__ == kernel} == {16, 8, 4, 2, 1}
+        assert {given["UNIT"] for seen, given in known() if seen == kernel} == {16, 8, 4, 2, 1}
 
 
 Given = list[dict[str, Any]]
@@ -184,7 +187,7 @@ def test_narrow_accesses_have_the_registers_they_need(options: Given) -> None:
         plane, rows = (torch.zeros(2, n, size, dtype=torch.uint8) for n in (6, 1))
         gather.gather_slots(plane, index, rows)
         scatter.scatter_slots(plane, index, rows)
-        pack.pack_slots(op_launches.records(2, 8)._replace(unit=size), None, index, places, held)
+        pack.pack_slots(arguments.record_map(unit=size), None, index, places, held)
         assert [given.get("maxnreg") for given in options] == [limit] * 3, size
         options.clear()
 
@@ -219,7 +222,7 @@ def test_convolutions_of_four_taps_have_no_limit(taps: int, limit: int | None, o
     x, state = torch.zeros(1, 1, 8), torch.zeros(3, taps - 1, 8)
     step = {name: ints(1) for name in ("read", "write", "snapshot", "tokens")}
     conv.conv_step(x, torch.zeros(8, taps), None, state, **step)
-    conv.conv_step(x, torch.zeros(8, taps), None, state, **step, marks=op_launches.marks())
+    conv.conv_step(x, torch.zeros(8, taps), None, state, **step, marks=arguments.marks())
     assert [given.get("maxnreg") for given in options] == [limit, 255]
 
 

@@ -13,7 +13,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from memstate_tools.compile import KernelReport, compile_cases
+from memstate_tools.arguments import ints, plane_map
+from memstate_tools.calls import Call
+from memstate_tools.compile import KernelReport, compile_calls
 from tests.proof.compile_matrix import differences, faults, figures
 from tests.support.kernel_runs import not_interpreted
 
@@ -28,7 +30,9 @@ def compiled(path: Path) -> list[KernelReport]:
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
-    return compile_cases([case for case in module.compile_cases() if case.name == "copy_slots"], TARGETS)
+    planes = plane_map()
+    call = Call("copy_slots", lambda _: module.copy_slots(planes, ints(64), ints(64)), (planes.tiles,))
+    return compile_calls([call], TARGETS)
 
 
 def main() -> None:

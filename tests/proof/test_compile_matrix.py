@@ -1,7 +1,7 @@
 """Tests that memstate's kernels compile without faults and as recorded, and tests the comparison itself.
 
 The test process interprets kernels, and cannot compile them. So the tests run this file as a program, which compiles
-the first case of each kernel for one target, and writes the reports as JSON.
+the first call of each op for one target, and writes the reports as JSON.
 """
 
 import json
@@ -16,8 +16,8 @@ from unittest.mock import Mock
 import pytest
 
 from memstate.errors import CompileFailed
-from memstate.kernels.catalog import CompileCase, all_cases
-from memstate_tools.compile import TARGETS, KernelReport, compile_all, compile_cases
+from memstate_tools.calls import CALLS, Call, all_calls
+from memstate_tools.compile import TARGETS, KernelReport, compile_all, compile_calls
 from tests.proof import compile_matrix
 from tests.proof.compile_matrix import (
     FIGURES,
@@ -57,7 +57,7 @@ SOURCE_BARRIERS = {
     **{f"plan_tails[{how}]": 5 for how in ("ping-pong", "lazy", "redirect")},
     "plan[none]": 1, "plan_tails[none]": 3,
     **{f"mamba3_step_{how}": 1 for how in ("fp32", "fp32_marks", "bf16")},
-    **{case.name: 1 for case in all_cases() if case.name.startswith("gated_delta") and case.name.endswith("_tree")},
+    **{call.name: 1 for call in all_calls() if call.name.startswith("gated_delta") and call.name.endswith("_tree")},
 }  # fmt: skip
 
 
@@ -70,32 +70,33 @@ def barriers_of(report: KernelReport) -> int:
     return 0 if report.target.startswith("gfx") and lanes == "32" else SOURCE_BARRIERS.get(name, 0)
 
 
-def one_of_each() -> list[CompileCase]:
-    """Returns the first case of every kernel. Of a tracking kernel, returns the first case of each strategy."""
-    first: dict[tuple[Any, object], CompileCase] = {}
-    for case in all_cases():
-        first.setdefault((case.kernel, case.constexprs.get("STRATEGY")), case)
+def one_of_each() -> list[Call]:
+    """Returns the first call of every op. Of plans, returns the first one of each strategy."""
+    first: dict[tuple[str, str], Call] = {}
+    for op, calls in CALLS.items():
+        for call in calls():
+            if not call.rare:
+                first.setdefault((op, call.name.partition("[")[2].partition("]")[0]), call)
     return list(first.values())
 
 
 @pytest.mark.slow
 def test_every_kernel_is_ok_and_as_recorded() -> None:
-    """One test compiles all kernels, because this takes long. Only full runs compile all cases for all targets."""
-    calls: list[tuple[int, int]] = []
-    before, cases, targets = dict(os.environ), all_cases(), tuple(TARGETS)
+    """One test compiles all kernels, because this takes long. Only full runs compile all calls for all targets."""
+    told: list[tuple[int, int]] = []
+    before, calls, targets = dict(os.environ), all_calls(), tuple(TARGETS)
     if PROOF:
-        reports = compile_all(targets, lambda done, total: calls.append((done, total)))
-        assert calls == [(number + 1, len(reports)) for number in range(len(reports))]
+        reports = compile_all(targets, lambda done, total: told.append((done, total)))
+        assert told == [(number + 1, len(reports)) for number in range(len(reports))]
     else:
-        cases, targets = one_of_each(), ("sm_90",)
+        calls, targets = one_of_each(), ("sm_90",)
         reports = [KernelReport(**report) for report in not_interpreted(__file__)]
-    assert len({case.kernel for case in cases}) == len({case.kernel for case in all_cases()})
-    assert [(report.kernel, report.target) for report in reports] == [(c.name, t) for c in cases for t in targets]
-    assert len({case.name for case in all_cases()}) == len(all_cases()), "a record has one line per name and target"
+    assert [(report.kernel, report.target) for report in reports] == [(c.name, t) for c in calls for t in targets]
+    assert len({call.name for call in all_calls()}) == len(all_calls()), "a record has one line per name and target"
     assert [field.name for field in fields(KernelReport)] == list(KEYS)
-    for case in all_cases():
-        moves = any(case.name.startswith(mover) for mover in MOVERS)
-        assert bool(case.plane_args) == moves, case.name
+    for call in all_calls():
+        moves = any(call.name.startswith(mover) for mover in MOVERS)
+        assert bool(call.planes) == moves, call.name
     assert dict(os.environ) == before
 
     assert faults(INSTALLED, reports) == []
@@ -119,7 +120,7 @@ def test_every_kernel_is_ok_and_as_recorded() -> None:
 @pytest.mark.slow
 @pytest.mark.proof
 def test_no_shape_that_can_be_launched_spills() -> None:
-    """Compiles random shapes for a random target. All shapes, more than three thousand, would take hours."""
+    """Compiles random shapes for a random target. All shapes, more than two thousand, would take hours."""
     reports = [KernelReport(**report) for report in not_interpreted(__file__, str(random.randrange(10**6)))]
     assert len(reports) == SHAPES
     assert faults(INSTALLED, reports) == []
@@ -128,8 +129,8 @@ def test_no_shape_that_can_be_launched_spills() -> None:
 def shapes(seed: str) -> list[KernelReport]:
     """Returns reports on random rare shapes, compiled for a random target."""
     chance = random.Random(seed)
-    rare = [case for case in all_cases(every_shape=True) if case.rare]
-    return compile_cases(chance.sample(rare, SHAPES), [chance.choice(list(TARGETS))])
+    rare = [call for call in all_calls(every_shape=True) if call.rare]
+    return compile_calls(chance.sample(rare, SHAPES), [chance.choice(list(TARGETS))])
 
 
 def test_records_are_written_as_the_program_writes_them() -> None:
@@ -237,5 +238,5 @@ def test_recording_a_fault_does_not_excuse_it(
 
 
 if __name__ == "__main__":
-    made = shapes(*sys.argv[1:]) if sys.argv[1:] else compile_cases(one_of_each(), ["sm_90"])
+    made = shapes(*sys.argv[1:]) if sys.argv[1:] else compile_calls(one_of_each(), ["sm_90"])
     json.dump(list(map(asdict, made)), sys.stdout)

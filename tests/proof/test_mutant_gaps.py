@@ -30,11 +30,11 @@ ROOT = Path(__file__).parents[2]
 # A program, because a process that interprets kernels cannot compile them.
 COUNT_BARRIERS = """
 import json
-from memstate_tools.compile import compile_cases
-from memstate.kernels.catalog import all_cases
+from memstate_tools.calls import all_calls
+from memstate_tools.compile import compile_calls
 names = ("claim", "ownership", "audit", "plan[none]", "plan[redirect]")
-cases = [case for case in all_cases() if case.name in names]
-print(json.dumps({report.kernel: report.source_barriers for report in compile_cases(cases, ("sm_90",))}))
+calls = [call for call in all_calls() if call.name in names]
+print(json.dumps({report.kernel: report.source_barriers for report in compile_calls(calls, ("sm_90",))}))
 """
 
 

@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import triton
 import triton.language as tl
 
 from memstate.errors import CompileFailed, ConfigurationError, InvalidArgument
-from memstate.kernels.catalog import CompileCase
+from memstate.kernels.dispatch import OPS
+from memstate.kernels.warps import limit
+from memstate_tools.arguments import ints
+from memstate_tools.calls import CALLS, Call
 from memstate_tools.compile import KernelReport, compile_all, compile_elsewhere
 from memstate_tools.compile.build import build
 from tests.support.kernel_runs import not_interpreted
@@ -82,28 +86,30 @@ def _broken(out_ptr, N: tl.constexpr):
     tl.store(out_ptr, undefined)  # noqa: F821
 
 
-def samples() -> list[CompileCase]:
-    """Returns compile cases of the kernels above; the name of a case says what is wrong with it."""
-    copy, both = {"to_ptr": "*i32", "from_ptr": "*i32", "n": "i32"}, ("to_ptr", "from_ptr")
-    table = {"table_ptr": "*i64", "out_ptr": "*i32"}
-    scale = {"plane_ptr": "*fp32", "slot_ptr": "*i32", "factor_ptr": "*fp32"}
-    plane, data = ("plane_ptr",), ("data_ptr",)
-    few_registers = {"maxnreg": 64, "waves_per_eu": 8}
+def samples() -> list[Call]:
+    """Returns launches of the kernels above; the name of a call says what is wrong with it."""
+    to, of, n = ints(1024), ints(1024), 1024
+    table, out = torch.zeros(16, dtype=torch.int64), ints(1024)
+    plane, factor = torch.zeros(1024), torch.zeros(4)
+
+    def few_registers() -> dict[str, int]:
+        return limit({"maxnreg": 64}) or {"waves_per_eu": 8}
+
     return [
-        CompileCase("copy", _copy, copy, {}, (*both, "n"), 4, both),
-        CompileCase("copy: nothing aligned", _copy, copy, {}, ("n",), 4, both),
-        CompileCase("copy: length of any size", _copy, copy, {}, both, 4, both),
-        CompileCase("table", _copy_by_table, table, {"ALIGNED": True}, tuple(table), 4, ("table_ptr",)),
-        CompileCase("table: not aligned", _copy_by_table, table, {"ALIGNED": False}, ("table_ptr",), 4, ("table_ptr",)),
-        CompileCase("scale", _scale, scale, {}, plane, 4, plane),
-        CompileCase("scale: factors are planes", _scale, scale, {}, plane, 4, ("plane_ptr", "factor_ptr")),
-        CompileCase("scale: no such plane", _scale, scale, {}, plane, 4, ("other_ptr",)),
-        CompileCase("lost trail", _lost_trail, {"plane_ptr": "*i32"}, {}, plane, 4, plane),
-        CompileCase("phases", _two_phases, {"data_ptr": "*i32"}, {"BARRIER": True}, data, 4, ()),
-        CompileCase("phases: barrier lost", _two_phases, {"data_ptr": "*i32"}, {"BARRIER": False}, data, 4, ()),
-        CompileCase("hoard", _hoard, {"plane_ptr": "*fp32"}, {}, plane, 1, plane),
-        CompileCase("hoard on four warps", _hoard, {"plane_ptr": "*fp32"}, {}, plane, 4, plane),
-        CompileCase("hoard: few registers", _hoard, {"plane_ptr": "*fp32"}, {}, plane, 1, plane, few_registers),
+        Call("copy", lambda _: _copy[(1,)](to, of, n), (to, of)),
+        Call("copy: nothing aligned", lambda _: _copy[(1,)](to[1:], of[1:], n), (to, of)),
+        Call("copy: length of any size", lambda _: _copy[(1,)](to, of, n - 1), (to, of)),
+        Call("table", lambda _: _copy_by_table[(1,)](table, out, True), (table,)),
+        Call("table: not aligned", lambda _: _copy_by_table[(1,)](table, out, False), (table,)),
+        Call("scale", lambda _: _scale[(1,)](plane, ints(1), factor), (plane,)),
+        Call("scale: factors are planes", lambda _: _scale[(1,)](plane, ints(1), factor), (plane, factor)),
+        Call("scale: no such plane", lambda _: _scale[(1,)](plane, ints(1), factor), (table,)),
+        Call("lost trail", lambda _: _lost_trail[(1,)](to), (to,)),
+        Call("phases", lambda _: _two_phases[(1,)](to, True)),
+        Call("phases: barrier lost", lambda _: _two_phases[(1,)](to, False)),
+        Call("hoard", lambda _: _hoard[(1,)](plane, num_warps=1), (plane,)),
+        Call("hoard on four warps", lambda _: _hoard[(1,)](plane), (plane,)),
+        Call("hoard: few registers", lambda _: _hoard[(1,)](plane, num_warps=1, **few_registers()), (plane,)),
     ]
 
 
@@ -111,13 +117,17 @@ def main() -> None:
     """Writes the reports of the samples, and the failure of the broken kernel."""
     lines = sys.stdout
     with redirect_stdout(sys.stderr):
-        reports = [asdict(build(case, target)) for case in samples() for target in SAMPLED]
+        reports = [asdict(build(call, target)) for call in samples() for target in SAMPLED]
         try:
-            build(CompileCase("broken", _broken, {"out_ptr": "*i32"}, {"N": 1}, (), 4, ()), "sm_90")
+            build(Call("broken", lambda _: _broken[(1,)](ints(4), 1)), "sm_90")
             failure = {}
         except CompileFailed as error:
             failure = {"kernel": error.kernel, "target": error.target, "reason": error.reason}
     json.dump({"reports": reports, "failure": failure}, lines)
+
+
+def test_every_operation_has_calls() -> None:
+    assert list(CALLS) == list(OPS), "a new operation needs its calls in tools/memstate_tools/calls.py"
 
 
 # -- faults that the inspector notices -------------------------------------------------------------

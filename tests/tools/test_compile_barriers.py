@@ -11,12 +11,14 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
-from memstate.kernels.catalog import CompileCase, all_cases
+from memstate.kernels.dispatch import Backend
+from memstate_tools.calls import Call, all_calls, launch_of
 from memstate_tools.compile.assembly import BARRIER, PLACE, source_line
-from memstate_tools.compile.build import KERNELS, compile_case
+from memstate_tools.compile.build import KERNELS
 from memstate_tools.compile.chains import dependent_loads
 from tests.support.kernel_runs import not_interpreted
 from tests.support.sampling import PROOF
@@ -33,36 +35,48 @@ EXCEPTED = {"ownership": {"labels_ptr"}}  # a copied label comes from a register
 ONE_PROGRAM = ("claim", "release", "ownership", "plan")
 
 
-def steps(case: CompileCase, target: str) -> list[tuple[str, list[str]]]:
+def steps(call: Call, target: str) -> list[tuple[str, list[str]]]:
     """Returns (kind, names of pointers) of each load, store and barrier, in the order of the compiled text."""
     accesses: list[tuple[str, list[str]]] = []
     line = ""
-    for statement in compile_case(case, target).asm["ptx"].splitlines():
+    for statement in launch_of(call, target).compiled.asm["ptx"].splitlines():
         if place := PLACE.match(statement):
             line = source_line(place[1], int(place[2]), (KERNELS,))
         elif BARRIER.match(statement) and "debug_barrier" in line:
             accesses.append(("barrier", []))
         elif access := ACCESS.match(statement):
             named = re.findall(rf"tl\.{CALLS[access[1]]}\w*\(\s*(\w+)", line) or re.findall(r"^\s*(\w+_ptr)\b", line)
-            assert named, f"{case.name}: {statement.strip()} is of the line {line.strip()!r}"
+            assert named, f"{call.name}: {statement.strip()} is of the line {line.strip()!r}"
             accesses.append((access[1], sorted(set(named))))
     return accesses
 
 
-def cases() -> list[CompileCase]:
-    """Returns the cases of one program, and the smallest of them again with 4 warps."""
-    single = [case for case in all_cases() if re.split(r"\W", case.name)[0] in ONE_PROGRAM]
-    small = [case for case in single if case.constexprs["BLOCK"] == 32]
-    return [*single, *(case._replace(name=case.name + MANY, num_warps=4) for case in small)]
+def on_four_warps(call: Call) -> Call:
+    """Returns the same call, whose launch has 4 warps."""
+
+    def make(backend: Backend) -> None:
+        from triton.runtime.jit import JITFunction
+
+        launch = JITFunction.run
+        with patch.object(JITFunction, "run", lambda *args, **given: launch(*args, **given | {"num_warps": 4})):
+            call.call(backend)
+
+    return call._replace(name=call.name + MANY, call=make)
+
+
+def calls() -> list[Call]:
+    """Returns the calls of one program, and the smallest of them again with 4 warps."""
+    single = [call for call in all_calls() if re.split(r"\W", call.name)[0] in ONE_PROGRAM]
+    return [*single, *(on_four_warps(call) for call in single if call.name.endswith(" 32"))]
 
 
 def main() -> None:
-    """Writes the steps of all cases, and the longest chains of loads of the plans."""
+    """Writes the steps of all kernels, and the longest chains of loads of the plans."""
     lines = sys.stdout
     with redirect_stdout(sys.stderr):
-        compiled = {f"{case.name}, {target}": steps(case, target) for case in cases() for target in TARGETS}
-        plans = [case for case in cases() if case.kernel.fn.__name__ == "_plan" and MANY not in case.name]
-        chains = {case.name: dependent_loads(compile_case(case, "sm_90").asm["ptx"]) for case in plans}
+        compiled = {f"{call.name}, {target}": steps(call, target) for call in calls() for target in TARGETS}
+        plans = [call for call in calls() if call.name.startswith("plan") and MANY not in call.name]
+        chains = {call.name: dependent_loads(launch_of(call, "sm_90").compiled.asm["ptx"]) for call in plans}
     json.dump({"steps": compiled, "chains": chains}, lines)
 
 

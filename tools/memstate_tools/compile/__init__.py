@@ -8,11 +8,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from memstate.errors import CompileFailed, ConfigurationError, InvalidArgument
-from memstate.kernels.catalog import CompileCase, all_cases
-from memstate_tools.compile.build import TARGETS, KernelReport, build, known_targets
+from memstate_tools.calls import Call, all_calls
+from memstate_tools.compile.build import KernelReport, build, known_targets
+from memstate_tools.launches import TARGETS
 from memstate_tools.worker import WorkerFailed, run_module
 
-__all__ = ["TARGETS", "KernelReport", "compile_all", "compile_cases", "compile_elsewhere"]
+__all__ = ["TARGETS", "KernelReport", "compile_all", "compile_calls", "compile_elsewhere"]
 
 Progress = Callable[[int, int], None]
 
@@ -44,23 +45,23 @@ def compile_all(
 
     if knobs.runtime.interpret:
         return compile_elsewhere(targets, progress, every_shape=every_shape)
-    return compile_cases(all_cases(every_shape), known_targets(targets), progress)
+    return compile_calls(all_calls(every_shape), known_targets(targets), progress)
 
 
-def compile_cases(
-    cases: Sequence[CompileCase], targets: Sequence[str], progress: Progress | None = None
-) -> list[KernelReport]:
-    """Compiles cases in this process, which must not interpret kernels.
+def compile_calls(
+    calls: Sequence[Call], targets: Sequence[str], progress: Progress | None = None
+) -> list[KernelReport]:  # fmt: skip
+    """Compiles the launches of calls in this process, which must not interpret kernels.
 
     Raises:
-        CompileFailed: A case does not compile.
+        CompileFailed: A kernel does not compile.
     """
     reports: list[KernelReport] = []
-    for case in cases:
+    for call in calls:
         for target in targets:
-            reports.append(build(case, target))
+            reports.append(build(call, target))
             if progress is not None:
-                progress(len(reports), len(cases) * len(targets))
+                progress(len(reports), len(calls) * len(targets))
     return reports
 
 

@@ -10,20 +10,22 @@ from dataclasses import asdict
 from typing import Any
 
 from memstate.errors import CompileFailed, ConfigurationError
-from memstate.kernels.catalog import all_cases
+from memstate_tools.calls import all_calls
 from memstate_tools.compile.build import build, known_targets
+from memstate_tools.launches import require_compiler
 from memstate_tools.worker import serve
 
 
 def work(arguments: list[str]) -> Iterator[dict[str, Any]]:
     """Yields {"total", "report"} for each kernel and target, or at the end {"failed"} or {"refused"}."""
+    require_compiler()
     only = next((name.partition("=")[2] for name in arguments if name.startswith("--only=")), "")
-    cases = [case for case in all_cases("--every-shape" in arguments) if only in case.name]
+    calls = [call for call in all_calls("--every-shape" in arguments) if only in call.name]
     known = known_targets([name for name in arguments if not name.startswith("--")])
     try:
-        for case in cases:
+        for call in calls:
             for target in known:
-                yield {"total": len(cases) * len(known), "report": asdict(build(case, target))}
+                yield {"total": len(calls) * len(known), "report": asdict(build(call, target))}
     except CompileFailed as failure:
         yield {"failed": vars(failure)}
     except ConfigurationError as error:

@@ -4,19 +4,19 @@ import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from memstate.errors import CompileFailed, ConfigurationError
-from memstate.kernels import catalog
-from memstate.kernels.catalog import CompileCase
+from memstate.kernels import dispatch
 from memstate.sizes import format_bytes
+from memstate_tools.calls import CALLS, Call, launch_of
 from memstate_tools.compile.accesses import WIDE_BITS, accesses, plane_accesses
 from memstate_tools.compile.assembly import barriers, resources
 from memstate_tools.compile.chains import dependent_loads
 from memstate_tools.compile.instructions import Instruction, bytes_in_flight, disassemble, of_a_token, of_two_loops
-from memstate_tools.launches import TARGETS
+from memstate_tools.launches import TARGETS, Launch
 
-KERNELS = Path(catalog.__file__).parent
+KERNELS = Path(dispatch.__file__).parent
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR)
 T = TypeVar("T")
 
@@ -78,31 +78,38 @@ def known_targets(targets: Sequence[str]) -> list[str]:
     Triton does not know a target if it compiles a small kernel for the oldest target of the same vendor, but not for
     this one. If both fail, the reason is another one, and the later compilation reports it.
     """
-    (case,) = (case for case in catalog.all_cases() if case.name == "resolve")
+    (call,) = CALLS["resolve"]()
 
     def known(target: str) -> bool:
         oldest = next(name for name in TARGETS if name[:2] == target[:2])
-        return target == oldest or _compiles(case, target) or not _compiles(case, oldest)
+        return target == oldest or _compiles(call, target) or not _compiles(call, oldest)
 
     return list(filter(known, targets))
 
 
-def _compiles(case: CompileCase, target: str) -> bool:
+def _compiles(call: Call, target: str) -> bool:
     try:
-        compile_case(case, target)
+        _ = launch_of(call, target).compiled
     except Exception:  # a pass of Triton can raise any error
         return False
     return True
 
 
-def build(case: CompileCase, target: str) -> KernelReport:
-    """Compiles one case, or takes it from Triton's cache, and inspects the result.
+def build(call: Call, target: str) -> KernelReport:
+    """Compiles the launch of a call, or takes it from Triton's cache, and inspects the result.
 
     Raises:
         CompileFailed: The compiler fails, or its output cannot be read. The message has the compiler's last line.
         ConfigurationError: Triton cannot write its cache.
     """
-    return reporting(case.name, target, lambda: inspect(case, target, compile_case(case, target)))
+
+    def report() -> KernelReport:
+        launch = launch_of(call, target)
+        made = inspect(call, launch)
+        launch.forget()
+        return made
+
+    return reporting(call.name, target, report)
 
 
 def blame_cache(error: Exception) -> None:
@@ -128,50 +135,35 @@ def reporting(name: str, target: str, work: Callable[[], T]) -> T:
         raise CompileFailed(name, target, lines[-1] if lines else type(error).__name__) from error
 
 
-def compile_case(case: CompileCase, target: str) -> Any:
-    """Returns the compiled kernel, with its texts in `.asm`."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    names = case.kernel.arg_names
-    signature = {name: "constexpr" if name in case.constexprs else case.signature[name] for name in names}
-    divisible = {(names.index(name),): [["tt.divisibility", 16]] for name in case.divisible}
-    constants = case.constexprs | (dict(case.of_64) if TARGETS[target][2] == 64 else {})
-    source = ASTSource(case.kernel, signature, constants, divisible)
-    options = {"num_warps": case.num_warps, **case.options}
-    return triton.compile(source, target=GPUTarget(*TARGETS[target]), options=options)
-
-
-def inspect(case: CompileCase, target: str, compiled: Any) -> KernelReport:
-    """Returns the report of a compiled kernel, from its texts."""
-    arguments = [name for name in case.kernel.arg_names if name not in case.constexprs]
-    narrowest = None
-    if case.plane_args:
-        pointers = [name for name in arguments if case.signature[name].startswith("*")]
-        moved = plane_accesses(accesses(compiled.asm["llir"], arguments), case.plane_args, pointers)
+def inspect(call: Call, launch: Launch) -> KernelReport:
+    """Returns the report of a compiled launch, from its texts."""
+    compiled, narrowest = launch.compiled, None
+    if call.planes:
+        pointers = [name for name, kind in launch.types.items() if kind.startswith("*")]
+        found = accesses(compiled.asm["llir"], list(launch.types))
+        moved = plane_accesses(found, launch.arguments_in(call.planes), pointers)
         narrowest = min((access.bits for access in moved), default=None)
     used = resources(compiled.asm)
-    folders = (Path(case.kernel.fn.__code__.co_filename).parent, KERNELS)
+    folders = (Path(launch.kernel.fn.__code__.co_filename).parent, KERNELS)
     barrier_count, of_source = barriers(compiled.asm.get("amdgcn") or compiled.asm["ptx"], folders)
     wide = narrowest is not None and narrowest >= WIDE_BITS
     token: list[Instruction] = []
     folded, verified = token, token
-    if "ptx" in compiled.asm and _decodes(case):
+    if "ptx" in compiled.asm and _decodes(call):
         assembly = disassemble(compiled.asm["cubin"])
-        if case.name.endswith(("_tail", "_tree")):
+        if call.name.endswith(("_tail", "_tree")):
             folded, verified = of_two_loops(assembly)
         else:
             token = of_a_token(assembly)
     return KernelReport(
-        kernel=case.name,
-        target=target,
+        kernel=call.name,
+        target=launch.target,
         registers=used.registers,
         spill_bytes=used.spill_bytes,
         shared_bytes=compiled.metadata.shared,
         narrowest_bulk_access_bits=narrowest,
         barriers=barrier_count,
-        ok=used.spill_bytes == 0 and (wide or not case.plane_args),
+        ok=used.spill_bytes == 0 and (wide or not call.planes),
         source_barriers=of_source,
         dependent_loads=dependent_loads(compiled.asm["ptx"]) if "ptx" in compiled.asm else None,
         instructions=len(token) or None,
@@ -181,8 +173,8 @@ def inspect(case: CompileCase, target: str, compiled: Any) -> KernelReport:
     )
 
 
-def _decodes(case: CompileCase) -> bool:
-    """Returns whether a case launches a decode kernel whose instructions are counted: no marks, no fp16."""
-    if case.rare or "fp16" in case.name or case.name.endswith("_marks"):
+def _decodes(call: Call) -> bool:
+    """Returns whether a call launches a decode kernel whose instructions are counted: no marks, no fp16."""
+    if call.rare or "fp16" in call.name or call.name.endswith("_marks"):
         return False
-    return case.name.startswith(("gated_delta_step_", "selective_step_", "conv_step_"))
+    return call.name.startswith(("gated_delta_step_", "selective_step_", "conv_step_"))

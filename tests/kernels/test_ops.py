@@ -9,6 +9,7 @@ import pytest
 
 from memstate.kernels.dispatch import OPS, Backend
 from memstate_tools.bench import state
+from memstate_tools.calls import CALLS
 from memstate_tools.models import model_of, toy_of
 from memstate_tools.workload import MAKERS, make
 from tests.kernels import test_checks, test_refusals
@@ -55,6 +56,7 @@ LISTS: dict[str, Callable[[], Iterable[str]]] = {  # what an operation needs -> 
         lambda: op_cases.MAKERS,
     "a defect that tests notice: tests/proof/mutation/interleaved.txt": lambda: {each.op for each in MUTANTS.values()},
     "launches of all sizes, for Triton's keys: tests/support/op_launches.py": lambda: op_launches.LAUNCHES,
+    "calls that are compiled ahead: CALLS of tools/memstate_tools/calls.py": lambda: CALLS,
     "what it refuses: REFUSED of tests/kernels/test_refusals.py": lambda: test_refusals.REFUSED,
     "a benchmark, or a reason for none: NOT_TIMED of tests/kernels/test_ops.py": timed,
     "a kind of step, if it is a decode step: STEPS of tests/kernels/test_checks.py": stepping,

@@ -123,7 +123,7 @@ def f():
         ("memstate/tiers/host/arena.py", "tiers"),
         ("memstate/integrations/vllm/pool.py", "integrations/vllm"),
         ("kernels/reference/copy.py", "kernels"),
-        ("tools/memstate_tools/tune/grid.py", "tools"),
+        ("tools/memstate_tools/tuning/grid.py", "tools"),
     ],
 )
 def test_rooms(path: str, name: str) -> None:

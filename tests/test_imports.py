@@ -65,7 +65,7 @@ Rule = Callable[[str, ast.Module], list[str]]
 def module_name(path: Path) -> str:
     """Returns the name of a module: `tiers.keys` for memstate/tiers/keys.py, `tiers` for its __init__, "" for memstate.
 
-    The tools have whole names, such as `memstate_tools.tune.grid`.
+    The tools have whole names, such as `memstate_tools.tuning.grid`.
     """
     parts = path.with_suffix("").parts
     parts = parts if parts[0] == "kernels" else parts[1:]
@@ -202,7 +202,7 @@ def test_no_import_cycles() -> None:
         (direction, "engine.pool", "from .planes import Storage"),
         (direction, "nowhere.planes", "import torch"),
         (direction, "cli.app", "def f():\n    from memstate_tools.commands import demo"),
-        (of_the_tools, "memstate_tools.tune.grid", "from . import cost"),
+        (of_the_tools, "memstate_tools.tuning.grid", "from . import cost"),
         (direction, "slots.commands", "from memstate.state import layout"),
         (direction, "viz.strips", "from memstate.slots.registers import RegisterFile"),
         (early, "sheet", "from memstate.viz import html"),

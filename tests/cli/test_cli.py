@@ -14,7 +14,6 @@ from memstate import __version__
 from memstate.cli import app as cli
 from memstate.cli.traces import form
 from memstate_tools import compile as compiling
-from memstate_tools import tune as tuning
 from memstate_tools.traces.make import make
 from tests.support.command import memstate as here
 
@@ -55,23 +54,6 @@ def test_demo_writes_the_keys_of_the_contract(tmp_path: Path) -> None:
     assert "equals the uncached run" in said and hint == "All figures: --all, or --json PATH.\n"
 
 
-@pytest.mark.proof
-def test_tune_shows_what_it_cannot_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEMSTATE_TUNED", str(tmp_path))
-    (tmp_path / "sm-90.json").mkdir()  # a folder in the place of the file blocks the store
-    (tmp_path / "cpu.json").mkdir()
-    done = memstate("tune", "--kernels", "copy", "--model", "lfm2", "--limit", "1", "--json", "-")
-    assert done.returncode == 2 and "nothing stored" in done.stderr and "set MEMSTATE_TUNED" in done.stderr
-    report = json.loads(done.stdout)
-    assert report["stored"] is None and len(report["entries"]) == 1
-
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("MEMSTATE_TUNED", str(tmp_path / "file"))
-    monkeypatch.setattr(tuning, "sweep", lambda *given, **more: pytest.fail("the work began"))
-    done = CliRunner().invoke(cli.app, ["tune"])
-    assert done.exit_code == 2 and not done.stdout
-
-
 def test_the_version_is_that_of_the_package() -> None:
     done = memstate("--version")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"memstate {__version__}\n", "")
@@ -105,7 +87,7 @@ def test_only_targets_that_compile_are_known(monkeypatch: pytest.MonkeyPatch) ->
         ("demo --input no-such-file.jsonl", "'no-such-file.jsonl': No such file"),
         ("compile --targets sm_9", "sm_9"),
         ("bench nothing", "nothing"),
-        ("tune --kernels copy,ssm", "kernels ssm: expected copy"),
+        ("tune --kernels copy,ssm", "kernel 'ssm': expected copy"),
         ("tune --limit 0", "limit 0"),
         ("replay {tmp}", "Is a directory"),
         ("replay {trace} --policy lru,fifo", "policy 'fifo': expected lru, "),

@@ -282,7 +282,6 @@ def config_with(**changes: Any) -> dict[str, Any]:
         (record(timed=1), "timed 1, expected bool"),
         (record(entries={}), "entries {}, expected list"),
         (record(entries=[3]), "entry 0: 3, expected an object"),
-        (entry_with(kernel="ssm"), "ssm, unit=16,tiles=8: kernel 'ssm', expected copy"),
         (entry_with(key="tiles=8"), "copy, tiles=8: expected each key once, with numbers for unit, tiles"),
         (record(entries=2 * record()["entries"]), "copy, unit=16,tiles=8: expected each key once"),
         (entry_with(checked=False), "copy, unit=16,tiles=8: not checked"),

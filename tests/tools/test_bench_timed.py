@@ -16,7 +16,6 @@ from memstate.kernels import bitmap, gated_delta, gather, registers, tracking
 from memstate.kernels import copy as copy_kernel
 from memstate.kernels.configs import CONFIGS
 from memstate.kernels.own import KERNELS
-from memstate_tools import tune
 from memstate_tools.bench import (
     NEED_DEVICE,
     PEERS,
@@ -214,21 +213,6 @@ def test_a_case_that_is_too_slow_leaves_the_pool_to_the_next_one(last: int, monk
     monkeypatch.setattr(Setting, "clock", Slow(last))
     outcome = run(["alloc"], "reference", toy=True)
     assert outcome.wrong == [] and len(outcome.too_slow) == 1 and outcome.entries
-
-
-def test_a_sweep_leaves_out_what_is_too_slow_to_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-
-    def stopwatch(act: Callable[[], object]) -> float:
-        calls.append(1)
-        if len(calls) == 2:  # call 1 times the device's own copy, call 2 the default configuration
-            raise TooSlow
-        return 1e-3
-
-    outcome = tune.sweep("lfm2", ("copy",), limit=2, device=CPU, stopwatch=stopwatch)
-    assert outcome.complete and outcome.wrong == [] and len(outcome.trials) == 2
-    slow, other = outcome.trials
-    assert slow.checked and slow.value is None and "waits for the device" in slow.why and other.value
 
 
 # -- a device's clock ------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ Each configuration is checked against a reference. Then it is timed on a GPU or,
 
 from memstate.kernels.own import Kernel
 from memstate_tools.maker import Maker
-from memstate_tools.tuning.result import Sweep, Trial
+from memstate_tools.tuning.outcome import Sweep
+from memstate_tools.tuning.result import Trial
 from memstate_tools.tuning.sweep import sweep
 
 __all__ = ["Kernel", "Maker", "Sweep", "Trial", "sweep"]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memstate.errors import InvalidArgument
-from memstate_tools.tuning.result import Sweep, Trial
+from memstate_tools.tuning.result import Result, Trial
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +33,7 @@ def require_plot(path: Path) -> None:
         raise InvalidArgument(f"{path}: expected a name that ends with {', '.join(SUFFIXES)}")
 
 
-def plot(outcome: Sweep, kind: str = "bars") -> "Figure":
+def plot(outcome: Result, kind: str = "bars") -> "Figure":
     """Draws a sweep, with a panel for each kernel and key.
 
     Args:
@@ -67,7 +67,7 @@ def plot(outcome: Sweep, kind: str = "bars") -> "Figure":
     return drawn
 
 
-def _bars(axes: "Axes", trials: list[Trial], outcome: Sweep) -> None:
+def _bars(axes: "Axes", trials: list[Trial], outcome: Result) -> None:
     shown = sorted((trial for trial in trials if trial.value is not None), key=_length)
     noted = [outcome.marks(trial) for trial in shown]
     colours = [COLOURS[next(iter(notes), "")] for notes in noted]
@@ -82,7 +82,7 @@ def _bars(axes: "Axes", trials: list[Trial], outcome: Sweep) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _heat(axes: "Axes", trials: list[Trial], outcome: Sweep) -> None:
+def _heat(axes: "Axes", trials: list[Trial], outcome: Result) -> None:
     from memstate.viz.figure import ink
 
     across, down = _widest(trials)
@@ -134,6 +134,6 @@ def _unit(trials: list[Trial]) -> str:
     return trials[0].unit
 
 
-PANELS: dict[str, tuple[Callable[["Axes", list[Trial], Sweep], None], Callable[[list[Trial]], float]]] = {
+PANELS: dict[str, tuple[Callable[["Axes", list[Trial], Result], None], Callable[[list[Trial]], float]]] = {
     "bars": (_bars, _bars_height), "heat": (_heat, _heat_height),
 }  # fmt: skip

@@ -3,15 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import groupby
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memstate.cli.units import measured
 from memstate.kernels.configs import Config
 from memstate.sheet import Shown, Table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MARGIN = 1.02  # a configuration is better than the default only if it is better by this factor
 RATE = "bytes/s"
@@ -61,7 +57,7 @@ class Trial:
 
 
 @dataclass(frozen=True, repr=False)
-class Sweep(Shown):
+class Result(Shown):
     """The trials of a sweep on `device`; or for the target `device`, if nothing was timed.
 
     In a notebook it shows itself as a table.
@@ -121,7 +117,7 @@ class Sweep(Shown):
         best, keys = self.best, list(dict.fromkeys(map(_key, self.trials)))
         return sorted(
             self.trials,
-            key=lambda trial: (keys.index(_key(trial)), trial not in best, not trial.value, -trial.goodness),
+            key=lambda trial: (keys.index(_key(trial)), trial not in best, -trial.goodness),
         )
 
     def marks(self, trial: Trial) -> list[str]:
@@ -149,27 +145,6 @@ class Sweep(Shown):
 
     def __repr__(self) -> str:
         return repr(self.table())
-
-    def plot(self, kind: str = "bars") -> "Figure":
-        """Draws the sweep.
-
-        Args:
-            kind: "bars": a bar for each configuration that is not excluded. "heat": a map of the two axes that change
-                most, for each kernel and key.
-
-        Raises:
-            ImportError: matplotlib is not installed. The message says what to install.
-            InvalidArgument: There is no such kind.
-        """
-        from memstate_tools.tuning import plot  # matplotlib is an extra
-
-        return plot.plot(self, kind)
-
-    def store(self, folder: Path | None = None) -> Path:
-        """Writes the best configurations into the file that launches read; see `memstate_tools.tuning.store.store`."""
-        from memstate_tools.tuning.store import store
-
-        return store(self, folder)
 
 
 def _key(trial: Trial) -> tuple[str, str]:

@@ -11,10 +11,10 @@ from typing import Any
 from memstate.atomic import replacing
 from memstate.errors import InvalidArgument
 from memstate.kernels import tuned, tuned_files
-from memstate_tools.tuning.result import Sweep, Trial
+from memstate_tools.tuning.result import Result, Trial
 
 
-def document(outcome: Sweep) -> dict[str, Any]:
+def document(outcome: Result) -> dict[str, Any]:
     """Returns the document: the content of the file and every trial, with the reason if it was excluded."""
     best = outcome.best
     trials = [
@@ -27,7 +27,7 @@ def document(outcome: Sweep) -> dict[str, Any]:
     return contents(outcome) | {"complete": outcome.complete, "trials": trials}
 
 
-def contents(outcome: Sweep) -> dict[str, Any]:
+def contents(outcome: Result) -> dict[str, Any]:
     """Returns the content of the file for `tuned_files`: the best configuration of each kernel and key."""
     return {
         "format": tuned_files.FORMATS[-1],
@@ -58,7 +58,7 @@ def require_folder(folder: Path | None = None) -> None:
         )
 
 
-def store(outcome: Sweep, folder: Path | None = None) -> Path:
+def store(outcome: Result, folder: Path | None = None) -> Path:
     """Writes the file of the device, whole or not at all, and makes this process read it.
 
     Entries of the old file stay if this sweep has none for their key, or if this process could not use them because
@@ -101,7 +101,7 @@ def versions() -> dict[str, str]:
     return {name: str(import_module(name).__version__) for name in ("torch", "triton")}
 
 
-def _kept(path: Path, new: dict[str, Any], outcome: Sweep) -> list[dict[str, Any]]:
+def _kept(path: Path, new: dict[str, Any], outcome: Result) -> list[dict[str, Any]]:
     """Returns the entries of the old file that stay."""
     if not path.exists():
         return []
@@ -117,7 +117,7 @@ def _kept(path: Path, new: dict[str, Any], outcome: Sweep) -> list[dict[str, Any
     return []
 
 
-def _made(trial: Trial, outcome: Sweep) -> dict[str, str]:
+def _made(trial: Trial, outcome: Result) -> dict[str, str]:
     """Returns from what a trial was made, beside the versions."""
     made = {"architecture": outcome.architecture, "source": outcome.sources.get(trial.kernel, "")}
     return {name: value for name, value in made.items() if value}

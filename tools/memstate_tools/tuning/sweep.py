@@ -26,7 +26,8 @@ from memstate_tools.models import model_of
 from memstate_tools.tuning.check import wrong
 from memstate_tools.tuning.cost import UNIT, Compiler
 from memstate_tools.tuning.grid import Axes, axes_of, combinations, one_at_a_time
-from memstate_tools.tuning.result import RATE, Sweep, Trial
+from memstate_tools.tuning.outcome import Sweep
+from memstate_tools.tuning.result import RATE, Trial
 from memstate_tools.tuning.store import versions
 from memstate_tools.tuning.subject import Subject, subjects
 from memstate_tools.tuning.trials import TrialFile

@@ -53,7 +53,8 @@ class Workload(NamedTuple):
 
         Syncs: yes.
         """
-        return ", ".join(name for name, tensor in self.written.items() if self._differs(tensor, other.written[name]))
+        both = [name for name in self.written if name in other.written]  # one of two may return nothing
+        return ", ".join(name for name in both if self._differs(self.written[name], other.written[name]))
 
     def _differs(self, mine: Tensor, other: Tensor) -> bool:
         if self.exact or not mine.is_floating_point():
@@ -63,7 +64,7 @@ class Workload(NamedTuple):
             return True
         distance = torch.where((a == b) | a.isnan(), 0, a - b).norm()
         bound = BOUNDS.get(mine.dtype, 4 * torch.finfo(mine.dtype).eps)
-        return not float(distance) <= bound * float(b.nan_to_num(0.0).norm())
+        return not float(distance) <= bound * float(b.nan_to_num(0.0, 0.0, 0.0).norm())
 
 
 def fitting(sizes: tuple[int, ...], bytes_each: int, free_bytes: int) -> tuple[int, ...]:
@@ -102,11 +103,14 @@ def make(
     else:
         made = MAKERS[kernel](model, batch, backend, maker)
     names = {tensor.data_ptr(): name for name, tensor in made.written.items()}
-    return made._replace(written=made.written | maker.around(names), memory=maker.nbytes)
+    made.written.update(maker.around(names))  # the same dictionary, to which calls add what they return
+    return made._replace(memory=maker.nbytes)
 
 
 def _own(kernel: Kernel, batch: int, backend: Backend, make: Maker) -> Workload:
     given = kernel.case(batch, make)
+    if not isinstance(given, dict):
+        raise InvalidArgument(f"kernel {kernel.name!r}: `case` returned {given!r}, expected arguments by name")
     tensors = {name: each for name, each in given.items() if isinstance(each, Tensor)}
     if missing := [name for name in kernel.state if name not in tensors]:
         raise InvalidArgument(f"kernel {kernel.name!r}: `case` makes no tensor {missing[0]!r}, which `state` names")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 from memstate.errors import InvalidArgument
 from memstate.kernels.configs import Config
 from memstate_tools.tuning.result import Trial
+
+BEGIN = '{"of": "'  # of each line
 
 
 class TrialFile:
@@ -32,19 +35,20 @@ class TrialFile:
             with open(path, "a+", encoding="utf-8") as file:
                 file.seek(0)
                 lines = file.read().split("\n")
+                for number, line in enumerate(lines, 1):
+                    self._read(line, f"file {str(path)!r}, line {number}")
                 if lines[-1]:  # the process that wrote it was killed
                     file.write("\n")
-        except (OSError, ValueError) as error:
+        except (OSError, UnicodeError) as error:
             raise InvalidArgument(f"file {str(path)!r}: {error}") from error
-        for number, line in enumerate(lines, 1):
-            try:
-                trial = json.loads(line) if line else {"of": ""}
-                self._found[trial["of"]] = trial
-            except (ValueError, KeyError, TypeError) as error:
-                if number < len(lines):
-                    raise InvalidArgument(
-                        f"file {str(path)!r}, line {number}: {line[:40]!r} is no trial: name another file"
-                    ) from error
+
+    def _read(self, line: str, where: str) -> None:
+        """Keeps the trial of a line. A line that was cut, because its process was killed, has none."""
+        if not line.startswith(BEGIN[: len(line)]):
+            raise InvalidArgument(f"{where}: {line[:40]!r} is no trial: name another file")
+        with suppress(ValueError):
+            trial = json.loads(line)
+            self._found[trial["of"]] = trial
 
     def of(self, config: Config, key: str, source: str) -> Trial | None:
         """Returns the trial of a configuration; None if the file has none that was made with the same."""

@@ -25,7 +25,7 @@ import re
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import fields
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from textwrap import dedent
@@ -202,24 +202,37 @@ def digest(*functions: Any) -> str:
 
     Comments and docstrings do not count. What another package's functions do, its version says.
     """
-    todo = [getattr(each, "fn", each) for each in functions]
-    own = {each.__module__.partition(".")[0] for each in todo if isinstance(each, FunctionType)}
-    seen, parts = set[object](), set[str]()
+    todo, seen, parts = list(functions), set[object](), set[str]()
+    own = {each.__module__.partition(".")[0] for each in map(_bare, todo) if isinstance(each, FunctionType)}
     for each in todo:  # it grows
-        function = getattr(each, "fn", each)
+        function = _bare(each)
         if not isinstance(function, FunctionType) or function in seen:
             continue
         if function.__module__.partition(".")[0] not in own:
             continue
         seen.add(function)
         parts.add(_text(function))
-        names = function.__code__.co_names
-        for name in names:
-            value = function.__globals__.get(name)
+        names = _names(function.__code__)
+        values = {name: function.__globals__.get(name) for name in names} | inspect.getclosurevars(function).nonlocals
+        values |= dict(enumerate(each.args)) | each.keywords if isinstance(each, partial) else {}
+        for name, value in values.items():
             todo += [getattr(value, part, None) for part in names] if isinstance(value, ModuleType) else [value]
-            if isinstance(value, int | float | str | tuple) or hasattr(value, "value"):  # `tl.constexpr` has a value
+            constant = isinstance(value, int | float | str | tuple) or type(value).__name__ == "dtype"
+            if constant or hasattr(value, "value"):  # `tl.constexpr` has a value
                 parts.add(f"{name} = {value!r}")
     return hashlib.sha256(repr(sorted(parts)).encode()).hexdigest()[:16]
+
+
+def _bare(function: Any) -> Any:
+    """Returns the function that `@triton.jit`, `partial` or `@cache` wraps."""
+    bare = getattr(function, "fn", function)
+    return inspect.unwrap(getattr(bare, "func", bare)) if callable(bare) else bare
+
+
+def _names(code: Any) -> list[str]:
+    """Returns the names that code looks up, also inside of lambdas and generators."""
+    inside = [name for each in code.co_consts if hasattr(each, "co_code") for name in _names(each)]
+    return [*code.co_names, *inside]
 
 
 def _text(function: FunctionType) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 
-from memstate.errors import InvalidArgument
+from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.kernels import own
 from memstate.kernels.configs import CONFIGS, Config
 from memstate.kernels.dispatch import OPS, Backend
@@ -56,9 +56,11 @@ class Subject:
     def source(self) -> str:
         """Hash of the kernel, its reference, its case, and of the states: what a trial depends on."""
         if isinstance(self.kernel, Kernel):
-            return digest(self.kernel.launch, self.kernel.reference, self.kernel.case, self.kernel.key)
-        references = [getattr(Backend, op) for op, module in OPS.items() if module == self.kernel]
-        parts = source_of(self.kind), digest(*references), repr(self.model)
+            own = self.kernel
+            parts = digest(own.launch, own.reference, own.case, own.key, own.nbytes), repr(list(own.state))
+        else:
+            references = [getattr(Backend, op) for op, module in OPS.items() if module == self.kernel]
+            parts = source_of(self.kind), digest(*references), repr(self.model)
         return sha256(repr(parts).encode()).hexdigest()[:16]
 
     def require_steady(self) -> None:
@@ -79,17 +81,23 @@ def subjects(kernels: object, models: Iterable[Model]) -> list[Subject]:
         models: Models with the states, for kernels of memstate.
 
     Raises:
-        InvalidArgument: A name is unknown, or a model has no state for a kernel that was named.
+        InvalidArgument: A name is unknown or taken, or a model has no state for a kernel that was named.
+        ConfigurationError: A kernel that an installed package names cannot be loaded.
     """
     if isinstance(kernels, str | Kernel):
         kernels = (kernels,)
     if not isinstance(kernels, Sequence) or not kernels:
         raise InvalidArgument(f"kernels {kernels!r}: expected {', '.join(CONFIGS)}, all, or a Kernel of your own")
-    own.load()
+    try:
+        own.load()
+    except ImportError as error:
+        raise ConfigurationError(str(error)) from error
     found: list[Subject] = []
     for kernel in kernels:
         known = own.KERNELS.get(kernel, kernel) if isinstance(kernel, str) else kernel
         if isinstance(known, Kernel):
+            if known.name in CONFIGS.keys() - own.KERNELS:
+                raise InvalidArgument(f"kernel {known.name!r}: the name is taken; give another one as `name=`")
             found.append(Subject(known, None))
         elif known != "all" and known not in CONFIGS:
             raise InvalidArgument(f"kernel {known!r}: expected {', '.join(CONFIGS)}, all, or a Kernel of your own")

@@ -87,7 +87,8 @@ def sweep(
     Raises:
         InvalidArgument: A kernel, axis, model or target is unknown; a number is not allowed; the file has something
             else; or a case differs from call to call.
-        ConfigurationError: Triton is not installed, interprets kernels in this process, or cannot write its cache.
+        ConfigurationError: Triton is not installed, interprets kernels in this process, or cannot write its cache; or a
+            kernel that an installed package names cannot be loaded.
 
     Example:
         >>> from memstate_tools import tuning
@@ -97,10 +98,12 @@ def sweep(
     """
     if target not in TARGETS:
         raise InvalidArgument(f"target {target!r}: expected one of {', '.join(TARGETS)}")
-    if limit is not None and limit < 1:
+    if limit is not None and (type(limit) is not int or limit < 1):
         raise InvalidArgument(f"limit {limit}: at least 1 configuration must be tried")
     if not batches or any(type(batch) is not int or batch < 1 for batch in batches):
         raise InvalidArgument(f"batches {batches!r}: expected whole numbers of rows from 1")
+    if not dtypes or not all(dtype is None or isinstance(dtype, torch.dtype) for dtype in dtypes):
+        raise InvalidArgument(f"dtypes {dtypes!r}: expected dtypes of torch, or None for that of the model")
     every = subjects(kernels, [model_of(states, ranks, dtype) for dtype in dtypes])
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda" and stopwatch is None:

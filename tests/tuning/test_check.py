@@ -1,0 +1,180 @@
+"""Tests the check of a configuration against the reference: right kernels pass, faults are named."""
+
+import re
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="without Triton there are no kernels")
+
+from memstate.errors import ConfigurationError
+from memstate.kernels import copy, tuned
+from memstate.kernels.configs import (
+    CONFIGS,
+    Config,
+    ConvConfig,
+    CopyConfig,
+    DeltaConfig,
+    GatherConfig,
+    Int8Config,
+    PackConfig,
+    ScatterConfig,
+    SelectiveConfig,
+)
+from memstate.kernels.dispatch import Backend
+from memstate_tools.models import model_of
+from memstate_tools.tuning.check import wrong
+from memstate_tools.tuning.subject import Subject
+from memstate_tools.workload import Workload
+
+OF_MEMSTATE = {name: kind for name, kind in CONFIGS.items() if not kind.functions}
+
+
+def backend_here() -> Backend:
+    return Backend("auto", "cuda" if torch.cuda.is_available() else "cpu")
+
+
+def subject(kernel: str, states: str = "") -> Subject:
+    """Returns a kernel on states that it has."""
+    return Subject(kernel, model_of(states or ("nemotron_h" if kernel == "selective" else "qwen3_next")))
+
+
+def check(config: Config, of: Subject, backend: Backend | None = None, seed: int = 7) -> str:
+    return wrong(config, of, [1, 3], backend or backend_here(), True, seed)
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize(
+    "config",
+    [
+        CopyConfig(3, 2, 16, 256), CopyConfig(1, 8, 512, 8192), GatherConfig(2, 1024), ScatterConfig(3, 2, 16, 512),
+        PackConfig(3, 2, 16, 256), Int8Config(3, 2, 512), DeltaConfig(512, 32), SelectiveConfig(256, 2),
+        ConvConfig(2, 512),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_every_kernel_is_right_under_another_configuration(config: Config) -> None:
+    assert check(config, subject(config.kernel)) == ""
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(
+    ("kernel", "axis"),
+    [(kernel, axis) for kernel, kind in OF_MEMSTATE.items() for axis in fields(kind) if not axis.metadata["bits"]],
+    ids=lambda given: getattr(given, "name", given),
+)
+def test_an_axis_that_changes_no_bits_changes_none(kernel: str, axis: Any) -> None:
+    def written(config: Config) -> list[torch.Tensor]:
+        made = subject(kernel).workload(3, backend_here(), 7, toy=True)
+        with tuned.trying(config):
+            for act in made.acts.values():
+                act()
+        return [tensor.contiguous().view(torch.uint8) for tensor in made.written.values()]
+
+    default = OF_MEMSTATE[kernel]()
+    pairs = zip(written(default), written(replace(default, **{axis.name: axis.metadata["values"][-1]})), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+@pytest.mark.parametrize(
+    ("config", "op", "says"),
+    [
+        (DeltaConfig(), "gated_delta_step", "gated delta: out, ssm differs from the reference, batch 1, seed 7"),
+        (Int8Config(), "pack_int8", "pack int8: records differs"),
+    ],
+    ids=str,
+)
+def test_what_another_kernel_does_wrong_is_noticed(config: Any, op: str, says: str) -> None:
+    backend = backend_here()
+    true = getattr(backend, op)
+
+    def fault(*given: Any) -> Any:
+        out = true(*given)
+        for tensor in given:
+            if isinstance(tensor, torch.Tensor) and (tensor.is_floating_point() or tensor.dtype == torch.uint8):
+                tensor.add_(1)
+        return out
+
+    setattr(backend, op, fault)
+    assert check(config, subject(config.kernel), backend).startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "differ"),
+    [
+        ([1.0, 0.0], [1.0 + 5e-6, 0.0], False),
+        ([1.0, 0.0], [1.0 + 5e-5, 0.0], True),
+        ([float("-inf"), 1.0], [float("-inf"), 1.0], False),
+        ([float("-inf"), 1.0], [float("-inf"), 2.0], True),  # what is infinite hides no other error
+        ([float("inf"), 1.0], [0.0, 1.0], True),
+        ([float("nan"), 1.0], [float("nan"), 1.0], False),
+        ([float("nan"), 1.0], [0.0, 1.0], True),
+        ([0.0, 0.0], [0.0, 1e-30], True),
+    ],
+)
+def test_results_may_differ_by_rounding_only(mine: list[float], other: list[float], differ: bool) -> None:
+    one, two = (Workload({}, {}, {"out": torch.tensor(values)}, exact=False) for values in (mine, other))
+    assert one.differing(two) == ("out" if differ else "")
+
+
+# -- copies ------------------------------------------------------------------------------------------------------------
+
+
+def planted(name: str, fault: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replaces an operation by `fault`, which gets the true operation before its arguments."""
+    true = getattr(copy, name)
+    monkeypatch.setattr(copy, name, lambda *given: fault(true, *given))
+
+
+def checked_copies() -> str:
+    return check(CopyConfig(), subject("copy", "lfm2"), seed=torch.seed() % 2**31)
+
+
+def _skip_last(copy_slots: Any, planes: Any, dst: Any, src: Any) -> None:
+    copy_slots(planes, dst[:-1].contiguous(), src[:-1].contiguous())
+
+
+def _behind(copy_slots: Any, planes: Any, dst: Any, src: Any) -> None:
+    copy_slots(planes, dst, src)
+    block = planes.blocks[0]
+    torch.empty(0, dtype=torch.uint8, device=block.device).set_(block.untyped_storage())[-1] += 1
+
+
+def _null(zero_slots: Any, planes: Any, ids: Any) -> None:
+    zero_slots(planes, ids)
+    planes.blocks[0][:, 0] = 0
+
+
+def _first_tile_only(run_data: Any, planes: Any, slots: Any, packet: Any) -> None:
+    run_data(planes._replace(tiles=planes.tiles[:1]), slots, packet)
+
+
+def _raises(run_data: Any, planes: Any, slots: Any, packet: Any) -> None:
+    raise RuntimeError("out of\nresources")
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "says"),
+    [
+        ("copy_slots", _skip_last, "copy_slots: arena 0 differs from the reference, batch 1, seed [0-9]+"),
+        ("copy_slots", _behind, "copy_slots: memory behind arena 0 differs"),
+        ("zero_slots", _null, "zero_slots: arena 0"),
+        ("run_data", _first_tile_only, "run_data: arena "),
+        ("run_data", _raises, "run_data raises RuntimeError: out of resources"),
+    ],
+)
+def test_a_wrong_copy_is_noticed(name: str, fault: Any, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(name, fault, monkeypatch)
+    assert re.match(says, checked_copies())
+
+
+def test_a_cache_that_cannot_be_written_is_not_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(run_data: Any, planes: Any, slots: Any, packet: Any) -> None:
+        raise PermissionError(13, "Permission denied", "/cache")
+
+    planted("run_data", fails, monkeypatch)
+    with pytest.raises(ConfigurationError, match=r"'/cache'; TRITON_CACHE_DIR names another folder"):
+        checked_copies()

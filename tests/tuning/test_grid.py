@@ -105,6 +105,7 @@ def test_a_layout_says_the_rule_of_its_states(name: str) -> None:
         ({"kernels": len}, "kernels <built-in function len>: expected copy"),
         ({"kernels": [len]}, "kernel <built-in function len>: expected copy"),
         ({"kernels": replace(running_mean, name="copy")}, "kernel 'copy': the name is taken; give another"),
+        ({"kernels": [running_mean, replace(running_mean, state=[])]}, "kernel 'running_mean': the name is taken"),
         ({"kernels": "gated_delta", "states": "mamba"}, "'gated_delta': there is no state for it in StateLayout"),
         ({"kernels": "selective"}, "'selective': there is no state for it"),
         ({"states": "gpt"}, "model 'gpt': expected one of qwen3_next, .*, the path of a config.json, or a layout"),

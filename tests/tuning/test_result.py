@@ -77,6 +77,8 @@ def test_bars_mark_the_chosen_and_the_default(tmp_path: Path) -> None:
     assert "NOT timed" in figure.get_suptitle() and "incomplete" not in figure.get_suptitle()
     (axes,) = outcome_of(2.0, 3.0).plot().axes
     assert axes.get_xlabel() == "device time of a call, us"
+    (axes,) = outcome_of(2.0, 1.97, timed=False).plot().axes
+    assert [bar.get_width() for bar in axes.patches] == [1.97, 2.0]  # the shortest first, whichever is chosen
     figure.savefig(tmp_path / "sweep.svg")
     assert (tmp_path / "sweep.svg").stat().st_size > 1000
 

@@ -96,7 +96,8 @@ def subjects(kernels: object, models: Iterable[Model]) -> list[Subject]:
     for kernel in kernels:
         known = own.KERNELS.get(kernel, kernel) if isinstance(kernel, str) else kernel
         if isinstance(known, Kernel):
-            if known.name in CONFIGS.keys() - own.KERNELS:
+            others = {each.kind.kernel for each in found if each.kernel is not known}
+            if known.name in others | (CONFIGS.keys() - own.KERNELS):
                 raise InvalidArgument(f"kernel {known.name!r}: the name is taken; give another one as `name=`")
             found.append(Subject(known, None))
         elif known != "all" and known not in CONFIGS:

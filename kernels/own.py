@@ -90,7 +90,7 @@ class Kernel:
         Syncs: no.
         """
         device = next(each.device for each in given.values() if isinstance(each, Tensor))
-        config = config_of(self.kind, device, *self.key(given).items())
+        config = config_of(self.kind, device, *self.key(given).items())  # type: ignore[arg-type]  # classes are hashable
         return self.launch(**given, **vars(config))
 
     def register(self) -> None:

@@ -182,7 +182,7 @@ def why_stale(kind: type[Config], made: Mapping[str, str], architecture: str) ->
         return f"measured with Triton {made['triton']}, this is {here}: run `memstate tune` again"
     if architecture and made.get("architecture", architecture) != architecture:
         return f"measured on {made['architecture']}, this is {architecture}"
-    if "source" in made and made["source"] != source_of(kind):
+    if "source" in made and made["source"] != source_of(kind):  # type: ignore[arg-type]  # classes are hashable
         return f"the kernel {kind.kernel} has changed since: run `memstate tune` again"
     return ""
 
@@ -213,7 +213,8 @@ def digest(*functions: Any) -> str:
         seen.add(function)
         parts.add(_text(function))
         names = _names(function.__code__)
-        values = {name: function.__globals__.get(name) for name in names} | inspect.getclosurevars(function).nonlocals
+        values: dict[Any, Any] = {name: function.__globals__.get(name) for name in names}
+        values |= inspect.getclosurevars(function).nonlocals
         values |= dict(enumerate(each.args)) | each.keywords if isinstance(each, partial) else {}
         for name, value in values.items():
             todo += [getattr(value, part, None) for part in names] if isinstance(value, ModuleType) else [value]

@@ -88,7 +88,7 @@ class Maker:
         Args:
             names: Address of a tensor -> its name.
         """
-        found = {}
+        found: dict[str, Tensor] = {}
         for number, whole in enumerate(self._whole):
             name = names.get(whole.data_ptr() + MARGIN, f"tensor {number}")
             found |= {f"memory before {name}": whole[:MARGIN], f"memory behind {name}": whole[-MARGIN:]}

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,7 +67,7 @@ class Workload(NamedTuple):
         return not float(distance) <= bound * float(b.nan_to_num(0.0, 0.0, 0.0).norm())
 
 
-def fitting(sizes: tuple[int, ...], bytes_each: int, free_bytes: int) -> tuple[int, ...]:
+def fitting(sizes: Sequence[int], bytes_each: int, free_bytes: int) -> tuple[int, ...]:
     """Returns the batch sizes that fit into three quarters of the free memory; at least the smallest one.
 
     Args:
@@ -75,7 +75,7 @@ def fitting(sizes: tuple[int, ...], bytes_each: int, free_bytes: int) -> tuple[i
         bytes_each: Memory needed for each slot.
         free_bytes: Free memory of the device.
     """
-    return tuple(n for n in sizes if bytes_each * n <= 0.75 * free_bytes) or sizes[:1]
+    return tuple(n for n in sizes if bytes_each * n <= 0.75 * free_bytes) or tuple(sizes[:1])
 
 
 def make(
@@ -312,7 +312,9 @@ def _selective(model: Model, batch: int, backend: Backend, make: Maker) -> Workl
     act = partial(backend.selective_step, x, dt, a, b, c, states, *rows, d, z, bias, True, out)
     some = inputs(DRAFTS)
     tail = SelectiveTail(ring(make, some[0]), ring(make, some[2]), ring(make, some[4], torch.float32))
-    given = {"x": some[0], "dt": some[4], "a": a, "b": some[2], "c": some[3], "d": d, "z": some[1], "dt_bias": bias}
+    given: dict[str, Any] = {
+        "x": some[0], "dt": some[4], "a": a, "b": some[2], "c": some[3], "d": d, "z": some[1], "dt_bias": bias,
+    }  # fmt: skip
     step = partial(
         backend.selective_step, **given, state=states, softplus=True, read=rows.read, write=rows.write,
         snapshot=rows.snapshot,

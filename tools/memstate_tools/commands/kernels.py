@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -123,7 +123,9 @@ def tune(
             store.require_folder()
         if plot:
             drawing.require_plot(Path(plot))
-        wanted = [own("kernel", name, "module:name") if ":" in name else name for name in split_names(kernels)]
+        wanted: list[Any] = [
+            own("kernel", name, "module:name") if ":" in name else name for name in split_names(kernels)
+        ]
         outcome = tuning.sweep(
             wanted, read_layout(layout) if layout else model, ranks=tp, dtypes=[dtype and getattr(torch, dtype)],
             batches=[int(number) for number in split_names(batches)], target=target, limit=limit, file=file,

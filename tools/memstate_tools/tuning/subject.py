@@ -50,17 +50,18 @@ class Subject:
     @cached_property
     def source_of_launch(self) -> str:
         """Hash of the kernel and of what chooses its launch."""
-        return source_of(self.kind)
+        return source_of(self.kind)  # type: ignore[arg-type]  # classes are hashable
 
     @cached_property
     def source(self) -> str:
         """Hash of the kernel, its reference, its case, and of the states: what a trial depends on."""
         if isinstance(self.kernel, Kernel):
             own = self.kernel
-            parts = digest(own.launch, own.reference, own.case, own.key, own.nbytes), repr(list(own.state))
+            functions = own.launch, own.reference, own.case, own.key, own.nbytes
+            parts: tuple[str, ...] = digest(*functions), repr(list(own.state))
         else:
             references = [getattr(Backend, op) for op, module in OPS.items() if module == self.kernel]
-            parts = source_of(self.kind), digest(*references), repr(self.model)
+            parts = self.source_of_launch, digest(*references), repr(self.model)
         return sha256(repr(parts).encode()).hexdigest()[:16]
 
     def require_steady(self) -> None:

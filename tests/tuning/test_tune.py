@@ -27,7 +27,7 @@ from tests.tuning.test_store import FILE
 
 CPU = torch.device("cpu")
 OWN = "tests.support.running_mean:running_mean"
-LAYOUT = {"layers": 3, "planes": [{"name": "own", "shape": [5000], "dtype": "float32"}]}
+LAYOUT = {"layers": 3, "planes": [{"name": "ssm", "shape": [5000], "dtype": "float32"}]}
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="what a machine without a GPU does")
 
 
@@ -112,7 +112,11 @@ def test_a_kernel_and_a_layout_of_ones_own(tmp_path: Path, folder: Path) -> None
     assert "running_mean, size=208" in first.out and "gather, unit=16,tiles=2" in first.out
     assert "nothing stored" in first.out and not folder.exists()
     assert "from the file" not in first.out and "; 2 of 2 from the file" in again.out
-    assert "2 of 2" not in tune(*given, "--target", "sm_80").out and len(file.read_text().splitlines()) == 4
+    for other in (("--target", "sm_80"), ("--batches", "1")):
+        assert "from the file" not in tune(*given, *other).out
+    assert len(file.read_text().splitlines()) == 6
+    half = tune("--kernels", "gather", "--layout", layout, "--limit", 1, "--dry-run", "--dtype", "bfloat16")
+    assert "gather, unit=16,tiles=1 " in half.out
 
 
 def test_advice_follows_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from memstate.errors import InvalidArgument
 from memstate_tools import tuning
 from memstate_tools.tuning import check
 from memstate_tools.tuning.cost import UNIT
-from memstate_tools.tuning.result import Trial
+from memstate_tools.tuning.result import MARGIN, Trial
 from tests.support.processes import ended, in_child
 from tests.support.running_mean import running_mean
 from tests.support.written import imported, source
@@ -85,7 +85,7 @@ def test_a_right_kernel_is_ranked_by_its_compiled_code() -> None:
     assert [trial.why for trial in outcome.trials] == ["", "", "moves 64 bits a lane for sm_90, expected 128"]
     (best,) = outcome.best
     ranked = [trial for trial in outcome.trials if trial.value]
-    assert best.value == min(trial.value for trial in ranked if trial.value) and best.unit == UNIT
+    assert best.value <= MARGIN * min(trial.value for trial in ranked) and best.unit == UNIT
     assert [trial.details["programs"] for trial in ranked] == [6, 3]  # three rows, of two blocks or one
     assert all(trial.details["spill_bytes"] == 0 < trial.details["registers"] for trial in ranked)
     assert (outcome.device, outcome.timed, outcome.complete, outcome.resumed) == ("sm_90", False, True, 0)

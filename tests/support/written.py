@@ -14,6 +14,40 @@ from tests.support.running_mean import running_mean
 
 OWN = Path(__file__).with_name("running_mean.py")
 NAME = "written_kernel"
+HELPERS = """
+@triton.jit
+def rate():
+    return RATE
+
+
+def blocks(size, block):
+    return triton.cdiv(size, block)
+
+
+def unused(size):
+    return size
+
+
+def rounded(number):
+    return number
+
+
+def of_partial(given, plus, twice=1):
+    return {"size": twice * given["state"].shape[1] + plus}
+
+
+"""
+HELPED = {  # the kernel with helpers, which it uses in several ways
+    "@triton.jit\n": HELPERS.lstrip() + "@triton.jit\n",
+    "* RATE\n": "* rate()\n",
+    "(size, BLOCK)\n": "(size, BLOCK)\n    grid = lambda meta: (batch, blocks(size, meta['BLOCK']))\n",
+    "RATE.value": "next(rounded(RATE.value) for _ in range(1))",
+    "SIZE)\n    return": "SIZE).to(DTYPE).to(torch.float32)\n    return",
+    "SIZE, TOKENS =": "DTYPE = torch.float32\nSIZE, TOKENS =",
+    "lambda given: {": "partial(of_partial, plus=0), nbytes=lambda given: 9 if {",
+    "shape[1]},": "shape[1]} else 0,",
+    "import torch\n": "from functools import partial\n\nimport torch\n",
+}
 
 
 @contextmanager

@@ -22,47 +22,13 @@ from memstate_tools.tuning.cost import UNIT
 from memstate_tools.tuning.result import MARGIN, Trial
 from tests.support.processes import ended, in_child
 from tests.support.running_mean import running_mean
-from tests.support.written import imported, source
+from tests.support.written import HELPED, imported, source
 
 STATE_STORE = "tl.store(state_ptr + write.to(tl.int64) * size + lane, mean, mask=inside & (write > 0))"
 OUT_STORE = "tl.store(out_ptr + at, tl.where(write > 0, mean, 0.0), mask=inside)"
 RETURNED = {
     "num_warps=warps)\n": "num_warps=warps)\n    return out * 2\n",
     "] = mean\n\n": "] = mean\n    return out\n\n",
-}
-HELPERS = """
-@triton.jit
-def rate():
-    return RATE
-
-
-def blocks(size, block):
-    return triton.cdiv(size, block)
-
-
-def unused(size):
-    return size
-
-
-def rounded(number):
-    return number
-
-
-def of_partial(given, plus, twice=1):
-    return {"size": twice * given["state"].shape[1] + plus}
-
-
-"""
-HELPED = {  # the kernel with helpers, which it uses in several ways
-    "@triton.jit\n": HELPERS.lstrip() + "@triton.jit\n",
-    "* RATE\n": "* rate()\n",
-    "(size, BLOCK)\n": "(size, BLOCK)\n    grid = lambda meta: (batch, blocks(size, meta['BLOCK']))\n",
-    "RATE.value": "next(rounded(RATE.value) for _ in range(1))",
-    "SIZE)\n    return": "SIZE).to(DTYPE).to(torch.float32)\n    return",
-    "SIZE, TOKENS =": "DTYPE = torch.float32\nSIZE, TOKENS =",
-    "lambda given: {": "partial(of_partial, plus=0), nbytes=lambda given: 9 if {",
-    "shape[1]},": "shape[1]} else 0,",
-    "import torch\n": "from functools import partial\n\nimport torch\n",
 }
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="what a machine without a GPU does")
 SMALL: Any = {"batches": [1, 3]}

@@ -28,6 +28,7 @@ from dataclasses import fields
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
+from sysconfig import get_path
 from textwrap import dedent
 from types import FunctionType, ModuleType
 from typing import Any
@@ -42,6 +43,7 @@ FILE_KEYS = {
     "format": int, "device": str, "date": str, "versions": dict, "timed": bool, "yardstick": dict, "entries": list,
 }  # fmt: skip
 ENTRY_KEYS = {"kernel": str, "key": str, "config": dict, "value": float, "unit": str, "checked": bool, "made": dict}
+INSTALLED = tuple(os.path.realpath(get_path(name)) + os.sep for name in ("stdlib", "purelib", "platlib"))
 MADE = dict.fromkeys(("date", "torch", "triton", "architecture", "source"), str)  # what an entry says of its making
 
 Entry = tuple[Config, Mapping[str, str], Path]  # a configuration, with what it was measured (`MADE`), its file
@@ -198,9 +200,9 @@ def source_of(kind: type[Config]) -> str:
 
 
 def digest(*functions: Any) -> str:
-    """Returns a hash of functions, and of the functions and constants of their packages that they use.
+    """Returns a hash of functions, and of the functions and constants that they use.
 
-    Comments and docstrings do not count. What another package's functions do, its version says.
+    Comments and docstrings do not count, nor what other installed packages do: their versions say that.
     """
     todo, seen, parts = list(functions), set[object](), set[str]()
     own = {each.__module__.partition(".")[0] for each in map(_bare, todo) if isinstance(each, FunctionType)}
@@ -208,7 +210,8 @@ def digest(*functions: Any) -> str:
         function = _bare(each)
         if not isinstance(function, FunctionType) or function in seen:
             continue
-        if function.__module__.partition(".")[0] not in own:
+        place = os.path.realpath(function.__code__.co_filename)
+        if function.__module__.partition(".")[0] not in own and place.startswith(INSTALLED):
             continue
         seen.add(function)
         parts.add(_text(function))

@@ -2,9 +2,12 @@
 
 import inspect
 import json
+import linecache
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
+from importlib import import_module, invalidate_caches
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +231,28 @@ def test_another_patch_of_triton_generates_the_same_code(folders: tuple[Path, Pa
     assert taken() == ODD
     write(folders[1], record(versions={"torch": "2.0", "triton": "3.0.0"}))  # files of format 1 say it once
     assert taken() == CopyConfig()
+
+
+def test_a_helper_in_another_module_counts_unless_it_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def hashed(number: int) -> str:
+        (tmp_path / "own_helper.py").write_text(f"def helped(x):\n    return {number} * x\n")
+        (tmp_path / "own_launch.py").write_text(
+            "from own_helper import helped\n\ndef launch(x):\n    return helped(x)\n"
+        )
+        for name in ("own_helper", "own_launch"):
+            sys.modules.pop(name, None)
+        linecache.clearcache()
+        invalidate_caches()
+        return tuned_files.digest(import_module("own_launch").launch)
+
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    assert hashed(1) == hashed(1) != hashed(2)
+    monkeypatch.setattr(tuned_files, "INSTALLED", (f"{tmp_path.resolve()}/",))
+    assert hashed(1) == hashed(2)
 
 
 def test_the_source_of_a_kernel_has_what_it_uses_and_no_comments(monkeypatch: pytest.MonkeyPatch) -> None:

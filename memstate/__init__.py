@@ -11,10 +11,7 @@ if TYPE_CHECKING:
     from memstate.choices import explain as explain
     from memstate.engine.capacity import capacity as capacity
     from memstate.engine.manager import StateManager as StateManager
-    from memstate.engine.settings import (
-        Forward as Forward,
-        Pages as Pages,
-    )
+    from memstate.engine.settings import Forward as Forward, Pages as Pages
     from memstate.engine.warmup import warm_up as warm_up
     from memstate.errors import (
         AgreementLost as AgreementLost,
@@ -34,16 +31,8 @@ if TYPE_CHECKING:
         StaleHandle as StaleHandle,
     )
     from memstate.kernels.dispatch import Backend as Backend
-    from memstate.prefix import (
-        Match as Match,
-        Prefix as Prefix,
-        SessionLimits as SessionLimits,
-        policies as policies,
-    )
-    from memstate.prefix.placement import (
-        Ends as Ends,
-        Nowhere as Nowhere,
-    )
+    from memstate.prefix import Match as Match, Prefix as Prefix, SessionLimits as SessionLimits, policies as policies
+    from memstate.prefix.placement import Ends as Ends, Nowhere as Nowhere
     from memstate.requests.handles import (
         Request as Request,
         Row as Row,
@@ -61,19 +50,11 @@ if TYPE_CHECKING:
     )
     from memstate.slots.allocator import SlotAllocator as SlotAllocator
     from memstate.state import presets as presets
-    from memstate.state.layout import (
-        Plane as Plane,
-        StateLayout as StateLayout,
-    )
+    from memstate.state.layout import Plane as Plane, StateLayout as StateLayout
     from memstate.state.planes import Planes as Planes
     from memstate.state.sharding import Part as Part
     from memstate.stats import Stats as Stats
-    from memstate.tiers import (
-        FileStore as FileStore,
-        Mooncake as Mooncake,
-        Prefetch as Prefetch,
-        Tiers as Tiers,
-    )
+    from memstate.tiers import FileStore as FileStore, Mooncake as Mooncake, Prefetch as Prefetch, Tiers as Tiers
 
 from memstate import alone as _alone, lazy as _lazy  # noqa: F401  `alone` refuses files of another package
 

@@ -53,11 +53,7 @@ class Ending(Verbs):
         self._stepping, self._ends = stepping, world.guard.changing("end")
 
     def end(
-        self,
-        rows: Sequence[Row],
-        keep: Keep | None,
-        tokens: Named,
-        lengths: Sequence[int] | None,
+        self, rows: Sequence[Row], keep: Keep | None, tokens: Named, lengths: Sequence[int] | None
     ) -> list[Snapshot | None]:
         """See `StateManager.end`."""
         numbers = self._table.indices(rows)

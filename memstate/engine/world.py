@@ -12,14 +12,7 @@ from memstate.checks import require_switch
 from memstate.engine.ages import Ages
 from memstate.engine.canary import Canary
 from memstate.engine.pool import StatePool
-from memstate.engine.settings import (
-    Forward,
-    Pages,
-    validate_layout,
-    validate_sizes,
-    validate_tail,
-    validate_tracking,
-)
+from memstate.engine.settings import Forward, Pages, validate_layout, validate_sizes, validate_tail, validate_tracking
 from memstate.engine.sizing import require_fit
 from memstate.errors import ConfigurationError
 from memstate.kernels.dispatch import Backend

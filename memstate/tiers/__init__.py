@@ -15,14 +15,4 @@ from memstate.tiers.prefetch.settings import Prefetch
 from memstate.tiers.settings import Tiers
 from memstate.tiers.stores import FileStore, Mooncake, MooncakeStore, Outcome, Store
 
-__all__ = [
-    "Fetch",
-    "FileStore",
-    "Mooncake",
-    "MooncakeStore",
-    "Outcome",
-    "Prefetch",
-    "Store",
-    "TierManager",
-    "Tiers",
-]
+__all__ = ["Fetch", "FileStore", "Mooncake", "MooncakeStore", "Outcome", "Prefetch", "Store", "TierManager", "Tiers"]

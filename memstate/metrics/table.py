@@ -39,24 +39,27 @@ class Figure:
     read: Read
 
 
-def _figure(kind: Kind, name: str, says: str, source: str | Mapping[str, str] | Read, *labels: str) -> Figure:
+def _figure(
+    kind: Kind, name: str, says: str, source: str | Read = "", /, *labels: str, **fields: Mapping[str, str]
+) -> Figure:
     """Makes a figure.
 
     Args:
         kind: gauge, counter or histogram.
         name: name of the metric without the prefix `memstate_`.
         says: text that says what the metric counts.
-        source: the path of a field of `Stats`, such as `tiers.prefetch.late`; or a mapping from the value of the label
-            to a path; or a function that returns the samples. If a field is a mapping, each of its entries is a sample.
+        source: the path of a field of `Stats`, such as `tiers.prefetch.late`; or a function that returns the samples.
+            If a field is a mapping, each of its entries is a sample.
         *labels: names of the labels of the metric.
+        **fields: instead of `source`, the name of the one label, and for each of its values the path of a field.
     """
     if callable(source):
         return Figure(f"memstate_{name}", kind, says, labels, source)
-    fields = {(): source} if isinstance(source, str) else {(label,): path for label, path in source.items()}
+    paths = {(value,): path for values in fields.values() for value, path in values.items()} or {(): source}
 
     def read(reading: Reading) -> Sequence[Sample]:
         samples: list[Sample] = []
-        for values, path in fields.items():
+        for values, path in paths.items():
             value = _field(reading.stats, path)
             if isinstance(value, Mapping):
                 samples += [((entry,), count) for entry, count in sorted(value.items())]
@@ -64,7 +67,7 @@ def _figure(kind: Kind, name: str, says: str, source: str | Mapping[str, str] | 
                 samples.append((values, value))
         return samples
 
-    return Figure(f"memstate_{name}", kind, says, labels, read)
+    return Figure(f"memstate_{name}", kind, says, (*labels, *fields), read)
 
 
 def _field(record: Any, path: str) -> Any:
@@ -155,16 +158,14 @@ FIGURES: Final[tuple[Figure, ...]] = (
     _counter(
         "refusals",
         "Admissions, forks and extensions refused for lack of room: back-pressure.",
-        {"slots": "short_of_slots", "rows": "short_of_rows", "pages": "short_of_pages"},
-        "reason",
+        reason={"slots": "short_of_slots", "rows": "short_of_rows", "pages": "short_of_pages"},
     ),
     # snapshots
     _counter("snapshots", "Boundaries with a snapshot.", "snapshots"),
     _counter(
         "degradations",
         "Snapshots that were due and were not kept: no slot, no register, or no chunk that ended near the length.",
-        {"no_slot": "degraded", "no_register": "refused", "no_chunk": "missed"},
-        "reason",
+        reason={"no_slot": "degraded", "no_register": "refused", "no_chunk": "missed"},
     ),
     _counter("snapshots_published", "Snapshots that were published.", "published"),
     _counter("snapshots_dropped", "Published snapshots that ended.", "dropped"),
@@ -178,8 +179,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
     _counter(
         "moved_bytes",
         "Bytes of states that memstate copied or zeroed on the device.",
-        {"copied": "copied_bytes", "zeroed": "zeroed_bytes"},
-        "how",
+        how={"copied": "copied_bytes", "zeroed": "zeroed_bytes"},
     ),
     Figure(
         STEP,
@@ -205,23 +205,21 @@ FIGURES: Final[tuple[Figure, ...]] = (
     _counter(
         "lost_tokens",
         "Prompt tokens that were computed; hit and lost add up to all.",
-        {why: f"prefix.lost_{why}" for why in ("no_sharing", "evicted", "no_snapshot")},
-        "reason",
+        reason={why: f"prefix.lost_{why}" for why in ("no_sharing", "evicted", "no_snapshot")},
     ),
     _counter(
         "prefix_insertions",
         "States that came to the cache, by what became of them.",
-        {
+        outcome={
             "inserted": "prefix.inserted",
             "duplicate": "prefix.duplicates",
             "declined": "prefix.declined",
             "refused": "prefix.refused",
         },
-        "outcome",
     ),
     _counter("prefix_loads", "States that came back from below.", "prefix.loaded"),
     _counter(
-        "prefix_evictions", "Cached states that went, by reason.", {why: f"prefix.gone_{why}" for why in GONE}, "reason"
+        "prefix_evictions", "Cached states that went, by reason.", reason={why: f"prefix.gone_{why}" for why in GONE}
     ),
     _counter("prefix_evicted_pages", "Cached KV pages that went.", "prefix.evicted_pages"),
     # host memory and storage
@@ -229,28 +227,24 @@ FIGURES: Final[tuple[Figure, ...]] = (
     _gauge(
         "tier_bytes",
         "Memory that the tiers take.",
-        {"host": "tiers.host_bytes", "staging": "tiers.staging_bytes"},
-        "memory",
+        memory={"host": "tiers.host_bytes", "staging": "tiers.staging_bytes"},
     ),
     _counter(
         "tier_hit_tokens",
         "Of the hit tokens, those beyond what the device had, by where their state was.",
-        {"host": "tiers.host_hit_tokens", "storage": "tiers.storage_hit_tokens"},
-        "place",
+        place={"host": "tiers.host_hit_tokens", "storage": "tiers.storage_hit_tokens"},
     ),
     _counter("tier_copies", "States and pages copied between device and host.", _copies, "kind", "direction"),
     _counter("tier_copied_bytes", "Bytes of these copies.", lambda at: _copies(at, True), "kind", "direction"),
     _counter(
         "tier_lost_saves",
         "Evicted states that host memory did not get.",
-        {"no_room": "tiers.refused", "no_staging": "tiers.unstaged"},
-        "reason",
+        reason={"no_room": "tiers.refused", "no_staging": "tiers.unstaged"},
     ),
     _counter(
         "tier_evictions",
         "Records evicted from host memory.",
-        {"state": "tiers.evicted_states", "page": "tiers.evicted_pages"},
-        "kind",
+        kind={"state": "tiers.evicted_states", "page": "tiers.evicted_pages"},
     ),
     _gauge(
         "tier_leaked_records", "Host records without an owner; 0, or memstate has a defect.", "tiers.leaked_records"
@@ -258,8 +252,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
     _counter(
         "storage_writes",
         "Records for storage, by what became of them.",
-        {"written": "tiers.written", "failed": "tiers.write_failed", "missed": "tiers.write_missed"},
-        "outcome",
+        outcome={"written": "tiers.written", "failed": "tiers.write_failed", "missed": "tiers.write_missed"},
     ),
     _gauge("storage_writes_pending", "Records that wait for storage or are being written.", "tiers.writes_pending"),
     _counter("storage_failures", "What storage could not do, by reason.", "tiers.failures", "reason"),
@@ -270,8 +263,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
     _counter(
         "prefetches",
         "Prefetches that are over, by end.",
-        {end.value: f"tiers.prefetch.{end.value}" for end in End},
-        "outcome",
+        outcome={end.value: f"tiers.prefetch.{end.value}" for end in End},
     ),
     _counter("prefetches_late", "Requests that were admitted before their prefetch was over.", "tiers.prefetch.late"),
     _counter(
@@ -287,8 +279,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
     _counter(
         "prefetch_kept",
         "Of these, records that were kept.",
-        {"state": "tiers.prefetch.states", "page": "tiers.prefetch.pages"},
-        "kind",
+        kind={"state": "tiers.prefetch.states", "page": "tiers.prefetch.pages"},
     ),
     _counter("agreements", "Agreements with other ranks.", "tiers.prefetch.rounds"),
     _counter("agreement_waits", "Agreements that this rank had to wait for.", "tiers.prefetch.waits"),
@@ -296,5 +287,5 @@ FIGURES: Final[tuple[Figure, ...]] = (
     _gauge("tenant_slots", "Slots that a tenant holds.", _tenants("slots"), "tenant"),
     _gauge("tenant_pages", "KV pages that a tenant holds.", _tenants("pages"), "tenant"),
     _gauge("tenant_tokens", "Tokens whose KV a tenant holds.", _tenants("tokens"), "tenant"),
-    _counter("injected_faults", "Faults of chaos.", {name: f"chaos.{name}" for name in CHAOS}, "kind"),
+    _counter("injected_faults", "Faults of chaos.", kind={name: f"chaos.{name}" for name in CHAOS}),
 )

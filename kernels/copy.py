@@ -132,15 +132,8 @@ def _launch(planes: PlaneMap, mode: int, first: Tensor, second: Tensor, n: int) 
     device, (unit, tiles) = planes.tiles.device, key_sizes(planes)
     programs, config = launch_of(CopyConfig, device, unit, tiles)
     filled = planes.fills is not None
-    args = (
-        planes.tiles,
-        planes.fills if filled else planes.tiles,
-        first,
-        second,
-        n,
-        tiles,
-        planes.blocks[0].shape[1] - 1,
-    )
+    fills = planes.fills if filled else planes.tiles
+    args = planes.tiles, fills, first, second, n, tiles, planes.blocks[0].shape[1] - 1
     sizes = {
         "MODE": mode, "UNIT": unit, "WORD": WORDS[unit], "ENTRIES": config.entries, "LANES": config.lanes,
         "FILLED": filled,

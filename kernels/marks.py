@@ -8,7 +8,7 @@ An item of work is (mark, layer, tile of a block). A fixed number of programs ta
 device knows the number of marks. One launch serves one plane of states and one plane of windows.
 """
 
-from math import gcd
+from math import gcd, prod
 
 import triton
 import triton.language as tl
@@ -182,10 +182,7 @@ def scatter_states(
 def block_of(plane: Tensor) -> tuple[int, int, int]:
     """Returns the heads, rows and columns of one layer of one slot."""
     *heads, rows, cols = (1, 1, *plane.shape[2:])
-    size = 1
-    for head in heads:
-        size *= head
-    return size, rows, cols
+    return prod(heads), rows, cols
 
 
 def _strides(plane: Tensor) -> tuple[int, tuple[int, int]]:

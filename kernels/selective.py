@@ -333,8 +333,7 @@ def selective_step(
     *_, tied, itemsize = static = key_sizes(state, dt.dim() == 3)
     config = config_of(SelectiveConfig, state.device, *static)
     grid, (dim_fastest, block_d, block_n, warps) = tiling(state, static, config)
-    wide = math.gcd(unit, states)
-    lanes, run = state_shares(dim_fastest, itemsize, wide, block_d, block_n, warps, warp_threads())
+    lanes, run = state_shares(dim_fastest, itemsize, math.gcd(unit, states), block_d, block_n, warps, warp_threads())
     _selective_step[(*grid, batch)](
         x, dt, a, b, c, d, z, dt_bias, state, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
         max_tokens, state.shape[0] - 1, *distances, state.stride(0) // unit,

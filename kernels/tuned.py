@@ -38,9 +38,8 @@ class Found(NamedTuple):
 
 C = TypeVar("C", bound=Config)
 DEFAULT, TRIAL = "default", "trial"  # files of configurations that no file has
-ASKED: dict[
-    tuple[str, str, str], Found
-] = {}  # (kernel, key, device) -> what launches found; the last one was asked last
+# (kernel, key, device) -> what launches found; the last one was asked last
+ASKED: dict[tuple[str, str, str], Found] = {}
 _trial: list[Config] = []  # configurations on trial: the last one of a kernel wins over every table
 
 
